@@ -1,0 +1,48 @@
+# One command per habit. Each installs what it needs into .venv, from nothing but Python 3.10 or newer.
+PYTHON ?= python3
+BIN := .venv/bin
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+
+.PHONY: help demo test lint format soak bench bench-rebuild bench-requests clean
+
+help: ## list the commands
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
+
+.venv/bin/python:
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "bloomguard needs Python 3.10 or newer; say which with PYTHON=python3.12")'
+	$(PYTHON) -m venv .venv
+
+# One stamp for each set of extras: made anew when pyproject.toml changes.
+.venv/%.installed: pyproject.toml | .venv/bin/python
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[$*]"
+	@touch $@
+
+demo: .venv/demo.installed ## attack the example site: unguarded, with null caching, guarded
+	$(BIN)/python example_project/manage.py demo
+
+test: .venv/test.installed ## the whole suite, with coverage
+	$(BIN)/python -m pytest -m "not slow" --cov --cov-report=term --cov-fail-under=95
+
+soak: .venv/test.installed ## the long proofs
+	$(BIN)/python -m pytest -m slow --timeout=7200
+
+lint: .venv/lint.installed ## style, types, forgotten migrations
+	$(BIN)/python -m ruff check .
+	$(BIN)/python -m ruff format --check .
+	$(BIN)/python -m mypy
+	$(BIN)/python example_project/manage.py makemigrations --check --dry-run
+
+format: .venv/lint.installed ## put the source in order
+	$(BIN)/python -m ruff check --fix .
+	$(BIN)/python -m ruff format .
+
+bench: bench-rebuild bench-requests ## every benchmark
+
+bench-%: .venv/bench.installed ## one benchmark: bench-rebuild, bench-requests
+	$(BIN)/python -m bench.$*
+
+clean: ## remove everything that the other commands made
+	rm -rf .venv .coverage* .mypy_cache .pytest_cache .ruff_cache .hypothesis dist bench/data demo-report.*
+	rm -rf example_project/db.sqlite3* example_project/.bloomguard
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
