@@ -126,7 +126,7 @@ class Frame:
     def format(cls, header: Header, buffer: memoryview) -> Frame:
         """Make an empty frame of a zeroed buffer of :attr:`Header.frame_bytes` bytes: trailer first, header last."""
         frame = cls(header, buffer)
-        frame.seal()
+        frame._set_trailer(len(frame.body) % _ADLER << 16 | 1, 0)  # Adler-32 of that many zeros
         buffer[: header.body_offset] = header.pack()
         return frame
 

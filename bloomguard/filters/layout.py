@@ -7,7 +7,7 @@ that one Redis key may hold.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from .bloom import BloomFilter
 from .codec import Header
@@ -74,8 +74,6 @@ class Layout:
         """The layout that a build's first header tells of; raises :class:`CorruptFilter` if it is not the first."""
         if header.shard:
             raise CorruptFilter(f"starts with shard {header.shard} of {header.shards}")
-        from dataclasses import replace
-
         return cls(
             key_hash=key_hash,
             capacity=header.capacity * header.shards,

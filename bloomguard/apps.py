@@ -1,0 +1,19 @@
+from __future__ import annotations
+
+from django.apps import AppConfig
+from django.utils.module_loading import autodiscover_modules
+
+
+class BloomguardConfig(AppConfig):
+    """Finds every app's ``guards.py``, listens to saves, and registers the system checks."""
+
+    name = "bloomguard"
+    verbose_name = "Bloomguard"
+    default_auto_field = "django.db.models.BigAutoField"
+
+    def ready(self) -> None:
+        from . import checks  # noqa: F401
+        from .sync import signals
+
+        autodiscover_modules("guards")
+        signals.connect()

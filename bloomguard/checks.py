@@ -1,0 +1,125 @@
+"""System checks: a mistake in a guard or a setting is said at start, with the value and the cure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from difflib import get_close_matches
+from typing import Any
+
+from django.core.checks import CheckMessage, Error, Warning, register
+from django.db import models
+
+from . import conf
+from .exceptions import ConfigurationError
+from .filters import InvalidShape
+from .filters.sizing import check_capacity, check_error_rate
+from .guards import Guard, registry
+from .keys import kind_of, value_field
+from .routes import guarded_routes, patterns
+from .stores import stores
+
+TAG = "bloomguard"
+
+
+@register(TAG)
+def check_guards(app_configs: Any, **kwargs: Any) -> list[CheckMessage]:
+    """Every guard's model, lookup, store, sizes and routes."""
+    messages = [message for guard in registry for message in _guard(guard)]
+    for guard in registry.clashes:
+        messages.append(
+            Error(
+                f"{type(guard).__module__}.{type(guard).__name__} has the name {guard.name!r}, which another guard has.",
+                hint="Give one of them a name of its own: name = ...",
+                obj=registry[guard.name].model,
+                id="bloomguard.E007",
+            )
+        )
+    return messages
+
+
+@register(TAG)
+def check_settings(app_configs: Any, **kwargs: Any) -> list[CheckMessage]:
+    """The setting ``BLOOMGUARD`` and its stores."""
+    messages: list[CheckMessage] = []
+    for unknown in sorted(set(conf.settings.raw) - conf.KNOWN):
+        messages.append(
+            Error(
+                f"BLOOMGUARD has the key {unknown!r}, which nothing reads.",
+                hint=f"Known are {', '.join(sorted(conf.KNOWN))}.",
+                id="bloomguard.E008",
+            )
+        )
+    for alias in conf.settings.stores:
+        try:
+            messages += stores[alias].check()
+        except ConfigurationError as error:
+            messages.append(Error(str(error), hint="See the store's options in the docs.", id="bloomguard.E009"))
+    return messages
+
+
+def _guard(guard: Guard) -> Iterator[CheckMessage]:
+    def error(number: int, text: str, hint: str) -> Error:
+        return Error(f"the guard {guard.name!r}: {text}.", hint=hint, obj=guard.model, id=f"bloomguard.E{number:03}")
+
+    try:
+        fields = guard.fields
+    except ConfigurationError as problem:
+        names = [field.name for field in guard.model._meta.concrete_fields]
+        yield error(1, str(problem), f"lookup is {guard.lookup!r}; the model has {', '.join(names)}.")
+        return
+    for field in fields:
+        if kind_of(field) is None:
+            yield error(
+                5,
+                f"{field.name!r} is a {type(field).__name__}, which cannot be a key",
+                "Look rows up by an integer, UUID, text, decimal or date field.",
+            )
+            return
+        collation = getattr(value_field(field), "db_collation", None)
+        if collation and type(guard).normalize is Guard.normalize:
+            yield error(
+                6,
+                f"{field.name!r} has the collation {collation!r}, under which different texts may be equal",
+                "Give the guard a normalize(self, value) that maps equal texts to one, such as value.casefold().",
+            )
+    if guard.store not in conf.settings.stores:
+        yield error(
+            3,
+            f"there is no store {guard.store!r}",
+            f"BLOOMGUARD['STORES'] has {', '.join(sorted(conf.settings.stores)) or 'none'}.",
+        )
+    try:
+        check_error_rate(guard.error_rate)
+        if guard.capacity is not None:
+            check_capacity(guard.capacity)
+    except InvalidShape as problem:
+        yield error(4, str(problem), "Remove the line to take the default.")
+    yield from _routes(guard, error)
+    yield from _uniqueness(guard, fields)
+
+
+def _routes(guard: Guard, error: Any) -> Iterator[CheckMessage]:
+    try:
+        guarded_routes(guard)
+    except ConfigurationError as problem:
+        names = sorted({pattern.view_name for pattern in patterns()})
+        near = [match for route in guard.routes for match in get_close_matches(route, names)]
+        yield error(
+            2,
+            str(problem),
+            f"Did you mean {' or '.join(map(repr, near))}?"
+            if near and near[0] not in guard.routes
+            else "Name the kwarg, as in routes = {'route': 'kwarg'}."
+            if near
+            else f"Named patterns are {', '.join(names[:20]) or 'none'}.",
+        )
+
+
+def _uniqueness(guard: Guard, fields: tuple[models.Field[Any, Any], ...]) -> Iterator[CheckMessage]:
+    if any(field.null for field in fields):
+        yield Warning(
+            f"the guard {guard.name!r}: {', '.join(field.name for field in fields if field.null)} may be NULL.",
+            hint="Rows without a value are in no filter; a view that finds them by another way is not affected.",
+            obj=guard.model,
+            id="bloomguard.W001",
+        )

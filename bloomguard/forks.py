@@ -1,0 +1,26 @@
+"""What a forked child must not share with its parent: file locks, database connections, held thread locks."""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+_methods: list[weakref.WeakMethod[Callable[[], None]]] = []
+
+
+def after_fork(method: Callable[[], Any]) -> None:
+    """Call the bound ``method`` in every child forked from here on, as long as its object lives."""
+    _methods[:] = [known for known in _methods if known() is not None]
+    _methods.append(weakref.WeakMethod(method))
+
+
+def _run() -> None:
+    for known in _methods:
+        method = known()
+        if method is not None:
+            method()
+
+
+os.register_at_fork(after_in_child=_run)

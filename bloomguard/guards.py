@@ -1,0 +1,253 @@
+"""Guards: one for each kind of ID to protect, declared in an app's ``guards.py`` and found as ``admin.py`` is.
+
+    @register(City)
+    class CityGuard(Guard):
+        lookup = "pk"
+        routes = ["city-detail"]
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
+from typing import Any, ClassVar, TypeVar
+
+from django.core.exceptions import FieldDoesNotExist
+from django.db import models
+from django.db.models import Model, Q
+from django.http import HttpRequest
+
+from .exceptions import ConfigurationError
+from .keys import KeyMaker, OutOfRange, Unkeyable
+from .live import LiveFilter
+from .verdicts import ERROR, OUT_OF_RANGE, UNKEYABLE, Decision, Verdict
+
+__all__ = ["Guard", "Verdict", "register", "registry"]
+
+logger = logging.getLogger("bloomguard")
+
+Routes = Sequence[str] | Mapping[str, str | Mapping[str, str]]
+
+
+class Guard:
+    """One kind of ID: a model, the field or fields that look it up, and the routes that carry it.
+
+    ``lookup`` is ``"pk"``, a field's name, or a tuple of names. ``routes`` are names of URL patterns; a mapping
+    ``{"route": "kwarg"}`` or, for several fields, ``{"route": {"field": "kwarg"}}`` where the kwarg's name does not
+    follow from the lookup. ``alive`` says which rows exist for the public (soft delete). ``capacity`` counts rows; by
+    default a rebuild leaves room for half as many again as there are.
+    """
+
+    name: str = ""
+    lookup: str | tuple[str, ...] = "pk"
+    routes: Routes = ()
+    error_rate: float = 0.001
+    capacity: int | None = None
+    alive: Q = Q()
+    store: str = "default"
+    methods: Sequence[str] = ("GET", "HEAD")
+
+    model: type[Model]
+    _known_names: ClassVar[re.Pattern[str]] = re.compile(r"[a-z][a-z0-9_.-]{0,99}")
+
+    def __init__(self, model: type[Model]) -> None:
+        self.model = model
+        self.name = self.name or _kebab(type(self).__name__)
+        if not self._known_names.fullmatch(self.name):
+            raise ConfigurationError(
+                f"a guard's name is {self.name!r}; it has to be up to 100 lower-case letters, digits, dots and dashes"
+            )
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.name!r} of {self.model._meta.label}>"
+
+    # -- for projects to override
+
+    def applies(self, request: HttpRequest) -> bool:
+        """Whether this request may be answered by the guard; ``False`` lets it pass (staff, previews)."""
+        return True
+
+    def normalize(self, value: str) -> str:
+        """Text as the database compares it; needed where its collation takes different strings for equal."""
+        return value
+
+    # -- what a key is
+
+    @cached_property
+    def fields(self) -> tuple[models.Field[Any, Any], ...]:
+        """The model's fields behind ``lookup``; raises :class:`ConfigurationError` that names the missing one."""
+        names = (self.lookup,) if isinstance(self.lookup, str) else tuple(self.lookup)
+        found: list[models.Field[Any, Any]] = []
+        for name in names:
+            try:
+                field = self.model._meta.pk if name == "pk" else self.model._meta.get_field(name)
+            except FieldDoesNotExist as error:
+                raise ConfigurationError(f"{self.model._meta.label} has no field {name!r}") from error
+            if isinstance(field, getattr(models, "CompositePrimaryKey", ())):
+                found += field.fields
+            elif isinstance(field, models.Field) and field.concrete:
+                found.append(field)
+            else:
+                raise ConfigurationError(f"{self.model._meta.label}.{name} is no column")
+        if not found:
+            raise ConfigurationError(f"lookup is {self.lookup!r}; it has to name one field or more")
+        return tuple(found)
+
+    @cached_property
+    def keys(self) -> KeyMaker:
+        """Makes keys of values; raises :class:`ConfigurationError` if a field cannot be a key."""
+        normalize = self.normalize if type(self).normalize is not Guard.normalize else None
+        try:
+            return KeyMaker(self.fields, normalize)
+        except TypeError as error:
+            raise ConfigurationError(str(error)) from error
+
+    @property
+    def definition(self) -> str:
+        """What a key of this guard stands for, in words: a filter built for other words is never asked."""
+        columns = ",".join(f"{field.column}:{kind}" for field, kind in zip(self.fields, self.keys.kinds))
+        normalize = type(self).normalize.__qualname__
+        return f"{self.name}|{self.model._meta.db_table}({columns})|{self.alive!r}|{normalize}"
+
+    @cached_property
+    def live(self) -> LiveFilter:
+        """The guard's filter, as this process lives with it."""
+        return LiveFilter(
+            self.name, store_alias=self.store, definition=self.definition, width=self.keys.width
+        )  # fmt: skip
+
+    # -- asking
+
+    def verdict(self, value: Any) -> Verdict:
+        """What can be said of ``value``: a field's value, or for several fields a sequence or a mapping of them.
+
+        Takes what a URL gives, converted or not. Never raises: what goes wrong is :attr:`Verdict.UNKNOWN`.
+        """
+        return self.decide(value).verdict
+
+    def decide(self, value: Any) -> Decision:
+        """The verdict on ``value`` with its reason. May read the state rows, at most once a second and process."""
+        return self._decide(value, self.live.ask) or ERROR
+
+    def decide_now(self, value: Any) -> Decision | None:
+        """The same without touching the database; ``None`` if that needs the state rows read."""
+        return self._decide(value, self.live.ask_now)
+
+    def _decide(self, value: Any, ask: Callable[[bytes], Decision | None]) -> Decision | None:
+        try:
+            return ask(self.keys.key(value))
+        except Unkeyable:
+            return UNKEYABLE
+        except OutOfRange:
+            return OUT_OF_RANGE
+        except Exception:
+            logger.exception("bloomguard passes a request to %s because of an error of its own", self.name)
+            return ERROR
+
+    # -- writing
+
+    def add(self, *values: Any) -> bool:
+        """Add values that exist, or are about to; ``False`` if the filter could not be proved to have them all."""
+        return self.live.add([self.keys.key(value) for value in values])
+
+    @cached_property
+    def attnames(self) -> tuple[str, ...]:
+        return tuple(field.attname for field in self.fields)
+
+    def value_of(self, row: Model) -> Any:
+        """The looked-up value of a row: one value, or a tuple for several fields."""
+        values = tuple(getattr(row, name) for name in self.attnames)
+        return values[0] if len(values) == 1 else values
+
+    def rows(self) -> models.QuerySet[Any]:
+        """The rows that exist for the public, unordered."""
+        return self.model._base_manager.filter(self.alive)
+
+    # -- routes
+
+    def kwargs_for(self, route: str, captured: Iterable[str]) -> tuple[str, ...]:
+        """Which of a pattern's captured kwargs carry the lookup's values, in the order of :attr:`fields`.
+
+        Raises :class:`ConfigurationError` if that cannot be told.
+        """
+        captured = list(captured)
+        named = self.routes[route] if isinstance(self.routes, Mapping) else {}
+        if isinstance(named, str):
+            named = {self.fields[0].name: named}
+        chosen = []
+        for field in self.fields:
+            wanted = [named[field.name]] if field.name in named else self._usual_kwargs(field)
+            kwarg = next((name for name in wanted if name in captured), None)
+            if kwarg is None:
+                raise ConfigurationError(
+                    f"route {route!r} captures {', '.join(captured) or 'nothing'}; none of it is {' or '.join(wanted)}"
+                )
+            chosen.append(kwarg)
+        return tuple(chosen)
+
+    def _usual_kwargs(self, field: models.Field[Any, Any]) -> list[str]:
+        names = [field.name, field.attname]
+        if len(self.fields) == 1 and (field.primary_key or field is self.model._meta.pk):
+            model_name = self.model._meta.model_name
+            names = ["pk", *names, f"{model_name}_pk", f"{model_name}_id"]
+        return list(dict.fromkeys(names))
+
+
+class Registry:
+    """The project's guards, by name."""
+
+    def __init__(self) -> None:
+        self._guards: dict[str, Guard] = {}
+        #: Names that were registered a second time, which a system check reports.
+        self.clashes: list[Guard] = []
+        #: Counts changes, so that tables made from the registry know when to be made anew.
+        self.version = 0
+
+    def add(self, guard: Guard) -> None:
+        if guard.name in self._guards:
+            self.clashes.append(guard)
+            return
+        self._guards[guard.name] = guard
+        self.version += 1
+
+    def remove(self, guard: Guard) -> None:
+        if self._guards.get(guard.name) is guard:
+            del self._guards[guard.name]
+            self.version += 1
+
+    def __getitem__(self, name: str) -> Guard:
+        """The guard ``name``; raises :class:`ConfigurationError` that lists those there are."""
+        try:
+            return self._guards[name]
+        except KeyError:
+            known = ", ".join(sorted(self._guards)) or "none: an app's guards.py registers them"
+            raise ConfigurationError(f"there is no guard {name!r}; known are {known}") from None
+
+    def __iter__(self) -> Iterator[Guard]:
+        return iter(list(self._guards.values()))
+
+    def __len__(self) -> int:
+        return len(self._guards)
+
+
+registry = Registry()
+
+G = TypeVar("G", bound=type[Guard])
+
+
+def register(model: type[Model]) -> Callable[[G], G]:
+    """Register a guard class for ``model``, as a class decorator."""
+
+    def decorate(guard: G) -> G:
+        registry.add(guard(model))
+        return guard
+
+    return decorate
+
+
+def _kebab(class_name: str) -> str:
+    """``CityBySlugGuard`` -> ``city-by-slug``."""
+    stem = class_name.removesuffix("Guard") or class_name
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "-", stem).lower()

@@ -1,0 +1,195 @@
+"""One guard's filter as this process lives with it: which generations there are, what they say, and what may be said.
+
+Reading: a generation that says MAYBE needs no proof, even a stale one. One that says no is believed only under a valid
+lease on the state row, as the active generation of an armed guard, in the very store that the row names.
+Writing: every generation that the row names gets every key, and the add counts only if the same lease holds.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import logging
+import threading
+from collections.abc import Callable, Iterable, Sequence
+
+from .conf import settings
+from .exceptions import StoreError, UnknownGeneration
+from .filters import CorruptFilter, KeyHash
+from .forks import after_fork
+from .stores import Generation, Store, stores
+from .sync import state as states
+from .sync.state import ARMED, LEASE_SECONDS, State, StateTable
+from .verdicts import ABSENT, COLD, FENCED, IDENTITY, LEASE, MAYBE, UNTRUSTED, Decision
+
+logger = logging.getLogger("bloomguard")
+
+#: A generation that could not be opened for want of a file or a permission is tried again after this many seconds.
+_REOPEN_SECONDS = 10.0
+
+
+class LiveFilter:
+    """The filter of the guard ``name`` in the store ``store_alias``.
+
+    ``definition`` says in words what a key stands for (table, columns, which rows); a generation that was built for
+    other words, or with a secret that is no longer in the settings, is never asked. ``width`` is the keys' size in
+    bytes, if they all have one.
+    """
+
+    def __init__(
+        self, name: str, *, store_alias: str, definition: str, width: int | None, table: StateTable | None = None
+    ) -> None:
+        self.name = name
+        self.table = table or states.table
+        self._store_alias = store_alias
+        self._definition = definition
+        self._width = width
+        self._asked = ""  # the generation behind _check
+        self._check: Callable[[bytes], bool] | None = None
+        self._opened: dict[str, Generation] = {}
+        self._refused: dict[str, float] = {}
+        self._looked_at = float("-inf")
+        self._lock = threading.Lock()
+        after_fork(self._after_fork)
+
+    def _after_fork(self) -> None:
+        self._lock = threading.Lock()
+
+    @property
+    def store(self) -> Store:
+        """The store; raises :class:`ConfigurationError`."""
+        return stores[self._store_alias]
+
+    def key_hashes(self) -> list[tuple[int, KeyHash]]:
+        """Key id and hash for each of the settings' secrets, the one for new builds first."""
+        made = []
+        for secret in settings.secrets:
+            key_id = hmac.new(secret, self._definition.encode(), hashlib.sha256).digest()[:8]
+            made.append((int.from_bytes(key_id, "big"), KeyHash(self._width, secret)))
+        return made
+
+    def find_key_hash(self, key_id: int) -> KeyHash | None:
+        """The hash that the generation with ``key_id`` was built with, if the settings still have its secret."""
+        return dict(self.key_hashes()).get(key_id)
+
+    # -- reading
+
+    def ask(self, key: bytes) -> Decision:
+        """What can be said of ``key`` now. May read the state rows, at most once a lease. Never raises on bad data."""
+        return self.ask_now(key) or self._renew_and_decide(key)
+
+    def ask_now(self, key: bytes) -> Decision | None:
+        """The same without touching the database; ``None`` if the state rows have to be read for an answer."""
+        check = self._check
+        if check is not None:
+            try:
+                if check(key):
+                    return MAYBE
+            except (CorruptFilter, StoreError) as error:
+                self._distrust(error, self._asked)
+                return UNTRUSTED
+        state = self.table.lease(self.name)
+        if state is not None:
+            return self._decide(state, key)
+        if check is None and not self._worth_reading():
+            return COLD
+        return None
+
+    def _worth_reading(self) -> bool:
+        """Whether there is any generation that the rows could name: a guard without one asks the database nothing."""
+        now = self.table.clock()
+        if now - self._looked_at < LEASE_SECONDS:
+            return False
+        self._looked_at = now
+        return bool(self.store.names(self.name))
+
+    def _renew_and_decide(self, key: bytes) -> Decision:
+        self.table.renew()
+        state = self.table.lease(self.name)
+        return LEASE if state is None else self._decide(state, key)
+
+    def _decide(self, state: State, key: bytes) -> Decision:
+        if not state.active:
+            return COLD
+        if state.status != ARMED:
+            return FENCED
+        try:
+            generation = self._generation(state, state.active)
+            if generation is None:
+                return UNTRUSTED if state.identity == self.store.identity else IDENTITY
+            self._asked, self._check = state.active, generation.might_contain
+            return MAYBE if generation.might_contain(key) else ABSENT
+        except (CorruptFilter, StoreError) as error:
+            self._distrust(error, state.active)
+            return UNTRUSTED
+
+    def _distrust(self, error: Exception, name: str) -> None:
+        """Say once what is wrong with a generation, and ask it no more until it is replaced."""
+        with self._lock:
+            self._check = None
+            first = name not in self._refused
+            self._opened.pop(name, None)
+            forever = isinstance(error, (CorruptFilter, UnknownGeneration))
+            self._refused[name] = self.table.clock() + (float("inf") if forever else _REOPEN_SECONDS)
+        if first:
+            logger.warning("bloomguard passes every request to %s until rebuild_filter mends it: %s", self.name, error)
+
+    def _generation(self, state: State, name: str) -> Generation | None:
+        """The opened generation, or ``None`` where it cannot be trusted (which has been said already)."""
+        generation = self._opened.get(name)
+        if generation is not None:
+            return generation
+        if self._refused.get(name, 0) > self.table.clock() or self.store.identity != state.identity:
+            return None
+        with self._lock:
+            known = set(state.generations)
+            self._opened = {kept: opened for kept, opened in self._opened.items() if kept in known}
+            self._refused = {kept: until for kept, until in self._refused.items() if kept in known}
+            generation = self._opened.get(name)
+            if generation is None:
+                generation = self.store.open(self.name, name, self.find_key_hash)
+                self._opened[name] = generation
+        return generation
+
+    # -- writing
+
+    def add(self, keys: Iterable[bytes]) -> bool:
+        """Put ``keys`` into every generation that the state row names; ``True`` only if all of it is proved.
+
+        Tried a second time with a fresh copy of the row before giving up.
+        """
+        keys = list(keys)
+        for _ in range(2):
+            began = self.table.clock()
+            state = self.table.lease(self.name)
+            if state is None and self.table.renew():
+                state = self.table.lease(self.name)
+            if state is not None and self._add(state, keys):
+                return True
+            self.table.renew(after=began)
+        return False
+
+    def _add(self, state: State, keys: Sequence[bytes]) -> bool:
+        for name in state.generations:
+            # A fenced guard answers nothing, and what it will answer with next is being built.
+            needed = name == state.building or (name == state.active and state.status == ARMED)
+            try:
+                generation = self._generation(state, name)
+                if generation is not None:
+                    generation.add(keys)
+                elif needed:
+                    return False
+            except (CorruptFilter, StoreError) as error:
+                if needed:
+                    self._distrust(error, name)
+                    return False
+        # The copy was good when the adds began; it must still be when they are counted.
+        return self.table.lease(self.name) is not None
+
+    def forget(self) -> None:
+        """Close everything, as if the process had just started."""
+        with self._lock:
+            self._check = None
+            self._opened = {}
+            self._refused = {}
+            self._looked_at = float("-inf")

@@ -1,0 +1,257 @@
+"""A store for one host: a private folder a guard, a file a generation, mapped into every worker.
+
+Readers take no lock. Writers take ``flock``: a bit is set by reading and writing its byte, and two processes that do
+so to neighbouring bits at once would lose one of them.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import mmap
+import os
+import shutil
+import stat
+import threading
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from django.conf import settings as django_settings
+from django.core.checks import CheckMessage, Error
+
+from ..exceptions import ConfigurationError, StoreError, UnknownGeneration
+from ..filters import CorruptFilter
+from ..filters.codec import Frame, Header
+from ..filters.layout import Layout
+from ..forks import after_fork
+from .base import FindKeyHash, Generation, Store
+
+_SUFFIX = ".filter"
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+
+
+class FileStore(Store):
+    """Generations in files under ``path``, by default ``BASE_DIR / ".bloomguard"``.
+
+    The folder belongs to the user whom the workers and ``rebuild_filter`` run as; nobody else may read or write it.
+    """
+
+    def __init__(self, alias: str, *, path: str | os.PathLike[str] | None = None) -> None:
+        super().__init__(alias)
+        if path is None:
+            base = getattr(django_settings, "BASE_DIR", None)
+            if base is None:
+                raise ConfigurationError(
+                    f"the store {alias!r} has no place for its files: set BASE_DIR, or "
+                    f"BLOOMGUARD['STORES'][{alias!r}]['OPTIONS']['path'] to a folder on a local disk"
+                )
+            path = Path(base) / ".bloomguard"
+        self.path = Path(path)
+        self._locks: dict[str, _WriteLock] = {}
+
+    @property
+    def identity(self) -> str:
+        """The folder's UUID, its place on this host, and this boot: after a crash of the host, pages may be lost.
+
+        The place matters where containers start from one image: each has its own copy of the same folder.
+        """
+        try:
+            life = (self.path / "identity").read_text()
+            at = os.stat(self.path)
+        except OSError:
+            return ""
+        boot = _BOOT_ID.read_text().strip() if _BOOT_ID.exists() else f"node:{uuid.getnode()}"
+        place = f"{life}:{boot}:{at.st_dev}:{at.st_ino}"
+        return "file:" + hashlib.sha256(place.encode()).hexdigest()[:40]
+
+    def _folder(self, guard: str) -> Path:
+        return self.path / guard
+
+    def _file(self, guard: str, name: str) -> Path:
+        return self._folder(guard) / (name + _SUFFIX)
+
+    def _lock(self, guard: str) -> _WriteLock:
+        lock = self._locks.get(guard)
+        if lock is None:
+            lock = self._locks.setdefault(guard, _WriteLock(self._folder(guard)))
+        return lock
+
+    def prepare(self, guard: str) -> None:
+        """Make the folders, private; raises :class:`StoreError` that says who cannot write where."""
+        try:
+            self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            ignore = self.path / ".gitignore"
+            if not ignore.exists():
+                ignore.write_text("*\n")
+            self._folder(guard).mkdir(mode=0o700, exist_ok=True)
+            with suppress(FileExistsError):
+                # Whole or not at all: linked into place, so that two who start at once agree on one.
+                draft = self.path / f"identity.{uuid.uuid4().hex}"
+                draft.write_text(uuid.uuid4().hex)
+                try:
+                    os.link(draft, self.path / "identity")
+                finally:
+                    draft.unlink()
+        except OSError as error:
+            raise StoreError(self._cannot("write", error)) from error
+
+    def _cannot(self, what: str, error: OSError) -> str:
+        return (
+            f"the store {self.alias!r} cannot {what} {error.filename or self.path} as user {os.geteuid()}: "
+            f"{error.strerror}; the folder {self.path} has to be on a local disk and belong to this user"
+        )
+
+    def create(self, guard: str, name: str, layout: Layout) -> Generation:
+        self.prepare(guard)
+        path, size = self._file(guard, name), layout.total_bytes
+        try:
+            with _opened(path, os.O_RDWR | os.O_CREAT | os.O_EXCL) as fd:
+                try:
+                    _allocate(fd, size)
+                    mapped = mmap.mmap(fd, size)
+                    buffers = _cut(mapped, layout)
+                    for header, buffer in zip(layout.headers, buffers):
+                        Frame.format(header, buffer)
+                except BaseException:
+                    path.unlink()
+                    raise
+        except OSError as error:
+            raise StoreError(
+                f"no room for a filter of {size:,} bytes, {self.free_bytes():,} are free: "
+                + self._cannot("write", error)
+            ) from error
+        return FileGeneration(name, layout, buffers, self._lock(guard), mapped, path)
+
+    def open(self, guard: str, name: str, find_key_hash: FindKeyHash) -> Generation:
+        path = self._file(guard, name)
+        try:
+            with _opened(path, os.O_RDWR) as fd:
+                about = os.fstat(fd)
+                if not stat.S_ISREG(about.st_mode) or about.st_mode & 0o022 or about.st_uid not in (0, os.geteuid()):
+                    raise UnknownGeneration(f"{path} could have been written by others: {stat.filemode(about.st_mode)}")
+                if not about.st_size:
+                    raise CorruptFilter(f"{path} is empty")
+                mapped = mmap.mmap(fd, about.st_size)
+        except FileNotFoundError as error:
+            raise UnknownGeneration(f"{path} is not there") from error
+        except OSError as error:
+            raise StoreError(self._cannot("read", error)) from error
+        layout = self._layout(name, Header.unpack(memoryview(mapped)), len(mapped), find_key_hash)
+        return FileGeneration(name, layout, _cut(mapped, layout), self._lock(guard), mapped, path)
+
+    def drop(self, guard: str, name: str) -> None:
+        self._file(guard, name).unlink(missing_ok=True)
+
+    def names(self, guard: str) -> list[str]:
+        try:
+            files = os.listdir(self._folder(guard))
+        except OSError:
+            return []
+        return [file[: -len(_SUFFIX)] for file in files if file.endswith(_SUFFIX)]
+
+    def free_bytes(self) -> int | None:
+        try:
+            return shutil.disk_usage(self.path if self.path.exists() else self.path.parent).free
+        except OSError:
+            return None
+
+    def check(self) -> list[CheckMessage]:
+        existing = next(path for path in (self.path, *self.path.parents) if path.exists())
+        if os.access(existing, os.W_OK | os.X_OK):
+            return []
+        return [
+            Error(
+                f"the store {self.alias!r} cannot write {existing} as user {os.geteuid()}.",
+                hint=f"Give this user a private folder on a local disk, by "
+                f"BLOOMGUARD['STORES'][{self.alias!r}]['OPTIONS']['path'].",
+                id="bloomguard.E010",
+            )
+        ]
+
+
+class FileGeneration(Generation):
+    """A generation in a mapped file."""
+
+    def __init__(
+        self, name: str, layout: Layout, buffers: list[memoryview], lock: _WriteLock, mapped: mmap.mmap, path: Path
+    ) -> None:
+        self._mapped = mapped
+        self._path = path
+        super().__init__(name, layout, buffers, lock)
+
+    def seal(self) -> None:
+        """Write it to the disk: the file first, then the folder that names it."""
+        self._mapped.flush()
+        for path in (self._path, self._path.parent):
+            fd = os.open(path, os.O_RDONLY)
+            try:
+                os.fsync(fd)
+            finally:
+                os.close(fd)
+
+
+class _WriteLock:
+    """``flock`` on a file of the guard's folder, with a thread lock before it.
+
+    ``flock`` belongs to the open file, so threads that share one do not exclude each other, and neither do a parent
+    and a child that inherited it: after a fork, each opens its own.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / "lock"
+        self._thread = threading.Lock()
+        self._fd: int | None = None
+        after_fork(self._after_fork)
+
+    def _after_fork(self) -> None:
+        self._thread = threading.Lock()
+        self._close()
+
+    def _close(self) -> None:
+        if self._fd is not None:
+            os.close(self._fd)
+            self._fd = None
+
+    @contextmanager
+    def __call__(self, exclusive: bool) -> Iterator[None]:
+        with self._thread:
+            if self._fd is None:
+                try:
+                    self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+                except OSError as error:
+                    raise StoreError(f"cannot lock {self._path}: {error.strerror}") from error
+            fcntl.flock(self._fd, fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH)
+            try:
+                yield
+            finally:
+                fcntl.flock(self._fd, fcntl.LOCK_UN)
+
+    def __del__(self) -> None:
+        self._close()
+
+
+@contextmanager
+def _opened(path: Path, flags: int) -> Iterator[int]:
+    fd = os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def _allocate(fd: int, size: int) -> None:
+    """Take the disk space now: writing through a mapping to a sparse file on a full disk kills the process."""
+    if hasattr(os, "posix_fallocate"):
+        os.posix_fallocate(fd, 0, size)
+        return
+    piece = bytes(1 << 20)
+    for start in range(0, size, len(piece)):
+        os.write(fd, piece[: size - start])
+
+
+def _cut(mapped: mmap.mmap, layout: Layout) -> list[memoryview]:
+    """One writable view a shard."""
+    whole, size = memoryview(mapped), layout.frame_bytes
+    return [whole[start : start + size] for start in range(0, layout.total_bytes, size)]

@@ -1,0 +1,69 @@
+"""A store in the memory of one process: for tests, and for sites that are one process."""
+
+from __future__ import annotations
+
+import os
+import threading
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from ..exceptions import StoreError, UnknownGeneration
+from ..filters.codec import Frame, Header
+from ..filters.layout import Layout
+from ..forks import after_fork
+from .base import FindKeyHash, Generation, Store
+
+
+class MemoryStore(Store):
+    """Generations on the heap. ``max_bytes`` bounds them all together (1 GiB)."""
+
+    def __init__(self, alias: str, *, max_bytes: int = 1 << 30) -> None:
+        super().__init__(alias)
+        self._max_bytes = max_bytes
+        self._life = uuid.uuid4().hex
+        self._buffers: dict[tuple[str, str], list[memoryview]] = {}
+        self._lock = threading.Lock()
+        after_fork(self._after_fork)
+
+    def _after_fork(self) -> None:
+        self._lock = threading.Lock()
+
+    @property
+    def identity(self) -> str:
+        # A forked child has a copy that nobody else writes to: another store, not to be trusted for this one.
+        return f"memory:{self._life}:{os.getpid()}"
+
+    @contextmanager
+    def _locked(self, exclusive: bool) -> Iterator[None]:
+        with self._lock:
+            yield
+
+    def create(self, guard: str, name: str, layout: Layout) -> Generation:
+        if layout.total_bytes > self.free_bytes():
+            raise StoreError(
+                f"a filter of {layout.total_bytes:,} bytes does not fit: the store {self.alias!r} has "
+                f"{self.free_bytes():,} of its max_bytes={self._max_bytes:,} left"
+            )
+        buffers = [memoryview(bytearray(header.frame_bytes)) for header in layout.headers]
+        for header, buffer in zip(layout.headers, buffers):
+            Frame.format(header, buffer)
+        self._buffers[guard, name] = buffers
+        return Generation(name, layout, buffers, self._locked)
+
+    def open(self, guard: str, name: str, find_key_hash: FindKeyHash) -> Generation:
+        buffers = self._buffers.get((guard, name))
+        if buffers is None:
+            raise UnknownGeneration(f"the store {self.alias!r} has no generation {name} of {guard}")
+        size = sum(len(buffer) for buffer in buffers)
+        layout = self._layout(name, Header.unpack(buffers[0]), size, find_key_hash)
+        return Generation(name, layout, buffers, self._locked)
+
+    def drop(self, guard: str, name: str) -> None:
+        self._buffers.pop((guard, name), None)
+
+    def names(self, guard: str) -> list[str]:
+        return [name for owner, name in list(self._buffers) if owner == guard]
+
+    def free_bytes(self) -> int:
+        return self._max_bytes - sum(len(buffer) for buffers in self._buffers.values() for buffer in buffers)

@@ -1,0 +1,90 @@
+"""The one database connection that reads and changes state rows: a process's own, always in autocommit.
+
+A request or a command may be inside a transaction, whose snapshot can be older than the row's last change; and what
+it writes is seen by nobody until it commits. So state rows are never touched through the caller's connection.
+"""
+
+from __future__ import annotations
+
+import copy
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+from django.core import mail
+from django.db import DatabaseError, InterfaceError, connections, router
+from django.db.backends.base.base import BaseDatabaseWrapper
+
+from ..forks import after_fork
+from ..models import GuardState
+
+
+class StateConnection:
+    """Runs one statement at a time for all threads of the process."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._connection: BaseDatabaseWrapper | None = None
+        self._abandoned: list[BaseDatabaseWrapper] = []
+        after_fork(self._after_fork)
+
+    def _after_fork(self) -> None:
+        self._lock = threading.RLock()
+        if self._connection is not None:
+            # The socket is the parent's: closing it here would end the parent's session, so it is only put aside.
+            self._abandoned.append(self._connection)
+            self._connection = None
+
+    def execute(self, sql: str, parameters: Sequence[Any] = ()) -> tuple[list[tuple[Any, ...]], int]:
+        """The rows and the row count of one statement, which is committed when this returns.
+
+        A connection that went away while it lay idle is opened again, once. Raises :class:`DatabaseError`.
+        """
+        with self._lock:
+            reused = self._connection is not None
+            try:
+                return self._run(sql, parameters)
+            except (DatabaseError, InterfaceError):
+                self.close()
+                if not reused:
+                    raise
+                return self._run(sql, parameters)
+            finally:
+                if hasattr(mail, "outbox"):
+                    # Django's test runner is at work: a connection left open would keep it from dropping the database.
+                    self.close()
+
+    def _run(self, sql: str, parameters: Sequence[Any]) -> tuple[list[tuple[Any, ...]], int]:
+        with self._open().cursor() as cursor:
+            cursor.execute(sql, parameters)
+            return (cursor.fetchall() if cursor.description else []), cursor.rowcount
+
+    def _open(self) -> BaseDatabaseWrapper:
+        alias = router.db_for_write(GuardState)
+        configured = connections[alias].settings_dict
+        current = self._connection
+        if current is not None and current.settings_dict["NAME"] != configured["NAME"]:
+            self.close()
+            current = None
+        if current is None:
+            current = connections.create_connection(alias)
+            current.settings_dict = copy.deepcopy(configured)
+            current.settings_dict["AUTOCOMMIT"] = True
+            current.settings_dict["OPTIONS"].pop("pool", None)
+            current.inc_thread_sharing()
+            self._connection = current
+        return current
+
+    def quote(self, name: str) -> str:
+        """``name`` as the database quotes identifiers."""
+        return connections[router.db_for_write(GuardState)].ops.quote_name(name)
+
+    def adapt_datetime(self, value: Any) -> Any:
+        """A point in time as the database takes it for a parameter."""
+        return connections[router.db_for_write(GuardState)].ops.adapt_datetimefield_value(value)
+
+    def close(self) -> None:
+        with self._lock:
+            connection, self._connection = self._connection, None
+            if connection is not None:
+                connection.close()

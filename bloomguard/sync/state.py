@@ -1,0 +1,173 @@
+"""State rows: read under a lease, changed by compare-and-set.
+
+A process works from its own copy of all rows. It may answer ABSENT, or count an add as done, only while that copy was
+*asked for* less than ``LEASE_SECONDS`` ago by its own monotonic clock. Whoever wants every process to know of a change
+therefore waits twice that long after committing it.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+from django.db import DatabaseError, InterfaceError
+from django.utils import timezone
+
+from ..forks import after_fork
+from ..models import GuardState
+from .connection import StateConnection
+
+logger = logging.getLogger("bloomguard")
+
+LEASE_SECONDS = 1.0
+#: How long a reader waits for another thread of its process that is reading the rows already.
+_RENEWAL_PATIENCE = 0.25
+
+ARMED, FENCED = GuardState.Status.ARMED.value, GuardState.Status.FENCED.value
+
+
+@dataclass(frozen=True)
+class State:
+    """One guard's row as it was read; ``version`` 0 means that there is no row."""
+
+    name: str
+    version: int = 0
+    status: str = ARMED
+    identity: str = ""
+    active: str = ""
+    standby: str = ""
+    building: str = ""
+    builder: str = ""
+
+    @property
+    def generations(self) -> tuple[str, ...]:
+        """Every generation that a write goes to."""
+        return tuple(name for name in (self.active, self.standby, self.building) if name)
+
+
+_COLUMNS = tuple(field.name for field in fields(State))
+
+
+class StateTable:
+    """All state rows, as one process knows them. ``clock`` counts seconds and never goes back."""
+
+    def __init__(self, connection: StateConnection | None = None, clock: Callable[[], float] = time.monotonic) -> None:
+        self.connection = connection or StateConnection()
+        self.clock = clock
+        self._copy: tuple[float, dict[str, State]] = (float("-inf"), {})
+        self._failed_at = float("-inf")
+        self._lock = threading.Lock()
+        after_fork(self._after_fork)
+
+    def _after_fork(self) -> None:
+        self._lock = threading.Lock()
+
+    @property
+    def read_at(self) -> float:
+        """When the present copy was asked for, by :attr:`clock`."""
+        return self._copy[0]
+
+    def lease(self, name: str) -> State | None:
+        """The row of ``name`` while the copy may be relied on, else ``None``. Never touches the database."""
+        read_at, rows = self._copy
+        if self.clock() - read_at < LEASE_SECONDS:
+            return rows.get(name) or State(name)
+        return None
+
+    def renew(self, *, after: float | None = None) -> bool:
+        """Read the rows again, unless another thread just did; ``False`` if they could not be read.
+
+        With ``after``, a copy asked for later than that moment will do; without, any that may be relied on. A failure
+        is not tried again for as long as a lease lasts, so a database in trouble gets no storm from here.
+        """
+        if not self._lock.acquire(timeout=_RENEWAL_PATIENCE):
+            return False
+        try:
+            now = self.clock()
+            if self.read_at > after if after is not None else now - self.read_at < LEASE_SECONDS:
+                return True
+            if now - self._failed_at < LEASE_SECONDS:
+                return False
+            try:
+                self._copy = now, self._read()
+            except (DatabaseError, InterfaceError) as error:
+                self._failed_at = now
+                logger.warning("bloomguard cannot read its state rows, so every guard passes: %s", error)
+                return False
+            return True
+        finally:
+            self._lock.release()
+
+    def current(self, name: str) -> State:
+        """The row as it is in the database now; raises :class:`DatabaseError`."""
+        asked = self.clock()
+        rows = self._read()
+        self._copy = asked, rows
+        return rows.get(name) or State(name)
+
+    def _read(self) -> dict[str, State]:
+        quote = self.connection.quote
+        columns = ", ".join(map(quote, _COLUMNS))
+        rows, _ = self.connection.execute(f"SELECT {columns} FROM {quote(GuardState._meta.db_table)}")  # noqa: S608
+        return {row[0]: State(*row) for row in rows}
+
+    def swap(self, seen: State, **changes: Any) -> State | None:
+        """Change the row if it still is as ``seen``; the new state, or ``None`` if somebody else was faster."""
+        quote, table = self.connection.quote, self.connection.quote(GuardState._meta.db_table)
+        known = {name: value for name, value in changes.items() if name in _COLUMNS}
+        after = replace(seen, version=seen.version + 1, **known)
+        values = {**changes, "version": after.version}
+        if seen.version == 0:
+            return self._insert(after, values)
+        assignments = ", ".join(f"{quote(name)} = %s" for name in values)
+        _, changed = self.connection.execute(
+            f"UPDATE {table} SET {assignments} WHERE {quote('name')} = %s AND {quote('version')} = %s",  # noqa: S608
+            [*map(self._adapt, values.values()), seen.name, seen.version],
+        )
+        return after if changed == 1 else None
+
+    def _insert(self, after: State, values: dict[str, Any]) -> State | None:
+        row = GuardState(**{"name": after.name, **values})
+        quote = self.connection.quote
+        row_fields = GuardState._meta.concrete_fields
+        columns = ", ".join(quote(str(field.column)) for field in row_fields)
+        marks = ", ".join(["%s"] * len(row_fields))
+        try:
+            self.connection.execute(
+                f"INSERT INTO {quote(GuardState._meta.db_table)} ({columns}) VALUES ({marks})",  # noqa: S608
+                [self._adapt(getattr(row, field.attname)) for field in row_fields],
+            )
+        except DatabaseError:
+            if self.current(after.name).version:
+                return None
+            raise
+        return after
+
+    def _adapt(self, value: Any) -> Any:
+        return self.connection.adapt_datetime(value) if hasattr(value, "isoformat") else value
+
+    def beat(self, state: State) -> None:
+        """Say that the builder of ``state`` is alive; this is no change of the row."""
+        quote, table = self.connection.quote, self.connection.quote(GuardState._meta.db_table)
+        self.connection.execute(
+            f"UPDATE {table} SET {quote('builder_seen_at')} = %s "  # noqa: S608
+            f"WHERE {quote('name')} = %s AND {quote('building')} = %s",
+            [self._adapt(timezone.now()), state.name, state.building],
+        )
+
+    def fence(self, name: str, reason: str) -> None:
+        """Stop every process from answering ABSENT, at the latest one lease from now; raises :class:`DatabaseError`."""
+        while True:
+            seen = self.current(name)
+            if not seen.generations or (seen.status == FENCED and not seen.building):
+                return
+            if self.swap(seen, status=FENCED, building="", fenced_at=timezone.now(), reason=reason[:200]):
+                logger.error("bloomguard fenced the guard %s until it is rebuilt: %s", name, reason)
+                return
+
+
+table = StateTable()
