@@ -1,0 +1,142 @@
+"""The figures of the demo: as a table, as JSON, as a chart, and what they have to show."""
+
+import json
+import statistics
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from .clients import Tally
+
+MODES = ["unguarded", "null_caching", "guarded"]
+SPEEDUP_DUE = 2.5
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModeFigures:
+    requests: int
+    absent_requests: int
+    requests_per_second: float
+    p50_ms: float
+    p99_ms: float
+    absent_db_queries: int
+    existing_db_queries: int
+    false_404s: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class BuildFigures:
+    rows: int
+    seconds: float
+    bytes: int
+    error_rate: float
+    error_rate_measured: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    modes: Mapping[str, ModeFigures]
+    build: BuildFigures
+
+    @property
+    def speedup(self) -> float:
+        """Requests a second, guarded against unguarded."""
+        return self.modes["guarded"].requests_per_second / self.modes["unguarded"].requests_per_second
+
+
+def add_up(tallies: list[Tally]) -> ModeFigures:
+    """Raises RuntimeError when the server gave answers that no mode should give, such as a 500."""
+    wrong = sum(sum(tally.wrong) - tally.false_404s for tally in tallies)
+    if wrong:
+        raise RuntimeError(f"{wrong:,} answers had a status other than 200 and 404, or found what isn't there.")
+    requests = sum(sum(tally.requests) for tally in tallies)
+    percentiles = statistics.quantiles((latency for tally in tallies for latency in tally.latencies), n=100)
+    return ModeFigures(
+        requests=requests,
+        absent_requests=sum(tally.requests[0] for tally in tallies),
+        requests_per_second=round(requests / max(tally.seconds for tally in tallies), 1),
+        p50_ms=round(percentiles[49] * 1000, 3),
+        p99_ms=round(percentiles[98] * 1000, 3),
+        absent_db_queries=sum(tally.queries[0] for tally in tallies),
+        existing_db_queries=sum(tally.queries[1] for tally in tallies),
+        false_404s=sum(tally.false_404s for tally in tallies),
+    )
+
+
+def failures(report: Report) -> list[str]:
+    """What the run was due to show and did not; nothing when all is well."""
+    guarded = report.modes["guarded"]
+    queries_allowed = 2 * report.build.error_rate * guarded.absent_requests + 10
+    failures = []
+    if guarded.false_404s:
+        failures.append(f"{guarded.false_404s:,} cities that exist were answered 404; there must be none.")
+    if guarded.absent_db_queries > queries_allowed:
+        failures.append(
+            f"{guarded.absent_db_queries:,} database queries for absent IDs; at most {queries_allowed:,.0f} are due."
+        )
+    if report.speedup < SPEEDUP_DUE:
+        failures.append(f"{report.speedup:.2f} times the requests of unguarded; {SPEEDUP_DUE} times are due.")
+    return failures
+
+
+def as_table(report: Report) -> str:
+    head = ["", "requests/s", "p50 ms", "p99 ms", "queries: absent", "existing", "false 404s"]
+    rows = [head]
+    for mode, figures in report.modes.items():
+        rows.append(
+            [
+                mode.replace("_", " "),
+                f"{figures.requests_per_second:,.0f}",
+                f"{figures.p50_ms:.2f}",
+                f"{figures.p99_ms:.2f}",
+                f"{figures.absent_db_queries:,}",
+                f"{figures.existing_db_queries:,}",
+                f"{figures.false_404s:,}",
+            ]
+        )
+    widths = [max(map(len, column)) for column in zip(*rows)]
+    lines = [
+        "  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])])
+        for row in [*rows[:1], ["-" * width for width in widths], *rows[1:]]
+    ]
+    build = report.build
+    lines += [
+        "",
+        f"Guarded answers {report.speedup:.1f} times the requests of unguarded.",
+        f"The filter: {build.rows:,} rows in {build.bytes / 1024:,.0f} KiB, built in {build.seconds:.2f} s,"
+        f" error rate {build.error_rate_measured:.3%} ({build.error_rate:.3%} asked for).",
+    ]
+    return "\n".join(lines)
+
+
+def write(report: Report, folder: Path) -> None:
+    """Write demo-report.json and demo-report.png."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "demo-report.json").write_text(json.dumps(asdict(report), indent=2) + "\n")
+    draw(report, folder / "demo-report.png")
+
+
+def draw(report: Report, path: Path) -> None:
+    import matplotlib  # here, because it takes a second to load and nothing else needs it
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    panels = {
+        "Requests a second": [figures.requests_per_second for figures in report.modes.values()],
+        "Latency, p50, ms": [figures.p50_ms for figures in report.modes.values()],
+        "Queries per 100 absent IDs": [
+            100 * figures.absent_db_queries / max(figures.absent_requests, 1) for figures in report.modes.values()
+        ],
+    }
+    names = [mode.replace("_", "\n") for mode in report.modes]
+    figure, axes = pyplot.subplots(1, len(panels), figsize=(10, 3.6), layout="constrained")
+    for axis, (title, values) in zip(axes, panels.items()):
+        bars = axis.bar(names, values, color=["#9aa5b1", "#d9a441", "#0b6e4f"])
+        axis.bar_label(bars, fmt=lambda value: f"{value:,.0f}" if value >= 100 else f"{value:.2g}", padding=2)
+        axis.set_title(title, fontsize=11)
+        axis.margins(y=0.15)
+        axis.spines[["top", "right"]].set_visible(False)
+    figure.suptitle("90% of the requests are for IDs that don't exist")
+    figure.savefig(path, dpi=144)
+    pyplot.close(figure)
