@@ -10,8 +10,10 @@ The low 60 bits of a digest place the key inside a filter, the high 64 choose th
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Iterable
 from hashlib import blake2b
+from hmac import compare_digest
 from typing import TYPE_CHECKING, Any
 
 from mmh3 import mmh3_x64_128_uintdigest
@@ -38,7 +40,7 @@ class KeyHash:
     are then public knowledge) or 16 to 64 bytes. Raises :class:`InvalidShape` for anything else.
     """
 
-    __slots__ = ("width", "secret", "digest")
+    __slots__ = ("digest", "secret", "width")
 
     #: ``digest(key: bytes) -> int`` of 128 bits. The width of a fixed-width key is not checked here.
     digest: Callable[[bytes], int]
@@ -52,6 +54,20 @@ class KeyHash:
         self.secret = secret if width is None else secret[:width]
         namespace = self.names()
         self.digest = eval(f"lambda key: {self.expression}", namespace)
+
+    @property
+    def key_id(self) -> int:
+        """64 bits that tell this secret from another, and give nothing of it away; 0 without a secret."""
+        if not self.secret:
+            return 0
+        return int.from_bytes(blake2b(self.secret, digest_size=8, person=b"bloomguard keyid").digest(), "big")
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, KeyHash):
+            return NotImplemented
+        return self.width == other.width and compare_digest(self.secret, other.secret)
+
+    __hash__ = None  # type: ignore[assignment]
 
     @property
     def expression(self) -> str:
@@ -69,11 +85,11 @@ class KeyHash:
             "secret": self.secret,
         }
 
-    def digests(self, keys: Iterable[bytes] | bytes | U64 | NDArray[np.int64]) -> tuple[U64, U64]:
+    def digests(self, keys: Iterable[bytes] | Iterable[int] | bytes | U64 | NDArray[np.int64]) -> tuple[U64, U64]:
         """Digests of many keys as two uint64 arrays of shape ``(n,)``: the low 60 bits, and the high 64.
 
         ``keys`` is an iterable of ``bytes``; for a fixed width also one buffer of ``n * width`` bytes, and for
-        width 8 an integer array. Raises :class:`InvalidShape` if the bytes do not divide into keys.
+        width 8 an integer array or an iterable of integers. Raises :class:`InvalidShape` for anything else.
         """
         import numpy as np
 
@@ -87,6 +103,11 @@ class KeyHash:
                 low[start:stop], high[start:stop] = _murmur3_x64_128(words[start:stop], self.secret)
         low &= np.uint64(MASK60)
         return low, high
+
+    def words(self, keys: Any) -> U64:
+        """Keys of 8 bytes as 64-bit words, shape ``(n,)``."""
+        assert self.width == 8
+        return self._words(keys)[:, 0]
 
     def _words(self, keys: Any) -> U64:
         """Fixed-width keys as little-endian 64-bit words, shape ``(n, width // 8)``."""
@@ -102,6 +123,8 @@ class KeyHash:
             return keys.astype(np.int64 if keys.dtype.kind == "i" else np.uint64).view(np.uint64).reshape(-1, 1)
         if not isinstance(keys, (bytes, bytearray, memoryview)):
             keys = list(keys)
+            if keys and isinstance(keys[0], int):
+                return self._words(_integers(keys))
             wrong = next((key for key in keys if len(key) != self.width), None)
             if wrong is not None:
                 raise InvalidShape(f"a key of {len(wrong)} bytes in a filter for keys of {self.width} bytes")
@@ -114,11 +137,23 @@ class KeyHash:
         import numpy as np
 
         if isinstance(keys, (bytes, bytearray, memoryview, np.ndarray)):
-            raise InvalidShape("one buffer for keys of any length; pass an iterable of bytes, or give the filter a width")
+            raise InvalidShape(
+                "one buffer for keys of any length; pass an iterable of bytes, or give the filter a width"
+            )
         secret = self.secret
         digests = b"".join([blake2b(key, digest_size=16, key=secret).digest() for key in keys])
         words = np.frombuffer(digests, "<u8").astype(np.uint64, copy=False).reshape(-1, 2)
         return words[:, 0].copy(), words[:, 1].copy()
+
+
+def _integers(keys: list[Any]) -> NDArray[np.int64]:
+    """A list of Python integers as an array; raises :class:`InvalidShape` for what 64 bits with a sign cannot hold."""
+    import numpy as np
+
+    try:
+        return np.frombuffer(array("q", keys), np.int64)
+    except (OverflowError, TypeError) as error:
+        raise InvalidShape(f"a list of integers of at most 64 bits with their sign is needed: {error}") from error
 
 
 def _murmur3_x64_128(words: U64, suffix: bytes) -> tuple[U64, U64]:
