@@ -3,6 +3,8 @@
 from .base import Filter, Stats
 from .bitmap import ExactBitmap
 from .bloom import BloomFilter
+from .choose import Choice, KeysSummary, choose
+from .counting import CountingBloomFilter, SpectralBloomFilter
 from .cuckoo import CuckooFilter
 from .errors import (
     CorruptFilter,
@@ -14,11 +16,16 @@ from .errors import (
     TooLarge,
 )
 from .hashing import KeyHash
+from .kinds import filter_class
 from .layout import Layout
+from .rotating import RotatingBloomFilter
+from .scalable import ScalableBloomFilter, ScalableCuckooFilter
 
 __all__ = [
     "BloomFilter",
+    "Choice",
     "CorruptFilter",
+    "CountingBloomFilter",
     "CuckooFilter",
     "DiscardUnsupported",
     "ExactBitmap",
@@ -27,8 +34,15 @@ __all__ = [
     "FilterFull",
     "InvalidShape",
     "KeyHash",
+    "KeysSummary",
     "Layout",
     "MismatchedFilters",
+    "RotatingBloomFilter",
+    "ScalableBloomFilter",
+    "ScalableCuckooFilter",
+    "SpectralBloomFilter",
     "Stats",
     "TooLarge",
+    "choose",
+    "filter_class",
 ]

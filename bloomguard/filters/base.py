@@ -11,10 +11,11 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar, Protocol
 
-from . import bulk, serial, sizing
+from . import bulk, codec, sizing
 from .codec import Header
 from .errors import CorruptFilter, DiscardUnsupported, InvalidShape, TooLarge
 from .hashing import KeyHash
+from .serial import Serial, key_hash_of, memory_bytes
 
 if TYPE_CHECKING:
     import numpy as np
@@ -74,15 +75,7 @@ class Shape(Protocol):
     def parameters(self) -> tuple[int, ...]: ...
 
 
-def memory_bytes() -> int:
-    """The machine's memory: what a filter may take unless ``max_bytes`` says otherwise."""
-    try:
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (AttributeError, ValueError, OSError):  # not every system tells
-        return 1 << 40
-
-
-class BodyFilter:
+class BodyFilter(Serial):
     """A filter whose whole state is ``body``. Subclasses say how a digest is looked up, added and discarded."""
 
     kind: ClassVar[str]
@@ -308,30 +301,26 @@ class BodyFilter:
 
     def to_bytes(self) -> bytes:
         """The filter as one checksummed frame of :mod:`bloomguard.filters.codec`; the secret is not in it."""
-        return serial.to_bytes(self)
+        return codec.encode(self.header(codec.new_tag()), self.body)
 
     @classmethod
     def from_bytes(cls, data: bytes | bytearray | memoryview, secret: bytes = b"") -> Self:
         """The filter of :meth:`to_bytes`, copied. Raises :class:`CorruptFilter`, also for another secret."""
-        return serial.from_bytes(cls, data, secret)
+        frame = codec.decode(data)
+        key_hash = key_hash_of(frame.header, secret)
+        if frame.header.shards != 1:
+            raise CorruptFilter(f"shard {frame.header.shard} of {frame.header.shards}, not a filter of its own")
+        return cls.attach(frame.header, memoryview(bytearray(frame.body)), key_hash)
 
     def dump(self, stream: BinaryIO) -> int:
-        """Write the frame to a binary stream; returns the bytes written."""
-        return serial.dump(self, stream)
+        """Write the frame to a binary stream, without a copy; returns the bytes written."""
+        header = self.header(codec.new_tag())
+        for piece in (header.pack(), self.body, codec.trailer(header, self.body)):
+            stream.write(piece)
+        return header.frame_bytes
 
-    @classmethod
-    def load(cls, stream: BinaryIO, secret: bytes = b"", max_bytes: int | None = None) -> Self:
-        """Read one frame from a binary stream, a piece at a time. Raises :class:`CorruptFilter`, :class:`TooLarge`."""
-        return serial.load(cls, stream, secret, memory_bytes() if max_bytes is None else max_bytes)
-
-    def to_json(self) -> str:
-        """The frame in base 64, beside the figures that a reader of JSON wants to see."""
-        return serial.to_json(self)
-
-    @classmethod
-    def from_json(cls, text: str | bytes, secret: bytes = b"") -> Self:
-        """The filter of :meth:`to_json`. Raises :class:`CorruptFilter`."""
-        return serial.from_json(cls, text, secret)
+    def _figures(self) -> dict[str, Any]:
+        return {"kind": self.kind, "capacity": self.capacity, "error_rate": self.error_rate}
 
     def copy(self) -> Self:
         """A filter of the same state with a body of its own, on the heap."""

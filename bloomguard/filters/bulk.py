@@ -20,17 +20,17 @@ _LEAST_BATCH = 1 << 17  # keys
 
 def add_keys(filter: BodyFilter, keys: Keys) -> None:
     """Hash and add ``keys`` in batches, so that their digests never take more memory than an eighth of the filter."""
-    for batch in batches(filter, keys):
+    for batch in batches(filter.key_hash.width, keys, len(filter.body)):
         filter.add_digests(*filter.digests(batch))
 
 
-def batches(filter: BodyFilter, keys: Any) -> Iterator[Any]:
+def batches(width: int | None, keys: Any, filter_bytes: int) -> Iterator[Any]:
     """``keys`` in pieces whose two digests, 16 bytes a key, take an eighth of the filter, or 2 MiB if that is more."""
     import numpy as np
 
-    size = max(_LEAST_BATCH, len(filter.body) // 128)
-    if isinstance(keys, (bytes, bytearray, memoryview)) and filter.key_hash.width:
-        keys, size = memoryview(keys), size * filter.key_hash.width
+    size = max(_LEAST_BATCH, filter_bytes // 128)
+    if isinstance(keys, (bytes, bytearray, memoryview)) and width:
+        keys, size = memoryview(keys).cast("B"), size * width
     if isinstance(keys, (list, tuple, memoryview, np.ndarray)):
         for start in range(0, len(keys), size):
             yield keys[start : start + size]

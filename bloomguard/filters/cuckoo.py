@@ -55,8 +55,8 @@ class CuckooShape:
     def __post_init__(self) -> None:
         if self.bits not in _CODES:
             raise InvalidShape(f"fingerprints of {self.bits!r} bits; they have to be of 8, 16 or 32")
-        if not 1 <= self.buckets <= sizing.MAX_BITS // 128:
-            raise InvalidShape(f"{self.buckets!r} buckets; there have to be from 1 to 2**41")
+        if not 1 <= self.buckets <= sizing.MAX_BITS // 4:
+            raise InvalidShape(f"{self.buckets!r} buckets; there have to be from 1 to 2**46")
         if self.capacity > self.slots:
             raise InvalidShape(f"capacity is {self.capacity}, but {self.buckets} buckets have {self.slots} slots")
 

@@ -129,6 +129,7 @@ class KeyHash:
             if wrong is not None:
                 raise InvalidShape(f"a key of {len(wrong)} bytes in a filter for keys of {self.width} bytes")
             keys = b"".join(keys)
+        keys = memoryview(keys).cast("B")
         if len(keys) % self.width:
             raise InvalidShape(f"a buffer of {len(keys)} bytes is no whole number of keys of {self.width} bytes")
         return np.frombuffer(keys, "<u8").astype(np.uint64, copy=False).reshape(-1, self.width // 8)

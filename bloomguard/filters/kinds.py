@@ -5,10 +5,13 @@ from __future__ import annotations
 from .base import BodyFilter
 from .bitmap import ExactBitmap
 from .bloom import BloomFilter
+from .counting import CountingBloomFilter, SpectralBloomFilter
 from .cuckoo import CuckooFilter
 from .errors import CorruptFilter, InvalidShape
 
-KINDS: dict[str, type[BodyFilter]] = {each.kind: each for each in (BloomFilter, CuckooFilter, ExactBitmap)}
+KINDS: dict[str, type[BodyFilter]] = {
+    each.kind: each for each in (BloomFilter, CountingBloomFilter, SpectralBloomFilter, CuckooFilter, ExactBitmap)
+}
 
 
 def filter_class(kind: str) -> type[BodyFilter]:

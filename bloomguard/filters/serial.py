@@ -5,30 +5,80 @@ from __future__ import annotations
 import base64
 import binascii
 import json
-from typing import TYPE_CHECKING, BinaryIO, TypeVar
+import os
+from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar
 
 from . import codec
 from .errors import CorruptFilter, InvalidShape, TooLarge
 from .hashing import KeyHash
 
 if TYPE_CHECKING:
-    from .base import BodyFilter
-
-    F = TypeVar("F", bound=BodyFilter)
+    from typing_extensions import Self
 
 _PIECE = 1 << 20
 
 
-def to_bytes(filter: BodyFilter) -> bytes:
-    return codec.encode(filter.header(codec.new_tag()), filter.body)
+class Serial:
+    """The stream and JSON forms of whatever has :meth:`to_bytes` and :meth:`from_bytes`."""
+
+    kind: ClassVar[str]
+
+    __slots__ = ()
+
+    def to_bytes(self) -> bytes:
+        raise NotImplementedError
+
+    @classmethod
+    def from_bytes(cls, data: bytes | bytearray | memoryview, secret: bytes = b"") -> Self:
+        raise NotImplementedError
+
+    def _figures(self) -> dict[str, Any]:
+        """What a reader of JSON wants to see."""
+        raise NotImplementedError
+
+    def dump(self, stream: BinaryIO) -> int:
+        """Write the frame to a binary stream; returns the bytes written."""
+        data = self.to_bytes()
+        stream.write(data)
+        return len(data)
+
+    @classmethod
+    def load(cls, stream: BinaryIO, secret: bytes = b"", max_bytes: int | None = None) -> Self:
+        """Read one frame from a binary stream, a piece at a time. Raises :class:`CorruptFilter`, :class:`TooLarge`."""
+        data = bytearray()
+        _read(stream, data, codec.FIXED_BYTES)
+        _read(stream, data, codec.header_bytes(data) - len(data))
+        header = codec.Header.unpack(data)
+        limit = memory_bytes() if max_bytes is None else max_bytes
+        if header.frame_bytes > limit:
+            raise TooLarge(f"a frame of {header.frame_bytes:,} bytes, over max_bytes={limit:,}")
+        _read(stream, data, header.frame_bytes - len(data))
+        return cls.from_bytes(data, secret)
+
+    def to_json(self) -> str:
+        """The frame in base 64, beside the figures that a reader of JSON wants to see."""
+        return json.dumps(self._figures() | {"frame": base64.b64encode(self.to_bytes()).decode()})
+
+    @classmethod
+    def from_json(cls, text: str | bytes, secret: bytes = b"") -> Self:
+        """The filter of :meth:`to_json`. Raises :class:`CorruptFilter`."""
+        try:
+            told = dict(json.loads(text))
+            frame = base64.b64decode(told.pop("frame"), validate=True)
+        except (ValueError, KeyError, TypeError, RecursionError, binascii.Error) as error:
+            raise CorruptFilter(f"not the JSON form of a filter: {error!r}") from error
+        self = cls.from_bytes(frame, secret)
+        if told != self._figures():
+            raise CorruptFilter(f"the JSON tells of {told}, its frame of {self._figures()}")
+        return self
 
 
-def from_bytes(cls: type[F], data: bytes | bytearray | memoryview, secret: bytes) -> F:
-    frame = codec.decode(data)
-    key_hash = key_hash_of(frame.header, secret)
-    if frame.header.shards != 1:
-        raise CorruptFilter(f"shard {frame.header.shard} of {frame.header.shards}; a filter of its own is one shard")
-    return cls.attach(frame.header, memoryview(bytearray(frame.body)), key_hash)
+def memory_bytes() -> int:
+    """The machine's memory: what a filter may take unless ``max_bytes`` says otherwise."""
+    try:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, ValueError, OSError):  # not every system tells
+        return 1 << 40
 
 
 def key_hash_of(header: codec.Header, secret: bytes) -> KeyHash:
@@ -42,27 +92,6 @@ def key_hash_of(header: codec.Header, secret: bytes) -> KeyHash:
     return key_hash
 
 
-def dump(filter: BodyFilter, stream: BinaryIO) -> int:
-    header = filter.header(codec.new_tag())
-    stream.write(header.pack())
-    body = filter.body
-    for start in range(0, len(body), _PIECE):
-        stream.write(body[start : start + _PIECE])
-    stream.write(codec.trailer(header, body))
-    return header.frame_bytes
-
-
-def load(cls: type[F], stream: BinaryIO, secret: bytes, max_bytes: int) -> F:
-    data = bytearray()
-    _read(stream, data, codec.FIXED_BYTES)
-    _read(stream, data, codec.header_bytes(data) - len(data))
-    header = codec.Header.unpack(data)
-    if header.frame_bytes > max_bytes:
-        raise TooLarge(f"a frame of {header.frame_bytes:,} bytes, over max_bytes={max_bytes:,}")
-    _read(stream, data, header.frame_bytes - len(data))
-    return from_bytes(cls, data, secret)
-
-
 def _read(stream: BinaryIO, data: bytearray, count: int) -> None:
     """Append ``count`` bytes; memory grows with what arrives, never with what was announced."""
     end = len(data) + count
@@ -71,28 +100,3 @@ def _read(stream: BinaryIO, data: bytearray, count: int) -> None:
         if not piece:
             raise CorruptFilter(f"the stream ends after {len(data)} bytes of {end}")
         data += piece
-
-
-def to_json(filter: BodyFilter) -> str:
-    return json.dumps(
-        {
-            "kind": filter.kind,
-            "capacity": filter.capacity,
-            "error_rate": filter.error_rate,
-            "frame": base64.b64encode(to_bytes(filter)).decode(),
-        }
-    )
-
-
-def from_json(cls: type[F], text: str | bytes, secret: bytes) -> F:
-    try:
-        data = json.loads(text)
-        frame = base64.b64decode(data["frame"], validate=True)
-        told = {name: data[name] for name in ("kind", "capacity", "error_rate")}
-    except (ValueError, KeyError, TypeError, RecursionError, binascii.Error) as error:
-        raise CorruptFilter(f"not the JSON form of a filter: {error!r}") from error
-    filter = from_bytes(cls, frame, secret)
-    held = {"kind": filter.kind, "capacity": filter.capacity, "error_rate": filter.error_rate}
-    if told != held:
-        raise CorruptFilter(f"the JSON tells of {told}, its frame of {held}")
-    return filter

@@ -81,7 +81,7 @@ def test_writes_are_aligned_and_four_bytes_long():
 
 def test_the_count_of_moves_rises_between_a_copy_and_the_loss_of_its_original():
     """No slot in use is overwritten unless the count of moves rose since its fingerprint was copied."""
-    filter, _, _, writes = packed()
+    _, _, _, writes = packed()
     kinds = ["moves" if offset == 0 else "slot" for offset, _ in writes]
 
     assert kinds == ["slot", "moves"] * (len(writes) // 2) + ["slot"]

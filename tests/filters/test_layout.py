@@ -9,7 +9,13 @@ from bloomguard.filters import CorruptFilter, InvalidShape, KeyHash, Layout, Too
 from bloomguard.filters.codec import Frame, Header, new_tag
 
 SECRET = b"0123456789abcdef"
-KINDS = {"bloom": {}, "cuckoo": {}, "bitmap": {"low": -50, "high": 19_999, "overflow": 1_000}}
+KINDS = {
+    "bloom": {},
+    "counting": {},
+    "spectral": {},
+    "cuckoo": {},
+    "bitmap": {"low": -50, "high": 19_999, "overflow": 1_000},
+}
 
 
 def key(number):
@@ -122,7 +128,7 @@ def test_a_guard_that_discards_gets_wide_fingerprints():
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"kind": "quotient"}, "kind is 'quotient'; there are bitmap, bloom, cuckoo"),
+        ({"kind": "quotient"}, "kind is 'quotient'; there are bitmap, bloom, counting, cuckoo, spectral"),
         ({"kind": "bitmap"}, "low is None and high is None"),
         ({"kind": "bitmap", "low": 5, "high": 4}, r"the range \[5, 4\] is empty"),
         ({"kind": "bloom", "colour": 1}, "options {'colour': 1} for a bloom filter"),
