@@ -218,18 +218,22 @@ class BloomFilter(BodyFilter):
     def contains_digests(self, low: U64, high: U64 | None = None) -> NDArray[np.bool_]:
         return bulk.test_bits(self.body, self.layout.offsets, self.layout.sizes, low)
 
+    def _used(self) -> list[tuple[int, int]]:
+        """Bits that are set, and all bits, of each partition."""
+        return [(int(bits.count(1, 0, size)), size) for bits, size in zip(self._partitions, self.layout.sizes)]
+
     @property
     def fill(self) -> float:
         """Share of the bits that are set, 0 to 1."""
-        return sum(bits.count() for bits in self._partitions) / self.layout.bits
+        return sum(used for used, _ in self._used()) / self.layout.bits
 
     def approximate_size(self) -> int:
         """Distinct keys estimated from the fill (Swamidass and Baldi 2007), the mean over the partitions."""
-        return estimate_size([(bits.count(), size) for bits, size in zip(self._partitions, self.layout.sizes)])
+        return estimate_size(self._used())
 
     def expected_error_rate(self) -> float:
         """The false-positive rate that the present fill gives: the product of the partitions' fills."""
-        return math.prod(bits.count() / size for bits, size in zip(self._partitions, self.layout.sizes))
+        return math.prod(used / size for used, size in self._used())
 
     def union(self, other: BloomFilter) -> Self:
         """A filter of the keys of both. Raises :class:`MismatchedFilters`, which names what differs."""
