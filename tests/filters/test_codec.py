@@ -89,7 +89,7 @@ def hold_against_damage(kind, rounds, seed):
 
 
 def test_damaged_frames_are_refused_and_nothing_else(kind):
-    """Mutated bytes, half of them with right checksums: ``CorruptFilter``, or a filter that answers; never a surprise."""
+    """Mutated bytes, half of them with right checksums: ``CorruptFilter``, or a filter that answers."""
     hold_against_damage(kind, 300, seed=kind.name)
 
 
