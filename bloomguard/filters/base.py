@@ -250,7 +250,7 @@ class BodyFilter(Serial):
         for offset, data in writes:
             body[offset : offset + len(data)] = data
 
-    def digests(self, keys: Keys) -> tuple[U64, U64]:
+    def digests(self, keys: Keys) -> tuple[U64, U64 | None]:
         """What :meth:`add_digests` takes, for many keys."""
         return self.key_hash.digests(keys)
 

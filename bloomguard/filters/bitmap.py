@@ -215,14 +215,14 @@ class ExactBitmap(BodyFilter):
             f"return overflow[(d >> 64) % {len(filters)}](d)",
         )
 
-    def digests(self, keys: Keys) -> tuple[U64, U64]:
+    def digests(self, keys: Keys) -> tuple[U64, U64 | None]:
         import numpy as np
 
         words = self.key_hash.words(keys)
         places, outside = _places(words, self._low, self.layout.span)
         if outside.any():
             places[outside] = self.key_hash.digests(words[outside].view(np.int64))[0] | np.uint64(OUTSIDE)
-        return places, np.zeros(len(places), np.uint64)
+        return places, None
 
     def writes(self, digest: int) -> Writes:
         if digest >= self.layout.span:

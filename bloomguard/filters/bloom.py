@@ -19,13 +19,14 @@ from . import bulk, codec, sizing
 from .base import BodyFilter, compile_check
 from .errors import InvalidShape, MismatchedFilters
 from .hashing import MASK60, KeyHash
+from .parallel import Crew
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
     from typing_extensions import Self
 
-    from .base import U64, Writes
+    from .base import U64, Keys, Writes
 
 
 @dataclass(frozen=True)
@@ -212,8 +213,20 @@ class BloomFilter(BodyFilter):
                 changes.append((offset, bytes((old | bit,))))
         return changes
 
+    def digests(self, keys: Keys) -> tuple[U64, U64 | None]:
+        with Crew() as crew:
+            return self.key_hash.lows(keys, crew), None
+
+    def add_many(self, keys: Keys) -> None:
+        """Put many keys in: an iterable of ``bytes``, or what :meth:`KeyHash.digests` takes."""
+        with Crew() as crew:
+            setter = bulk.BitSetter(self.body, self.layout.offsets, self.layout.sizes, crew)
+            for batch in bulk.batches(self.key_hash.width, keys, len(self.body)):
+                setter.set(self.key_hash.lows(batch, crew))
+
     def add_digests(self, low: U64, high: U64 | None = None) -> None:
-        bulk.set_bits(self.body, self.layout.offsets, self.layout.sizes, low)
+        with Crew() as crew:
+            bulk.BitSetter(self.body, self.layout.offsets, self.layout.sizes, crew).set(low)
 
     def contains_digests(self, low: U64, high: U64 | None = None) -> NDArray[np.bool_]:
         return bulk.test_bits(self.body, self.layout.offsets, self.layout.sizes, low)

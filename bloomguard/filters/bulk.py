@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
+from .parallel import Crew
+
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
@@ -15,20 +17,21 @@ if TYPE_CHECKING:
     U64 = NDArray[np.uint64]
 
 _BLOCK = 1 << 15  # digests whose positions are worked out at once: they stay in the second-level cache
-_LEAST_BATCH = 1 << 17  # keys
+_LEAST_BATCH = 1 << 18  # keys
+_SMALL = 4 << 20  # bytes of flags
 
 
 def add_keys(filter: BodyFilter, keys: Keys) -> None:
-    """Hash and add ``keys`` in batches, so that their digests never take more memory than an eighth of the filter."""
+    """Hash and add ``keys`` in batches, whose memory is in proportion to the filter, not to the keys."""
     for batch in batches(filter.key_hash.width, keys, len(filter.body)):
         filter.add_digests(*filter.digests(batch))
 
 
 def batches(width: int | None, keys: Any, filter_bytes: int) -> Iterator[Any]:
-    """``keys`` in pieces whose two digests, 16 bytes a key, take an eighth of the filter, or 2 MiB if that is more."""
+    """``keys`` in pieces: 8 bytes for each key of a piece take less than the filter itself, or 2 MiB."""
     import numpy as np
 
-    size = max(_LEAST_BATCH, filter_bytes // 128)
+    size = max(_LEAST_BATCH, filter_bytes // 8)
     if isinstance(keys, (bytes, bytearray, memoryview)) and width:
         keys, size = memoryview(keys).cast("B"), size * width
     if isinstance(keys, (list, tuple, memoryview, np.ndarray)):
@@ -53,27 +56,59 @@ def remainders(low: U64, size: int, out: U64) -> NDArray[np.int64]:
     return out.view(np.int64)
 
 
-def set_bits(body: memoryview, offsets: tuple[int, ...], sizes: tuple[int, ...], low: U64) -> None:
-    """Set the bits of digests, a partition at a time: one byte for each bit of one partition is all the memory."""
-    import numpy as np
+class BitSetter:
+    """Sets the bits of digests, a partition at a time, through one byte for each bit of that partition.
 
-    cells = np.frombuffer(body, np.uint8)
-    scratch = np.empty(min(_BLOCK, len(low)), np.uint64)
-    flags = np.empty(0, bool)
-    for offset, size in zip(offsets, sizes):
-        part = cells[offset : offset + -(-size // 8)]
+    Threads share the digests of a large partition, and only ever write the same byte, 1; of small partitions, whose
+    bytes would travel between the cores' caches, each thread takes whole ones.
+    """
+
+    def __init__(self, body: memoryview, offsets: tuple[int, ...], sizes: tuple[int, ...], crew: Crew) -> None:
+        import numpy as np
+
+        cells = np.frombuffer(body, np.uint8)
+        self._parts = [(cells[offset : offset + -(-size // 8)], size) for offset, size in zip(offsets, sizes)]
+        self._flag_bytes = 8 * max(len(part) for part, _ in self._parts)
+        self._spare: list[NDArray[np.bool_]] = []  # flags, all of them clear, for the next who needs some
+        self._crew = crew
+
+    def set(self, low: U64) -> None:
+        """Set the bits of the digests whose low parts are given."""
+        if self._flag_bytes > _SMALL:
+            for part, size in self._parts:
+                self._set(part, size, low, self._crew)
+            return
+
+        def worker(indices: Iterator[int]) -> None:
+            alone = Crew(1)
+            for index in indices:
+                self._set(*self._parts[index], low, alone)
+
+        self._crew.spread(worker, len(self._parts), 1, 2 if len(low) > _BLOCK else 1 << 10)
+
+    def _set(self, part: NDArray[np.uint8], size: int, low: U64, crew: Crew) -> None:
+        import numpy as np
+
         if len(low) * 64 < size:  # few keys in a large partition: touch only their bytes
             set_few(part, (low % np.uint64(size)).view(np.int64))
-            continue
-        if len(flags) < 8 * len(part):
-            flags = np.empty(8 * len(part) + 64, bool)  # the next partitions are a few bits larger
-        mine = flags[: 8 * len(part)]
-        mine.fill(False)
-        for start in range(0, len(low), _BLOCK):
-            block = low[start : start + _BLOCK]
-            mine[remainders(block, size, scratch[: len(block)])] = True
-        for start in range(0, len(part), _BLOCK):
-            part[start : start + _BLOCK] |= np.packbits(mine[8 * start : 8 * (start + _BLOCK)])
+            return
+        flags = self._spare.pop() if self._spare else np.zeros(self._flag_bytes, bool)
+
+        def scatter(starts: Iterator[int]) -> None:
+            scratch = np.empty(min(_BLOCK, len(low)), np.uint64)
+            for start in starts:
+                block = low[start : start + _BLOCK]
+                flags[remainders(block, size, scratch[: len(block)])] = True
+
+        def pack(starts: Iterator[int]) -> None:
+            for start in starts:
+                mine = flags[8 * start : 8 * min(start + _BLOCK, len(part))]
+                part[start : start + _BLOCK] |= np.packbits(mine)
+                mine.fill(False)
+
+        crew.spread(scatter, len(low), _BLOCK, 2 * _BLOCK)
+        crew.spread(pack, len(part), _BLOCK, 16 * _BLOCK)
+        self._spare.append(flags)
 
 
 def set_few(cells: NDArray[np.uint8], positions: NDArray[np.int64]) -> None:
@@ -94,13 +129,18 @@ def test_bits(body: memoryview, offsets: tuple[int, ...], sizes: tuple[int, ...]
 
     cells = np.frombuffer(body, np.uint8)
     found = np.ones(len(low), bool)
-    scratch = np.empty(min(_BLOCK, len(low)), np.uint64)
-    for start in range(0, len(low), _BLOCK):
-        block = low[start : start + _BLOCK]
-        answer = found[start : start + _BLOCK]
-        for offset, size in zip(offsets, sizes):
-            positions = remainders(block, size, scratch[: len(block)])
-            shifts = (positions & 7).astype(np.uint8)
-            positions >>= 3
-            answer &= (cells[offset:].take(positions) << shifts) >= 128
+
+    def worker(starts: Iterator[int]) -> None:
+        scratch = np.empty(min(_BLOCK, len(low)), np.uint64)
+        for start in starts:
+            block = low[start : start + _BLOCK]
+            answer = found[start : start + _BLOCK]
+            for offset, size in zip(offsets, sizes):
+                positions = remainders(block, size, scratch[: len(block)])
+                shifts = positions.astype(np.uint8) & np.uint8(7)
+                positions >>= 3
+                answer &= (cells[offset:].take(positions) << shifts) >= 128
+
+    with Crew() as crew:
+        crew.spread(worker, len(low), _BLOCK, 2 * _BLOCK)
     return found

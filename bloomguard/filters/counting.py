@@ -16,12 +16,13 @@ from . import codec, sizing
 from .base import BodyFilter, compile_check
 from .bloom import BloomFilter, check_sizes, estimate_size
 from .hashing import MASK60, KeyHash
+from .parallel import Crew
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from .base import U64, Writes
+    from .base import U64, Keys, Writes
 
     I64 = NDArray[np.int64]
 
@@ -159,6 +160,10 @@ class CountingBloomFilter(BodyFilter):
     def discard_writes(self, digest: int) -> Writes:
         counts = self._counts(digest)
         return self._changes(digest, counts, -1) if all(counts) else []
+
+    def digests(self, keys: Keys) -> tuple[U64, U64 | None]:
+        with Crew() as crew:
+            return self.key_hash.lows(keys, crew), None
 
     def add_digests(self, low: U64, high: U64 | None = None) -> None:
         import numpy as np

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, ClassVar
@@ -55,8 +54,8 @@ class RotatingBloomFilter(LayeredFilter):
         self.clear()
 
     def _check(self) -> None:
-        if not (math.isfinite(self.window) and self.window > 0):
-            raise InvalidShape(f"window is {self.window!r}; it has to be a number of seconds above 0")
+        if not 0.001 <= self.window <= 1e10:
+            raise InvalidShape(f"window is {self.window!r}; it has to be a number of seconds from 0.001 to 1e10")
         if not 1 <= self.windows <= MAX_LAYERS:
             raise InvalidShape(f"windows is {self.windows!r}; it has to be from 1 to {MAX_LAYERS}")
 
