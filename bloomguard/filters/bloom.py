@@ -9,25 +9,24 @@ end of each byte, as bitarray, ``numpy.packbits`` and Redis' bit commands number
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from bitarray import bitarray
 
-from . import codec, sizing
-from .errors import CorruptFilter, InvalidShape, TooLarge
+from . import bulk, codec, sizing
+from .base import BodyFilter, compile_check
+from .errors import InvalidShape, MismatchedFilters
 from .hashing import MASK60, KeyHash
+from .parallel import Crew
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
+    from typing_extensions import Self
 
-    U64 = NDArray[np.uint64]
-    Keys = Iterable[bytes] | bytes | U64 | NDArray[np.int64]
-
-_CHUNK = 1 << 18  # digests placed at once: their positions stay in the cache
+    from .base import U64, Keys, Writes
 
 
 @dataclass(frozen=True)
@@ -39,10 +38,11 @@ class BloomShape:
     sizes: tuple[int, ...]
 
     def __post_init__(self) -> None:
-        if not self.sizes or len(self.sizes) > sizing.MAX_HASHES or len(set(self.sizes)) != len(self.sizes):
-            raise InvalidShape(f"partitions of {self.sizes!r} bits; 1 to {sizing.MAX_HASHES} distinct sizes are needed")
-        if min(self.sizes) < 2 or sum(self.sizes) > 2 * sizing.MAX_BITS:
-            raise InvalidShape(f"partitions of {self.sizes!r} bits; each has to be of 2 bits or more, 2**49 in all")
+        check_sizes(self.sizes)
+
+    @property
+    def parameters(self) -> tuple[int, ...]:
+        return self.sizes
 
     @property
     def bits(self) -> int:
@@ -68,14 +68,22 @@ class BloomShape:
         return [8 * offset + low % size for offset, size in zip(self.offsets, self.sizes)]
 
 
-class BloomFilter:
+def check_sizes(sizes: tuple[int, ...]) -> None:
+    """Raise :class:`InvalidShape` unless ``sizes`` can be a filter's partitions."""
+    if not sizes or len(sizes) > sizing.MAX_HASHES or len(set(sizes)) != len(sizes):
+        raise InvalidShape(f"partitions of sizes {sizes!r}; 1 to {sizing.MAX_HASHES} distinct sizes are needed")
+    if min(sizes) < 2 or sum(sizes) > 2 * sizing.MAX_BITS:
+        raise InvalidShape(f"partitions of sizes {sizes!r}; each has to be 2 or more, and 2**49 in all")
+
+
+class BloomFilter(BodyFilter):
     """A set of byte strings that never denies a member and rarely admits a stranger.
 
     ``capacity`` keys fit in while the false-positive rate stays at ``error_rate``. ``hashes`` is chosen for few probes
     at little more than the least memory unless given. ``width`` (8 or 16) is for keys that all have that many bytes,
     such as integers and UUIDs, and makes them several times faster; ``secret`` (16 to 64 bytes) keeps outsiders from
     crafting keys that collide. Raises :class:`InvalidShape` for values out of range and :class:`TooLarge` for more
-    than ``max_bytes``, before anything is allocated.
+    than ``max_bytes`` (by default the machine's memory), before anything is allocated.
 
     >>> f = BloomFilter(1_000, 0.01)
     >>> f.add(b"paris")
@@ -84,14 +92,10 @@ class BloomFilter:
     """
 
     kind: ClassVar[str] = "bloom"
-    supports_discard: ClassVar[bool] = False
 
-    __slots__ = ("layout", "key_hash", "body", "might_contain", "might_contain_digest", "_partitions", "__weakref__")
+    __slots__ = ("_partitions",)
 
-    #: ``might_contain(key: bytes) -> bool``: ``False`` is certain, ``True`` is wrong at most at the error rate.
-    might_contain: Callable[[bytes], bool]
-    #: The same for a digest of the filter's own ``key_hash``.
-    might_contain_digest: Callable[[int], bool]
+    layout: BloomShape
 
     def __init__(
         self,
@@ -101,14 +105,39 @@ class BloomFilter:
         hashes: int | None = None,
         width: int | None = None,
         secret: bytes = b"",
-        max_bytes: int = 1 << 40,
+        max_bytes: int | None = None,
     ) -> None:
-        shape = self.shape(capacity, error_rate, hashes)
-        if shape.body_bytes > max_bytes:
-            raise TooLarge(
-                f"{capacity:,} keys at {error_rate:.3g} take {shape.body_bytes:,} bytes, over max_bytes={max_bytes:,}"
-            )
-        self._attach(shape, KeyHash(width, secret), memoryview(bytearray(shape.body_bytes)))
+        self._allocate(self.shape(capacity, error_rate, hashes), KeyHash(width, secret), max_bytes)
+
+    @classmethod
+    def with_bits(
+        cls, bits: int, hashes: int, *, width: int | None = None, secret: bytes = b"", max_bytes: int | None = None
+    ) -> Self:
+        """A filter of at least ``bits`` bits and ``hashes`` hashes; its capacity is what half-full bits hold."""
+        self = cls.__new__(cls)
+        self._allocate(shape_of_sizes(sizing.partition_sizes(bits, hashes)), KeyHash(width, secret), max_bytes)
+        return self
+
+    @classmethod
+    def from_words(
+        cls,
+        words: bytes | bytearray | memoryview,
+        sizes: Iterable[int],
+        *,
+        width: int | None = None,
+        secret: bytes = b"",
+    ) -> Self:
+        """A filter of the raw bits of another one's ``body``, copied, and of its partition ``sizes``.
+
+        Raises :class:`InvalidShape` if the two do not go together.
+        """
+        shape = shape_of_sizes(tuple(sizes))
+        data = memoryview(bytearray(words))
+        if len(data) != shape.body_bytes:
+            raise InvalidShape(f"{len(data)} bytes of bits; partitions of {shape.sizes} need {shape.body_bytes}")
+        self = cls.__new__(cls)
+        self._attach(shape, KeyHash(width, secret), data)
+        return self
 
     @staticmethod
     def shape(capacity: int, error_rate: float, hashes: int | None = None) -> BloomShape:
@@ -119,69 +148,63 @@ class BloomFilter:
         return BloomShape(capacity, float(error_rate), sizes)
 
     @classmethod
-    def attach(cls, header: codec.Header, body: memoryview, key_hash: KeyHash) -> BloomFilter:
-        """The filter whose bits are ``body``, which is shared, not copied. Raises :class:`CorruptFilter`."""
-        try:
-            shape = BloomShape(header.capacity, header.error_rate, header.parameters)
-        except InvalidShape as error:
-            raise CorruptFilter(str(error)) from error
-        if header.kind != cls.kind or shape.body_bytes != len(body) or header.width != key_hash.width:
-            raise CorruptFilter(
-                f"a {header.kind} filter of {len(body)} bytes and width {header.width}; "
-                f"its parameters ask for {shape.body_bytes} bytes and width {key_hash.width}"
-            )
-        self = cls.__new__(cls)
-        self._attach(shape, key_hash, body)
-        return self
+    def plan(
+        cls, capacity: int, error_rate: float, *, shard_bytes: int | None = None, **options: Any
+    ) -> tuple[BloomShape, int]:
+        whole = cls.shape(capacity, error_rate, **options)
+        shards = 1 if shard_bytes is None else -(-whole.body_bytes // shard_bytes)
+        if shards > 1:
+            whole = cls.shape(sizing.fullest_shard(capacity, shards), error_rate, **options)
+        return whole, shards
 
-    def _attach(self, shape: BloomShape, key_hash: KeyHash, body: memoryview) -> None:
-        self.layout = shape
-        self.key_hash = key_hash
-        self.body = body
+    @classmethod
+    def shape_of(cls, header: codec.Header) -> BloomShape:
+        return BloomShape(header.capacity, header.error_rate, header.parameters)
+
+    def _ready(self) -> None:
+        self.digest = self.key_hash.digest
         self._partitions = tuple(
-            bitarray(buffer=body[offset : offset + -(-size // 8)], endian="big")
-            for offset, size in zip(shape.offsets, shape.sizes)
+            bitarray(buffer=self.body[offset : offset + -(-size // 8)], endian="big")
+            for offset, size in zip(self.layout.offsets, self.layout.sizes)
         )
-        self.might_contain = self._compile("key", f"{key_hash.expression} & {MASK60}")
+        self.might_contain = self._compile("key", f"{self.key_hash.expression} & {MASK60}")
         self.might_contain_digest = self._compile("digest", f"digest & {MASK60}")
 
     def _compile(self, argument: str, digest: str) -> Callable[[Any], bool]:
-        """A check unrolled over the partitions: half the time of a loop, and it stops at the first clear bit."""
+        """A check unrolled over the partitions, which stops at the first clear bit."""
         probes = " and ".join(f"b{i}[h % {size}]" for i, size in enumerate(self.layout.sizes))
         names = {f"b{i}": bits for i, bits in enumerate(self._partitions)} | self.key_hash.names()
-        source = (  # a closure's names are found without a look-up in a dictionary
-            f"def make({', '.join(names)}):\n"
-            f" def check({argument}):\n"
-            f"  h = {digest}\n"
-            f"  return True if {probes} else False\n"
-            " return check"
-        )
-        namespace: dict[str, Any] = {}
-        exec(source, namespace)
-        check: Callable[[Any], bool] = namespace["make"](**names)
-        return check
-
-    @property
-    def capacity(self) -> int:
-        """Keys that keep the false-positive rate at :attr:`error_rate`."""
-        return self.layout.capacity
-
-    @property
-    def error_rate(self) -> float:
-        """The false-positive rate at :attr:`capacity` keys."""
-        return self.layout.error_rate
-
-    def __contains__(self, key: bytes) -> bool:
-        return self.might_contain(key)
+        return compile_check(argument, names, f"h = {digest}", f"return True if {probes} else False")
 
     def add(self, key: bytes) -> None:
         """Put ``key`` in."""
-        low = self.key_hash.digest(key) & MASK60
+        low = self.digest(key) & MASK60
         for bits, size in zip(self._partitions, self.layout.sizes):
             bits[low % size] = 1
 
-    def writes(self, digest: int) -> list[tuple[int, bytes]]:
-        """The bytes of the body, as ``(offset, bytes)``, that adding ``digest`` changes; nothing is changed here."""
+    def test_and_add(self, key: bytes) -> bool:
+        """Whether ``key`` might have been in; it is now. Writes in any case."""
+        found = self.might_contain(key)
+        self.add(key)
+        return found
+
+    def test_or_add(self, key: bytes) -> bool:
+        """Whether ``key`` might have been in; if not, it is now. Writes only then."""
+        found = self.might_contain(key)
+        if not found:
+            self.add(key)
+        return found
+
+    def locations(self, key: bytes) -> list[int]:
+        """The bits of the body that ``key`` takes, as positions from its first bit."""
+        return self.layout.positions(self.digest(key))
+
+    def might_contain_at(self, locations: Iterable[int]) -> bool:
+        """Whether the bits at ``locations``, as :meth:`locations` gives them, are all set."""
+        body = self.body
+        return all(body[at >> 3] & 128 >> (at & 7) for at in locations)
+
+    def writes(self, digest: int) -> Writes:
         body, changes = self.body, []
         for position in self.layout.positions(digest):
             offset, bit = position >> 3, 128 >> (position & 7)
@@ -190,65 +213,95 @@ class BloomFilter:
                 changes.append((offset, bytes((old | bit,))))
         return changes
 
+    def digests(self, keys: Keys) -> tuple[U64, U64 | None]:
+        with Crew() as crew:
+            return self.key_hash.lows(keys, crew), None
+
     def add_many(self, keys: Keys) -> None:
         """Put many keys in: an iterable of ``bytes``, or what :meth:`KeyHash.digests` takes."""
-        self.add_digests(self.key_hash.digests(keys)[0])
+        with Crew() as crew:
+            setter = bulk.BitSetter(self.body, self.layout.offsets, self.layout.sizes, crew)
+            for batch in bulk.batches(self.key_hash.width, keys, len(self.body)):
+                setter.set(self.key_hash.lows(batch, crew))
 
-    def add_digests(self, low: U64) -> None:
-        """Put in the keys whose low 60 digest bits are given, shape ``(n,)``.
+    def add_digests(self, low: U64, high: U64 | None = None) -> None:
+        with Crew() as crew:
+            bulk.BitSetter(self.body, self.layout.offsets, self.layout.sizes, crew).set(low)
 
-        A partition at a time: the most memory beside the filter is one byte for each bit of one partition.
-        """
-        import numpy as np
+    def contains_digests(self, low: U64, high: U64 | None = None) -> NDArray[np.bool_]:
+        return bulk.test_bits(self.body, self.layout.offsets, self.layout.sizes, low)
 
-        body = np.frombuffer(self.body, np.uint8)
-        for offset, size in zip(self.layout.offsets, self.layout.sizes):
-            part = body[offset : offset + -(-size // 8)]
-            if len(low) * 64 < size:  # few keys in a large partition: touch only their bytes
-                positions = np.unique(low % np.uint64(size)).astype(np.int64)
-                np.bitwise_or.at(part, positions >> 3, (128 >> (positions & 7)).astype(np.uint8))
-                continue
-            flags = np.zeros(8 * len(part), bool)
-            for start in range(0, len(low), _CHUNK):
-                flags[(low[start : start + _CHUNK] % np.uint64(size)).view(np.int64)] = True
-            part |= np.packbits(flags)
-
-    def contains_many(self, keys: Keys) -> NDArray[np.bool_]:
-        """Check many keys; a boolean array of shape ``(n,)``."""
-        return self.contains_digests(self.key_hash.digests(keys)[0])
-
-    def contains_digests(self, low: U64) -> NDArray[np.bool_]:
-        """Check many digests (their low 60 bits, shape ``(n,)``); a boolean array of shape ``(n,)``."""
-        import numpy as np
-
-        body = np.frombuffer(self.body, np.uint8)
-        found = np.ones(len(low), bool)
-        for offset, size in zip(self.layout.offsets, self.layout.sizes):
-            positions = (low % np.uint64(size)).view(np.int64)
-            shifts = (7 - (positions & 7)).astype(np.uint8)
-            found &= (body[offset + (positions >> 3)] >> shifts & 1).astype(bool)
-        return found
+    def _used(self) -> list[tuple[int, int]]:
+        """Bits that are set, and all bits, of each partition."""
+        return [(int(bits.count(1, 0, size)), size) for bits, size in zip(self._partitions, self.layout.sizes)]
 
     @property
     def fill(self) -> float:
         """Share of the bits that are set, 0 to 1."""
-        return sum(bits.count() for bits in self._partitions) / self.layout.bits
+        return sum(used for used, _ in self._used()) / self.layout.bits
 
     def approximate_size(self) -> int:
         """Distinct keys estimated from the fill (Swamidass and Baldi 2007), the mean over the partitions."""
-        estimates = []
-        for bits, size in zip(self._partitions, self.layout.sizes):
-            clear = max(size - bits.count(), 0.5)  # a full partition has no logarithm; half a bit is its best guess
-            estimates.append(math.log(clear / size) / math.log1p(-1 / size))
-        return round(sum(estimates) / len(estimates))
+        return estimate_size(self._used())
 
     def expected_error_rate(self) -> float:
         """The false-positive rate that the present fill gives: the product of the partitions' fills."""
-        return math.prod(bits.count() / size for bits, size in zip(self._partitions, self.layout.sizes))
+        return math.prod(used / size for used, size in self._used())
 
-    def measure_error_rate(self, probes: int = 100_000) -> float:
-        """The share of ``probes`` random digests, none of them added on purpose, that the filter lets through."""
+    def union(self, other: BloomFilter) -> Self:
+        """A filter of the keys of both. Raises :class:`MismatchedFilters`, which names what differs."""
+        return self.copy().merge(other)
+
+    def merge(self, other: BloomFilter) -> Self:
+        """Put the keys of ``other`` in. Raises :class:`MismatchedFilters`, which names what differs."""
         import numpy as np
 
-        random = np.frombuffer(os.urandom(8 * probes), np.uint64) & np.uint64(MASK60)
-        return float(self.contains_digests(random).mean())
+        mine = np.frombuffer(self.body, np.uint8)
+        np.bitwise_or(mine, np.frombuffer(self._like(other).body, np.uint8), out=mine)
+        return self
+
+    def intersection(self, other: BloomFilter) -> Self:
+        """A filter that might contain what both might contain: the keys in both, and a few more.
+
+        Its error rate is at most the smaller of the two. Raises :class:`MismatchedFilters`.
+        """
+        import numpy as np
+
+        both = self.copy()
+        mine = np.frombuffer(both.body, np.uint8)
+        np.bitwise_and(mine, np.frombuffer(self._like(other).body, np.uint8), out=mine)
+        return both
+
+    def _like(self, other: BloomFilter) -> BloomFilter:
+        if type(other) is not type(self):
+            raise MismatchedFilters(f"a {type(self).__name__} and a {type(other).__name__} cannot be merged")
+        pairs = {
+            "partition sizes": (self.layout.sizes, other.layout.sizes),
+            "key widths": (self.key_hash.width, other.key_hash.width),
+        }
+        for what, (mine, theirs) in pairs.items():
+            if mine != theirs:
+                raise MismatchedFilters(f"the {what} differ: {mine} here, {theirs} in the other")
+        if self.key_hash != other.key_hash:
+            raise MismatchedFilters("the secrets differ; filters that are merged have to share one")
+        return other
+
+    __or__ = union
+    __and__ = intersection
+    __ior__ = merge
+
+
+def shape_of_sizes(sizes: tuple[int, ...]) -> BloomShape:
+    """The shape of given partitions; its capacity fills half of the bits (the optimum, Bloom 1970)."""
+    check_sizes(sizes)
+    capacity = max(1, math.floor(sum(sizes) / len(sizes) * math.log(2)))
+    return BloomShape(capacity, min(0.5, max(1e-15, 0.5 ** len(sizes))), sizes)
+
+
+def estimate_size(counts: list[tuple[int, int]]) -> int:
+    """Distinct keys behind partitions of ``(cells in use, cells)`` each."""
+    estimates = []
+    for used, size in counts:
+        clear = max(size - used, 0.5)  # a full partition has no logarithm; half a cell is its best guess
+        estimates.append(math.log(clear / size) / math.log1p(-1 / size))
+    return round(sum(estimates) / len(estimates))

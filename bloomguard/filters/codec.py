@@ -22,8 +22,18 @@ from .errors import CorruptFilter
 
 MAGIC = b"\x89bloomg\n"  # not ASCII, and ends in a newline: a transfer that mangles text mangles this first
 VERSION = 1
-KINDS = {"bloom": 1}
-MAX_PARAMETERS = 64
+KINDS = {
+    "bloom": 1,
+    "counting": 2,
+    "spectral": 3,
+    "cuckoo": 4,
+    "bitmap": 5,
+    "scalable": 6,
+    "scalable-cuckoo": 7,
+    "rotating": 8,
+}
+MAX_PARAMETERS = 80
+MAX_SHARDS = 1 << 16
 
 _FIXED = struct.Struct(">8sQHHHHIIQQdQ")
 _CRC = struct.Struct(">I")
@@ -31,6 +41,7 @@ _TRAILER = struct.Struct(">IIQ")
 _NAMES = {number: name for name, number in KINDS.items()}
 _ADLER = 65521
 
+FIXED_BYTES = _FIXED.size
 TAG_OFFSET = 8  # bytes before the first tag, for stores that check it with a bit command
 
 
@@ -43,7 +54,7 @@ def new_tag() -> int:
 class Header:
     """What a frame says of itself: enough to check it, and to read its body once the secret is known.
 
-    ``parameters`` are up to 64 integers that the kind defines; ``key_id`` tells which secret and which definition of
+    ``parameters`` are up to 80 integers that the kind defines; ``key_id`` tells which secret and which definition of
     the keys it was built with; ``capacity`` counts keys, ``body_bytes`` bytes.
     """
 
@@ -77,8 +88,8 @@ class Header:
         return (head + _CRC.pack(crc32(head))).ljust(self.body_offset, b"\0")
 
     @classmethod
-    def unpack(cls, data: memoryview | bytes) -> Header:
-        """Read the header at the start of ``data``; raises :class:`CorruptFilter`, and allocates nothing by its word."""
+    def unpack(cls, data: memoryview | bytes | bytearray) -> Header:
+        """Read the header at the start of ``data``; raises :class:`CorruptFilter`, allocates nothing by its word."""
         if len(data) < _FIXED.size:
             raise CorruptFilter(f"{len(data)} bytes are too few for a filter")
         (magic, tag, version, kind, width, count, shard, shards, key_id, capacity, error_rate, body_bytes) = (
@@ -93,7 +104,7 @@ class Header:
             raise CorruptFilter(f"{count} parameters in {len(data)} bytes")
         if _CRC.unpack_from(data, end)[0] != crc32(data[:end]):
             raise CorruptFilter("the header's checksum is wrong")
-        if kind not in _NAMES or width not in (0, 8, 16) or tag & 1 or shard >= shards:
+        if kind not in _NAMES or width not in (0, 8, 16) or tag & 1 or not shard < shards <= MAX_SHARDS:
             raise CorruptFilter(f"unknown header values: kind {kind}, width {width}, shard {shard} of {shards}")
         return cls(
             kind=_NAMES[kind],
@@ -115,7 +126,7 @@ class Frame:
     Whoever writes holds a lock; who only reads the body needs none.
     """
 
-    __slots__ = ("header", "buffer", "body")
+    __slots__ = ("body", "buffer", "header")
 
     def __init__(self, header: Header, buffer: memoryview) -> None:
         self.header = header
@@ -181,9 +192,22 @@ class Frame:
         self._set_trailer((high % _ADLER) << 16 | low % _ADLER, 0)
 
 
+def header_bytes(start: bytes | bytearray | memoryview) -> int:
+    """Bytes of the whole header, of which start has the first :data:`FIXED_BYTES`; raises :class:`CorruptFilter`."""
+    magic, _, version, _, _, count = struct.unpack_from(">8sQHHHH", start)
+    if magic != MAGIC or version != VERSION or count > MAX_PARAMETERS:
+        raise CorruptFilter(f"not a filter of format version {VERSION}: it starts with {bytes(start[:18])!r}")
+    return -(-(FIXED_BYTES + 8 * int(count) + _CRC.size) // 64) * 64
+
+
+def trailer(header: Header, body: bytes | bytearray | memoryview) -> bytes:
+    """What follows the body in a frame."""
+    return _TRAILER.pack(adler32(body), 0, header.tag << 1)
+
+
 def encode(header: Header, body: bytes | bytearray | memoryview) -> bytes:
     """A whole frame, checksummed."""
-    return b"".join((header.pack(), body, _TRAILER.pack(adler32(body), 0, header.tag << 1)))
+    return b"".join((header.pack(), body, trailer(header, body)))
 
 
 def decode(data: bytes | bytearray | memoryview) -> Frame:

@@ -15,3 +15,15 @@ class TooLarge(InvalidShape):
 
 class CorruptFilter(FilterError, ValueError):
     """Bytes that are not a whole, known, undamaged filter; the message says what is wrong with them."""
+
+
+class MismatchedFilters(FilterError, ValueError):
+    """Filters that cannot be merged; the message names what differs."""
+
+
+class FilterFull(FilterError):
+    """A cuckoo filter with no room for one more key. Everything that was in it still is."""
+
+
+class DiscardUnsupported(FilterError, TypeError):
+    """This kind cannot forget a key; ask ``supports_discard`` first."""

@@ -10,13 +10,15 @@ The low 60 bits of a digest place the key inside a filter, the high 64 choose th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from hashlib import blake2b
+from hmac import compare_digest
 from typing import TYPE_CHECKING, Any
 
 from mmh3 import mmh3_x64_128_uintdigest
 
 from .errors import InvalidShape
+from .parallel import Crew
 
 if TYPE_CHECKING:
     import numpy as np
@@ -28,7 +30,9 @@ if TYPE_CHECKING:
 MASK60 = (1 << 60) - 1
 _MASK64 = (1 << 64) - 1
 _C1, _C2 = 0x87C37B91114253D5, 0x4CF5AD432745937F
-_CHUNK = 32_768  # keys: the working set of one chunk stays in the second-level cache
+_CHUNK = 1 << 14  # keys: the working set of one chunk stays in the second-level cache
+_SHARED_CHUNK = 1 << 15  # the same where threads share the work: they meet half as often
+_SHARED = 1 << 18  # keys that are worth several threads
 
 
 class KeyHash:
@@ -38,7 +42,7 @@ class KeyHash:
     are then public knowledge) or 16 to 64 bytes. Raises :class:`InvalidShape` for anything else.
     """
 
-    __slots__ = ("width", "secret", "digest")
+    __slots__ = ("digest", "secret", "width")
 
     #: ``digest(key: bytes) -> int`` of 128 bits. The width of a fixed-width key is not checked here.
     digest: Callable[[bytes], int]
@@ -52,6 +56,20 @@ class KeyHash:
         self.secret = secret if width is None else secret[:width]
         namespace = self.names()
         self.digest = eval(f"lambda key: {self.expression}", namespace)
+
+    @property
+    def key_id(self) -> int:
+        """64 bits that tell this secret from another, and give nothing of it away; 0 without a secret."""
+        if not self.secret:
+            return 0
+        return int.from_bytes(blake2b(self.secret, digest_size=8, person=b"bloomguard keyid").digest(), "big")
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, KeyHash):
+            return NotImplemented
+        return self.width == other.width and compare_digest(self.secret, other.secret)
+
+    __hash__ = None  # type: ignore[assignment]
 
     @property
     def expression(self) -> str:
@@ -69,24 +87,49 @@ class KeyHash:
             "secret": self.secret,
         }
 
-    def digests(self, keys: Iterable[bytes] | bytes | U64 | NDArray[np.int64]) -> tuple[U64, U64]:
+    def digests(self, keys: Iterable[bytes] | Iterable[int] | bytes | U64 | NDArray[np.int64]) -> tuple[U64, U64]:
         """Digests of many keys as two uint64 arrays of shape ``(n,)``: the low 60 bits, and the high 64.
 
         ``keys`` is an iterable of ``bytes``; for a fixed width also one buffer of ``n * width`` bytes, and for
-        width 8 an integer array. Raises :class:`InvalidShape` if the bytes do not divide into keys.
+        width 8 an integer array or an iterable of integers. Raises :class:`InvalidShape` for anything else.
         """
+        with Crew() as crew:
+            low, high = self._digests(keys, True, crew)
+        assert high is not None
+        return low, high
+
+    def lows(self, keys: Iterable[bytes] | Iterable[int] | bytes | U64 | NDArray[np.int64], crew: Crew) -> U64:
+        """The low 60 bits alone: all that a Bloom filter needs, in half the memory."""
+        return self._digests(keys, False, crew)[0]
+
+    def _digests(self, keys: Any, both: bool, crew: Crew) -> tuple[U64, U64 | None]:
         import numpy as np
 
         if self.width is None:
             low, high = self._blake2b(keys)
-        else:
-            words = self._words(keys)
-            low, high = np.empty(len(words), np.uint64), np.empty(len(words), np.uint64)
-            for start in range(0, len(words), _CHUNK):
-                stop = start + _CHUNK
-                low[start:stop], high[start:stop] = _murmur3_x64_128(words[start:stop], self.secret)
-        low &= np.uint64(MASK60)
-        return low, high
+            low &= np.uint64(MASK60)
+            return low, high
+        words = self._words(keys)
+        low = np.empty(len(words), np.uint64)
+        wide = np.empty(len(words), np.uint64) if both else None
+        chunk = _CHUNK if len(words) < _SHARED else _SHARED_CHUNK
+
+        def worker(starts: Iterator[int]) -> None:
+            scratch = np.empty((4, min(chunk, len(words))), np.uint64)
+            for start in starts:
+                block = slice(start, start + chunk)
+                h1, h2 = _murmur3_x64_128(words[block], self.secret, scratch)
+                np.bitwise_and(h1, np.uint64(MASK60), out=low[block])
+                if wide is not None:
+                    wide[block] = h2
+
+        crew.spread(worker, len(words), chunk, _SHARED)
+        return low, wide
+
+    def words(self, keys: Any) -> U64:
+        """Keys of 8 bytes as 64-bit words, shape ``(n,)``."""
+        assert self.width == 8
+        return self._words(keys)[:, 0]
 
     def _words(self, keys: Any) -> U64:
         """Fixed-width keys as little-endian 64-bit words, shape ``(n, width // 8)``."""
@@ -99,13 +142,20 @@ class KeyHash:
                     f"an array of {keys.dtype} and shape {keys.shape} for keys of {self.width} bytes; arrays have to "
                     "be one-dimensional and of integers, for keys of 8 bytes"
                 )
-            return keys.astype(np.int64 if keys.dtype.kind == "i" else np.uint64).view(np.uint64).reshape(-1, 1)
+            return (
+                np.ascontiguousarray(keys, np.int64 if keys.dtype.kind == "i" else np.uint64)
+                .view(np.uint64)
+                .reshape(-1, 1)
+            )
         if not isinstance(keys, (bytes, bytearray, memoryview)):
             keys = list(keys)
+            if keys and isinstance(keys[0], int):
+                return self._words(_integers(keys))
             wrong = next((key for key in keys if len(key) != self.width), None)
             if wrong is not None:
                 raise InvalidShape(f"a key of {len(wrong)} bytes in a filter for keys of {self.width} bytes")
             keys = b"".join(keys)
+        keys = memoryview(keys).cast("B")
         if len(keys) % self.width:
             raise InvalidShape(f"a buffer of {len(keys)} bytes is no whole number of keys of {self.width} bytes")
         return np.frombuffer(keys, "<u8").astype(np.uint64, copy=False).reshape(-1, self.width // 8)
@@ -114,78 +164,85 @@ class KeyHash:
         import numpy as np
 
         if isinstance(keys, (bytes, bytearray, memoryview, np.ndarray)):
-            raise InvalidShape("one buffer for keys of any length; pass an iterable of bytes, or give the filter a width")
+            raise InvalidShape(
+                "one buffer for keys of any length; pass an iterable of bytes, or give the filter a width"
+            )
         secret = self.secret
         digests = b"".join([blake2b(key, digest_size=16, key=secret).digest() for key in keys])
         words = np.frombuffer(digests, "<u8").astype(np.uint64, copy=False).reshape(-1, 2)
         return words[:, 0].copy(), words[:, 1].copy()
 
 
-def _murmur3_x64_128(words: U64, suffix: bytes) -> tuple[U64, U64]:
-    """MurmurHash3_x64_128 with seed 0 of each row of ``words`` followed by ``suffix`` (Appleby, public domain)."""
+def _integers(keys: list[Any]) -> NDArray[np.int64]:
+    """A list of Python integers as an array; raises :class:`InvalidShape` for what 64 bits with a sign cannot hold."""
     import numpy as np
 
-    columns: list[Any] = [words[:, column].copy() for column in range(words.shape[1])]
-    columns += [int.from_bytes(suffix[at : at + 8], "little") for at in range(0, len(suffix), 8)]
-    h1 = np.zeros(len(words), np.uint64)
-    h2 = np.zeros(len(words), np.uint64)
-    for first in range(0, len(columns) - 1, 2):
-        h1 ^= _mix_k1(columns[first])
-        h1 = _rotl(h1, 27)
+    try:
+        return np.fromiter(keys, np.int64, len(keys))
+    except (OverflowError, TypeError, ValueError) as error:
+        raise InvalidShape(f"a list of integers of at most 64 bits with their sign is needed: {error}") from error
+
+
+def _murmur3_x64_128(words: U64, suffix: bytes, scratch: U64) -> tuple[U64, U64]:
+    """MurmurHash3_x64_128 with seed 0 of each row of ``words`` followed by ``suffix`` (Appleby, public domain).
+
+    Both halves lie in ``scratch``, shape ``(4, n or more)``.
+    """
+    import numpy as np
+
+    h1, h2, k, spare = scratch[:, : len(words)]
+    h1.fill(0)
+    h2.fill(0)
+    tail = [int.from_bytes(suffix[at : at + 8], "little") for at in range(0, len(suffix), 8)]
+    count = words.shape[1] + len(tail)
+    for at in range(count):
+        h, other, c1, c2, inner, outer, plus = _HALVES[at % 2](h1, h2)
+        if at < words.shape[1]:
+            np.multiply(words[:, at], np.uint64(c1), out=k)
+            _rotl(k, inner, spare)
+            k *= np.uint64(c2)
+            h ^= k
+        else:  # the secret's words are the same for every key
+            word = tail[at - words.shape[1]] * c1 & _MASK64
+            word = (word << inner | word >> (64 - inner)) & _MASK64
+            h ^= np.uint64(word * c2 & _MASK64)
+        if at == count - 1 and count % 2:  # the last half of a block is only mixed in
+            break
+        _rotl(h, outer, spare)
+        h += other
+        h *= np.uint64(5)
+        h += np.uint64(plus)
+    for h in (h1, h2):
+        h ^= np.uint64(8 * count)
+    for final in (False, True):
         h1 += h2
-        h1 *= np.uint64(5)
-        h1 += np.uint64(0x52DCE729)
-        h2 ^= _mix_k2(columns[first + 1])
-        h2 = _rotl(h2, 31)
         h2 += h1
-        h2 *= np.uint64(5)
-        h2 += np.uint64(0x38495AB5)
-    if len(columns) % 2:
-        h1 ^= _mix_k1(columns[-1])
-    length = np.uint64(8 * len(columns))
-    h1 ^= length
-    h2 ^= length
-    h1 += h2
-    h2 += h1
-    h1, h2 = _fmix(h1), _fmix(h2)
-    h1 += h2
-    h2 += h1
+        if not final:
+            _fmix(h1, spare)
+            _fmix(h2, spare)
     return h1, h2
 
 
-def _mix_k1(k: Any) -> Any:
-    return _multiply(_rotl(_multiply(k, _C1), 31), _C2)
+#: For the first and the second word of a block: the half it goes into, and the constants of its mixing.
+_HALVES: tuple[Callable[[U64, U64], tuple[U64, U64, int, int, int, int, int]], ...] = (
+    lambda h1, h2: (h1, h2, _C1, _C2, 31, 27, 0x52DCE729),
+    lambda h1, h2: (h2, h1, _C2, _C1, 33, 31, 0x38495AB5),
+)
 
 
-def _mix_k2(k: Any) -> Any:
-    return _multiply(_rotl(_multiply(k, _C2), 33), _C1)
-
-
-def _multiply(k: Any, factor: int) -> Any:
-    """Product modulo 2**64, of an array or of a plain integer (the secret's words are the same for every key)."""
-    if isinstance(k, int):
-        return k * factor & _MASK64
+def _rotl(k: U64, bits: int, spare: U64) -> None:
     import numpy as np
 
-    return k * np.uint64(factor)
+    np.right_shift(k, np.uint64(64 - bits), out=spare)
+    np.left_shift(k, np.uint64(bits), out=k)
+    k |= spare
 
 
-def _rotl(k: Any, bits: int) -> Any:
-    if isinstance(k, int):
-        return (k << bits | k >> (64 - bits)) & _MASK64
+def _fmix(k: U64, spare: U64) -> None:
     import numpy as np
 
-    left = k << np.uint64(bits)
-    left |= k >> np.uint64(64 - bits)
-    return left
-
-
-def _fmix(k: U64) -> U64:
-    import numpy as np
-
-    k ^= k >> np.uint64(33)
-    k *= np.uint64(0xFF51AFD7ED558CCD)
-    k ^= k >> np.uint64(33)
-    k *= np.uint64(0xC4CEB9FE1A85EC53)
-    k ^= k >> np.uint64(33)
-    return k
+    for factor in (0xFF51AFD7ED558CCD, 0xC4CEB9FE1A85EC53, None):
+        np.right_shift(k, np.uint64(33), out=spare)
+        k ^= spare
+        if factor:
+            k *= np.uint64(factor)

@@ -1,20 +1,28 @@
-"""How one build is cut into shards: each a small filter of its own, chosen by the key's digest.
+"""How one build is cut into shards: each a small filter of its own.
 
 Shards keep every piece at a size that a server can load, free and move without stalling, and far below the 512 MB
-that one Redis key may hold.
+that one Redis key may hold. The kind says which shard a key belongs to: by its digest, or, in a bitmap, by range.
 """
 
 from __future__ import annotations
 
-import math
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
-from .bloom import BloomFilter
-from .codec import Header
-from .errors import CorruptFilter
+from . import sizing
+from .base import BodyFilter
+from .codec import MAX_SHARDS, Frame, Header
+from .errors import CorruptFilter, InvalidShape, TooLarge
 from .hashing import KeyHash
+from .kinds import filter_class, held_class
+
+if TYPE_CHECKING:
+    from .base import U64, Keys
 
 SHARD_BYTES = 32 << 20
+MAX_BYTES = 1 << 40
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,46 +50,62 @@ class Layout:
         tag: int,
         key_id: int = 0,
         shard_bytes: int = SHARD_BYTES,
+        kind: str = "bloom",
+        max_bytes: int = MAX_BYTES,
+        **options: Any,
     ) -> Layout:
-        """Lay out a Bloom filter for ``capacity`` keys; allocates nothing. Raises :class:`InvalidShape`."""
-        whole = BloomFilter.shape(capacity, error_rate)
-        shards = -(-whole.body_bytes // shard_bytes)
-        if shards > 1:
-            # Keys fall to shards as balls into bins: four standard deviations cover the fullest of them.
-            mean = capacity / shards
-            whole = BloomFilter.shape(math.ceil(mean + 4 * math.sqrt(mean)), error_rate)
-        headers = tuple(
-            Header(
-                kind=BloomFilter.kind,
-                tag=tag,
-                capacity=whole.capacity,
-                error_rate=error_rate,
-                body_bytes=whole.body_bytes,
-                parameters=whole.sizes,
-                width=key_hash.width,
-                key_id=key_id,
-                shard=shard,
-                shards=shards,
+        """Lay out a filter of ``kind`` for ``capacity`` keys; allocates nothing.
+
+        ``options`` are the kind's own: ``hashes`` for "bloom", ``fingerprint_bits`` (32 unless given: whoever discards
+        wants no two keys alike) for "cuckoo", ``low``, ``high`` and ``overflow`` for "bitmap". Raises
+        :class:`InvalidShape`, and :class:`TooLarge` for more than ``max_bytes`` in all.
+        """
+        if kind == "cuckoo":
+            options.setdefault("fingerprint_bits", 32)
+        try:
+            shape, shards = filter_class(kind).plan(capacity, error_rate, shard_bytes=shard_bytes, **options)
+        except TypeError as error:
+            raise InvalidShape(f"options {options!r} for a {kind} filter: {error}") from error
+        if shape.body_bytes * shards > max_bytes or shards > MAX_SHARDS:
+            raise TooLarge(
+                f"{capacity:,} keys at {error_rate:.3g} take {shape.body_bytes * shards:,} bytes in {shards:,} shards "
+                f"as a {kind} filter; {max_bytes:,} bytes and {MAX_SHARDS:,} shards are the most"
             )
-            for shard in range(shards)
+        first = Header(
+            kind=kind,
+            tag=tag,
+            capacity=shape.capacity,
+            error_rate=sizing.check_error_rate(error_rate),
+            body_bytes=shape.body_bytes,
+            parameters=shape.parameters,
+            width=key_hash.width,
+            key_id=key_id,
+            shards=shards,
         )
-        return cls(
-            key_hash=key_hash, capacity=capacity, error_rate=error_rate, tag=tag, key_id=key_id, headers=headers
-        )
+        return cls._of(first, key_hash, capacity)
 
     @classmethod
     def of(cls, header: Header, key_hash: KeyHash) -> Layout:
         """The layout that a build's first header tells of; raises :class:`CorruptFilter` if it is not the first."""
         if header.shard:
             raise CorruptFilter(f"starts with shard {header.shard} of {header.shards}")
+        held_class(header.kind)
+        return cls._of(header, key_hash, header.capacity * header.shards)
+
+    @classmethod
+    def _of(cls, header: Header, key_hash: KeyHash, capacity: int) -> Layout:
         return cls(
             key_hash=key_hash,
-            capacity=header.capacity * header.shards,
+            capacity=capacity,
             error_rate=header.error_rate,
             tag=header.tag,
             key_id=header.key_id,
             headers=tuple(replace(header, shard=shard) for shard in range(header.shards)),
         )
+
+    @property
+    def kind(self) -> str:
+        return self.headers[0].kind
 
     @property
     def frame_bytes(self) -> int:
@@ -91,3 +115,37 @@ class Layout:
     @property
     def total_bytes(self) -> int:
         return self.frame_bytes * len(self.headers)
+
+    @cached_property
+    def filter_class(self) -> type[BodyFilter]:
+        """The class of this kind: ask it ``supports_discard``."""
+        return held_class(self.kind)
+
+    @cached_property
+    def locate(self) -> Callable[[bytes], tuple[int, int]]:
+        """``locate(key) -> (shard, digest)``; that shard's filter takes the digest."""
+        return self.filter_class.locator(self.headers[0], self.key_hash)
+
+    def locate_many(self, keys: Keys) -> Iterator[tuple[int, U64, U64]]:
+        """Many keys by shard: each shard that has any, with the low and high parts that its filter's digests take."""
+        import numpy as np
+
+        shards, low, high = self.filter_class.locate_many(self.headers[0], self.key_hash, keys)
+        if len(self.headers) == 1:
+            if len(low):
+                yield 0, low, high
+            return
+        order = np.argsort(shards, kind="stable")
+        found, starts = np.unique(shards[order], return_index=True)
+        for shard, mine in zip(found.tolist(), np.split(order, starts[1:])):
+            yield shard, low[mine], high[mine]
+
+    def attach(self, frame: Frame) -> BodyFilter:
+        """The filter over one shard's frame, which is shared, not copied. Raises :class:`CorruptFilter`."""
+        return self.filter_class.attach(frame.header, frame.body, self.key_hash)
+
+    def checker(self, filters: Sequence[BodyFilter]) -> Callable[[bytes], bool]:
+        """``might_contain(key)`` over the filters of all shards, in their order: the fastest way there is."""
+        if len(filters) != len(self.headers):
+            raise InvalidShape(f"{len(filters)} filters for {len(self.headers)} shards")
+        return self.filter_class.checker(self.headers[0], self.key_hash, list(filters))

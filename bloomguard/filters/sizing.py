@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 
-from .errors import InvalidShape
+from .errors import InvalidShape, TooLarge
 
 MAX_BITS = 1 << 48  # 32 TiB: far past any machine, and safely inside every integer that follows
 MAX_HASHES = 64
@@ -102,8 +102,10 @@ def partition_sizes(bits: int, hashes: int) -> tuple[int, ...]:
     One digest then gives all positions as its remainders (Lu, Wan, Zhu, Zhang and Li 2015, "One-Hashing Bloom
     Filter"): by the Chinese remainder theorem remainders to distinct primes are as independent as the digest is long.
     """
-    if not 1 <= bits <= MAX_BITS:
+    if bits < 1:
         raise InvalidShape(f"bits is {bits!r}; it has to be from 1 to 2**48")
+    if bits > MAX_BITS:
+        raise TooLarge(f"{bits:,} bits take {bits // 8:,} bytes; 2**48 bits are the most")
     if not 1 <= hashes <= MAX_HASHES:
         raise InvalidShape(f"hashes is {hashes!r}; it has to be from 1 to {MAX_HASHES}")
     sizes: list[int] = []
@@ -113,3 +115,9 @@ def partition_sizes(bits: int, hashes: int) -> tuple[int, ...]:
             sizes.append(candidate)
         candidate += 1
     return tuple(sizes)
+
+
+def fullest_shard(capacity: int, shards: int) -> int:
+    """Keys to expect in the fullest of ``shards``: balls into bins, four standard deviations above the mean."""
+    mean = capacity / shards
+    return math.ceil(mean + 4 * math.sqrt(mean))

@@ -1,0 +1,353 @@
+"""What all kinds of filters share: the protocol they keep, and the class of those whose whole state is one body.
+
+A *body* is a piece of memory on the heap, in a mapped file or fetched from a server. Readers need no lock; a writer
+holds one, asks the filter for its :meth:`BodyFilter.writes` and applies them in their order.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar, Protocol
+
+from . import bulk, codec, sizing
+from .codec import Header
+from .errors import CorruptFilter, DiscardUnsupported, InvalidShape, TooLarge
+from .hashing import KeyHash
+from .serial import Serial, key_hash_of, memory_bytes
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+    from typing_extensions import Self
+
+    U64 = NDArray[np.uint64]
+    Keys = Iterable[bytes] | Iterable[int] | bytes | U64 | NDArray[np.int64]
+    Writes = list[tuple[int, bytes]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stats:
+    """A filter in figures: ``size`` is the number of keys in it, as near as the kind can tell."""
+
+    kind: str
+    capacity: int
+    error_rate: float
+    size: int
+    bytes: int
+    fill: float
+    expected_error_rate: float
+
+
+class Filter(Protocol):
+    """What every kind offers. Ask ``supports_discard`` before :meth:`discard`, never the class."""
+
+    kind: ClassVar[str]
+    supports_discard: ClassVar[bool]
+
+    @property
+    def capacity(self) -> int: ...
+    @property
+    def error_rate(self) -> float: ...
+    @property
+    def might_contain(self) -> Callable[[bytes], bool]: ...
+    def __contains__(self, key: bytes) -> bool: ...
+    def add(self, key: bytes) -> None: ...
+    def add_many(self, keys: Keys) -> None: ...
+    def contains_many(self, keys: Keys) -> NDArray[np.bool_]: ...
+    def discard(self, key: bytes) -> bool: ...
+    def clear(self) -> None: ...
+    def stats(self) -> Stats: ...
+    def to_bytes(self) -> bytes: ...
+
+
+class Shape(Protocol):
+    """Where a kind's state lies in its body; ``parameters`` are what its header stores of it."""
+
+    @property
+    def capacity(self) -> int: ...
+    @property
+    def error_rate(self) -> float: ...
+    @property
+    def body_bytes(self) -> int: ...
+    @property
+    def parameters(self) -> tuple[int, ...]: ...
+
+
+class BodyFilter(Serial):
+    """A filter whose whole state is ``body``. Subclasses say how a digest is looked up, added and discarded."""
+
+    kind: ClassVar[str]
+    supports_discard: ClassVar[bool] = False
+
+    __slots__ = (
+        "__weakref__",
+        "body",
+        "digest",
+        "key_hash",
+        "layout",
+        "might_contain",
+        "might_contain_digest",
+        "shard",
+    )
+
+    layout: Any  # the kind's own Shape
+    key_hash: KeyHash
+    body: memoryview
+    shard: int
+    #: ``digest(key: bytes) -> int``: what :meth:`writes` and :attr:`might_contain_digest` take.
+    digest: Callable[[bytes], int]
+    #: ``might_contain(key: bytes) -> bool``: ``False`` is certain, ``True`` is wrong at most at the error rate.
+    might_contain: Callable[[bytes], bool]
+    #: The same for a digest.
+    might_contain_digest: Callable[[int], bool]
+
+    # What a kind provides.
+
+    @classmethod
+    def plan(
+        cls, capacity: int, error_rate: float, *, shard_bytes: int | None = None, **options: Any
+    ) -> tuple[Shape, int]:
+        """The shape of one shard, and how many of at most ``shard_bytes`` are needed; allocates nothing."""
+        raise NotImplementedError
+
+    @classmethod
+    def shape_of(cls, header: Header) -> Shape:
+        """The shape that a header's parameters describe; raises :class:`InvalidShape`."""
+        raise NotImplementedError
+
+    def _ready(self) -> None:
+        """Make ``digest``, ``might_contain`` and ``might_contain_digest`` for the attached body."""
+        raise NotImplementedError
+
+    def writes(self, digest: int) -> Writes:
+        """The changes of the body, ``(offset, bytes)`` in their order, that add ``digest``; nothing is changed here."""
+        raise NotImplementedError
+
+    def discard_writes(self, digest: int) -> Writes:
+        """The changes, in their order, that take ``digest`` out once; empty if it is not there."""
+        raise DiscardUnsupported(
+            f"a {self.kind} filter cannot discard; ask supports_discard, or choose a cuckoo filter"
+        )
+
+    def add_digests(self, low: U64, high: U64 | None = None) -> None:
+        """Put many digests in: their low 60 bits and, for the kinds that use them, their high 64; shape ``(n,)``."""
+        raise NotImplementedError
+
+    def contains_digests(self, low: U64, high: U64 | None = None) -> NDArray[np.bool_]:
+        """Check many digests; a boolean array of shape ``(n,)``."""
+        raise NotImplementedError
+
+    @property
+    def fill(self) -> float:
+        """Share of the bits, counters or slots that are in use, 0 to 1."""
+        raise NotImplementedError
+
+    def approximate_size(self) -> int:
+        """The number of keys, estimated from the body."""
+        raise NotImplementedError
+
+    def expected_error_rate(self) -> float:
+        """The false-positive rate that the present fill gives."""
+        raise NotImplementedError
+
+    # Where keys of a sharded build belong; the bitmap places them by range instead.
+
+    @classmethod
+    def locator(cls, header: Header, key_hash: KeyHash) -> Callable[[bytes], tuple[int, int]]:
+        """``locate(key) -> (shard, digest)`` for a build that starts with ``header``."""
+        digest, shards = key_hash.digest, header.shards
+        if shards == 1:
+            return lambda key: (0, digest(key))
+
+        def locate(key: bytes) -> tuple[int, int]:
+            found = digest(key)
+            return (found >> 64) % shards, found
+
+        return locate
+
+    @classmethod
+    def locate_many(cls, header: Header, key_hash: KeyHash, keys: Keys) -> tuple[U64, U64, U64]:
+        """Shard, low and high part of the digest of each key, all of shape ``(n,)``."""
+        import numpy as np
+
+        low, high = key_hash.digests(keys)
+        return high % np.uint64(header.shards), low, high
+
+    @classmethod
+    def checker(cls, header: Header, key_hash: KeyHash, filters: list[Any]) -> Callable[[bytes], bool]:
+        """``might_contain(key)`` over all shards in one call."""
+        if len(filters) == 1:
+            check: Callable[[bytes], bool] = filters[0].might_contain
+            return check
+        names = key_hash.names() | {"checks": [each.might_contain_digest for each in filters]}
+        return compile_check(
+            "key", names, f"d = {key_hash.expression}", f"return checks[(d >> 64) % {len(filters)}](d)"
+        )
+
+    # What follows is the same for all.
+
+    def _allocate(self, shape: Shape, key_hash: KeyHash, max_bytes: int | None) -> None:
+        limit = memory_bytes() if max_bytes is None else max_bytes
+        if shape.body_bytes > limit:
+            raise TooLarge(
+                f"{shape.capacity:,} keys at {shape.error_rate:.3g} take {shape.body_bytes:,} bytes as a {self.kind} "
+                f"filter, over the {limit:,} that it may take; lower the capacity or raise error_rate or max_bytes"
+            )
+        self._attach(shape, key_hash, memoryview(bytearray(shape.body_bytes)))
+
+    def _attach(self, shape: Shape, key_hash: KeyHash, body: memoryview, shard: int = 0) -> None:
+        self.layout, self.key_hash, self.body, self.shard = shape, key_hash, body, shard
+        self._ready()
+
+    @classmethod
+    def attach(cls, header: Header, body: memoryview, key_hash: KeyHash) -> Self:
+        """The filter whose state is ``body``, which is shared, not copied. Raises :class:`CorruptFilter`."""
+        try:
+            if header.kind != cls.kind:
+                raise InvalidShape(f"a {header.kind} filter, where a {cls.kind} filter is expected")
+            sizing.check_capacity(header.capacity)
+            sizing.check_error_rate(header.error_rate)
+            shape = cls.shape_of(header)
+            if shape.body_bytes != len(body):
+                raise InvalidShape(f"{len(body)} bytes, where its parameters ask for {shape.body_bytes}")
+            if header.width != key_hash.width:
+                raise InvalidShape(f"made for keys of width {header.width}, where the keys have width {key_hash.width}")
+            self = cls.__new__(cls)
+            self._attach(shape, key_hash, body, header.shard)
+        except InvalidShape as error:
+            raise CorruptFilter(str(error)) from error
+        return self
+
+    @property
+    def capacity(self) -> int:
+        """Keys that keep the false-positive rate at :attr:`error_rate`."""
+        capacity: int = self.layout.capacity
+        return capacity
+
+    @property
+    def error_rate(self) -> float:
+        """The false-positive rate at :attr:`capacity` keys."""
+        rate: float = self.layout.error_rate
+        return rate
+
+    def __contains__(self, key: bytes) -> bool:
+        return self.might_contain(key)
+
+    def add(self, key: bytes) -> None:
+        """Put ``key`` in."""
+        self._apply(self.writes(self.digest(key)))
+
+    def discard(self, key: bytes) -> bool:
+        """Take ``key`` out once; tells whether it was found. Raises :class:`DiscardUnsupported`."""
+        writes = self.discard_writes(self.digest(key))
+        self._apply(writes)
+        return bool(writes)
+
+    def _apply(self, writes: Writes) -> None:
+        body = self.body
+        for offset, data in writes:
+            body[offset : offset + len(data)] = data
+
+    def digests(self, keys: Keys) -> tuple[U64, U64 | None]:
+        """What :meth:`add_digests` takes, for many keys."""
+        return self.key_hash.digests(keys)
+
+    def add_many(self, keys: Keys) -> None:
+        """Put many keys in: an iterable of ``bytes``, or what :meth:`KeyHash.digests` takes."""
+        bulk.add_keys(self, keys)
+
+    def contains_many(self, keys: Keys) -> NDArray[np.bool_]:
+        """Check many keys; a boolean array of shape ``(n,)``."""
+        return self.contains_digests(*self.digests(keys))
+
+    def clear(self) -> None:
+        """Take everything out."""
+        import numpy as np
+
+        np.frombuffer(self.body, np.uint8)[:] = 0
+
+    def stats(self) -> Stats:
+        return Stats(
+            kind=self.kind,
+            capacity=self.capacity,
+            error_rate=self.error_rate,
+            size=self.approximate_size(),
+            bytes=len(self.body),
+            fill=self.fill,
+            expected_error_rate=self.expected_error_rate(),
+        )
+
+    def measure_error_rate(self, probes: int = 100_000) -> float:
+        """The share of ``probes`` random digests, none of them added on purpose, that the filter lets through."""
+        import numpy as np
+
+        random = np.frombuffer(os.urandom(16 * probes), np.uint64)
+        return float(self.contains_digests(random[:probes] >> np.uint64(4), random[probes:]).mean())
+
+    def header(self, tag: int) -> Header:
+        """The header of this filter as a frame of its own."""
+        return Header(
+            kind=self.kind,
+            tag=tag,
+            capacity=self.capacity,
+            error_rate=self.error_rate,
+            body_bytes=len(self.body),
+            parameters=self.layout.parameters,
+            width=self.key_hash.width,
+            key_id=self.key_hash.key_id,
+        )
+
+    def to_bytes(self) -> bytes:
+        """The filter as one checksummed frame of :mod:`bloomguard.filters.codec`; the secret is not in it."""
+        return codec.encode(self.header(codec.new_tag()), self.body)
+
+    @classmethod
+    def from_bytes(cls, data: bytes | bytearray | memoryview, secret: bytes = b"") -> Self:
+        """The filter of :meth:`to_bytes`, copied. Raises :class:`CorruptFilter`, also for another secret."""
+        frame = codec.decode(data)
+        key_hash = key_hash_of(frame.header, secret)
+        if frame.header.shards != 1:
+            raise CorruptFilter(f"shard {frame.header.shard} of {frame.header.shards}, not a filter of its own")
+        return cls.attach(frame.header, memoryview(bytearray(frame.body)), key_hash)
+
+    def dump(self, stream: BinaryIO) -> int:
+        """Write the frame to a binary stream, without a copy; returns the bytes written."""
+        header = self.header(codec.new_tag())
+        for piece in (header.pack(), self.body, codec.trailer(header, self.body)):
+            stream.write(piece)
+        return header.frame_bytes
+
+    def _figures(self) -> dict[str, Any]:
+        return {"kind": self.kind, "capacity": self.capacity, "error_rate": self.error_rate}
+
+    def copy(self) -> Self:
+        """A filter of the same state with a body of its own, on the heap."""
+        twin = type(self).__new__(type(self))
+        twin._attach(self.layout, self.key_hash, memoryview(bytearray(self.body)), self.shard)
+        return twin
+
+    def __eq__(self, other: object) -> bool:
+        if type(other) is not type(self):
+            return NotImplemented
+        assert isinstance(other, BodyFilter)
+        return self.layout == other.layout and self.key_hash == other.key_hash and self.body == other.body
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} of {self.capacity:,} keys at {self.error_rate:g}, {len(self.body):,} bytes>"
+
+
+def compile_check(argument: str, names: dict[str, Any], *lines: str) -> Callable[[Any], bool]:
+    """A check compiled from source: unrolled, it takes half the time of a loop.
+
+    A closure's names are found without a look-up in a dictionary. The source is made of a kind's own expressions and
+    of integers.
+    """
+    body = "\n".join(f"  {line}" for line in lines)
+    namespace: dict[str, Any] = {}
+    exec(f"def make({', '.join(names)}):\n def check({argument}):\n{body}\n return check", namespace)
+    check: Callable[[Any], bool] = namespace["make"](**names)
+    return check

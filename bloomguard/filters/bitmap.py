@@ -1,0 +1,296 @@
+"""Exact bitmap: one bit for each integer of a range. No false positive, and no hash.
+
+Keys are integers of 64 bits as 8 bytes, little-endian, signed. A build is cut into shards by range: shard ``i`` holds
+``span`` integers from ``low + i * span`` on. What lies outside the range goes, by its digest, to the small Bloom
+filter behind the bits of each shard: it is never dropped, and a rebuild brings it into the range.
+
+A key's *digest* is here its place in its shard, or, outside the range, its 60-bit digest with bit 63 set.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from struct import Struct
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from bitarray import bitarray
+
+from . import bulk, codec, sizing
+from .base import BodyFilter, compile_check
+from .bloom import BloomFilter, BloomShape
+from .errors import InvalidShape
+from .hashing import MASK60, KeyHash
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from .base import U64, Keys, Writes
+
+OUTSIDE = 1 << 63
+
+_LEAST_OVERFLOW = 1_000  # keys outside the range that each shard takes at its error rate, at least
+_OVERFLOW_SHARE = 1_000  # and one for each so many of the range: a hundredth of its bits
+_UNPACK = Struct("<q").unpack  # half the time of int.from_bytes with its keywords
+
+
+@dataclass(frozen=True)
+class BitmapShape:
+    """``span`` integers from ``low`` on, and the Bloom filter for ``overflow.capacity`` keys beside them."""
+
+    low: int
+    span: int
+    overflow: BloomShape
+
+    def __post_init__(self) -> None:
+        if not (-(1 << 63) <= self.low < 1 << 63 and 1 <= self.span <= sizing.MAX_BITS):
+            raise InvalidShape(
+                f"a range of {self.span!r} integers from {self.low!r} on; 1 to 2**48 of 64 bits can be held"
+            )
+
+    @property
+    def capacity(self) -> int:
+        return self.span
+
+    @property
+    def error_rate(self) -> float:
+        return self.overflow.error_rate
+
+    @property
+    def bit_bytes(self) -> int:
+        """Bytes of the range's bits, padded to a multiple of 8."""
+        return -(-self.span // 64) * 8
+
+    @property
+    def body_bytes(self) -> int:
+        return self.bit_bytes + self.overflow.body_bytes
+
+    @property
+    def parameters(self) -> tuple[int, ...]:
+        return (self.low & 0xFFFFFFFFFFFFFFFF, self.overflow.capacity, *self.overflow.sizes)
+
+
+class ExactBitmap(BodyFilter):
+    """A set of integers in ``[low, high]``, exact; integers outside go to a Bloom filter of ``error_rate``.
+
+    It does not discard: a bit has no count, so of a delete and an insert of one ID that overtake each other it could
+    keep the wrong one.
+
+    >>> f = ExactBitmap(1, 1_000_000)
+    >>> f.add((17).to_bytes(8, "little"))
+    >>> f.might_contain((17).to_bytes(8, "little")), f.might_contain((18).to_bytes(8, "little"))
+    (True, False)
+    """
+
+    kind: ClassVar[str] = "bitmap"
+
+    __slots__ = ("_bits", "_low", "_overflow")
+
+    layout: BitmapShape
+
+    def __init__(
+        self,
+        low: int,
+        high: int,
+        error_rate: float = 0.01,
+        *,
+        overflow: int | None = None,
+        secret: bytes = b"",
+        max_bytes: int | None = None,
+    ) -> None:
+        self._allocate(self.shape(low, high, error_rate, overflow), KeyHash(8, secret), max_bytes)
+
+    @staticmethod
+    def shape(low: int, high: int, error_rate: float, overflow: int | None = None) -> BitmapShape:
+        """The shape for ``[low, high]`` and ``overflow`` keys outside; allocates nothing."""
+        if high < low:
+            raise InvalidShape(f"the range [{low}, {high}] is empty")
+        span = high - low + 1
+        if overflow is None:
+            overflow = max(_LEAST_OVERFLOW, span // _OVERFLOW_SHARE)
+        return BitmapShape(low, span, BloomFilter.shape(overflow, error_rate))
+
+    @classmethod
+    def plan(
+        cls, capacity: int, error_rate: float, *, shard_bytes: int | None = None, **options: Any
+    ) -> tuple[BitmapShape, int]:
+        """The shape for ``low`` to ``high``, which have to be among the options; ``capacity`` is only checked."""
+        sizing.check_capacity(capacity)
+        low, high = options.pop("low", None), options.pop("high", None)
+        if low is None or high is None:
+            raise InvalidShape(f"low is {low!r} and high is {high!r}; an exact bitmap has to know its range")
+        whole = cls.shape(low, high, error_rate, **options)
+        shards = 1 if shard_bytes is None else -(-whole.body_bytes // shard_bytes)
+        if shards > 1:
+            span = -(-whole.span // (64 * shards)) * 64  # the last shard reaches a little past high
+            whole = cls.shape(low, low + span - 1, error_rate, **options)
+        return whole, shards
+
+    @classmethod
+    def shape_of(cls, header: codec.Header) -> BitmapShape:
+        if len(header.parameters) < 3:
+            raise InvalidShape(f"{len(header.parameters)} parameters; an exact bitmap has at least 3")
+        low, overflow, *sizes = header.parameters
+        if low >> 63:
+            low -= 1 << 64
+        shape = BloomShape(sizing.check_capacity(overflow), header.error_rate, tuple(sizes))
+        return BitmapShape(low, header.capacity, shape)
+
+    def _ready(self) -> None:
+        if self.key_hash.width != 8:
+            raise InvalidShape(f"keys of width {self.key_hash.width}; an exact bitmap takes integers of 8 bytes")
+        shape = self.layout
+        self._low = shape.low + self.shard * shape.span
+        self._bits = bitarray(buffer=self.body[: shape.bit_bytes], endian="big")
+        self._overflow = BloomFilter.__new__(BloomFilter)
+        self._overflow._attach(shape.overflow, self.key_hash, self.body[shape.bit_bytes :])
+        self.digest = _digest(self._low, shape.span, self.key_hash)
+        names = {
+            "unpack": _UNPACK,
+            "bits": self._bits,
+            "overflow": self._overflow.might_contain,
+            "overflow_digest": self._overflow.might_contain_digest,
+        }
+        self.might_contain = compile_check(
+            "key",
+            names,
+            f"i = unpack(key)[0] - {self._low}",
+            f"return (True if bits[i] else False) if 0 <= i < {shape.span} else overflow(key)",
+        )
+        self.might_contain_digest = compile_check(
+            "digest",
+            names,
+            f"return (True if bits[digest] else False) if digest < {shape.span} else overflow_digest(digest)",
+        )
+
+    # Keys belong to shards by range.
+
+    @classmethod
+    def locator(cls, header: codec.Header, key_hash: KeyHash) -> Callable[[bytes], tuple[int, int]]:
+        shape, shards, hashed = cls.shape_of(header), header.shards, key_hash.digest
+        low, span, all_of_them = shape.low, shape.span, shape.span * shards
+
+        def locate(key: bytes) -> tuple[int, int]:
+            place: int = _UNPACK(key)[0] - low
+            if 0 <= place < all_of_them:
+                return divmod(place, span)
+            digest = hashed(key)
+            return (digest >> 64) % shards, digest & MASK60 | OUTSIDE
+
+        return locate
+
+    @classmethod
+    def locate_many(cls, header: codec.Header, key_hash: KeyHash, keys: Keys) -> tuple[U64, U64, U64]:
+        import numpy as np
+
+        shape, span = cls.shape_of(header), np.uint64(cls.shape_of(header).span)
+        words = key_hash.words(keys)
+        places, outside = _places(words, shape.low, shape.span * header.shards)
+        low, high = key_hash.digests(words[outside].view(np.int64))
+        shards = places // span
+        places -= shards * span
+        shards[outside] = high % np.uint64(header.shards)
+        places[outside] = low | np.uint64(OUTSIDE)
+        return shards, places, np.zeros(len(places), np.uint64)
+
+    @classmethod
+    def checker(cls, header: codec.Header, key_hash: KeyHash, filters: list[Any]) -> Callable[[bytes], bool]:
+        if len(filters) == 1:
+            check: Callable[[bytes], bool] = filters[0].might_contain
+            return check
+        shape = cls.shape_of(header)
+        names = key_hash.names() | {
+            "unpack": _UNPACK,
+            "bits": [each._bits for each in filters],
+            "overflow": [each._overflow.might_contain_digest for each in filters],
+        }
+        return compile_check(
+            "key",
+            names,
+            f"i = unpack(key)[0] - {shape.low}",
+            f"if 0 <= i < {shape.span * len(filters)}:",
+            f" return True if bits[i // {shape.span}][i % {shape.span}] else False",
+            f"d = {key_hash.expression}",
+            f"return overflow[(d >> 64) % {len(filters)}](d)",
+        )
+
+    def digests(self, keys: Keys) -> tuple[U64, U64 | None]:
+        import numpy as np
+
+        words = self.key_hash.words(keys)
+        places, outside = _places(words, self._low, self.layout.span)
+        if outside.any():
+            places[outside] = self.key_hash.digests(words[outside].view(np.int64))[0] | np.uint64(OUTSIDE)
+        return places, None
+
+    def writes(self, digest: int) -> Writes:
+        if digest >= self.layout.span:
+            start = self.layout.bit_bytes
+            return [(start + offset, data) for offset, data in self._overflow.writes(digest)]
+        offset, bit = digest >> 3, 128 >> (digest & 7)
+        old = self.body[offset]
+        return [] if old & bit else [(offset, bytes((old | bit,)))]
+
+    def add_digests(self, low: U64, high: U64 | None = None) -> None:
+        import numpy as np
+
+        outside = low >= np.uint64(self.layout.span)
+        if outside.any():
+            self._overflow.add_digests(low[outside] & np.uint64(MASK60))
+            low = low[~outside]
+        cells = np.frombuffer(self.body, np.uint8)
+        bulk.set_few(cells, low.view(np.int64))
+
+    def contains_digests(self, low: U64, high: U64 | None = None) -> NDArray[np.bool_]:
+        import numpy as np
+
+        inside = low < np.uint64(self.layout.span)
+        found = np.zeros(len(low), bool)
+        positions = low[inside].view(np.int64)
+        cells = np.frombuffer(self.body, np.uint8)
+        found[inside] = cells[positions >> 3] << (positions & 7).astype(np.uint8) >= 128
+        if not inside.all():
+            found[~inside] = self._overflow.contains_digests(low[~inside] & np.uint64(MASK60))
+        return found
+
+    def measure_error_rate(self, probes: int = 100_000) -> float:
+        """The share of ``probes`` random keys outside the range that pass; within it there is no error."""
+        return self._overflow.measure_error_rate(probes)
+
+    @property
+    def overflow(self) -> BloomFilter:
+        """The filter for the keys outside the range, over the same memory."""
+        return self._overflow
+
+    @property
+    def fill(self) -> float:
+        return int(self._bits.count()) / self.layout.span
+
+    def approximate_size(self) -> int:
+        """Integers in the range, exactly, and those outside as the Bloom filter estimates them."""
+        return int(self._bits.count()) + self._overflow.approximate_size()
+
+    def expected_error_rate(self) -> float:
+        """The false-positive rate outside the range."""
+        return self._overflow.expected_error_rate()
+
+
+def _digest(low: int, span: int, key_hash: KeyHash) -> Callable[[bytes], int]:
+    hashed = key_hash.digest
+
+    def digest(key: bytes) -> int:
+        place: int = _UNPACK(key)[0] - low
+        return place if 0 <= place < span else hashed(key) & MASK60 | OUTSIDE
+
+    return digest
+
+
+def _places(words: U64, low: int, span: int) -> tuple[U64, NDArray[np.bool_]]:
+    """Each key less ``low``, and which of them lie outside the ``span``; both of shape ``(n,)``."""
+    import numpy as np
+
+    keys = words.view(np.int64)
+    places = words - np.uint64(low & 0xFFFFFFFFFFFFFFFF)  # modulo 2**64: right wherever the key is at least low
+    outside = (keys < low) | (places >= np.uint64(span))
+    return places, outside

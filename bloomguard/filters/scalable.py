@@ -1,0 +1,197 @@
+"""Filters that grow by layers: for keys whose number is not known when the filter is made."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, ClassVar
+
+from . import sizing
+from .bloom import BloomFilter
+from .cuckoo import CuckooFilter
+from .errors import FilterFull, InvalidShape
+from .hashing import KeyHash
+from .layered import MAX_LAYERS, LayeredFilter, pack_float, unpack_float
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from .base import U64
+
+
+class ScalableBloomFilter(LayeredFilter):
+    """A Bloom filter without a last key: each full layer is followed by one ``growth`` times as large.
+
+    ``capacity`` is that of the first layer. Each layer's error rate is ``tightening`` times that of the one before, and
+    their sum is at most ``error_rate`` however many follow (Almeida et al. 2007). ``growth=1`` gives equal layers.
+    Raises :class:`InvalidShape`.
+    """
+
+    kind: ClassVar[str] = "scalable"
+    layer_class = BloomFilter
+
+    __slots__ = ("_counts", "growth", "tightening")
+
+    layers: list[BloomFilter]
+
+    def __init__(
+        self,
+        capacity: int = 1_000,
+        error_rate: float = 0.01,
+        *,
+        growth: int = 2,
+        tightening: float = 0.5,
+        width: int | None = None,
+        secret: bytes = b"",
+    ) -> None:
+        self.capacity = sizing.check_capacity(capacity)
+        self.error_rate = sizing.check_error_rate(error_rate)
+        self.key_hash = KeyHash(width, secret)
+        self.growth, self.tightening = growth, tightening
+        self._check()
+        self.clear()
+
+    def _check(self) -> None:
+        if not 1 <= self.growth <= 16:
+            raise InvalidShape(f"growth is {self.growth!r}; each layer has to be 1 to 16 times as large as the last")
+        if not 0.1 <= self.tightening <= 0.95:
+            raise InvalidShape(f"tightening is {self.tightening!r}; it has to be from 0.1 to 0.95")
+
+    def clear(self) -> None:
+        """Take everything out, and start with one layer again."""
+        self.layers: list[BloomFilter] = []
+        self._counts: list[int] = []
+        self._grow()
+
+    def _grow(self) -> None:
+        number = len(self.layers)
+        if number == MAX_LAYERS:
+            raise FilterFull(f"{MAX_LAYERS} layers of {self.capacity:,} keys and more; start with a larger capacity")
+        rate = self.error_rate * (1 - self.tightening) * self.tightening**number
+        shape = BloomFilter.shape(self.capacity * self.growth**number, max(rate, 1e-15))
+        self.layers.append(self._layer(shape))
+        self._counts.append(0)
+
+    def add(self, key: bytes) -> None:
+        """Put ``key`` in, unless it might be in."""
+        if self.might_contain(key):
+            return
+        if self._counts[-1] >= self.layers[-1].capacity:
+            self._grow()
+        self.layers[-1].add(key)
+        self._counts[-1] += 1
+
+    def add_digests(self, low: U64, high: U64) -> None:
+        import numpy as np
+
+        low = np.unique(low[~self.contains_digests(low, high)])
+        while len(low):
+            room = self.layers[-1].capacity - self._counts[-1]
+            if room <= 0:
+                self._grow()
+                continue
+            self.layers[-1].add_digests(low[:room])
+            self._counts[-1] += min(room, len(low))
+            low = low[room:]
+
+    def _parameters(self) -> tuple[int, ...]:
+        return (self.growth, pack_float(self.tightening), *self._counts)
+
+    def _restore(self, parameters: Sequence[int]) -> None:
+        if len(parameters) != 2 + len(self.layers) or not self.layers:
+            raise InvalidShape(f"{len(parameters)} parameters for {len(self.layers)} layers")
+        growth, tightening, *self._counts = parameters
+        self.growth, self.tightening = growth, unpack_float(tightening)
+        self._check()
+        sizing.check_capacity(self.capacity)
+        sizing.check_error_rate(self.error_rate)
+
+
+class ScalableCuckooFilter(LayeredFilter):
+    """A cuckoo filter that is never full: a key without room goes to one more table of the same size.
+
+    The tables are of one shape, so that a key has the same fingerprint and buckets in each: it is as if every bucket
+    had got four more slots, and a discard takes one of the key's copies wherever it lies. Each table adds its own
+    error rate: ``stats().expected_error_rate`` tells the sum, and a rebuild with a larger capacity brings it down.
+    """
+
+    kind: ClassVar[str] = "scalable-cuckoo"
+    supports_discard: ClassVar[bool] = True
+    layer_class = CuckooFilter
+
+    __slots__ = ("_bits",)
+
+    layers: list[CuckooFilter]
+
+    def __init__(
+        self,
+        capacity: int = 1_000,
+        error_rate: float = 0.0002,
+        *,
+        fingerprint_bits: int | None = None,
+        width: int | None = None,
+        secret: bytes = b"",
+    ) -> None:
+        self.capacity, self.error_rate = capacity, error_rate
+        self._bits = CuckooFilter.shape(capacity, error_rate, fingerprint_bits).bits
+        self.key_hash = KeyHash(width, secret)
+        self.clear()
+
+    def clear(self) -> None:
+        """Take everything out, and start with one table again."""
+        self.layers: list[CuckooFilter] = []
+        self._grow()
+
+    def _grow(self) -> CuckooFilter:
+        if len(self.layers) == MAX_LAYERS:
+            raise FilterFull(f"{MAX_LAYERS} tables of {self.capacity:,} keys; start with a larger capacity")
+        layer: CuckooFilter = self._layer(CuckooFilter.shape(self.capacity, self.error_rate, self._bits))
+        self.layers.append(layer)
+        return layer
+
+    def add(self, key: bytes) -> None:
+        """Put ``key`` in."""
+        digest = self.key_hash.digest(key)
+        for layer in reversed(self.layers):
+            try:
+                writes = layer.writes(digest)
+            except FilterFull:
+                continue
+            layer._apply(writes)
+            return
+        self._grow().add(key)
+
+    def add_digests(self, low: U64, high: U64) -> None:
+        left: NDArray[np.int64] = self.layers[-1].place_digests(low, high)
+        while len(left):
+            low, high = low[left], high[left]
+            left = self._grow().place_digests(low, high)
+
+    def discard(self, key: bytes) -> bool:
+        """Take ``key`` out once; tells whether it was found. A saturated key stays."""
+        digest = self.key_hash.digest(key)
+        if any(layer.saturated(key) for layer in self.layers):
+            return False
+        for layer in reversed(self.layers):
+            writes = layer.discard_writes(digest)
+            if writes:
+                layer._apply(writes)
+                return True
+        return False
+
+    def __len__(self) -> int:
+        return sum(layer.size() for layer in self.layers)
+
+    def __bool__(self) -> bool:
+        return True  # an empty filter is still a filter
+
+    def _parameters(self) -> tuple[int, ...]:
+        return (self._bits,)
+
+    def _restore(self, parameters: Sequence[int]) -> None:
+        if len(parameters) != 1 or not self.layers:
+            raise InvalidShape(f"{len(parameters)} parameters for {len(self.layers)} tables")
+        (self._bits,) = parameters
+        shape = CuckooFilter.shape(self.capacity, self.error_rate, self._bits)
+        if any(layer.layout != shape for layer in self.layers):
+            raise InvalidShape("its tables are not of one shape")

@@ -1,0 +1,73 @@
+"""Bytes are pinned: what one release wrote, the next one reads, and writes the same."""
+
+import hashlib
+
+import numpy as np
+import pytest
+
+from bloomguard.filters import codec
+
+from .kinds import KINDS, SECRET, key
+
+#: SHA-256 of each kind's frame with tag 1, after the keys 0 to 299 in bulk and 300 to 399 one at a time.
+PINNED = {
+    "bloom": "1eed05db3b8273a6740b7f58be56824f",
+    "counting": "0cea61c43c61aaa487a22dabd45fe714",
+    "spectral": "f8bce60d86afe4f660ee8ffa3c253233",
+    "cuckoo-8": "2ec6d9298423a11d4c0a126b924e8b11",
+    "cuckoo-16": "94fd95eb20db4c7c0fcb3591703c520b",
+    "cuckoo-32": "05aa1e2ee848095ca4607012ac83e507",
+    "bitmap": "6c99ab77321fa3f68bbf8a965208e7cd",
+    "bitmap, all outside": "b50663b6e971063346f4f5191bd7ed57",
+    "scalable": "4e90a37d8b897ca60610d7885007bf46",
+    "scalable-cuckoo": "b96d99478ece615363e7f8fc985c6a44",
+    "rotating": "bed4a3bc433392a295ffae148258daaa",
+}
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
+def test_the_bytes_of_every_kind_are_pinned(kind, monkeypatch):
+    """The layout of bits, slots and counters, the hash and the header: a change of any is a new format version."""
+    monkeypatch.setattr(codec, "new_tag", lambda: 1)
+    filter = kind.make(400, secret=SECRET, **({"clock": lambda: 120.0} if kind.name == "rotating" else {}))
+    filter.add_many(np.arange(300))
+    for number in range(300, 400):
+        filter.add(key(number))
+
+    assert hashlib.sha256(filter.to_bytes()).hexdigest()[:32] == PINNED[kind.name]
+
+
+def test_the_header_is_pinned():
+    """Field by field, big-endian, as the format's description has it."""
+    header = codec.Header(
+        kind="bloom",
+        tag=0x0123456789ABCDEF,
+        capacity=1_000,
+        error_rate=0.01,
+        body_bytes=1_224,
+        parameters=(1_951, 1_973),
+        width=8,
+        key_id=0xFEDCBA9876543210,
+        shard=1,
+        shards=3,
+    )
+    data = header.pack()
+
+    assert data.hex(" ", 8) == (
+        "89626c6f6f6d670a 02468acf13579bde 0001000100080002 0000000100000003 fedcba9876543210 00000000000003e8 "
+        "3f847ae147ae147b 00000000000004c8 000000000000079f 00000000000007b5 "
+        + data[80:84].hex()
+        + "00000000 "
+        + " ".join(["0000000000000000"] * 5)
+    )
+    assert codec.Header.unpack(data) == header
+    assert codec.KINDS == {
+        "bloom": 1,
+        "counting": 2,
+        "spectral": 3,
+        "cuckoo": 4,
+        "bitmap": 5,
+        "scalable": 6,
+        "scalable-cuckoo": 7,
+        "rotating": 8,
+    }
