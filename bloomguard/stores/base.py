@@ -6,26 +6,22 @@ whose body does not fit its checksum, is not trusted. **Missing is not empty.**
 
 from __future__ import annotations
 
-import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
+from statistics import mean
 from typing import TYPE_CHECKING, Any
 
 from django.core.checks import CheckMessage
 
 from ..exceptions import UnknownGeneration
-from ..filters import BloomFilter, CorruptFilter, KeyHash
+from ..filters import CorruptFilter, KeyHash
+from ..filters.base import BodyFilter
 from ..filters.codec import Frame, Header
 from ..filters.layout import Layout
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
-    U64 = NDArray[np.uint64]
-
-logger = logging.getLogger("bloomguard")
+    from ..filters.base import Keys
 
 #: Given a header's key id, how its keys are hashed; ``None`` where no secret and definition of today's fits.
 FindKeyHash = Callable[[int], KeyHash | None]
@@ -48,80 +44,61 @@ class Generation:
         self.layout = layout
         self._buffers = buffers
         self._locked = locked
-        self._digest = layout.key_hash.digest
-        self._shards: list[tuple[Frame, BloomFilter] | None] = [None] * len(buffers)
+        self._frames: list[Frame | None] = [None] * len(buffers)
+        self._filters: list[BodyFilter | None] = [None] * len(buffers)
         #: ``might_contain(key: bytes) -> bool``; raises :class:`CorruptFilter` where a shard cannot be trusted.
         self.might_contain: Callable[[bytes], bool] = self._might_contain
         if len(buffers) == 1:
-            self.might_contain = self._shard(0)[1].might_contain
+            self._shard(0)
 
-    def _shard(self, index: int) -> tuple[Frame, BloomFilter]:
+    def _shard(self, index: int) -> tuple[Frame, BodyFilter]:
         """The frame and the filter of one shard, checked whole when first asked for."""
-        shard = self._shards[index]
-        if shard is None:
+        frame, attached = self._frames[index], self._filters[index]
+        if frame is None or attached is None:
             frame = Frame.open(self._buffers[index])
             if frame.header != self.layout.headers[index]:
                 raise CorruptFilter(f"shard {index} of generation {self.name} belongs to another build")
             with self._locked(False):
                 frame.verify()
-            shard = frame, BloomFilter.attach(frame.header, frame.body, self.layout.key_hash)
-            self._shards[index] = shard
-        return shard
+            attached = self.layout.attach(frame)
+            self._frames[index], self._filters[index] = frame, attached
+            filters = [known for known in self._filters if known is not None]
+            if len(filters) == len(self._filters):
+                self.might_contain = self.layout.checker(filters)
+        return frame, attached
 
     def _might_contain(self, key: bytes) -> bool:
-        digest = self._digest(key)
-        return self._shard((digest >> 64) % len(self._shards))[1].might_contain_digest(digest)
+        shard, digest = self.layout.locate(key)
+        return self._shard(shard)[1].might_contain_digest(digest)
 
     def add(self, keys: Iterable[bytes]) -> None:
         """Put keys in and see that they are; raises :class:`CorruptFilter` or :class:`StoreError` if that fails."""
-        digests = [self._digest(key) for key in keys]
-        shards = [self._shard((digest >> 64) % len(self._shards)) for digest in digests]
+        placed = [(self._shard(shard), digest) for shard, digest in map(self.layout.locate, keys)]
         with self._locked(True):
-            for (frame, bloom), digest in zip(shards, digests):
-                frame.write(bloom.writes(digest))
-                if not bloom.might_contain_digest(digest):
+            for (frame, attached), digest in placed:
+                frame.write(attached.writes(digest))
+                if not attached.might_contain_digest(digest):
                     raise CorruptFilter(f"generation {self.name} did not keep what was written")
 
-    def add_digests(self, low: U64, high: U64) -> None:
-        """Put many keys in by their digests, both of shape ``(n,)``, as :meth:`KeyHash.digests` gives them."""
-        for index, part in self._by_shard(low, high):
-            frame, bloom = self._shard(index)
+    def add_many(self, keys: Keys) -> None:
+        """Put many keys in, in whatever form :meth:`KeyHash.digests` takes; other writers wait meanwhile."""
+        for index, low, high in self.layout.locate_many(keys):
+            frame, attached = self._shard(index)
             with self._locked(True):
-                bloom.add_digests(low[part])
+                attached.add_digests(low, high)
                 frame.seal()
 
-    def contains_digests(self, low: U64, high: U64) -> NDArray[np.bool_]:
-        """Check many keys by their digests; a boolean array of shape ``(n,)``."""
-        import numpy as np
-
-        found = np.zeros(len(low), bool)
-        for index, part in self._by_shard(low, high):
-            found[part] = self._shard(index)[1].contains_digests(low[part])
-        return found
-
-    def _by_shard(self, low: U64, high: U64) -> Iterable[tuple[int, Any]]:
-        """Which digests, as an index into the arrays, fall to which shard."""
-        import numpy as np
-
-        count = len(self._shards)
-        if count == 1:
-            return [(0, slice(None))]
-        home = (high % np.uint64(count)).astype(np.uint32)
-        order = np.argsort(home, kind="stable")
-        bounds = np.searchsorted(home[order], np.arange(count + 1))
-        return [
-            (index, order[start:stop]) for index, (start, stop) in enumerate(zip(bounds, bounds[1:])) if stop > start
-        ]
+    def _all(self) -> list[BodyFilter]:
+        return [self._shard(index)[1] for index in range(len(self._buffers))]
 
     def fill(self) -> float:
-        """Share of the bits that are set, over all shards, 0 to 1."""
-        return sum(self._shard(index)[1].fill for index in range(len(self._shards))) / len(self._shards)
+        """Share of the bits or slots in use, over all shards, 0 to 1."""
+        return mean(attached.fill for attached in self._all())
 
     def measure_error_rate(self, probes: int = 100_000) -> float:
         """The share of random keys that the generation lets through, probed evenly over the shards."""
-        each = -(-probes // len(self._shards))
-        rates = [self._shard(index)[1].measure_error_rate(each) for index in range(len(self._shards))]
-        return sum(rates) / len(rates)
+        each = -(-probes // len(self._buffers))
+        return mean(attached.measure_error_rate(each) for attached in self._all())
 
     def seal(self) -> None:
         """Make it durable; called once, before it is published."""

@@ -14,7 +14,7 @@ import shutil
 import stat
 import threading
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -209,9 +209,10 @@ class _WriteLock:
         self._thread = threading.Lock()
         self._close()
 
-    def _close(self) -> None:
+    def _close(self, close: Callable[[int], None] = os.close) -> None:
+        # The default keeps hold of the function: at the interpreter's end the module may be gone first.
         if self._fd is not None:
-            os.close(self._fd)
+            close(self._fd)
             self._fd = None
 
     @contextmanager

@@ -35,6 +35,11 @@ class StateConnection:
             self._abandoned.append(self._connection)
             self._connection = None
 
+    @property
+    def alias(self) -> str:
+        """The database that holds the state rows."""
+        return router.db_for_write(GuardState)
+
     def execute(self, sql: str, parameters: Sequence[Any] = ()) -> tuple[list[tuple[Any, ...]], int]:
         """The rows and the row count of one statement, which is committed when this returns.
 
@@ -60,14 +65,13 @@ class StateConnection:
             return (cursor.fetchall() if cursor.description else []), cursor.rowcount
 
     def _open(self) -> BaseDatabaseWrapper:
-        alias = router.db_for_write(GuardState)
-        configured = connections[alias].settings_dict
+        configured = connections[self.alias].settings_dict
         current = self._connection
         if current is not None and current.settings_dict["NAME"] != configured["NAME"]:
             self.close()
             current = None
         if current is None:
-            current = connections.create_connection(alias)
+            current = connections.create_connection(self.alias)
             current.settings_dict = copy.deepcopy(configured)
             current.settings_dict["AUTOCOMMIT"] = True
             current.settings_dict["OPTIONS"].pop("pool", None)
@@ -77,11 +81,11 @@ class StateConnection:
 
     def quote(self, name: str) -> str:
         """``name`` as the database quotes identifiers."""
-        return connections[router.db_for_write(GuardState)].ops.quote_name(name)
+        return connections[self.alias].ops.quote_name(name)
 
     def adapt_datetime(self, value: Any) -> Any:
         """A point in time as the database takes it for a parameter."""
-        return connections[router.db_for_write(GuardState)].ops.adapt_datetimefield_value(value)
+        return connections[self.alias].ops.adapt_datetimefield_value(value)
 
     def close(self) -> None:
         with self._lock:

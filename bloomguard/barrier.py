@@ -1,0 +1,56 @@
+"""Waits until every transaction that was writing a table has ended.
+
+A writer that began before a generation was announced knows nothing of it, and its rows show only when it commits. The
+scan of a rebuild has to begin after the last of them.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from django.db import connections, transaction
+
+_POLL_SECONDS = 0.05
+
+
+def wait_for_writers(using: str, table: str, sleep: Callable[[float], None] = time.sleep) -> None:
+    """Return once no transaction of before the call holds a write on ``table`` (unquoted) any more.
+
+    PostgreSQL tells who holds the lock that every write takes. Elsewhere taking a write lock oneself, for a moment,
+    comes after everybody who had it: SQLite has one for the whole file, MySQL one a table.
+    """
+    connection = connections[using]
+    if connection.vendor == "postgresql":
+        holders = _postgresql_writers(using, table)
+        while holders:
+            sleep(_POLL_SECONDS)
+            holders &= _postgresql_writers(using, table)
+    elif connection.vendor == "sqlite":
+        _sqlite_turn(using)
+    elif connection.vendor == "mysql":
+        with connection.cursor() as cursor:
+            cursor.execute(f"LOCK TABLES {connection.ops.quote_name(table)} WRITE")
+            cursor.execute("UNLOCK TABLES")
+
+
+def _postgresql_writers(using: str, table: str) -> set[str]:
+    connection = connections[using]
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT DISTINCT virtualtransaction FROM pg_locks WHERE locktype = 'relation' AND granted "
+            "AND mode IN ('RowExclusiveLock', 'ShareRowExclusiveLock', 'ExclusiveLock', 'AccessExclusiveLock') "
+            "AND database = (SELECT oid FROM pg_database WHERE datname = current_database()) "
+            "AND relation = %s::regclass AND pid <> pg_backend_pid()",
+            [connection.ops.quote_name(table)],
+        )
+        return {row[0] for row in cursor.fetchall()}
+
+
+def _sqlite_turn(using: str) -> None:
+    connection = connections[using]
+    with connection.cursor() as cursor:
+        if connection.in_atomic_block:
+            raise transaction.TransactionManagementError("a barrier inside a transaction would wait for itself")
+        cursor.execute("BEGIN IMMEDIATE")
+        cursor.execute("COMMIT")

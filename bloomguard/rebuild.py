@@ -1,0 +1,300 @@
+"""Rebuild: rows -> a new generation, measured, published as a whole.
+
+    create an empty generation -> announce it in the state row -> wait until every writer knows of it and every
+    earlier writer has ended -> scan -> measure -> publish by compare-and-set -> drop the one before
+
+Until it is published the former generation answers; whatever stops the rebuild, it goes on answering.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import socket
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from datetime import timedelta
+
+from django.db import connections
+from django.utils import timezone
+
+from .barrier import wait_for_writers
+from .exceptions import BuilderBusy, RebuildError, StoreError
+from .filters import CorruptFilter
+from .filters.codec import new_tag
+from .filters.layout import Layout
+from .guards import Guard
+from .models import GuardState
+from .sources import Source
+from .stores import Generation
+from .sync.state import ARMED, FENCED, LEASE_SECONDS, State
+
+logger = logging.getLogger("bloomguard")
+
+#: What a filter has room for beyond today's rows, unless the guard says how many.
+HEADROOM = 1.5
+SMALLEST_CAPACITY = 1_000
+#: Every process has read a row that was committed this long ago, or answers nothing.
+SETTLE_SECONDS = 2 * LEASE_SECONDS
+#: A builder that has not been heard of for this long is dead.
+DEAD_AFTER_SECONDS = 60.0
+_BEAT_SECONDS = 10.0
+_BATCH_KEYS = 1_000_000
+
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What a rebuild would make: about how many rows, room for how many, and the bytes that takes."""
+
+    guard: str
+    rows: int
+    capacity: int
+    error_rate: float
+    bytes: int
+    shards: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """What a rebuild made. ``seconds`` is its own work, ``waited_seconds`` the wait for writers of other processes."""
+
+    guard: str
+    generation: str
+    rows: int
+    capacity: int
+    bytes: int
+    error_rate: float
+    error_rate_measured: float
+    seconds: float
+    waited_seconds: float
+
+
+class Rebuild:
+    """One rebuild of one guard. ``progress(rows done, rows in all)`` is called after every page."""
+
+    def __init__(
+        self,
+        guard: Guard,
+        *,
+        progress: Progress = lambda done, total: None,
+        sleep: Callable[[float], None] = time.sleep,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.guard = guard
+        self.source = Source(guard)
+        self.store = guard.live.store
+        self.table = guard.live.table
+        self._progress = progress
+        self._sleep = sleep
+        self._clock = clock
+        self._waited = 0.0
+        self._beaten_at = clock()
+
+    def plan(self) -> Plan:
+        """What :meth:`run` would make; changes nothing. Raises :class:`RebuildError` with the figures if it cannot fit."""
+        rows = self.source.estimate()
+        layout = self._layout(rows, tag=0)
+        return Plan(
+            guard=self.guard.name,
+            rows=rows,
+            capacity=layout.capacity,
+            error_rate=layout.error_rate,
+            bytes=layout.total_bytes,
+            shards=len(layout.headers),
+        )
+
+    def _layout(self, rows: int, tag: int) -> Layout:
+        key_id, key_hash = self.guard.live.key_hashes()[0]
+        capacity = max(self.guard.capacity or int(rows * HEADROOM), rows, SMALLEST_CAPACITY)
+        layout = Layout.plan(
+            key_hash=key_hash, capacity=capacity, error_rate=self.guard.error_rate, tag=tag, key_id=key_id
+        )
+        free = self.store.free_bytes()
+        if free is not None and layout.total_bytes > free:
+            raise RebuildError(
+                f"{self.guard.name}: {capacity:,} keys at {self.guard.error_rate:g} take {layout.total_bytes:,} bytes; "
+                f"the store {self.store.alias!r} has {free:,} left. Free some, or raise error_rate"
+            )
+        return layout
+
+    def run(self) -> Report:
+        """Build and publish; raises :class:`RebuildError`, and leaves what was served before as it was."""
+        if connections[self.source.using].in_atomic_block:
+            raise RebuildError("a rebuild inside a transaction would not see what others commit; call it outside")
+        began = self._clock()
+        rows = self.source.estimate()
+        layout = self._layout(rows, new_tag())
+        name = secrets.token_hex(12)
+        try:
+            generation = self.store.create(self.guard.name, name, layout)
+            mine: State | None = None
+            try:
+                mine = self._announce(name)
+                self._sweep(mine)
+                self._settle()
+                rows = self._fill(generation, mine, rows)
+                generation.seal()
+                measured = generation.measure_error_rate()
+                self._publish(mine, rows)
+            except BaseException:
+                self._withdraw(name, mine)
+                raise
+            seconds = self._clock() - began - self._waited
+            self._retire(name)
+        except (StoreError, CorruptFilter) as error:
+            raise RebuildError(f"{self.guard.name}: {error}") from error
+        return Report(
+            guard=self.guard.name,
+            generation=name,
+            rows=rows,
+            capacity=layout.capacity,
+            bytes=layout.total_bytes,
+            error_rate=layout.error_rate,
+            error_rate_measured=measured,
+            seconds=seconds,
+            waited_seconds=self._waited,
+        )
+
+    def _announce(self, name: str) -> State:
+        """Name the new generation in the row: from its next look at the row on, every writer writes to it as well."""
+        seen = self.table.current(self.guard.name)
+        if seen.building:
+            self._refuse_if_alive(seen)
+        changes = {
+            "building": name,
+            "builder": f"{socket.gethostname()}/{os.getpid()}",
+            "builder_seen_at": timezone.now(),
+        }
+        if seen.identity != self.store.identity:
+            # Another store, or another life of it: what it was trusted for is not here.
+            changes |= {"identity": self.store.identity, "active": "", "standby": "", "status": FENCED}
+            if seen.active:
+                changes |= {"fenced_at": timezone.now(), "reason": "the store was replaced"}
+        mine = self.table.swap(seen, **changes)
+        if mine is None:
+            raise BuilderBusy(f"{self.guard.name}: somebody else announced a build at the same moment")
+        return mine
+
+    def _refuse_if_alive(self, seen: State) -> None:
+        host, _, pid = seen.builder.rpartition("/")
+        row = GuardState.objects.using(self.table.connection.alias).get(name=seen.name)
+        silent = timezone.now() - (row.builder_seen_at or timezone.now())
+        dead = silent > timedelta(seconds=DEAD_AFTER_SECONDS)
+        if host == socket.gethostname() and not _runs(int(pid)):
+            dead = True
+        if not dead:
+            raise BuilderBusy(
+                f"{seen.name} is being built by process {pid} on {host}, last heard of {silent.total_seconds():.0f} s ago"
+            )
+
+    def _sweep(self, mine: State) -> None:
+        """Remove what builders that died have left: everything that the row, which is ours now, does not name."""
+        for name in self.store.names(self.guard.name):
+            if name not in mine.generations:
+                self.store.drop(self.guard.name, name)
+
+    def _settle(self) -> None:
+        began = self._clock()
+        self._sleep(SETTLE_SECONDS)
+        wait_for_writers(self.source.using, self.guard.model._meta.db_table, self._sleep)
+        self._waited += self._clock() - began
+
+    def _fill(self, generation: Generation, mine: State, expected: int) -> int:
+        """Scan and add, the next page being read while the last one is hashed; returns the number of rows."""
+        rows = 0
+        with ThreadPoolExecutor(1) as hasher:
+            pending: Future[None] | None = None
+            batch: list[object] = []
+            held = 0
+            for page in self.source.pages():
+                batch.append(page.keys)
+                held += page.rows
+                rows += page.rows
+                if held >= _BATCH_KEYS:
+                    if pending is not None:
+                        pending.result()
+                    pending = hasher.submit(self._add, generation, batch)
+                    batch, held = [], 0
+                self._progress(rows, max(rows, expected))
+                self._beat(mine)
+            if pending is not None:
+                pending.result()
+            self._add(generation, batch)
+        if rows > generation.layout.capacity:
+            raise RebuildError(
+                f"{self.guard.name}: {rows:,} rows where {expected:,} were expected, and there is room for "
+                f"{generation.layout.capacity:,}; run it again, or set capacity"
+            )
+        return rows
+
+    @staticmethod
+    def _add(generation: Generation, batch: list[object]) -> None:
+        import numpy as np
+
+        if not batch:
+            return
+        if isinstance(batch[0], np.ndarray):
+            generation.add_many(np.concatenate(batch))  # type: ignore[arg-type]
+        elif isinstance(batch[0], bytes):
+            generation.add_many(b"".join(batch))  # type: ignore[arg-type]
+        else:
+            for keys in batch:
+                generation.add_many(keys)  # type: ignore[arg-type]
+
+    def _beat(self, mine: State) -> None:
+        if self._clock() - self._beaten_at >= _BEAT_SECONDS:
+            self._beaten_at = self._clock()
+            self.table.beat(mine)
+
+    def _publish(self, mine: State, rows: int) -> None:
+        published = self.table.swap(
+            mine,
+            active=mine.building,
+            standby=mine.active,
+            building="",
+            builder="",
+            status=ARMED,
+            rows=rows,
+            published_at=timezone.now(),
+            reason="",
+        )
+        if published is None:
+            raise RebuildError(
+                f"{self.guard.name}: its state row changed during the build (a fence, or another builder), so the new "
+                "generation may lack a row and was not published; run it again"
+            )
+
+    def _withdraw(self, name: str, mine: State | None) -> None:
+        """Leave no litter; what cannot be done now, the next build's sweep does."""
+        try:
+            if mine is not None:
+                self.table.swap(mine, building="", builder="")
+            self.store.drop(self.guard.name, name)
+        except Exception as error:
+            logger.warning("bloomguard left an unfinished generation of %s behind: %s", self.guard.name, error)
+
+    def _retire(self, name: str) -> None:
+        """Drop the generation before, once nobody answers from it any more."""
+        state = self.table.current(self.guard.name)
+        if state.active != name or not state.standby:
+            return
+        began = self._clock()
+        self._sleep(SETTLE_SECONDS)
+        self._waited += self._clock() - began
+        if self.table.swap(state, standby="") is not None:
+            self.store.drop(self.guard.name, state.standby)
+
+
+def _runs(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
