@@ -28,7 +28,7 @@ def check_guards(app_configs: Any, **kwargs: Any) -> list[CheckMessage]:
     for guard in registry.clashes:
         messages.append(
             Error(
-                f"{type(guard).__module__}.{type(guard).__name__} has the name {guard.name!r}, which another guard has.",
+                f"{type(guard).__module__}.{type(guard).__name__}: the name {guard.name!r} is another guard's already.",
                 hint="Give one of them a name of its own: name = ...",
                 obj=registry[guard.name].model,
                 id="bloomguard.E007",

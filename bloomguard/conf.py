@@ -33,7 +33,7 @@ class Settings:
 
     @property
     def secrets(self) -> list[bytes]:
-        """32 bytes drawn from ``SECRET_KEY``, then from each of ``SECRET_KEY_FALLBACKS``; the first is for new builds."""
+        """32 bytes of ``SECRET_KEY``, for new builds, then of each of ``SECRET_KEY_FALLBACKS``."""
         keys = [django_settings.SECRET_KEY, *django_settings.SECRET_KEY_FALLBACKS]
         return [salted_hmac("bloomguard.filters", "secret", secret=key, algorithm="sha256").digest() for key in keys]
 

@@ -1,9 +1,9 @@
 """Guards: one for each kind of ID to protect, declared in an app's ``guards.py`` and found as ``admin.py`` is.
 
-    @register(City)
-    class CityGuard(Guard):
-        lookup = "pk"
-        routes = ["city-detail"]
+@register(City)
+class CityGuard(Guard):
+    lookup = "pk"
+    routes = ["city-detail"]
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class Guard:
             except FieldDoesNotExist as error:
                 raise ConfigurationError(f"{self.model._meta.label} has no field {name!r}") from error
             if isinstance(field, getattr(models, "CompositePrimaryKey", ())):
-                found += field.fields
+                found += field.fields  # type: ignore[union-attr]
             elif isinstance(field, models.Field) and field.concrete:
                 found.append(field)
             else:

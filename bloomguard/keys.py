@@ -59,9 +59,7 @@ class KeyMaker:
     text after ``to_python``, on both sides.
     """
 
-    def __init__(
-        self, fields: Sequence[models.Field[Any, Any]], normalize: Callable[[str], str] | None = None
-    ) -> None:
+    def __init__(self, fields: Sequence[models.Field[Any, Any]], normalize: Callable[[str], str] | None = None) -> None:
         self.names = tuple(field.name for field in fields)
         kinds = tuple(kind_of(field) for field in fields)
         encoders = tuple(_encoder(value_field(field), kind, normalize) for field, kind in zip(fields, kinds))

@@ -39,4 +39,5 @@ class BloomGuardMiddleware:
             guard = await sync_to_async(absent, thread_sensitive=False)(request, Guard.decide)
         if isinstance(guard, Guard):
             return await sync_to_async(not_found, thread_sensitive=False)(request, guard.name)
-        return await self.get_response(request)  # type: ignore[misc]
+        response: HttpResponseBase = await self.get_response(request)  # type: ignore[misc]
+        return response

@@ -96,7 +96,7 @@ class Rebuild:
         self._beaten_at = clock()
 
     def plan(self) -> Plan:
-        """What :meth:`run` would make; changes nothing. Raises :class:`RebuildError` with the figures if it cannot fit."""
+        """What :meth:`run` would make; changes nothing. Raises :class:`RebuildError` if it cannot fit, with figures."""
         rows = self.source.estimate()
         layout = self._layout(rows, tag=0)
         return Plan(
@@ -189,7 +189,7 @@ class Rebuild:
             dead = True
         if not dead:
             raise BuilderBusy(
-                f"{seen.name} is being built by process {pid} on {host}, last heard of {silent.total_seconds():.0f} s ago"
+                f"{seen.name} is being built by process {pid} on {host}, heard of {silent.total_seconds():.0f} s ago"
             )
 
     def _sweep(self, mine: State) -> None:

@@ -14,5 +14,5 @@ def not_found(request: HttpRequest, guard_name: str) -> HttpResponseBase:
     response = response_for_exception(request, Http404(f"no such {guard_name}"))
     response.headers["Cache-Control"] = "no-store"
     if not response.streaming and not response.has_header("Content-Length"):
-        response.headers["Content-Length"] = str(len(response.content))  # type: ignore[attr-defined]
+        response.headers["Content-Length"] = str(len(response.content))
     return response

@@ -159,7 +159,7 @@ setting_changed.connect(_follow_settings, dispatch_uid="bloomguard.routes")
 Decide = Callable[[Guard, Any], Decision | None]
 
 
-def absent(request: HttpRequest, decide: Decide) -> Guard | None | bool:
+def absent(request: HttpRequest, decide: Decide) -> Guard | bool | None:
     """The guard that knows for certain that ``request`` asks for what does not exist.
 
     ``None`` lets the request pass; ``False`` says that ``decide`` could not tell without the database. Never raises.

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -107,10 +108,8 @@ class Source:
         rows = 0
         for values in self.rows().order_by().values_list(*names).iterator(chunk_size=PAGE_ROWS):
             rows += 1
-            try:
+            with suppress(Unkeyable, OutOfRange):  # NULL, or a value that no request converts to: nobody can ask for it
                 keys.append(make(values[0] if len(values) == 1 else values))
-            except (Unkeyable, OutOfRange):
-                pass  # NULL, or a value that no request converts to: nobody can ask for it
             if rows == PAGE_ROWS:
                 yield Page(keys, rows)
                 keys, rows = [], 0
@@ -139,7 +138,7 @@ class Scan:
 
 def _integers(numbers: Any, rows: int) -> tuple[Any, int]:
     if len(numbers) != rows:
-        raise RebuildError(f"{rows} rows of a page hold {len(numbers)} integers: the column has other values as well")
+        raise RebuildError(f"{rows} rows of a page hold {len(numbers)} integers: the column has other values too")
     return numbers, int(numbers.max())
 
 
@@ -163,7 +162,7 @@ def _uuids(data: bytes, rows: int) -> tuple[bytes, uuid.UUID]:
     import numpy as np
 
     if len(data) != 16 * rows:
-        raise RebuildError(f"{rows} rows of a page hold {len(data)} bytes of UUIDs: the column has other values as well")
+        raise RebuildError(f"{rows} rows of a page hold {len(data)} bytes of UUIDs: the column has other values too")
     words = np.frombuffer(data, ">u8").reshape(-1, 2)
     first = words[:, 0].max()
     second = words[words[:, 0] == first, 1].max()

@@ -1,7 +1,8 @@
 """What bloomguard protects: a request for a row that does not exist ends before the database is asked."""
 
-from bloomguard.guards import Guard, register
 from django.db.models import Q
+
+from bloomguard.guards import Guard, register
 
 from .models import City, Listing
 

@@ -63,7 +63,7 @@ class Command(BaseCommand):
         if not quiet and not options["json"]:
             self.stdout.write(
                 f"{report.guard}: {report.rows:,} rows in {_size(report.bytes)}, {report.seconds:.1f} s of work and "
-                f"{report.waited_seconds:.1f} s of waiting for writers; error rate {report.error_rate_measured:.4%} now, "
+                f"{report.waited_seconds:.1f} s of waiting; error rate {report.error_rate_measured:.4%} now, "
                 f"{report.error_rate:.4%} when full"
             )
         return _named(report)
