@@ -1,3 +1,32 @@
-"""The example project's settings, with what a test needs changed."""
+"""The example project's settings, with two databases and a folder that goes away."""
+
+import tempfile
+from pathlib import Path
+from typing import Any
 
 from config.settings import *  # noqa: F403
+from config.settings import INSTALLED_APPS, TEMPLATES
+
+from .servers import postgresql
+
+_folder = tempfile.TemporaryDirectory(prefix="bloomguard-tests-")
+BASE_DIR = Path(_folder.name)
+
+DEBUG = False
+SECRET_KEY = "for tests alone"
+ALLOWED_HOSTS = ["testserver", "localhost", "127.0.0.1"]
+INSTALLED_APPS = [*INSTALLED_APPS, "tests.shop"]
+ROOT_URLCONF = "tests.shop.urls"
+TEMPLATES = [{**TEMPLATES[0], "OPTIONS": {**TEMPLATES[0]["OPTIONS"], "debug": False}}]
+
+# A file, not memory: other connections and other processes have to see it.
+DATABASES: dict[str, Any] = {
+    "default": {
+        "ENGINE": "django.db.backends.sqlite3",
+        "NAME": BASE_DIR / "db.sqlite3",
+        "TEST": {"NAME": BASE_DIR / "test.sqlite3"},
+        "OPTIONS": {"init_command": "PRAGMA journal_mode=WAL; PRAGMA synchronous=NORMAL;", "timeout": 20},
+    },
+    "postgresql": postgresql(),
+}
+DATABASE_ROUTERS = ["tests.database.Router"]

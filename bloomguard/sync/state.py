@@ -109,6 +109,12 @@ class StateTable:
         self._copy = asked, rows
         return rows.get(name) or State(name)
 
+    def forget(self) -> None:
+        """Drop the copy and the connection, as if the process had just started."""
+        self._copy = (float("-inf"), {})
+        self._failed_at = float("-inf")
+        self.connection.close()
+
     def _read(self) -> dict[str, State]:
         quote = self.connection.quote
         columns = ", ".join(map(quote, _COLUMNS))

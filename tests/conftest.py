@@ -1,0 +1,74 @@
+"""Fixtures that every test may ask for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from bloomguard import rebuild
+from bloomguard.guards import registry
+from bloomguard.stores import stores
+from bloomguard.sync import state
+
+from . import database
+
+
+class Clock:
+    """Seconds that pass only when a test says so."""
+
+    def __init__(self) -> None:
+        self.now = 1_000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def each_database(request: pytest.FixtureRequest) -> Iterator[str]:
+    """The test runs on both databases: ask for it, and mark the test ``django_db(databases="__all__")``."""
+    database.current = {"sqlite": "default", "postgresql": "postgresql"}[request.param]
+    yield request.param
+    database.current = "default"
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """The clock of every lease in this process."""
+    made = Clock()
+    monkeypatch.setattr(state.table, "clock", made)
+    return made
+
+
+@pytest.fixture
+def fresh(tmp_path, settings) -> Iterator[None]:
+    """A file store of this test's own, and nothing known of any other."""
+    settings.BLOOMGUARD = {
+        "STORES": {
+            "default": {"BACKEND": "bloomguard.stores.file.FileStore", "OPTIONS": {"path": tmp_path / "filters"}}
+        }
+    }
+    forget()
+    yield
+    forget()
+
+
+def forget() -> None:
+    """Make this process as if it had just started."""
+    stores.reset()
+    state.table.forget()
+    for guard in registry:
+        guard.live.forget()
+
+
+@pytest.fixture
+def build(fresh: None, transactional_db: None, clock: Clock) -> Callable[..., rebuild.Report]:
+    """``build("product")`` rebuilds a guard's filter, on the test's clock: its waits take no time."""
+
+    def run(name: str) -> rebuild.Report:
+        return rebuild.Rebuild(registry[name], sleep=clock.sleep).run()
+
+    return run
