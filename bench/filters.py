@@ -283,7 +283,8 @@ def cuckoos() -> None:
     array = np.array(members)
 
     def ours() -> CuckooFilter:
-        return CuckooFilter(count, fingerprint_bits=32, width=8)
+        """As many slots as the peers have (2**16, of 32 bits), though ours could be filled to 0.95."""
+        return CuckooFilter(62_250, fingerprint_bits=32, width=8)
 
     peers: dict[str, tuple[Callable[[], Any], str, str, str]] = {}
     if cuckoopy:
@@ -303,7 +304,7 @@ def cuckoos() -> None:
     mine = ours()
     mine.add_many(array)
     half = [*members[: CHECKS // 2], *strangers]
-    contestants = {"ours": loop_of_ints(mine.might_contain, half)}
+    contestants = {"ours": loop_of(mine.might_contain, [key(number) for number in half])}  # as the peers: keys at hand
     for name, (_, _, check, _) in peers.items():
         contestants[name] = loop_of(getattr(filled[name], check), [words[number] for number in half])
     taken = interleave(contestants, 9)
@@ -315,9 +316,9 @@ def cuckoos() -> None:
     for name, (make, add, _, _) in peers.items():
         contestants[name] = lambda make=make, add=add: insert_all(make(), add)
     taken = interleave(contestants, 3)
-    report.add("cuckoo bulk build of 40k", median(taken, "ours") / count * 1e9, "ns a key")
+    report.add("cuckoo bulk build of 40k in 64k slots", median(taken, "ours") / count * 1e9, "ns a key")
     for name in peers:
-        report.add("cuckoo bulk build of 40k", ratio(taken, "ours", name), against=name, at_most=0.1)
+        report.add("cuckoo bulk build of 40k in 64k slots", ratio(taken, "ours", name), against=name, at_most=0.1)
 
     gone = members[:CHECKS]
 
