@@ -1,6 +1,7 @@
 """The Bloom filter, and all that the bits-and-blooms API has."""
 
 import math
+import re
 
 import numpy as np
 import pytest
@@ -118,11 +119,11 @@ def test_intersection_has_the_keys_in_both():
 @pytest.mark.parametrize(
     ("other", "message"),
     [
-        (lambda: BloomFilter(1_100), r"the partition sizes differ: \(19\d+, .*\) here, \(2\d+, .*\) in the other"),
         (
-            lambda: BloomFilter(1_000, hashes=4),
-            r"the partition sizes differ: \(1\d+, .*\) here, \(2\d+, .*\) in the other",
+            lambda: BloomFilter(1_100),
+            "the partition sizes differ: {0.layout.sizes} here, {1.layout.sizes} in the other",
         ),
+        (lambda: BloomFilter(1_000, hashes=4), "the partition sizes differ: {0.layout.sizes} here, {1.layout.sizes}"),
         (lambda: BloomFilter(1_000, width=8), "the key widths differ: None here, 8 in the other"),
         (lambda: BloomFilter(1_000, secret=b"x" * 16), "the secrets differ"),
         (lambda: CuckooFilter(1_000), "a BloomFilter and a CuckooFilter cannot be merged"),
@@ -133,7 +134,7 @@ def test_filters_that_differ_are_not_merged(other, message):
     filter = filled(words(10))
     before = bytes(filter.body)
     for merge in (filter.merge, filter.union, filter.intersection):
-        with pytest.raises(MismatchedFilters, match=message):
+        with pytest.raises(MismatchedFilters, match=re.escape(message.format(filter, other()))):
             merge(other())
 
     assert bytes(filter.body) == before
