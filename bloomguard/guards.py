@@ -36,12 +36,14 @@ class Guard:
 
     ``lookup`` is ``"pk"``, a field's name, or a tuple of names. ``routes`` are names of URL patterns; a mapping
     ``{"route": "kwarg"}`` or, for several fields, ``{"route": {"field": "kwarg"}}`` where the kwarg's name does not
-    follow from the lookup. ``alive`` says which rows exist for the public (soft delete). ``capacity`` counts rows; by
-    default a rebuild leaves room for half as many again as there are.
+    follow from the lookup. ``filter`` is ``"bloom"``, ``"bitmap"`` (exact, for integers and dates), ``"cuckoo"``, or
+    ``"auto"``: the bitmap where it is the smaller one, else Bloom. ``alive`` says which rows exist for the public
+    (soft delete). ``capacity`` counts rows; by default a rebuild leaves room for half as many again as there are.
     """
 
     name: str = ""
     lookup: str | tuple[str, ...] = "pk"
+    filter: str = "auto"
     routes: Routes = ()
     error_rate: float = 0.001
     capacity: int | None = None

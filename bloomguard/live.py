@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from .conf import settings
 from .exceptions import StoreError, UnknownGeneration
-from .filters import CorruptFilter, KeyHash
+from .filters import CorruptFilter, FilterError, FilterFull, KeyHash
 from .forks import after_fork
 from .stores import Generation, Store, stores
 from .sync import state as states
@@ -79,7 +79,7 @@ class LiveFilter:
         return self.ask_now(key) or self._renew_and_decide(key)
 
     def ask_now(self, key: bytes) -> Decision | None:
-        """The same without touching the database; ``None`` if the state rows have to be read for an answer."""
+        """The same without a look at database or disk; ``None`` if an answer needs one."""
         check = self._check
         if check is not None:
             try:
@@ -90,7 +90,9 @@ class LiveFilter:
                 return UNTRUSTED
         state = self.table.lease(self.name)
         if state is not None:
-            return self._decide(state, key)
+            if state.active in self._opened or state.active in self._refused or not state.active:
+                return self._decide(state, key)
+            return None  # opening a generation reads all of it
         if check is None and not self._worth_reading():
             return COLD
         return None
@@ -104,7 +106,8 @@ class LiveFilter:
         return bool(self.store.names(self.name))
 
     def _renew_and_decide(self, key: bytes) -> Decision:
-        self.table.renew()
+        if self.table.lease(self.name) is None:
+            self.table.renew()
         state = self.table.lease(self.name)
         return LEASE if state is None else self._decide(state, key)
 
@@ -179,9 +182,10 @@ class LiveFilter:
                     generation.add(keys)
                 elif needed:
                     return False
-            except (CorruptFilter, StoreError) as error:
+            except (FilterError, StoreError) as error:
                 if needed:
-                    self._distrust(error, name)
+                    if not isinstance(error, FilterFull):
+                        self._distrust(error, name)
                     return False
         # The copy was good when the adds began; it must still be when they are counted.
         return self.table.lease(self.name) is not None

@@ -23,7 +23,8 @@ from django.utils import timezone
 
 from .barrier import wait_for_writers
 from .exceptions import BuilderBusy, RebuildError, StoreError
-from .filters import CorruptFilter
+from .filters import FilterError
+from .filters.choose import Choice, KeysSummary, choose
 from .filters.codec import new_tag
 from .filters.layout import Layout
 from .guards import Guard
@@ -52,6 +53,7 @@ class Plan:
     """What a rebuild would make: about how many rows, room for how many, and the bytes that takes."""
 
     guard: str
+    kind: str
     rows: int
     capacity: int
     error_rate: float
@@ -65,6 +67,7 @@ class Report:
 
     guard: str
     generation: str
+    kind: str
     rows: int
     capacity: int
     bytes: int
@@ -97,38 +100,61 @@ class Rebuild:
 
     def plan(self) -> Plan:
         """What :meth:`run` would make; changes nothing. Raises :class:`RebuildError` if it cannot fit, with figures."""
-        rows = self.source.estimate()
-        layout = self._layout(rows, tag=0)
+        summary = self.source.summary()
+        layout = self._layout(summary, tag=0)
         return Plan(
             guard=self.guard.name,
-            rows=rows,
+            kind=layout.kind,
+            rows=summary.count,
             capacity=layout.capacity,
             error_rate=layout.error_rate,
             bytes=layout.total_bytes,
             shards=len(layout.headers),
         )
 
-    def _layout(self, rows: int, tag: int) -> Layout:
+    def _layout(self, summary: KeysSummary, tag: int) -> Layout:
         key_id, key_hash = self.guard.live.key_hashes()[0]
-        capacity = max(self.guard.capacity or int(rows * HEADROOM), rows, SMALLEST_CAPACITY)
+        choice = self._choice(summary)
         layout = Layout.plan(
-            key_hash=key_hash, capacity=capacity, error_rate=self.guard.error_rate, tag=tag, key_id=key_id
+            key_hash=key_hash,
+            capacity=choice.capacity,
+            error_rate=self.guard.error_rate,
+            tag=tag,
+            key_id=key_id,
+            kind=choice.kind,
+            **choice.options,
         )
         free = self.store.free_bytes()
         if free is not None and layout.total_bytes > free:
             raise RebuildError(
-                f"{self.guard.name}: {capacity:,} keys at {self.guard.error_rate:g} take {layout.total_bytes:,} bytes; "
-                f"the store {self.store.alias!r} has {free:,} left. Free some, or raise error_rate"
+                f"{self.guard.name}: room for {layout.capacity:,} keys at {self.guard.error_rate:g} takes "
+                f"{layout.total_bytes:,} bytes; the store {self.store.alias!r} has {free:,} left. Free some, or raise "
+                "error_rate"
             )
         return layout
+
+    def _choice(self, summary: KeysSummary) -> Choice:
+        wanted = self.guard.filter
+        capacity = max(self.guard.capacity or int(summary.count * HEADROOM), summary.count, SMALLEST_CAPACITY)
+        if wanted == "auto":
+            return choose(summary, self.guard.error_rate, capacity=capacity)
+        if wanted != "bitmap":
+            return Choice(kind=wanted, capacity=capacity)
+        if self.guard.keys.width != 8:
+            raise RebuildError(f"{self.guard.name}: filter is 'bitmap', which holds integers and dates alone")
+        low = 1 if summary.low is None else summary.low
+        high = low if summary.high is None else summary.high
+        # Room above, in the proportion that the rows have to grow.
+        reach = (high - low + 1) * capacity // max(summary.count, 1)
+        return Choice(kind=wanted, capacity=capacity, options={"low": low, "high": max(high, low + reach - 1)})
 
     def run(self) -> Report:
         """Build and publish; raises :class:`RebuildError`, and leaves what was served before as it was."""
         if connections[self.source.using].in_atomic_block:
             raise RebuildError("a rebuild inside a transaction would not see what others commit; call it outside")
         began = self._clock()
-        rows = self.source.estimate()
-        layout = self._layout(rows, new_tag())
+        summary = self.source.summary()
+        layout = self._layout(summary, new_tag())
         name = secrets.token_hex(12)
         try:
             generation = self.store.create(self.guard.name, name, layout)
@@ -137,7 +163,7 @@ class Rebuild:
                 mine = self._announce(name)
                 self._sweep(mine)
                 self._settle()
-                rows = self._fill(generation, mine, rows)
+                rows = self._fill(generation, mine, summary.count)
                 generation.seal()
                 measured = generation.measure_error_rate()
                 self._publish(mine, rows)
@@ -146,11 +172,12 @@ class Rebuild:
                 raise
             seconds = self._clock() - began - self._waited
             self._retire(name)
-        except (StoreError, CorruptFilter) as error:
+        except (StoreError, FilterError) as error:
             raise RebuildError(f"{self.guard.name}: {error}") from error
         return Report(
             guard=self.guard.name,
             generation=name,
+            kind=layout.kind,
             rows=rows,
             capacity=layout.capacity,
             bytes=layout.total_bytes,

@@ -118,7 +118,12 @@ class StateTable:
     def _read(self) -> dict[str, State]:
         quote = self.connection.quote
         columns = ", ".join(map(quote, _COLUMNS))
-        rows, _ = self.connection.execute(f"SELECT {columns} FROM {quote(GuardState._meta.db_table)}")  # noqa: S608
+        try:
+            rows, _ = self.connection.execute(f"SELECT {columns} FROM {quote(GuardState._meta.db_table)}")  # noqa: S608
+        except DatabaseError:
+            if self.connection.has_table(GuardState._meta.db_table):
+                raise
+            return {}  # not migrated yet: no rows, no generations, nothing to guard
         return {row[0]: State(*row) for row in rows}
 
     def swap(self, seen: State, **changes: Any) -> State | None:
