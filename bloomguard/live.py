@@ -46,6 +46,7 @@ class LiveFilter:
         self._width = width
         self._asked = ""  # the generation behind _check
         self._check: Callable[[bytes], bool] | None = None
+        self._version = 0  # of the row that the two below were last tidied for
         self._opened: dict[str, Generation] = {}
         self._refused: dict[str, float] = {}
         self._looked_at = float("-inf")
@@ -139,20 +140,26 @@ class LiveFilter:
 
     def _generation(self, state: State, name: str) -> Generation | None:
         """The opened generation, or ``None`` where it cannot be trusted (which has been said already)."""
+        if self._version != state.version:
+            self._tidy(state)
         generation = self._opened.get(name)
         if generation is not None:
             return generation
         if self._refused.get(name, 0) > self.table.clock() or self.store.identity != state.identity:
             return None
         with self._lock:
-            known = set(state.generations)
-            self._opened = {kept: opened for kept, opened in self._opened.items() if kept in known}
-            self._refused = {kept: until for kept, until in self._refused.items() if kept in known}
             generation = self._opened.get(name)
             if generation is None:
                 generation = self.store.open(self.name, name, self.find_key_hash)
                 self._opened[name] = generation
         return generation
+
+    def _tidy(self, state: State) -> None:
+        """Let go of generations that the row no longer names: a mapped file takes its disk space until then."""
+        with self._lock:
+            self._version = state.version
+            self._opened = {name: opened for name, opened in self._opened.items() if name in state.generations}
+            self._refused = {name: until for name, until in self._refused.items() if name in state.generations}
 
     # -- writing
 
