@@ -8,6 +8,7 @@ int64, as a scan of a table delivers it, the peers a list; a list on our side is
 
 from __future__ import annotations
 
+import gc
 import importlib
 import math
 import mmap
@@ -131,8 +132,8 @@ def single_checks() -> None:
             if name == "rbloom":
                 target = target[what]
                 reason = (
-                    "the loop, the conversion, MurmurHash3 and one call of Python take two thirds of our time, and the "
-                    "first two thirds of rbloom's too; what is left to us is 1.6 (miss) or 5 (hit) probes of some 45 ns"
+                    "loop, conversion, MurmurHash3 and one call of Python take 130 of our 230 ns, and rbloom pays the "
+                    "same in the function that it is given; what is left is 1.6 (miss) or 5 (hit) probes of some 45 ns"
                 )
             report.add(
                 f"check of an int, {what}", ratio(taken, "ours", name), against=name, at_most=target,
@@ -176,7 +177,10 @@ def single_checks_of(what: str, make: Callable[[int], Any], convert: Callable[[A
         taken = interleave({"ours": loop} | {name: run(keys) for name, (run, _) in peers.items()}, rounds=9)
         report.add(f"check of a {what}, {kind}", median(taken, "ours") / CHECKS * 1e9, "ns")
         for name, (_, target) in peers.items():
-            report.add(f"check of a {what}, {kind}", ratio(taken, "ours", name), against=name, at_most=target)
+            report.add(
+                f"check of a {what}, {kind}", ratio(taken, "ours", name), against=name, at_most=target,
+                reason="keyed BLAKE2b takes 0.4 us; the faster hashes have collisions that hold for every seed",
+            )  # fmt: skip
 
 
 # Many keys at once.
@@ -431,10 +435,8 @@ def past_four_billion_bits(keys: int = 20_000_000, capacity: int = 520_000_000) 
             wrong += sum(
                 again.might_contain(key(number)) for number in strangers
             )  # at 4% of capacity: none to speak of
-            wrong += max(again.locations(key(1))) < 1 << 32
+            wrong += max(max(again.locations(key(number))) for number in range(100)) < 1 << 32
             del again, frame
-            import gc
-
             gc.collect()  # before the map is closed
     return bits, wrong
 

@@ -1,12 +1,15 @@
 """The Bloom filter, and all that the bits-and-blooms API has."""
 
+import gc
 import math
+import mmap
 import re
 
 import numpy as np
 import pytest
 
-from bloomguard.filters import BloomFilter, CuckooFilter, InvalidShape, MismatchedFilters
+from bloomguard.filters import BloomFilter, CuckooFilter, InvalidShape, KeyHash, MismatchedFilters
+from bloomguard.filters.codec import Frame
 
 from .kinds import key
 
@@ -209,16 +212,26 @@ def test_bulk_memory_is_bounded():
 
 
 @pytest.mark.slow
-def test_past_four_billion_bits():
-    """A filter of 5 Gbit places, finds and denies keys whose bits lie past 2**32."""
-    filter = BloomFilter(500_000_000, 0.01, width=8)
-    assert filter.layout.bits > 4.9e9
+def test_past_four_billion_bits(tmp_path):
+    """A filter of 5 Gbit is built, written and mapped; keys whose bits lie past 2**32 are found, others denied."""
+    filter = BloomFilter(520_000_000, 0.01, width=8)
+    assert filter.layout.bits > 5e9
     numbers = np.arange(200_000)
     filter.add_many(numbers[:100_000])
     for number in range(100_000, 100_100):
         filter.add(key(number))
+    with (tmp_path / "filter").open("wb") as file:
+        filter.dump(file)
+    del filter
 
-    assert max(filter.locations(key(1))) > 1 << 32
-    assert filter.contains_many(numbers[:100_100]).all()
-    assert all(key(number) in filter for number in range(99_000, 100_100))
-    assert not filter.contains_many(numbers[100_100:]).any()
+    with (tmp_path / "filter").open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
+        frame = Frame.open(memoryview(mapped))
+        frame.verify()
+        filter = BloomFilter.attach(frame.header, frame.body, KeyHash(8))
+
+        assert max(max(filter.locations(key(number))) for number in range(100)) > 1 << 32
+        assert filter.contains_many(numbers[:100_100]).all()
+        assert all(key(number) in filter for number in range(99_000, 100_100))
+        assert not filter.contains_many(numbers[100_100:]).any()
+        del filter, frame
+        gc.collect()  # before the map is closed
