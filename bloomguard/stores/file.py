@@ -88,6 +88,7 @@ class FileStore(Store):
                     folder.chmod(0o700)  # whatever the umask took away
             self._write_once(self.path / ".gitignore", "*\n")
             self._write_once(self.path / "identity", uuid.uuid4().hex)
+            self._write_once(self._folder(guard) / "lock", "")
         except OSError as error:
             raise StoreError(self._cannot("write", error)) from error
 
