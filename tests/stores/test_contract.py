@@ -260,7 +260,7 @@ def test_dropping_makes_room():
 
 
 def test_an_identity_is_one_stores_own(place, tmp_path):
-    """The same store has the same identity for whoever comes to it; another one has another; it is no secret of ours."""
+    """The same store has the same identity for whoever comes to it; another one has another."""
     place.store.create("city", "a", make_layout())
     other = type(place.store)("default", **({} if isinstance(place.store, MemoryStore) else {"path": tmp_path / "t"}))
     other.create("city", "a", make_layout())
