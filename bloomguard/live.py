@@ -54,7 +54,9 @@ class LiveFilter:
         after_fork(self._after_fork)
 
     def _after_fork(self) -> None:
+        # What the parent opened may be a copy here, which nobody else writes to: a store in memory.
         self._lock = threading.Lock()
+        self.forget()
 
     @property
     def store(self) -> Store:
