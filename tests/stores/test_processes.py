@@ -69,7 +69,7 @@ def _add(generation, numbers) -> None:
 
 
 def test_a_forked_child_adds_beside_its_parent(files):
-    """Children that were forked while a thread of their parent was adding can add at once; nothing is lost, or hangs."""
+    """Children that were forked while a thread of their parent was adding can add at once; none hangs."""
     generation = files.create("city", "a", make_layout())
     started, enough = threading.Event(), threading.Event()
     added = []
