@@ -13,6 +13,7 @@ import os
 import shutil
 import stat
 import threading
+import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -29,6 +30,8 @@ from ..forks import after_fork
 from .base import FindKeyHash, Generation, Store
 
 _SUFFIX = ".filter"
+#: The longest that a writer, or a reader that opens a generation, waits for another writer.
+_LOCK_SECONDS = 1.0
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
@@ -118,10 +121,9 @@ class FileStore(Store):
                     path.unlink()
                     raise
         except OSError as error:
-            raise StoreError(
-                f"no room for a filter of {size:,} bytes, {self.free_bytes():,} are free: "
-                + self._cannot("write", error)
-            ) from error
+            free = self.free_bytes()
+            left = "" if free is None else f", where {free:,} are free"
+            raise StoreError(f"no filter of {size:,} bytes was made{left}: {self._cannot('write', error)}") from error
         return FileGeneration(name, layout, buffers, self._lock(guard), mapped, path)
 
     def open(self, guard: str, name: str, find_key_hash: FindKeyHash) -> Generation:
@@ -217,17 +219,36 @@ class _WriteLock:
 
     @contextmanager
     def __call__(self, exclusive: bool) -> Iterator[None]:
-        with self._thread:
+        if not self._thread.acquire(timeout=_LOCK_SECONDS):
+            raise StoreError(f"another thread has held {self._path} for {_LOCK_SECONDS:g} s")
+        try:
             if self._fd is None:
                 try:
                     self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
                 except OSError as error:
                     raise StoreError(f"cannot lock {self._path}: {error.strerror}") from error
-            fcntl.flock(self._fd, fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH)
+            self._flock(self._fd, fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH)
             try:
                 yield
             finally:
                 fcntl.flock(self._fd, fcntl.LOCK_UN)
+        finally:
+            self._thread.release()
+
+    def _flock(self, fd: int, operation: int) -> None:
+        """Take the lock, but never wait for good: whoever holds it may have been stopped in the middle of it."""
+        deadline = time.monotonic() + _LOCK_SECONDS
+        pause = 0.00002
+        while True:
+            try:
+                return fcntl.flock(fd, operation | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                if time.monotonic() > deadline:
+                    raise StoreError(
+                        f"{self._path} has been locked for {_LOCK_SECONDS:g} s; is a process that writes stopped?"
+                    ) from error
+            time.sleep(pause)
+            pause = min(2 * pause, 0.001)
 
     def __del__(self) -> None:
         self._close()
