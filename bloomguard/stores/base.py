@@ -127,7 +127,7 @@ class Store(ABC):
 
     @abstractmethod
     def drop(self, guard: str, name: str) -> None:
-        """Free a generation; nothing happens if it is gone already."""
+        """Free a generation; nothing happens if it is gone already. Raises :class:`StoreError` if it will not go."""
 
     @abstractmethod
     def names(self, guard: str) -> list[str]:
