@@ -93,7 +93,7 @@ class Report:
             target, holds = f">= {at_least:g}", value >= at_least
         row = {"name": name, "value": float(f"{value:.4g}"), "unit": unit, "against": against}
         row |= {"target": target, "holds": holds}
-        if reason and holds is not True:
+        if reason and holds is False:
             row["reason"] = reason
         self.rows.append(row)
         print(_line(row), flush=True)

@@ -56,6 +56,7 @@ class Guard:
 
     def __init__(self, model: type[Model]) -> None:
         self.model = model
+        self._failures: set[type[Exception]] = set()  # said already: a flood of requests is none of log lines
         self.name = self.name or _kebab(type(self).__name__)
         if not self._known_names.fullmatch(self.name):
             raise ConfigurationError(
@@ -144,8 +145,10 @@ class Guard:
             return UNKEYABLE
         except OutOfRange:
             return OUT_OF_RANGE
-        except Exception:
-            logger.exception("bloomguard passes a request to %s because of an error of its own", self.name)
+        except Exception as error:
+            if type(error) not in self._failures:
+                self._failures.add(type(error))
+                logger.exception("bloomguard passes requests to %s because of an error of its own", self.name)
             return ERROR
 
     # -- writing

@@ -110,6 +110,8 @@ def _encoder(
         return convert(value).bytes  # type: ignore[no-any-return]
 
     def text(value: Any) -> bytes:
+        if hasattr(value, "resolve_expression"):  # it would convert, to the expression's own name
+            raise Unkeyable(f"an expression, whose value for {field} only the database knows")
         value = convert(value)
         if normalize is not None:
             value = normalize(value)

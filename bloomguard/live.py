@@ -50,6 +50,7 @@ class LiveFilter:
         self._opened: dict[str, Generation] = {}
         self._refused: dict[str, float] = {}
         self._looked_at = float("-inf")
+        self._warned = 0
         self._lock = threading.Lock()
         after_fork(self._after_fork)
 
@@ -122,12 +123,23 @@ class LiveFilter:
         try:
             generation = self._generation(state, state.active)
             if generation is None:
-                return UNTRUSTED if state.identity == self.store.identity else IDENTITY
+                return UNTRUSTED if state.active in self._refused else self._elsewhere(state)
             self._asked, self._check = state.active, generation.might_contain
             return MAYBE if generation.might_contain(key) else ABSENT
         except (CorruptFilter, StoreError) as error:
             self._distrust(error, state.active)
             return UNTRUSTED
+
+    def _elsewhere(self, state: State) -> Decision:
+        """The row names another store, or this one before the host was restarted: say so once."""
+        if self._warned != state.version:
+            self._warned = state.version
+            logger.warning(
+                "bloomguard passes every request to %s: its filter was built in another store, or before this host "
+                "was restarted; run rebuild_filter",
+                self.name,
+            )
+        return IDENTITY
 
     def _distrust(self, error: Exception, name: str) -> None:
         """Say once what is wrong with a generation, and ask it no more until it is replaced."""

@@ -13,6 +13,7 @@ import os
 import shutil
 import stat
 import threading
+import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -29,6 +30,8 @@ from ..forks import after_fork
 from .base import FindKeyHash, Generation, Store
 
 _SUFFIX = ".filter"
+#: The longest that a writer, or a reader that opens a generation, waits for another writer.
+_LOCK_SECONDS = 1.0
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
@@ -232,7 +235,9 @@ class _WriteLock:
 
     @contextmanager
     def __call__(self, exclusive: bool) -> Iterator[None]:
-        with self._thread:
+        if not self._thread.acquire(timeout=_LOCK_SECONDS):
+            raise StoreError(f"another thread has held {self._path} for {_LOCK_SECONDS:g} s")
+        try:
             try:
                 fd = self._locked(fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH)
             except OSError as error:
@@ -241,6 +246,8 @@ class _WriteLock:
                 yield
             finally:
                 fcntl.flock(fd, fcntl.LOCK_UN)
+        finally:
+            self._thread.release()
 
     def _locked(self, how: int) -> int:
         """Lock the very file that the path names now.
@@ -250,11 +257,26 @@ class _WriteLock:
         while True:
             if self._fd is None:
                 self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-            fcntl.flock(self._fd, how)
+            self._flock(self._fd, how)
             with suppress(FileNotFoundError):
                 if os.path.samestat(os.fstat(self._fd), os.stat(self._path)):
                     return self._fd
             self._close()
+
+    def _flock(self, fd: int, how: int) -> None:
+        """Take the lock, but never wait for good: whoever holds it may have been stopped in the middle of it."""
+        deadline = time.monotonic() + _LOCK_SECONDS
+        pause = 0.00002
+        while True:
+            try:
+                return fcntl.flock(fd, how | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                if time.monotonic() > deadline:
+                    raise StoreError(
+                        f"{self._path} has been locked for {_LOCK_SECONDS:g} s; is a process that writes stopped?"
+                    ) from error
+            time.sleep(pause)
+            pause = min(2 * pause, 0.001)
 
     def __del__(self) -> None:
         self._close()

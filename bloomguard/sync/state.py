@@ -95,9 +95,11 @@ class StateTable:
             try:
                 self._copy = now, self._read()
             except (DatabaseError, InterfaceError) as error:
+                if self._failed_at == float("-inf"):
+                    logger.warning("bloomguard cannot read its state rows, so every guard passes: %s", error)
                 self._failed_at = now
-                logger.warning("bloomguard cannot read its state rows, so every guard passes: %s", error)
                 return False
+            self._failed_at = float("-inf")
             return True
         finally:
             self._lock.release()
