@@ -217,4 +217,5 @@ class LiveFilter:
             self._check = None
             self._opened = {}
             self._refused = {}
+            self._version = self._warned = 0
             self._looked_at = float("-inf")
