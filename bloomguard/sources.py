@@ -113,12 +113,17 @@ class Source:
                 return
 
     def _fetch(self, sql: str, parameters: Any) -> tuple[Any, int]:
-        self.connection.ensure_connection()
-        cursor = _binary_cursor(self.connection) or self.connection.cursor()
-        with cursor:
-            cursor.execute(sql, parameters)
-            gathered, rows = cursor.fetchone()
-            return gathered, rows
+        connection = self.connection
+        connection.ensure_connection()
+        binary = _binary_cursor(connection, sql, parameters)
+        if binary is None:
+            with connection.cursor() as cursor:
+                cursor.execute(sql, parameters)
+                gathered, rows = cursor.fetchone()
+        else:
+            with connection.wrap_database_errors, binary() as cursor:
+                gathered, rows = cursor.fetchone()
+        return gathered, rows
 
     def _one_by_one(self) -> Iterator[Page]:
         guard, names = self.guard, self.guard.attnames
@@ -136,14 +141,24 @@ class Source:
             yield Page(keys, rows)
 
 
-def _binary_cursor(connection: BaseDatabaseWrapper) -> Any:
-    """A cursor that receives ``bytea`` as bytes rather than as hexadecimal text; psycopg 3 has one, psycopg2 none."""
+def _binary_cursor(connection: BaseDatabaseWrapper, sql: str, parameters: Any) -> Callable[[], Any] | None:
+    """Runs a query and receives ``bytea`` as bytes rather than as hexadecimal text: psycopg 3 can, psycopg2 cannot.
+
+    Django's own cursors put the parameters in on this side, and cannot receive so; with the parameters put in first,
+    a plain cursor of psycopg can.
+    """
     raw: Any = connection.connection
     try:
-        from psycopg import Connection
+        from psycopg import ClientCursor, Connection, Cursor
     except ImportError:
         return None
-    return raw.cursor(binary=True) if isinstance(raw, Connection) else None
+    if not isinstance(raw, Connection):
+        return None
+
+    def run() -> Any:
+        return Cursor(raw).execute(ClientCursor(raw).mogrify(sql, parameters), binary=True)
+
+    return run
 
 
 @dataclass(frozen=True)
