@@ -133,10 +133,15 @@ def _binary_cursor(connection: BaseDatabaseWrapper) -> Any:
     """A cursor that receives ``bytea`` as bytes rather than as hexadecimal text; psycopg 3 has one, psycopg2 none."""
     raw: Any = connection.connection
     try:
-        from psycopg import Connection
+        from psycopg import Connection, Cursor
+        from psycopg.pq import Format
     except ImportError:
         return None
-    return raw.cursor(binary=True) if isinstance(raw, Connection) else None
+    if not isinstance(raw, Connection):
+        return None
+    cursor = Cursor(raw)  # not the connection's own class, which puts parameters in on the client and knows no binary
+    cursor.format = Format.BINARY
+    return cursor
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Keeps filters in step with ``save()``, by Django's signals.
+"""Keeps filters in step with ``save()`` alone, by Django's signals: for guards with ``sync = "signals"``.
 
 Dispatch is by table: a proxy saves into its model's table, a child of multi-table inheritance into its parents' too.
 A row is added whether it is alive for the public or not: one too many is a harmless false positive, and a row that
@@ -33,13 +33,13 @@ def guards_of(model: type[Model]) -> tuple[Guard, ...]:
     found = _guards_of.get(model)
     if found is None:
         tables = {model._meta.db_table, *(parent._meta.db_table for parent in model._meta.get_parent_list())}
-        found = tuple(guard for guard in registry if guard.model._meta.db_table in tables)
+        found = tuple(guard for guard in registry if guard.sync == "signals" and guard.model._meta.db_table in tables)
         _guards_of[model] = found
     return found
 
 
 def _saved(sender: type[Model], instance: Model, using: str, **kwargs: Any) -> None:
-    for guard in guards_of(sender):
+    for guard in guards_of(sender):  # those with `sync = "signals"`
         _add(guard, instance, using)
 
 
