@@ -56,7 +56,9 @@ class LiveFilter:
         after_fork(self._after_fork)
 
     def _after_fork(self) -> None:
+        # What the parent opened may be a copy here, which nobody else writes to: a store in memory.
         self._lock = threading.Lock()
+        self.forget()
 
     @property
     def store(self) -> Store:
@@ -230,4 +232,5 @@ class LiveFilter:
             self._check = None
             self._opened = {}
             self._refused = {}
+            self._version = self._warned = 0
             self._looked_at = float("-inf")
