@@ -132,7 +132,7 @@ class Guard:
         return self._decide(value, self.live.ask) or ERROR
 
     def decide_now(self, value: Any) -> Decision | None:
-        """The same without touching the database; ``None`` if that needs the state rows read."""
+        """The same without waiting; ``None`` if that needs the state rows, or a filter, read first."""
         return self._decide(value, self.live.ask_now)
 
     def _decide(self, value: Any, ask: Callable[[bytes], Decision | None]) -> Decision | None:
@@ -173,7 +173,7 @@ class Guard:
         Raises :class:`ConfigurationError` if that cannot be told.
         """
         captured = list(captured)
-        named = self.routes[route] if isinstance(self.routes, Mapping) else {}
+        named = self.routes.get(route, {}) if isinstance(self.routes, Mapping) else {}
         if isinstance(named, str):
             named = {self.fields[0].name: named}
         chosen = []

@@ -79,7 +79,7 @@ class LiveFilter:
         return self.ask_now(key) or self._renew_and_decide(key)
 
     def ask_now(self, key: bytes) -> Decision | None:
-        """The same without touching the database; ``None`` if the state rows have to be read for an answer."""
+        """The same without waiting for anything; ``None`` if an answer needs the state rows or a filter read."""
         check = self._check
         if check is not None:
             try:
@@ -90,10 +90,20 @@ class LiveFilter:
                 return UNTRUSTED
         state = self.table.lease(self.name)
         if state is not None:
-            return self._decide(state, key)
+            if state.active in self._opened or not self._may_open(state):
+                return self._decide(state, key)
+            return None  # opening reads the whole filter, and may wait for a writer's lock
         if check is None and not self._worth_reading():
             return COLD
         return None
+
+    def _may_open(self, state: State) -> bool:
+        """Whether a decision would open the active generation, or try to."""
+        return (
+            bool(state.active)
+            and state.status == ARMED
+            and self._refused.get(state.active, float("-inf")) <= self.table.clock()
+        )
 
     def _worth_reading(self) -> bool:
         """Whether there is any generation that the rows could name: a guard without one asks the database nothing."""
