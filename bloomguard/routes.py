@@ -85,15 +85,14 @@ def guarded_routes(guard: Guard, urlconf: Any = None) -> list[GuardedRoute]:
     if isinstance(guard.routes, str):
         raise ConfigurationError(f"routes is the text {guard.routes!r}, not a list of names")
     known = list(patterns(urlconf))
-    found = []
-    for route in guard.routes:
-        named = [pattern for pattern in known if pattern.view_name == route]
-        if not named:
-            raise ConfigurationError(f"there is no URL pattern named {route!r}")
-        found += [
-            GuardedRoute(guard, route, pattern.steps, guard.kwargs_for(route, pattern.captured)) for pattern in named
-        ]
-    return found
+    return [found for route in guard.routes for found in _named(guard, route, known)]
+
+
+def _named(guard: Guard, route: str, known: list[Pattern]) -> list[GuardedRoute]:
+    named = [pattern for pattern in known if pattern.view_name == route]
+    if not named:
+        raise ConfigurationError(f"there is no URL pattern named {route!r}")
+    return [GuardedRoute(guard, route, pattern.steps, guard.kwargs_for(route, pattern.captured)) for pattern in named]
 
 
 class RouteTable:
@@ -103,12 +102,14 @@ class RouteTable:
         self.urlconf = urlconf
         self.registry_version = registry.version
         routes: list[GuardedRoute] = []
+        known = list(patterns(urlconf))
         for guard in registry:
-            try:
-                routes += guarded_routes(guard, urlconf)
-            except ConfigurationError as error:
-                # The system checks say so loudly; a request is no place to. Another URLconf may lack the route.
-                logger.debug("bloomguard does not guard %s under %s: %s", guard.name, urlconf, error)
+            for route in guard.routes:
+                try:
+                    routes += _named(guard, route, known)
+                except ConfigurationError as error:
+                    # The system checks say so loudly; a request is no place to. Another URLconf may lack the route.
+                    logger.debug("bloomguard does not guard %s under %s: %s", route, urlconf, error)
         self._dynamic = [route for route in routes if _source(route) is None]
         self._static = [route for route in routes if _source(route) is not None]
         self._screen: Callable[[str], re.Match[str] | None] = re.compile(
