@@ -4,7 +4,7 @@ BIN := .venv/bin
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 
-.PHONY: help demo test lint format soak bench bench-rebuild bench-requests clean
+.PHONY: help demo test lint format soak bench clean
 
 help: ## list the commands
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -37,9 +37,9 @@ format: .venv/lint.installed ## put the source in order
 	$(BIN)/python -m ruff check --fix .
 	$(BIN)/python -m ruff format .
 
-bench: bench-rebuild bench-requests ## every benchmark
+bench: bench-filters bench-rebuild bench-requests ## every benchmark
 
-bench-%: .venv/bench.installed ## one benchmark: bench-rebuild, bench-requests
+bench-%: .venv/bench.installed ## one benchmark: bench-filters, bench-rebuild, bench-requests
 	$(BIN)/python -m bench.$*
 
 clean: ## remove everything that the other commands made

@@ -24,6 +24,7 @@ from .routes import guarded_routes, patterns, table_for
 from .stores import stores
 
 TAG = "bloomguard"
+KINDS = ("auto", "bloom", "bitmap", "cuckoo")
 
 #: Databases whose usual collation takes different texts for equal.
 _CASELESS = ("mysql", "microsoft")
@@ -136,6 +137,12 @@ def _guard(guard: Guard) -> Iterator[CheckMessage]:
             check_capacity(guard.capacity)
     except InvalidShape as problem:
         yield error(4, str(problem), "Remove the line to take the default.")
+    if guard.filter not in KINDS or (guard.filter == "bitmap" and guard.keys.width != 8):
+        yield error(
+            11,
+            f"filter is {guard.filter!r}",
+            f"Take one of {', '.join(KINDS)}; a bitmap holds integers and dates alone.",
+        )
     yield from _routes(guard, error)
     yield from _uniqueness(guard, fields)
 

@@ -36,12 +36,14 @@ class Guard:
 
     ``lookup`` is ``"pk"``, a field's name, or a tuple of names. ``routes`` are names of URL patterns; a mapping
     ``{"route": "kwarg"}`` or, for several fields, ``{"route": {"field": "kwarg"}}`` where the kwarg's name does not
-    follow from the lookup. ``alive`` says which rows exist for the public (soft delete). ``capacity`` counts rows; by
-    default a rebuild leaves room for half as many again as there are.
+    follow from the lookup. ``filter`` is ``"bloom"``, ``"bitmap"`` (exact, for integers and dates), ``"cuckoo"``, or
+    ``"auto"``: the bitmap where it is the smaller one, else Bloom. ``alive`` says which rows exist for the public
+    (soft delete). ``capacity`` counts rows; by default a rebuild leaves room for half as many again as there are.
     """
 
     name: str = ""
     lookup: str | tuple[str, ...] = "pk"
+    filter: str = "auto"
     routes: Routes = ()
     error_rate: float = 0.001
     capacity: int | None = None
@@ -54,6 +56,7 @@ class Guard:
 
     def __init__(self, model: type[Model]) -> None:
         self.model = model
+        self._failures: set[type[Exception]] = set()  # said already: a flood of requests is none of log lines
         self.name = self.name or _kebab(type(self).__name__)
         if not self._known_names.fullmatch(self.name):
             raise ConfigurationError(
@@ -142,8 +145,10 @@ class Guard:
             return UNKEYABLE
         except OutOfRange:
             return OUT_OF_RANGE
-        except Exception:
-            logger.exception("bloomguard passes a request to %s because of an error of its own", self.name)
+        except Exception as error:
+            if type(error) not in self._failures:
+                self._failures.add(type(error))
+                logger.exception("bloomguard passes requests to %s because of an error of its own", self.name)
             return ERROR
 
     # -- writing

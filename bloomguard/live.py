@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from .conf import settings
 from .exceptions import StoreError, UnknownGeneration
-from .filters import CorruptFilter, KeyHash
+from .filters import CorruptFilter, FilterError, FilterFull, KeyHash
 from .forks import after_fork
 from .stores import Generation, Store, stores
 from .sync import state as states
@@ -46,9 +46,11 @@ class LiveFilter:
         self._width = width
         self._asked = ""  # the generation behind _check
         self._check: Callable[[bytes], bool] | None = None
+        self._version = 0  # of the row that the two below were last tidied for
         self._opened: dict[str, Generation] = {}
         self._refused: dict[str, float] = {}
         self._looked_at = float("-inf")
+        self._warned = 0
         self._lock = threading.Lock()
         after_fork(self._after_fork)
 
@@ -79,7 +81,7 @@ class LiveFilter:
         return self.ask_now(key) or self._renew_and_decide(key)
 
     def ask_now(self, key: bytes) -> Decision | None:
-        """The same without waiting for anything; ``None`` if an answer needs the state rows or a filter read."""
+        """The same without a look at database or disk; ``None`` if an answer needs one."""
         check = self._check
         if check is not None:
             try:
@@ -90,20 +92,12 @@ class LiveFilter:
                 return UNTRUSTED
         state = self.table.lease(self.name)
         if state is not None:
-            if state.active in self._opened or not self._may_open(state):
+            if state.active in self._opened or state.active in self._refused or not state.active:
                 return self._decide(state, key)
-            return None  # opening reads the whole filter, and may wait for a writer's lock
+            return None  # opening a generation reads all of it
         if check is None and not self._worth_reading():
             return COLD
         return None
-
-    def _may_open(self, state: State) -> bool:
-        """Whether a decision would open the active generation, or try to."""
-        return (
-            bool(state.active)
-            and state.status == ARMED
-            and self._refused.get(state.active, float("-inf")) <= self.table.clock()
-        )
 
     def _worth_reading(self) -> bool:
         """Whether there is any generation that the rows could name: a guard without one asks the database nothing."""
@@ -116,7 +110,8 @@ class LiveFilter:
         return False
 
     def _renew_and_decide(self, key: bytes) -> Decision:
-        self.table.renew()
+        if self.table.lease(self.name) is None:
+            self.table.renew()
         state = self.table.lease(self.name)
         return LEASE if state is None else self._decide(state, key)
 
@@ -128,12 +123,23 @@ class LiveFilter:
         try:
             generation = self._generation(state, state.active)
             if generation is None:
-                return UNTRUSTED if state.identity == self.store.identity else IDENTITY
+                return UNTRUSTED if state.active in self._refused else self._elsewhere(state)
             self._asked, self._check = state.active, generation.might_contain
             return MAYBE if generation.might_contain(key) else ABSENT
         except (CorruptFilter, StoreError) as error:
             self._distrust(error, state.active)
             return UNTRUSTED
+
+    def _elsewhere(self, state: State) -> Decision:
+        """The row names another store, or this one before the host was restarted: say so once."""
+        if self._warned != state.version:
+            self._warned = state.version
+            logger.warning(
+                "bloomguard passes every request to %s: its filter was built in another store, or before this host "
+                "was restarted; run rebuild_filter",
+                self.name,
+            )
+        return IDENTITY
 
     def _distrust(self, error: Exception, name: str) -> None:
         """Say once what is wrong with a generation, and ask it no more until it is replaced."""
@@ -148,20 +154,26 @@ class LiveFilter:
 
     def _generation(self, state: State, name: str) -> Generation | None:
         """The opened generation, or ``None`` where it cannot be trusted (which has been said already)."""
+        if self._version != state.version:
+            self._tidy(state)
         generation = self._opened.get(name)
         if generation is not None:
             return generation
         if self._refused.get(name, 0) > self.table.clock() or self.store.identity != state.identity:
             return None
         with self._lock:
-            known = set(state.generations)
-            self._opened = {kept: opened for kept, opened in self._opened.items() if kept in known}
-            self._refused = {kept: until for kept, until in self._refused.items() if kept in known}
             generation = self._opened.get(name)
             if generation is None:
                 generation = self.store.open(self.name, name, self.find_key_hash)
                 self._opened[name] = generation
         return generation
+
+    def _tidy(self, state: State) -> None:
+        """Let go of generations that the row no longer names: a mapped file takes its disk space until then."""
+        with self._lock:
+            self._version = state.version
+            self._opened = {name: opened for name, opened in self._opened.items() if name in state.generations}
+            self._refused = {name: until for name, until in self._refused.items() if name in state.generations}
 
     # -- writing
 
@@ -191,9 +203,10 @@ class LiveFilter:
                     generation.add(keys)
                 elif needed:
                     return False
-            except (CorruptFilter, StoreError) as error:
+            except (FilterError, StoreError) as error:
                 if needed:
-                    self._distrust(error, name)
+                    if not isinstance(error, FilterFull):
+                        self._distrust(error, name)
                     return False
         # The copy was good when the adds began; it must still be when they are counted.
         return self.table.lease(self.name) is not None

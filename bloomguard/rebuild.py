@@ -13,17 +13,18 @@ import os
 import secrets
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import timedelta
 
-from django.db import connections
+from django.db import DatabaseError, connections
 from django.utils import timezone
 
 from .barrier import wait_for_writers
-from .exceptions import BuilderBusy, RebuildError, StoreError
-from .filters import CorruptFilter
+from .exceptions import BuilderBusy, ConfigurationError, RebuildError, StoreError
+from .filters import FilterError
+from .filters.choose import Choice, KeysSummary, choose
 from .filters.codec import new_tag
 from .filters.layout import Layout
 from .guards import Guard
@@ -52,6 +53,7 @@ class Plan:
     """What a rebuild would make: about how many rows, room for how many, and the bytes that takes."""
 
     guard: str
+    kind: str
     rows: int
     capacity: int
     error_rate: float
@@ -65,6 +67,7 @@ class Report:
 
     guard: str
     generation: str
+    kind: str
     rows: int
     capacity: int
     bytes: int
@@ -92,81 +95,155 @@ class Rebuild:
         self._progress = progress
         self._sleep = sleep
         self._clock = clock
-        self._waited = 0.0
         self._beaten_at = clock()
+        self._name = ""
+        self._generation: Generation | None = None
+        self._mine: State | None = None
+        self._seconds = 0.0
+        self._expected = KeysSummary(count=0)
+        self.published = False
+        #: All builds that this process has announced: a long scan speaks for those that wait for their turn.
+        self.companions: Sequence[Rebuild] = (self,)
 
     def plan(self) -> Plan:
         """What :meth:`run` would make; changes nothing. Raises :class:`RebuildError` if it cannot fit, with figures."""
-        rows = self.source.estimate()
-        layout = self._layout(rows, tag=0)
+        summary = self.source.summary()
+        layout = self._layout(summary, tag=0)
         return Plan(
             guard=self.guard.name,
-            rows=rows,
+            kind=layout.kind,
+            rows=summary.count,
             capacity=layout.capacity,
             error_rate=layout.error_rate,
             bytes=layout.total_bytes,
             shards=len(layout.headers),
         )
 
-    def _layout(self, rows: int, tag: int) -> Layout:
+    def _layout(self, summary: KeysSummary, tag: int) -> Layout:
         key_id, key_hash = self.guard.live.key_hashes()[0]
-        capacity = max(self.guard.capacity or int(rows * HEADROOM), rows, SMALLEST_CAPACITY)
+        choice = self._choice(summary)
         layout = Layout.plan(
-            key_hash=key_hash, capacity=capacity, error_rate=self.guard.error_rate, tag=tag, key_id=key_id
+            key_hash=key_hash,
+            capacity=choice.capacity,
+            error_rate=self.guard.error_rate,
+            tag=tag,
+            key_id=key_id,
+            kind=choice.kind,
+            **choice.options,
         )
         free = self.store.free_bytes()
         if free is not None and layout.total_bytes > free:
             raise RebuildError(
-                f"{self.guard.name}: {capacity:,} keys at {self.guard.error_rate:g} take {layout.total_bytes:,} bytes; "
-                f"the store {self.store.alias!r} has {free:,} left. Free some, or raise error_rate"
+                f"{self.guard.name}: room for {layout.capacity:,} keys at {self.guard.error_rate:g} takes "
+                f"{layout.total_bytes:,} bytes; the store {self.store.alias!r} has {free:,} left. Free some, or raise "
+                "error_rate"
             )
         return layout
 
+    def _choice(self, summary: KeysSummary) -> Choice:
+        wanted = self.guard.filter
+        capacity = max(self.guard.capacity or int(summary.count * HEADROOM), summary.count, SMALLEST_CAPACITY)
+        if wanted == "auto":
+            return choose(summary, self.guard.error_rate, capacity=capacity)
+        if wanted != "bitmap":
+            return Choice(kind=wanted, capacity=capacity)
+        if self.guard.keys.width != 8:
+            raise RebuildError(f"{self.guard.name}: filter is 'bitmap', which holds integers and dates alone")
+        low = 1 if summary.low is None else summary.low
+        high = low if summary.high is None else summary.high
+        # Room above, in the proportion that the rows have to grow.
+        reach = (high - low + 1) * capacity // max(summary.count, 1)
+        return Choice(kind=wanted, capacity=capacity, options={"low": low, "high": max(high, low + reach - 1)})
+
     def run(self) -> Report:
         """Build and publish; raises :class:`RebuildError`, and leaves what was served before as it was."""
+        outcome = run_all([self], self._sleep)[0]
+        if isinstance(outcome, RebuildError):
+            raise outcome
+        return outcome
+
+    # The steps, in their order; `run_all` takes several guards through them side by side.
+
+    def announce(self) -> None:
+        """Create an empty generation and name it in the state row."""
         if connections[self.source.using].in_atomic_block:
             raise RebuildError("a rebuild inside a transaction would not see what others commit; call it outside")
         began = self._clock()
-        rows = self.source.estimate()
-        layout = self._layout(rows, new_tag())
-        name = secrets.token_hex(12)
-        try:
-            generation = self.store.create(self.guard.name, name, layout)
-            mine: State | None = None
-            try:
-                mine = self._announce(name)
-                self._sweep(mine)
-                self._settle()
-                rows = self._fill(generation, mine, rows)
-                generation.seal()
-                measured = generation.measure_error_rate()
-                self._publish(mine, rows)
-            except BaseException:
-                self._withdraw(name, mine)
-                raise
-            seconds = self._clock() - began - self._waited
-            self._retire(name)
-        except (StoreError, CorruptFilter) as error:
-            raise RebuildError(f"{self.guard.name}: {error}") from error
+        self._expected = self.source.summary()
+        layout = self._layout(self._expected, new_tag())
+        # In this order: whoever sweeps lists what there is, then changes the row. What we create after reading the
+        # row is either not on that list, or the row is no longer as we read it and we are the one to give way.
+        seen = self.table.current(self.guard.name)
+        if seen.building:
+            self._refuse_if_alive(seen)
+        lying = self.store.names(self.guard.name)
+        self._name = secrets.token_hex(12)
+        self._generation = self.store.create(self.guard.name, self._name, layout)
+        self._mine = self._announce(seen)
+        self._sweep(lying, self._mine)
+        self._seconds = self._clock() - began
+
+    def wait_for_writers(self) -> None:
+        """Return when nobody writes any more who does not know of it; a settling time has to be over before."""
+        wait_for_writers(self.source.using, self.guard.model._meta.db_table, self._sleep)
+
+    def complete(self, waited: float) -> Report:
+        """Scan, measure, publish; ``waited`` seconds were spent waiting before."""
+        assert self._generation is not None
+        assert self._mine is not None
+        began = self._clock()
+        rows = self._fill(self._generation, self._expected.count)
+        self._generation.seal()
+        measured = self._generation.measure_error_rate()
+        self._publish(self._mine, rows)
+        self.published = True
+        layout = self._generation.layout
         return Report(
             guard=self.guard.name,
-            generation=name,
+            generation=self._name,
+            kind=layout.kind,
             rows=rows,
             capacity=layout.capacity,
             bytes=layout.total_bytes,
             error_rate=layout.error_rate,
             error_rate_measured=measured,
-            seconds=seconds,
-            waited_seconds=self._waited,
+            seconds=self._seconds + self._clock() - began,
+            waited_seconds=waited,
         )
 
-    def _announce(self, name: str) -> State:
+    def withdraw(self) -> None:
+        """Leave no litter of a build that stopped; what cannot be done now, the next build's sweep does."""
+        if self.published or not self._name:
+            return
+        try:
+            if self._mine is not None:
+                self.table.swap(self._mine, building="", builder="")
+            self.store.drop(self.guard.name, self._name)
+        except Exception as error:
+            logger.warning("bloomguard left an unfinished generation of %s behind: %s", self.guard.name, error)
+
+    def former(self) -> State | None:
+        """The state row while it still names the generation before, if it does."""
+        state = self.table.current(self.guard.name)
+        return state if self.published and state.active == self._name and state.standby else None
+
+    def retire(self, state: State) -> None:
+        """Drop the generation before, a settling time after publishing: nobody answers from it any more."""
+        lying = self.store.names(self.guard.name)
+        after = self.table.swap(state, standby="")
+        if after is not None:
+            self._sweep(lying, after)
+
+    def beat(self) -> None:
+        """Say now and then that this builder is alive."""
+        if self._mine is not None and not self.published and self._clock() - self._beaten_at >= _BEAT_SECONDS:
+            self._beaten_at = self._clock()
+            self.table.beat(self._mine)
+
+    def _announce(self, seen: State) -> State:
         """Name the new generation in the row: from its next look at the row on, every writer writes to it as well."""
-        seen = self.table.current(self.guard.name)
-        if seen.building:
-            self._refuse_if_alive(seen)
         changes = {
-            "building": name,
+            "building": self._name,
             "builder": f"{socket.gethostname()}/{os.getpid()}",
             "builder_seen_at": timezone.now(),
         }
@@ -177,7 +254,7 @@ class Rebuild:
                 changes |= {"fenced_at": timezone.now(), "reason": "the store was replaced"}
         mine = self.table.swap(seen, **changes)
         if mine is None:
-            raise BuilderBusy(f"{self.guard.name}: somebody else announced a build at the same moment")
+            raise BuilderBusy(f"{self.guard.name}: somebody else changed its state row at the same moment")
         return mine
 
     def _refuse_if_alive(self, seen: State) -> None:
@@ -192,19 +269,13 @@ class Rebuild:
                 f"{seen.name} is being built by process {pid} on {host}, heard of {silent.total_seconds():.0f} s ago"
             )
 
-    def _sweep(self, mine: State) -> None:
-        """Remove what builders that died have left: everything that the row, which is ours now, does not name."""
-        for name in self.store.names(self.guard.name):
-            if name not in mine.generations:
+    def _sweep(self, lying: Sequence[str], state: State) -> None:
+        """Remove what builders have left: all of ``lying`` that the row does not name."""
+        for name in lying:
+            if name not in state.generations:
                 self.store.drop(self.guard.name, name)
 
-    def _settle(self) -> None:
-        began = self._clock()
-        self._sleep(SETTLE_SECONDS)
-        wait_for_writers(self.source.using, self.guard.model._meta.db_table, self._sleep)
-        self._waited += self._clock() - began
-
-    def _fill(self, generation: Generation, mine: State, expected: int) -> int:
+    def _fill(self, generation: Generation, expected: int) -> int:
         """Scan and add, the next page being read while the last one is hashed; returns the number of rows."""
         rows = 0
         with ThreadPoolExecutor(1) as hasher:
@@ -221,7 +292,8 @@ class Rebuild:
                     pending = hasher.submit(self._add, generation, batch)
                     batch, held = [], 0
                 self._progress(rows, max(rows, expected))
-                self._beat(mine)
+                for one in self.companions:
+                    one.beat()
             if pending is not None:
                 pending.result()
             self._add(generation, batch)
@@ -246,11 +318,6 @@ class Rebuild:
             for keys in batch:
                 generation.add_many(keys)  # type: ignore[arg-type]
 
-    def _beat(self, mine: State) -> None:
-        if self._clock() - self._beaten_at >= _BEAT_SECONDS:
-            self._beaten_at = self._clock()
-            self.table.beat(mine)
-
     def _publish(self, mine: State, rows: int) -> None:
         published = self.table.swap(
             mine,
@@ -269,25 +336,49 @@ class Rebuild:
                 "generation may lack a row and was not published; run it again"
             )
 
-    def _withdraw(self, name: str, mine: State | None) -> None:
-        """Leave no litter; what cannot be done now, the next build's sweep does."""
-        try:
-            if mine is not None:
-                self.table.swap(mine, building="", builder="")
-            self.store.drop(self.guard.name, name)
-        except Exception as error:
-            logger.warning("bloomguard left an unfinished generation of %s behind: %s", self.guard.name, error)
 
-    def _retire(self, name: str) -> None:
-        """Drop the generation before, once nobody answers from it any more."""
-        state = self.table.current(self.guard.name)
-        if state.active != name or not state.standby:
-            return
-        began = self._clock()
-        self._sleep(SETTLE_SECONDS)
-        self._waited += self._clock() - began
-        if self.table.swap(state, standby="") is not None:
-            self.store.drop(self.guard.name, state.standby)
+def run_all(rebuilds: Sequence[Rebuild], sleep: Callable[[float], None] = time.sleep) -> list[Report | RebuildError]:
+    """Build several guards with one wait for all: a report or an error for each, in their order.
+
+    One that fails stops no other. Whatever is raised, Ctrl-C included, every unfinished build is withdrawn first.
+    """
+    outcomes: dict[Rebuild, Report | RebuildError] = {}
+
+    def each(step: Callable[[Rebuild], Report | None]) -> None:
+        for one in rebuilds:
+            if one in outcomes:
+                continue
+            try:
+                done = step(one)
+            except (RebuildError, ConfigurationError, StoreError, FilterError, DatabaseError) as error:
+                one.withdraw()
+                failed = error if isinstance(error, RebuildError) else RebuildError(f"{one.guard.name}: {error}")
+                failed.__cause__ = error if failed is not error else error.__cause__
+                outcomes[one] = failed
+            else:
+                if done is not None:
+                    outcomes[one] = done
+
+    try:
+        for one in rebuilds:
+            one.companions = rebuilds
+        each(Rebuild.announce)
+        began = time.monotonic()
+        if len(outcomes) < len(rebuilds):
+            sleep(SETTLE_SECONDS)
+        each(Rebuild.wait_for_writers)
+        waited = time.monotonic() - began
+        each(lambda one: one.complete(waited))
+        replaced = [(one, state) for one in rebuilds if (state := one.former()) is not None]
+        if replaced:
+            sleep(SETTLE_SECONDS)
+        for one, state in replaced:
+            one.retire(state)
+    except BaseException:
+        for one in rebuilds:
+            one.withdraw()
+        raise
+    return [outcomes[one] for one in rebuilds]
 
 
 def _runs(pid: int) -> bool:

@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 from django.db import connections, models, router
 from django.db.backends.base.base import BaseDatabaseWrapper
-from django.db.models import F
+from django.db.models import F, Max, Min
 
 from .exceptions import RebuildError
+from .filters.choose import KeysSummary
 from .guards import Guard
 from .keys import OutOfRange, Unkeyable, value_field
 
@@ -60,6 +61,17 @@ class Source:
             if tuples > _COUNT_BELOW:
                 return tuples
         return self.rows().count()
+
+    def summary(self) -> KeysSummary:
+        """About how many keys there are, and for integers and dates between which: what a filter is chosen by."""
+        count, field = self.estimate(), self.guard.fields[0].attname
+        if self.guard.keys.width != 8 or not count:
+            return KeysSummary(count=count)
+        # Of all rows, alive or not: the two ends of an index, where the living ones would take a scan.
+        every = self.guard.model._base_manager.using(self.using)
+        ends = every.aggregate(low=Min(field), high=Max(field))
+        low, high = (int.from_bytes(self.guard.keys.key(ends[end]), "little", signed=True) for end in ("low", "high"))
+        return KeysSummary(count=count, low=low, high=high)
 
     def _table(self) -> str:
         return self.connection.ops.quote_name(self.guard.model._meta.db_table)
@@ -121,10 +133,14 @@ def _binary_cursor(connection: BaseDatabaseWrapper) -> Any:
     """A cursor that receives ``bytea`` as bytes rather than as hexadecimal text; psycopg 3 has one, psycopg2 none."""
     raw: Any = connection.connection
     try:
-        from psycopg import Connection
+        from psycopg import Connection, Cursor, pq
     except ImportError:
         return None
-    return raw.cursor(binary=True) if isinstance(raw, Connection) else None
+    if not isinstance(raw, Connection):
+        return None
+    cursor = Cursor(raw)  # not Django's own, which by default binds parameters itself and receives text alone
+    cursor.format = pq.Format.BINARY
+    return cursor
 
 
 @dataclass(frozen=True)

@@ -113,6 +113,10 @@ class BodyFilter(Serial):
         raise NotImplementedError
 
     @classmethod
+    def check_keys(cls, key_hash: KeyHash) -> None:
+        """Raise :class:`InvalidShape` if this kind cannot hold such keys."""
+
+    @classmethod
     def shape_of(cls, header: Header) -> Shape:
         """The shape that a header's parameters describe; raises :class:`InvalidShape`."""
         raise NotImplementedError
@@ -198,6 +202,7 @@ class BodyFilter(Serial):
         self._attach(shape, key_hash, memoryview(bytearray(shape.body_bytes)))
 
     def _attach(self, shape: Shape, key_hash: KeyHash, body: memoryview, shard: int = 0) -> None:
+        self.check_keys(key_hash)
         self.layout, self.key_hash, self.body, self.shard = shape, key_hash, body, shard
         self._ready()
 

@@ -128,6 +128,11 @@ class ExactBitmap(BodyFilter):
         return whole, shards
 
     @classmethod
+    def check_keys(cls, key_hash: KeyHash) -> None:
+        if key_hash.width != 8:
+            raise InvalidShape(f"keys of width {key_hash.width}; an exact bitmap takes integers of 8 bytes")
+
+    @classmethod
     def shape_of(cls, header: codec.Header) -> BitmapShape:
         if len(header.parameters) < 3:
             raise InvalidShape(f"{len(header.parameters)} parameters; an exact bitmap has at least 3")
@@ -138,8 +143,6 @@ class ExactBitmap(BodyFilter):
         return BitmapShape(low, header.capacity, shape)
 
     def _ready(self) -> None:
-        if self.key_hash.width != 8:
-            raise InvalidShape(f"keys of width {self.key_hash.width}; an exact bitmap takes integers of 8 bytes")
         shape = self.layout
         self._low = shape.low + self.shard * shape.span
         self._bits = bitarray(buffer=self.body[: shape.bit_bytes], endian="big")

@@ -1,9 +1,9 @@
 """Bloom filter in one-hash partitions.
 
-``k`` partitions whose sizes are distinct primes, byte-aligned one behind the other; a key's bit in partition ``i`` is
-the remainder of its 60-bit digest by that prime (Lu et al. 2015, "One-Hashing Bloom Filter"). One hash a key, one
-remainder and one index a probe, and the false-positive rate of the textbook filter. Bits are numbered from the high
-end of each byte, as bitarray, ``numpy.packbits`` and Redis' bit commands number them.
+``k`` partitions whose sizes have no common factor (primes, and one power of two), byte-aligned one behind the other; a
+key's bit in each is the remainder of its 60-bit digest by that size (Lu et al. 2015, "One-Hashing Bloom Filter"). One
+hash a key, one remainder and one index a probe, and the false-positive rate of the textbook filter. Bits are numbered
+from the high end of each byte, as bitarray, ``numpy.packbits`` and Redis' bit commands number them.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class BloomShape:
-    """Where the bits of a filter lie: ``sizes`` are its partitions in bits, distinct and ascending."""
+    """Where the bits of a filter lie: ``sizes`` are its partitions in bits, in the order of the probes."""
 
     capacity: int
     error_rate: float
@@ -144,7 +144,7 @@ class BloomFilter(BodyFilter):
         """The shape for ``capacity`` keys at ``error_rate``; allocates nothing. Raises :class:`InvalidShape`."""
         if hashes is None:
             hashes = sizing.economical_hashes(error_rate)
-        sizes = sizing.partition_sizes(sizing.bits_with_hashes(capacity, error_rate, hashes), hashes)
+        sizes = sizing.bloom_sizes(capacity, error_rate, hashes)
         return BloomShape(capacity, float(error_rate), sizes)
 
     @classmethod
@@ -167,14 +167,27 @@ class BloomFilter(BodyFilter):
             bitarray(buffer=self.body[offset : offset + -(-size // 8)], endian="big")
             for offset, size in zip(self.layout.offsets, self.layout.sizes)
         )
-        self.might_contain = self._compile("key", f"{self.key_hash.expression} & {MASK60}")
-        self.might_contain_digest = self._compile("digest", f"digest & {MASK60}")
+        self.might_contain = self._compile("key", self.key_hash.expression)
+        self.might_contain_digest = self._compile("digest", "digest")
 
     def _compile(self, argument: str, digest: str) -> Callable[[Any], bool]:
         """A check unrolled over the partitions, which stops at the first clear bit."""
-        probes = " and ".join(f"b{i}[h % {size}]" for i, size in enumerate(self.layout.sizes))
+        probes = [f"b{i}[h % {size}]" for i, size in enumerate(self.layout.sizes)]
         names = {f"b{i}": bits for i, bits in enumerate(self._partitions)} | self.key_hash.names()
-        return compile_check(argument, names, f"h = {digest}", f"return True if {probes} else False")
+        first = self.layout.sizes[0]
+        if first & first - 1:
+            return compile_check(
+                argument, names, f"h = {digest} & {MASK60}", f"return True if {' and '.join(probes)} else False"
+            )
+        return compile_check(  # a power of two: most strangers are turned away without even the mask
+            argument,
+            names,
+            f"h = {digest}",
+            f"if b0[h & {first - 1}]:",
+            f" h &= {MASK60}",
+            f" if {' and '.join(probes[1:]) or True}: return True",
+            "return False",
+        )
 
     def add(self, key: bytes) -> None:
         """Put ``key`` in."""

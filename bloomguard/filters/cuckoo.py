@@ -19,7 +19,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from struct import Struct
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from . import codec, cuckoo_bulk, sizing
 from .base import BodyFilter, compile_check
@@ -40,7 +40,8 @@ FACTOR = 0x7F4A7C15  # C: any odd number that spreads small fingerprints
 _FEW = 32  # spare slots: small tables have no law of large numbers to lean on
 _MOST_BUCKETS = 2_000  # looked at in search of a free slot: at load 0.95 it takes some ten
 _RETRIES = 100
-_CODES = {8: "B", 16: "H", 32: "I"}
+_CODES: dict[int, Literal["B", "H", "I"]] = {8: "B", 16: "H", 32: "I"}
+_OTHER = f"(f * {FACTOR} - a) % {{}}"
 
 
 @dataclass(frozen=True)
@@ -110,9 +111,11 @@ class CuckooFilter(BodyFilter):
     kind: ClassVar[str] = "cuckoo"
     supports_discard: ClassVar[bool] = True
 
-    __slots__ = ("_moves", "_unpack")
+    __slots__ = ("_moves", "_table", "_unpack", "discard")
 
     layout: CuckooShape
+    #: ``discard(key: bytes) -> bool``: take ``key`` out once; tells whether it was found. A saturated key stays.
+    discard: Callable[[bytes], bool]  # type: ignore[assignment]
 
     def __init__(
         self,
@@ -152,29 +155,55 @@ class CuckooFilter(BodyFilter):
     def _ready(self) -> None:
         shape, order = self.layout, "@" if sys.byteorder == "little" else "<"  # native reads a slot in one piece
         self.digest = self.key_hash.digest
-        self._moves = self.body[:4].cast("I")  # held against itself only, so its byte order does not matter
         self._unpack = Struct(f"{order}{SLOTS}{_CODES[shape.bits]}").unpack_from
+        self._table = self.body[HEAD : HEAD + shape.buckets * shape.bucket_bytes]
+        self._moves = self.body[:4].cast("I")  # held against itself only, so its byte order does not matter
         self.might_contain = self._compile("key", self.key_hash.expression)
         self.might_contain_digest = self._compile("digest", "digest")
+        self.discard = self._compile_discard()
+
+    def _names(self) -> dict[str, Any]:
+        """What compiled checks refer to: no reference to the filter itself, which would be a cycle."""
+        return {"moves": self._moves, "unpack": self._unpack, "table": self._table}
 
     def _compile(self, argument: str, digest: str) -> Callable[[Any], bool]:
-        shape, size = self.layout, self.layout.bucket_bytes
-        names: dict[str, Any] = {"moves": self._moves, "unpack": self._unpack, "body": self.body}
-        names["look_again"] = partial(_look_again, shape, *names.values())  # no reference to self: no cycle
+        size, other = self.layout.bucket_bytes, _OTHER.format(self.layout.buckets)
+        names = self._names() | {"look_again": partial(_look_again, self.layout, *self._names().values())}
         return compile_check(
             argument,
             names | self.key_hash.names(),
-            f"d = {digest}",
-            f"f = d >> {128 - shape.bits} or 1",
-            f"a = (d & {MASK60}) % {shape.buckets}",
+            *self._placing(digest),
             "before = moves[0]",
-            f"if f in unpack(body, {HEAD} + {size} * a): return True",
-            f"if f in unpack(body, {HEAD} + {size} * ((f * {FACTOR} - a) % {shape.buckets})): return True",
+            f"if f in unpack(table, {size} * a) or f in unpack(table, {size} * ({other})): return True",
             "return moves[0] != before and look_again(d)",
         )
 
+    def _compile_discard(self) -> Callable[[bytes], bool]:
+        """What :meth:`discard_writes` plans, done at once: a filter of one process needs no plan."""
+        size, other = self.layout.bucket_bytes, _OTHER.format(self.layout.buckets)
+        names = self._names() | {"slots": self._table.cast(_CODES[self.layout.bits])}
+        return compile_check(
+            "key",
+            names | self.key_hash.names(),
+            *self._placing(self.key_hash.expression),
+            f"s = unpack(table, {size} * a)",
+            "if f not in s:",
+            f" a = {other}",
+            f" s = unpack(table, {size} * a)",
+            " if f not in s: return False",
+            f"if s[0] == s[3] and s == (f, f, f, f) == unpack(table, {size} * ({other})): return False",
+            "moves[0] = moves[0] + 1 & 4294967295",
+            f"slots[{SLOTS} * a + s.index(f)] = 0",
+            "return True",
+        )
+
+    def _placing(self, digest: str) -> list[str]:
+        """Source that does what :meth:`CuckooShape.place` does."""
+        shape = self.layout
+        return [f"d = {digest}", f"f = d >> {128 - shape.bits} or 1", f"a = (d & {MASK60}) % {shape.buckets}"]
+
     def _bucket(self, bucket: int) -> tuple[int, ...]:
-        slots: tuple[int, ...] = self._unpack(self.body, HEAD + bucket * self.layout.bucket_bytes)
+        slots: tuple[int, ...] = self._unpack(self._table, bucket * self.layout.bucket_bytes)
         return slots
 
     # Changes are planned, then applied in their order.
@@ -212,18 +241,19 @@ class CuckooFilter(BodyFilter):
 
         Breadth first, so the path is the shortest; no bucket comes twice.
         """
+        buckets, size, unpack, table = self.layout.buckets, self.layout.bucket_bytes, self._unpack, self._table
         queue: list[tuple[int, int, int]] = [(first, -1, -1), (second, -1, -1)]  # bucket, where from, its slot there
         seen = {first, second}
         at = 0
         while at < len(queue) and at < _MOST_BUCKETS:
             bucket = queue[at][0]
-            for slot, fingerprint in enumerate(self._bucket(bucket)):
-                other = self.layout.other(fingerprint, bucket)
+            for slot, fingerprint in enumerate(unpack(table, bucket * size)):
+                other = (fingerprint * FACTOR - bucket) % buckets
                 if other in seen:
                     continue
                 seen.add(other)
-                slots = self._bucket(other)
                 queue.append((other, at, slot))
+                slots = unpack(table, other * size)
                 if 0 in slots:
                     return self._trace(queue, slots.index(0))
             at += 1
@@ -325,12 +355,12 @@ class CuckooFilter(BodyFilter):
         return float(1 - (1 - 1 / ((1 << self.layout.bits) - 1)) ** (2 * SLOTS * self.fill))
 
 
-def _look_again(shape: CuckooShape, moves: Any, unpack: Any, body: memoryview, digest: int) -> bool:
+def _look_again(shape: CuckooShape, moves: Any, unpack: Any, table: memoryview, digest: int) -> bool:
     """The check of a digest that a writer's move may have come between; after many of them, the safe answer."""
     fingerprint, *pair = shape.place(digest)
     for _ in range(_RETRIES):
         before = moves[0]
-        if any(fingerprint in unpack(body, shape.offset(bucket, 0)) for bucket in pair):
+        if any(fingerprint in unpack(table, bucket * shape.bucket_bytes) for bucket in pair):
             return True
         if moves[0] == before:
             return False

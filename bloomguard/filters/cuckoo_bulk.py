@@ -1,8 +1,9 @@
 """Many keys at once into a cuckoo filter's table, by rounds of numpy, as safe for lock-free readers as one at a time.
 
-A round puts keys into free slots, then makes room by moving fingerprints one step: first all copies are written to
-free slots, then the count of moves rises, then the old slots are overwritten. What would need longer paths (a few in a
-hundred near full load) goes in one at a time.
+Keys go into free slots first. Then rounds make room for many keys at once: by moving one fingerprint each, later by
+paths of two and three moves. In a round the copies at the free ends of all paths are written first, then the count of
+moves rises, then the slots that they were copied from are overwritten, and so on up to the keys themselves. What would
+need longer paths goes in one at a time.
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ if TYPE_CHECKING:
     Table = NDArray[np.unsignedinteger[Any]]
 
 _CHUNK = 1 << 15  # keys: what one round works on stays in the cache
-_FEW = 64  # keys for which a round costs more than going one at a time
+_FEW = 16  # keys for which a round costs more than going one at a time
+_DEEPEST = 3  # moves that make room for one key: longer paths are rare, and found one at a time
+_WIDEST = 1 << 16  # paths looked at in one round: it bounds the memory
 _RETRIES = 100
 
 
@@ -70,12 +73,14 @@ def place(filter: CuckooFilter, low: U64, high: U64) -> I64:
         left = np.arange(len(first))
         left = left[~_fill(table, first[left], fingerprints[left])]
         left = left[~_fill(table, second[left], fingerprints[left])]
-        while len(left) > _FEW:
-            before = len(left)
-            left = left[~_move(filter, table, random, first[left], second[left], fingerprints[left])]
-            left = left[~_fill(table, second[left], fingerprints[left])]
-            if before - len(left) < before // 8:
-                break
+        depth = 1
+        while len(left) > _FEW and depth <= _DEEPEST:
+            some, rest = np.split(left, [_WIDEST >> (2 * depth)])
+            some = some[~_move(filter, table, random, depth, first[some], second[some], fingerprints[some])]
+            depth += (
+                len(left) - len(some) - len(rest) <= len(left) // 8
+            )  # a longer path where few shorter ones are left
+            left = np.concatenate((some, rest))
         for done, index in enumerate(left):
             try:
                 writes = filter._writes(int(fingerprints[index]), int(first[index]), int(second[index]))
@@ -90,48 +95,65 @@ def _fill(table: Table, buckets: I64, fingerprints: Table) -> NDArray[np.bool_]:
     """Put each fingerprint into a free slot of its bucket, where there is one; tells for which there was."""
     import numpy as np
 
-    order = np.argsort(buckets)
-    bucket = buckets[order]
-    index = np.arange(len(bucket))
+    index = np.arange(len(buckets))
+    ordered = np.sort(buckets << 16 | index)  # half the time of argsort; a chunk has less than 2**16 keys
+    order, bucket = ordered & 0xFFFF, ordered >> 16
     starts = np.ones(len(bucket), bool)
     np.not_equal(bucket[1:], bucket[:-1], out=starts[1:])
     rank = index - np.maximum.accumulate(np.where(starts, index, 0))  # the first of a bucket's keys, the second, ...
     free = table[bucket] == 0
-    chosen = free & (np.cumsum(free, axis=1) == (rank + 1)[:, None])  # and their free slots
+    chosen = free & (np.cumsum(free, axis=1, dtype=np.int8) == (rank + 1)[:, None])  # and their free slots
     fits = chosen.any(axis=1)
-    table[bucket[fits], chosen[fits].argmax(axis=1)] = fingerprints[order][fits]
-    placed = np.zeros(len(buckets), bool)
+    table[bucket[fits], chosen[fits].argmax(axis=1)] = fingerprints[order[fits]]
+    placed = np.empty(len(buckets), bool)
     placed[order] = fits
     return placed
 
 
 def _move(
-    filter: CuckooFilter, table: Table, random: Any, first: I64, second: I64, fingerprints: Table
+    filter: CuckooFilter, table: Table, random: Any, depth: int, first: I64, second: I64, fingerprints: Table
 ) -> NDArray[np.bool_]:
-    """Make room for keys whose two buckets are full by moving one fingerprint one step; tells for which it worked."""
+    """Make room for keys whose two buckets are full by paths of ``depth`` moves; tells for which it worked."""
     import numpy as np
 
     count, slots = len(first), table.shape[1]
-    pair = np.stack((first, second), axis=1)
-    buckets = np.repeat(pair, slots, axis=1)  # (count, 8): the bucket of each fingerprint that could make room
-    victims = table[pair].reshape(count, 2 * slots)
-    others = _other(filter.layout, victims, buckets)
-    room = (table[others] == 0).any(axis=2) & (victims != 0)
-    pick = np.where(room, random.random(room.shape), -1).argmax(axis=1)
-    row = np.arange(count)
-    able = np.flatnonzero(room[row, pick])
-    pick, source, target = pick[able], buckets[able, pick[able]], others[able, pick[able]]
-    # Each slot gives once and each bucket takes once in a round.
-    _, once = np.unique(source * slots + pick % slots, return_index=True)
-    able, pick, source, target = able[once], pick[once], source[once], target[once]
+    # Level by level: column c of a level is the other bucket of what lies in slot c % 4 of column c // 4 above it.
+    levels = [np.stack((first, second), axis=1)]
+    victims: list[Table] = []
+    sound = np.ones((count, 2), bool)
+    for _ in range(depth):
+        victims.append(table[levels[-1]].reshape(count, -1))
+        sound = np.repeat(sound, slots, axis=1) & (victims[-1] != 0)
+        levels.append(_other(filter.layout, victims[-1], np.repeat(levels[-1], slots, axis=1)))
+    sound &= (table[levels[-1]] == 0).any(axis=2)
+    column = np.where(sound, random.random(sound.shape), -1).argmax(axis=1)
+    row = np.flatnonzero(sound[np.arange(count), column])
+    column = column[row]
+    target = levels[-1][row, column]
+    sources, moved = [], []  # the slots along each path, as bucket * 4 + slot, and what lies there; from the end on
+    for level in range(depth - 1, -1, -1):
+        moved.append(victims[level][row, column])
+        sources.append(levels[level][row, column // slots] * slots + column % slots)
+        column = column // slots
+    # Each slot gives once, and each bucket takes once, in a round.
+    _, where, often = np.unique(np.stack(sources), return_inverse=True, return_counts=True)
+    alone = (often[where.reshape(depth, -1)] == 1).all(axis=0)
+    if not alone.any():
+        alone[:1] = len({int(source[0]) for source in sources}) == depth if len(row) else False
+    row, target = row[alone], target[alone]
+    sources, moved = [each[alone] for each in sources], [each[alone] for each in moved]
     _, once = np.unique(target, return_index=True)
-    able, pick, source, target = able[once], pick[once], source[once], target[once]
-    table[target, (table[target] == 0).argmax(axis=1)] = victims[able, pick]
-    moves = (int.from_bytes(filter.body[:4], "little") + 1) & 0xFFFFFFFF
-    filter.body[:4] = moves.to_bytes(4, "little")
-    table[source, pick % slots] = fingerprints[able]
+    row, target = row[once], target[once]
+    sources, moved = [each[once] for each in sources], [each[once] for each in moved]
+
+    flat = table.reshape(-1)
+    table[target, (table[target] == 0).argmax(axis=1)] = moved[0]
+    for level, source in enumerate(sources):
+        moves = (int.from_bytes(filter.body[:4], "little") + 1) & 0xFFFFFFFF
+        filter.body[:4] = moves.to_bytes(4, "little")
+        flat[source] = moved[level + 1] if level + 1 < depth else fingerprints[row]
     placed = np.zeros(count, bool)
-    placed[able] = True
+    placed[row] = True
     return placed
 
 

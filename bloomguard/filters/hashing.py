@@ -75,14 +75,15 @@ class KeyHash:
     def expression(self) -> str:
         """Python source that computes the digest of ``key`` with :meth:`names`; filters inline it in their checks."""
         if self.width is None:
-            return 'from_bytes(blake2b(key, digest_size=16, key=secret).digest(), "little")'
+            # A copy of a hash that has read the secret takes a fifth less time than a new one.
+            return '(c := fresh(), c.update(key), from_bytes(c.digest(), "little"))[2]'
         return "murmur(key + secret)" if self.secret else "murmur(key)"
 
     def names(self) -> dict[str, Any]:
         """The globals that :attr:`expression` refers to."""
         return {
             "murmur": mmh3_x64_128_uintdigest,
-            "blake2b": blake2b,
+            "fresh": blake2b(digest_size=16, key=self.secret).copy,
             "from_bytes": int.from_bytes,
             "secret": self.secret,
         }
@@ -167,8 +168,14 @@ class KeyHash:
             raise InvalidShape(
                 "one buffer for keys of any length; pass an iterable of bytes, or give the filter a width"
             )
-        secret = self.secret
-        digests = b"".join([blake2b(key, digest_size=16, key=secret).digest() for key in keys])
+        fresh = blake2b(digest_size=16, key=self.secret).copy
+
+        def digest(key: bytes) -> bytes:
+            hash = fresh()
+            hash.update(key)
+            return hash.digest()
+
+        digests = b"".join(map(digest, keys))
         words = np.frombuffer(digests, "<u8").astype(np.uint64, copy=False).reshape(-1, 2)
         return words[:, 0].copy(), words[:, 1].copy()
 

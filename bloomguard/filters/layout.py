@@ -62,8 +62,10 @@ class Layout:
         """
         if kind == "cuckoo":
             options.setdefault("fingerprint_bits", 32)
+        held = filter_class(kind)
+        held.check_keys(key_hash)
         try:
-            shape, shards = filter_class(kind).plan(capacity, error_rate, shard_bytes=shard_bytes, **options)
+            shape, shards = held.plan(capacity, error_rate, shard_bytes=shard_bytes, **options)
         except TypeError as error:
             raise InvalidShape(f"options {options!r} for a {kind} filter: {error}") from error
         if shape.body_bytes * shards > max_bytes or shards > MAX_SHARDS:

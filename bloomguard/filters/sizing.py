@@ -17,6 +17,9 @@ MAX_HASHES = 64
 #: and a quarter off the time of a hit. 1.49 leaves the rounding to primes and bytes below 1.5.
 _SPEND = 1.49
 
+#: The most that a power of two as first size may add to the bits, and the most bits over the limit with it.
+_POWER_COSTS, _POWER_SPEND = 1.011, 1.495
+
 _MILLER_RABIN_BASES = (2, 3, 5, 7, 11, 13, 17, 19, 23, 29, 31, 37)  # deterministic below 3.3e24
 
 
@@ -115,6 +118,26 @@ def partition_sizes(bits: int, hashes: int) -> tuple[int, ...]:
             sizes.append(candidate)
         candidate += 1
     return tuple(sizes)
+
+
+def bloom_sizes(capacity: int, error_rate: float, hashes: int) -> tuple[int, ...]:
+    """The partitions of a filter for ``capacity`` keys at ``error_rate``, in the order in which they are probed.
+
+    The first is a power of two where that hardly costs memory, the others are primes: a mask is cheaper than a
+    remainder, and most strangers are turned away at the first probe. The fills multiply to ``error_rate``.
+    """
+    bits = bits_with_hashes(capacity, error_rate, hashes)
+    choices = []
+    for power in (math.floor(math.log2(bits / hashes)), math.ceil(math.log2(bits / hashes))):
+        fill = -math.expm1(-capacity / 2**power)
+        if hashes > 1 and power >= 6 and error_rate < fill:
+            each = -capacity / math.log1p(-((error_rate / fill) ** (1 / (hashes - 1))))
+            choices.append((2**power + each * (hashes - 1), 2**power))
+    total, first = min(choices, default=(math.inf, 0))
+    limit = _POWER_SPEND * capacity * math.log2(1 / error_rate)
+    if total > _POWER_COSTS * bits or total > limit > bits:
+        return partition_sizes(bits, hashes)
+    return (first, *partition_sizes(math.ceil(total) - first, hashes - 1))
 
 
 def fullest_shard(capacity: int, shards: int) -> int:

@@ -76,6 +76,8 @@ class Generation:
         placed = [(self._shard(shard), digest) for shard, digest in map(self.layout.locate, keys)]
         with self._locked(True):
             for (frame, attached), digest in placed:
+                if attached.supports_discard and attached.might_contain_digest(digest):
+                    continue  # every save comes here: copies would fill it. Right only while nothing is discarded
                 frame.write(attached.writes(digest))
                 if not attached.might_contain_digest(digest):
                     raise CorruptFilter(f"generation {self.name} did not keep what was written")
@@ -125,7 +127,7 @@ class Store(ABC):
 
     @abstractmethod
     def drop(self, guard: str, name: str) -> None:
-        """Free a generation; nothing happens if it is gone already."""
+        """Free a generation; nothing happens if it is gone already. Raises :class:`StoreError` if it will not go."""
 
     @abstractmethod
     def names(self, guard: str) -> list[str]:

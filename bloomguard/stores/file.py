@@ -13,6 +13,7 @@ import os
 import shutil
 import stat
 import threading
+import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -29,6 +30,8 @@ from ..forks import after_fork
 from .base import FindKeyHash, Generation, Store
 
 _SUFFIX = ".filter"
+#: The longest that a writer, or a reader that opens a generation, waits for another writer.
+_LOCK_SECONDS = 1.0
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
@@ -81,21 +84,30 @@ class FileStore(Store):
     def prepare(self, guard: str) -> None:
         """Make the folders, private; raises :class:`StoreError` that says who cannot write where."""
         try:
-            self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
-            ignore = self.path / ".gitignore"
-            if not ignore.exists():
-                ignore.write_text("*\n")
-            self._folder(guard).mkdir(mode=0o700, exist_ok=True)
-            with suppress(FileExistsError):
-                # Whole or not at all: linked into place, so that two who start at once agree on one.
-                draft = self.path / f"identity.{uuid.uuid4().hex}"
-                draft.write_text(uuid.uuid4().hex)
-                try:
-                    os.link(draft, self.path / "identity")
-                finally:
-                    draft.unlink()
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            for folder in (self.path, self._folder(guard)):
+                with suppress(FileExistsError):
+                    folder.mkdir(mode=0o700)
+                    folder.chmod(0o700)  # whatever the umask took away
+            self._write_once(self.path / ".gitignore", "*\n")
+            self._write_once(self.path / "identity", uuid.uuid4().hex)
+            self._write_once(self._folder(guard) / "lock", "")
         except OSError as error:
             raise StoreError(self._cannot("write", error)) from error
+
+    @staticmethod
+    def _write_once(path: Path, text: str) -> None:
+        """Write a file unless it is there: whole or not at all, so that two who start at once agree on one."""
+        if path.exists():
+            return
+        draft = path.with_name(f"{path.name}.{uuid.uuid4().hex}")
+        try:
+            with _opened(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL) as fd:
+                os.write(fd, text.encode())
+            with suppress(FileExistsError):
+                os.link(draft, path)
+        finally:
+            draft.unlink(missing_ok=True)
 
     def _cannot(self, what: str, error: OSError) -> str:
         return (
@@ -105,7 +117,10 @@ class FileStore(Store):
 
     def create(self, guard: str, name: str, layout: Layout) -> Generation:
         self.prepare(guard)
-        path, size = self._file(guard, name), layout.total_bytes
+        path, size, free = self._file(guard, name), layout.total_bytes, self.free_bytes()
+        no_room = f"no room for a filter of {size:,} bytes" + ("" if free is None else f", {free:,} are free")
+        if free is not None and size > free:
+            raise StoreError(f"{no_room} in the store {self.alias!r} at {self.path}")
         try:
             with _opened(path, os.O_RDWR | os.O_CREAT | os.O_EXCL) as fd:
                 try:
@@ -118,10 +133,7 @@ class FileStore(Store):
                     path.unlink()
                     raise
         except OSError as error:
-            raise StoreError(
-                f"no room for a filter of {size:,} bytes, {self.free_bytes():,} are free: "
-                + self._cannot("write", error)
-            ) from error
+            raise StoreError(f"{no_room}: {self._cannot('write', error)}") from error
         return FileGeneration(name, layout, buffers, self._lock(guard), mapped, path)
 
     def open(self, guard: str, name: str, find_key_hash: FindKeyHash) -> Generation:
@@ -142,7 +154,10 @@ class FileStore(Store):
         return FileGeneration(name, layout, _cut(mapped, layout), self._lock(guard), mapped, path)
 
     def drop(self, guard: str, name: str) -> None:
-        self._file(guard, name).unlink(missing_ok=True)
+        try:
+            self._file(guard, name).unlink(missing_ok=True)
+        except OSError as error:
+            raise StoreError(self._cannot("remove", error)) from error
 
     def names(self, guard: str) -> list[str]:
         try:
@@ -182,14 +197,17 @@ class FileGeneration(Generation):
         super().__init__(name, layout, buffers, lock)
 
     def seal(self) -> None:
-        """Write it to the disk: the file first, then the folder that names it."""
-        self._mapped.flush()
-        for path in (self._path, self._path.parent):
-            fd = os.open(path, os.O_RDONLY)
-            try:
-                os.fsync(fd)
-            finally:
-                os.close(fd)
+        """Write it to the disk: the file first, then the folder that names it. Raises :class:`StoreError`."""
+        try:
+            self._mapped.flush()
+            for path in (self._path, self._path.parent):
+                fd = os.open(path, os.O_RDONLY)
+                try:
+                    os.fsync(fd)
+                finally:
+                    os.close(fd)
+        except OSError as error:
+            raise StoreError(f"cannot write {self._path} to the disk: {error.strerror}") from error
 
 
 class _WriteLock:
@@ -217,17 +235,48 @@ class _WriteLock:
 
     @contextmanager
     def __call__(self, exclusive: bool) -> Iterator[None]:
-        with self._thread:
-            if self._fd is None:
-                try:
-                    self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-                except OSError as error:
-                    raise StoreError(f"cannot lock {self._path}: {error.strerror}") from error
-            fcntl.flock(self._fd, fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH)
+        if not self._thread.acquire(timeout=_LOCK_SECONDS):
+            raise StoreError(f"another thread has held {self._path} for {_LOCK_SECONDS:g} s")
+        try:
+            try:
+                fd = self._locked(fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH)
+            except OSError as error:
+                raise StoreError(f"cannot lock {self._path}: {error.strerror}") from error
             try:
                 yield
             finally:
-                fcntl.flock(self._fd, fcntl.LOCK_UN)
+                fcntl.flock(fd, fcntl.LOCK_UN)
+        finally:
+            self._thread.release()
+
+    def _locked(self, how: int) -> int:
+        """Lock the very file that the path names now.
+
+        A folder that was removed and made again has another one: whoever held on to the old file would lock out nobody.
+        """
+        while True:
+            if self._fd is None:
+                self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+            self._flock(self._fd, how)
+            with suppress(FileNotFoundError):
+                if os.path.samestat(os.fstat(self._fd), os.stat(self._path)):
+                    return self._fd
+            self._close()
+
+    def _flock(self, fd: int, how: int) -> None:
+        """Take the lock, but never wait for good: whoever holds it may have been stopped in the middle of it."""
+        deadline = time.monotonic() + _LOCK_SECONDS
+        pause = 0.00002
+        while True:
+            try:
+                return fcntl.flock(fd, how | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                if time.monotonic() > deadline:
+                    raise StoreError(
+                        f"{self._path} has been locked for {_LOCK_SECONDS:g} s; is a process that writes stopped?"
+                    ) from error
+            time.sleep(pause)
+            pause = min(2 * pause, 0.001)
 
     def __del__(self) -> None:
         self._close()
@@ -237,6 +286,8 @@ class _WriteLock:
 def _opened(path: Path, flags: int) -> Iterator[int]:
     fd = os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
+        if flags & os.O_EXCL:
+            os.fchmod(fd, 0o600)  # whatever the umask took away
         yield fd
     finally:
         os.close(fd)

@@ -55,9 +55,12 @@ class StateConnection:
                     raise
                 return self._run(sql, parameters)
             finally:
-                if hasattr(mail, "outbox"):
-                    # Django's test runner is at work: a connection left open would keep it from dropping the database.
-                    self.close()
+                self._let_go()
+
+    def _let_go(self) -> None:
+        if hasattr(mail, "outbox"):
+            # Django's test runner is at work: a connection left open would keep it from dropping the database.
+            self.close()
 
     def _run(self, sql: str, parameters: Sequence[Any]) -> tuple[list[tuple[Any, ...]], int]:
         with self._open().cursor() as cursor:
@@ -82,6 +85,14 @@ class StateConnection:
     def quote(self, name: str) -> str:
         """``name`` as the database quotes identifiers."""
         return connections[self.alias].ops.quote_name(name)
+
+    def has_table(self, name: str) -> bool:
+        """Whether the database has the table; raises :class:`DatabaseError`."""
+        with self._lock:
+            try:
+                return name in self._open().introspection.table_names()
+            finally:
+                self._let_go()
 
     def adapt_datetime(self, value: Any) -> Any:
         """A point in time as the database takes it for a parameter."""

@@ -95,9 +95,11 @@ class StateTable:
             try:
                 self._copy = now, self._read()
             except (DatabaseError, InterfaceError) as error:
+                if self._failed_at == float("-inf"):
+                    logger.warning("bloomguard cannot read its state rows, so every guard passes: %s", error)
                 self._failed_at = now
-                logger.warning("bloomguard cannot read its state rows, so every guard passes: %s", error)
                 return False
+            self._failed_at = float("-inf")
             return True
         finally:
             self._lock.release()
@@ -118,7 +120,12 @@ class StateTable:
     def _read(self) -> dict[str, State]:
         quote = self.connection.quote
         columns = ", ".join(map(quote, _COLUMNS))
-        rows, _ = self.connection.execute(f"SELECT {columns} FROM {quote(GuardState._meta.db_table)}")  # noqa: S608
+        try:
+            rows, _ = self.connection.execute(f"SELECT {columns} FROM {quote(GuardState._meta.db_table)}")  # noqa: S608
+        except DatabaseError:
+            if self.connection.has_table(GuardState._meta.db_table):
+                raise
+            return {}  # not migrated yet: no rows, no generations, nothing to guard
         return {row[0]: State(*row) for row in rows}
 
     def swap(self, seen: State, **changes: Any) -> State | None:

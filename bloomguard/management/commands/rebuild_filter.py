@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from contextlib import ExitStack
 from dataclasses import asdict
 from typing import Any
 
@@ -13,7 +14,7 @@ from tqdm import tqdm
 from ...exceptions import BuilderBusy, ConfigurationError, RebuildError
 from ...filters import FilterError
 from ...guards import Guard, registry
-from ...rebuild import Plan, Rebuild, Report
+from ...rebuild import Plan, Rebuild, Report, run_all
 
 EX_TEMPFAIL = 75  # sysexits.h: try again later
 
@@ -31,42 +32,56 @@ class Command(BaseCommand):
             guards = [registry[name] for name in dict.fromkeys(options["names"])] or list(registry)
             if not guards:
                 raise CommandError("there is no guard to build: register one in an app's guards.py")
-            make = self._plan if options["dry_run"] else self._build
-            figures = [make(guard, options) for guard in guards]
-        except BuilderBusy as error:
-            raise CommandError(str(error), returncode=EX_TEMPFAIL) from error
+            figures = self._plans(guards, options) if options["dry_run"] else self._builds(guards, options)
         except (ConfigurationError, RebuildError, FilterError) as error:
             raise CommandError(str(error)) from error
         except KeyboardInterrupt:
             raise CommandError("stopped; what was served before is served on", returncode=130) from None
+        failed = [outcome for outcome in figures if isinstance(outcome, RebuildError)]
         if options["json"]:
-            self.stdout.write(json.dumps({"guards": figures}))
+            self.stdout.write(json.dumps({"guards": [_named(each) for each in figures if each not in failed]}))
+        if failed:
+            busy = all(isinstance(error, BuilderBusy) for error in failed)
+            raise CommandError("\n".join(map(str, failed)), returncode=EX_TEMPFAIL if busy else 1) from failed[0]
 
-    def _plan(self, guard: Guard, options: dict[str, Any]) -> dict[str, Any]:
-        plan = Rebuild(guard).plan()
-        if options["verbosity"] and not options["json"]:
+    def _plans(self, guards: list[Guard], options: dict[str, Any]) -> list[Any]:
+        plans = [Rebuild(guard).plan() for guard in guards]
+        for plan in plans if options["verbosity"] and not options["json"] else []:
             self.stdout.write(
-                f"{plan.guard}: about {plan.rows:,} rows; room for {plan.capacity:,} at an error rate of "
-                f"{plan.error_rate:g} takes {_size(plan.bytes)} in {_count(plan.shards, 'shard')}"
+                f"{plan.guard}: about {plan.rows:,} rows; a {plan.kind} filter with room for {plan.capacity:,} at an "
+                f"error rate of {plan.error_rate:g} takes {_size(plan.bytes)} in {_count(plan.shards, 'shard')}"
             )
-        return _named(plan)
+        return plans
 
-    def _build(self, guard: Guard, options: dict[str, Any]) -> dict[str, Any]:
+    def _builds(self, guards: list[Guard], options: dict[str, Any]) -> list[Any]:
         quiet = options["verbosity"] == 0
-        with tqdm(desc=guard.name, unit=" rows", unit_scale=True, disable=quiet, file=sys.stderr) as bar:
+        with ExitStack() as bars:
+            rebuilds = [Rebuild(guard, progress=_Bar(guard, bars, quiet)) for guard in guards]
+            outcomes = run_all(rebuilds)
+        for report in outcomes if not quiet and not options["json"] else []:
+            if isinstance(report, Report):
+                self.stdout.write(
+                    f"{report.guard}: {report.rows:,} rows in a {report.kind} filter of {_size(report.bytes)}, built "
+                    f"in {report.seconds:.1f} s after {report.waited_seconds:.1f} s of waiting for writers; error rate "
+                    f"{report.error_rate_measured:.4%} now, {report.error_rate:.4%} when full"
+                )
+        return outcomes
 
-            def progress(done: int, total: int) -> None:
-                bar.total = total
-                bar.update(done - bar.n)
 
-            report = Rebuild(guard, progress=progress).run()
-        if not quiet and not options["json"]:
-            self.stdout.write(
-                f"{report.guard}: {report.rows:,} rows in {_size(report.bytes)}, {report.seconds:.1f} s of work and "
-                f"{report.waited_seconds:.1f} s of waiting; error rate {report.error_rate_measured:.4%} now, "
-                f"{report.error_rate:.4%} when full"
-            )
-        return _named(report)
+class _Bar:
+    """A guard's progress bar, there from its first page to the next guard's."""
+
+    def __init__(self, guard: Guard, stack: ExitStack, quiet: bool) -> None:
+        self._guard, self._stack, self._quiet = guard, stack, quiet
+        self._bar: tqdm[Any] | None = None
+
+    def __call__(self, done: int, total: int) -> None:
+        if self._bar is None:
+            self._stack.close()
+            bar = tqdm(desc=self._guard.name, unit=" rows", unit_scale=True, disable=self._quiet, file=sys.stderr)
+            self._bar = self._stack.enter_context(bar)
+        self._bar.total = total
+        self._bar.update(done - self._bar.n)
 
 
 def _named(figures: Plan | Report) -> dict[str, Any]:

@@ -1,0 +1,79 @@
+"""Every store and every kind of filter that it can hold, made alike for the suites that run over all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bloomguard.filters import KeyHash, Layout
+from bloomguard.filters.codec import new_tag
+from bloomguard.stores import Store
+from bloomguard.stores.file import FileStore
+from bloomguard.stores.memory import MemoryStore
+
+SECRET = b"0123456789abcdef"
+HASH = KeyHash(8, SECRET)
+KEY_ID = 77
+RANGE = 20_000
+KINDS: dict[str, dict[str, Any]] = {
+    "bloom": {},
+    "cuckoo": {},
+    "bitmap": {"low": -50, "high": RANGE, "overflow": 2_000},
+}
+
+
+def key(number: int) -> bytes:
+    return number.to_bytes(8, "little", signed=True)
+
+
+def find(key_id: int) -> KeyHash | None:
+    """What a guard tells its store: the hash for its own key id, none for any other."""
+    return HASH if key_id == KEY_ID else None
+
+
+def make_layout(kind: str = "bloom", shard_bytes: int = 1 << 25, capacity: int = RANGE, key_id: int = KEY_ID) -> Layout:
+    return Layout.plan(
+        key_hash=HASH,
+        capacity=capacity,
+        error_rate=0.01,
+        tag=new_tag(),
+        key_id=key_id,
+        kind=kind,
+        shard_bytes=shard_bytes,
+        **KINDS[kind],
+    )
+
+
+@dataclass(frozen=True)
+class Place:
+    """A store, and ``again()``: the same store as another part of the site comes to it."""
+
+    store: Store
+    again: Callable[[], Store]
+
+
+@pytest.fixture(params=["memory", "file"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
+    if request.param == "memory":
+        store = MemoryStore("default", max_bytes=64 << 20)
+        return Place(store, lambda: store)
+    return Place(FileStore("default", path=tmp_path / "s"), lambda: FileStore("default", path=tmp_path / "s"))
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> FileStore:
+    """An empty file store."""
+    return FileStore("default", path=tmp_path / "s")
+
+
+@pytest.fixture(params=[(kind, size) for kind in KINDS for size in (1 << 25, 1 << 12)], ids=str)
+def layout(request: pytest.FixtureRequest) -> Layout:
+    """Each kind, in one shard and in several."""
+    kind, shard_bytes = request.param
+    made = make_layout(kind, shard_bytes)
+    assert (len(made.headers) > 1) == (shard_bytes == 1 << 12)
+    return made

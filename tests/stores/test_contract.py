@@ -1,0 +1,301 @@
+"""What every store keeps to, whatever kind of filter it holds."""
+
+from __future__ import annotations
+
+import multiprocessing
+import random
+import re
+import threading
+
+import numpy as np
+import pytest
+
+from bloomguard.exceptions import StoreError, UnknownGeneration
+from bloomguard.filters import CorruptFilter, KeyHash
+from bloomguard.filters.codec import Frame
+from bloomguard.stores.memory import MemoryStore
+
+from .conftest import HASH, KEY_ID, RANGE, find, key, make_layout
+
+
+def some(count, low=-200, high=RANGE + 200, seed=1):
+    return random.Random(seed).sample(range(low, high), count)
+
+
+def test_a_new_generation_holds_nothing(place, layout):
+    """A generation that was just made says no to (nearly) everything."""
+    generation = place.store.create("city", "a", layout)
+
+    assert not any(generation.might_contain(key(number)) for number in some(500))
+    assert generation.fill() == 0
+    assert generation.measure_error_rate(1_000) == 0
+
+
+def test_what_is_added_is_found(place, layout):
+    """No key that was added is ever denied, one at a time or in bulk; most others are."""
+    single, bulk, strangers = np.split(np.array(some(6_000)), [500, 4_000])
+    generation = place.store.create("city", "a", layout)
+
+    generation.add([key(number) for number in single.tolist()])
+    generation.add_many(bulk)
+
+    assert all(generation.might_contain(key(number)) for number in [*single.tolist(), *bulk.tolist()])
+    assert sum(generation.might_contain(key(number)) for number in strangers.tolist()) < 0.03 * len(strangers)
+    assert 0 < generation.fill() < 1
+
+
+def test_whoever_opens_it_sees_what_was_added(place, layout):
+    """A generation opened by name holds what was added before, and what is added through any other hold on it."""
+    numbers = some(200)
+    made = place.store.create("city", "a", layout)
+    made.add(map(key, numbers[:100]))
+    made.seal()
+
+    opened = place.again().open("city", "a", find)
+    made.add(map(key, numbers[100:150]))
+    opened.add_many(np.array(numbers[150:]))
+
+    assert all(each.might_contain(key(number)) for number in numbers for each in (made, opened))
+
+
+def test_a_generation_can_be_opened_before_it_is_sealed(place, layout):
+    """Writers add to a generation that is still being built."""
+    place.store.create("city", "a", layout).add([key(1)])
+
+    opened = place.again().open("city", "a", find)
+
+    assert opened.might_contain(key(1))
+    assert opened.layout.capacity >= layout.capacity
+
+
+def test_an_add_keeps_the_checksum_true(place, layout):
+    """After adds, single or bulk, every shard still proves itself."""
+    generation = place.store.create("city", "a", layout)
+    generation.add(map(key, some(100)))
+    generation.add_many(np.array(some(3_000, seed=2)))
+    generation.add(map(key, some(100, seed=3)))
+
+    reopened = place.again().open("city", "a", find)
+
+    assert reopened.fill() == generation.fill()  # verified shard by shard
+
+
+@pytest.mark.parametrize("name", ["a", "b"])
+def test_missing_is_not_empty(place, name):
+    """A generation that is not there is unknown; it neither says no nor comes into being."""
+    place.store.create("other", "a", make_layout())
+
+    with pytest.raises(UnknownGeneration):
+        place.store.open("city", name, find)
+
+    assert place.store.names("city") == []
+
+
+def test_a_dropped_generation_is_missing(place):
+    """After a drop it is unknown, to this hold on the store and to any other; a second drop is nothing."""
+    place.store.create("city", "a", make_layout())
+
+    place.store.drop("city", "a")
+    place.store.drop("city", "a")
+
+    for store in (place.store, place.again()):
+        with pytest.raises(UnknownGeneration):
+            store.open("city", "a", find)
+
+
+def test_names_are_those_of_the_guard(place):
+    """Every generation of the guard is listed, finished or not, and no other guard's."""
+    for guard, name in [("city", "a"), ("city", "b"), ("listing", "c")]:
+        place.store.create(guard, name, make_layout())
+    place.store.drop("city", "b")
+
+    assert place.again().names("city") == ["a"]
+    assert place.again().names("listing") == ["c"]
+    assert place.again().names("nobody") == []
+
+
+@pytest.mark.parametrize("kind", ["bloom", "bitmap", "cuckoo"])
+def test_another_builds_shard_is_not_trusted(place, kind):
+    """A shard of another build among this one's is found out, whatever it holds."""
+    mine = place.store.create("city", "a", make_layout(kind, 1 << 12))
+    other = place.store.create("city", "b", make_layout(kind, 1 << 12))
+    mine._buffers[1][:] = other._buffers[1]
+    opened = place.again().open("city", "a", find)
+
+    with pytest.raises(CorruptFilter, match="another build"):
+        opened.fill()
+
+
+def test_shards_that_changed_places_are_not_trusted(place):
+    """A shard of this very build in the place of another one is found out."""
+    mine = place.store.create("city", "a", make_layout(shard_bytes=1 << 12))
+    mine._buffers[1][:] = bytes(mine._buffers[2])
+
+    with pytest.raises(CorruptFilter):
+        place.again().open("city", "a", find).fill()
+
+
+def test_the_first_shard_has_to_come_first(place):
+    """A generation that starts with another shard than its first is found out."""
+    mine = place.store.create("city", "a", make_layout(shard_bytes=1 << 12))
+    mine._buffers[0][:] = bytes(mine._buffers[1])
+
+    with pytest.raises(CorruptFilter, match="starts with shard 1"):
+        place.again().open("city", "a", find)
+
+
+@pytest.mark.parametrize("at", [8, -8])
+def test_a_shard_whose_tags_differ_is_not_trusted(place, layout, at):
+    """Both ends carry the build's tag; with either of them changed, nothing is said and nothing is added."""
+    made = place.store.create("city", "a", layout)
+    made.add([key(1)])
+    for buffer in made._buffers:
+        buffer[at] ^= 0x40
+
+    with pytest.raises(CorruptFilter):
+        place.again().open("city", "a", find).might_contain(key(1))
+    with pytest.raises(CorruptFilter):
+        place.again().open("city", "a", find).add([key(2)])
+
+
+def test_a_changed_body_is_not_trusted(place, layout):
+    """A shard whose body is not what its checksum says is found out when it is first asked."""
+    made = place.store.create("city", "a", layout)
+    for buffer, header in zip(made._buffers, layout.headers):
+        buffer[header.body_offset + 100] ^= 1
+
+    with pytest.raises(CorruptFilter, match="checksum"):
+        place.again().open("city", "a", find).might_contain(key(1))
+
+
+def test_an_unknown_key_id_is_not_trusted(place):
+    """A generation built with a secret or for a definition that nobody knows any more is unknown."""
+    place.store.create("city", "a", make_layout(key_id=KEY_ID + 1))
+
+    with pytest.raises(UnknownGeneration, match="SECRET_KEY"):
+        place.again().open("city", "a", find)
+
+
+def test_keys_of_another_width_are_not_trusted(place):
+    """A generation for keys of 8 bytes is not asked about keys of 16."""
+    place.store.create("city", "a", make_layout())
+
+    with pytest.raises(CorruptFilter, match="width"):
+        place.again().open("city", "a", lambda key_id: KeyHash(16, b"0123456789abcdef"))
+
+
+def test_what_a_dead_writer_left_is_healed(place, layout):
+    """A writer that died in the middle of an add spoils nothing: others go on asking, and the next add heals it."""
+    made = place.store.create("city", "a", layout)
+    made.add(map(key, some(50)))
+    for buffer in made._buffers:
+        frame = Frame.open(buffer)
+        frame.body[-100] |= 0x10  # some byte of its write...
+        frame._set_trailer(frame._trailer()[0], 1)  # ...under the mark that it set first
+
+    opened = place.again().open("city", "a", find)
+    opened.add(map(key, some(1_000, seed=2)))  # enough for every shard
+
+    assert all(opened.might_contain(key(number)) for number in [*some(50), *some(1_000, seed=2)])
+    assert not any(Frame.open(buffer).dirty for buffer in made._buffers)
+    assert place.again().open("city", "a", find).fill() == opened.fill()
+
+
+def test_threads_lose_nothing(place):
+    """Threads that add at once, one by one and in bulk, lose no bit, and the checksums stay true."""
+    made = place.store.create("city", "a", make_layout(shard_bytes=1 << 12))
+    start = threading.Barrier(4)
+
+    def work(mine):
+        generation = place.again().open("city", "a", find)
+        start.wait()
+        for number in mine[:400]:
+            generation.add([key(number)])
+        generation.add_many(np.array(mine[400:]))
+
+    parts = [list(range(part, 8_000, 4)) for part in range(4)]
+    threads = [threading.Thread(target=work, args=(part,)) for part in parts]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert all(made.might_contain(key(number)) for number in range(8_000))
+    assert place.again().open("city", "a", find).fill() == made.fill()
+
+
+def test_no_room_is_said_with_the_figures(tmp_path):
+    """A filter that does not fit is refused: how much it takes, and how much there is."""
+    store = MemoryStore("default", max_bytes=100_000)
+    layout = make_layout(capacity=1_000_000)
+
+    with pytest.raises(StoreError, match=rf"{layout.total_bytes:,}.*100,000"):
+        store.create("city", "a", layout)
+
+    assert store.names("city") == []
+    assert store.free_bytes() == 100_000
+
+
+def test_a_filter_larger_than_the_disk_is_refused_with_the_figures(files):
+    """The disk space is taken when the filter is made; if it is not there, nothing stays behind."""
+    layout = make_layout(capacity=1 << 38)
+    assert layout.total_bytes > files.free_bytes()
+
+    with pytest.raises(StoreError, match=re.escape(f"no room for a filter of {layout.total_bytes:,} bytes")):
+        files.create("city", "a", layout)
+
+    assert files.names("city") == []
+
+
+def test_dropping_makes_room():
+    """What a generation took is there again once it is dropped."""
+    layout = make_layout()
+    store = MemoryStore("default", max_bytes=layout.total_bytes)
+    store.create("city", "a", layout)
+
+    store.drop("city", "a")
+
+    assert store.free_bytes() == layout.total_bytes
+    store.create("city", "b", layout)
+
+
+def test_an_identity_is_one_stores_own(place, tmp_path):
+    """The same store has the same identity for whoever comes to it; another one has another."""
+    place.store.create("city", "a", make_layout())
+    other = type(place.store)("default", **({} if isinstance(place.store, MemoryStore) else {"path": tmp_path / "t"}))
+    other.create("city", "a", make_layout())
+
+    assert place.store.identity == place.again().identity != other.identity
+    assert 0 < len(place.store.identity) <= 200
+
+
+def _identity(store, queue):
+    queue.put(store.identity)
+
+
+@pytest.mark.parametrize("kind", ["memory", "file"])
+def test_a_forked_child_shares_files_and_not_memory(kind, tmp_path):
+    """A child's copy of its parent's memory is another store; the files are the same one."""
+    from bloomguard.stores.file import FileStore
+
+    store = MemoryStore("default") if kind == "memory" else FileStore("default", path=tmp_path)
+    store.create("city", "a", make_layout())
+    context = multiprocessing.get_context("fork")
+    queue = context.SimpleQueue()
+    child = context.Process(target=_identity, args=(store, queue))
+    child.start()
+    child.join()
+
+    assert (queue.get() == store.identity) == (kind == "file")
+
+
+def test_key_hashes_are_asked_for_by_the_key_id_in_the_header(place):
+    """The store asks its guard which hash fits the header, and says yes and no by that one."""
+    asked = []
+    place.store.create("city", "a", make_layout()).add([key(5)])
+
+    opened = place.again().open("city", "a", lambda key_id: asked.append(key_id) or HASH)
+
+    assert asked == [KEY_ID]
+    assert opened.might_contain(key(5))
+    assert not opened.might_contain(key(6))

@@ -1,0 +1,287 @@
+"""The file store: damaged files, private modes, places that cannot be written."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from bloomguard.exceptions import StoreError, UnknownGeneration
+from bloomguard.filters import CorruptFilter
+from bloomguard.stores.file import FileStore
+
+from .conftest import find, key, make_layout
+
+REFUSALS = (StoreError, CorruptFilter)
+
+
+def modes(folder: Path) -> dict[str, str]:
+    return {
+        str(path.relative_to(folder.parent)): stat.filemode(path.stat().st_mode)
+        for path in [folder, *folder.rglob("*")]
+    }
+
+
+@pytest.mark.parametrize("umask", [0o000, 0o022, 0o077, 0o277])
+def test_everything_is_private(files, umask):
+    """Folders are 0700 and files 0600, whatever the umask."""
+    before = os.umask(umask)
+    try:
+        files.create("city", "a", make_layout()).add([key(1)])
+    finally:
+        os.umask(before)
+
+    found = modes(files.path)
+    assert {name for name, mode in found.items() if mode == "drwx------"} == {"s", "s/city"}
+    assert {name for name, mode in found.items() if mode == "-rw-------"} == {
+        "s/.gitignore", "s/identity", "s/city/a.filter", "s/city/lock"
+    }  # fmt: skip
+    assert len(found) == 6
+
+
+def test_what_is_there_already_is_left_alone(files):
+    """A second guard and a second start change neither the identity nor the .gitignore."""
+    files.create("city", "a", make_layout())
+    (files.path / ".gitignore").write_text("mine\n")
+    identity = files.identity
+
+    FileStore("default", path=files.path).create("listing", "b", make_layout())
+
+    assert files.identity == identity
+    assert (files.path / ".gitignore").read_text() == "mine\n"
+
+
+def test_two_who_start_at_once_agree_on_one_identity(tmp_path):
+    """However many processes make the folder at the same moment, it has one identity, and no litter."""
+    code = "import sys; from bloomguard.stores.file import FileStore; sys.stdin.read(1); "
+    code += f"s = FileStore('default', path={str(tmp_path / 's')!r}); s.prepare('city'); print(s.identity)"
+    started = [
+        subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment())
+        for _ in range(4)
+    ]
+    for each in started:
+        each.stdin.write(b"x")
+        each.stdin.flush()
+
+    assert len({each.communicate()[0] for each in started}) == 1
+    assert sorted(os.listdir(tmp_path / "s")) == [".gitignore", "city", "identity"]
+
+
+def environment() -> dict[str, str]:
+    root = Path(__file__).resolve().parents[2]
+    return {**os.environ, "PYTHONPATH": f"{root}:{root / 'example_project'}"}
+
+
+def test_a_folder_that_was_moved_is_another_store(files):
+    """A copy of the folder, or a new one in its place, has another identity; without a folder there is none."""
+    assert files.identity == ""
+    files.create("city", "a", make_layout())
+    first = files.identity
+
+    shutil.copytree(files.path, files.path.with_name("copy"))
+    copy = FileStore("default", path=files.path.with_name("copy")).identity
+    shutil.rmtree(files.path)
+    gone = files.identity
+    files.create("city", "a", make_layout())
+
+    assert gone == ""
+    assert len({first, copy, files.identity}) == 3
+
+
+def test_another_boot_is_another_store(files, monkeypatch, tmp_path):
+    """After the host went down, pages that were never written to the disk may be lost: it is not the same store."""
+    files.create("city", "a", make_layout())
+    before = files.identity
+    (tmp_path / "boot_id").write_text("another boot")
+    monkeypatch.setattr("bloomguard.stores.file._BOOT_ID", tmp_path / "boot_id")
+
+    assert files.identity not in (before, "")
+
+
+def test_a_host_without_a_boot_id_has_an_identity_too(files, monkeypatch, tmp_path):
+    """Where the system tells no boot, the host's own number stands for it."""
+    files.create("city", "a", make_layout())
+    monkeypatch.setattr("bloomguard.stores.file._BOOT_ID", tmp_path / "none")
+
+    assert files.identity.startswith("file:")
+
+
+def lengths(size: int) -> list[int]:
+    edges = [0, 1, 7, 8, 16, 63, 64, 72, 127, 128, size - 16, size - 9, size - 8, size - 1]
+    return sorted({length for length in edges + random.Random(2).sample(range(size), 60) if 0 <= length < size})
+
+
+@pytest.mark.parametrize("shard_bytes", [1 << 25, 1 << 12])
+def test_a_file_of_another_length_is_not_trusted(files, shard_bytes):
+    """At whatever length a file was cut, or with whatever was appended, it is not opened."""
+    files.create("city", "a", make_layout(shard_bytes=shard_bytes)).add([key(1)])
+    path = files.path / "city" / "a.filter"
+    whole = path.read_bytes()
+
+    for damaged in [*(whole[:length] for length in lengths(len(whole))), whole + b"\0", whole + whole]:
+        path.write_bytes(damaged)
+        with pytest.raises(REFUSALS):
+            files.open("city", "a", find).fill()
+
+
+@pytest.mark.parametrize("kind", ["bloom", "bitmap", "cuckoo"])
+def test_no_flipped_bit_makes_a_key_vanish(files, kind):
+    """Any one bit of the header and the trailer, and many of the body: refused, or every answer is still right."""
+    numbers = range(0, 500, 3)
+    layout = make_layout(kind)
+    files.create("city", "a", layout).add(map(key, numbers))
+    path = files.path / "city" / "a.filter"
+    whole = path.read_bytes()
+    start, end, every = 8 * layout.headers[0].body_offset, 8 * (len(whole) - 16), 8 * len(whole)
+    positions = [*range(start), *random.Random(3).sample(range(start, end), 100), *range(end, every)]
+
+    trusted = []
+    for position in positions:
+        with path.open("r+b") as file:
+            file.seek(position // 8)
+            file.write(bytes([whole[position // 8] ^ 1 << position % 8]))
+        try:
+            opened = files.open("city", "a", find)
+            assert all(opened.might_contain(key(number)) for number in numbers)
+            trusted.append(position)
+        except REFUSALS:
+            pass
+        path.write_bytes(whole)
+
+    # The mark of a writer that died, which asks for no checksum.
+    assert trusted == [end + 8 * 7]
+
+
+def test_a_file_that_others_may_write_is_not_trusted(files):
+    """Whoever may write a filter decides what a site answers: group and others may not."""
+    files.create("city", "a", make_layout())
+
+    for mode in (0o620, 0o602, 0o666):
+        (files.path / "city" / "a.filter").chmod(mode)
+        with pytest.raises(UnknownGeneration, match="could have been written by others"):
+            files.open("city", "a", find)
+
+
+def test_what_is_no_file_is_not_trusted(files, tmp_path):
+    """A symbolic link, a folder or a pipe under a generation's name is refused, and nobody waits at the pipe."""
+    files.create("city", "a", make_layout())
+    path = files.path / "city" / "a.filter"
+    path.rename(tmp_path / "elsewhere")
+
+    for make in (lambda: path.symlink_to(tmp_path / "elsewhere"), path.mkdir, lambda: os.mkfifo(path)):
+        make()
+        with pytest.raises(StoreError):
+            files.open("city", "a", find)
+        path.rmdir() if path.is_dir() else path.unlink()
+
+
+def test_a_drop_that_fails_says_so(files):
+    """What cannot be removed is a :class:`StoreError` that names it."""
+    files.create("city", "a", make_layout())
+    files.drop("city", "a")
+    (files.path / "city" / "a.filter").mkdir()
+
+    with pytest.raises(StoreError, match="cannot remove .*a.filter"):
+        files.drop("city", "a")
+
+
+def test_a_lock_is_the_one_that_the_folder_has_now(files, monkeypatch):
+    """Whoever held the lock of a folder that was removed takes the new folder's: both would write at once otherwise."""
+    monkeypatch.setattr("bloomguard.stores.file._LOCK_SECONDS", 0.01)
+    files.create("city", "a", make_layout()).add([key(1)])
+    shutil.rmtree(files.path)
+    other = FileStore("default", path=files.path)
+    made = other.create("city", "b", make_layout())
+    mine = files.open("city", "b", find)
+
+    with made._locked(True), pytest.raises(StoreError, match=r"has been locked for 0\.01 s"):
+        mine.add([key(1)])
+
+
+def test_an_add_to_a_removed_folder_is_no_add(files):
+    """A writer whose folder is gone writes where nobody will look: it says so."""
+    generation = files.create("city", "a", make_layout())
+    shutil.rmtree(files.path)
+
+    with pytest.raises(StoreError, match="cannot lock"):
+        generation.add([key(1)])
+
+
+UNWRITABLE = ["/proc/bloomguard", "/sys/bloomguard", "/dev/null/bloomguard", "{tmp}/file", "{tmp}/file/below"]
+
+
+@pytest.mark.parametrize("path", UNWRITABLE)
+def test_a_place_that_cannot_be_written_is_named(path, tmp_path):
+    """A store in a place that cannot be written says which, as whom, and why; reading there finds nothing."""
+    (tmp_path / "file").write_text("a file, where a folder should be")
+    path = path.format(tmp=tmp_path)
+    store = FileStore("default", path=path)
+
+    with pytest.raises(StoreError, match=rf"cannot write .* as user \d+: .* the folder {path} has to be on a local disk"):
+        store.create("city", "a", make_layout())
+
+    assert store.names("city") == []
+    assert store.identity == ""
+    with pytest.raises(StoreError):
+        store.open("city", "a", find)
+
+
+def test_a_place_that_cannot_be_written_fails_the_system_check(monkeypatch, tmp_path):
+    """``manage.py check`` finds a place that cannot be written, and passes one that can, there or yet to be made."""
+    assert FileStore("default", path=tmp_path / "not" / "yet").check() == []
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+
+    (found,) = FileStore("default", path=tmp_path / "s").check()
+
+    assert found.id == "bloomguard.E010"
+    assert str(tmp_path) in found.msg
+
+
+def test_a_full_disk_is_a_clear_error_and_leaves_nothing(files):
+    """The kernel refuses the space: the error tells the bytes wanted, and no file stays behind."""
+    files.prepare("city")
+
+    said = run_with_small_files(
+        "from bloomguard.stores.file import FileStore; from bloomguard.exceptions import StoreError\n"
+        "from tests.stores.conftest import make_layout\n"
+        f"try: FileStore('default', path={str(files.path)!r}).create('city', 'a', make_layout(capacity=1_000_000))\n"
+        "except StoreError as error: print(error)\n"
+    )
+
+    assert f"no room for a filter of {make_layout(capacity=1_000_000).total_bytes:,} bytes" in said
+    assert "File too large" in said
+    assert os.listdir(files.path / "city") == ["lock"]
+
+
+def run_with_small_files(code: str) -> str:
+    """What ``code`` prints in a process that may not make a file larger than 100,000 bytes."""
+    limit = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))\n"
+    run = subprocess.run([sys.executable, "-c", limit + code], capture_output=True, text=True, env=environment())
+    assert run.returncode == 0, run.stderr
+    return run.stdout
+
+
+def test_without_a_way_to_reserve_space_it_is_written(files, monkeypatch):
+    """Systems without ``posix_fallocate`` get their space by writing zeros."""
+    monkeypatch.delattr(os, "posix_fallocate")
+    layout = make_layout(capacity=2_000_000)
+
+    files.create("city", "a", layout).add([key(1)])
+
+    assert os.stat(files.path / "city" / "a.filter").st_size == layout.total_bytes
+    assert files.open("city", "a", find).might_contain(key(1))
+
+
+def test_what_cannot_be_brought_to_the_disk_is_not_sealed(files):
+    """A generation whose file is gone cannot be made durable, and says so."""
+    generation = files.create("city", "a", make_layout())
+    files.drop("city", "a")
+
+    with pytest.raises(StoreError, match="to the disk"):
+        generation.seal()
