@@ -110,6 +110,14 @@ class Guard:
             raise ConfigurationError(str(error)) from error
 
     @property
+    def tables(self) -> set[str]:
+        """The guard's own table, and those of its model's parents that hold a column of the key."""
+        try:
+            return {self.model._meta.db_table, *(field.model._meta.db_table for field in self.fields)}
+        except ConfigurationError:  # a system check says so
+            return set()
+
+    @property
     def definition(self) -> str:
         """What a key of this guard stands for, in words: a filter built for other words is never asked."""
         columns = ",".join(f"{field.column}:{kind}" for field, kind in zip(self.fields, self.keys.kinds))
@@ -137,7 +145,7 @@ class Guard:
         return self._decide(value, self.live.ask) or ERROR
 
     def decide_now(self, value: Any) -> Decision | None:
-        """The same without touching the database; ``None`` if that needs the state rows read."""
+        """The same without waiting; ``None`` if that needs the state rows, or a filter, read first."""
         return self._decide(value, self.live.ask_now)
 
     def _decide(self, value: Any, ask: Callable[[bytes], Decision | None]) -> Decision | None:
@@ -180,7 +188,7 @@ class Guard:
         Raises :class:`ConfigurationError` if that cannot be told.
         """
         captured = list(captured)
-        named = self.routes[route] if isinstance(self.routes, Mapping) else {}
+        named = self.routes.get(route, {}) if isinstance(self.routes, Mapping) else {}
         if isinstance(named, str):
             named = {self.fields[0].name: named}
         chosen = []

@@ -37,7 +37,7 @@ def guards_of(table: str) -> tuple[Guard, ...]:
         _guards_of.clear()
         for guard in registry:
             if guard.sync == "statements":
-                for each in {guard.model._meta.db_table, *(field.model._meta.db_table for field in guard.fields)}:
+                for each in guard.tables:
                     _guards_of[each] = (*_guards_of.get(each, ()), guard)
         _version = registry.version
     return _guards_of.get(table, ())
