@@ -38,7 +38,8 @@ class Guard:
     ``{"route": "kwarg"}`` or, for several fields, ``{"route": {"field": "kwarg"}}`` where the kwarg's name does not
     follow from the lookup. ``filter`` is ``"bloom"``, ``"bitmap"`` (exact, for integers and dates), ``"cuckoo"``, or
     ``"auto"``: the bitmap where it is the smaller one, else Bloom. ``alive`` says which rows exist for the public
-    (soft delete). ``capacity`` counts rows; by default a rebuild leaves room for half as many again as there are.
+    (soft delete). ``sync`` is ``"statements"`` (every write of the ORM) or ``"signals"`` (``save()`` alone, and not
+    before the commit). ``capacity`` counts rows; by default a rebuild leaves room for half as many again as there are.
     """
 
     name: str = ""
@@ -49,6 +50,7 @@ class Guard:
     capacity: int | None = None
     alive: Q = Q()
     store: str = "default"
+    sync: str = "statements"
     methods: Sequence[str] = ("GET", "HEAD")
 
     model: type[Model]
@@ -108,6 +110,14 @@ class Guard:
             raise ConfigurationError(str(error)) from error
 
     @property
+    def tables(self) -> set[str]:
+        """The guard's own table, and those of its model's parents that hold a column of the key."""
+        try:
+            return {self.model._meta.db_table, *(field.model._meta.db_table for field in self.fields)}
+        except ConfigurationError:  # a system check says so
+            return set()
+
+    @property
     def definition(self) -> str:
         """What a key of this guard stands for, in words: a filter built for other words is never asked."""
         columns = ",".join(f"{field.column}:{kind}" for field, kind in zip(self.fields, self.keys.kinds))
@@ -135,7 +145,7 @@ class Guard:
         return self._decide(value, self.live.ask) or ERROR
 
     def decide_now(self, value: Any) -> Decision | None:
-        """The same without touching the database; ``None`` if that needs the state rows read."""
+        """The same without waiting; ``None`` if that needs the state rows, or a filter, read first."""
         return self._decide(value, self.live.ask_now)
 
     def _decide(self, value: Any, ask: Callable[[bytes], Decision | None]) -> Decision | None:
@@ -178,7 +188,7 @@ class Guard:
         Raises :class:`ConfigurationError` if that cannot be told.
         """
         captured = list(captured)
-        named = self.routes[route] if isinstance(self.routes, Mapping) else {}
+        named = self.routes.get(route, {}) if isinstance(self.routes, Mapping) else {}
         if isinstance(named, str):
             named = {self.fields[0].name: named}
         chosen = []
