@@ -62,6 +62,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """The clock of every lease in this process."""
     made = Clock()
     monkeypatch.setattr(state.table, "clock", made)
+    monkeypatch.setattr(state.table, "sleep", made.sleep)
     return made
 
 

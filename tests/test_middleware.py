@@ -207,7 +207,7 @@ def test_what_is_not_certain_passes(browser, shop, trouble, clock, caplog, monke
         state.table.fence("product", "a test")
         clock.sleep(5)
     elif trouble == "no folder":
-        for file in sorted(Path(live.store._path).rglob("*"), reverse=True):
+        for file in sorted(Path(live.store.path).rglob("*"), reverse=True):
             file.unlink() if file.is_file() else file.rmdir()
         state.table.forget()
         live.forget()
