@@ -258,9 +258,11 @@ def test_rows_without_a_value_are_nobodys(build_all, caplog):
     city = City.objects.create(
         pk=1, name="a", slug="a", country="DE", timezone="", population=1, latitude=0, longitude=0
     )
-    with registered(Listing, name="listing-by-price", lookup="price", sync="signals"):
-        with caplog.at_level(logging.INFO, logger="bloomguard"):
-            Listing.objects.create(city=city, title="t", slug="t", body="b", price=None)
+    with (
+        registered(Listing, name="listing-by-price", lookup="price", sync="signals"),
+        caplog.at_level(logging.INFO, logger="bloomguard"),
+    ):
+        Listing.objects.create(city=city, title="t", slug="t", body="b", price=None)
 
     assert caplog.records == []
 
