@@ -24,6 +24,7 @@ from .routes import guarded_routes, patterns, table_for
 from .stores import stores
 
 TAG = "bloomguard"
+SYNCS = ("statements", "signals")
 KINDS = ("auto", "bloom", "bitmap", "cuckoo")
 
 #: Databases whose usual collation takes different texts for equal.
@@ -142,6 +143,16 @@ def _guard(guard: Guard) -> Iterator[CheckMessage]:
             11,
             f"filter is {guard.filter!r}",
             f"Take one of {', '.join(KINDS)}; a bitmap holds integers and dates alone.",
+        )
+    if guard.sync not in SYNCS:
+        yield error(12, f"sync is {guard.sync!r}", f"Take one of {', '.join(SYNCS)}.")
+    elif guard.sync == "signals":
+        yield Warning(
+            f"the guard {guard.name!r} follows signals alone: bulk_create, QuerySet.update, and "
+            "migrations write past it, and under autocommit a row is seen before its filter has it.",
+            hint='Remove sync = "signals" where you can; else run rebuild_filter after such writes.',
+            obj=guard.model,
+            id="bloomguard.W002",
         )
     yield from _routes(guard, error)
     yield from _uniqueness(guard, fields)

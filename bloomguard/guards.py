@@ -38,7 +38,8 @@ class Guard:
     ``{"route": "kwarg"}`` or, for several fields, ``{"route": {"field": "kwarg"}}`` where the kwarg's name does not
     follow from the lookup. ``filter`` is ``"bloom"``, ``"bitmap"`` (exact, for integers and dates), ``"cuckoo"``, or
     ``"auto"``: the bitmap where it is the smaller one, else Bloom. ``alive`` says which rows exist for the public
-    (soft delete). ``capacity`` counts rows; by default a rebuild leaves room for half as many again as there are.
+    (soft delete). ``sync`` is ``"statements"`` (every write of the ORM) or ``"signals"`` (``save()`` alone, and not
+    before the commit). ``capacity`` counts rows; by default a rebuild leaves room for half as many again as there are.
     """
 
     name: str = ""
@@ -49,6 +50,7 @@ class Guard:
     capacity: int | None = None
     alive: Q = Q()
     store: str = "default"
+    sync: str = "statements"
     methods: Sequence[str] = ("GET", "HEAD")
 
     model: type[Model]
@@ -106,6 +108,14 @@ class Guard:
             return KeyMaker(self.fields, normalize)
         except TypeError as error:
             raise ConfigurationError(str(error)) from error
+
+    @property
+    def tables(self) -> set[str]:
+        """The guard's own table, and those of its model's parents that hold a column of the key."""
+        try:
+            return {self.model._meta.db_table, *(field.model._meta.db_table for field in self.fields)}
+        except ConfigurationError:  # a system check says so
+            return set()
 
     @property
     def definition(self) -> str:

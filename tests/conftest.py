@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 import pytest
+from django.db import OperationalError
 
 from bloomguard import rebuild
 from bloomguard.guards import registry
 from bloomguard.stores import stores
 from bloomguard.sync import state
+from bloomguard.sync.connection import StateConnection
 
 from . import database
 
@@ -25,6 +27,26 @@ class Clock:
 
     def sleep(self, seconds: float) -> None:
         self.now += seconds
+
+
+class Counting(StateConnection):
+    """Counts the statements, and fails while it is told to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.statements: list[str] = []
+        self.broken = False
+
+    def execute(self, sql, parameters=()):
+        self.statements.append(sql)
+        if self.broken:
+            raise OperationalError("the database is gone")
+        return super().execute(sql, parameters)
+
+    def has_table(self, name):
+        if self.broken:
+            raise OperationalError("the database is gone")
+        return super().has_table(name)
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])

@@ -87,6 +87,7 @@ class Generation:
         for index, low, high in self.layout.locate_many(keys):
             frame, attached = self._shard(index)
             with self._locked(True):
+                frame.begin()
                 attached.add_digests(low, high)
                 frame.seal()
 

@@ -1,4 +1,4 @@
-"""Keeps filters in step with ``save()``, by Django's signals.
+"""Keeps filters in step with ``save()`` alone, by Django's signals: for guards with ``sync = "signals"``.
 
 Dispatch is by table: a proxy saves into its model's table, a child of multi-table inheritance into its parents' too.
 A row is added whether it is alive for the public or not: one too many is a harmless false positive, and a row that
@@ -34,21 +34,13 @@ def guards_of(model: type[Model]) -> tuple[Guard, ...]:
     found = _guards_of.get(model)
     if found is None:
         tables = _tables(model)
-        found = tuple(guard for guard in registry if tables & _tables_of_key(guard))
+        found = tuple(guard for guard in registry if guard.sync == "signals" and tables & guard.tables)
         _guards_of[model] = found
     return found
 
 
 def _tables(model: type[Model]) -> set[str]:
     return {model._meta.db_table, *(parent._meta.db_table for parent in model._meta.get_parent_list())}
-
-
-def _tables_of_key(guard: Guard) -> set[str]:
-    """The guard's own table, and those of its model's parents that hold a column of the key."""
-    try:
-        return {guard.model._meta.db_table, *(field.model._meta.db_table for field in guard.fields)}
-    except ConfigurationError:  # a system check says so
-        return set()
 
 
 def _saved(

@@ -187,7 +187,7 @@ def test_a_drop_that_fails_says_so(files):
     files.drop("city", "a")
     (files.path / "city" / "a.filter").mkdir()
 
-    with pytest.raises(StoreError, match="cannot remove .*a.filter"):
+    with pytest.raises(StoreError, match=r"cannot remove .*a\.filter"):
         files.drop("city", "a")
 
 
