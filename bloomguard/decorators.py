@@ -87,7 +87,7 @@ def _names(
 ) -> tuple[str, ...]:
     """The view's arguments with the ID, in the order of the guard's fields; raises :class:`ConfigurationError`."""
     if arg is None:
-        return guard.kwargs_for(guard.name, (*given, *_parameters(view)))
+        return guard.kwargs_for(f"@guarded({guard.name!r})", (*given, *_parameters(view)))
     named = {guard.fields[0].name: arg} if isinstance(arg, str) else arg
     if missing := [field.name for field in guard.fields if field.name not in named]:
         raise ConfigurationError(f"@guarded({guard.name!r}): arg is {arg!r}; it has to say where {missing} are")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from pathlib import Path
 
 import pytest
 from asgiref.sync import async_to_sync
@@ -94,13 +93,13 @@ def test_on_every_database(browser, each_database, fresh, clock, transactional_d
 
     Product.objects.create(pk=7)
     Order.objects.create(pk=f"{7:032x}")
-    Article.objects.create(slug="straße")
+    Article.objects.create(slug="ulm")
     Place.objects.create(country="DE", slug="ulm")
     for name in ("product", "order", "article", "place"):
         Rebuild(registry[name], sleep=clock.sleep).run()
 
-    existing = ["/products/7/", f"/orders-str/{{{7:032X}}}/", "/articles/straße/", "/places/DE/ulm/"]
-    absent = ["/products/8/", f"/orders-str/{8:032x}/", "/articles/strasse/", "/places/D/Eulm/"]
+    existing = ["/products/7/", f"/orders-str/{{{7:032X}}}/", "/articles-str/ulm/", "/places/DE/ulm/"]
+    absent = ["/products/8/", f"/orders-str/{8:032x}/", "/articles-str/Ulm/", "/places/D/Eulm/"]
 
     assert [browser.get(url).status_code for url in existing] == [200] * 4
     answers = [browser.get(url) for url in absent]
@@ -109,10 +108,10 @@ def test_on_every_database(browser, each_database, fresh, clock, transactional_d
 
 def test_head_is_answered_as_get(browser, shop):
     """HEAD of an absent ID has the headers of GET."""
-    assert (
-        browser.head("/products/8/").headers["Content-Length"] == browser.get("/products/8/").headers["Content-Length"]
-    )
-    assert browser.head("/products/8/").status_code == 404
+    head, get = browser.head("/products/8/"), browser.get("/products/8/")
+
+    assert head["Content-Length"] == get["Content-Length"]
+    assert head.status_code == 404
 
 
 def test_a_post_passes(browser, shop):
@@ -207,7 +206,7 @@ def test_what_is_not_certain_passes(browser, shop, trouble, clock, caplog, monke
         state.table.fence("product", "a test")
         clock.sleep(5)
     elif trouble == "no folder":
-        for file in sorted(Path(live.store._path).rglob("*"), reverse=True):
+        for file in sorted(live.store.path.rglob("*"), reverse=True):
             file.unlink() if file.is_file() else file.rmdir()
         state.table.forget()
         live.forget()
