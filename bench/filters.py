@@ -177,7 +177,7 @@ def single_checks_of(what: str, make: Callable[[int], Any], convert: Callable[[A
         for name, (_, target) in peers.items():
             report.add(
                 f"check of a {what}, {kind}", ratio(taken, "ours", name), against=name, at_most=target,
-                reason="most of it is BLAKE2b (here without a secret); faster hashes have collisions that hold for every seed",
+                reason="most of it is BLAKE2b (no secret here); faster hashes have collisions for every seed",
             )  # fmt: skip
 
 
@@ -223,7 +223,7 @@ def bulk_builds() -> None:
             "bits a bit",
             at_most=3,
             reason=(
-                "below some 4M keys the batches have a fixed size, some 8 MiB in all, rather than one in proportion to a "
+                "below some 4M keys the batches have a fixed size, some 8 MiB in all, not one in proportion to a "
                 "filter of 1.2 MiB: it took a third off the time"
             ),
         )
