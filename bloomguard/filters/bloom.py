@@ -92,6 +92,7 @@ class BloomFilter(BodyFilter):
     """
 
     kind: ClassVar[str] = "bloom"
+    plain_bits: ClassVar[bool] = True
 
     __slots__ = ("_partitions",)
 

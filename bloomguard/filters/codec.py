@@ -171,6 +171,10 @@ class Frame:
         if dirty > 1 or (not dirty and checksum != adler32(self.body)):
             raise CorruptFilter("the body's checksum is wrong")
 
+    def begin(self) -> None:
+        """Mark that the body is about to change in bulk: should the writer die, its bits count and its checksum not."""
+        self._set_trailer(self._trailer()[0], 1)
+
     def seal(self) -> None:
         """Take the body as it is: recompute its checksum."""
         self._set_trailer(adler32(self.body), 0)

@@ -12,7 +12,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from . import sizing
-from .base import BodyFilter
+from .base import BodyFilter, Shape
 from .codec import MAX_SHARDS, Frame, Header
 from .errors import CorruptFilter, InvalidShape, TooLarge
 from .hashing import KeyHash
@@ -122,6 +122,11 @@ class Layout:
     def filter_class(self) -> type[BodyFilter]:
         """The class of this kind: ask it ``supports_discard``."""
         return held_class(self.kind)
+
+    @cached_property
+    def shape(self) -> Shape:
+        """Where each shard's state lies in its body; raises :class:`CorruptFilter` if the headers cannot be right."""
+        return self.filter_class.trusted_shape(self.headers[0], self.key_hash)
 
     @cached_property
     def locate(self) -> Callable[[bytes], tuple[int, int]]:
