@@ -97,6 +97,10 @@ class LiveFilter:
             except StoreUnavailable:
                 return UNREACHABLE
             except (CorruptFilter, StoreError) as error:
+                state = self.table.lease(self.name)
+                if state is None or state.active != name:
+                    self._check = None  # it was replaced, perhaps, and dropped: the row has to say
+                    return None
                 self._distrust(error, name)
                 return UNTRUSTED
             denied_by = name
