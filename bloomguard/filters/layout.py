@@ -142,10 +142,12 @@ class Layout:
             if len(low):
                 yield 0, low, high
             return
-        order = np.argsort(shards, kind="stable")
-        found, starts = np.unique(shards[order], return_index=True)
-        for shard, mine in zip(found.tolist(), np.split(order, starts[1:])):
-            yield shard, low[mine], high[mine]
+        narrow = shards.astype(np.uint16)  # sorted by radix, several times as fast; MAX_SHARDS just fits
+        order = np.argsort(narrow, kind="stable")
+        counts = np.bincount(narrow, minlength=len(self.headers))
+        for shard, mine in enumerate(np.split(order, np.cumsum(counts[:-1]))):
+            if len(mine):
+                yield shard, low[mine], high[mine]
 
     def attach(self, frame: Frame) -> BodyFilter:
         """The filter over one shard's frame, which is shared, not copied. Raises :class:`CorruptFilter`."""

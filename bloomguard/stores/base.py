@@ -33,6 +33,10 @@ class Generation(ABC):
     #: :class:`StoreError` where the store does not answer.
     might_contain: Callable[[bytes], bool]
 
+    def might_contain_many(self, keys: Iterable[bytes]) -> list[bool]:
+        """:attr:`might_contain` of each key, in their order; raises what it raises."""
+        return [self.might_contain(key) for key in keys]
+
     @abstractmethod
     def add(self, keys: Iterable[bytes]) -> None:
         """Put keys in and see that they are; raises :class:`CorruptFilter` or :class:`StoreError` if that fails."""

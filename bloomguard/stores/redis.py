@@ -39,6 +39,7 @@ _STEP = 1 << 20  # bytes of zeros a new key grows by at once
 _HEADERS = 256  # read in one trip
 _BITS = 2_000  # set or read by one command
 _TAG_BYTES = 8
+_WORDS = 8  # of a command that reads the two tags
 _IDENTITY_SECONDS = 0.25
 
 
@@ -217,10 +218,9 @@ class RedisGeneration(Generation):
         self._guard = guard
         self._identity = identity
         self._keys = [store.key(guard, name, shard) for shard in range(len(layout.headers))]
-        first = layout.headers[0]
-        self._body_bit = 8 * first.body_offset
-        tail = layout.frame_bytes - _TAG_BYTES
-        self._tags: Command = ("GET", "u63", 8 * TAG_OFFSET, "GET", "u63", 8 * tail)
+        self._body_bit = 8 * layout.headers[0].body_offset
+        tags = ("GET", "u63", 8 * TAG_OFFSET, "GET", "u63", 8 * (layout.frame_bytes - _TAG_BYTES))
+        self._starts = [_words("BITFIELD", key, *tags) for key in self._keys]
         self._draft = draft
         self._sealed = draft is None
         self._positions: Callable[[int], list[int]] = layout.shape.positions  # type: ignore[attr-defined]
@@ -230,19 +230,53 @@ class RedisGeneration(Generation):
 
     def _might_contain(self, key: bytes) -> bool:
         shard, digest = self.layout.locate(key)
-        command = ["BITFIELD", self._keys[shard], *self._tags]
-        for position in self._positions(digest):
-            command += ("GET", "u1", self._body_bit + position)
-        (reply,) = self._store.read([tuple(command)], self._identity)
+        (reply,) = self._store.read([self._bitfield(shard, _GET, self._positions(digest))], self._identity)
         self._prove(shard, reply)
         return 0 not in reply or (not self._sealed and self._draft is not None and self._draft.might_contain(key))
+
+    def might_contain_many(self, keys: Iterable[bytes]) -> list[bool]:
+        """All in one trip, a command for some hundred keys of a shard."""
+        keys = list(keys)
+        if not self._sealed:
+            return super().might_contain_many(keys)
+        placed: dict[int, tuple[list[int], list[int]]] = {}  # by shard: which keys, and their bits
+        for number, (shard, digest) in enumerate(map(self.layout.locate, keys)):
+            numbers, positions = placed.setdefault(shard, ([], []))
+            bits = self._positions(digest)
+            numbers += [number] * len(bits)
+            positions += bits
+        commands, asked = [], []
+        for shard, (numbers, positions) in placed.items():
+            for start in range(0, len(positions), _BITS):
+                commands.append(self._bitfield(shard, _GET, positions[start : start + _BITS]))
+                asked.append((shard, numbers[start : start + _BITS]))
+        found = [True] * len(keys)
+        replies = self._store.read(commands, self._identity) if commands else []
+        for (shard, numbers), reply in zip(asked, replies):
+            self._prove(shard, reply)
+            for number, bit in zip(numbers, reply[2:]):
+                if not bit:
+                    found[number] = False
+        return found
+
+    def _bitfield(self, shard: int, each: tuple[int, str, str], positions: Sequence[int] = ()) -> bytes:
+        """One command that reads both tags of a shard, and reads or sets bits, as it goes over the wire.
+
+        Put together here, in a third of the time that a client takes for any command.
+        """
+        words, before, after = each
+        first = self._body_bit
+        places = [str(first + position) for position in positions]
+        bits = "".join([f"{before}${len(place)}\r\n{place}\r\n{after}" for place in places])
+        return f"*{_WORDS + words * len(places)}\r\n{self._starts[shard]}{bits}".encode()
 
     def add(self, keys: Iterable[bytes]) -> None:
         keys = list(keys)
         placed: dict[int, list[int]] = {}
         for shard, digest in map(self.layout.locate, keys):
             placed.setdefault(shard, []).extend(self._positions(digest))
-        self._set(placed)
+        if placed:
+            self._set(placed)
         if self._draft is not None:
             self._draft.add(keys)
 
@@ -260,10 +294,7 @@ class RedisGeneration(Generation):
         commands, shards = [], []
         for shard, positions in placed.items():
             for start in range(0, len(positions), _BITS):
-                command = ["BITFIELD", self._keys[shard], *self._tags]
-                for position in positions[start : start + _BITS]:
-                    command += ("SET", "u1", self._body_bit + position, 1)
-                commands.append(tuple(command))
+                commands.append(self._bitfield(shard, _SET, positions[start : start + _BITS]))
                 shards.append(shard)
         for shard, reply in zip(shards, self._store.write(commands, self._identity)):
             self._prove(shard, reply)
@@ -303,7 +334,7 @@ class RedisGeneration(Generation):
         if size != start + len(body):
             raise StoreError(f"{gathered} has {size:,} bytes where {start + len(body):,} were sent")
         joined, _, tags = self._load(
-            ("BITOP", "OR", key, key, gathered), ("UNLINK", gathered), ("BITFIELD", key, *self._tags)
+            ("BITOP", "OR", key, key, gathered), ("UNLINK", gathered), self._bitfield(shard, _GET)
         )
         self._prove(shard, tags)
         if joined != len(frame.buffer):
@@ -376,6 +407,16 @@ class _Draft:
     def add_many(self, keys: Keys) -> None:
         for shard, low, high in self._layout.locate_many(keys):
             self.filters[shard].add_digests(low, high)
+
+
+def _words(*words: object) -> str:
+    """Words of a command as they go over the wire."""
+    return "".join(f"${len(word.encode())}\r\n{word}\r\n" for word in map(str, words))
+
+
+#: For each bit of a ``BITFIELD``: how many words there are, those before its position, and those after it.
+_GET = (3, _words("GET", "u1"), "")
+_SET = (4, _words("SET", "u1"), _words(1))
 
 
 def _pool_of_url(alias: str, url: str) -> redis.ConnectionPool:

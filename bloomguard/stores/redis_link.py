@@ -16,7 +16,8 @@ from redis.retry import Retry
 
 from ..exceptions import StoreError, StoreUnavailable
 
-Command = tuple[Any, ...]
+#: A command's words, or all of it as it goes over the wire.
+Command = tuple[Any, ...] | bytes
 
 #: How long a connection's identity is taken for known. Losing an acknowledged add and being the primary again takes a
 #: server longer: a demotion, a resynchronisation and a promotion.
@@ -24,6 +25,7 @@ PROVED_SECONDS = 0.25
 
 #: Errors of a server that may be itself again in a moment, by the first word of the reply.
 _PASSING = {"BUSY", "CLUSTERDOWN", "LOADING", "MASTERDOWN", "MISCONF", "NOREPLICAS", "OOM", "READONLY", "TRYAGAIN"}
+_JOINED = 1 << 16  # bytes: shorter commands go out in one piece
 #: Settings of a cache's pool that belong to that pool, or would make a failure take longer.
 _LEFT_OUT = ("maint_", "orig_", "event_dispatcher", "cache", "himport_")
 
@@ -82,11 +84,7 @@ class Link:
             stale = asked - connection.bloomguard.at >= PROVED_SECONDS
             if stale:
                 commands = [*commands, ("INFO", "replication")]
-            if len(commands) == 1:
-                packed = connection.pack_command(*commands[0])
-            else:
-                packed = connection.pack_commands(commands)
-            connection.send_packed_command(packed)
+            connection.send_packed_command(_packed(connection, commands))
             replies = [_reply(connection) for _ in commands]
             # Read now: sending connects anew where the server has hung up.
             proof: Proof = connection.bloomguard
@@ -116,6 +114,15 @@ class Link:
     def close(self) -> None:
         """Hang up everywhere; the next trip connects anew."""
         self._pool.disconnect()
+
+
+def _packed(connection: Any, commands: Sequence[Command]) -> list[bytes]:
+    """The pieces to send, each in a call of its own."""
+    pieces: list[bytes] = []
+    for command in commands:
+        packed = command if isinstance(command, bytes) else connection.pack_command(*command)
+        pieces += [packed] if isinstance(packed, bytes) else packed
+    return [b"".join(pieces)] if len(pieces) > 1 and sum(map(len, pieces)) < _JOINED else pieces
 
 
 def _reply(connection: Any) -> Any:

@@ -74,6 +74,25 @@ def test_what_is_added_is_found(store, make_store, layout):
     assert sum(other.might_contain(key(number)) for number in strangers.tolist()) < 0.03 * len(strangers)
 
 
+def test_many_keys_are_asked_for_in_one_trip(store, layout):
+    """A batch answers as its keys do one by one, in their order, whatever the number of shards; it trusts no more."""
+    made = store.create("city", "a", layout)
+    made.add_many(np.array(some(3_000)))
+    keys = [key(number) for number in some(1_500, seed=2)]
+    assert made.might_contain_many(keys[:20]) == [made.might_contain(each) for each in keys[:20]]
+    made.seal()
+
+    found = made.might_contain_many(keys)
+
+    assert found == [made.might_contain(each) for each in keys]
+    assert True in found
+    assert False in found
+    assert made.might_contain_many([]) == []
+    store.drop("city", "a")
+    with pytest.raises(CorruptFilter):
+        made.might_contain_many(keys)
+
+
 def test_a_new_generation_holds_nothing(store, layout):
     """A generation that was just made says no to everything."""
     generation = store.create("city", "a", layout)
