@@ -21,6 +21,7 @@ from django.urls.resolvers import LocalePrefixPattern, RegexPattern, RoutePatter
 
 from .exceptions import ConfigurationError
 from .guards import Guard, registry
+from .keys import OutOfRange, Unkeyable
 from .verdicts import Decision, Verdict
 
 logger = logging.getLogger("bloomguard")
@@ -196,23 +197,39 @@ def absent(request: HttpRequest, decide: Decide) -> Guard | bool | None:
             captured = route.match(path)
             if captured is None or request.method not in route.guard.methods:
                 continue
-            decision = decide(route.guard, route.value(captured))
+            asked = route.value(captured)
+            decision = decide(route.guard, asked)
             if decision is None:
                 return False
-            if decision.verdict is Verdict.ABSENT and _confirmed(request, urlconf, route, decide):
+            if decision.verdict is Verdict.ABSENT and _confirmed(request, urlconf, route, asked, decide):
                 return route.guard
     except Exception:
         logger.exception("bloomguard passes a request because of an error of its own")
     return None
 
 
-def _confirmed(request: HttpRequest, urlconf: Any, route: GuardedRoute, decide: Decide) -> bool:
-    """Whether Django itself takes the path to this route, with an ID that is absent, for a request the guard minds."""
+def _confirmed(request: HttpRequest, urlconf: Any, route: GuardedRoute, asked: Any, decide: Decide) -> bool:
+    """Whether Django itself takes the path to this route, with an ID that is absent, for a request the guard minds.
+
+    ``asked`` is a value that is known to be absent.
+    """
     try:
         match = resolve(request.path_info, urlconf)
     except Resolver404:
         return False
     if match.view_name != route.view_name or any(name not in match.kwargs for name in route.kwargs):
         return False
-    decision = decide(route.guard, route.value(match.kwargs))
-    return decision is not None and decision.verdict is Verdict.ABSENT and route.guard.applies(request)
+    value = route.value(match.kwargs)
+    if not _same_key(route.guard, value, asked):
+        decision = decide(route.guard, value)
+        if decision is None or decision.verdict is not Verdict.ABSENT:
+            return False
+    return route.guard.applies(request)
+
+
+def _same_key(guard: Guard, one: Any, other: Any) -> bool:
+    """Whether an answer for one value is an answer for the other: asking a store again may cost a round trip."""
+    try:
+        return guard.keys.key(one) == guard.keys.key(other)
+    except (Unkeyable, OutOfRange):
+        return False
