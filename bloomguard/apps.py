@@ -1,3 +1,5 @@
+"""What Django is told of the package when it starts."""
+
 from __future__ import annotations
 
 from django.apps import AppConfig
@@ -5,7 +7,7 @@ from django.utils.module_loading import autodiscover_modules
 
 
 class BloomguardConfig(AppConfig):
-    """Finds every app's ``guards.py``, listens to saves, and registers the system checks."""
+    """Finds every app's ``guards.py``, hooks into writes, and registers the system checks."""
 
     name = "bloomguard"
     verbose_name = "Bloomguard"
@@ -13,7 +15,8 @@ class BloomguardConfig(AppConfig):
 
     def ready(self) -> None:
         from . import checks  # noqa: F401
-        from .sync import signals
+        from .sync import signals, statements
 
         autodiscover_modules("guards")
         signals.connect()
+        statements.connect()

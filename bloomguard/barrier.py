@@ -41,7 +41,8 @@ def _postgresql_writers(using: str, table: str) -> set[str]:
             "SELECT DISTINCT virtualtransaction FROM pg_locks WHERE locktype = 'relation' AND granted "
             "AND mode IN ('RowExclusiveLock', 'ShareRowExclusiveLock', 'ExclusiveLock', 'AccessExclusiveLock') "
             "AND database = (SELECT oid FROM pg_database WHERE datname = current_database()) "
-            "AND relation = %s::regclass AND pid <> pg_backend_pid()",
+            # A prepared transaction has no pid.
+            "AND relation = %s::regclass AND pid IS DISTINCT FROM pg_backend_pid()",
             [connection.ops.quote_name(table)],
         )
         return {row[0] for row in cursor.fetchall()}

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from difflib import get_close_matches
 from typing import Any
 
+from django.conf import settings
 from django.core.checks import CheckMessage, Error, Warning, register
-from django.db import models
+from django.db import connections, models, router
+from django.middleware.locale import LocaleMiddleware
+from django.utils.module_loading import import_string
 
 from . import conf
 from .exceptions import ConfigurationError
@@ -15,11 +19,21 @@ from .filters import InvalidShape
 from .filters.sizing import check_capacity, check_error_rate
 from .guards import Guard, registry
 from .keys import kind_of, value_field
-from .routes import guarded_routes, patterns
+from .middleware import BloomGuardMiddleware
+from .routes import guarded_routes, patterns, table_for
 from .stores import stores
 
 TAG = "bloomguard"
+SYNCS = ("statements", "signals")
 KINDS = ("auto", "bloom", "bitmap", "cuckoo")
+
+#: Databases whose usual collation takes different texts for equal.
+_CASELESS = ("mysql", "microsoft")
+#: Middleware that may turn a 404 into another answer.
+_FALLBACKS = (
+    "django.contrib.flatpages.middleware.FlatpageFallbackMiddleware",
+    "django.contrib.redirects.middleware.RedirectFallbackMiddleware",
+)
 
 
 @register(TAG)
@@ -58,6 +72,41 @@ def check_settings(app_configs: Any, **kwargs: Any) -> list[CheckMessage]:
     return messages
 
 
+@register(TAG)
+def check_order(app_configs: Any, **kwargs: Any) -> list[CheckMessage]:
+    """Which middleware has to come before the guard, so that it sees what the guard does."""
+    inner: list[type] = []
+    for path in settings.MIDDLEWARE:
+        with suppress(ImportError):  # Django says so itself
+            middleware = import_string(path)
+            if isinstance(middleware, type):
+                inner.append(middleware)
+    guards = [place for place, middleware in enumerate(inner) if issubclass(middleware, BloomGuardMiddleware)]
+    if not guards:
+        return []
+    messages: list[CheckMessage] = []
+    for middleware in inner[guards[0] + 1 :]:
+        name = f"{middleware.__module__}.{middleware.__name__}"
+        if issubclass(middleware, LocaleMiddleware) and table_for(settings.ROOT_URLCONF).by_language:
+            messages.append(
+                Warning(
+                    f"MIDDLEWARE has BloomGuardMiddleware before {name}, so it cannot tell which of the URLconf's "
+                    "languages a path is in, and passes every request.",
+                    hint=f"Put BloomGuardMiddleware after {name}.",
+                    id="bloomguard.W003",
+                )
+            )
+        if name in _FALLBACKS:
+            messages.append(
+                Warning(
+                    f"MIDDLEWARE has BloomGuardMiddleware before {name}, which then cannot answer in place of a 404.",
+                    hint=f"Put BloomGuardMiddleware after {name}.",
+                    id="bloomguard.W004",
+                )
+            )
+    return messages
+
+
 def _guard(guard: Guard) -> Iterator[CheckMessage]:
     def error(number: int, text: str, hint: str) -> Error:
         return Error(f"the guard {guard.name!r}: {text}.", hint=hint, obj=guard.model, id=f"bloomguard.E{number:03}")
@@ -76,13 +125,7 @@ def _guard(guard: Guard) -> Iterator[CheckMessage]:
                 "Look rows up by an integer, UUID, text, decimal or date field.",
             )
             return
-        collation = getattr(value_field(field), "db_collation", None)
-        if collation and type(guard).normalize is Guard.normalize:
-            yield error(
-                6,
-                f"{field.name!r} has the collation {collation!r}, under which different texts may be equal",
-                "Give the guard a normalize(self, value) that maps equal texts to one, such as value.casefold().",
-            )
+        yield from _equality(guard, field, error)
     if guard.store not in conf.settings.stores:
         yield error(
             3,
@@ -101,11 +144,47 @@ def _guard(guard: Guard) -> Iterator[CheckMessage]:
             f"filter is {guard.filter!r}",
             f"Take one of {', '.join(KINDS)}; a bitmap holds integers and dates alone.",
         )
+    if guard.sync not in SYNCS:
+        yield error(12, f"sync is {guard.sync!r}", f"Take one of {', '.join(SYNCS)}.")
+    elif guard.sync == "signals":
+        yield Warning(
+            f"the guard {guard.name!r} follows signals alone: bulk_create, QuerySet.update, and "
+            "migrations write past it, and under autocommit a row is seen before its filter has it.",
+            hint='Remove sync = "signals" where you can; else run rebuild_filter after such writes.',
+            obj=guard.model,
+            id="bloomguard.W002",
+        )
     yield from _routes(guard, error)
     yield from _uniqueness(guard, fields)
 
 
+def _equality(guard: Guard, field: models.Field[Any, Any], error: Any) -> Iterator[CheckMessage]:
+    """Whether the database may hold values for equal that have different keys."""
+    if type(guard).normalize is not Guard.normalize:
+        return
+    target = value_field(field)
+    cure = "Give the guard a normalize(self, value) that maps equal texts to one, such as value.casefold()."
+    collation = getattr(target, "db_collation", None)
+    vendor = connections[router.db_for_write(guard.model)].vendor
+    if collation:
+        text = f"{field.name!r} has the collation {collation!r}, under which different texts may be equal"
+        yield error(6, text, cure)
+    elif vendor in _CASELESS and kind_of(field) == "text":
+        yield error(6, f"{field.name!r} is text in {vendor}, which takes A for a unless told otherwise", cure)
+    if not type(target).get_prep_value.__module__.startswith("django."):
+        yield Warning(
+            f"the guard {guard.name!r}: {field.name!r} is a {type(target).__name__}, whose get_prep_value may store "
+            "something else than its to_python gives.",
+            hint="If it does, let to_python give what is stored, or give the guard a normalize(self, value).",
+            obj=guard.model,
+            id="bloomguard.W002",
+        )
+
+
 def _routes(guard: Guard, error: Any) -> Iterator[CheckMessage]:
+    if isinstance(guard.routes, str):
+        yield error(2, f"routes is the text {guard.routes!r}, not a list", f"Write routes = [{guard.routes!r}].")
+        return
     try:
         guarded_routes(guard)
     except ConfigurationError as problem:

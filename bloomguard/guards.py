@@ -38,7 +38,8 @@ class Guard:
     ``{"route": "kwarg"}`` or, for several fields, ``{"route": {"field": "kwarg"}}`` where the kwarg's name does not
     follow from the lookup. ``filter`` is ``"bloom"``, ``"bitmap"`` (exact, for integers and dates), ``"cuckoo"``, or
     ``"auto"``: the bitmap where it is the smaller one, else Bloom. ``alive`` says which rows exist for the public
-    (soft delete). ``capacity`` counts rows; by default a rebuild leaves room for half as many again as there are.
+    (soft delete). ``sync`` is ``"statements"`` (every write of the ORM) or ``"signals"`` (``save()`` alone, and not
+    before the commit). ``capacity`` counts rows; by default a rebuild leaves room for half as many again as there are.
     """
 
     name: str = ""
@@ -49,6 +50,7 @@ class Guard:
     capacity: int | None = None
     alive: Q = Q()
     store: str = "default"
+    sync: str = "statements"
     methods: Sequence[str] = ("GET", "HEAD")
 
     model: type[Model]
@@ -108,6 +110,14 @@ class Guard:
             raise ConfigurationError(str(error)) from error
 
     @property
+    def tables(self) -> set[str]:
+        """The guard's own table, and those of its model's parents that hold a column of the key."""
+        try:
+            return {self.model._meta.db_table, *(field.model._meta.db_table for field in self.fields)}
+        except ConfigurationError:  # a system check says so
+            return set()
+
+    @property
     def definition(self) -> str:
         """What a key of this guard stands for, in words: a filter built for other words is never asked."""
         columns = ",".join(f"{field.column}:{kind}" for field, kind in zip(self.fields, self.keys.kinds))
@@ -135,7 +145,7 @@ class Guard:
         return self._decide(value, self.live.ask) or ERROR
 
     def decide_now(self, value: Any) -> Decision | None:
-        """The same without touching the database; ``None`` if that needs the state rows read."""
+        """The same without waiting; ``None`` if that needs the state rows, or a filter, read first."""
         return self._decide(value, self.live.ask_now)
 
     def _decide(self, value: Any, ask: Callable[[bytes], Decision | None]) -> Decision | None:
@@ -159,6 +169,7 @@ class Guard:
 
     @cached_property
     def attnames(self) -> tuple[str, ...]:
+        """The names under which a row holds the looked-up columns' own values."""
         return tuple(field.attname for field in self.fields)
 
     def value_of(self, row: Model) -> Any:
@@ -178,7 +189,7 @@ class Guard:
         Raises :class:`ConfigurationError` if that cannot be told.
         """
         captured = list(captured)
-        named = self.routes[route] if isinstance(self.routes, Mapping) else {}
+        named = self.routes.get(route, {}) if isinstance(self.routes, Mapping) else {}
         if isinstance(named, str):
             named = {self.fields[0].name: named}
         chosen = []
@@ -211,6 +222,7 @@ class Registry:
         self.version = 0
 
     def add(self, guard: Guard) -> None:
+        """Take ``guard`` in, unless its name is taken: then it is one of :attr:`clashes`."""
         if guard.name in self._guards:
             self.clashes.append(guard)
             return
@@ -218,6 +230,7 @@ class Registry:
         self.version += 1
 
     def remove(self, guard: Guard) -> None:
+        """Let ``guard`` go; nothing happens if it is not here."""
         if self._guards.get(guard.name) is guard:
             del self._guards[guard.name]
             self.version += 1

@@ -52,11 +52,14 @@ class LiveFilter:
         self._refused: dict[str, float] = {}
         self._looked_at = float("-inf")
         self._warned = 0
+        self._fenced_at: float | None = None  # by our clock, when this process first saw it
         self._lock = threading.Lock()
         after_fork(self._after_fork)
 
     def _after_fork(self) -> None:
+        # What the parent opened may be a copy here, which nobody else writes to: a store in memory.
         self._lock = threading.Lock()
+        self.forget()
 
     @property
     def store(self) -> Store:
@@ -120,11 +123,13 @@ class LiveFilter:
         now = self.table.clock()
         if now - self._looked_at < LEASE_SECONDS:
             return False
-        self._looked_at = now
         try:
-            return bool(self.store.names(self.name))
+            if self.store.names(self.name):
+                return True  # and so for whoever asks next: under ASGI the same request asks again, in a thread
         except StoreError:
-            return False
+            pass  # it could not answer anything either
+        self._looked_at = now
+        return False
 
     def _renew_and_decide(self, key: bytes) -> Decision:
         if self.table.lease(self.name) is None:
@@ -207,10 +212,24 @@ class LiveFilter:
             state = self.table.lease(self.name)
             if state is None and self.table.renew():
                 state = self.table.lease(self.name)
-            if state is not None and self._add(state, keys):
-                return True
+            if state is not None:
+                self._heed_fence(state)
+                if self._add(state, keys):
+                    return True
             self.table.renew(after=began)
         return False
+
+    def _heed_fence(self, state: State) -> None:
+        """Let no row of ours be seen while a process may still answer from before the fence: two leases, once."""
+        if state.status == ARMED or not state.active:
+            self._fenced_at = None
+            return
+        if self._fenced_at is None:
+            self._fenced_at = self.table.clock()
+        wait = self._fenced_at + 2 * LEASE_SECONDS - self.table.clock()
+        if wait > 0:
+            self.table.sleep(wait)
+            self.table.renew()
 
     def _add(self, state: State, keys: Sequence[bytes]) -> bool:
         for name in state.generations:
@@ -236,5 +255,6 @@ class LiveFilter:
             self._check = None
             self._opened = {}
             self._refused = {}
+            self._version = self._warned = 0
             self._looked_at = float("-inf")
             self._waits = None

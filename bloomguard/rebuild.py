@@ -186,7 +186,13 @@ class Rebuild:
 
     def wait_for_writers(self) -> None:
         """Return when nobody writes any more who does not know of it; a settling time has to be over before."""
-        wait_for_writers(self.source.using, self.guard.model._meta.db_table, self._sleep)
+
+        def sleep(seconds: float) -> None:
+            self._sleep(seconds)
+            for one in self.companions:
+                one.beat()  # a writer may take longer than it takes to be held for dead
+
+        wait_for_writers(self.source.using, self.guard.model._meta.db_table, sleep)
 
     def complete(self, waited: float) -> Report:
         """Scan, measure, publish; ``waited`` seconds were spent waiting before."""
@@ -217,23 +223,40 @@ class Rebuild:
         if self.published or not self._name:
             return
         try:
-            if self._mine is not None:
-                self.table.swap(self._mine, building="", builder="")
-            self.store.drop(self.guard.name, self._name)
+            # The row itself knows how far we came: of a change that was cut off we have not heard.
+            state = self.table.current(self.guard.name)
+            if state.building == self._name:
+                state = self.table.swap(state, building="", builder="") or state
+            if self._name not in state.generations:
+                self.store.drop(self.guard.name, self._name)
         except Exception as error:
             logger.warning("bloomguard left an unfinished generation of %s behind: %s", self.guard.name, error)
 
     def former(self) -> State | None:
         """The state row while it still names the generation before, if it does."""
-        state = self.table.current(self.guard.name)
-        return state if self.published and state.active == self._name and state.standby else None
+        if not self.published:
+            return None
+        try:
+            state = self.table.current(self.guard.name)
+        except DatabaseError as error:
+            self._left_behind(error)
+            return None
+        return state if state.active == self._name and state.standby else None
 
     def retire(self, state: State) -> None:
         """Drop the generation before, a settling time after publishing: nobody answers from it any more."""
         lying = self.store.names(self.guard.name)
-        after = self.table.swap(state, standby="")
+        try:
+            after = self.table.swap(state, standby="")
+        except DatabaseError as error:
+            self._left_behind(error)
+            return
         if after is not None:
             self._sweep(lying, after)
+
+    def _left_behind(self, error: Exception) -> None:
+        """What is left over costs space and nothing else: the next build's sweep takes it."""
+        logger.warning("bloomguard could not clear away an old generation of %s: %s", self.guard.name, error)
 
     def beat(self) -> None:
         """Say now and then that this builder is alive."""
@@ -275,7 +298,10 @@ class Rebuild:
         """Remove what builders have left: all of ``lying`` that the row does not name."""
         for name in lying:
             if name not in state.generations:
-                self.store.drop(self.guard.name, name)
+                try:
+                    self.store.drop(self.guard.name, name)
+                except StoreError as error:
+                    self._left_behind(error)
 
     def _fill(self, generation: Generation, expected: int) -> int:
         """Scan and add, the next page being read while the last one is hashed; returns the number of rows."""

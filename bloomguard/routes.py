@@ -17,7 +17,7 @@ from django.conf import settings
 from django.core.signals import setting_changed
 from django.http import HttpRequest
 from django.urls import Resolver404, URLPattern, URLResolver, get_resolver, resolve
-from django.urls.resolvers import RegexPattern, RoutePattern
+from django.urls.resolvers import LocalePrefixPattern, RegexPattern, RoutePattern
 
 from .exceptions import ConfigurationError
 from .guards import Guard, registry
@@ -83,16 +83,17 @@ def patterns(urlconf: Any = None) -> Iterator[Pattern]:
 
 def guarded_routes(guard: Guard, urlconf: Any = None) -> list[GuardedRoute]:
     """The patterns that ``guard`` names; raises :class:`ConfigurationError` if a name is unknown or has no ID in it."""
+    if isinstance(guard.routes, str):
+        raise ConfigurationError(f"routes is the text {guard.routes!r}, not a list of names")
     known = list(patterns(urlconf))
-    found = []
-    for route in guard.routes:
-        named = [pattern for pattern in known if pattern.view_name == route]
-        if not named:
-            raise ConfigurationError(f"there is no URL pattern named {route!r}")
-        found += [
-            GuardedRoute(guard, route, pattern.steps, guard.kwargs_for(route, pattern.captured)) for pattern in named
-        ]
-    return found
+    return [found for route in guard.routes for found in _named(guard, route, known)]
+
+
+def _named(guard: Guard, route: str, known: list[Pattern]) -> list[GuardedRoute]:
+    named = [pattern for pattern in known if pattern.view_name == route]
+    if not named:
+        raise ConfigurationError(f"there is no URL pattern named {route!r}")
+    return [GuardedRoute(guard, route, pattern.steps, guard.kwargs_for(route, pattern.captured)) for pattern in named]
 
 
 class RouteTable:
@@ -102,18 +103,21 @@ class RouteTable:
         self.urlconf = urlconf
         self.registry_version = registry.version
         routes: list[GuardedRoute] = []
+        known = list(patterns(urlconf))
         for guard in registry:
-            try:
-                routes += guarded_routes(guard, urlconf)
-            except ConfigurationError as error:
-                # The system checks say so loudly; a request is no place to. Another URLconf may lack the route.
-                logger.debug("bloomguard does not guard %s under %s: %s", guard.name, urlconf, error)
+            for route in guard.routes:
+                try:
+                    routes += _named(guard, route, known)
+                except ConfigurationError as error:
+                    # The system checks say so loudly; a request is no place to. Another URLconf may lack the route.
+                    logger.debug("bloomguard does not guard %s under %s: %s", route, urlconf, error)
         self._dynamic = [route for route in routes if _source(route) is None]
         self._static = [route for route in routes if _source(route) is not None]
         self._screen: Callable[[str], re.Match[str] | None] = re.compile(
             "|".join(f"({_source(route)})" for route in self._static) or r"(?!)"
         ).match
         self.methods = frozenset(method for route in routes for method in route.guard.methods)
+        self.by_language = _depends_on_language(get_resolver(urlconf))
 
     def candidates(self, path: str) -> list[GuardedRoute]:
         """Routes that ``path`` may belong to; hardly ever more than one."""
@@ -129,14 +133,30 @@ def _source(route: GuardedRoute) -> str | None:
     """A regular expression without groups for the whole path, or ``None`` where a step depends on the request."""
     source = ""
     for step in route.steps:
-        if isinstance(step, RoutePattern):
-            source += re.sub(r"^\^|\\Z$|\$$", "", step.regex.pattern)
+        if isinstance(step, RoutePattern) and isinstance(step._route, str):  # type: ignore[attr-defined]
+            source += step.regex.pattern.removeprefix("^").removesuffix(r"\Z").removesuffix(r"\z")
         elif isinstance(step, RegexPattern) and step.regex.pattern == "^/":
             source += "/"
         else:
             return None
     source = re.sub(r"\(\?P<\w+>", "(?:", source)
-    return source + r"\Z" if re.compile(source).groups == 0 else None
+    try:
+        return source + r"\Z" if re.compile(source).groups == 0 else None
+    except re.error:  # a converter's expression that refers to its group, or sets a flag, works only as it stands
+        return None
+
+
+def _depends_on_language(resolver: URLResolver) -> bool:
+    """Whether any pattern is another one in another language: ``i18n_patterns``, or a route that is translated."""
+    for entry in resolver.url_patterns:
+        pattern = entry.pattern
+        if isinstance(pattern, LocalePrefixPattern):
+            return True
+        if not isinstance(getattr(pattern, "_route", getattr(pattern, "_regex", "")), str):
+            return True
+        if isinstance(entry, URLResolver) and _depends_on_language(entry):
+            return True
+    return False
 
 
 _tables: dict[Any, RouteTable] = {}
@@ -170,6 +190,8 @@ def absent(request: HttpRequest, decide: Decide) -> Guard | bool | None:
         table = table_for(urlconf)
         if request.method not in table.methods:
             return None
+        if table.by_language and not hasattr(request, "LANGUAGE_CODE"):
+            return None  # LocaleMiddleware has yet to choose the language, so nobody knows which pattern will match
         path = request.path_info
         for route in table.candidates(path):
             captured = route.match(path)

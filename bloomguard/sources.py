@@ -28,6 +28,11 @@ if TYPE_CHECKING:
 PAGE_ROWS = 50_000
 #: A table whose planner statistics say fewer rows than this is counted: that takes no time.
 _COUNT_BELOW = 200_000
+#: As the planner does it: the rows a page of the last ANALYZE, times the pages that there are now.
+_POSTGRESQL_ESTIMATE = (
+    "SELECT reltuples::float8 / NULLIF(relpages, 0) * (pg_relation_size(oid) / current_setting('block_size')::int) "
+    "FROM pg_class WHERE oid = %s::regclass"
+)
 
 
 @dataclass(frozen=True)
@@ -47,17 +52,19 @@ class Source:
 
     @property
     def connection(self) -> BaseDatabaseWrapper:
+        """The connection that the scan runs on."""
         return connections[self.using]
 
     def rows(self) -> models.QuerySet[Any]:
+        """The rows to scan, unordered."""
         return self.guard.rows().using(self.using)
 
     def estimate(self) -> int:
         """About how many rows there are: PostgreSQL's own statistics for a large whole table, else a count."""
         if self.connection.vendor == "postgresql" and not self.guard.alive:
             with self.connection.cursor() as cursor:
-                cursor.execute("SELECT reltuples FROM pg_class WHERE oid = %s::regclass", [self._table()])
-                tuples = int(cursor.fetchone()[0])
+                cursor.execute(_POSTGRESQL_ESTIMATE, [self._table()])
+                tuples = int(cursor.fetchone()[0] or 0)
             if tuples > _COUNT_BELOW:
                 return tuples
         return self.rows().count()
@@ -70,6 +77,8 @@ class Source:
         # Of all rows, alive or not: the two ends of an index, where the living ones would take a scan.
         every = self.guard.model._base_manager.using(self.using)
         ends = every.aggregate(low=Min(field), high=Max(field))
+        if ends["low"] is None or ends["high"] is None:
+            return KeysSummary(count=count)  # nothing but NULL, or the estimate is out of date
         low, high = (int.from_bytes(self.guard.keys.key(ends[end]), "little", signed=True) for end in ("low", "high"))
         return KeysSummary(count=count, low=low, high=high)
 
@@ -106,12 +115,17 @@ class Source:
                 return
 
     def _fetch(self, sql: str, parameters: Any) -> tuple[Any, int]:
-        self.connection.ensure_connection()
-        cursor = _binary_cursor(self.connection) or self.connection.cursor()
-        with cursor:
-            cursor.execute(sql, parameters)
-            gathered, rows = cursor.fetchone()
-            return gathered, rows
+        connection = self.connection
+        connection.ensure_connection()
+        binary = _binary_cursor(connection, sql, parameters)
+        if binary is None:
+            with connection.cursor() as cursor:
+                cursor.execute(sql, parameters)
+                gathered, rows = cursor.fetchone()
+        else:
+            with connection.wrap_database_errors, binary() as cursor:
+                gathered, rows = cursor.fetchone()
+        return gathered, rows
 
     def _one_by_one(self) -> Iterator[Page]:
         guard, names = self.guard, self.guard.attnames
@@ -129,14 +143,24 @@ class Source:
             yield Page(keys, rows)
 
 
-def _binary_cursor(connection: BaseDatabaseWrapper) -> Any:
-    """A cursor that receives ``bytea`` as bytes rather than as hexadecimal text; psycopg 3 has one, psycopg2 none."""
+def _binary_cursor(connection: BaseDatabaseWrapper, sql: str, parameters: Any) -> Callable[[], Any] | None:
+    """Runs a query and receives ``bytea`` as bytes rather than as hexadecimal text: psycopg 3 can, psycopg2 cannot.
+
+    Django's own cursors put the parameters in on this side, and cannot receive so; with the parameters put in first,
+    a plain cursor of psycopg can.
+    """
     raw: Any = connection.connection
     try:
-        from psycopg import Connection
+        from psycopg import ClientCursor, Connection, Cursor
     except ImportError:
         return None
-    return raw.cursor(binary=True) if isinstance(raw, Connection) else None
+    if not isinstance(raw, Connection):
+        return None
+
+    def run() -> Any:
+        return Cursor(raw).execute(ClientCursor(raw).mogrify(sql, parameters), binary=True)
+
+    return run
 
 
 @dataclass(frozen=True)

@@ -47,32 +47,58 @@ class Filter(Protocol):
     supports_discard: ClassVar[bool]
 
     @property
-    def capacity(self) -> int: ...
+    def capacity(self) -> int:
+        """Keys that keep the false-positive rate at :attr:`error_rate`."""
+
     @property
-    def error_rate(self) -> float: ...
+    def error_rate(self) -> float:
+        """The false-positive rate at :attr:`capacity` keys, between 0 and 1."""
+
     @property
-    def might_contain(self) -> Callable[[bytes], bool]: ...
+    def might_contain(self) -> Callable[[bytes], bool]:
+        """``might_contain(key)``: ``False`` is certain, ``True`` is wrong at most at the error rate."""
+
     def __contains__(self, key: bytes) -> bool: ...
-    def add(self, key: bytes) -> None: ...
-    def add_many(self, keys: Keys) -> None: ...
-    def contains_many(self, keys: Keys) -> NDArray[np.bool_]: ...
-    def discard(self, key: bytes) -> bool: ...
-    def clear(self) -> None: ...
-    def stats(self) -> Stats: ...
-    def to_bytes(self) -> bytes: ...
+    def add(self, key: bytes) -> None:
+        """Put ``key`` in; raises :class:`FilterFull` where a kind can be full."""
+
+    def add_many(self, keys: Keys) -> None:
+        """Put many keys in: an iterable of ``bytes``, or what :meth:`KeyHash.digests` takes."""
+
+    def contains_many(self, keys: Keys) -> NDArray[np.bool_]:
+        """Check many keys; a boolean array of shape ``(n,)``."""
+
+    def discard(self, key: bytes) -> bool:
+        """Take ``key`` out once; tells whether it was found. Raises :class:`DiscardUnsupported`."""
+
+    def clear(self) -> None:
+        """Take everything out."""
+
+    def stats(self) -> Stats:
+        """How full it is, and how wrong it is by now."""
+
+    def to_bytes(self) -> bytes:
+        """The filter as bytes that prove themselves."""
 
 
 class Shape(Protocol):
     """Where a kind's state lies in its body; ``parameters`` are what its header stores of it."""
 
     @property
-    def capacity(self) -> int: ...
+    def capacity(self) -> int:
+        """Keys that keep the false-positive rate at :attr:`error_rate`."""
+
     @property
-    def error_rate(self) -> float: ...
+    def error_rate(self) -> float:
+        """The false-positive rate at :attr:`capacity` keys, between 0 and 1."""
+
     @property
-    def body_bytes(self) -> int: ...
+    def body_bytes(self) -> int:
+        """The size of the body in bytes."""
+
     @property
-    def parameters(self) -> tuple[int, ...]: ...
+    def parameters(self) -> tuple[int, ...]:
+        """What a header stores of the shape: whole numbers, in an order of the kind's own."""
 
 
 class BodyFilter(Serial):
@@ -288,6 +314,7 @@ class BodyFilter(Serial):
         np.frombuffer(self.body, np.uint8)[:] = 0
 
     def stats(self) -> Stats:
+        """How full it is, and how wrong it is by now."""
         return Stats(
             kind=self.kind,
             capacity=self.capacity,

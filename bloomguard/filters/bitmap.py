@@ -51,10 +51,12 @@ class BitmapShape:
 
     @property
     def capacity(self) -> int:
+        """The integers from the lowest to the highest, and the overflow's capacity."""
         return self.span
 
     @property
     def error_rate(self) -> float:
+        """The overflow's false-positive rate; what lies in the range is exact."""
         return self.overflow.error_rate
 
     @property
@@ -64,10 +66,12 @@ class BitmapShape:
 
     @property
     def body_bytes(self) -> int:
+        """The size of the body in bytes."""
         return self.bit_bytes + self.overflow.body_bytes
 
     @property
     def parameters(self) -> tuple[int, ...]:
+        """What a header stores of the shape."""
         return (self.low & 0xFFFFFFFFFFFFFFFF, self.overflow.capacity, *self.overflow.sizes)
 
     def positions(self, digest: int) -> list[int]:

@@ -43,10 +43,12 @@ class BloomShape:
 
     @property
     def parameters(self) -> tuple[int, ...]:
+        """What a header stores of the shape: the partitions' sizes."""
         return self.sizes
 
     @property
     def bits(self) -> int:
+        """Bits in all partitions together."""
         return sum(self.sizes)
 
     @cached_property

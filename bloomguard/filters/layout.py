@@ -107,6 +107,7 @@ class Layout:
 
     @property
     def kind(self) -> str:
+        """The kind of filter that every shard is."""
         return self.headers[0].kind
 
     @property
@@ -116,6 +117,7 @@ class Layout:
 
     @property
     def total_bytes(self) -> int:
+        """The size of all shards together."""
         return self.frame_bytes * len(self.headers)
 
     @cached_property

@@ -10,6 +10,7 @@ from django.utils.module_loading import import_string
 
 from ..conf import settings
 from ..exceptions import ConfigurationError
+from ..forks import after_fork
 from .base import Generation, Store
 
 __all__ = ["Generation", "Store", "stores"]
@@ -20,6 +21,10 @@ class StoreHandler:
 
     def __init__(self) -> None:
         self._stores: dict[str, Store] = {}
+        self._lock = threading.Lock()
+        after_fork(self._after_fork)
+
+    def _after_fork(self) -> None:
         self._lock = threading.Lock()
 
     def __getitem__(self, alias: str) -> Store:

@@ -28,6 +28,7 @@ class Breaker:
 
     @property
     def is_open(self) -> bool:
+        """Whether only probes are let through."""
         return self._probe_at is not None
 
     def allows(self) -> bool:

@@ -169,9 +169,10 @@ class FileStore(Store):
 
     def free_bytes(self) -> int | None:
         try:
-            return shutil.disk_usage(self.path if self.path.exists() else self.path.parent).free
+            usage = shutil.disk_usage(self.path if self.path.exists() else self.path.parent)
         except OSError:
             return None
+        return usage.free if usage.total else None  # what has no size is no disk: writing there will say why
 
     def check(self) -> list[CheckMessage]:
         existing = next(path for path in (self.path, *self.path.parents) if path.exists())

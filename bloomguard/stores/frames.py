@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from statistics import mean
 from typing import TYPE_CHECKING, Any
@@ -14,7 +14,11 @@ from ..filters.layout import Layout
 from .base import Generation
 
 if TYPE_CHECKING:
-    from ..filters.base import Keys
+    from ..filters.base import U64, Keys
+
+# Adding keys in bulk costs a tenth for each, and then a pass over the shard for its checksum: 0.4 ms a MiB.
+_MANY_KEYS = 256
+_BYTES_A_KEY = 16_384
 
 
 class FrameGeneration(Generation):
@@ -58,6 +62,12 @@ class FrameGeneration(Generation):
         return self._shard(shard)[1].might_contain_digest(digest)
 
     def add(self, keys: Iterable[bytes]) -> None:
+        keys = list(keys)
+        if len(keys) >= max(_MANY_KEYS, self.layout.total_bytes // _BYTES_A_KEY):
+            self.add_many(keys)
+            if not all(attached.contains_digests(low, high).all() for attached, low, high in self._placed(keys)):
+                raise CorruptFilter(f"generation {self.name} did not keep what was written")
+            return
         placed = [(self._shard(shard), digest) for shard, digest in map(self.layout.locate, keys)]
         with self._locked(True):
             for (frame, attached), digest in placed:
@@ -72,8 +82,13 @@ class FrameGeneration(Generation):
         for index, low, high in self.layout.locate_many(keys):
             frame, attached = self._shard(index)
             with self._locked(True):
+                frame.begin()
                 attached.add_digests(low, high)
                 frame.seal()
+
+    def _placed(self, keys: Keys) -> Iterator[tuple[BodyFilter, U64, U64]]:
+        for index, low, high in self.layout.locate_many(keys):
+            yield self._shard(index)[1], low, high
 
     def _all(self) -> list[BodyFilter]:
         return [self._shard(index)[1] for index in range(len(self._buffers))]

@@ -139,6 +139,7 @@ class RedisStore(Store):
         return known
 
     def key(self, guard: str, name: str, shard: int) -> str:
+        """Where a shard lies."""
         return f"{self.prefix}:{guard}:{name}:{shard}"
 
     def loading_key(self, guard: str, name: str, shard: int) -> str:

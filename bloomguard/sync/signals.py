@@ -1,4 +1,4 @@
-"""Keeps filters in step with ``save()``, by Django's signals.
+"""Keeps filters in step with ``save()`` alone, by Django's signals: for guards with ``sync = "signals"``.
 
 Dispatch is by table: a proxy saves into its model's table, a child of multi-table inheritance into its parents' too.
 A row is added whether it is alive for the public or not: one too many is a harmless false positive, and a row that
@@ -8,6 +8,7 @@ comes back is in already. ``post_delete`` waits for filters that can discard: a 
 from __future__ import annotations
 
 import logging
+from contextlib import suppress
 from typing import Any
 
 from django.db import DatabaseError
@@ -32,36 +33,73 @@ def guards_of(model: type[Model]) -> tuple[Guard, ...]:
         _version = registry.version
     found = _guards_of.get(model)
     if found is None:
-        tables = {model._meta.db_table, *(parent._meta.db_table for parent in model._meta.get_parent_list())}
-        found = tuple(guard for guard in registry if guard.model._meta.db_table in tables)
+        tables = _tables(model)
+        found = tuple(guard for guard in registry if guard.sync == "signals" and tables & guard.tables)
         _guards_of[model] = found
     return found
 
 
-def _saved(sender: type[Model], instance: Model, using: str, **kwargs: Any) -> None:
+def _tables(model: type[Model]) -> set[str]:
+    return {model._meta.db_table, *(parent._meta.db_table for parent in model._meta.get_parent_list())}
+
+
+def _saved(
+    sender: type[Model], instance: Model, using: str, update_fields: frozenset[str] | None = None, **kwargs: Any
+) -> None:
     for guard in guards_of(sender):
-        _add(guard, instance, using)
+        _add(guard, instance, using, update_fields)
 
 
-def _add(guard: Guard, instance: Model, using: str) -> None:
+def _add(guard: Guard, instance: Model, using: str, update_fields: frozenset[str] | None) -> None:
     """Add the row's key to the guard's filter, or fence the guard if that cannot be proved."""
     try:
-        try:
-            proved = guard.add(guard.value_of(instance))
-        except (Unkeyable, OutOfRange):
-            # The attribute holds an expression or what the field converts on the way: the row itself knows.
-            values = guard.model._base_manager.using(using).filter(pk=instance.pk).values_list(*guard.attnames).first()
-            if values is None or None in values:
-                return  # no row, or no value: nothing that a request could look up
-            proved = guard.add(values[0] if len(values) == 1 else values)
+        # A row that comes back by a save of other columns has the key that is stored, whatever its attribute says.
+        proved = _proved(guard, instance, using, stored=bool(guard.alive) and not _wrote_key(guard, update_fields))
         if not proved:
             guard.live.table.fence(guard.name, "a saved row could not be added to its filter")
-    except (DatabaseError, ConfigurationError, Unkeyable, OutOfRange) as error:
+    except (DatabaseError, ConfigurationError) as error:
         logger.critical(
             "bloomguard could neither add a saved row to the filter of %s nor fence it; run rebuild_filter: %s",
             guard.name,
             type(error).__name__,
         )
+
+
+def _wrote_key(guard: Guard, update_fields: frozenset[str] | None) -> bool:
+    if update_fields is None:
+        return True
+    return all(field.name in update_fields or field.attname in update_fields for field in guard.fields)
+
+
+def _proved(guard: Guard, instance: Model, using: str, *, stored: bool) -> bool:
+    if isinstance(instance, guard.model) and not stored:
+        # An expression, or what the field converts on the way, has no key: then the row itself knows.
+        with suppress(Unkeyable, OutOfRange):
+            return guard.add(guard.value_of(instance))
+    if isinstance(instance, guard.model):
+        where = {"pk": getattr(instance, guard.model._meta.pk.attname)}
+    else:
+        where = {_link(guard.model, type(instance)): instance.pk}
+    for values in guard.model._base_manager.using(using).filter(**where).values_list(*guard.attnames):
+        # No value, or one that no request converts to: nobody can look it up.
+        with suppress(Unkeyable, OutOfRange):
+            if not guard.add(values[0] if len(values) == 1 else values):
+                return False
+    return True
+
+
+def _link(model: type[Model], saved: type[Model]) -> str:
+    """The look-up from ``model`` to the primary key of ``saved``, a parent of it or what its proxy stands for."""
+    parent = saved._meta.concrete_model
+    if parent is None or not issubclass(model, parent) or model._meta.concrete_model is parent:
+        return "pk"
+    path = []
+    for step in model._meta.get_base_chain(parent):
+        link = model._meta.get_ancestor_link(step)
+        if link is not None:  # none where a proxy stands between
+            path.append(link.name)
+        model = step
+    return "__".join(path)
 
 
 def connect() -> None:

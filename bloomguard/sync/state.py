@@ -58,6 +58,7 @@ class StateTable:
     def __init__(self, connection: StateConnection | None = None, clock: Callable[[], float] = time.monotonic) -> None:
         self.connection = connection or StateConnection()
         self.clock = clock
+        self.sleep: Callable[[float], None] = time.sleep
         self._copy: tuple[float, dict[str, State]] = (float("-inf"), {})
         self._failed_at = float("-inf")
         self._lock = threading.Lock()
@@ -179,8 +180,13 @@ class StateTable:
             if not seen.generations or (seen.status == FENCED and not seen.building):
                 return
             if self.swap(seen, status=FENCED, building="", fenced_at=timezone.now(), reason=reason[:200]):
-                logger.error("bloomguard fenced the guard %s until it is rebuilt: %s", name, reason)
+                self.say_fenced(name, reason)
                 return
+
+    @staticmethod
+    def say_fenced(name: str, reason: str) -> None:
+        """Log that ``name`` is fenced, and why."""
+        logger.error("bloomguard passes every request to %s until it is rebuilt: %s", name, reason)
 
 
 table = StateTable()

@@ -36,7 +36,7 @@ def build(kind, shard_bytes=1 << 25, width=8, capacity=20_000, **options):
     return layout, frames, [layout.attach(frame) for frame in frames]
 
 
-@pytest.fixture(params=[(kind, size) for kind in KINDS for size in (1 << 25, 1 << 12)], ids=str)
+@pytest.fixture(params=[(kind, size) for kind in KINDS for size in (1 << 25, 1 << 11)], ids=str)
 def built(request):
     return build(*request.param)
 
@@ -153,3 +153,10 @@ def test_a_checker_wants_the_filters_of_all_shards():
     layout, _, filters = build("bloom", 1 << 12)
     with pytest.raises(InvalidShape, match="1 filters for"):
         layout.checker(filters[:1])
+
+
+def test_a_kind_that_is_not_one_body_is_no_layout():
+    """A frame of layers has a known kind, but no store holds it as shards."""
+    header = Header(kind="scalable", tag=1, capacity=1, error_rate=0.01, body_bytes=0, parameters=())
+    with pytest.raises(CorruptFilter, match="kind is 'scalable'; there are"):
+        Layout.of(header, KeyHash(8))

@@ -187,7 +187,7 @@ def test_a_drop_that_fails_says_so(files):
     files.drop("city", "a")
     (files.path / "city" / "a.filter").mkdir()
 
-    with pytest.raises(StoreError, match="cannot remove .*a.filter"):
+    with pytest.raises(StoreError, match=r"cannot remove .*a\.filter"):
         files.drop("city", "a")
 
 
@@ -223,7 +223,9 @@ def test_a_place_that_cannot_be_written_is_named(path, tmp_path):
     path = path.format(tmp=tmp_path)
     store = FileStore("default", path=path)
 
-    with pytest.raises(StoreError, match=rf"cannot write .* as user \d+: .* the folder {path} has to be on a local disk"):
+    with pytest.raises(
+        StoreError, match=rf"cannot write .* as user \d+: .* the folder {path} has to be on a local disk"
+    ):
         store.create("city", "a", make_layout())
 
     assert store.names("city") == []

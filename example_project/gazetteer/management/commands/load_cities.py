@@ -31,8 +31,8 @@ class Command(BaseCommand):
             gc.enable()
         if verbosity and (cities or listings):
             self.stdout.write(
-                f"Loaded {cities:,} cities and {listings:,} listings. Bulk loads send no signals, so bring the"
-                " filters up to date with: manage.py rebuild_filter"
+                f"Loaded {cities:,} cities and {listings:,} listings. Build their"
+                " filters with: manage.py rebuild_filter"
             )
         elif verbosity:
             self.stdout.write(f"All {City.objects.count():,} cities are there already.")

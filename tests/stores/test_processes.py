@@ -1,0 +1,186 @@
+"""Processes that share one file store: nothing that was added is ever lost."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import random
+import signal
+import threading
+
+import numpy as np
+import pytest
+
+from bloomguard.filters import CorruptFilter
+from bloomguard.filters.codec import Frame
+from bloomguard.live import LiveFilter
+from bloomguard.stores.file import FileStore
+
+from .conftest import find, key, make_layout
+
+fork = multiprocessing.get_context("fork")
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
+
+ADDS, ROUND, PROCESSES = 800_000, 20_000, 4
+
+
+def numbers_of(part: int, number: int) -> range:
+    """What one process adds in one round; the four of them interleave, so that they write neighbouring bits."""
+    return range(number * ROUND + part, (number + 1) * ROUND, PROCESSES)
+
+
+def add_and_check(path, part, rounds, barrier, lost) -> None:
+    files, missed = FileStore("default", path=path), 0
+    for number in range(rounds):
+        generation = files.open("city", str(number), find)
+        mine = numbers_of(part, number)
+        barrier.wait()  # all of them in one small filter at once
+        for at in mine:
+            generation.add([key(at)])
+            missed += not generation.might_contain(key(random.randrange(mine.start, at + 1, PROCESSES)))
+        missed += sum(not generation.might_contain(key(at)) for at in mine)
+    lost.put(missed)
+
+
+def test_four_processes_lose_no_bit(files):
+    """4 processes add and check in the same files at once: 800,000 adds, and not one bit is lost or made up."""
+    rounds = ADDS // ROUND
+    for number in range(rounds):
+        files.create("city", str(number), make_layout())
+    barrier, lost = fork.Barrier(PROCESSES), fork.SimpleQueue()
+    crew = [fork.Process(target=add_and_check, args=(files.path, part, rounds, barrier, lost)) for part in range(4)]
+    for each in crew:
+        each.start()
+    for each in crew:
+        each.join()
+
+    assert [lost.get() for _ in crew] == [0] * PROCESSES
+    for number in range(rounds):
+        shared = files.open("city", str(number), find)
+        alone = files.create("city", f"alone-{number}", make_layout())
+        alone.add_many(np.arange(number * ROUND, (number + 1) * ROUND))
+        assert Frame.open(shared._buffers[0]).body == Frame.open(alone._buffers[0]).body
+
+
+def _add(generation, numbers) -> None:
+    for number in numbers:
+        generation.add([key(number)])
+
+
+def test_a_forked_child_adds_beside_its_parent(files):
+    """Children that were forked while a thread of their parent was adding can add at once; none hangs."""
+    generation = files.create("city", "a", make_layout())
+    started, enough = threading.Event(), threading.Event()
+    added = []
+
+    def parent() -> None:
+        for number in range(0, 20_000, 5):
+            generation.add([key(number)])
+            added.append(number)
+            started.set()
+            if enough.is_set():
+                return
+
+    thread = threading.Thread(target=parent)
+    thread.start()
+    started.wait()
+    children = [fork.Process(target=_add, args=(generation, range(part, 5_000, 5))) for part in range(1, 5)]
+    for child in children:
+        child.start()
+    for child in children:
+        child.join(60)
+    enough.set()
+    thread.join()
+
+    assert [child.exitcode for child in children] == [0] * 4
+    assert all(generation.might_contain(key(number)) for number in [*added, *(n for n in range(5_000) if n % 5)])
+    assert files.open("city", "a", find).fill() == generation.fill()
+
+
+def _die_while_adding(path) -> None:
+    generation = FileStore("default", path=path).open("city", "a", find)
+    _, attached = generation._shard(0)
+    writes = attached.writes
+
+    def interrupted(digest):
+        yield from writes(digest)[:2]
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    attached.writes = interrupted
+    generation.add([key(1_000_000)])
+
+
+def _die_while_building(path) -> None:
+    generation = FileStore("default", path=path).open("city", "a", find)
+    _, attached = generation._shard(0)
+    add_digests = attached.add_digests
+
+    def interrupted(low, high):
+        add_digests(low[: len(low) // 2], high[: len(low) // 2])
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    attached.add_digests = interrupted
+    generation.add_many(np.arange(5_000, 15_000))
+
+
+@pytest.mark.parametrize("die", [_die_while_adding, _die_while_building])
+def test_a_writer_that_was_killed_harms_nobody(files, die, monkeypatch):
+    """Killed between two bytes of an add, or in the middle of a bulk: others still trust the filter, and the next add
+    mends its checksum."""
+    from bloomguard.filters import BloomFilter
+
+    class Loose(BloomFilter):  # slots out of the way, so that a child can put a trap into its own copy
+        pass
+
+    monkeypatch.setattr("bloomguard.filters.layout.held_class", lambda kind: Loose)
+    files.create("city", "a", make_layout()).add(map(key, range(100)))
+    child = fork.Process(target=die, args=(files.path,))
+    child.start()
+    child.join(60)
+    assert child.exitcode == -signal.SIGKILL
+    assert Frame.open(files.open("city", "a", find)._buffers[0]).dirty
+
+    opened = files.open("city", "a", find)
+    assert all(opened.might_contain(key(number)) for number in range(100))
+    opened.add([key(200)])
+
+    assert not Frame.open(opened._buffers[0]).dirty
+    assert files.open("city", "a", find).fill() == opened.fill()
+
+
+def test_a_forked_child_opens_its_own(tmp_path, settings):
+    """What a process has opened is not used by its forked child: its copy of memory sees nobody else's adds."""
+    live = LiveFilter("city", store_alias="default", definition="", width=8)
+    live._opened, live._check = {"a": "the parent's"}, lambda key: False
+
+    def child(queue):
+        queue.put((live._opened, live._check is None))
+
+    queue = fork.SimpleQueue()
+    process = fork.Process(target=child, args=(queue,))
+    process.start()
+    process.join()
+
+    assert queue.get() == ({}, True)
+
+
+def test_a_reader_takes_no_lock(files):
+    """Whoever only asks does not wait for writers, once the filter is open."""
+    generation = files.create("city", "a", make_layout())
+    with generation._locked(True):
+        answered = []
+        thread = threading.Thread(target=lambda: answered.append(generation.might_contain(key(1))))
+        thread.start()
+        thread.join(10)
+
+    assert answered == [False]
+
+
+def test_a_damaged_file_is_said_to_be_so_in_every_process(files):
+    """A process that opens a damaged file refuses it, whatever others that opened it before think of it."""
+    made = files.create("city", "a", make_layout())
+    made._buffers[0][-200] ^= 4
+
+    with pytest.raises(CorruptFilter):
+        files.open("city", "a", find)

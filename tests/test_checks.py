@@ -1,0 +1,264 @@
+"""System checks: a mistake is said at start, and names the guard, the value and the cure."""
+
+from __future__ import annotations
+
+import pytest
+from django.core.checks import run_checks
+from django.core.management import CommandError, call_command
+from django.db import models
+from django.test.utils import isolate_apps
+from django.urls import path
+from gazetteer.models import Listing
+
+from bloomguard.guards import register, registry
+from tests.guarding import make_guard, registered, urlconf
+from tests.shop import views
+from tests.shop.models import Article, Product
+
+
+@pytest.fixture(autouse=True)
+def _fresh(fresh):
+    """Each test has a store folder that may be written to."""
+
+
+def messages():
+    """What the checks of this package say, as ``(id, message, hint)``."""
+    return [(found.id, found.msg, found.hint) for found in run_checks(tags=["bloomguard"])]
+
+
+def the_message():
+    """The only message there is."""
+    (found,) = messages()
+    return found
+
+
+def test_a_project_without_mistakes_hears_nothing():
+    """The shop's guards, and the example's under its own URLconf, have nothing wrong."""
+    from django.test import override_settings
+
+    assert [found for found in messages() if "'city" not in found[1] and "listing" not in found[1]] == []
+    with override_settings(ROOT_URLCONF="config.urls"):
+        assert [found for found in messages() if "'city" in found[1] or "listing" in found[1]] == []
+
+
+@pytest.fixture
+def only():
+    """``only(model, ...)`` is the one guard that there is."""
+    others, clashes = registry._guards, registry.clashes
+    registry._guards, registry.clashes = {}, []
+    registry.version += 1
+
+    def add(model, **attributes):
+        guard = make_guard(model, name="mine", **attributes)
+        registry.add(guard)
+        return guard
+
+    yield add
+    registry._guards, registry.clashes = others, clashes
+    registry.version += 1
+
+
+@pytest.mark.parametrize(
+    ("model", "attributes", "identifier", "value", "cure"),
+    [
+        (Product, {"lookup": "nmae"}, "E001", "no field 'nmae'", "the model has id, name"),
+        (Product, {"lookup": ("pk", "nmae")}, "E001", "no field 'nmae'", "lookup is ('pk', 'nmae')"),
+        (Product, {"lookup": "bundle"}, "E001", "shop.Product.bundle is no column", "the model has id, name"),
+        (Product, {"lookup": ()}, "E001", "lookup is ()", "the model has id, name"),
+        (Product, {"routes": ["prodcut"]}, "E002", "no URL pattern named 'prodcut'", "Did you mean 'product'"),
+        (Product, {"routes": ["xyzzy"]}, "E002", "no URL pattern named 'xyzzy'", "Named patterns are "),
+        (Product, {"routes": "product"}, "E002", "routes is the text 'product'", "routes = ['product']"),
+        (Product, {"routes": ["article"]}, "E002", "captures slug", "routes = {'route': 'kwarg'}"),
+        (Product, {"routes": {"product": "number"}}, "E002", "none of it is number", "routes = {'route': 'kwarg'}"),
+        (Product, {"store": "redis"}, "E003", "no store 'redis'", "BLOOMGUARD['STORES'] has default"),
+        (Product, {"error_rate": 0}, "E004", "0", "Remove the line"),
+        (Product, {"error_rate": 1.5}, "E004", "1.5", "Remove the line"),
+        (Product, {"error_rate": float("nan")}, "E004", "nan", "Remove the line"),
+        (Product, {"error_rate": "1%"}, "E004", "'1%'", "Remove the line"),
+        (Product, {"capacity": 0}, "E004", "0", "Remove the line"),
+        (Product, {"capacity": -5}, "E004", "-5", "Remove the line"),
+        (Product, {"capacity": 1.5}, "E004", "1.5", "Remove the line"),
+        (Article, {"lookup": "deleted"}, "E005", "'deleted' is a BooleanField", "Look rows up by an integer"),
+        (Listing, {"lookup": "price"}, "W001", "price may be NULL", "Rows without a value"),
+    ],
+)
+def test_a_mistake_names_the_guard_the_value_and_the_cure(only, model, attributes, identifier, value, cure):
+    """Every mistake in a guard is one message with a permanent id."""
+    only(model, **attributes)
+
+    found, message, hint = the_message()
+
+    assert found == f"bloomguard.{identifier}"
+    assert message.startswith("the guard 'mine': ")
+    assert value in message
+    assert cure in hint
+
+
+def slug_with(**options):
+    with isolate_apps("tests.shop"):
+
+        class Page(models.Model):
+            slug = options.pop("field", models.CharField)(max_length=10, **options)
+
+            class Meta:
+                app_label = "shop"
+
+    return Page
+
+
+def test_a_collation_needs_a_normaliser(only):
+    """Under a collation of one's own, different texts may be equal: say how, or be refused."""
+    only(slug_with(db_collation="nocase"), lookup="slug")
+
+    found, message, hint = the_message()
+
+    assert found == "bloomguard.E006"
+    assert "the guard 'mine': 'slug' has the collation 'nocase'" in message
+    assert "normalize" in hint
+
+
+def test_a_collation_with_a_normaliser_is_fine(only):
+    """A guard that says which texts are equal may guard any collation."""
+    only(slug_with(db_collation="nocase"), lookup="slug", normalize=lambda self, value: value.casefold())
+
+    assert messages() == []
+
+
+def test_a_database_that_compares_without_case_needs_a_normaliser(only, monkeypatch):
+    """MySQL takes ``A`` for ``a`` unless told otherwise, so text needs a normaliser there."""
+    from django.db import connection
+
+    monkeypatch.setattr(connection, "vendor", "mysql")
+    only(Article, lookup="slug")
+
+    found, message, hint = the_message()
+
+    assert found == "bloomguard.E006"
+    assert "the guard 'mine': 'slug' is text in mysql" in message
+    assert "normalize" in hint
+
+
+class ShoutingField(models.CharField):
+    def get_prep_value(self, value):
+        return str(value).upper()
+
+
+def test_a_field_that_changes_values_on_their_way_is_warned_of(only):
+    """A field of one's own with another ``get_prep_value`` may store something else than its attribute says."""
+    only(slug_with(field=ShoutingField), lookup="slug")
+
+    found, message, hint = the_message()
+
+    assert found == "bloomguard.W002"
+    assert "the guard 'mine': 'slug' is a ShoutingField" in message
+    assert "normalize" in hint
+
+
+def test_two_guards_of_one_name(only):
+    """The second guard of a name is not registered; the message names its class."""
+    only(Product)
+
+    @register(Article)
+    class SecondGuard(type(make_guard(Article))):
+        name = "mine"
+
+    found, message, hint = the_message()
+
+    assert found == "bloomguard.E007"
+    assert "SecondGuard: the name 'mine' is another guard's already" in message
+    assert "name = ..." in hint
+
+
+def test_an_unknown_key_of_the_setting(only, settings):
+    """A key of ``BLOOMGUARD`` that nothing reads is a slip of the pen."""
+    settings.BLOOMGUARD = {**settings.BLOOMGUARD, "STORE": {}}
+
+    assert the_message() == (
+        "bloomguard.E008",
+        "BLOOMGUARD has the key 'STORE', which nothing reads.",
+        "Known are STORES.",
+    )
+
+
+@pytest.mark.parametrize(
+    ("store", "value"),
+    [
+        ({"BACKEND": "bloomguard.stores.nowhere.Store"}, "bloomguard.stores.nowhere.Store"),
+        ({"BACKEND": "bloomguard.stores.file.FileStore", "OPTIONS": {"colour": "red"}}, "colour"),
+        ({}, "None"),
+    ],
+)
+def test_a_store_that_cannot_be_made(only, settings, store, value):
+    """A backend that is not there, or does not know an option, is named."""
+    settings.BLOOMGUARD = {"STORES": {"default": store}}
+
+    found, message, hint = the_message()
+
+    assert found == "bloomguard.E009"
+    assert "BLOOMGUARD['STORES']['default']" in message
+    assert value in message
+    assert hint
+
+
+def test_middleware_before_the_language_is_known(only, settings):
+    """With ``i18n_patterns`` the guard has to come after ``LocaleMiddleware``, or it passes everything."""
+    from django.conf.urls.i18n import i18n_patterns
+
+    settings.ROOT_URLCONF = urlconf(*i18n_patterns(path("products/<int:pk>/", views.product, name="product")))
+    guard, locale = "bloomguard.middleware.BloomGuardMiddleware", "django.middleware.locale.LocaleMiddleware"
+    only(Product, routes=["product"])
+
+    settings.MIDDLEWARE = [locale, guard]
+    right = messages()
+    settings.MIDDLEWARE = [guard, locale]
+    found, message, hint = the_message()
+
+    assert right == []
+    assert found == "bloomguard.W003"
+    assert "LocaleMiddleware" in message
+    assert "after" in hint
+
+
+@pytest.mark.parametrize(
+    "fallback",
+    [
+        "django.contrib.flatpages.middleware.FlatpageFallbackMiddleware",
+        "django.contrib.redirects.middleware.RedirectFallbackMiddleware",
+    ],
+)
+def test_middleware_before_one_that_answers_instead_of_a_404(only, settings, fallback, monkeypatch):
+    """A middleware that turns a 404 into something else has to see the guard's 404 too."""
+    import bloomguard.checks
+
+    class Fallback:
+        __module__, __name__ = fallback.rsplit(".", 1)
+
+    Fallback.__name__ = fallback.rsplit(".", 1)[1]
+    whole = bloomguard.checks.import_string
+    monkeypatch.setattr(bloomguard.checks, "import_string", lambda path: Fallback if path == fallback else whole(path))
+
+    settings.MIDDLEWARE = [fallback, "bloomguard.middleware.BloomGuardMiddleware"]
+    right = messages()
+    settings.MIDDLEWARE = ["bloomguard.middleware.BloomGuardMiddleware", fallback]
+    found, message, hint = the_message()
+
+    assert right == []
+    assert found == "bloomguard.W004"
+    assert fallback in message
+    assert "after" in hint
+
+
+def test_check_fails_the_command(only):
+    """``manage.py check`` ends with an error, so that no deployment goes on."""
+    only(Product, routes=["prodcut"])
+
+    with pytest.raises(CommandError, match=r"the guard 'mine': there is no URL pattern named 'prodcut'"):
+        call_command("check")
+
+
+def test_registered_guards_are_gone_after_the_block():
+    """The tests' own helper leaves nothing behind."""
+    with registered(Product, name="passing-by"):
+        assert "passing-by" in [guard.name for guard in registry]
+
+    assert "passing-by" not in [guard.name for guard in registry]

@@ -1,0 +1,274 @@
+"""``@guarded``: the guard of one view, sync or async."""
+
+from __future__ import annotations
+
+import logging
+import threading
+
+import pytest
+from asgiref.sync import async_to_sync, iscoroutinefunction
+from django.http import HttpResponse, HttpResponseNotFound
+from django.test import AsyncClient, Client, RequestFactory
+from django.urls import path
+from django.utils.decorators import method_decorator
+from django.views import View
+
+from bloomguard.decorators import guarded
+from bloomguard.exceptions import ConfigurationError
+from bloomguard.guards import registry
+from bloomguard.sync import state
+from tests.guarding import registered, urlconf
+from tests.shop.models import Product
+
+GUARD = "bloomguard.middleware.BloomGuardMiddleware"
+
+
+def wsgi(url, method="get"):
+    return getattr(Client(), method)(url)
+
+
+def asgi(url, method="get"):
+    return async_to_sync(getattr(AsyncClient(), method))(url)
+
+
+@pytest.fixture(params=[wsgi, asgi], ids=["wsgi", "asgi"])
+def ask(request, settings):
+    """``ask(url)`` under WSGI and ASGI, without the middleware, which would answer first."""
+    settings.MIDDLEWARE = [name for name in settings.MIDDLEWARE if name != GUARD]
+    return request.param
+
+
+@pytest.fixture
+def shop(build):
+    """Product 7 exists and the filter is built."""
+    Product.objects.create(pk=7)
+    build("product")
+
+
+def spy(view_kind, calls, **arguments):
+    """A view, sync or async, that notes its calls, decorated."""
+    if view_kind == "async":
+
+        @guarded("product", **arguments)
+        async def view(request, pk="none"):
+            calls.append(pk)
+            return HttpResponse("seen")
+    else:
+
+        @guarded("product", **arguments)
+        def view(request, pk="none"):
+            calls.append(pk)
+            return HttpResponse("seen")
+
+    return view
+
+
+both_kinds = pytest.mark.parametrize("kind", ["sync", "async"])
+
+
+@pytest.mark.parametrize("url", ["/decorated/{}/", "/decorated-async/{}/"])
+def test_an_absent_id_is_not_found_and_asks_nothing(ask, shop, url, django_assert_num_queries):
+    """The view is spared, and with it the database."""
+    with django_assert_num_queries(0):
+        response = ask(url.format(8))
+
+    assert response.status_code == 404
+    assert response["Cache-Control"] == "no-store"
+    assert not response.cookies
+
+
+@pytest.mark.parametrize("url", ["/decorated/{}/", "/decorated-async/{}/"])
+def test_an_existing_id_is_served(ask, shop, url):
+    """What exists reaches the view."""
+    assert ask(url.format(7)).content == b"product 7"
+
+
+@both_kinds
+def test_only_get_and_head_are_answered(ask, shop, settings, kind):
+    """Other methods reach the view, whatever the ID."""
+    calls = []
+    settings.ROOT_URLCONF = urlconf(path("<int:pk>/", spy(kind, calls)))
+
+    statuses = [ask("/8/", method).status_code for method in ("get", "head", "options", "delete")]
+
+    assert statuses == [404, 404, 200, 200]
+    assert calls == [8, 8]
+
+
+@both_kinds
+def test_the_sites_own_page_is_answered(ask, shop, settings, kind):
+    """``handler404`` makes the page."""
+
+    def handler404(request, exception):
+        return HttpResponseNotFound(f"our own page: {exception}")
+
+    settings.ROOT_URLCONF = urlconf(path("<int:pk>/", spy(kind, [])), handler404=handler404)
+
+    assert ask("/8/").content == b"our own page: no such product"
+
+
+@both_kinds
+def test_applies_opts_out(ask, shop, settings, kind, monkeypatch):
+    """A request that the guard does not mind reaches the view."""
+    calls = []
+    settings.ROOT_URLCONF = urlconf(path("<int:pk>/", spy(kind, calls)))
+    monkeypatch.setattr(registry["product"], "applies", lambda request: "preview" not in request.GET)
+
+    assert [ask(url).status_code for url in ("/8/", "/8/?preview=1")] == [404, 200]
+    assert calls == [8]
+
+
+@both_kinds
+def test_an_error_inside_passes_and_is_logged_once(ask, shop, settings, kind, monkeypatch, caplog):
+    """What goes wrong in the guard is no 500: the view answers."""
+
+    def fail(request):
+        raise RuntimeError("oops")
+
+    settings.ROOT_URLCONF = urlconf(path("<int:pk>/", spy(kind, [])))
+    monkeypatch.setattr(registry["product"], "applies", fail)
+    with caplog.at_level(logging.INFO, logger="bloomguard"):
+        response = ask("/8/")
+
+    assert response.content == b"seen"
+    assert [(record.name, record.levelname) for record in caplog.records] == [("bloomguard", "ERROR")]
+
+
+@both_kinds
+@pytest.mark.parametrize("arguments", [{}, {"arg": "pk"}, {"arg": {"id": "pk"}}], ids=str)
+def test_a_call_without_the_id_passes(ask, shop, settings, kind, arguments):
+    """A pattern that leaves the ID to the view's default is not guarded."""
+    calls = []
+    view = spy(kind, calls, **arguments)
+    settings.ROOT_URLCONF = urlconf(path("<int:pk>/", view), path("", view))
+
+    assert [ask(url).status_code for url in ("/8/", "/")] == [404, 200]
+    assert calls == ["none"]
+
+
+@both_kinds
+def test_without_a_filter_the_view_answers(ask, fresh, db, settings, kind):
+    """UNKNOWN passes."""
+    settings.ROOT_URLCONF = urlconf(path("<int:pk>/", spy(kind, [])))
+
+    assert ask("/8/").content == b"seen"
+
+
+def test_under_asgi_the_rows_are_read_in_a_thread(shop, clock, monkeypatch):
+    """An async view's guard blocks the loop for nothing, and answers at the first request after the lease."""
+    threads = set()
+    execute = state.table.connection.execute
+    monkeypatch.setattr(
+        state.table.connection, "execute", lambda *args: threads.add(threading.get_ident()) or execute(*args)
+    )
+    registry["product"].live.forget()
+    clock.sleep(5)
+    view = spy("async", [])
+
+    async def visit():
+        response = await view(RequestFactory().get("/"), pk=8)
+        return response.status_code, threading.get_ident()
+
+    status, loop = async_to_sync(visit)()
+
+    assert status == 404
+    assert threads
+    assert loop not in threads
+
+
+def test_several_fields_are_named_or_found(fresh, db, monkeypatch):
+    """A composite's arguments are found by the fields' names, or said field by field."""
+    asked = []
+    monkeypatch.setattr(registry["place"], "decide", lambda value: asked.append(list(value)))
+
+    @guarded("place")
+    def usual(request, slug, country):
+        return HttpResponse()
+
+    @guarded("place", arg={"country": "code", "slug": "name"})
+    def named(request, name, code):
+        return HttpResponse()
+
+    usual(RequestFactory().get("/"), slug="ulm", country="DE")
+    named(RequestFactory().get("/"), name="ulm", code="DE")
+
+    assert asked == [["DE", "ulm"]] * 2
+
+
+def test_a_guard_whose_routes_name_kwargs_decorates_too(fresh, db):
+    """What ``routes`` says of patterns does not disturb a decorator."""
+    with registered(Product, name="item", routes={"product": "number"}):
+
+        @guarded("item")
+        def view(request, pk):
+            return HttpResponse("seen")
+
+        assert view(RequestFactory().get("/"), pk=8).content == b"seen"
+
+
+def test_class_based_views(shop):
+    """``method_decorator`` puts it on a class, and the result of ``as_view`` may be decorated, sync or async."""
+
+    @method_decorator(guarded("product", arg="pk"), name="dispatch")
+    class Page(View):
+        def get(self, request, pk):
+            return HttpResponse("seen")
+
+    class AsyncPage(View):
+        async def get(self, request, pk):
+            return HttpResponse("seen")
+
+    def get():
+        return RequestFactory().get("/")
+
+    whole = guarded("product", arg="pk")(Page.as_view())
+    async_page = guarded("product")(AsyncPage.as_view())
+
+    assert [Page.as_view()(get(), pk=pk).status_code for pk in (7, 8)] == [200, 404]
+    assert [whole(get(), pk=pk).status_code for pk in (7, 8)] == [200, 404]
+    assert [async_to_sync(async_page)(get(), pk=pk).status_code for pk in (7, 8)] == [200, 404]
+
+
+def test_a_decorated_view_is_what_it_was():
+    """Name, docstring and kind stay."""
+
+    @guarded("product")
+    async def page(request, pk):
+        """Shows it."""
+
+    assert iscoroutinefunction(page)
+    assert (page.__name__, page.__doc__) == ("page", "Shows it.")
+
+
+@pytest.mark.parametrize("arg", ["number", {"id": "number"}])
+def test_an_argument_that_the_view_lacks_is_refused_at_once(arg):
+    """The mistake is said where it is made: when the module is imported."""
+    with pytest.raises(ConfigurationError, match=r"view: it has no argument 'number'; it has request, pk"):
+
+        @guarded("product", arg=arg)
+        def view(request, pk):
+            """Never called."""
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "message"),
+    [
+        ("prodcut", {}, "no guard 'prodcut'; known are"),
+        ("order", {}, None),
+        ("article", {}, "none of it is slug"),
+        ("place", {"arg": "pk"}, r"it has to say where \['slug'\] are"),
+        ("place", {"arg": {"slug": "pk"}}, r"it has to say where \['country'\] are"),
+    ],
+)
+def test_a_mistake_is_said_when_the_view_is_called(fresh, db, name, arguments, message):
+    """An unknown guard, or arguments that cannot be told, are errors that name the value."""
+
+    @guarded(name, **arguments)
+    def view(request, pk):
+        return HttpResponse("seen")
+
+    if message is None:
+        assert view(RequestFactory().get("/"), pk=8).content == b"seen"
+    else:
+        with pytest.raises(ConfigurationError, match=message):
+            view(RequestFactory().get("/"), pk=8)
