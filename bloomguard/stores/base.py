@@ -107,6 +107,10 @@ class Store(ABC):
         """System check messages about the store's own options."""
         return []
 
+    def check_deployed(self) -> list[CheckMessage]:
+        """What can be told only by asking a server, for ``check --deploy``."""
+        return []
+
     def _layout(self, name: str, header: Header, size: int, find_key_hash: FindKeyHash) -> Layout:
         if header.frame_bytes * header.shards != size:  # before anything is made by the header's word
             raise CorruptFilter(

@@ -20,6 +20,7 @@ from statistics import mean
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import redis
+from django.core.checks import CheckMessage, Warning
 
 from ..exceptions import ConfigurationError, StoreError, StoreUnavailable, UnknownGeneration
 from ..filters import CorruptFilter
@@ -41,6 +42,7 @@ _BITS = 2_000  # set or read by one command
 _TAG_BYTES = 8
 _WORDS = 8  # of a command that reads the two tags
 _IDENTITY_SECONDS = 0.25
+_LONGEST_PATIENCE = 0.5  # seconds that a request may wait without a warning
 
 
 class RedisStore(Store):
@@ -76,6 +78,7 @@ class RedisStore(Store):
         pool = _pool_of_cache(alias, cache) if cache is not None else _pool_of_url(alias, str(url))
         self.prefix = prefix
         self._clock = clock
+        self._patience = connect_timeout + read_timeout
         self._reads = Link(pool, connect_timeout, read_timeout, clock)
         self._adds = Link(pool, connect_timeout, add_timeout, clock)
         self._bulk = Link(pool, bulk_timeout, bulk_timeout, clock)
@@ -190,10 +193,43 @@ class RedisStore(Store):
         return [name.decode() for name in self.read([("HKEYS", f"{self.prefix}:{guard}")])[0]]
 
     def free_bytes(self) -> int | None:
-        (info,) = self.load([("INFO", "memory")])
-        figures = dict(line.split(":", 1) for line in info.decode().splitlines() if ":" in line)
+        figures = _figures(self.load([("INFO", "memory")])[0])
         most, used = int(figures.get("maxmemory", 0)), int(figures.get("used_memory", 0))
         return max(most - used, 0) if most else None
+
+    def check(self) -> list[CheckMessage]:
+        if self._patience <= _LONGEST_PATIENCE:
+            return []
+        return [
+            Warning(
+                f"the store {self.alias!r} lets a request wait {self._patience:g} s for a server that is gone.",
+                hint="Its connect_timeout and read_timeout are seconds; 0.05 each are plenty within a data centre.",
+                id="bloomguard.W020",
+            )
+        ]
+
+    def check_deployed(self) -> list[CheckMessage]:
+        try:
+            memory = _figures(self.load([("INFO", "memory")])[0])
+        except StoreError as error:
+            return [
+                Warning(
+                    f"the store {self.alias!r} does not answer: {error}.",
+                    hint="Until it does, no request is answered by a guard, and saves take their guards out of use.",
+                    id="bloomguard.W021",
+                )
+            ]
+        policy = memory.get("maxmemory_policy", "")
+        if policy != "noeviction" and not policy.startswith("volatile-"):
+            return [
+                Warning(
+                    f"the server of the store {self.alias!r} may evict filters: its maxmemory-policy is {policy!r}.",
+                    hint="Set it to noeviction, or to one of volatile-*: filters have no expiry. An evicted filter "
+                    "lets every request pass until rebuild_filter has run.",
+                    id="bloomguard.W022",
+                )
+            ]
+        return []
 
     def close(self) -> None:
         """Hang up; the next command connects anew."""
@@ -408,6 +444,10 @@ class _Draft:
     def add_many(self, keys: Keys) -> None:
         for shard, low, high in self._layout.locate_many(keys):
             self.filters[shard].add_digests(low, high)
+
+
+def _figures(info: bytes) -> dict[str, str]:
+    return dict(line.split(":", 1) for line in info.decode().splitlines() if ":" in line)
 
 
 def _words(*words: object) -> str:

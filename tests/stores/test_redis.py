@@ -8,10 +8,12 @@ import threading
 import numpy as np
 import pytest
 import redis
+from django.core.checks import run_checks
 
 from bloomguard.exceptions import ConfigurationError, StoreError, StoreUnavailable, UnknownGeneration
 from bloomguard.filters import CorruptFilter, KeyHash
 from bloomguard.filters.codec import Frame, decode
+from bloomguard.stores import stores
 from bloomguard.stores.memory import MemoryStore
 from bloomguard.stores.redis import RedisStore
 from tests import servers
@@ -394,3 +396,48 @@ def test_over_maxmemory_checks_and_adds_get_no_answer(store, server):
         server.config_set("maxmemory", 0)
 
     assert not made.might_contain(key(1))
+
+
+def test_a_server_that_may_evict_filters_is_warned_of(store, server):
+    """``check --deploy`` asks for ``maxmemory-policy``: one that evicts keys without an expiry is a warning."""
+    found = {}
+    for policy in ("noeviction", "volatile-lru", "allkeys-lru"):
+        server.config_set("maxmemory-policy", policy)
+        found[policy] = [message.id for message in store.check_deployed()]
+    server.config_set("maxmemory-policy", "noeviction")
+
+    assert found == {"noeviction": [], "volatile-lru": [], "allkeys-lru": ["bloomguard.W022"]}
+
+
+def test_a_server_that_does_not_answer_is_warned_of():
+    """``check --deploy`` says so where nobody listens; a plain check asks no server."""
+    store = RedisStore("default", url="redis://127.0.0.1:1/0")
+
+    assert store.check() == []
+    assert [message.id for message in store.check_deployed()] == ["bloomguard.W021"]
+
+
+def test_long_timeouts_are_warned_of():
+    """Timeouts that would hold up requests are a warning."""
+    store = RedisStore("default", url="redis://127.0.0.1:1/0", read_timeout=5)
+
+    assert [message.id for message in store.check()] == ["bloomguard.W020"]
+
+
+def test_deploy_checks_ask_every_store(settings, server):
+    """``check --tag bloomguard --deploy`` reports what the servers of all stores say; a plain check asks none."""
+    server.config_set("maxmemory-policy", "allkeys-lru")
+    settings.BLOOMGUARD = {
+        "STORES": {
+            "default": {"BACKEND": "bloomguard.stores.memory.MemoryStore"},
+            "shared": {"BACKEND": "bloomguard.stores.redis.RedisStore", "OPTIONS": {"url": servers.valkey()}},
+            "broken": {"BACKEND": "bloomguard.stores.redis.RedisStore"},
+        }
+    }
+    plain = [message.id for message in run_checks(tags=["bloomguard"])]
+    deployed = [message.id for message in run_checks(tags=["bloomguard"], include_deployment_checks=True)]
+    server.config_set("maxmemory-policy", "noeviction")
+    stores["shared"].close()
+
+    assert "bloomguard.E009" in plain
+    assert set(deployed) - set(plain) == {"bloomguard.W022"}
