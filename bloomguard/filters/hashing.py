@@ -38,6 +38,7 @@ _C1, _C2 = 0x87C37B91114253D5, 0x4CF5AD432745937F
 _CHUNK = 1 << 14  # keys: the working set of one chunk stays in the second-level cache
 _SHARED_CHUNK = 1 << 15  # the same where threads share the work: they meet half as often
 _SHARED = 1 << 18  # keys that are worth several threads
+_MANY = 1 << 20  # keys that are worth the memory of larger chunks
 
 
 class KeyHash:
@@ -113,7 +114,7 @@ class KeyHash:
         words, suffix = (self._blake2b(keys), b"") if self.width is None else (self._words(keys), self.secret)
         low = np.empty(len(words), np.uint64)
         wide = np.empty(len(words), np.uint64) if both else None
-        chunk = _CHUNK if len(words) < _SHARED else _SHARED_CHUNK
+        chunk = _CHUNK if len(words) < _MANY else _SHARED_CHUNK
 
         def worker(starts: Iterator[int]) -> None:
             scratch = np.empty((4, min(chunk, len(words))), np.uint64)
