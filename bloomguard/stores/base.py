@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from statistics import mean
 from typing import TYPE_CHECKING, Any
 
@@ -92,13 +92,27 @@ class Generation:
                 if not attached.might_contain_digest(digest):
                     raise CorruptFilter(f"generation {self.name} did not keep what was written")
 
-    def add_many(self, keys: Keys) -> None:
-        """Put many keys in, in whatever form :meth:`KeyHash.digests` takes; other writers wait meanwhile."""
+    def add_many(self, keys: Keys, *, more: bool = False) -> None:
+        """Put many keys in, in whatever form :meth:`KeyHash.digests` takes; other writers wait meanwhile.
+
+        With ``more`` to come before :meth:`seal`, the checksums are left to that: each is a pass over all bytes.
+        """
+        if len(self._buffers) == 1:
+            frame, attached = self._shard(0)
+            with self._changing(frame, more):
+                attached.add_many(keys)  # which makes no more of the digests than its kind needs
+            return
         for index, low, high in self.layout.locate_many(keys):
             frame, attached = self._shard(index)
-            with self._locked(True):
-                frame.begin()
+            with self._changing(frame, more):
                 attached.add_digests(low, high)
+
+    @contextmanager
+    def _changing(self, frame: Frame, more: bool) -> Iterator[None]:
+        with self._locked(True):
+            frame.begin()
+            yield
+            if not more:
                 frame.seal()
 
     def _placed(self, keys: Keys) -> Iterator[tuple[BodyFilter, U64, U64]]:
@@ -118,7 +132,11 @@ class Generation:
         return mean(attached.measure_error_rate(each) for attached in self._all())
 
     def seal(self) -> None:
-        """Make it durable; called once, before it is published."""
+        """Make it whole and durable; called once, before it is published."""
+        for frame in self._frames:
+            if frame is not None and frame.dirty:
+                with self._locked(True):
+                    frame.seal()
 
 
 class Store(ABC):
