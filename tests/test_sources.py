@@ -250,15 +250,42 @@ def test_a_large_table_is_estimated_from_its_pages(monkeypatch, each_database):
             cursor.execute("ANALYZE shop_product")
     Product.objects.bulk_create(Product(pk=pk) for pk in range(1_001, 10_001))
 
-    assert 9_000 <= Source(registry["product"]).estimate() <= 11_000
+    assert 9_000 <= Source(registry["product"])._count() <= 11_000
+
+
+@pytest.mark.parametrize(
+    ("ids", "count"),
+    [
+        (range(-100, 2_900), 3_000),  # no gap
+        ([*range(1, 3_000, 2)], 1_500),  # every other one
+        ([*range(1, 1_500), 3_000], 1_500),  # a hole at the end
+        ([1, 3_000], 2),
+    ],
+)
+def test_a_dense_range_need_not_be_counted(ids, count, monkeypatch):
+    """Where stretches all over a large table have nearly every id, the range bounds the rows; else they are counted.
+    Never are there said to be fewer than there are."""
+    monkeypatch.setattr(sources, "_COUNT_BELOW", 2_000)
+    monkeypatch.setattr(sources, "_STRETCH", 50)
+    Product.objects.bulk_create(Product(pk=pk) for pk in ids)
+
+    assert Source(registry["product"]).summary().count == count
+
+
+def test_a_condition_is_always_counted(monkeypatch):
+    """Where only some rows are alive, the range says nothing."""
+    monkeypatch.setattr(sources, "_COUNT_BELOW", 10)
+    Product.objects.bulk_create(Product(pk=pk, name="ab"[pk % 2]) for pk in range(2_000))
+
+    assert Source(AliveProducts(Product)).summary().count == 1_000
 
 
 def test_a_table_that_was_never_analyzed_is_counted():
     """Without statistics, and where a condition picks the rows, they are counted."""
     Article.objects.bulk_create(Article(slug=str(number), deleted=number < 3) for number in range(10))
 
-    assert Source(registry["article"]).estimate() == 7
-    assert Source(registry["product"]).estimate() == 0
+    assert Source(registry["article"]).summary().count == 7
+    assert Source(registry["product"]).summary().count == 0
 
 
 @pytest.mark.parametrize("value", ["abc", "1.5"])

@@ -42,8 +42,10 @@ class Generation(ABC):
         """Put keys in and see that they are; raises :class:`CorruptFilter` or :class:`StoreError` if that fails."""
 
     @abstractmethod
-    def add_many(self, keys: Keys) -> None:
+    def add_many(self, keys: Keys, *, more: bool = False) -> None:
         """Put many keys in, in whatever form :meth:`KeyHash.digests` takes.
+
+        With ``more`` to come before :meth:`seal`, what costs a pass over all bytes may be left to that.
 
         Into a generation that this process has made they may go only when it is sealed.
         """

@@ -200,6 +200,7 @@ class FileGeneration(FrameGeneration):
 
     def seal(self) -> None:
         """Write it to the disk: the file first, then the folder that names it. Raises :class:`StoreError`."""
+        super().seal()
         try:
             self._mapped.flush()
             for path in (self._path, self._path.parent):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from statistics import mean
 from typing import TYPE_CHECKING, Any
 
@@ -77,13 +77,30 @@ class FrameGeneration(Generation):
                 if not attached.might_contain_digest(digest):
                     raise CorruptFilter(f"generation {self.name} did not keep what was written")
 
-    def add_many(self, keys: Keys) -> None:
+    def add_many(self, keys: Keys, *, more: bool = False) -> None:
+        if len(self._buffers) == 1:
+            frame, attached = self._shard(0)
+            with self._changing(frame, more):
+                attached.add_many(keys)  # which makes no more of the digests than its kind needs
+            return
         for index, low, high in self.layout.locate_many(keys):
             frame, attached = self._shard(index)
-            with self._locked(True):  # other writers wait meanwhile
-                frame.begin()
+            with self._changing(frame, more):
                 attached.add_digests(low, high)
+
+    @contextmanager
+    def _changing(self, frame: Frame, more: bool) -> Iterator[None]:
+        with self._locked(True):  # other writers wait meanwhile
+            frame.begin()
+            yield
+            if not more:
                 frame.seal()
+
+    def seal(self) -> None:
+        for frame in self._frames:
+            if frame is not None and frame.dirty:
+                with self._locked(True):
+                    frame.seal()
 
     def _placed(self, keys: Keys) -> Iterator[tuple[BodyFilter, U64, U64]]:
         for index, low, high in self.layout.locate_many(keys):

@@ -317,7 +317,7 @@ class RedisGeneration(Generation):
         if self._draft is not None:
             self._draft.add(keys)
 
-    def add_many(self, keys: Keys) -> None:
+    def add_many(self, keys: Keys, *, more: bool = False) -> None:
         if self._draft is not None:
             self._draft.add_many(keys)
             if not self._sealed:
