@@ -126,8 +126,8 @@ class LiveFilter:
         try:
             if self.store.names(self.name):
                 return True  # and so for whoever asks next: under ASGI the same request asks again, in a thread
-        except StoreError:
-            pass  # it could not answer anything either
+        except StoreError as error:
+            logger.debug("bloomguard cannot tell whether %s has a filter: %s", self.name, error)
         self._looked_at = now
         return False
 

@@ -27,6 +27,7 @@ from .verdicts import Decision, Verdict
 logger = logging.getLogger("bloomguard")
 
 Step = RoutePattern | RegexPattern | Any
+Screen = Callable[[str], re.Match[str] | None]
 
 
 @dataclass(frozen=True)
@@ -113,20 +114,24 @@ class RouteTable:
                     logger.debug("bloomguard does not guard %s under %s: %s", route, urlconf, error)
         self._dynamic = [route for route in routes if _source(route) is None]
         self._static = [route for route in routes if _source(route) is not None]
-        self._screen: Callable[[str], re.Match[str] | None] = re.compile(
-            "|".join(f"({_source(route)})" for route in self._static) or r"(?!)"
-        ).match
+        self._screens: dict[int, Screen] = {}
         self.methods = frozenset(method for route in routes for method in route.guard.methods)
         self.by_language = _depends_on_language(get_resolver(urlconf))
 
-    def candidates(self, path: str) -> list[GuardedRoute]:
+    def candidates(self, path: str) -> Iterator[GuardedRoute]:
         """Routes that ``path`` may belong to; hardly ever more than one."""
-        matched = self._screen(path)
-        found = list(self._dynamic)
-        if matched is not None and matched.lastindex is not None:
-            # The first of several that match would hide the rest, so the others are tried one by one.
-            found += self._static[matched.lastindex - 1 :]
-        return found
+        yield from self._dynamic
+        start = 0
+        # An expression tells the first of several that match: another one is asked for those after it.
+        while (matched := (self._screens.get(start) or self._screen(start))(path)) is not None:
+            start += matched.lastindex or 0
+            yield self._static[start - 1]
+
+    def _screen(self, start: int) -> Screen:
+        """Matches whole paths of the static routes from number ``start`` on, each with a group."""
+        sources = [f"({_source(route)})" for route in self._static[start:]]
+        screen = self._screens[start] = re.compile("|".join(sources) or r"(?!)").match
+        return screen
 
 
 def _source(route: GuardedRoute) -> str | None:

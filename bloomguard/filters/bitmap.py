@@ -51,7 +51,7 @@ class BitmapShape:
 
     @property
     def capacity(self) -> int:
-        """The integers from the lowest to the highest, and the overflow's capacity."""
+        """The integers that the range holds."""
         return self.span
 
     @property

@@ -238,7 +238,7 @@ class BloomFilter(BodyFilter):
         """Put many keys in: an iterable of ``bytes``, or what :meth:`KeyHash.digests` takes."""
         with Crew() as crew:
             setter = bulk.BitSetter(self.body, self.layout.offsets, self.layout.sizes, crew)
-            for batch in bulk.batches(self.key_hash.width, keys, len(self.body)):
+            for batch in bulk.batches(self.key_hash.width, keys, setter.batch):
                 setter.set(self.key_hash.lows(batch, crew))
 
     def add_digests(self, low: U64, high: U64 | None = None) -> None:

@@ -28,7 +28,7 @@ class Breaker:
 
     @property
     def is_open(self) -> bool:
-        """Whether only probes are let through."""
+        """Whether reads are refused now, all but a probe now and then."""
         return self._probe_at is not None
 
     def allows(self) -> bool:

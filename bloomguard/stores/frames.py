@@ -78,10 +78,9 @@ class FrameGeneration(Generation):
                     raise CorruptFilter(f"generation {self.name} did not keep what was written")
 
     def add_many(self, keys: Keys) -> None:
-        # Other writers wait meanwhile.
         for index, low, high in self.layout.locate_many(keys):
             frame, attached = self._shard(index)
-            with self._locked(True):
+            with self._locked(True):  # other writers wait meanwhile
                 frame.begin()
                 attached.add_digests(low, high)
                 frame.seal()

@@ -142,7 +142,7 @@ class RedisStore(Store):
         return known
 
     def key(self, guard: str, name: str, shard: int) -> str:
-        """Where a shard lies."""
+        """The server's key of one shard."""
         return f"{self.prefix}:{guard}:{name}:{shard}"
 
     def loading_key(self, guard: str, name: str, shard: int) -> str:
