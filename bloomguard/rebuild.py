@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import Any
 
 from django.db import DatabaseError, connections
 from django.utils import timezone
@@ -29,7 +30,7 @@ from .filters.codec import new_tag
 from .filters.layout import Layout
 from .guards import Guard
 from .models import GuardState
-from .sources import Source
+from .sources import Page, Source
 from .stores import Generation
 from .sync.state import ARMED, FENCED, LEASE_SECONDS, State
 
@@ -43,7 +44,7 @@ SETTLE_SECONDS = 2 * LEASE_SECONDS
 #: A builder that has not been heard of for this long is dead.
 DEAD_AFTER_SECONDS = 60.0
 _BEAT_SECONDS = 10.0
-_BATCH_KEYS = 1_000_000
+_BATCH_KEYS = 500_000
 
 Progress = Callable[[int, int], None]
 
@@ -129,6 +130,7 @@ class Rebuild:
             tag=tag,
             key_id=key_id,
             kind=choice.kind,
+            shard_bytes=self.store.shard_bytes,
             **choice.options,
         )
         free = self.store.free_bytes()
@@ -270,9 +272,10 @@ class Rebuild:
             "builder": f"{socket.gethostname()}/{os.getpid()}",
             "builder_seen_at": timezone.now(),
         }
-        if seen.identity != self.store.identity:
+        identity = self.store.identity
+        if seen.identity != identity:
             # Another store, or another life of it: what it was trusted for is not here.
-            changes |= {"identity": self.store.identity, "active": "", "standby": "", "status": FENCED}
+            changes |= {"identity": identity, "active": "", "standby": "", "status": FENCED}
             if seen.active:
                 changes |= {"fenced_at": timezone.now(), "reason": "the store was replaced"}
         mine = self.table.swap(seen, **changes)
@@ -306,10 +309,10 @@ class Rebuild:
         rows = 0
         with ThreadPoolExecutor(1) as hasher:
             pending: Future[None] | None = None
-            batch: list[object] = []
+            batch: list[Page] = []
             held = 0
             for page in self.source.pages():
-                batch.append(page.keys)
+                batch.append(page)
                 held += page.rows
                 rows += page.rows
                 if held >= _BATCH_KEYS:
@@ -323,6 +326,8 @@ class Rebuild:
             if pending is not None:
                 pending.result()
             self._add(generation, batch)
+        if rows < expected:
+            self._progress(rows, rows)  # there were fewer than expected
         if rows > generation.layout.capacity:
             raise RebuildError(
                 f"{self.guard.name}: {rows:,} rows where {expected:,} were expected, and there is room for "
@@ -331,18 +336,19 @@ class Rebuild:
         return rows
 
     @staticmethod
-    def _add(generation: Generation, batch: list[object]) -> None:
+    def _add(generation: Generation, batch: list[Page]) -> None:
         import numpy as np
 
-        if not batch:
+        keys: list[Any] = [page.keys for page in batch]
+        if not keys:
             return
-        if isinstance(batch[0], np.ndarray):
-            generation.add_many(np.concatenate(batch))  # type: ignore[arg-type]
-        elif isinstance(batch[0], bytes):
-            generation.add_many(b"".join(batch))  # type: ignore[arg-type]
+        if isinstance(keys[0], np.ndarray):
+            generation.add_many(np.concatenate(keys), more=True)
+        elif isinstance(keys[0], bytes):
+            generation.add_many(b"".join(keys), more=True)
         else:
-            for keys in batch:
-                generation.add_many(keys)  # type: ignore[arg-type]
+            for some in keys:
+                generation.add_many(some, more=True)
 
     def _publish(self, mine: State, rows: int) -> None:
         published = self.table.swap(

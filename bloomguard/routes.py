@@ -24,6 +24,7 @@ from django.urls.resolvers import LocalePrefixPattern, RegexPattern, RoutePatter
 
 from .exceptions import ConfigurationError
 from .guards import Guard, registry
+from .keys import OutOfRange, Unkeyable
 from .verdicts import Decision, Verdict
 
 logger = logging.getLogger("bloomguard")
@@ -273,21 +274,24 @@ def absent(request: HttpRequest, decide: Decide) -> Guard | bool | None:
             return None  # LocaleMiddleware has yet to choose the language, so nobody knows which pattern will match
         path = request.path_info
         for route in table.candidates(path):
-            value = route.read(path)
-            if value is NO_ID:
+            asked = route.read(path)
+            if asked is NO_ID:
                 continue
-            decision = decide(route.guard, value)
+            decision = decide(route.guard, asked)
             if decision is None:
                 return False
-            if decision.verdict is Verdict.ABSENT and _confirmed(request, urlconf, route, decide):
+            if decision.verdict is Verdict.ABSENT and _confirmed(request, urlconf, route, asked, decide):
                 return route.guard
     except Exception:
         logger.exception("bloomguard passes a request because of an error of its own")
     return None
 
 
-def _confirmed(request: HttpRequest, urlconf: Any, route: GuardedRoute, decide: Decide) -> bool:
-    """Whether Django itself takes the path to this route, with an ID that is absent, for a request the guard minds."""
+def _confirmed(request: HttpRequest, urlconf: Any, route: GuardedRoute, asked: Any, decide: Decide) -> bool:
+    """Whether Django itself takes the path to this route, with an ID that is absent, for a request the guard minds.
+
+    ``asked`` is a value that is known to be absent.
+    """
     try:
         match = resolve(request.path_info, urlconf)
     except Resolver404:
@@ -296,5 +300,17 @@ def _confirmed(request: HttpRequest, urlconf: Any, route: GuardedRoute, decide: 
         return False
     if request.method not in route.guard.methods:
         return False
-    decision = decide(route.guard, route.value(match.kwargs))
-    return decision is not None and decision.verdict is Verdict.ABSENT and route.guard.applies(request)
+    value = route.value(match.kwargs)
+    if not _same_key(route.guard, value, asked):
+        decision = decide(route.guard, value)
+        if decision is None or decision.verdict is not Verdict.ABSENT:
+            return False
+    return route.guard.applies(request)
+
+
+def _same_key(guard: Guard, one: Any, other: Any) -> bool:
+    """Whether an answer for one value is an answer for the other: asking a store again may cost a round trip."""
+    try:
+        return guard.keys.key(one) == guard.keys.key(other)
+    except (Unkeyable, OutOfRange):
+        return False

@@ -11,6 +11,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 from django.db import connections, models, router
@@ -28,14 +29,29 @@ if TYPE_CHECKING:
 PAGE_ROWS = 50_000
 #: A table whose planner statistics say fewer rows than this is counted: that takes no time.
 _COUNT_BELOW = 200_000
+#: Of a range of integers: how many stretches of how many are looked at, and the share that has to be there.
+_STRETCHES, _STRETCH, _DENSE = 20, 1_000, 0.9
+#: As the planner does it: the rows a page of the last ANALYZE, times the pages that there are now.
+_POSTGRESQL_ESTIMATE = (
+    "SELECT reltuples::float8 / NULLIF(relpages, 0) * (pg_relation_size(oid) / current_setting('block_size')::int) "
+    "FROM pg_class WHERE oid = %s::regclass"
+)
 
 
 @dataclass(frozen=True)
 class Page:
-    """Some rows' keys, in a form that :meth:`KeyHash.digests` takes, and how many rows they came from."""
+    """Some rows, and ``make``, which gives their keys."""
 
-    keys: Keys
     rows: int
+    make: Callable[[], Keys]
+
+    @cached_property
+    def keys(self) -> Keys:
+        """The keys in a form that :meth:`KeyHash.digests` takes, unpacked by the thread that asks for them first.
+
+        Raises :class:`RebuildError` if they are not as many as the rows.
+        """
+        return self.make()
 
 
 class Source:
@@ -54,26 +70,44 @@ class Source:
         """The rows to scan, unordered."""
         return self.guard.rows().using(self.using)
 
-    def estimate(self) -> int:
+    def summary(self) -> KeysSummary:
+        """About how many keys there are, and for integers and dates between which: what a filter is chosen by."""
+        if self.guard.keys.width != 8:
+            return KeysSummary(count=self._count())
+        # Of all rows, alive or not: the two ends of an index, where the living ones would take a scan. One at a time:
+        # SQLite finds either end at once, and both together by reading everything.
+        every, field = self.guard.model._base_manager.using(self.using), self.guard.fields[0].attname
+        ends = [every.aggregate(end=end(field))["end"] for end in (Min, Max)]
+        if None in ends:
+            return KeysSummary(count=self._count())  # no rows, or nothing but NULL
+        low, high = (int.from_bytes(self.guard.keys.key(end), "little", signed=True) for end in ends)
+        count = high - low + 1 if self._dense(low, high) else self._count()
+        return KeysSummary(count=count, low=low, high=high)
+
+    def _count(self) -> int:
         """About how many rows there are: PostgreSQL's own statistics for a large whole table, else a count."""
         if self.connection.vendor == "postgresql" and not self.guard.alive:
             with self.connection.cursor() as cursor:
-                cursor.execute("SELECT reltuples FROM pg_class WHERE oid = %s::regclass", [self._table()])
-                tuples = int(cursor.fetchone()[0])
+                cursor.execute(_POSTGRESQL_ESTIMATE, [self._table()])
+                tuples = int(cursor.fetchone()[0] or 0)
             if tuples > _COUNT_BELOW:
                 return tuples
         return self.rows().count()
 
-    def summary(self) -> KeysSummary:
-        """About how many keys there are, and for integers and dates between which: what a filter is chosen by."""
-        count, field = self.estimate(), self.guard.fields[0].attname
-        if self.guard.keys.width != 8 or not count:
-            return KeysSummary(count=count)
-        # Of all rows, alive or not: the two ends of an index, where the living ones would take a scan.
-        every = self.guard.model._base_manager.using(self.using)
-        ends = every.aggregate(low=Min(field), high=Max(field))
-        low, high = (int.from_bytes(self.guard.keys.key(ends[end]), "little", signed=True) for end in ("low", "high"))
-        return KeysSummary(count=count, low=low, high=high)
+    def _dense(self, low: int, high: int) -> bool:
+        """Whether a large table has nearly every integer from ``low`` to ``high``, by a look at some stretches.
+
+        Their number is then a bound on the rows that is never too small, and close: a count takes as long as a scan.
+        """
+        field, span = self.guard.fields[0], high - low + 1
+        if self.guard.keys.kinds != ("integer",) or not field.unique or self.guard.alive or span <= _COUNT_BELOW:
+            return False
+        starts = [low + (span - _STRETCH) * number // (_STRETCHES - 1) for number in range(_STRETCHES)]
+        name = field.attname
+        found = sum(
+            self.rows().filter(**{f"{name}__gte": start, f"{name}__lt": start + _STRETCH}).count() for start in starts
+        )
+        return found >= _DENSE * _STRETCHES * _STRETCH
 
     def _table(self) -> str:
         return self.connection.ops.quote_name(self.guard.model._meta.db_table)
@@ -99,21 +133,29 @@ class Source:
         while True:
             page = ordered if last is None else ordered.filter(**{f"{field}__gt": last})
             sql, parameters = page[:PAGE_ROWS].query.sql_with_params()
-            gathered, rows = self._fetch(f"SELECT {scan.gather}, count(*) FROM ({sql}) AS page", parameters)  # noqa: S608
-            if not rows:
-                return
-            keys, last = scan.unpack(gathered, rows)
-            yield Page(keys, rows)
+            gathered, rows, last = self._fetch(
+                f"SELECT {scan.gather}, count(*), {scan.last} FROM ({sql}) AS page",  # noqa: S608
+                parameters,
+            )
+            if rows:
+                yield Page(rows, partial(scan.unpack, gathered, rows))
             if rows < PAGE_ROWS:
                 return
+            if scan.find_last is not None:
+                last = scan.find_last(gathered)
 
-    def _fetch(self, sql: str, parameters: Any) -> tuple[Any, int]:
-        self.connection.ensure_connection()
-        cursor = _binary_cursor(self.connection) or self.connection.cursor()
-        with cursor:
-            cursor.execute(sql, parameters)
-            gathered, rows = cursor.fetchone()
-            return gathered, rows
+    def _fetch(self, sql: str, parameters: Any) -> tuple[Any, int, Any]:
+        connection = self.connection
+        connection.ensure_connection()
+        binary = _binary_cursor(connection, sql, parameters)
+        if binary is None:
+            with connection.cursor() as cursor:
+                cursor.execute(sql, parameters)
+                gathered, rows, last = cursor.fetchone()
+        else:
+            with connection.wrap_database_errors, binary() as cursor:
+                gathered, rows, last = cursor.fetchone()
+        return gathered, rows, last
 
     def _one_by_one(self) -> Iterator[Page]:
         guard, names = self.guard, self.guard.attnames
@@ -125,48 +167,57 @@ class Source:
             with suppress(Unkeyable, OutOfRange):  # NULL, or a value that no request converts to: nobody can ask for it
                 keys.append(make(values[0] if len(values) == 1 else values))
             if rows == PAGE_ROWS:
-                yield Page(keys, rows)
+                yield Page(rows, partial(list, keys))
                 keys, rows = [], 0
         if rows:
-            yield Page(keys, rows)
+            yield Page(rows, partial(list, keys))
 
 
-def _binary_cursor(connection: BaseDatabaseWrapper) -> Any:
-    """A cursor that receives ``bytea`` as bytes rather than as hexadecimal text; psycopg 3 has one, psycopg2 none."""
+def _binary_cursor(connection: BaseDatabaseWrapper, sql: str, parameters: Any) -> Callable[[], Any] | None:
+    """Runs a query and receives ``bytea`` as bytes rather than as hexadecimal text: psycopg 3 can, psycopg2 cannot.
+
+    Django's own cursors put the parameters in on this side, and cannot receive so; with the parameters put in first,
+    a plain cursor of psycopg can.
+    """
     raw: Any = connection.connection
     try:
-        from psycopg import Connection, Cursor, pq
+        from psycopg import ClientCursor, Connection, Cursor
     except ImportError:
         return None
     if not isinstance(raw, Connection):
         return None
-    cursor = Cursor(raw)  # not Django's own, which by default binds parameters itself and receives text alone
-    cursor.format = pq.Format.BINARY
-    return cursor
+
+    def run() -> Any:
+        return Cursor(raw).execute(ClientCursor(raw).mogrify(sql, parameters), binary=True)
+
+    return run
 
 
 @dataclass(frozen=True)
 class Scan:
     """``gather`` is an SQL aggregate over ``bloomguard_key`` that holds a page in one value; ``unpack(value, rows)``
-    gives its keys and the greatest of them, and raises :class:`RebuildError` if they are not as many as the rows."""
+    gives the keys, and raises :class:`RebuildError` if some are missing. ``last`` is an aggregate that gives the
+    greatest key, or ``find_last(value)`` finds it."""
 
     gather: str
-    unpack: Callable[[Any, int], tuple[Any, Any]]
+    unpack: Callable[[Any, int], Any]
+    last: str = "max(bloomguard_key)"
+    find_last: Callable[[Any], Any] | None = None
 
 
-def _integers(numbers: Any, rows: int) -> tuple[Any, int]:
+def _integers(numbers: Any, rows: int) -> Any:
     if len(numbers) != rows:
         raise RebuildError(f"{rows} rows of a page hold {len(numbers)} integers: the column has other values too")
-    return numbers, int(numbers.max())
+    return numbers
 
 
-def _binary_integers(gathered: Any, rows: int) -> tuple[Any, int]:
+def _binary_integers(gathered: Any, rows: int) -> Any:
     import numpy as np
 
     return _integers(np.frombuffer(gathered, ">i8").astype(np.int64), rows)
 
 
-def _decimal_integers(gathered: Any, rows: int) -> tuple[Any, int]:
+def _decimal_integers(gathered: Any, rows: int) -> Any:
     import numpy as np
 
     try:
@@ -176,21 +227,28 @@ def _decimal_integers(gathered: Any, rows: int) -> tuple[Any, int]:
     return _integers(numbers, rows)
 
 
-def _uuids(data: bytes, rows: int) -> tuple[bytes, uuid.UUID]:
-    import numpy as np
-
+def _uuids(data: bytes, rows: int) -> bytes:
     if len(data) != 16 * rows:
         raise RebuildError(f"{rows} rows of a page hold {len(data)} bytes of UUIDs: the column has other values too")
+    return data
+
+
+def _greatest_uuid(data: bytes) -> uuid.UUID:
+    import numpy as np
+
     words = np.frombuffer(data, ">u8").reshape(-1, 2)
     first = words[:, 0].max()
     second = words[words[:, 0] == first, 1].max()
-    return data, uuid.UUID(int=int(first) << 64 | int(second))
+    return uuid.UUID(int=int(first) << 64 | int(second))
 
 
 SCANS = {
     ("postgresql", "integer"): Scan("string_agg(int8send(bloomguard_key::int8), ''::bytea)", _binary_integers),
     ("postgresql", "uuid"): Scan(
-        "string_agg(uuid_send(bloomguard_key), ''::bytea)", lambda gathered, rows: _uuids(bytes(gathered), rows)
+        "string_agg(uuid_send(bloomguard_key), ''::bytea)",
+        lambda gathered, rows: _uuids(bytes(gathered), rows),
+        last="NULL",  # max(uuid) came with PostgreSQL 18
+        find_last=_greatest_uuid,
     ),
     ("sqlite", "integer"): Scan("group_concat(bloomguard_key, ',')", _decimal_integers),
     ("sqlite", "uuid"): Scan(

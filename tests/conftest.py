@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
-from django.db import OperationalError
+from django.db import OperationalError, connections
 
 from bloomguard import rebuild
 from bloomguard.guards import registry
@@ -62,6 +68,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """The clock of every lease in this process."""
     made = Clock()
     monkeypatch.setattr(state.table, "clock", made)
+    monkeypatch.setattr(state.table, "sleep", made.sleep)
     return made
 
 
@@ -94,3 +101,41 @@ def build(fresh: None, transactional_db: None, clock: Clock) -> Callable[..., re
         return rebuild.Rebuild(registry[name], sleep=clock.sleep).run()
 
     return run
+
+
+@pytest.fixture
+def start(fresh: None, transactional_db: None, settings: Any) -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    """``start("rebuild_filter", "product")`` runs a command in a process of its own, on this test's data."""
+    started: list[subprocess.Popen[str]] = []
+
+    def run(*arguments: str, code: str = "", **environment: str) -> subprocess.Popen[str]:
+        root = Path(__file__).resolve().parents[1]
+        given = {
+            "secret_key": settings.SECRET_KEY,
+            "databases": {alias: connections[alias].settings_dict for alias in connections},
+            "bloomguard": settings.BLOOMGUARD,
+            "current": database.current,
+        }
+        child = subprocess.Popen(
+            [sys.executable, *(["-c", code] if code else ["-m", "tests.child"]), *arguments],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            stdin=subprocess.PIPE,
+            text=True,
+            cwd=root,
+            env={
+                **os.environ,
+                "PYTHONPATH": f"{root}:{root / 'example_project'}",
+                "DJANGO_SETTINGS_MODULE": "tests.child_settings",
+                "BLOOMGUARD_CHILD": json.dumps(given, default=str),
+                **environment,
+            },
+        )
+        started.append(child)
+        return child
+
+    yield run
+    for child in started:
+        if child.poll() is None:
+            child.kill()
+        child.communicate()

@@ -106,6 +106,9 @@ class BodyFilter(Serial):
 
     kind: ClassVar[str]
     supports_discard: ClassVar[bool] = False
+    #: Whether a key is in where all bits of ``layout.positions(digest)`` are set, and setting them adds it: what a
+    #: server with bit commands can do by itself.
+    plain_bits: ClassVar[bool] = False
 
     __slots__ = (
         "__weakref__",
@@ -233,19 +236,30 @@ class BodyFilter(Serial):
         self._ready()
 
     @classmethod
-    def attach(cls, header: Header, body: memoryview, key_hash: KeyHash) -> Self:
-        """The filter whose state is ``body``, which is shared, not copied. Raises :class:`CorruptFilter`."""
+    def trusted_shape(cls, header: Header, key_hash: KeyHash) -> Shape:
+        """The shape that a header tells of, once all of its word is checked; raises :class:`CorruptFilter`."""
         try:
             if header.kind != cls.kind:
                 raise InvalidShape(f"a {header.kind} filter, where a {cls.kind} filter is expected")
             sizing.check_capacity(header.capacity)
             sizing.check_error_rate(header.error_rate)
             shape = cls.shape_of(header)
-            if shape.body_bytes != len(body):
-                raise InvalidShape(f"{len(body)} bytes, where its parameters ask for {shape.body_bytes}")
+            if shape.body_bytes != header.body_bytes:
+                raise InvalidShape(f"{header.body_bytes} bytes, where its parameters ask for {shape.body_bytes}")
             if header.width != key_hash.width:
                 raise InvalidShape(f"made for keys of width {header.width}, where the keys have width {key_hash.width}")
-            self = cls.__new__(cls)
+        except InvalidShape as error:
+            raise CorruptFilter(str(error)) from error
+        return shape
+
+    @classmethod
+    def attach(cls, header: Header, body: memoryview, key_hash: KeyHash) -> Self:
+        """The filter whose state is ``body``, which is shared, not copied. Raises :class:`CorruptFilter`."""
+        shape = cls.trusted_shape(header, key_hash)
+        if shape.body_bytes != len(body):
+            raise CorruptFilter(f"{len(body)} bytes, where its parameters ask for {shape.body_bytes}")
+        self = cls.__new__(cls)
+        try:
             self._attach(shape, key_hash, body, header.shard)
         except InvalidShape as error:
             raise CorruptFilter(str(error)) from error

@@ -74,6 +74,13 @@ class BitmapShape:
         """What a header stores of the shape."""
         return (self.low & 0xFFFFFFFFFFFFFFFF, self.overflow.capacity, *self.overflow.sizes)
 
+    def positions(self, digest: int) -> list[int]:
+        """The bit positions, from the body's first bit, that a digest takes."""
+        if digest < self.span:
+            return [digest]
+        start = 8 * self.bit_bytes
+        return [start + position for position in self.overflow.positions(digest)]
+
 
 class ExactBitmap(BodyFilter):
     """A set of integers in ``[low, high]``, exact; integers outside go to a Bloom filter of ``error_rate``.
@@ -88,6 +95,7 @@ class ExactBitmap(BodyFilter):
     """
 
     kind: ClassVar[str] = "bitmap"
+    plain_bits: ClassVar[bool] = True
 
     __slots__ = ("_bits", "_low", "_overflow")
 

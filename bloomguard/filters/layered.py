@@ -70,7 +70,8 @@ class LayeredFilter(Serial):
 
     def add_many(self, keys: Keys) -> None:
         """Put many keys in: an iterable of ``bytes``, or what :meth:`KeyHash.digests` takes."""
-        for batch in bulk.batches(self.key_hash.width, keys, sum(len(layer.body) for layer in self.layers)):
+        size = bulk.batch_size(sum(len(layer.body) for layer in self.layers))
+        for batch in bulk.batches(self.key_hash.width, keys, size):
             self.add_digests(*self.key_hash.digests(batch))
 
     def contains_many(self, keys: Keys) -> NDArray[np.bool_]:

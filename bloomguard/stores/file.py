@@ -28,6 +28,7 @@ from ..filters.codec import Frame, Header
 from ..filters.layout import Layout
 from ..forks import after_fork
 from .base import FindKeyHash, Generation, Store
+from .frames import FrameGeneration
 
 _SUFFIX = ".filter"
 #: The longest that a writer, or a reader that opens a generation, waits for another writer.
@@ -136,7 +137,7 @@ class FileStore(Store):
             raise StoreError(f"{no_room}: {self._cannot('write', error)}") from error
         return FileGeneration(name, layout, buffers, self._lock(guard), mapped, path)
 
-    def open(self, guard: str, name: str, find_key_hash: FindKeyHash) -> Generation:
+    def open(self, guard: str, name: str, find_key_hash: FindKeyHash, identity: str | None = None) -> Generation:
         path = self._file(guard, name)
         try:
             with _opened(path, os.O_RDWR) as fd:
@@ -168,9 +169,10 @@ class FileStore(Store):
 
     def free_bytes(self) -> int | None:
         try:
-            return shutil.disk_usage(self.path if self.path.exists() else self.path.parent).free
+            usage = shutil.disk_usage(self.path if self.path.exists() else self.path.parent)
         except OSError:
             return None
+        return usage.free if usage.total else None  # what has no size is no disk: writing there will say why
 
     def check(self) -> list[CheckMessage]:
         existing = next(path for path in (self.path, *self.path.parents) if path.exists())
@@ -186,7 +188,7 @@ class FileStore(Store):
         ]
 
 
-class FileGeneration(Generation):
+class FileGeneration(FrameGeneration):
     """A generation in a mapped file."""
 
     def __init__(
@@ -198,6 +200,7 @@ class FileGeneration(Generation):
 
     def seal(self) -> None:
         """Write it to the disk: the file first, then the folder that names it. Raises :class:`StoreError`."""
+        super().seal()
         try:
             self._mapped.flush()
             for path in (self._path, self._path.parent):

@@ -80,6 +80,21 @@ def test_an_add_keeps_the_checksum_true(place, layout):
     assert reopened.fill() == generation.fill()  # verified shard by shard
 
 
+def test_a_build_is_whole_once_it_is_sealed(place, layout):
+    """While more is to come the checksums wait, and nobody minds; sealed, every shard proves itself, whoever added."""
+    generation = place.store.create("city", "a", layout)
+    generation.add_many(np.array(some(3_000)), more=True)
+    other = place.again().open("city", "a", find)
+    other.add([key(1)])
+    generation.add_many(np.array(some(3_000, seed=2)), more=True)
+    generation.seal()
+
+    reopened = place.again().open("city", "a", find)
+
+    assert not any(Frame.open(buffer).dirty for buffer in generation._buffers)
+    assert reopened.fill() == generation.fill() == other.fill()
+
+
 @pytest.mark.parametrize("name", ["a", "b"])
 def test_missing_is_not_empty(place, name):
     """A generation that is not there is unknown; it neither says no nor comes into being."""

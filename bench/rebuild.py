@@ -1,0 +1,341 @@
+"""A whole rebuild against the scan that it cannot do without: ``make bench-rebuild`` (about ten minutes).
+
+5,000,000 rows with an integer primary key, in a PostgreSQL and an SQLite of the benchmark's own, which go when it ends.
+A rebuild is all that ``rebuild_filter`` does: the summary, the new generation, the state row, the barrier, scan and
+bits, the checksum, the measured error rate, publishing, clearing away. Only the two fixed waits, which give other
+processes time to hear of it, are taken out of the comparisons and reported on their own.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+ROWS = int(os.environ.get("BENCH_ROWS", 5_000_000))
+ROUNDS = 5
+PAGE = 50_000
+RATE = 0.001
+ROOT = Path(__file__).resolve().parents[1]
+VENDORS = {"postgresql": "PostgreSQL", "default": "SQLite"}  # by the alias of the database
+TABLE = "shop_product"
+
+
+def configure(folder: str, databases: dict[str, Any]) -> None:
+    """Django with two databases, the test suite's models, and nothing else."""
+    import django
+    from django.conf import settings
+
+    store = {"BACKEND": "bloomguard.stores.file.FileStore", "OPTIONS": {"path": f"{folder}/filters"}}
+    settings.configure(
+        SECRET_KEY="for the benchmark alone",
+        INSTALLED_APPS=["bloomguard", "tests.shop"],
+        DATABASES=databases,
+        DATABASE_ROUTERS=["tests.database.Router"],
+        DEFAULT_AUTO_FIELD="django.db.models.BigAutoField",
+        BLOOMGUARD={"STORES": {"default": store}},
+        USE_TZ=True,
+    )
+    django.setup()
+    register_guards()
+
+
+def register_guards() -> None:
+    """One guard for each database and kind: ``postgresql-auto``, ``postgresql-bloom``, ``default-auto``, ..."""
+    from bloomguard.guards import Guard, registry
+    from tests.shop.models import Product
+
+    for alias in VENDORS:
+        for kind in ("auto", "bloom"):
+            about = {"name": f"{alias}-{kind}", "filter": kind, "error_rate": RATE}
+            registry.add(type("BenchGuard", (Guard,), about)(Product))
+
+
+@contextmanager
+def at(alias: str) -> Iterator[None]:
+    """Work on one of the two databases."""
+    from tests import database
+
+    database.current = alias
+    try:
+        yield
+    finally:
+        database.current = "default"
+
+
+def fill(alias: str) -> None:
+    """The rows: dense ids and a name."""
+    from django.core.management import call_command
+    from django.db import connections
+
+    call_command("migrate", database=alias, run_syncdb=True, verbosity=0)
+    numbers = {
+        "postgresql": "SELECT n FROM generate_series(1, %s) AS n",
+        "sqlite": "WITH RECURSIVE r(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM r LIMIT %s) SELECT n FROM r",
+    }[connections[alias].vendor]
+    with connections[alias].cursor() as cursor:
+        cursor.execute(f"INSERT INTO {TABLE} (id, name) SELECT n, 'product number ' || n FROM ({numbers}) AS s", [ROWS])
+    with connections[alias].cursor() as cursor:
+        cursor.execute("ANALYZE" if alias == "default" else "VACUUM ANALYZE")
+
+
+# Bare scans: every id reaches this process, and nothing is done with it.
+
+
+def pages(alias: str, gather: str, binary: bool) -> Callable[[], None]:
+    """Keyset pages, each gathered into one value by the database."""
+
+    def scan() -> None:
+        last, done = -(1 << 62), 0
+        page = f"SELECT id FROM {TABLE} WHERE id > {{}} ORDER BY id LIMIT {PAGE}"
+        while True:
+            sql = f"SELECT {gather}, max(id), count(*) FROM ({page.format(last)}) AS p"
+            _, last, rows = one_row(alias, sql, binary)
+            done += rows
+            if rows < PAGE:
+                break
+        check(done)
+
+    return scan
+
+
+def one_row(alias: str, sql: str, binary: bool) -> Any:
+    raw = raw_connection(alias)
+    if binary:
+        import psycopg
+
+        return psycopg.Cursor(raw).execute(sql, binary=True).fetchone()
+    return raw.execute(sql).fetchone()
+
+
+def raw_connection(alias: str) -> Any:
+    from django.db import connections
+
+    connections[alias].ensure_connection()
+    return connections[alias].connection
+
+
+def at_once(alias: str, gather: str) -> Callable[[], None]:
+    """The whole table gathered into one value: no page, so no bound on its size either."""
+
+    def scan() -> None:
+        _, rows = one_row(alias, f"SELECT {gather}, count(*) FROM {TABLE}", alias == "postgresql")
+        check(rows)
+
+    return scan
+
+
+def orm_iterator(alias: str) -> Callable[[], None]:
+    def scan() -> None:
+        done = 0
+        for _ in all_ids(alias):
+            done += 1
+        check(done)
+
+    return scan
+
+
+def all_ids(alias: str) -> Iterator[int]:
+    from tests.shop.models import Product
+
+    return Product.objects.using(alias).values_list("pk", flat=True).iterator(chunk_size=PAGE)
+
+
+def server_side_cursor() -> None:
+    done = 0
+    raw = raw_connection("postgresql")
+    with raw.transaction(), raw.cursor("bench") as cursor:
+        cursor.execute(f"SELECT id FROM {TABLE}")
+        while rows := cursor.fetchmany(PAGE):
+            done += len(rows)
+    check(done)
+
+
+def copy_binary() -> None:
+    done = 0
+    sql = f"COPY (SELECT id FROM {TABLE}) TO STDOUT (FORMAT BINARY)"
+    with raw_connection("postgresql").cursor() as cursor, cursor.copy(sql) as copy:
+        copy.set_types(["int8"])
+        for _ in copy.rows():
+            done += 1
+    check(done)
+
+
+def sqlite_cursor() -> None:
+    done = 0
+    cursor = raw_connection("default").execute(f"SELECT id FROM {TABLE}")
+    while rows := sqlite3.Cursor.fetchmany(cursor, PAGE):
+        done += len(rows)
+    check(done)
+
+
+def check(rows: int) -> None:
+    if rows != ROWS:
+        raise SystemExit(f"a scan saw {rows:,} of {ROWS:,} rows")
+
+
+def scans(alias: str) -> dict[str, Callable[[], None]]:
+    """The candidates, by name."""
+    if alias == "postgresql":
+        return {
+            "pages of string_agg": pages(alias, "string_agg(int8send(id), ''::bytea)", True),
+            "pages of array_agg": pages(alias, "array_send(array_agg(id))", True),
+            "one string_agg of all": at_once(alias, "string_agg(int8send(id), ''::bytea)"),
+            "server-side cursor": server_side_cursor,
+            "COPY BINARY by rows": copy_binary,
+            "iterator()": orm_iterator(alias),
+        }
+    return {
+        "pages of group_concat": pages(alias, "group_concat(id, ',')", False),
+        "one group_concat of all": at_once(alias, "group_concat(id, ',')"),
+        "sqlite3 cursor": sqlite_cursor,
+        "iterator()": orm_iterator(alias),
+    }
+
+
+# What is compared with them.
+
+
+def rebuilt(alias: str, kind: str) -> Callable[[], None]:
+    """A whole rebuild, its two waits taken out."""
+    from bloomguard.guards import registry
+    from bloomguard.rebuild import Rebuild
+
+    def build() -> None:
+        with at(alias):
+            report = Rebuild(registry[f"{alias}-{kind}"], sleep=lambda seconds: None).run()
+        check(report.rows)
+
+    return build
+
+
+def into_rbloom(alias: str) -> Callable[[], None]:
+    """What one would write without bloomguard; with ``hash()``, the fastest that rbloom has, which no file outlives."""
+    from rbloom import Bloom
+
+    def build() -> None:
+        bloom = Bloom(ROWS * 3 // 2, RATE)
+        bloom.update(all_ids(alias))
+        check(ROWS)
+
+    return build
+
+
+def timed(work: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    work()
+    return time.perf_counter() - start
+
+
+def peak_of_child(given: str, *command: str) -> int:
+    """The most bytes that a ``manage.py`` of its own held in memory."""
+    run = subprocess.run(
+        [sys.executable, "-m", "bench.rebuild", given, *command], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    return int(run.stdout.splitlines()[-1])
+
+
+def child(given: str, *command: str) -> None:
+    """Run a command as ``manage.py`` would, and print this process's peak memory."""
+    wanted = json.loads(given)
+    configure(wanted["folder"], wanted["databases"])
+    from django.core.management import call_command
+
+    if command != ("idle",):
+        with at(command[1].split("-")[0]):
+            call_command(*command, verbosity=0, skip_checks=True)
+    status = Path("/proc/self/status").read_text()
+    print(int(status.split("VmHWM:")[1].split()[0]) * 1024)
+
+
+def compare(report: Any, alias: str) -> dict[str, Callable[[], object]]:
+    """Time each scan once or twice to find the fastest, and return the contestants of the comparison."""
+    vendor = VENDORS[alias]
+    found = scans(alias)
+    seconds = {name: min(timed(scan), timed(scan)) for name, scan in found.items()}
+    for name in sorted(seconds, key=seconds.__getitem__):
+        report.add(f"{vendor}: scan by {name}, best of 2", seconds[name], "s")
+    paged = {name: scan for name, scan in found.items() if not name.startswith("one ")}
+    fastest = sorted(paged, key=seconds.__getitem__)[:2]
+    whole = [name for name in found if name.startswith("one ")]
+    contestants: dict[str, Callable[[], object]] = {f"{vendor} scan: {name}": found[name] for name in fastest + whole}
+    contestants[f"{vendor} rebuild: auto"] = rebuilt(alias, "auto")
+    contestants[f"{vendor} rebuild: bloom"] = rebuilt(alias, "bloom")
+    contestants[f"{vendor} rbloom"] = into_rbloom(alias)
+    return contestants
+
+
+def tell(report: Any, alias: str, taken: dict[str, list[float]]) -> None:
+    from bench.report import median, ratio
+
+    vendor = VENDORS[alias]
+    names = [name for name in taken if name.startswith(f"{vendor} scan")]
+    fastest = min(names, key=lambda name: median(taken, name))
+    for name in names:
+        report.add(name.replace(" scan:", ": scan by"), median(taken, name), "s")
+    for kind, what in (("auto", "rebuild (an exact bitmap)"), ("bloom", "rebuild (a Bloom filter)")):
+        ours = f"{vendor} rebuild: {kind}"
+        report.add(f"{vendor}: {what}", median(taken, ours), "s")
+        report.add(f"{vendor}: {what}", ratio(taken, ours, fastest), against=fastest.split(": ")[1], at_most=1.3)
+        report.add(
+            f"{vendor}: {what}, times faster", 1 / ratio(taken, ours, f"{vendor} rbloom"), against="iterator(), rbloom",
+            at_least=3,
+        )  # fmt: skip
+    report.add(f"{vendor}: iterator() into rbloom", median(taken, f"{vendor} rbloom"), "s")
+
+
+def main() -> None:
+    from bench.report import Report, interleave
+    from tests.servers import postgresql
+
+    report = Report("rebuild", f"Rebuilds of {ROWS:,} rows")
+    with tempfile.TemporaryDirectory(prefix="bloomguard-bench-") as folder:
+        databases = {
+            "default": {
+                "ENGINE": "django.db.backends.sqlite3",
+                "NAME": f"{folder}/db.sqlite3",
+                "OPTIONS": {"init_command": "PRAGMA journal_mode=WAL; PRAGMA synchronous=NORMAL;"},
+            },
+            "postgresql": postgresql(),
+        }
+        configure(folder, databases)
+        from bloomguard.guards import registry
+        from bloomguard.rebuild import Rebuild
+
+        for alias in VENDORS:
+            fill(alias)
+        report.start()
+        contestants: dict[str, Callable[[], object]] = {}
+        for alias in VENDORS:
+            contestants |= compare(report, alias)
+        taken = interleave(contestants, ROUNDS)
+        for alias in VENDORS:
+            tell(report, alias, taken)
+
+        with at("postgresql"):
+            waited = timed(Rebuild(registry["postgresql-auto"]).run)
+        report.add("PostgreSQL: the same command in all, with its two fixed waits", waited, "s")
+        given = json.dumps({"folder": folder, "databases": databases})
+        for alias, vendor in VENDORS.items():
+            for kind in ("auto", "bloom"):
+                over = peak_of_child(given, "rebuild_filter", f"{alias}-{kind}") - peak_of_child(given, "idle")
+                report.add(
+                    f"{vendor}: peak memory of rebuild_filter ({kind})", over / 1e6, "MB", against="an idle manage.py",
+                    at_most=150,
+                )  # fmt: skip
+    report.finish()
+
+
+if __name__ == "__main__":
+    if len(sys.argv) > 1:
+        child(*sys.argv[1:])
+    else:
+        main()
