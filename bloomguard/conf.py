@@ -14,6 +14,8 @@ from typing import Any
 from django.conf import settings as django_settings
 from django.utils.crypto import salted_hmac
 
+from .exceptions import ConfigurationError
+
 DEFAULT_STORES: dict[str, dict[str, Any]] = {"default": {"BACKEND": "bloomguard.stores.file.FileStore"}}
 KNOWN = {"STORES"}
 
@@ -24,12 +26,20 @@ class Settings:
     @property
     def raw(self) -> dict[str, Any]:
         """The setting as the project wrote it; empty where it wrote none."""
-        return getattr(django_settings, "BLOOMGUARD", {})
+        raw = getattr(django_settings, "BLOOMGUARD", {})
+        if not isinstance(raw, dict):
+            raise ConfigurationError(f"BLOOMGUARD is {raw!r}; it has to be a dictionary, as in {{'STORES': {{...}}}}")
+        return raw
 
     @property
     def stores(self) -> dict[str, dict[str, Any]]:
         """Alias -> ``BACKEND`` and ``OPTIONS``, as in ``CACHES``."""
         stores: dict[str, dict[str, Any]] = self.raw.get("STORES", DEFAULT_STORES)
+        for alias, store in stores.items() if isinstance(stores, dict) else [("STORES", stores)]:
+            if not isinstance(store, dict):
+                raise ConfigurationError(
+                    f"BLOOMGUARD has {store!r} for {alias!r}; it has to be a dictionary, as in CACHES"
+                )
         return stores
 
     @property

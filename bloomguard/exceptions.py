@@ -1,4 +1,7 @@
-"""What bloomguard raises on purpose. Nothing here reaches a visitor: the request path passes instead."""
+"""What bloomguard raises on purpose. Reading requests never see it: they pass.
+
+A write does, where neither its add nor a fence succeeds.
+"""
 
 
 class BloomguardError(Exception):
@@ -30,4 +33,4 @@ class RebuildError(BloomguardError):
 
 
 class BuilderBusy(RebuildError):
-    """Somebody else is building this guard; the message says who, and since when."""
+    """Somebody else is building this guard, or changed its state row just now."""

@@ -62,7 +62,8 @@ class Guard:
         self.name = self.name or _kebab(type(self).__name__)
         if not self._known_names.fullmatch(self.name):
             raise ConfigurationError(
-                f"a guard's name is {self.name!r}; it has to be up to 100 lower-case letters, digits, dots and dashes"
+                f"{type(self).__name__}: name is {self.name!r}; it has to begin with a lower-case letter and go on with "
+                "up to 99 lower-case letters, digits, dots, dashes and underscores"
             )
 
     def __repr__(self) -> str:
@@ -71,7 +72,11 @@ class Guard:
     # -- for projects to override
 
     def applies(self, request: HttpRequest) -> bool:
-        """Whether this request may be answered by the guard; ``False`` lets it pass (staff, previews)."""
+        """Whether this request may be answered by the guard; ``False`` lets it pass (previews).
+
+        With the middleware early, ``request.user`` is not there yet: look at cookies or headers, or put the middleware
+        after ``AuthenticationMiddleware``. On async sites this must not touch the database.
+        """
         return True
 
     def normalize(self, value: str) -> str:
@@ -111,11 +116,17 @@ class Guard:
 
     @property
     def tables(self) -> set[str]:
-        """The guard's own table, and those of its model's parents that hold a column of the key."""
+        """The guard's own table, and those of its model's parents that hold a column of the key or of ``alive``."""
         try:
-            return {self.model._meta.db_table, *(field.model._meta.db_table for field in self.fields)}
-        except ConfigurationError:  # a system check says so
+            columns = [*self.fields, *(self.model._meta.get_field(name) for name in self.alive_fields)]
+        except (ConfigurationError, FieldDoesNotExist):  # a system check says so
             return set()
+        return {self.model._meta.db_table, *(field.model._meta.db_table for field in columns)}
+
+    @property
+    def alive_fields(self) -> set[str]:
+        """The names of the model's fields that decide who is alive, on either side of a comparison."""
+        return self.alive.referenced_base_fields - {"pk"}
 
     @property
     def definition(self) -> str:
@@ -142,11 +153,11 @@ class Guard:
 
     def decide(self, value: Any) -> Decision:
         """The verdict on ``value`` with its reason. May read the state rows, at most once a second and process."""
-        return self._decide(value, self.live.ask) or ERROR
+        return self._decide(value, lambda key: self.live.ask(key)) or ERROR
 
     def decide_now(self, value: Any) -> Decision | None:
         """The same without waiting; ``None`` if that needs the state rows, or a filter, read first."""
-        return self._decide(value, self.live.ask_now)
+        return self._decide(value, lambda key: self.live.ask_now(key))
 
     def _decide(self, value: Any, ask: Callable[[bytes], Decision | None]) -> Decision | None:
         try:

@@ -246,10 +246,10 @@ class Rebuild:
 
     def retire(self, state: State) -> None:
         """Drop the generation before, a settling time after publishing: nobody answers from it any more."""
-        lying = self.store.names(self.guard.name)
         try:
+            lying = self.store.names(self.guard.name)
             after = self.table.swap(state, standby="")
-        except DatabaseError as error:
+        except (DatabaseError, StoreError) as error:
             self._left_behind(error)
             return
         if after is not None:

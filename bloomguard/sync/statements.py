@@ -5,7 +5,7 @@ a rollback leaves one harmless false positive. Signals cannot give that: they kn
 ``QuerySet.update`` or historical models, and under autocommit ``post_save`` comes after the COMMIT. So the compilers
 that insert and update are wrapped; a statement on a table without a guard costs one dictionary look-up.
 
-Deletes need nothing here: a Bloom filter forgets at the next build.
+Deletes need nothing here: every filter forgets at the next build.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from typing import Any
 
 from django.core.exceptions import EmptyResultSet
 from django.db import transaction
-from django.db.models import Q
 from django.db.models.sql import compiler as compilers
 from django.db.models.sql.constants import NO_RESULTS
 
@@ -147,18 +146,7 @@ def _touched(query: Any) -> list[Guard]:
     if not guards:
         return []
     names = {field.attname for field, _, _ in query.values} | {field.name for field, _, _ in query.values}
-    return [guard for guard in guards if not names.isdisjoint((*guard.attnames, *_names(guard.alive)))]
-
-
-def _names(condition: Q) -> set[str]:
-    """The first parts of all look-ups in a condition."""
-    found: set[str] = set()
-    for child in condition.children:
-        if isinstance(child, Q):
-            found |= _names(child)
-        elif isinstance(child, tuple):
-            found.add(str(child[0]).split("__")[0])
-    return found
+    return [guard for guard in guards if not names.isdisjoint((*guard.attnames, *guard.alive_fields))]
 
 
 def _update(compiler: Any, guards: Sequence[Guard], result_type: Any) -> Any:

@@ -59,8 +59,7 @@ class Listing(models.Model):
     def get_absolute_url(self) -> str:
         return reverse("listing-detail", kwargs={"slug": self.slug})
 
-    # Both save one object, and with it send the signal that keeps the filter true: a restored listing has
-    # to be known to the guard before it can be seen.
+    # Any write would do, `QuerySet.update` as well: bloomguard adds a restored listing before the COMMIT.
 
     def soft_delete(self) -> None:
         self.deleted_at = timezone.now()

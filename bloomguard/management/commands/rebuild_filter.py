@@ -9,9 +9,10 @@ from dataclasses import asdict
 from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser
+from django.db import DatabaseError
 from tqdm import tqdm
 
-from ...exceptions import BuilderBusy, ConfigurationError, RebuildError
+from ...exceptions import BuilderBusy, ConfigurationError, RebuildError, StoreError
 from ...filters import FilterError
 from ...guards import Guard, registry
 from ...rebuild import Plan, Rebuild, Report, run_all
@@ -33,7 +34,7 @@ class Command(BaseCommand):
             if not guards:
                 raise CommandError("there is no guard to build: register one in an app's guards.py")
             figures = self._plans(guards, options) if options["dry_run"] else self._builds(guards, options)
-        except (ConfigurationError, RebuildError, FilterError) as error:
+        except (ConfigurationError, RebuildError, StoreError, FilterError, DatabaseError) as error:
             raise CommandError(str(error)) from error
         except KeyboardInterrupt:
             raise CommandError("stopped; what was served before is served on", returncode=130) from None
