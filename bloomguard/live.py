@@ -233,8 +233,9 @@ class LiveFilter:
 
     def _add(self, state: State, keys: Sequence[bytes]) -> bool:
         for name in state.generations:
-            # A fenced guard answers nothing, and what it will answer with next is being built.
-            needed = name == state.building or (name == state.active and state.status == ARMED)
+            if state.status != ARMED and name != state.building:
+                continue  # it answers nobody, and never will again; what will answer next is being built
+            needed = name != state.standby
             try:
                 generation = self._generation(state, name)
                 if generation is not None:
@@ -242,9 +243,11 @@ class LiveFilter:
                 elif needed:
                     return False
             except (FilterError, StoreError) as error:
-                if needed:
-                    if not isinstance(error, (FilterFull, StoreUnavailable)):
-                        self._distrust(error, name)
+                if needed and not isinstance(error, (FilterFull, StoreUnavailable)):
+                    self._distrust(error, name)
+                # A standby that is gone answers nobody. One that only this add did not reach still answers those who
+                # have not read the row since it was replaced.
+                if needed or not isinstance(error, (FilterError, UnknownGeneration)):
                     return False
         # The copy was good when the adds began; it must still be when they are counted.
         return self.table.lease(self.name) is not None
