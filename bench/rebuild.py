@@ -147,7 +147,7 @@ def orm_iterator(alias: str) -> Callable[[], None]:
 def all_ids(alias: str) -> Iterator[int]:
     from tests.shop.models import Product
 
-    return Product.objects.using(alias).values_list("pk", flat=True).iterator(chunk_size=CHUNK)
+    return Product.objects.using(alias).values_list("pk", flat=True).iterator()
 
 
 def server_side_cursor() -> None:

@@ -33,7 +33,7 @@ _CHUNK_ROWS = 50_000
 #: A table whose planner statistics say fewer rows than this is counted: that takes no time.
 _COUNT_BELOW = 200_000
 #: Of a range of integers: how many stretches of how many are looked at, and the share that has to be there.
-_STRETCHES, _STRETCH, _DENSE = 20, 1_000, 0.9
+_STRETCHES, _STRETCH, _DENSE = 10, 2_000, 0.9
 #: As the planner does it: the rows a page of the last ANALYZE, times the pages that there are now.
 _POSTGRESQL_ESTIMATE = (
     "SELECT reltuples::float8 / NULLIF(relpages, 0) * (pg_relation_size(oid) / current_setting('block_size')::int) "
