@@ -37,9 +37,9 @@ format: .venv/lint.installed ## put the source in order
 	$(BIN)/python -m ruff check --fix .
 	$(BIN)/python -m ruff format .
 
-bench: bench-filters bench-rebuild bench-requests ## every benchmark
+bench: bench-filters bench-rebuild bench-requests bench-redis ## every benchmark
 
-bench-%: .venv/bench.installed ## one benchmark: bench-filters, bench-rebuild, bench-requests
+bench-%: .venv/bench.installed ## one benchmark: bench-filters, bench-rebuild, bench-requests, bench-redis
 	$(BIN)/python -m bench.$*
 
 clean: ## remove everything that the other commands made

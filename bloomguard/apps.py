@@ -1,3 +1,5 @@
+"""What Django is told of the package when it starts."""
+
 from __future__ import annotations
 
 from django.apps import AppConfig

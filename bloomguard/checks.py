@@ -52,6 +52,16 @@ def check_guards(app_configs: Any, **kwargs: Any) -> list[CheckMessage]:
     return messages
 
 
+@register(TAG, deploy=True)
+def check_servers(app_configs: Any, **kwargs: Any) -> list[CheckMessage]:
+    """The servers behind stores, as they are set up now."""
+    messages: list[CheckMessage] = []
+    for alias in conf.settings.stores:
+        with suppress(ConfigurationError):  # which is E009
+            messages += stores[alias].check_deployed()
+    return messages
+
+
 @register(TAG)
 def check_settings(app_configs: Any, **kwargs: Any) -> list[CheckMessage]:
     """The setting ``BLOOMGUARD`` and its stores."""

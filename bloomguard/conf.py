@@ -23,6 +23,7 @@ class Settings:
 
     @property
     def raw(self) -> dict[str, Any]:
+        """The setting as the project wrote it; empty where it wrote none."""
         return getattr(django_settings, "BLOOMGUARD", {})
 
     @property

@@ -13,6 +13,14 @@ class StoreError(BloomguardError):
     """A store could not do what was asked, or could not prove that it did."""
 
 
+class StoreUnavailable(StoreError):
+    """A store gave no answer just now: nothing is known to be wrong with what it holds. ``reason`` is a word or two."""
+
+    def __init__(self, message: str, reason: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
 class UnknownGeneration(StoreError):
     """The store has no such generation, or one that this guard must not trust."""
 

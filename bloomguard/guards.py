@@ -169,6 +169,7 @@ class Guard:
 
     @cached_property
     def attnames(self) -> tuple[str, ...]:
+        """The names under which a row holds the looked-up columns' own values."""
         return tuple(field.attname for field in self.fields)
 
     def value_of(self, row: Model) -> Any:
@@ -221,6 +222,7 @@ class Registry:
         self.version = 0
 
     def add(self, guard: Guard) -> None:
+        """Take ``guard`` in, unless its name is taken: then it is one of :attr:`clashes`."""
         if guard.name in self._guards:
             self.clashes.append(guard)
             return
@@ -228,6 +230,7 @@ class Registry:
         self.version += 1
 
     def remove(self, guard: Guard) -> None:
+        """Let ``guard`` go; nothing happens if it is not here."""
         if self._guards.get(guard.name) is guard:
             del self._guards[guard.name]
             self.version += 1

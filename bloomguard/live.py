@@ -14,13 +14,13 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 
 from .conf import settings
-from .exceptions import StoreError, UnknownGeneration
+from .exceptions import StoreError, StoreUnavailable, UnknownGeneration
 from .filters import CorruptFilter, FilterError, FilterFull, KeyHash
 from .forks import after_fork
 from .stores import Generation, Store, stores
 from .sync import state as states
 from .sync.state import ARMED, LEASE_SECONDS, State, StateTable
-from .verdicts import ABSENT, COLD, FENCED, IDENTITY, LEASE, MAYBE, UNTRUSTED, Decision
+from .verdicts import ABSENT, COLD, FENCED, IDENTITY, LEASE, MAYBE, UNREACHABLE, UNTRUSTED, Decision
 
 logger = logging.getLogger("bloomguard")
 
@@ -44,8 +44,9 @@ class LiveFilter:
         self._store_alias = store_alias
         self._definition = definition
         self._width = width
-        self._asked = ""  # the generation behind _check
-        self._check: Callable[[bytes], bool] | None = None
+        self._waits: bool | None = None  # whether the store's checks wait for a network, once that is known
+        # The active generation and its check, in one piece: threads replace it while others read it.
+        self._check: tuple[str, Callable[[bytes], bool]] | None = None
         self._version = 0  # of the row that the two below were last tidied for
         self._opened: dict[str, Generation] = {}
         self._refused: dict[str, float] = {}
@@ -81,24 +82,39 @@ class LiveFilter:
 
     def ask(self, key: bytes) -> Decision:
         """What can be said of ``key`` now. May read the state rows, at most once a lease. Never raises on bad data."""
-        return self.ask_now(key) or self._renew_and_decide(key)
+        return self._ask(key) or self._renew_and_decide(key)
 
     def ask_now(self, key: bytes) -> Decision | None:
-        """The same without a look at database or disk; ``None`` if an answer needs one."""
-        check = self._check
-        if check is not None:
+        """The same without a look at database, disk or network; ``None`` if an answer needs one."""
+        if self._waits is None:
+            self._waits = self.store.waits
+        return None if self._waits else self._ask(key)
+
+    def _ask(self, key: bytes) -> Decision | None:
+        asked, denied_by = self._check, ""
+        if asked is not None:
+            name, check = asked
             try:
                 if check(key):
                     return MAYBE
+            except StoreUnavailable:
+                return UNREACHABLE
             except (CorruptFilter, StoreError) as error:
-                self._distrust(error, self._asked)
+                state = self.table.lease(self.name)
+                if state is None or state.active != name:
+                    self._check = None  # it was replaced, perhaps, and dropped: the row has to say
+                    return None
+                self._distrust(error, name)
                 return UNTRUSTED
+            denied_by = name
         state = self.table.lease(self.name)
         if state is not None:
+            if state.active == denied_by and state.status == ARMED and state.version == self._version:
+                return ABSENT  # what the generation said is still what counts: no need to ask it again
             if state.active in self._opened or state.active in self._refused or not state.active:
                 return self._decide(state, key)
             return None  # opening a generation reads all of it
-        if check is None and not self._worth_reading():
+        if asked is None and not self._worth_reading():
             return COLD
         return None
 
@@ -107,8 +123,11 @@ class LiveFilter:
         now = self.table.clock()
         if now - self._looked_at < LEASE_SECONDS:
             return False
-        if self.store.names(self.name):
-            return True  # and so for whoever asks next: under ASGI the same request asks again, in a thread
+        try:
+            if self.store.names(self.name):
+                return True  # and so for whoever asks next: under ASGI the same request asks again, in a thread
+        except StoreError as error:
+            logger.debug("bloomguard cannot tell whether %s has a filter: %s", self.name, error)
         self._looked_at = now
         return False
 
@@ -127,8 +146,10 @@ class LiveFilter:
             generation = self._generation(state, state.active)
             if generation is None:
                 return UNTRUSTED if state.active in self._refused else self._elsewhere(state)
-            self._asked, self._check = state.active, generation.might_contain
+            self._check = state.active, generation.might_contain
             return MAYBE if generation.might_contain(key) else ABSENT
+        except StoreUnavailable:
+            return UNREACHABLE
         except (CorruptFilter, StoreError) as error:
             self._distrust(error, state.active)
             return UNTRUSTED
@@ -167,7 +188,7 @@ class LiveFilter:
         with self._lock:
             generation = self._opened.get(name)
             if generation is None:
-                generation = self.store.open(self.name, name, self.find_key_hash)
+                generation = self.store.open(self.name, name, self.find_key_hash, state.identity)
                 self._opened[name] = generation
         return generation
 
@@ -212,8 +233,9 @@ class LiveFilter:
 
     def _add(self, state: State, keys: Sequence[bytes]) -> bool:
         for name in state.generations:
-            # A fenced guard answers nothing, and what it will answer with next is being built.
-            needed = name == state.building or (name == state.active and state.status == ARMED)
+            if state.status != ARMED and name != state.building:
+                continue  # it answers nobody, and never will again; what will answer next is being built
+            needed = name != state.standby
             try:
                 generation = self._generation(state, name)
                 if generation is not None:
@@ -221,9 +243,11 @@ class LiveFilter:
                 elif needed:
                     return False
             except (FilterError, StoreError) as error:
-                if needed:
-                    if not isinstance(error, FilterFull):
-                        self._distrust(error, name)
+                if needed and not isinstance(error, (FilterFull, StoreUnavailable)):
+                    self._distrust(error, name)
+                # A standby that is gone answers nobody. One that only this add did not reach still answers those who
+                # have not read the row since it was replaced.
+                if needed or not isinstance(error, (FilterError, UnknownGeneration)):
                     return False
         # The copy was good when the adds began; it must still be when they are counted.
         return self.table.lease(self.name) is not None
@@ -236,3 +260,4 @@ class LiveFilter:
             self._refused = {}
             self._version = self._warned = 0
             self._looked_at = float("-inf")
+            self._waits = None

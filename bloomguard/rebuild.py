@@ -130,6 +130,7 @@ class Rebuild:
             tag=tag,
             key_id=key_id,
             kind=choice.kind,
+            shard_bytes=self.store.shard_bytes,
             **choice.options,
         )
         free = self.store.free_bytes()
@@ -271,9 +272,10 @@ class Rebuild:
             "builder": f"{socket.gethostname()}/{os.getpid()}",
             "builder_seen_at": timezone.now(),
         }
-        if seen.identity != self.store.identity:
+        identity = self.store.identity
+        if seen.identity != identity:
             # Another store, or another life of it: what it was trusted for is not here.
-            changes |= {"identity": self.store.identity, "active": "", "standby": "", "status": FENCED}
+            changes |= {"identity": identity, "active": "", "standby": "", "status": FENCED}
             if seen.active:
                 changes |= {"fenced_at": timezone.now(), "reason": "the store was replaced"}
         mine = self.table.swap(seen, **changes)

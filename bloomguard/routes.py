@@ -1,8 +1,9 @@
 """Which guard guards this path.
 
-All guarded patterns of a URLconf are compiled once. A request is held against them before Django resolves it, so an
-ID that may exist costs one regular expression and one filter check. Only where a guard says ABSENT is the path
-resolved as Django will resolve it: if another pattern takes it first, the guard has nothing to say.
+All guarded patterns of a URLconf are sorted by their prefixes once. A request is held against those that its path may
+belong to before Django resolves it, so an ID that may exist costs one regular expression and one filter check. Only
+where a guard says ABSENT is the path resolved as Django will resolve it: if another pattern takes it first, the guard
+has nothing to say.
 """
 
 from __future__ import annotations
@@ -11,21 +12,27 @@ import logging
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from django.conf import settings
 from django.core.signals import setting_changed
 from django.http import HttpRequest
 from django.urls import Resolver404, URLPattern, URLResolver, get_resolver, resolve
+from django.urls.converters import IntConverter, SlugConverter, StringConverter, UUIDConverter
 from django.urls.resolvers import LocalePrefixPattern, RegexPattern, RoutePattern
 
 from .exceptions import ConfigurationError
 from .guards import Guard, registry
+from .keys import OutOfRange, Unkeyable
 from .verdicts import Decision, Verdict
 
 logger = logging.getLogger("bloomguard")
 
 Step = RoutePattern | RegexPattern | Any
+
+#: What a path that is not the route's has in place of an ID.
+NO_ID: Any = object()
 
 
 @dataclass(frozen=True)
@@ -42,16 +49,98 @@ class GuardedRoute:
         values = tuple(captured[name] for name in self.kwargs)
         return values[0] if len(values) == 1 else values
 
-    def match(self, path: str) -> dict[str, Any] | None:
-        """The kwargs that the pattern captures from ``path``, converted, or ``None``."""
+    @cached_property
+    def expression(self) -> re.Pattern[str] | None:
+        """One expression for the whole path, or ``None`` where a step depends on the request or is no ``path()``."""
+        source = ""
+        for step in self.steps:
+            if _is_plain(step):
+                source += step.regex.pattern.removeprefix("^").removesuffix(r"\Z").removesuffix(r"\z")
+            elif isinstance(step, RegexPattern) and step.regex.pattern == "^/":
+                source += "/"
+            else:
+                return None
+        try:
+            return re.compile(source + r"\Z")
+        except re.error:  # two groups of one name, or a flag in a converter's expression, work only as they stand
+            return None
+
+    @cached_property
+    def prefix(self) -> str:
+        """What every path of the route begins with, up to a slash; empty where nobody can tell."""
+        if self.expression is None:
+            return ""
+        literal = self.text.partition("<")[0]
+        return literal[: literal.rindex("/") + 1]
+
+    @cached_property
+    def text(self) -> str:
+        """The route as it is written, such as ``/cities/<int:pk>/``."""
+        return "/" + "".join(str(step) for step in self.steps if _is_plain(step))
+
+    @cached_property
+    def read(self) -> Callable[[str], Any]:
+        """``read(path)``: the ID as the pattern captures it from ``path``, converted, or ``NO_ID``.
+
+        A first look: Django may resolve the path to something else.
+        """
+        if self.expression is None:
+            return self._read_by_steps
+        match, index = self.expression.match, self.expression.groupindex
+        converters = {name: converter for step in self.steps for name, converter in step.converters.items()}
+        groups = [(index[name], converters[name].to_python) for name in self.kwargs]
+        if len(groups) > 1:
+
+            def read_all(path: str) -> Any:
+                found = match(path)
+                if found is None:
+                    return NO_ID
+                try:
+                    return tuple([convert(found[group]) for group, convert in groups])
+                except ValueError:
+                    return NO_ID
+
+            return read_all
+
+        [(group, convert)] = groups
+        before, _, after = self.text.partition("<")
+        after = after.partition(">")[2]
+        kind = type(converters[self.kwargs[0]])
+        if "<" not in after and kind in (IntConverter, SlugConverter, StringConverter, UUIDConverter):
+            # The usual route is one ID between two texts. An expression costs more than all the rest.
+            low, high = len(before), -len(after) or None
+
+            def read_between(path: str) -> Any:
+                text = path[low:high]
+                if not text or "/" in text or not (path.startswith(before) and path.endswith(after)):
+                    return NO_ID
+                try:
+                    return convert(text)
+                except ValueError:
+                    return NO_ID
+
+            return read_between
+
+        def read(path: str) -> Any:
+            found = match(path)
+            if found is None:
+                return NO_ID
+            try:
+                return convert(found[group])
+            except ValueError:
+                return NO_ID
+
+        return read
+
+    def _read_by_steps(self, path: str) -> Any:
         captured: dict[str, Any] = {}
         for step in self.steps:
             matched = step.match(path)
             if not matched:
-                return None
+                return NO_ID
             path, _, kwargs = matched
             captured.update(kwargs)
-        return captured
+        return self.value(captured)
 
 
 @dataclass(frozen=True)
@@ -110,39 +199,31 @@ class RouteTable:
                 except ConfigurationError as error:
                     # The system checks say so loudly; a request is no place to. Another URLconf may lack the route.
                     logger.debug("bloomguard does not guard %s under %s: %s", route, urlconf, error)
-        self._dynamic = [route for route in routes if _source(route) is None]
-        self._static = [route for route in routes if _source(route) is not None]
-        self._screen: Callable[[str], re.Match[str] | None] = re.compile(
-            "|".join(f"({_source(route)})" for route in self._static) or r"(?!)"
-        ).match
+        self._anywhere = [found for found in routes if not found.prefix]
+        self._by_prefix: dict[str, list[GuardedRoute]] = {}
+        for found in routes:
+            if found.prefix:
+                self._by_prefix.setdefault(found.prefix, []).append(found)
+        self._depths = range(max((prefix.count("/") for prefix in self._by_prefix), default=0))
         self.methods = frozenset(method for route in routes for method in route.guard.methods)
         self.by_language = _depends_on_language(get_resolver(urlconf))
 
     def candidates(self, path: str) -> list[GuardedRoute]:
-        """Routes that ``path`` may belong to; hardly ever more than one."""
-        matched = self._screen(path)
-        found = list(self._dynamic)
-        if matched is not None and matched.lastindex is not None:
-            # The first of several that match would hide the rest, so the others are tried one by one.
-            found += self._static[matched.lastindex - 1 :]
+        """Routes that ``path`` may belong to: those whose prefix it has."""
+        found = self._anywhere
+        end = 0
+        for _ in self._depths:
+            end = path.find("/", end) + 1
+            if not end:
+                break
+            if routes := self._by_prefix.get(path[:end]):
+                found = [*found, *routes] if found else routes
         return found
 
 
-def _source(route: GuardedRoute) -> str | None:
-    """A regular expression without groups for the whole path, or ``None`` where a step depends on the request."""
-    source = ""
-    for step in route.steps:
-        if isinstance(step, RoutePattern) and isinstance(step._route, str):  # type: ignore[attr-defined]
-            source += step.regex.pattern.removeprefix("^").removesuffix(r"\Z").removesuffix(r"\z")
-        elif isinstance(step, RegexPattern) and step.regex.pattern == "^/":
-            source += "/"
-        else:
-            return None
-    source = re.sub(r"\(\?P<\w+>", "(?:", source)
-    try:
-        return source + r"\Z" if re.compile(source).groups == 0 else None
-    except re.error:  # a converter's expression that refers to its group, or sets a flag, works only as it stands
-        return None
+def _is_plain(step: Step) -> bool:
+    """Whether the step is a ``path()`` that is the same in every language."""
+    return isinstance(step, RoutePattern) and isinstance(step._route, str)  # type: ignore[attr-defined]
 
 
 def _depends_on_language(resolver: URLResolver) -> bool:
@@ -193,26 +274,43 @@ def absent(request: HttpRequest, decide: Decide) -> Guard | bool | None:
             return None  # LocaleMiddleware has yet to choose the language, so nobody knows which pattern will match
         path = request.path_info
         for route in table.candidates(path):
-            captured = route.match(path)
-            if captured is None or request.method not in route.guard.methods:
+            asked = route.read(path)
+            if asked is NO_ID:
                 continue
-            decision = decide(route.guard, route.value(captured))
+            decision = decide(route.guard, asked)
             if decision is None:
                 return False
-            if decision.verdict is Verdict.ABSENT and _confirmed(request, urlconf, route, decide):
+            if decision.verdict is Verdict.ABSENT and _confirmed(request, urlconf, route, asked, decide):
                 return route.guard
     except Exception:
         logger.exception("bloomguard passes a request because of an error of its own")
     return None
 
 
-def _confirmed(request: HttpRequest, urlconf: Any, route: GuardedRoute, decide: Decide) -> bool:
-    """Whether Django itself takes the path to this route, with an ID that is absent, for a request the guard minds."""
+def _confirmed(request: HttpRequest, urlconf: Any, route: GuardedRoute, asked: Any, decide: Decide) -> bool:
+    """Whether Django itself takes the path to this route, with an ID that is absent, for a request the guard minds.
+
+    ``asked`` is a value that is known to be absent.
+    """
     try:
         match = resolve(request.path_info, urlconf)
     except Resolver404:
         return False
     if match.view_name != route.view_name or any(name not in match.kwargs for name in route.kwargs):
         return False
-    decision = decide(route.guard, route.value(match.kwargs))
-    return decision is not None and decision.verdict is Verdict.ABSENT and route.guard.applies(request)
+    if request.method not in route.guard.methods:
+        return False
+    value = route.value(match.kwargs)
+    if not _same_key(route.guard, value, asked):
+        decision = decide(route.guard, value)
+        if decision is None or decision.verdict is not Verdict.ABSENT:
+            return False
+    return route.guard.applies(request)
+
+
+def _same_key(guard: Guard, one: Any, other: Any) -> bool:
+    """Whether an answer for one value is an answer for the other: asking a store again may cost a round trip."""
+    try:
+        return guard.keys.key(one) == guard.keys.key(other)
+    except (Unkeyable, OutOfRange):
+        return False

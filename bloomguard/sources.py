@@ -66,9 +66,11 @@ class Source:
 
     @property
     def connection(self) -> BaseDatabaseWrapper:
+        """The connection that the scan runs on."""
         return connections[self.using]
 
     def rows(self) -> models.QuerySet[Any]:
+        """The rows to scan, unordered."""
         return self.guard.rows().using(self.using)
 
     def summary(self) -> KeysSummary:

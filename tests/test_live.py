@@ -8,7 +8,7 @@ import shutil
 import pytest
 from django.db.models import Q
 
-from bloomguard.exceptions import StoreError
+from bloomguard.exceptions import StoreError, StoreUnavailable
 from bloomguard.guards import Guard, Verdict, registry
 from bloomguard.live import LiveFilter
 from bloomguard.rebuild import Rebuild
@@ -150,7 +150,7 @@ def test_a_generation_of_another_process_is_picked_up_within_a_lease(product, cl
     clock.now += 1
 
     assert product.decide(ABSENT_PK) == ABSENT
-    assert product.live._asked == built.generation != before
+    assert product.live._check[0] == built.generation != before
     assert list(product.live._opened) == [built.generation]
 
 
@@ -303,6 +303,32 @@ def test_an_add_counts_where_it_will_be_asked_for(changes, lost, counts, product
     forget()
 
     assert product.add(50) is counts
+
+
+def test_a_standby_that_an_add_did_not_reach_makes_it_no_add(product, clock, monkeypatch):
+    """Whoever has not read the row since a generation was replaced still answers from it: the add must be there too."""
+    seen = states.table.current("product")
+    opened = product.live._opened[seen.active]
+    stores["default"].create("product", "new", opened.layout)
+    states.table.swap(seen, active="new", standby=seen.active)
+    clock.now += 1
+
+    def fail(keys):
+        raise StoreUnavailable("no answer", "timeout")
+
+    monkeypatch.setattr(opened, "add", fail)
+
+    assert not product.add(50)
+
+
+def test_an_add_to_a_fenced_guard_asks_no_store(product, clock, monkeypatch):
+    """While a guard is fenced, and nothing is being built, saves do not wait for a server that may be gone."""
+    seen = states.table.current("product")
+    monkeypatch.setattr(product.live._opened[seen.active], "add", lambda keys: pytest.fail("asked"))
+    states.table.swap(seen, status=FENCED)
+    clock.now += 1
+
+    assert product.add(50)
 
 
 def test_an_add_that_is_refused_is_no_add(product, clock, monkeypatch):

@@ -596,7 +596,7 @@ STEPS = {
     "scanning": "bloomguard.sources:Source._fetch",
     "adding": "bloomguard.filters.codec:Frame.seal",
     "sealing": "bloomguard.stores.file:FileGeneration.seal",
-    "measuring": "bloomguard.stores.base:Generation.measure_error_rate",
+    "measuring": "bloomguard.stores.frames:FrameGeneration.measure_error_rate",
     "publishing": "bloomguard.rebuild:Rebuild._publish",
     "retiring": "bloomguard.rebuild:Rebuild.retire",
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 
 import pytest
+from django.conf import settings
 from django.conf.urls.i18n import i18n_patterns
 from django.http import HttpResponse
 from django.test import RequestFactory
@@ -13,7 +14,7 @@ from django.utils import translation
 from django.utils.functional import lazystr
 
 from bloomguard import routes
-from bloomguard.guards import Guard, registry
+from bloomguard.guards import registry
 from bloomguard.verdicts import ABSENT, ERROR, MAYBE
 from tests.guarding import registered, urlconf
 from tests.shop.models import Article, Place, Product
@@ -416,11 +417,20 @@ def test_a_translated_route_depends_on_the_language(item, urls, languages):
 
 
 def test_the_shops_own_routes_all_guard():
-    """Every route that the shop's guards name is in the table, and known by a look at one expression."""
+    """Every route that the shop's guards name is in the table, under the prefix of its paths."""
     table = routes.table_for("tests.shop.urls")
+    found = {route.view_name: prefix for prefix, listed in table._by_prefix.items() for route in listed}
 
-    assert table._dynamic == []
-    assert {route.view_name for route in table._static} == {
-        name for guard in registry for name in guard.routes if guard.model._meta.app_label == "shop"
-    }
-    assert isinstance(registry["product"], Guard)
+    assert table._anywhere == []
+    assert set(found) == {name for guard in registry for name in guard.routes if guard.model._meta.app_label == "shop"}
+    assert found["product"] == "/products/"
+    assert found["api:product"] == "/api/v1/products/"
+
+
+def test_a_path_of_slashes_is_looked_at_once(item, urls):
+    """A megabyte of slashes is cut into no more prefixes than routes have."""
+    urls(path("a/b/<int:pk>/", view, name="item"))
+    table = routes.table_for(settings.ROOT_URLCONF)
+
+    assert len(table._depths) == 3
+    assert table.candidates("/" * 1_000_000) == []

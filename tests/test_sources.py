@@ -61,7 +61,7 @@ ROWS = {
     "integers": ("product", lambda: [Product(pk=pk) for pk in range(1, 101)]),
     "negative integers": (
         "product",
-        lambda: [Product(pk=pk) for pk in [-(1 << 63), (1 << 63) - 1, 0, -1, *RNG.sample(range(-10_000, 10_000), 90)]],
+        lambda: [Product(pk=pk) for pk in [-(1 << 63), 1 << 62, 0, -1, *RNG.sample(range(-10_000, 10_000), 90)]],
     ),
     "uuids": (
         "order",

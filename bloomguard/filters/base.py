@@ -47,32 +47,58 @@ class Filter(Protocol):
     supports_discard: ClassVar[bool]
 
     @property
-    def capacity(self) -> int: ...
+    def capacity(self) -> int:
+        """Keys that keep the false-positive rate at :attr:`error_rate`."""
+
     @property
-    def error_rate(self) -> float: ...
+    def error_rate(self) -> float:
+        """The false-positive rate at :attr:`capacity` keys, between 0 and 1."""
+
     @property
-    def might_contain(self) -> Callable[[bytes], bool]: ...
+    def might_contain(self) -> Callable[[bytes], bool]:
+        """``might_contain(key)``: ``False`` is certain, ``True`` is wrong at most at the error rate."""
+
     def __contains__(self, key: bytes) -> bool: ...
-    def add(self, key: bytes) -> None: ...
-    def add_many(self, keys: Keys) -> None: ...
-    def contains_many(self, keys: Keys) -> NDArray[np.bool_]: ...
-    def discard(self, key: bytes) -> bool: ...
-    def clear(self) -> None: ...
-    def stats(self) -> Stats: ...
-    def to_bytes(self) -> bytes: ...
+    def add(self, key: bytes) -> None:
+        """Put ``key`` in; raises :class:`FilterFull` where a kind can be full."""
+
+    def add_many(self, keys: Keys) -> None:
+        """Put many keys in: an iterable of ``bytes``, or what :meth:`KeyHash.digests` takes."""
+
+    def contains_many(self, keys: Keys) -> NDArray[np.bool_]:
+        """Check many keys; a boolean array of shape ``(n,)``."""
+
+    def discard(self, key: bytes) -> bool:
+        """Take ``key`` out once; tells whether it was found. Raises :class:`DiscardUnsupported`."""
+
+    def clear(self) -> None:
+        """Take everything out."""
+
+    def stats(self) -> Stats:
+        """How full it is, and how wrong it is by now."""
+
+    def to_bytes(self) -> bytes:
+        """The filter as bytes that prove themselves."""
 
 
 class Shape(Protocol):
     """Where a kind's state lies in its body; ``parameters`` are what its header stores of it."""
 
     @property
-    def capacity(self) -> int: ...
+    def capacity(self) -> int:
+        """Keys that keep the false-positive rate at :attr:`error_rate`."""
+
     @property
-    def error_rate(self) -> float: ...
+    def error_rate(self) -> float:
+        """The false-positive rate at :attr:`capacity` keys, between 0 and 1."""
+
     @property
-    def body_bytes(self) -> int: ...
+    def body_bytes(self) -> int:
+        """The size of the body in bytes."""
+
     @property
-    def parameters(self) -> tuple[int, ...]: ...
+    def parameters(self) -> tuple[int, ...]:
+        """What a header stores of the shape: whole numbers, in an order of the kind's own."""
 
 
 class BodyFilter(Serial):
@@ -80,6 +106,9 @@ class BodyFilter(Serial):
 
     kind: ClassVar[str]
     supports_discard: ClassVar[bool] = False
+    #: Whether a key is in where all bits of ``layout.positions(digest)`` are set, and setting them adds it: what a
+    #: server with bit commands can do by itself.
+    plain_bits: ClassVar[bool] = False
 
     __slots__ = (
         "__weakref__",
@@ -207,19 +236,30 @@ class BodyFilter(Serial):
         self._ready()
 
     @classmethod
-    def attach(cls, header: Header, body: memoryview, key_hash: KeyHash) -> Self:
-        """The filter whose state is ``body``, which is shared, not copied. Raises :class:`CorruptFilter`."""
+    def trusted_shape(cls, header: Header, key_hash: KeyHash) -> Shape:
+        """The shape that a header tells of, once all of its word is checked; raises :class:`CorruptFilter`."""
         try:
             if header.kind != cls.kind:
                 raise InvalidShape(f"a {header.kind} filter, where a {cls.kind} filter is expected")
             sizing.check_capacity(header.capacity)
             sizing.check_error_rate(header.error_rate)
             shape = cls.shape_of(header)
-            if shape.body_bytes != len(body):
-                raise InvalidShape(f"{len(body)} bytes, where its parameters ask for {shape.body_bytes}")
+            if shape.body_bytes != header.body_bytes:
+                raise InvalidShape(f"{header.body_bytes} bytes, where its parameters ask for {shape.body_bytes}")
             if header.width != key_hash.width:
                 raise InvalidShape(f"made for keys of width {header.width}, where the keys have width {key_hash.width}")
-            self = cls.__new__(cls)
+        except InvalidShape as error:
+            raise CorruptFilter(str(error)) from error
+        return shape
+
+    @classmethod
+    def attach(cls, header: Header, body: memoryview, key_hash: KeyHash) -> Self:
+        """The filter whose state is ``body``, which is shared, not copied. Raises :class:`CorruptFilter`."""
+        shape = cls.trusted_shape(header, key_hash)
+        if shape.body_bytes != len(body):
+            raise CorruptFilter(f"{len(body)} bytes, where its parameters ask for {shape.body_bytes}")
+        self = cls.__new__(cls)
+        try:
             self._attach(shape, key_hash, body, header.shard)
         except InvalidShape as error:
             raise CorruptFilter(str(error)) from error
@@ -274,6 +314,7 @@ class BodyFilter(Serial):
         np.frombuffer(self.body, np.uint8)[:] = 0
 
     def stats(self) -> Stats:
+        """How full it is, and how wrong it is by now."""
         return Stats(
             kind=self.kind,
             capacity=self.capacity,

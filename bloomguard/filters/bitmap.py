@@ -51,10 +51,12 @@ class BitmapShape:
 
     @property
     def capacity(self) -> int:
+        """The integers that the range holds."""
         return self.span
 
     @property
     def error_rate(self) -> float:
+        """The overflow's false-positive rate; what lies in the range is exact."""
         return self.overflow.error_rate
 
     @property
@@ -64,11 +66,20 @@ class BitmapShape:
 
     @property
     def body_bytes(self) -> int:
+        """The size of the body in bytes."""
         return self.bit_bytes + self.overflow.body_bytes
 
     @property
     def parameters(self) -> tuple[int, ...]:
+        """What a header stores of the shape."""
         return (self.low & 0xFFFFFFFFFFFFFFFF, self.overflow.capacity, *self.overflow.sizes)
+
+    def positions(self, digest: int) -> list[int]:
+        """The bit positions, from the body's first bit, that a digest takes."""
+        if digest < self.span:
+            return [digest]
+        start = 8 * self.bit_bytes
+        return [start + position for position in self.overflow.positions(digest)]
 
 
 class ExactBitmap(BodyFilter):
@@ -84,6 +95,7 @@ class ExactBitmap(BodyFilter):
     """
 
     kind: ClassVar[str] = "bitmap"
+    plain_bits: ClassVar[bool] = True
 
     __slots__ = ("_bits", "_low", "_overflow")
 

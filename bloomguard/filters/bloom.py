@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from bitarray import bitarray
@@ -42,13 +43,15 @@ class BloomShape:
 
     @property
     def parameters(self) -> tuple[int, ...]:
+        """What a header stores of the shape: the partitions' sizes."""
         return self.sizes
 
     @property
     def bits(self) -> int:
+        """Bits in all partitions together."""
         return sum(self.sizes)
 
-    @property
+    @cached_property
     def offsets(self) -> tuple[int, ...]:
         """First byte of each partition."""
         offsets, at = [], 0
@@ -92,6 +95,7 @@ class BloomFilter(BodyFilter):
     """
 
     kind: ClassVar[str] = "bloom"
+    plain_bits: ClassVar[bool] = True
 
     __slots__ = ("_partitions",)
 
@@ -234,7 +238,7 @@ class BloomFilter(BodyFilter):
         """Put many keys in: an iterable of ``bytes``, or what :meth:`KeyHash.digests` takes."""
         with Crew() as crew:
             setter = bulk.BitSetter(self.body, self.layout.offsets, self.layout.sizes, crew)
-            for batch in bulk.batches(self.key_hash.width, keys, len(self.body)):
+            for batch in bulk.batches(self.key_hash.width, keys, setter.batch):
                 setter.set(self.key_hash.lows(batch, crew))
 
     def add_digests(self, low: U64, high: U64 | None = None) -> None:

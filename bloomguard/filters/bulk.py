@@ -19,19 +19,24 @@ if TYPE_CHECKING:
 _BLOCK = 1 << 15  # digests whose positions are worked out at once: they stay in the second-level cache
 _LEAST_BATCH = 1 << 18  # keys
 _SMALL = 4 << 20  # bytes of flags
+_SCRATCH = 1 << 20  # bytes that the threads need for themselves
 
 
 def add_keys(filter: BodyFilter, keys: Keys) -> None:
     """Hash and add ``keys`` in batches, whose memory is in proportion to the filter, not to the keys."""
-    for batch in batches(filter.key_hash.width, keys, len(filter.body)):
+    for batch in batches(filter.key_hash.width, keys, batch_size(len(filter.body))):
         filter.add_digests(*filter.digests(batch))
 
 
-def batches(width: int | None, keys: Any, filter_bytes: int) -> Iterator[Any]:
-    """``keys`` in pieces: 8 bytes for each key of a piece take less than the filter itself, or 2 MiB."""
+def batch_size(filter_bytes: int) -> int:
+    """Keys that take, at 8 bytes each, no more than the filter itself, or 2 MiB."""
+    return max(_LEAST_BATCH, filter_bytes // 8)
+
+
+def batches(width: int | None, keys: Any, size: int) -> Iterator[Any]:
+    """``keys`` in pieces of ``size`` keys."""
     import numpy as np
 
-    size = max(_LEAST_BATCH, filter_bytes // 8)
     if isinstance(keys, (bytes, bytearray, memoryview)) and width:
         keys, size = memoryview(keys).cast("B"), size * width
     if isinstance(keys, (list, tuple, memoryview, np.ndarray)):
@@ -49,6 +54,9 @@ def remainders(low: U64, size: int, out: U64) -> NDArray[np.int64]:
     """``low % size`` in ``out``, in half the time of ``%``: numpy divides by a constant with vector instructions."""
     import numpy as np
 
+    if not size & size - 1:
+        np.bitwise_and(low, np.uint64(size - 1), out=out)
+        return out.view(np.int64)
     divisor = np.uint64(size)
     np.floor_divide(low, divisor, out=out)
     np.multiply(out, divisor, out=out)
@@ -71,6 +79,12 @@ class BitSetter:
         self._flag_bytes = 8 * max(len(part) for part, _ in self._parts)
         self._spare: list[NDArray[np.bool_]] = []  # flags, all of them clear, for the next who needs some
         self._crew = crew
+
+    @property
+    def batch(self) -> int:
+        """Keys whose digests take, with the flags, at most three times the memory of a large filter."""
+        room = 23 * sum(len(part) for part, _ in self._parts) // 8 - self._flag_bytes - _SCRATCH
+        return max(_LEAST_BATCH, room // 8)
 
     def set(self, low: U64) -> None:
         """Set the bits of the digests whose low parts are given."""

@@ -33,6 +33,7 @@ class Choice:
 
     @property
     def bytes(self) -> int:
+        """The size of the chosen kind."""
         return self.sizes[self.kind]
 
 

@@ -76,6 +76,7 @@ class Header:
 
     @property
     def frame_bytes(self) -> int:
+        """The size of a whole frame: head, body and trailer."""
         return self.body_offset + self.body_bytes + _TRAILER.size
 
     def pack(self) -> bytes:

@@ -41,9 +41,11 @@ class CountingShape:
 
     @property
     def parameters(self) -> tuple[int, ...]:
+        """What a header stores of the shape."""
         return self.sizes
 
     def part_bytes(self, size: int) -> int:
+        """The bytes that ``size`` cells take."""
         return -(-size * self.cell_bits // 32) * 4
 
     @property
@@ -57,6 +59,7 @@ class CountingShape:
 
     @property
     def body_bytes(self) -> int:
+        """The size of the body in bytes."""
         return -(-sum(map(self.part_bytes, self.sizes)) // 8) * 8
 
 

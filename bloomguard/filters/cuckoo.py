@@ -63,18 +63,22 @@ class CuckooShape:
 
     @property
     def slots(self) -> int:
+        """Fingerprints that there is room for."""
         return SLOTS * self.buckets
 
     @property
     def bucket_bytes(self) -> int:
+        """The size of one bucket."""
         return SLOTS * self.bits // 8
 
     @property
     def body_bytes(self) -> int:
+        """The size of the body in bytes."""
         return HEAD + -(-self.buckets * self.bucket_bytes // 8) * 8
 
     @property
     def parameters(self) -> tuple[int, ...]:
+        """What a header stores of the shape."""
         return (self.bits, self.buckets)
 
     def place(self, digest: int) -> tuple[int, int, int]:
@@ -342,6 +346,7 @@ class CuckooFilter(BodyFilter):
         return True  # an empty filter is still a filter
 
     def is_empty(self) -> bool:
+        """Whether no slot is taken."""
         return self.size() == 0
 
     @property

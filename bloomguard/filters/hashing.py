@@ -1,9 +1,14 @@
 """Key bytes -> 128-bit digest: one scalar and one vectorised way, bit-identical.
 
 Keys of one fixed width (8 bytes: integers; 16 bytes: UUIDs) are hashed with MurmurHash3_x64_128, the fastest at hand.
-A secret is appended to the key, so that nobody outside can work out which bits a key takes. For longer messages that
-would not help: MurmurHash3 has pairs of multi-block messages that collide under every seed, so keys of any other
-shape are hashed with keyed BLAKE2b (RFC 7693). Python's ``hash()`` differs from process to process and is never used.
+A secret is appended to the key, so that nobody outside can work out which bits a key takes. (A seed and a XOR of the
+digest would be cheaper, and break: keys whose digests are equal stay equal under the XOR, and the seed has 32 bits.)
+For longer messages that would not help: MurmurHash3 has pairs of multi-block messages that collide under every seed,
+so keys of any other shape are hashed with BLAKE2b of the secret and the key: unlike SHA-2 it needs no second pass to
+be a MAC (Luykx, Mennink and Neves 2016, "Security Analysis of BLAKE2's Modes of Operation"), and secret and slug share
+one block, where the keyed mode of RFC 7693 spends a block on the secret. MurmurHash3, which permutes its 16-byte
+inputs and so loses nothing, is then the fastest way from BLAKE2b's bytes to an integer. Python's ``hash()`` differs
+from process to process and is never used.
 
 The low 60 bits of a digest place the key inside a filter, the high 64 choose the shard.
 """
@@ -33,6 +38,7 @@ _C1, _C2 = 0x87C37B91114253D5, 0x4CF5AD432745937F
 _CHUNK = 1 << 14  # keys: the working set of one chunk stays in the second-level cache
 _SHARED_CHUNK = 1 << 15  # the same where threads share the work: they meet half as often
 _SHARED = 1 << 18  # keys that are worth several threads
+_MANY = 1 << 20  # keys that are worth the memory of larger chunks
 
 
 class KeyHash:
@@ -75,16 +81,15 @@ class KeyHash:
     def expression(self) -> str:
         """Python source that computes the digest of ``key`` with :meth:`names`; filters inline it in their checks."""
         if self.width is None:
-            # A copy of a hash that has read the secret takes a fifth less time than a new one.
-            return '(c := fresh(), c.update(key), from_bytes(c.digest(), "little"))[2]'
+            # A copy of a hash that has read the secret takes a fifth less time than a new one; update() gives None.
+            return "murmur((c := fresh()).update(key) or c.digest())"
         return "murmur(key + secret)" if self.secret else "murmur(key)"
 
     def names(self) -> dict[str, Any]:
         """The globals that :attr:`expression` refers to."""
         return {
             "murmur": mmh3_x64_128_uintdigest,
-            "fresh": blake2b(digest_size=16, key=self.secret).copy,
-            "from_bytes": int.from_bytes,
+            "fresh": blake2b(self.secret, digest_size=16).copy,
             "secret": self.secret,
         }
 
@@ -106,20 +111,16 @@ class KeyHash:
     def _digests(self, keys: Any, both: bool, crew: Crew) -> tuple[U64, U64 | None]:
         import numpy as np
 
-        if self.width is None:
-            low, high = self._blake2b(keys)
-            low &= np.uint64(MASK60)
-            return low, high
-        words = self._words(keys)
+        words, suffix = (self._blake2b(keys), b"") if self.width is None else (self._words(keys), self.secret)
         low = np.empty(len(words), np.uint64)
         wide = np.empty(len(words), np.uint64) if both else None
-        chunk = _CHUNK if len(words) < _SHARED else _SHARED_CHUNK
+        chunk = _CHUNK if len(words) < _MANY else _SHARED_CHUNK
 
         def worker(starts: Iterator[int]) -> None:
             scratch = np.empty((4, min(chunk, len(words))), np.uint64)
             for start in starts:
                 block = slice(start, start + chunk)
-                h1, h2 = _murmur3_x64_128(words[block], self.secret, scratch)
+                h1, h2 = _murmur3_x64_128(words[block], suffix, scratch)
                 np.bitwise_and(h1, np.uint64(MASK60), out=low[block])
                 if wide is not None:
                     wide[block] = h2
@@ -161,23 +162,17 @@ class KeyHash:
             raise InvalidShape(f"a buffer of {len(keys)} bytes is no whole number of keys of {self.width} bytes")
         return np.frombuffer(keys, "<u8").astype(np.uint64, copy=False).reshape(-1, self.width // 8)
 
-    def _blake2b(self, keys: Any) -> tuple[U64, U64]:
+    def _blake2b(self, keys: Any) -> U64:
+        """The BLAKE2b digests of keys of any length, as little-endian 64-bit words, shape ``(n, 2)``."""
         import numpy as np
 
         if isinstance(keys, (bytes, bytearray, memoryview, np.ndarray)):
             raise InvalidShape(
                 "one buffer for keys of any length; pass an iterable of bytes, or give the filter a width"
             )
-        fresh = blake2b(digest_size=16, key=self.secret).copy
-
-        def digest(key: bytes) -> bytes:
-            hash = fresh()
-            hash.update(key)
-            return hash.digest()
-
-        digests = b"".join(map(digest, keys))
-        words = np.frombuffer(digests, "<u8").astype(np.uint64, copy=False).reshape(-1, 2)
-        return words[:, 0].copy(), words[:, 1].copy()
+        fresh = blake2b(self.secret, digest_size=16).copy
+        digests = b"".join([(c := fresh()).update(key) or c.digest() for key in keys])  # type: ignore[func-returns-value]
+        return np.frombuffer(digests, "<u8").astype(np.uint64, copy=False).reshape(-1, 2)
 
 
 def _integers(keys: list[Any]) -> NDArray[np.int64]:
@@ -198,6 +193,14 @@ def _murmur3_x64_128(words: U64, suffix: bytes, scratch: U64) -> tuple[U64, U64]
     import numpy as np
 
     h1, h2, k, spare = scratch[:, : len(words)]
+    if words.shape[1] == 1 and not suffix:  # one word alone: its half starts at 0, and the other half stays there
+        np.multiply(words[:, 0], np.uint64(_C1), out=h1)
+        _rotl(h1, 31, spare)
+        h1 *= np.uint64(_C2)
+        h1 ^= np.uint64(8)
+        h1 += np.uint64(8)
+        np.add(h1, np.uint64(8), out=h2)
+        return _finish(h1, h2, spare)
     h1.fill(0)
     h2.fill(0)
     tail = [int.from_bytes(suffix[at : at + 8], "little") for at in range(0, len(suffix), 8)]
@@ -221,12 +224,16 @@ def _murmur3_x64_128(words: U64, suffix: bytes, scratch: U64) -> tuple[U64, U64]
         h += np.uint64(plus)
     for h in (h1, h2):
         h ^= np.uint64(8 * count)
-    for final in (False, True):
-        h1 += h2
-        h2 += h1
-        if not final:
-            _fmix(h1, spare)
-            _fmix(h2, spare)
+    h1 += h2
+    h2 += h1
+    return _finish(h1, h2, spare)
+
+
+def _finish(h1: U64, h2: U64, spare: U64) -> tuple[U64, U64]:
+    _fmix(h1, spare)
+    _fmix(h2, spare)
+    h1 += h2
+    h2 += h1
     return h1, h2
 
 

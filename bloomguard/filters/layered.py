@@ -70,7 +70,8 @@ class LayeredFilter(Serial):
 
     def add_many(self, keys: Keys) -> None:
         """Put many keys in: an iterable of ``bytes``, or what :meth:`KeyHash.digests` takes."""
-        for batch in bulk.batches(self.key_hash.width, keys, sum(len(layer.body) for layer in self.layers)):
+        size = bulk.batch_size(sum(len(layer.body) for layer in self.layers))
+        for batch in bulk.batches(self.key_hash.width, keys, size):
             self.add_digests(*self.key_hash.digests(batch))
 
     def contains_many(self, keys: Keys) -> NDArray[np.bool_]:
@@ -78,6 +79,7 @@ class LayeredFilter(Serial):
         return self.contains_digests(*self.key_hash.digests(keys))
 
     def contains_digests(self, low: U64, high: U64) -> NDArray[np.bool_]:
+        """Check many digests; a boolean array of shape ``(n,)``."""
         import numpy as np
 
         found = np.zeros(len(low), bool)
@@ -86,11 +88,13 @@ class LayeredFilter(Serial):
         return found
 
     def discard(self, key: bytes) -> bool:
+        """Never possible: raises :class:`DiscardUnsupported`."""
         raise DiscardUnsupported(
             f"a {self.kind} filter cannot discard; ask supports_discard, or choose a cuckoo filter"
         )
 
     def stats(self) -> Stats:
+        """The layers' figures taken together."""
         each = [layer.stats() for layer in self.layers]
         room = sum(stats.bytes for stats in each)
         absent = 1.0
@@ -179,5 +183,6 @@ def pack_float(value: float) -> int:
 
 
 def unpack_float(bits: int) -> float:
+    """The number whose 64 bits these are; the other way of :func:`pack_float`."""
     value: float = struct.unpack(">d", bits.to_bytes(8, "big"))[0]
     return value

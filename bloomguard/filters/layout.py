@@ -12,7 +12,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from . import sizing
-from .base import BodyFilter
+from .base import BodyFilter, Shape
 from .codec import MAX_SHARDS, Frame, Header
 from .errors import CorruptFilter, InvalidShape, TooLarge
 from .hashing import KeyHash
@@ -107,6 +107,7 @@ class Layout:
 
     @property
     def kind(self) -> str:
+        """The kind of filter that every shard is."""
         return self.headers[0].kind
 
     @property
@@ -116,12 +117,18 @@ class Layout:
 
     @property
     def total_bytes(self) -> int:
+        """The size of all shards together."""
         return self.frame_bytes * len(self.headers)
 
     @cached_property
     def filter_class(self) -> type[BodyFilter]:
         """The class of this kind: ask it ``supports_discard``."""
         return held_class(self.kind)
+
+    @cached_property
+    def shape(self) -> Shape:
+        """Where each shard's state lies in its body; raises :class:`CorruptFilter` if the headers cannot be right."""
+        return self.filter_class.trusted_shape(self.headers[0], self.key_hash)
 
     @cached_property
     def locate(self) -> Callable[[bytes], tuple[int, int]]:
@@ -137,10 +144,12 @@ class Layout:
             if len(low):
                 yield 0, low, high
             return
-        order = np.argsort(shards, kind="stable")
-        found, starts = np.unique(shards[order], return_index=True)
-        for shard, mine in zip(found.tolist(), np.split(order, starts[1:])):
-            yield shard, low[mine], high[mine]
+        narrow = shards.astype(np.uint16)  # sorted by radix, several times as fast; MAX_SHARDS just fits
+        order = np.argsort(narrow, kind="stable")
+        counts = np.bincount(narrow, minlength=len(self.headers))
+        for shard, mine in enumerate(np.split(order, np.cumsum(counts[:-1]))):
+            if len(mine):
+                yield shard, low[mine], high[mine]
 
     def attach(self, frame: Frame) -> BodyFilter:
         """The filter over one shard's frame, which is shared, not copied. Raises :class:`CorruptFilter`."""

@@ -93,10 +93,12 @@ class RotatingBloomFilter(LayeredFilter):
         return super().might_contain(key)
 
     def contains_digests(self, low: U64, high: U64) -> NDArray[np.bool_]:
+        """Check many digests, once what is too old is gone."""
         self._turn()
         return super().contains_digests(low, high)
 
     def stats(self) -> Stats:
+        """The figures, once what is too old is gone."""
         self._turn()
         return super().stats()
 

@@ -26,10 +26,12 @@ class Serial:
     __slots__ = ()
 
     def to_bytes(self) -> bytes:
+        """The filter as bytes that prove themselves."""
         raise NotImplementedError
 
     @classmethod
     def from_bytes(cls, data: bytes | bytearray | memoryview, secret: bytes = b"") -> Self:
+        """The filter that :meth:`to_bytes` wrote; raises :class:`CorruptFilter` for anything else."""
         raise NotImplementedError
 
     def _figures(self) -> dict[str, Any]:

@@ -7,140 +7,68 @@ whose body does not fit its checksum, is not trusted. **Missing is not empty.**
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
-from statistics import mean
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, ClassVar
 
 from django.core.checks import CheckMessage
 
 from ..exceptions import UnknownGeneration
 from ..filters import CorruptFilter, KeyHash
-from ..filters.base import BodyFilter
-from ..filters.codec import Frame, Header
-from ..filters.layout import Layout
+from ..filters.codec import Header
+from ..filters.layout import SHARD_BYTES, Layout
 
 if TYPE_CHECKING:
-    from ..filters.base import U64, Keys
-
-# Adding keys in bulk costs a tenth for each, and then a pass over the shard for its checksum: 0.4 ms a MiB.
-_MANY_KEYS = 256
-_BYTES_A_KEY = 16_384
+    from ..filters.base import Keys
 
 #: Given a header's key id, how its keys are hashed; ``None`` where no secret and definition of today's fits.
 FindKeyHash = Callable[[int], KeyHash | None]
 
 
-class Generation:
-    """A generation in buffers that this process can reach: one frame a shard.
+class Generation(ABC):
+    """One complete build of one guard's filter, in the shards that ``layout`` describes."""
 
-    ``locked(exclusive)`` keeps other writers out, in this process and all others; readers of bits take no lock.
-    """
+    name: str
+    layout: Layout
+    #: ``might_contain(key: bytes) -> bool``; raises :class:`CorruptFilter` where a shard cannot be trusted, and
+    #: :class:`StoreError` where the store does not answer.
+    might_contain: Callable[[bytes], bool]
 
-    def __init__(
-        self,
-        name: str,
-        layout: Layout,
-        buffers: Sequence[memoryview],
-        locked: Callable[[bool], AbstractContextManager[Any]],
-    ) -> None:
-        self.name = name
-        self.layout = layout
-        self._buffers = buffers
-        self._locked = locked
-        self._frames: list[Frame | None] = [None] * len(buffers)
-        self._filters: list[BodyFilter | None] = [None] * len(buffers)
-        #: ``might_contain(key: bytes) -> bool``; raises :class:`CorruptFilter` where a shard cannot be trusted.
-        self.might_contain: Callable[[bytes], bool] = self._might_contain
-        if len(buffers) == 1:
-            self._shard(0)
+    def might_contain_many(self, keys: Iterable[bytes]) -> list[bool]:
+        """:attr:`might_contain` of each key, in their order; raises what it raises."""
+        return [self.might_contain(key) for key in keys]
 
-    def _shard(self, index: int) -> tuple[Frame, BodyFilter]:
-        """The frame and the filter of one shard, checked whole when first asked for."""
-        frame, attached = self._frames[index], self._filters[index]
-        if frame is None or attached is None:
-            frame = Frame.open(self._buffers[index])
-            if frame.header != self.layout.headers[index]:
-                raise CorruptFilter(f"shard {index} of generation {self.name} belongs to another build")
-            with self._locked(False):
-                frame.verify()
-            attached = self.layout.attach(frame)
-            self._frames[index], self._filters[index] = frame, attached
-            filters = [known for known in self._filters if known is not None]
-            if len(filters) == len(self._filters):
-                self.might_contain = self.layout.checker(filters)
-        return frame, attached
-
-    def _might_contain(self, key: bytes) -> bool:
-        shard, digest = self.layout.locate(key)
-        return self._shard(shard)[1].might_contain_digest(digest)
-
+    @abstractmethod
     def add(self, keys: Iterable[bytes]) -> None:
         """Put keys in and see that they are; raises :class:`CorruptFilter` or :class:`StoreError` if that fails."""
-        keys = list(keys)
-        if len(keys) >= max(_MANY_KEYS, self.layout.total_bytes // _BYTES_A_KEY):
-            self.add_many(keys)
-            if not all(attached.contains_digests(low, high).all() for attached, low, high in self._placed(keys)):
-                raise CorruptFilter(f"generation {self.name} did not keep what was written")
-            return
-        placed = [(self._shard(shard), digest) for shard, digest in map(self.layout.locate, keys)]
-        with self._locked(True):
-            for (frame, attached), digest in placed:
-                if attached.supports_discard and attached.might_contain_digest(digest):
-                    continue  # every save comes here: copies would fill it. Right only while nothing is discarded
-                frame.write(attached.writes(digest))
-                if not attached.might_contain_digest(digest):
-                    raise CorruptFilter(f"generation {self.name} did not keep what was written")
 
+    @abstractmethod
     def add_many(self, keys: Keys, *, more: bool = False) -> None:
-        """Put many keys in, in whatever form :meth:`KeyHash.digests` takes; other writers wait meanwhile.
+        """Put many keys in, in whatever form :meth:`KeyHash.digests` takes.
 
-        With ``more`` to come before :meth:`seal`, the checksums are left to that: each is a pass over all bytes.
+        With ``more`` to come before :meth:`seal`, what costs a pass over all bytes may be left to that.
+
+        Into a generation that this process has made they may go only when it is sealed.
         """
-        if len(self._buffers) == 1:
-            frame, attached = self._shard(0)
-            with self._changing(frame, more):
-                attached.add_many(keys)  # which makes no more of the digests than its kind needs
-            return
-        for index, low, high in self.layout.locate_many(keys):
-            frame, attached = self._shard(index)
-            with self._changing(frame, more):
-                attached.add_digests(low, high)
 
-    @contextmanager
-    def _changing(self, frame: Frame, more: bool) -> Iterator[None]:
-        with self._locked(True):
-            frame.begin()
-            yield
-            if not more:
-                frame.seal()
-
-    def _placed(self, keys: Keys) -> Iterator[tuple[BodyFilter, U64, U64]]:
-        for index, low, high in self.layout.locate_many(keys):
-            yield self._shard(index)[1], low, high
-
-    def _all(self) -> list[BodyFilter]:
-        return [self._shard(index)[1] for index in range(len(self._buffers))]
-
+    @abstractmethod
     def fill(self) -> float:
         """Share of the bits or slots in use, over all shards, 0 to 1."""
-        return mean(attached.fill for attached in self._all())
 
+    @abstractmethod
     def measure_error_rate(self, probes: int = 100_000) -> float:
         """The share of random keys that the generation lets through, probed evenly over the shards."""
-        each = -(-probes // len(self._buffers))
-        return mean(attached.measure_error_rate(each) for attached in self._all())
 
-    def seal(self) -> None:
-        """Make it whole and durable; called once, before it is published."""
-        for frame in self._frames:
-            if frame is not None and frame.dirty:
-                with self._locked(True):
-                    frame.seal()
+    def seal(self) -> None:  # noqa: B027
+        """Make it complete and durable; called once, before it is published. Raises :class:`StoreError`."""
 
 
 class Store(ABC):
     """Where generations live. ``OPTIONS`` of the setting arrive as keyword arguments."""
+
+    #: Whether a check waits for a network: an event loop must not make one.
+    waits: ClassVar[bool] = False
+    #: The most bytes that one shard of a new generation takes here.
+    shard_bytes: ClassVar[int] = SHARD_BYTES
 
     def __init__(self, alias: str) -> None:
         self.alias = alias
@@ -148,15 +76,22 @@ class Store(ABC):
     @property
     @abstractmethod
     def identity(self) -> str:
-        """Names this store and this life of it, at most 200 characters; another store or another life gives another."""
+        """Names this store and this life of it, at most 200 characters; another store or another life gives another.
+
+        Raises :class:`StoreError` if the store cannot say.
+        """
 
     @abstractmethod
     def create(self, guard: str, name: str, layout: Layout) -> Generation:
         """Make an empty generation; raises :class:`StoreError` with the figures if it does not fit."""
 
     @abstractmethod
-    def open(self, guard: str, name: str, find_key_hash: FindKeyHash) -> Generation:
-        """Open a generation; raises :class:`UnknownGeneration` or :class:`CorruptFilter`."""
+    def open(self, guard: str, name: str, find_key_hash: FindKeyHash, identity: str | None = None) -> Generation:
+        """Open a generation; raises :class:`UnknownGeneration`, :class:`CorruptFilter` or :class:`StoreError`.
+
+        ``identity`` is what the caller trusts, by default what the store says now: where the server behind a store can
+        change while a generation is open, no answer of another one is believed.
+        """
 
     @abstractmethod
     def drop(self, guard: str, name: str) -> None:
@@ -172,6 +107,10 @@ class Store(ABC):
 
     def check(self) -> list[CheckMessage]:
         """System check messages about the store's own options."""
+        return []
+
+    def check_deployed(self) -> list[CheckMessage]:
+        """What can be told only by asking a server, for ``check --deploy``."""
         return []
 
     def _layout(self, name: str, header: Header, size: int, find_key_hash: FindKeyHash) -> Layout:

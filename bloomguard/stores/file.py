@@ -28,6 +28,7 @@ from ..filters.codec import Frame, Header
 from ..filters.layout import Layout
 from ..forks import after_fork
 from .base import FindKeyHash, Generation, Store
+from .frames import FrameGeneration
 
 _SUFFIX = ".filter"
 #: The longest that a writer, or a reader that opens a generation, waits for another writer.
@@ -136,7 +137,7 @@ class FileStore(Store):
             raise StoreError(f"{no_room}: {self._cannot('write', error)}") from error
         return FileGeneration(name, layout, buffers, self._lock(guard), mapped, path)
 
-    def open(self, guard: str, name: str, find_key_hash: FindKeyHash) -> Generation:
+    def open(self, guard: str, name: str, find_key_hash: FindKeyHash, identity: str | None = None) -> Generation:
         path = self._file(guard, name)
         try:
             with _opened(path, os.O_RDWR) as fd:
@@ -187,7 +188,7 @@ class FileStore(Store):
         ]
 
 
-class FileGeneration(Generation):
+class FileGeneration(FrameGeneration):
     """A generation in a mapped file."""
 
     def __init__(

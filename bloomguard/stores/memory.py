@@ -13,6 +13,7 @@ from ..filters.codec import Frame, Header
 from ..filters.layout import Layout
 from ..forks import after_fork
 from .base import FindKeyHash, Generation, Store
+from .frames import FrameGeneration
 
 
 class MemoryStore(Store):
@@ -49,15 +50,15 @@ class MemoryStore(Store):
         for header, buffer in zip(layout.headers, buffers):
             Frame.format(header, buffer)
         self._buffers[guard, name] = buffers
-        return Generation(name, layout, buffers, self._locked)
+        return FrameGeneration(name, layout, buffers, self._locked)
 
-    def open(self, guard: str, name: str, find_key_hash: FindKeyHash) -> Generation:
+    def open(self, guard: str, name: str, find_key_hash: FindKeyHash, identity: str | None = None) -> Generation:
         buffers = self._buffers.get((guard, name))
         if buffers is None:
             raise UnknownGeneration(f"the store {self.alias!r} has no generation {name} of {guard}")
         size = sum(len(buffer) for buffer in buffers)
         layout = self._layout(name, Header.unpack(buffers[0]), size, find_key_hash)
-        return Generation(name, layout, buffers, self._locked)
+        return FrameGeneration(name, layout, buffers, self._locked)
 
     def drop(self, guard: str, name: str) -> None:
         self._buffers.pop((guard, name), None)

@@ -99,6 +99,7 @@ class StateConnection:
         return connections[self.alias].ops.adapt_datetimefield_value(value)
 
     def close(self) -> None:
+        """Close the connection; the next statement opens another."""
         with self._lock:
             connection, self._connection = self._connection, None
             if connection is not None:

@@ -185,6 +185,7 @@ class StateTable:
 
     @staticmethod
     def say_fenced(name: str, reason: str) -> None:
+        """Log that ``name`` is fenced, and why."""
         logger.error("bloomguard passes every request to %s until it is rebuilt: %s", name, reason)
 
 

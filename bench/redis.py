@@ -1,0 +1,209 @@
+"""The Redis store against bare commands, and against the database: ``make bench-redis`` (two minutes).
+
+Everything runs against a Valkey 9 server on this host. Ratios are medians over rounds in which all contestants run
+one after the other, with the same redis-py and hiredis, each through a pool of its own.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import sys
+import threading
+import time
+from collections.abc import Callable
+
+import django
+import numpy as np
+
+from .report import Report, interleave, median, ratio
+
+sys.path.insert(0, "example_project")
+os.environ.setdefault("DJANGO_SETTINGS_MODULE", "tests.settings")
+django.setup()
+
+from django.db import connections  # noqa: E402
+
+from bloomguard.exceptions import StoreError  # noqa: E402
+from bloomguard.filters import KeyHash, Layout  # noqa: E402
+from bloomguard.filters.codec import new_tag  # noqa: E402
+from bloomguard.stores.redis import RedisGeneration, RedisStore  # noqa: E402
+from tests import database  # noqa: E402
+from tests.proxy import Proxy  # noqa: E402
+from tests.servers import Valkey  # noqa: E402
+from tests.shop.models import Product  # noqa: E402
+
+LOOPS = 500
+ROWS = 20_000
+
+report = Report("redis", "bloomguard.stores.redis on Valkey")
+
+
+def generation(store: RedisStore, name: str, capacity: int, error_rate: float = 0.01) -> RedisGeneration:
+    layout = Layout.plan(
+        key_hash=KeyHash(8, b"0123456789abcdef"),
+        capacity=capacity,
+        error_rate=error_rate,
+        tag=new_tag(),
+        shard_bytes=store.shard_bytes,
+    )
+    made = store.create("bench", name, layout)
+    assert isinstance(made, RedisGeneration)
+    return made
+
+
+def times(count: int, act: Callable[[int], object]) -> Callable[[], None]:
+    def run() -> None:
+        for number in range(count):
+            act(number)
+
+    return run
+
+
+def key(number: int) -> bytes:
+    return number.to_bytes(8, "little")
+
+
+def products() -> None:
+    """The table that ``.exists()`` asks, in a PostgreSQL of our own."""
+    database.current = "postgresql"
+    connection = connections["postgresql"]
+    with connection.schema_editor() as editor:
+        if Product._meta.db_table not in connection.introspection.table_names():
+            editor.create_model(Product)
+    Product.objects.all().delete()
+    Product.objects.bulk_create(Product(pk=pk) for pk in range(1, ROWS))
+
+
+def single(server: Valkey, store: RedisStore) -> None:
+    """One check and one add beside what they are made of, and beside the query that they save."""
+    products()
+    made = generation(store, "single", 1_000_000)
+    made.add_many(np.arange(1_000_000))
+    made.seal()
+    shard, admin = made._keys[0], server.client()
+    absent = [key(10_000_000 + number) for number in range(LOOPS)]
+    hundred = absent[:100]
+    taken = interleave(
+        {
+            "check": times(LOOPS, lambda i: made.might_contain(absent[i])),
+            "GETRANGE": times(LOOPS, lambda i: admin.getrange(shard, 64 * i, 64 * i + 63)),
+            "add": times(LOOPS, lambda i: made.add([absent[i]])),
+            "SETBIT": times(LOOPS, lambda i: admin.setbit(shard, 3_000 + 640 * i, 1)),
+            "batch": times(LOOPS // 100, lambda i: made.might_contain_many(hundred)),
+            "exists": times(LOOPS, lambda i: Product.objects.filter(pk=10_000_000 + i).exists()),
+        },
+        rounds=21,
+    )
+    taken["batch"] = [100 * seconds for seconds in taken["batch"]]  # as many batches as there are single checks
+    report.add("a check with its whole proof", ratio(taken, "check", "GETRANGE"), against="GETRANGE", at_most=1.2)
+    report.add("an add, proved", ratio(taken, "add", "SETBIT"), against="SETBIT", at_most=1.4)
+    report.add(
+        "a batch of 100 checks",
+        ratio(taken, "batch", "check"),
+        against="one check",
+        at_most=5,
+        reason="500 bits are 1,500 words of one command: writing, sending and parsing them takes 1 us a bit",
+    )
+    report.add("a check", ratio(taken, "check", "exists"), against=".exists(), PostgreSQL")
+    for name in ("check", "GETRANGE", "add", "SETBIT", "exists"):
+        report.add(f"one {name}", median(taken, name) / LOOPS * 1e6, "us")
+    report.add("a batch of 100 checks, time", median(taken, "batch") / LOOPS * 1e6, "us")
+
+    for name, act in (("check", made.might_contain), ("add", lambda each: made.add([each]))):
+        admin.config_resetstat()
+        for each in absent:
+            act(each)
+        usec = admin.info("commandstats")["cmdstat_bitfield"]["usec_per_call"]
+        report.add(f"server time of one {name}", usec, "us")
+
+
+def load(store: RedisStore) -> None:
+    """Ten million ints, after hashing: setting bits on the client, sending them, joining them on the server."""
+    numbers = np.arange(10_000_000)
+    made = generation(store, "ten million", len(numbers))
+    start = time.perf_counter()
+    made.layout.key_hash.digests(numbers)
+    hashing = time.perf_counter() - start
+    start = time.perf_counter()
+    made.add_many(numbers)
+    made.seal()
+    taken = time.perf_counter() - start
+    report.add(
+        "bulk load of 10M ints after hashing, a key",
+        (taken - hashing) / len(numbers) * 1e6,
+        "us",
+        at_most=0.15,
+        reason="the machine was busy, or has few cores: bits are set on all of them",
+    )
+    report.add("bulk load of 10M ints, in all", taken, "s")
+    store.drop("bench", "ten million")
+
+
+def stall(server: Valkey, store: RedisStore) -> None:
+    """The longest that another client waits for a reply while 120 MB load, are joined, and are freed."""
+    worst, stop = [0.0], threading.Event()
+
+    def ask() -> None:
+        client = server.client()
+        client.ping()
+        while not stop.is_set():
+            start = time.perf_counter()
+            client.getbit("bench", 1)
+            worst[0] = max(worst[0], time.perf_counter() - start)
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    time.sleep(0.5)
+    idle, worst[0] = worst[0], 0.0
+    made = generation(store, "large", 100_000_000)
+    made._draft.frames[0].body[0] = 1  # type: ignore[union-attr]
+    made.seal()
+    store.drop("bench", "large")
+    stop.set()
+    thread.join()
+    report.add("largest load, bytes", made.layout.total_bytes, "bytes")
+    report.add("the longest stall of another client without load", idle * 1e3, "ms")
+    report.add(
+        "the longest stall of another client during the load",
+        worst[0] * 1e3,
+        "ms",
+        at_most=30,
+        reason="client, server and loader share the cores of this machine",
+    )
+
+
+def black_hole(server: Valkey) -> None:
+    """What a check costs while the server takes everything and answers nothing."""
+    proxy = Proxy(server.port)
+    store = RedisStore("bench", url=proxy.url)
+    made = generation(store, "hole", 1_000)
+    made.might_contain(key(1))
+    proxy.mode = "hole"
+    taken = []
+    for number in range(25):
+        start = time.perf_counter()
+        try:
+            made.might_contain(key(number))
+        except StoreError:
+            taken.append(time.perf_counter() - start)
+    report.add("a check of a black-holed server", max(taken[:5]) * 1e3, "ms", at_most=55)
+    report.add("the same once the breaker is open", statistics.median(taken[5:]) * 1e3, "ms", at_most=0.1)
+    store.close()
+    proxy.close()
+
+
+def main() -> None:
+    report.start()
+    server = Valkey()
+    store = RedisStore("bench", url=server.url)
+    single(server, store)
+    load(store)
+    stall(server, store)
+    black_hole(server)
+    store.close()
+    report.finish()
+
+
+if __name__ == "__main__":
+    main()

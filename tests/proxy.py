@@ -1,0 +1,94 @@
+"""A small TCP proxy that fails the way networks do."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import struct
+import threading
+import time
+
+
+class Proxy:
+    """Forwards to a port of this host. ``mode`` may change at any time, also for open connections.
+
+    ``pass``; ``reset``: hang up with RST; ``hole``: take everything, answer nothing; ``slow``: 200 ms each way back.
+    ``refuse()`` closes the listening socket, so that the kernel refuses connections.
+    """
+
+    def __init__(self, port: int) -> None:
+        self.mode = "pass"
+        self._target = port
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port: int = self._listener.getsockname()[1]
+        self._open: set[socket.socket] = set()
+        threading.Thread(target=self._accept, args=(self._listener,), daemon=True).start()
+
+    @property
+    def url(self) -> str:
+        return f"redis://127.0.0.1:{self.port}/0"
+
+    def refuse(self) -> None:
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        self.cut()
+
+    def reset(self) -> None:
+        """Hang up everywhere, and on whoever comes."""
+        self.mode = "reset"
+        self.cut()
+
+    def mend(self) -> None:
+        """Forward again, on new connections too."""
+        self.mode = "pass"
+        if self._listener.fileno() == -1:
+            self._listener = socket.create_server(("127.0.0.1", self.port))
+            threading.Thread(target=self._accept, args=(self._listener,), daemon=True).start()
+
+    def cut(self) -> None:
+        """Reset every open connection."""
+        for each in list(self._open):
+            self._reset(each)
+
+    def close(self) -> None:
+        self.refuse()
+
+    def _reset(self, each: socket.socket) -> None:
+        self._open.discard(each)
+        with contextlib.suppress(OSError):
+            each.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            each.shutdown(socket.SHUT_RDWR)
+        each.close()
+
+    def _accept(self, listener: socket.socket) -> None:
+        while True:
+            try:
+                client, _ = listener.accept()
+            except OSError:
+                return
+            if self.mode == "reset":
+                self._reset(client)
+                continue
+            try:
+                server = socket.create_connection(("127.0.0.1", self._target))
+            except OSError:
+                self._reset(client)
+                continue
+            self._open |= {client, server}
+            for one, other, back in ((client, server, False), (server, client, True)):
+                threading.Thread(target=self._pump, args=(one, other, back), daemon=True).start()
+
+    def _pump(self, one: socket.socket, other: socket.socket, back: bool) -> None:
+        try:
+            while data := one.recv(1 << 16):
+                if self.mode == "hole":
+                    continue
+                if self.mode == "slow" and back:
+                    time.sleep(0.2)
+                other.sendall(data)
+        except OSError:
+            pass
+        finally:
+            self._reset(one)
+            self._reset(other)

@@ -1,0 +1,443 @@
+"""The Redis store on a real Valkey server: what every store keeps to, and what can befall a server."""
+
+from __future__ import annotations
+
+import random
+import threading
+
+import numpy as np
+import pytest
+import redis
+from django.core.checks import run_checks
+
+from bloomguard.exceptions import ConfigurationError, StoreError, StoreUnavailable, UnknownGeneration
+from bloomguard.filters import CorruptFilter, KeyHash
+from bloomguard.filters.codec import Frame, decode
+from bloomguard.stores import stores
+from bloomguard.stores.memory import MemoryStore
+from bloomguard.stores.redis import RedisStore
+from tests import servers
+
+from .conftest import KEY_ID, RANGE, find, key, make_layout
+
+
+def some(count, low=-200, high=RANGE + 200, seed=1):
+    return random.Random(seed).sample(range(low, high), count)
+
+
+@pytest.fixture(params=[(kind, size) for kind in ("bloom", "bitmap") for size in (1 << 25, 1 << 12)], ids=str)
+def layout(request):
+    """Each kind that a server can hold, in one shard and in several."""
+    return make_layout(*request.param)
+
+
+@pytest.fixture
+def server():
+    """The client of an administrator of the shared server, which is empty."""
+    with redis.Redis.from_url(servers.valkey()) as client:
+        client.flushall()
+        yield client
+
+
+@pytest.fixture
+def make_store(server):
+    """``make_store()``: the store as one more process comes to it."""
+    made = []
+
+    def make(**options):
+        made.append(RedisStore("default", url=servers.valkey(), **options))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.close()
+
+
+@pytest.fixture
+def store(make_store):
+    return make_store()
+
+
+def test_what_is_added_is_found(store, make_store, layout):
+    """Keys added one at a time while it is built, in bulk by the builder, and by others later: none is ever denied."""
+    before, bulk, after, strangers = np.split(np.array(some(6_000)), [300, 3_500, 4_000])
+    made = store.create("city", "a", layout)
+    other = make_store().open("city", "a", find)
+    other.add([key(number) for number in before.tolist()])
+    made.add_many(bulk)
+
+    made.seal()
+    other.add_many(after[:300])
+    made.add([key(number) for number in after[300:].tolist()])
+
+    for generation in (made, other, make_store().open("city", "a", find)):
+        assert all(generation.might_contain(key(number)) for number in [*before.tolist(), *bulk.tolist()])
+        assert all(generation.might_contain(key(number)) for number in after.tolist())
+    assert sum(other.might_contain(key(number)) for number in strangers.tolist()) < 0.03 * len(strangers)
+
+
+def test_many_keys_are_asked_for_in_one_trip(store, layout):
+    """A batch answers as its keys do one by one, in their order, whatever the number of shards; it trusts no more."""
+    made = store.create("city", "a", layout)
+    made.add_many(np.array(some(3_000)))
+    keys = [key(number) for number in some(1_500, seed=2)]
+    assert made.might_contain_many(keys[:20]) == [made.might_contain(each) for each in keys[:20]]
+    made.seal()
+
+    found = made.might_contain_many(keys)
+
+    assert found == [made.might_contain(each) for each in keys]
+    assert True in found
+    assert False in found
+    assert made.might_contain_many([]) == []
+    store.drop("city", "a")
+    with pytest.raises(CorruptFilter):
+        made.might_contain_many(keys)
+
+
+def test_a_new_generation_holds_nothing(store, layout):
+    """A generation that was just made says no to everything."""
+    generation = store.create("city", "a", layout)
+
+    assert not any(generation.might_contain(key(number)) for number in some(200))
+    assert generation.fill() == 0
+
+
+def test_a_builder_finds_what_it_has_not_brought_yet(store):
+    """What the builder added in bulk is found by the builder at once, and by all others once it is sealed."""
+    made = store.create("city", "a", make_layout())
+    made.add_many(np.arange(100))
+    other = store.open("city", "a", find)
+
+    assert made.might_contain(key(5))
+    assert not other.might_contain(key(5))
+    made.seal()
+    assert other.might_contain(key(5))
+
+
+def test_the_bytes_are_those_of_other_stores(store, layout):
+    """A shard copied from a server is, but for its checksum's history, the frame that memory or a file holds."""
+    numbers = np.array(some(2_000))
+    made = store.create("city", "a", layout)
+    made.add_many(numbers[:1_000])
+    made.seal()
+    made.add(map(key, numbers[1_000:].tolist()))
+    twin = MemoryStore("other").create("city", "a", layout)
+    twin.add_many(numbers)
+
+    for shard in range(len(layout.headers)):
+        copied = made.frame(shard)
+        assert copied.buffer == Frame.open(twin._buffers[shard]).buffer
+        assert decode(copied.buffer).header == layout.headers[shard]
+    assert store.open("city", "a", find).fill() == twin.fill()
+
+
+def test_adds_during_the_load_are_kept(store, make_store):
+    """What other processes add while the builder brings its bits is in the filter afterwards."""
+    made = store.create("city", "a", make_layout(capacity=10_000_000))
+    made.add_many(np.arange(1_000_000, 1_500_000))
+    other = make_store().open("city", "a", find)
+    stop, added = threading.Event(), []
+
+    def write():
+        for number in range(100_000):
+            if stop.is_set():
+                return
+            other.add([key(number)])
+            added.append(number)
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    made.seal()
+    stop.set()
+    thread.join()
+
+    assert added
+    assert all(other.might_contain(key(number)) for number in added)
+    assert all(other.might_contain(key(number)) for number in range(1_000_000, 1_500_000, 1_999))
+
+
+def test_missing_is_not_empty(store):
+    """A generation that is not there is unknown; it neither says no nor comes into being."""
+    store.create("other", "a", make_layout())
+
+    with pytest.raises(UnknownGeneration):
+        store.open("city", "a", find)
+
+    assert store.names("city") == []
+
+
+def test_a_dropped_generation_is_gone_and_leaves_nothing(store, make_store, server, layout):
+    """After a drop nothing is left on the server, whoever asks; a second drop is nothing."""
+    store.create("city", "a", layout)
+    assert make_store().names("city") == ["a"]
+
+    make_store().drop("city", "a")
+    store.drop("city", "a")
+
+    assert store.names("city") == []
+    assert server.dbsize() == 0
+
+
+def test_sites_with_different_prefixes_do_not_meet(make_store):
+    """Two sites that share a server see and sweep only their own."""
+    one, other = make_store(prefix="one"), make_store(prefix="other")
+    one.create("city", "a", make_layout())
+
+    assert other.names("city") == []
+
+
+def flushed(server, keys):
+    server.flushall()
+
+
+def deleted(server, keys):
+    server.delete(*keys)
+
+
+def cut_short(server, keys):
+    for each in keys:
+        server.set(each, server.getrange(each, 0, 100))
+
+
+def another_builds(server, keys):
+    for each in keys:
+        server.setrange(each, 8, b"\1" * 8)
+
+
+def its_tail_lost(server, keys):
+    for each in keys:
+        server.setrange(each, server.strlen(each) - 8, bytes(8))
+
+
+def zeroed(server, keys):
+    for each in keys:
+        server.set(each, bytes(server.strlen(each)))
+
+
+@pytest.mark.parametrize("befall", [flushed, deleted, cut_short, another_builds, its_tail_lost, zeroed])
+def test_a_shard_that_cannot_prove_itself_is_not_trusted(store, server, layout, befall):
+    """Flushed, deleted, cut or replaced: no check says no, no add counts, and nothing is trusted later either."""
+    made = store.create("city", "a", layout)
+    made.add([key(1)])
+    opened = store.open("city", "a", find)
+    befall(server, server.keys("*:a:*"))
+
+    for generation in (made, opened):
+        for number in (1, 2):
+            with pytest.raises(CorruptFilter):
+                generation.might_contain(key(number))
+            with pytest.raises(CorruptFilter):
+                generation.add([key(number)])
+            with pytest.raises(CorruptFilter):
+                generation.might_contain(key(number))
+
+
+def test_one_deleted_shard_is_noticed_by_its_own_keys(store, server):
+    """With one of several shards gone its keys are unknown, and the others go on answering."""
+    layout = make_layout(shard_bytes=1 << 12)
+    made = store.create("city", "a", layout)
+    made.add_many(np.arange(1_000))
+    made.seal()
+    server.delete("bloomguard:city:a:1")
+
+    unknown = 0
+    for number in range(1_000):
+        try:
+            assert made.might_contain(key(number))
+        except CorruptFilter:
+            assert layout.locate(key(number))[0] == 1
+            unknown += 1
+
+    assert unknown == sum(layout.locate(key(number))[0] == 1 for number in range(1_000)) > 0
+
+
+def test_a_load_into_a_shard_that_vanished_fails(store, server):
+    """Bits are only brought to shards that are still there: the load raises, and nothing is trusted."""
+    made = store.create("city", "a", make_layout())
+    made.add_many(np.arange(100))
+    server.flushall()
+
+    with pytest.raises(CorruptFilter):
+        made.seal()
+    with pytest.raises(CorruptFilter):
+        store.open("city", "a", find)
+
+
+@pytest.mark.parametrize("shard_bytes", [1 << 25, 1 << 12])
+def test_a_generation_that_is_not_whole_is_not_opened(store, server, shard_bytes):
+    """Every shard's header and size are held against the first one's when it is opened."""
+    store.create("city", "a", make_layout(shard_bytes=shard_bytes))
+    last = max(server.keys("*:a:*"))
+    spoils = (
+        lambda: server.append(last, b"x"),
+        lambda: server.setrange(last, 20, b"x"),
+        lambda: server.delete(last),
+    )
+    for spoil in spoils:
+        spoil()
+        with pytest.raises((CorruptFilter, UnknownGeneration)):
+            store.open("city", "a", find)
+
+
+def test_an_unknown_key_id_is_not_trusted(store):
+    """A generation built with a secret or for a definition that nobody knows any more is unknown."""
+    store.create("city", "a", make_layout(key_id=KEY_ID + 1))
+
+    with pytest.raises(UnknownGeneration, match="SECRET_KEY"):
+        store.open("city", "a", find)
+
+
+def test_keys_of_another_width_are_not_trusted(store):
+    """A generation for keys of 8 bytes is not asked about keys of 16."""
+    store.create("city", "a", make_layout())
+
+    with pytest.raises(CorruptFilter, match="width"):
+        store.open("city", "a", lambda key_id: KeyHash(16, b"0123456789abcdef"))
+
+
+def test_a_kind_without_plain_bits_is_refused(store):
+    """A cuckoo filter is refused with the reason, and leaves nothing behind."""
+    with pytest.raises(StoreError, match="no cuckoo filters"):
+        store.create("city", "a", make_layout("cuckoo"))
+
+    assert store.names("city") == []
+
+
+def test_processes_see_each_others_adds_at_once(store, make_store):
+    """An add that returned is seen by the next check of any other process: nobody keeps a copy of a no."""
+    made, other = store.create("city", "a", make_layout()), make_store().open("city", "a", find)
+    denied = 0
+
+    for number in range(500):
+        before = other.might_contain(key(number))
+        made.add([key(number)])
+        assert other.might_contain(key(number))
+        denied += not before
+
+    assert denied > 450
+
+
+def test_checks_and_adds_are_each_one_command(store, server):
+    """A check is one ``BITFIELD``, and so is an add to one shard; neither asks every time who the server is."""
+    made = store.create("city", "a", make_layout())
+    made.might_contain(key(1))
+    server.config_resetstat()
+    for number in range(100):
+        made.might_contain(key(number))
+    made.add([key(number) for number in range(50)])
+
+    calls = {name: figures["calls"] for name, figures in server.info("commandstats").items()}
+    assert calls["cmdstat_bitfield"] == 101
+    assert calls.get("cmdstat_info|replication", 0) + calls.get("cmdstat_info", 0) <= 10
+
+
+def test_the_settings_name_one_server():
+    """Neither or both of ``url`` and ``cache``, or a URL of something else, are configuration errors."""
+    for options in ({}, {"url": "redis://h", "cache": "default"}, {"url": "ftp://h"}, {"cache": "nothing"}):
+        with pytest.raises(ConfigurationError):
+            RedisStore("default", **options)
+
+
+def test_a_cache_of_django_redis_gives_the_address(settings, server):
+    """A store by the alias of a django-redis cache talks to that cache's server, with its own timeouts."""
+    settings.CACHES = {
+        "default": {"BACKEND": "django.core.cache.backends.locmem.LocMemCache"},
+        "shared": {
+            "BACKEND": "django_redis.cache.RedisCache",
+            "LOCATION": servers.valkey(),
+            "OPTIONS": {"IGNORE_EXCEPTIONS": True},
+        },
+    }
+    store = RedisStore("default", cache="shared")
+
+    assert store.identity.endswith(server.info("server")["run_id"])
+    store.create("city", "a", make_layout()).add([key(1)])
+    assert server.exists("bloomguard:city:a:0")
+    with pytest.raises(ConfigurationError, match="no cache of django-redis"):
+        RedisStore("default", cache="default")
+    store.close()
+
+
+def test_free_bytes_are_those_below_maxmemory(store, server):
+    """Without ``maxmemory`` nobody can tell; with it, what is left."""
+    assert store.free_bytes() is None
+    server.config_set("maxmemory", 100 << 20)
+    try:
+        assert 50 << 20 < store.free_bytes() < 100 << 20
+    finally:
+        server.config_set("maxmemory", 0)
+
+
+def test_a_filter_that_does_not_fit_is_refused_and_leaves_nothing(store, server):
+    """Over ``maxmemory`` the server refuses: the error tells the bytes, and what was made is freed."""
+    server.config_set("maxmemory", 20 << 20)
+    server.config_set("maxmemory-policy", "noeviction")
+    layout = make_layout(capacity=50_000_000)
+    try:
+        with pytest.raises(StoreError, match=rf"{layout.total_bytes:,} bytes was made: the server refuses .*OOM"):
+            store.create("city", "a", layout)
+    finally:
+        server.config_set("maxmemory", 0)
+
+    assert server.dbsize() == 0
+
+
+def test_over_maxmemory_checks_and_adds_get_no_answer(store, server):
+    """A server over ``maxmemory`` refuses checks and adds: both say so, and both go on when there is room again."""
+    made = store.create("city", "a", make_layout())
+    server.config_set("maxmemory", 1)
+    try:
+        for act in (lambda: made.might_contain(key(1)), lambda: made.add([key(1)])):
+            with pytest.raises(StoreUnavailable) as caught:
+                act()
+            assert caught.value.reason == "oom"
+    finally:
+        server.config_set("maxmemory", 0)
+
+    assert not made.might_contain(key(1))
+
+
+def test_a_server_that_may_evict_filters_is_warned_of(store, server):
+    """``check --deploy`` asks for ``maxmemory-policy``: one that evicts keys without an expiry is a warning."""
+    found = {}
+    for policy in ("noeviction", "volatile-lru", "allkeys-lru"):
+        server.config_set("maxmemory-policy", policy)
+        found[policy] = [message.id for message in store.check_deployed()]
+    server.config_set("maxmemory-policy", "noeviction")
+
+    assert found == {"noeviction": [], "volatile-lru": [], "allkeys-lru": ["bloomguard.W022"]}
+
+
+def test_a_server_that_does_not_answer_is_warned_of():
+    """``check --deploy`` says so where nobody listens; a plain check asks no server."""
+    store = RedisStore("default", url="redis://127.0.0.1:1/0")
+
+    assert store.check() == []
+    assert [message.id for message in store.check_deployed()] == ["bloomguard.W021"]
+
+
+def test_long_timeouts_are_warned_of():
+    """Timeouts that would hold up requests are a warning."""
+    store = RedisStore("default", url="redis://127.0.0.1:1/0", read_timeout=5)
+
+    assert [message.id for message in store.check()] == ["bloomguard.W020"]
+
+
+def test_deploy_checks_ask_every_store(settings, server):
+    """``check --tag bloomguard --deploy`` reports what the servers of all stores say; a plain check asks none."""
+    server.config_set("maxmemory-policy", "allkeys-lru")
+    settings.BLOOMGUARD = {
+        "STORES": {
+            "default": {"BACKEND": "bloomguard.stores.memory.MemoryStore"},
+            "shared": {"BACKEND": "bloomguard.stores.redis.RedisStore", "OPTIONS": {"url": servers.valkey()}},
+            "broken": {"BACKEND": "bloomguard.stores.redis.RedisStore"},
+        }
+    }
+    plain = [message.id for message in run_checks(tags=["bloomguard"])]
+    deployed = [message.id for message in run_checks(tags=["bloomguard"], include_deployment_checks=True)]
+    server.config_set("maxmemory-policy", "noeviction")
+    stores["shared"].close()
+
+    assert "bloomguard.E009" in plain
+    assert set(deployed) - set(plain) == {"bloomguard.W022"}
