@@ -44,7 +44,7 @@ SETTLE_SECONDS = 2 * LEASE_SECONDS
 #: A builder that has not been heard of for this long is dead.
 DEAD_AFTER_SECONDS = 60.0
 _BEAT_SECONDS = 10.0
-_BATCH_KEYS = 500_000
+_BATCH_KEYS = 400_000
 
 Progress = Callable[[int, int], None]
 

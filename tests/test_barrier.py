@@ -117,13 +117,17 @@ def test_nobody_else_is_waited_for(work, postgresql):
 
 def test_a_later_writer_is_not_waited_for(postgresql):
     """Writers that begin while the barrier waits know of the new generation: under steady writes it still ends."""
-    later = []
+    later, polls = [], []
     with Other(lambda: Product.objects.create(pk=2)) as first:
 
         def sleep(seconds):
+            polls.append(seconds)
             if not later:
                 later.append(Other(lambda: Product.objects.create(pk=3)).__enter__())
                 first.end()
+            elif len(polls) > 3:
+                later[0].end()
+                pytest.fail("waited for a later writer")
 
         wait_for_writers("postgresql", TABLE, sleep)
 

@@ -203,9 +203,14 @@ def test_a_full_disk_is_a_clear_error_and_the_old_generation_serves(start):
     run("product")
     active = states.table.current("product").active
     Product.objects.bulk_create(Product(pk=pk * 1_000_003) for pk in range(2, 40_000))
-    limit = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000))\n"
+    code = (
+        "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, -1))\n"
+        "from tests import child\n"
+        "try: child.main()\n"
+        "finally: resource.setrlimit(resource.RLIMIT_FSIZE, (-1, -1))\n"  # what measures coverage writes at the end
+    )
 
-    child = start("rebuild_filter", "product", "--skip-checks", code=limit + "from tests import child; child.main()")
+    child = start("rebuild_filter", "product", "--skip-checks", code=code)
     _, said = child.communicate(timeout=60)
 
     assert child.returncode == 1

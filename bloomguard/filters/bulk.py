@@ -103,7 +103,7 @@ class BitSetter:
     def _set(self, part: NDArray[np.uint8], size: int, low: U64, crew: Crew) -> None:
         import numpy as np
 
-        if len(low) * 64 < size:  # few keys in a large partition: touch only their bytes
+        if len(low) * 256 < size:  # few keys in a large partition: touch only their bytes
             set_few(part, (low % np.uint64(size)).view(np.int64))
             return
         flags = self._spare.pop() if self._spare else np.zeros(self._flag_bytes, bool)

@@ -263,8 +263,9 @@ def test_a_full_disk_is_a_clear_error_and_leaves_nothing(files):
 
 def run_with_small_files(code: str) -> str:
     """What ``code`` prints in a process that may not make a file larger than 100,000 bytes."""
-    limit = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))\n"
-    run = subprocess.run([sys.executable, "-c", limit + code], capture_output=True, text=True, env=environment())
+    limit = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, -1))\n"
+    lift = "resource.setrlimit(resource.RLIMIT_FSIZE, (-1, -1))\n"  # what measures coverage writes at the end
+    run = subprocess.run([sys.executable, "-c", limit + code + lift], capture_output=True, text=True, env=environment())
     assert run.returncode == 0, run.stderr
     return run.stdout
 
