@@ -62,8 +62,8 @@ class Guard:
         self.name = self.name or _kebab(type(self).__name__)
         if not self._known_names.fullmatch(self.name):
             raise ConfigurationError(
-                f"{type(self).__name__}: name is {self.name!r}; it has to begin with a lower-case letter and go on with "
-                "up to 99 lower-case letters, digits, dots, dashes and underscores"
+                f"{type(self).__name__}: name is {self.name!r}; it has to begin with a lower-case letter and go on "
+                "with up to 99 lower-case letters, digits, dots, dashes and underscores"
             )
 
     def __repr__(self) -> str:
