@@ -36,7 +36,7 @@ def test_a_guard_may_say_its_name():
 @pytest.mark.parametrize("name", ["Product", "a b", "../up", "-a", "ä", "a/b", "a" * 101])
 def test_a_name_that_is_no_file_name_is_refused(name):
     """A name stands in file names and database rows, so it is short and plain; the error shows it."""
-    with pytest.raises(ConfigurationError, match="name is .*; it has to begin with"):
+    with pytest.raises(ConfigurationError, match=r"name is .*; it has to begin with"):
         make_guard(Product, name=name)
 
 
