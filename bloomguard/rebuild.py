@@ -98,6 +98,7 @@ class Rebuild:
         self._clock = clock
         self._beaten_at = clock()
         self._name = ""
+        self._replaced = ""  # the active generation of another store that we have fenced
         self._generation: Generation | None = None
         self._mine: State | None = None
         self._seconds = 0.0
@@ -166,10 +167,26 @@ class Rebuild:
 
     # The steps, in their order; `run_all` takes several guards through them side by side.
 
+    def fence_replaced(self) -> bool:
+        """Fence what another store answers, or another life of this one; ``True`` if there is time to be given then.
+
+        Once the row names our store, writers no longer write to that one, and whoever still holds a lease on the row
+        of before would answer from it: so a settling time has to be over before :meth:`announce`.
+        """
+        self._refuse_transaction()
+        seen = self.table.current(self.guard.name)
+        if not seen.active or seen.identity == self.store.identity:
+            return False
+        if seen.building:
+            self._refuse_if_alive(seen)
+        # It may be fenced already, by somebody who was faster than we are by less than a lease: we wait in any case.
+        self.table.fence(self.guard.name, "the store was replaced")
+        self._replaced = seen.active
+        return True
+
     def announce(self) -> None:
         """Create an empty generation and name it in the state row."""
-        if connections[self.source.using].in_atomic_block:
-            raise RebuildError("a rebuild inside a transaction would not see what others commit; call it outside")
+        self._refuse_transaction()
         began = self._clock()
         self._expected = self.source.summary()
         layout = self._layout(self._expected, new_tag())
@@ -276,12 +293,18 @@ class Rebuild:
         if seen.identity != identity:
             # Another store, or another life of it: what it was trusted for is not here.
             changes |= {"identity": identity, "active": "", "standby": "", "status": FENCED}
-            if seen.active:
-                changes |= {"fenced_at": timezone.now(), "reason": "the store was replaced"}
+            if seen.active and (seen.status != FENCED or seen.active != self._replaced):
+                raise BuilderBusy(f"{self.guard.name}: its store was replaced at this very moment; run it again later")
         mine = self.table.swap(seen, **changes)
         if mine is None:
-            raise BuilderBusy(f"{self.guard.name}: somebody else changed its state row at the same moment")
+            raise BuilderBusy(
+                f"{self.guard.name}: somebody else changed its state row at the same moment; run it again later"
+            )
         return mine
+
+    def _refuse_transaction(self) -> None:
+        if connections[self.source.using].in_atomic_block:
+            raise RebuildError("a rebuild inside a transaction would not see what others commit; call it outside")
 
     def _refuse_if_alive(self, seen: State) -> None:
         host, _, pid = seen.builder.rpartition("/")
@@ -292,7 +315,8 @@ class Rebuild:
             dead = True
         if not dead:
             raise BuilderBusy(
-                f"{seen.name} is being built by process {pid} on {host}, heard of {silent.total_seconds():.0f} s ago"
+                f"{seen.name} is being built by process {pid} on {host}, heard of {silent.total_seconds():.0f} s ago; "
+                "run it again later"
             )
 
     def _sweep(self, lying: Sequence[str], state: State) -> None:
@@ -375,6 +399,11 @@ def run_all(rebuilds: Sequence[Rebuild], sleep: Callable[[float], None] = time.s
     One that fails stops no other. Whatever is raised, Ctrl-C included, every unfinished build is withdrawn first.
     """
     outcomes: dict[Rebuild, Report | RebuildError] = {}
+    replaced: list[Rebuild] = []
+
+    def fence_replaced(one: Rebuild) -> None:
+        if one.fence_replaced():
+            replaced.append(one)
 
     def each(step: Callable[[Rebuild], Report | None]) -> None:
         for one in rebuilds:
@@ -394,6 +423,9 @@ def run_all(rebuilds: Sequence[Rebuild], sleep: Callable[[float], None] = time.s
     try:
         for one in rebuilds:
             one.companions = rebuilds
+        each(fence_replaced)
+        if replaced:
+            sleep(SETTLE_SECONDS)
         each(Rebuild.announce)
         began = time.monotonic()
         if len(outcomes) < len(rebuilds):
@@ -401,10 +433,10 @@ def run_all(rebuilds: Sequence[Rebuild], sleep: Callable[[float], None] = time.s
         each(Rebuild.wait_for_writers)
         waited = time.monotonic() - began
         each(lambda one: one.complete(waited))
-        replaced = [(one, state) for one in rebuilds if (state := one.former()) is not None]
-        if replaced:
+        retiring = [(one, state) for one in rebuilds if (state := one.former()) is not None]
+        if retiring:
             sleep(SETTLE_SECONDS)
-        for one, state in replaced:
+        for one, state in retiring:
             one.retire(state)
     except BaseException:
         for one in rebuilds:
