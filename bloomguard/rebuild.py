@@ -15,7 +15,6 @@ import socket
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
@@ -25,20 +24,17 @@ from django.utils import timezone
 from .barrier import wait_for_writers
 from .exceptions import BuilderBusy, ConfigurationError, RebuildError, StoreError
 from .filters import FilterError
-from .filters.choose import Choice, KeysSummary, choose
+from .filters.choose import KeysSummary
 from .filters.codec import new_tag
-from .filters.layout import Layout
 from .guards import Guard
 from .models import GuardState
+from .plans import Plan, Report, lay_out
 from .sources import Page, Source
 from .stores import Generation
 from .sync.state import ARMED, FENCED, LEASE_SECONDS, State
 
 logger = logging.getLogger("bloomguard")
 
-#: What a filter has room for beyond today's rows, unless the guard says how many.
-HEADROOM = 1.5
-SMALLEST_CAPACITY = 1_000
 #: Every process has read a row that was committed this long ago, or answers nothing.
 SETTLE_SECONDS = 2 * LEASE_SECONDS
 #: A builder that has not been heard of for this long is dead.
@@ -47,35 +43,6 @@ _BEAT_SECONDS = 10.0
 _BATCH_KEYS = 400_000
 
 Progress = Callable[[int, int], None]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Plan:
-    """What a rebuild would make: about how many rows, room for how many, and the bytes that takes."""
-
-    guard: str
-    kind: str
-    rows: int
-    capacity: int
-    error_rate: float
-    bytes: int
-    shards: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class Report:
-    """What a rebuild made. ``seconds`` is its own work, ``waited_seconds`` the wait for writers of other processes."""
-
-    guard: str
-    generation: str
-    kind: str
-    rows: int
-    capacity: int
-    bytes: int
-    error_rate: float
-    error_rate_measured: float
-    seconds: float
-    waited_seconds: float
 
 
 class Rebuild:
@@ -110,7 +77,7 @@ class Rebuild:
     def plan(self) -> Plan:
         """What :meth:`run` would make; changes nothing. Raises :class:`RebuildError` if it cannot fit, with figures."""
         summary = self.source.summary()
-        layout = self._layout(summary, tag=0)
+        layout = lay_out(self.guard, summary)
         return Plan(
             guard=self.guard.name,
             kind=layout.kind,
@@ -120,43 +87,6 @@ class Rebuild:
             bytes=layout.total_bytes,
             shards=len(layout.headers),
         )
-
-    def _layout(self, summary: KeysSummary, tag: int) -> Layout:
-        key_id, key_hash = self.guard.live.key_hashes()[0]
-        choice = self._choice(summary)
-        layout = Layout.plan(
-            key_hash=key_hash,
-            capacity=choice.capacity,
-            error_rate=self.guard.error_rate,
-            tag=tag,
-            key_id=key_id,
-            kind=choice.kind,
-            shard_bytes=self.store.shard_bytes,
-            **choice.options,
-        )
-        free = self.store.free_bytes()
-        if free is not None and layout.total_bytes > free:
-            raise RebuildError(
-                f"{self.guard.name}: room for {layout.capacity:,} keys at {self.guard.error_rate:g} takes "
-                f"{layout.total_bytes:,} bytes; the store {self.store.alias!r} has {free:,} left. Free some, or raise "
-                "error_rate"
-            )
-        return layout
-
-    def _choice(self, summary: KeysSummary) -> Choice:
-        wanted = self.guard.filter
-        capacity = max(self.guard.capacity or int(summary.count * HEADROOM), summary.count, SMALLEST_CAPACITY)
-        if wanted == "auto":
-            return choose(summary, self.guard.error_rate, capacity=capacity)
-        if wanted != "bitmap":
-            return Choice(kind=wanted, capacity=capacity)
-        if self.guard.keys.width != 8:
-            raise RebuildError(f"{self.guard.name}: filter is 'bitmap', which holds integers and dates alone")
-        low = 1 if summary.low is None else summary.low
-        high = low if summary.high is None else summary.high
-        # Room above, in the proportion that the rows have to grow.
-        reach = (high - low + 1) * capacity // max(summary.count, 1)
-        return Choice(kind=wanted, capacity=capacity, options={"low": low, "high": max(high, low + reach - 1)})
 
     def run(self) -> Report:
         """Build and publish; raises :class:`RebuildError`, and leaves what was served before as it was."""
@@ -189,7 +119,7 @@ class Rebuild:
         self._refuse_transaction()
         began = self._clock()
         self._expected = self.source.summary()
-        layout = self._layout(self._expected, new_tag())
+        layout = lay_out(self.guard, self._expected, tag=new_tag())
         # In this order: whoever sweeps lists what there is, then changes the row. What we create after reading the
         # row is either not on that list, or the row is no longer as we read it and we are the one to give way.
         seen = self.table.current(self.guard.name)
