@@ -14,22 +14,21 @@ import secrets
 import socket
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import timedelta
-from typing import Any
 
 from django.db import DatabaseError, connections
 from django.utils import timezone
 
 from .barrier import wait_for_writers
 from .exceptions import BuilderBusy, ConfigurationError, RebuildError, StoreError
+from .filling import fill
 from .filters import FilterError
 from .filters.choose import KeysSummary
 from .filters.codec import new_tag
 from .guards import Guard
 from .models import GuardState
 from .plans import Plan, Report, lay_out
-from .sources import Page, Source
+from .sources import Source
 from .stores import Generation
 from .sync.state import ARMED, FENCED, LEASE_SECONDS, State
 
@@ -40,7 +39,6 @@ SETTLE_SECONDS = 2 * LEASE_SECONDS
 #: A builder that has not been heard of for this long is dead.
 DEAD_AFTER_SECONDS = 60.0
 _BEAT_SECONDS = 10.0
-_BATCH_KEYS = 400_000
 
 Progress = Callable[[int, int], None]
 
@@ -259,27 +257,14 @@ class Rebuild:
                     self._left_behind(error)
 
     def _fill(self, generation: Generation, expected: int) -> int:
-        """Scan and add, the next page being read while the last one is hashed; returns the number of rows."""
-        rows = 0
-        with ThreadPoolExecutor(1) as hasher:
-            pending: Future[None] | None = None
-            batch: list[Page] = []
-            held = 0
-            for page in self.source.pages():
-                batch.append(page)
-                held += page.rows
-                rows += page.rows
-                if held >= _BATCH_KEYS:
-                    if pending is not None:
-                        pending.result()
-                    pending = hasher.submit(self._add, generation, batch)
-                    batch, held = [], 0
-                self._progress(rows, max(rows, expected))
-                for one in self.companions:
-                    one.beat()
-            if pending is not None:
-                pending.result()
-            self._add(generation, batch)
+        """Scan and add; returns the number of rows."""
+
+        def read(done: int) -> None:
+            self._progress(done, max(done, expected))
+            for one in self.companions:
+                one.beat()
+
+        rows = fill(generation, self.source.pages(), read)
         if rows < expected:
             self._progress(rows, rows)  # there were fewer than expected
         if rows > generation.layout.capacity:
@@ -288,21 +273,6 @@ class Rebuild:
                 f"{generation.layout.capacity:,}; run it again, or set capacity"
             )
         return rows
-
-    @staticmethod
-    def _add(generation: Generation, batch: list[Page]) -> None:
-        import numpy as np
-
-        keys: list[Any] = [page.keys for page in batch]
-        if not keys:
-            return
-        if isinstance(keys[0], np.ndarray):
-            generation.add_many(np.concatenate(keys), more=True)
-        elif isinstance(keys[0], bytes):
-            generation.add_many(b"".join(keys), more=True)
-        else:
-            for some in keys:
-                generation.add_many(some, more=True)
 
     def _publish(self, mine: State, rows: int) -> None:
         published = self.table.swap(

@@ -12,7 +12,7 @@ import pytest
 from django.db import OperationalError, connections, transaction
 from django.utils import timezone
 
-from bloomguard import rebuild, sources
+from bloomguard import filling, rebuild, sources
 from bloomguard.exceptions import BuilderBusy, RebuildError, StoreError
 from bloomguard.guards import Guard, registry
 from bloomguard.live import LiveFilter
@@ -63,7 +63,7 @@ def test_a_rebuild_holds_every_row(kind, build, clock, monkeypatch):
     """Every row passes and (nearly) nothing else, after the first build and after the next."""
     monkeypatch.setattr(ProductGuard, "filter", kind)
     monkeypatch.setattr(sources, "PAGE_ROWS", 70)
-    monkeypatch.setattr(rebuild, "_BATCH_KEYS", 100)
+    monkeypatch.setattr(filling, "_BATCH_KEYS", 100)
     Product.objects.bulk_create(Product(pk=pk) for pk in range(-50, 500))
     first = build("product")
     Product.objects.filter(pk__gte=300).delete()
