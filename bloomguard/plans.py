@@ -29,12 +29,17 @@ class Plan:
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """What a rebuild made. ``seconds`` is its own work, ``waited_seconds`` the wait for writers of other processes."""
+    """What a rebuild made.
+
+    ``rows_verified`` rows were read once more and found in it. ``seconds`` is its own work, ``waited_seconds`` the wait
+    for writers of other processes.
+    """
 
     guard: str
     generation: str
     kind: str
     rows: int
+    rows_verified: int
     capacity: int
     bytes: int
     error_rate: float

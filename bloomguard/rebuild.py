@@ -1,7 +1,7 @@
 """Rebuild: rows -> a new generation, measured, published as a whole.
 
     create an empty generation -> announce it in the state row -> wait until every writer knows of it and every
-    earlier writer has ended -> scan -> measure -> publish by compare-and-set -> drop the one before
+    earlier writer has ended -> scan -> verify -> publish by compare-and-set -> drop the one before
 
 Until it is published the former generation answers; whatever stops the rebuild, it goes on answering.
 """
@@ -28,6 +28,7 @@ from .filters.codec import new_tag
 from .guards import Guard
 from .models import GuardState
 from .plans import Plan, Report, lay_out
+from .proof import Proof
 from .sources import Source
 from .stores import Generation
 from .sync.state import ARMED, FENCED, LEASE_SECONDS, State
@@ -68,6 +69,7 @@ class Rebuild:
         self._mine: State | None = None
         self._seconds = 0.0
         self._expected = KeysSummary(count=0)
+        self._proof: Proof | None = None
         self.published = False
         #: All builds that this process has announced: a long scan speaks for those that wait for their turn.
         self.companions: Sequence[Rebuild] = (self,)
@@ -117,6 +119,7 @@ class Rebuild:
         self._refuse_transaction()
         began = self._clock()
         self._expected = self.source.summary()
+        self._proof = Proof(self.source, self._sleep)
         layout = lay_out(self.guard, self._expected, tag=new_tag())
         # In this order: whoever sweeps lists what there is, then changes the row. What we create after reading the
         # row is either not on that list, or the row is no longer as we read it and we are the one to give way.
@@ -141,13 +144,15 @@ class Rebuild:
         wait_for_writers(self.source.using, self.guard.model._meta.db_table, sleep)
 
     def complete(self, waited: float) -> Report:
-        """Scan, measure, publish; ``waited`` seconds were spent waiting before."""
+        """Scan, verify, publish; ``waited`` seconds were spent waiting before."""
         assert self._generation is not None
+        assert self._proof is not None
         assert self._mine is not None
         began = self._clock()
         rows = self._fill(self._generation, self._expected.count)
         self._generation.seal()
-        measured = self._generation.measure_error_rate()
+        verified = self._proof.rows_held(self._generation)
+        measured = self._proof.error_rate(self._generation)
         self._publish(self._mine, rows)
         self.published = True
         layout = self._generation.layout
@@ -156,6 +161,7 @@ class Rebuild:
             generation=self._name,
             kind=layout.kind,
             rows=rows,
+            rows_verified=verified,
             capacity=layout.capacity,
             bytes=layout.total_bytes,
             error_rate=layout.error_rate,
