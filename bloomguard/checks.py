@@ -17,10 +17,11 @@ from . import conf
 from .exceptions import ConfigurationError
 from .filters import InvalidShape
 from .filters.sizing import check_capacity, check_error_rate
-from .guards import Guard, registry
+from .guards import AUTO, Guard, registry
 from .keys import kind_of, value_field
 from .middleware import BloomGuardMiddleware
-from .routes import guarded_routes, patterns, table_for
+from .patterns import patterns
+from .routes import guarded_routes, table_for
 from .stores import stores
 
 TAG = "bloomguard"
@@ -215,13 +216,22 @@ def _equality(guard: Guard, field: models.Field[Any, Any], error: Any) -> Iterat
 
 
 def _routes(guard: Guard, error: Any) -> Iterator[CheckMessage]:
+    if guard.routes == AUTO:
+        if not guarded_routes(guard):
+            yield Warning(
+                f"the guard {guard.name!r}: routes = {AUTO!r} finds no URL pattern.",
+                hint="manage.py guard_routes tells of each pattern why. Name the routes, or guard views one by one.",
+                obj=guard.model,
+                id="bloomguard.W010",
+            )
+        return
     if isinstance(guard.routes, str):
         yield error(2, f"routes is the text {guard.routes!r}, not a list", f"Write routes = [{guard.routes!r}].")
         return
     try:
         guarded_routes(guard)
     except ConfigurationError as problem:
-        names = sorted({pattern.view_name for pattern in patterns()})
+        names = sorted({pattern.view_name for pattern in patterns() if pattern.is_named})
         near = [match for route in guard.routes for match in get_close_matches(route, names)]
         yield error(
             2,
