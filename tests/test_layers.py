@@ -27,6 +27,8 @@ LAYERS = [
     ["sync", "sync.connection", "sync.state"],
     ["live"],
     ["guards", "sources", "barrier"],
+    ["plans", "filling", "proof"],
+    ["patterns", "access", "spare", "discovery"],
     ["sync.discards", "sync.fencing", "sync.statements", "sync.signals", "rebuild", "routes", "responses"],
     ["middleware", "decorators", "management.", "checks"],
     ["apps"],
