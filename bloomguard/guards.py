@@ -19,11 +19,12 @@ from django.db import models
 from django.db.models import Model, Q
 from django.http import HttpRequest
 
+from . import spot_checks
 from .exceptions import ConfigurationError
 from .filters.kinds import KINDS
 from .keys import KeyMaker, OutOfRange, Unkeyable
 from .live import LiveFilter
-from .verdicts import ERROR, OUT_OF_RANGE, UNKEYABLE, Decision, Verdict
+from .verdicts import ABSENT, ERROR, OUT_OF_RANGE, UNKEYABLE, Decision, Verdict
 
 __all__ = ["Guard", "Verdict", "register", "registry"]
 
@@ -66,6 +67,7 @@ class Guard:
 
     def __init__(self, model: type[Model]) -> None:
         self.model = model
+        self._owes_check = False
         self._failures: set[type[Exception]] = set()  # said already: a flood of requests is none of log lines
         self.name = self.name or _kebab(type(self).__name__)
         if not self._known_names.fullmatch(self.name):
@@ -173,11 +175,19 @@ class Guard:
 
     def decide(self, value: Any) -> Decision:
         """The verdict on ``value`` with its reason. May read the state rows, at most once a second and process."""
-        return self._decide(value, lambda key: self.live.ask(key)) or ERROR
+        decision = self._decide(value, lambda key: self.live.ask(key)) or ERROR
+        if decision is ABSENT and (self._owes_check or spot_checks.drawn()):
+            self._owes_check = False
+            return spot_checks.checks.check(self, value)
+        return decision
 
     def decide_now(self, value: Any) -> Decision | None:
         """The same without waiting; ``None`` if that needs the state rows, or a filter, read first."""
-        return self._decide(value, lambda key: self.live.ask_now(key))
+        decision = self._decide(value, lambda key: self.live.ask_now(key))
+        if decision is ABSENT and spot_checks.drawn():
+            self._owes_check = True  # by whoever asks next, where waiting is allowed
+            return None
+        return decision
 
     def _decide(self, value: Any, ask: Callable[[bytes], Decision | None]) -> Decision | None:
         try:

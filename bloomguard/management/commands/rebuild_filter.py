@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import json
-import sys
 from contextlib import ExitStack
 from dataclasses import asdict
 from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.db import DatabaseError
-from tqdm import tqdm
 
 from ...exceptions import BuilderBusy, ConfigurationError, RebuildError, StoreError
 from ...filters import FilterError
 from ...guards import Guard, registry
 from ...plans import Plan, Report
 from ...rebuild import Rebuild, run_all
+from ..progress import Bar
 
 EX_TEMPFAIL = 75  # sysexits.h: try again later
 
@@ -58,7 +57,7 @@ class Command(BaseCommand):
     def _builds(self, guards: list[Guard], options: dict[str, Any]) -> list[Any]:
         quiet = options["verbosity"] == 0
         with ExitStack() as bars:
-            rebuilds = [Rebuild(guard, progress=_Bar(guard, bars, quiet)) for guard in guards]
+            rebuilds = [Rebuild(guard, progress=Bar(guard, bars, quiet)) for guard in guards]
             outcomes = run_all(rebuilds)
         for report in outcomes if not quiet and not options["json"] else []:
             if isinstance(report, Report):
@@ -68,22 +67,6 @@ class Command(BaseCommand):
                     f"{report.error_rate_measured:.4%} now, {report.error_rate:.4%} when full"
                 )
         return outcomes
-
-
-class _Bar:
-    """A guard's progress bar, there from its first page to the next guard's."""
-
-    def __init__(self, guard: Guard, stack: ExitStack, quiet: bool) -> None:
-        self._guard, self._stack, self._quiet = guard, stack, quiet
-        self._bar: tqdm[Any] | None = None
-
-    def __call__(self, done: int, total: int) -> None:
-        if self._bar is None:
-            self._stack.close()
-            bar = tqdm(desc=self._guard.name, unit=" rows", unit_scale=True, disable=self._quiet, file=sys.stderr)
-            self._bar = self._stack.enter_context(bar)
-        self._bar.total = total
-        self._bar.update(done - self._bar.n)
 
 
 def _named(figures: Plan | Report) -> dict[str, Any]:
