@@ -22,12 +22,12 @@ ROOT = Path(bloomguard.__file__).parent
 #: end is a whole folder.
 LAYERS = [
     ["filters."],
-    ["", "exceptions", "keys", "conf", "forks", "models", "migrations.", "verdicts"],
+    ["", "alive", "exceptions", "keys", "conf", "forks", "models", "migrations.", "verdicts"],
     ["stores."],
     ["sync", "sync.connection", "sync.state"],
     ["live"],
     ["guards", "sources", "barrier"],
-    ["sync.fencing", "sync.statements", "sync.signals", "rebuild", "routes", "responses"],
+    ["sync.fencing", "sync.links", "sync.watches", "sync.statements", "sync.signals", "rebuild", "routes", "responses"],
     ["middleware", "decorators", "management.", "checks"],
     ["apps"],
 ]
