@@ -27,7 +27,9 @@ LAYERS = [
     ["sync", "sync.connection", "sync.state"],
     ["live"],
     ["guards", "sources", "barrier"],
-    ["sync.fencing", "sync.links", "sync.watches", "sync.statements", "sync.signals", "rebuild", "routes", "responses"],
+    ["plans", "filling", "proof"],
+    ["patterns", "access", "spare", "discovery"],
+    ["sync.links", "sync.watches", "sync.fencing", "sync.statements", "sync.signals", "rebuild", "routes", "responses"],
     ["middleware", "decorators", "management.", "checks"],
     ["apps"],
 ]

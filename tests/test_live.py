@@ -56,6 +56,14 @@ def another_process(guard: Guard, clock) -> LiveFilter:
 # -- asking
 
 
+def test_a_guard_that_was_never_built_is_cold_under_a_lease_as_well(fresh, clock, db):
+    """A save, or another guard's request, makes the lease valid: no generation is still no answer."""
+    Product.objects.create(pk=7)
+
+    assert states.table.lease("product") == State("product")
+    assert registry["product"].decide(7) == COLD
+
+
 def test_a_cold_guard_asks_the_database_nothing(fresh, clock, connection, db):
     """A guard that nobody has built a filter for says so, and costs no query, ever."""
     guard = registry["product"]
@@ -329,6 +337,25 @@ def test_an_add_to_a_fenced_guard_asks_no_store(product, clock, monkeypatch):
     clock.now += 1
 
     assert product.add(50)
+
+
+def test_an_add_heeds_every_fence_anew(product, build, clock):
+    """A writer that knows of a fence, and has looked at nothing since, gives readers their time at the next one too."""
+    slept = []
+    product.live.table.sleep = lambda seconds: (slept.append(seconds), clock.sleep(seconds))
+    writer = another_process(product, clock)
+    writer.table.sleep = product.live.table.sleep
+    states.table.fence("product", "because")
+    clock.now += 1
+    assert writer.add([key(50)])
+    build("product")
+    clock.now += 1
+    assert product.decide(ABSENT_PK) == ABSENT
+    states.table.fence("product", "because of something else")
+    del slept[:]
+
+    assert writer.add([key(51)])
+    assert slept == [2.0]
 
 
 def test_an_add_that_is_refused_is_no_add(product, clock, monkeypatch):

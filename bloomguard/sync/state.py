@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from django.db import DatabaseError, InterfaceError
@@ -43,6 +43,8 @@ class State:
     standby: str = ""
     building: str = ""
     builder: str = ""
+    #: When it was fenced, as the database gives it: tells one fence from another, and is no time to reckon with.
+    fenced_at: Any = field(default=None, compare=False)
 
     @property
     def generations(self) -> tuple[str, ...]:
