@@ -68,7 +68,7 @@ class GuardedRoute:
     @cached_property
     def spared(self) -> Callable[..., Any]:
         """The view, with a look-up that finds nothing."""
-        return spared(Lookup(self.guard, self.kwargs[0], self.by_view), self.pattern.callback)
+        return spared(Lookup(self.guard, self.kwargs, self.by_view), self.pattern.callback)
 
     def is_of(self, match: ResolverMatch | None) -> bool:
         """Whether this is the pattern, or one like it, that Django has taken a path to."""
@@ -194,7 +194,7 @@ def _found(guard: Guard, known: list[Pattern]) -> list[GuardedRoute]:
             GuardedRoute(
                 guard,
                 pattern,
-                (lookup.kwarg,),
+                lookup.kwargs,
                 # What a view does with another method before it looks anything up, nobody has looked at.
                 frozenset(guard.methods) & {"GET", "HEAD"},
                 rivals(pattern, known[:place]),
@@ -316,11 +316,9 @@ def absent_in_view(
             decision = decide(route.guard, value)
             if decision is None:
                 return False
-            if (
-                decision.verdict is Verdict.ABSENT
-                and route.guard.applies(request)
-                and (not route.by_view or route.spared)
-            ):
+            if decision.verdict is Verdict.ABSENT and route.guard.applies(request):
+                if route.by_view:
+                    _ = route.spared  # made here, where an error passes the request
                 return route
     except Exception as error:
         _say_once(error)
