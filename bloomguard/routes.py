@@ -205,6 +205,28 @@ def _found(guard: Guard, known: list[Pattern]) -> list[GuardedRoute]:
     return found
 
 
+class Index:
+    """Routes by what their paths begin with."""
+
+    def __init__(self, routes: list[GuardedRoute]) -> None:
+        self._by_prefix: dict[str, list[GuardedRoute]] = {}
+        for route in routes:
+            self._by_prefix.setdefault(route.prefix, []).append(route)
+        self._depths = range(max((prefix.count("/") for prefix in self._by_prefix), default=0))
+
+    def candidates(self, path: str) -> list[GuardedRoute]:
+        """Routes that ``path`` may belong to: those whose prefix it has."""
+        found: list[GuardedRoute] = []
+        end = 0
+        for _ in self._depths:
+            end = path.find("/", end) + 1
+            if not end:
+                break
+            if routes := self._by_prefix.get(path[:end]):
+                found = [*found, *routes] if found else routes
+        return found
+
+
 class RouteTable:
     """All guarded routes of one URLconf, compiled for a first look."""
 
@@ -231,24 +253,9 @@ class RouteTable:
             if found.is_late:
                 self.late.setdefault(found.pattern.callback, []).append(found)
         self.early = routes = [found for found in routes if found.is_early]
-        self._by_prefix: dict[str, list[GuardedRoute]] = {}
-        for found in routes:
-            self._by_prefix.setdefault(found.prefix, []).append(found)
-        self._depths = range(max((prefix.count("/") for prefix in self._by_prefix), default=0))
+        self.candidates = Index(routes).candidates
         self.methods = frozenset(method for route in routes for method in route.methods)
         self.by_language = any(pattern.by_language for pattern in known)
-
-    def candidates(self, path: str) -> list[GuardedRoute]:
-        """Routes that ``path`` may belong to: those whose prefix it has."""
-        found: list[GuardedRoute] = []
-        end = 0
-        for _ in self._depths:
-            end = path.find("/", end) + 1
-            if not end:
-                break
-            if routes := self._by_prefix.get(path[:end]):
-                found = [*found, *routes] if found else routes
-        return found
 
 
 _tables: dict[Any, RouteTable] = {}

@@ -28,8 +28,9 @@ LAYERS = [
     ["live"],
     ["guards", "sources", "barrier"],
     ["patterns", "access", "spare", "discovery"],
-    ["sync.fencing", "sync.statements", "sync.signals", "rebuild", "routes", "responses"],
-    ["middleware", "decorators", "management.", "checks"],
+    ["sync.fencing", "sync.statements", "sync.signals", "rebuild", "routes", "responses", "capture"],
+    ["frontdoor"],
+    ["middleware", "wsgi", "asgi", "decorators", "management.", "checks"],
     ["apps"],
 ]
 FOREIGN_TO_FILTERS = {"numpy", "mmh3", "bitarray"}

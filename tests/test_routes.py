@@ -425,7 +425,7 @@ def test_a_guard_whose_route_is_missing_guards_nothing(urls):
 def test_a_site_without_guarded_routes_costs_next_to_nothing(settings, monkeypatch):
     """Where nothing is guarded, the path is not even looked at."""
     settings.ROOT_URLCONF = urlconf(path("i/<int:pk>/", view, name="nobody's"))
-    monkeypatch.setattr(routes.RouteTable, "candidates", None)
+    monkeypatch.setattr(routes.Index, "candidates", None)
 
     assert answer("/i/7/") is None
 
@@ -472,7 +472,11 @@ def test_a_translated_route_depends_on_the_language(item, urls, languages):
 def test_the_shops_own_routes_all_guard():
     """Every route that the shop's guards name is in the table, under the prefix of its paths."""
     table = routes.table_for("tests.shop.urls")
-    found = {route.pattern.view_name: prefix for prefix, listed in table._by_prefix.items() for route in listed}
+    found = {
+        route.pattern.view_name: prefix
+        for prefix, listed in routes.Index(table.early)._by_prefix.items()
+        for route in listed
+    }
 
     assert set(found) == {name for guard in registry for name in guard.routes if guard.model._meta.app_label == "shop"}
     assert found["product"] == "/products/"
@@ -484,5 +488,5 @@ def test_a_path_of_slashes_is_looked_at_once(item, urls):
     urls(path("a/b/<int:pk>/", view, name="item"))
     table = routes.table_for(settings.ROOT_URLCONF)
 
-    assert len(table._depths) == 3
+    assert len(routes.Index(table.early)._depths) == 3
     assert table.candidates("/" * 1_000_000) == []
