@@ -6,13 +6,13 @@ application = shield(get_asgi_application())
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from asgiref.sync import sync_to_async
 
-from .capture import Page
-from .frontdoor import FrontDoor, front_door
-from .guards import Guard
+if TYPE_CHECKING:
+    from .capture import Page
+    from .frontdoor import FrontDoor
 
 Application = Callable[[dict[str, Any], Callable[..., Any], Callable[..., Any]], Awaitable[None]]
 #: What is sent: a start and a body.
@@ -26,6 +26,9 @@ def shield(application: Application) -> Application:
     the front door has to stay shut (see the docs), which is logged, ``application`` itself comes back. Nothing waits on
     the event loop: a verdict that needs a database or a network is asked for in a thread.
     """
+    from .frontdoor import front_door  # needs the apps, which asgi.py loads after its imports
+    from .guards import Guard
+
     found = front_door(application)
     if found is None:
         return application

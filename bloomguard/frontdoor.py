@@ -73,12 +73,8 @@ class FrontDoor:
             decision = decide(route.guard, value)
             if decision is None:
                 return None
-            if decision.verdict is Verdict.ABSENT and method in route.methods:
-                for rival in route.rivals:
-                    if rival.may_match(path):
-                        break
-                else:
-                    return True
+            if decision.verdict is Verdict.ABSENT and method in route.methods and route.takes(path):
+                return True
         return False
 
     def failed(self, error: Exception) -> None:

@@ -50,6 +50,14 @@ class GuardedRoute:
     by_view: bool = False
     demand: Demand | None = None
 
+    def takes(self, path: str) -> bool:
+        """Whether Django certainly takes ``path`` to this route, with the ID that :attr:`read` has read."""
+        return (
+            self.is_plain
+            and self.pattern.may_match(path)  # ``read`` takes for a number what ``int`` takes for one
+            and not any(rival.may_match(path) for rival in self.rivals)
+        )
+
     @property
     def is_early(self) -> bool:
         """Whether it may be answered before anybody knows who asks."""
@@ -347,7 +355,7 @@ def _confirmed(request: HttpRequest, urlconf: Any, route: GuardedRoute, asked: A
     if request.method not in route.methods:
         return False
     path = request.path_info
-    if not route.is_plain or any(rival.may_match(path) for rival in route.rivals):
+    if not route.takes(path):
         try:
             match = resolve(path, urlconf)
         except Resolver404:

@@ -8,9 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from .frontdoor import front_door
-from .guards import Guard
-
 Application = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]
 
 
@@ -20,6 +17,9 @@ def shield(application: Application) -> Application:
     ``application`` is what ``get_wsgi_application()`` returns. Raises :class:`ConfigurationError` if it is not. Where
     the front door has to stay shut (see the docs), which is logged, ``application`` itself comes back.
     """
+    from .frontdoor import front_door  # needs the apps, which wsgi.py loads after its imports
+    from .guards import Guard
+
     door = front_door(application)
     if door is None:
         return application

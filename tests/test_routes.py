@@ -238,6 +238,16 @@ def test_an_earlier_pattern_takes_the_path_for_itself(item, urls, earlier):
     assert answer("/i/0/") is None
 
 
+@pytest.mark.parametrize("text", ["+0", "-0", " 0", "0\n", "1_0", "٠"])
+def test_what_only_python_takes_for_a_number_is_another_patterns(item, urls, text):
+    """``int`` is more lenient than ``<int:>``: the path goes to the pattern that Django takes it to."""
+    urls(path("i/<int:pk>/", view, name="item"), path("i/<str:name>/", view))
+
+    request = RequestFactory().get("/")
+    request.path_info = f"/i/{text}/"
+    assert routes.absent(request, Asked()) is None
+
+
 def test_a_later_pattern_does_not_matter(item, urls):
     """Where Django takes the guarded pattern first, the guard answers."""
     urls(path("i/<int:pk>/", view, name="item"), path("i/<path:rest>", view))
