@@ -31,6 +31,9 @@ LAYERS = [
     ["patterns", "access", "spare", "discovery"],
     ["sync.links", "sync.watches", "sync.fencing", "sync.statements", "sync.signals", "rebuild", "routes", "responses"],
     ["middleware", "decorators", "management.", "checks"],
+    ["sync.fencing", "sync.statements", "sync.signals", "rebuild", "routes", "responses", "capture"],
+    ["frontdoor"],
+    ["middleware", "wsgi", "asgi", "decorators", "management.", "checks"],
     ["apps"],
 ]
 FOREIGN_TO_FILTERS = {"numpy", "mmh3", "bitarray"}
