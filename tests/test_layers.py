@@ -26,9 +26,10 @@ LAYERS = [
     ["stores."],
     ["sync", "sync.connection", "sync.state"],
     ["live"],
+    ["querysets", "fetching"],
     ["guards", "sources", "barrier"],
     ["sync.fencing", "sync.statements", "sync.signals", "rebuild", "routes", "responses"],
-    ["middleware", "decorators", "management.", "checks"],
+    ["middleware", "decorators", "views", "managers", "contrib.", "management.", "checks"],
     ["apps"],
 ]
 FOREIGN_TO_FILTERS = {"numpy", "mmh3", "bitarray"}
