@@ -10,7 +10,7 @@ from django.core.exceptions import ObjectDoesNotExist, ValidationError
 from django.db import models, router
 from django.http import Http404
 
-from .querysets import lookup_of, within
+from .querysets import covers, lookup_of
 from .verdicts import ERROR, Decision, Verdict
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ class Fetching:
         such as soft-deleted ones, the database alone answers. A value that the field cannot hold is not found.
         """
         rows = self._rows(queryset)
-        if within(self, rows) and self.verdict(value) is Verdict.ABSENT:
+        if covers(self, rows) and self.verdict(value) is Verdict.ABSENT:
             raise self._not_found(rows)
         try:
             return rows.filter(**lookup_of(self, value)).get()
@@ -104,7 +104,7 @@ class Fetching:
     async def aget_object_or_404(self, value: Any, queryset: Rows | None = None) -> Any:
         """:meth:`get_object_or_404`, without a blocking call on the event loop."""
         rows = self._rows(queryset)
-        if within(self, rows) and await self.averdict(value) is Verdict.ABSENT:
+        if covers(self, rows) and await self.averdict(value) is Verdict.ABSENT:
             raise self._not_found(rows)
         try:
             return await rows.filter(**lookup_of(self, value)).aget()

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from django.db import models
 
 from .guards import registry
-from .querysets import guards_for, within
+from .querysets import covers, guards_for
 from .verdicts import Verdict
 
 M = TypeVar("M", bound=models.Model, covariant=True)
@@ -33,7 +33,7 @@ class GuardedQuerySet(models.QuerySet[M]):
         if kwargs and not args:
             for guard, names in guards_for(registry, self.model, tuple(kwargs)):
                 value = kwargs[names[0]] if len(names) == 1 else [kwargs[name] for name in names]
-                if guard.verdict(value) is Verdict.ABSENT and within(guard, self):
+                if guard.verdict(value) is Verdict.ABSENT and covers(guard, self):
                     missing: type[Exception] = self.model.DoesNotExist  # type: ignore[attr-defined]
                     raise missing(f"{self.model._meta.object_name} matching query does not exist.")
         return super().get(*args, **kwargs)
@@ -43,7 +43,7 @@ class GuardedQuerySet(models.QuerySet[M]):
         if id_list is not None:
             id_list = list(id_list)
             for guard, _ in guards_for(registry, self.model, (field_name,)):
-                if within(guard, self):
+                if covers(guard, self):
                     id_list = guard.filter_existing(id_list)
         return super().in_bulk(id_list, field_name=field_name)
 

@@ -35,21 +35,44 @@ class Owner(Protocol):
         """The rows that the guard knows."""
 
 
-def within(guard: Owner, queryset: QuerySet[Any]) -> bool:
-    """Whether every row that ``queryset`` can give is one of the guard's: what is ABSENT is not in it.
+def covers(guard: Owner, queryset: Any) -> bool:
+    """Whether ``guard`` certainly knows every row that ``queryset`` can give: what is ABSENT is not in it.
 
-    The conditions of ``alive`` have to be among the queryset's own, joined by AND, as ``filter(guard.alive)`` puts
-    them there. Where they stand in other words, this says no, and the database is asked.
+    A row that only ``queryset`` has would be a false 404. The conditions of ``alive`` have to be among the queryset's
+    own, joined by AND, as ``filter(guard.alive)`` puts them there; in other words they are not recognised. Never
+    raises, never asks the database.
     """
-    query = queryset.query
+    try:
+        return isinstance(queryset, QuerySet) and _is_plain(guard, queryset) and _is_alive(guard, queryset)
+    except Exception:  # a database that is not there, an alive that names no field: system checks say so
+        return False
+
+
+def _is_plain(guard: Owner, queryset: QuerySet[Any]) -> bool:
+    """Whether all rows are of the guard's table, in the database that it is built from."""
+    query, database = queryset.query, guard.database
     if query.combinator or query.is_sliced or not issubclass(queryset.model, _table_of(guard.model)):
         return False
-    if queryset.db != guard.database:
+    if not _is_djangos(type(queryset)):
         return False
-    required = _conditions(guard)
-    if not required:
+    if queryset._db is None and not queryset._hints:  # type: ignore[attr-defined]
+        return True  # the router's choice: a copy of that database, if it is not the same
+    return queryset.db == database
+
+
+@lru_cache(maxsize=1_000)
+def _is_djangos(cls: type[QuerySet[Any]]) -> bool:
+    """Whether a look-up means what Django means by it: some packages turn it into another."""
+    own = (cls.filter, cls.get, cls._filter_or_exclude)  # type: ignore[attr-defined]
+    return all(method.__module__.startswith(("django.", "bloomguard.")) for method in own)
+
+
+def _is_alive(guard: Owner, queryset: QuerySet[Any]) -> bool:
+    known, asked = guard.rows().query.where, queryset.query.where
+    if not known:
         return True
-    return query.where.connector == AND and not query.where.negated and _all_in(required, query.where.children)
+    simple = asked.connector == known.connector == AND and not asked.negated and not known.negated
+    return simple and all(condition in asked.children for condition in known.children)
 
 
 def lookup_of(guard: Owner, value: Any) -> dict[str, Any]:
@@ -89,13 +112,3 @@ def _name_of(field: Any, names: Sequence[str]) -> str:
 
 def _table_of(model: type[Model]) -> type[Model]:
     return model._meta.concrete_model or model
-
-
-def _conditions(guard: Owner) -> list[Any]:
-    """The conditions that a row has to meet to be the guard's."""
-    where = guard.rows().query.where
-    return [where] if where.connector != AND or where.negated else where.children
-
-
-def _all_in(some: Sequence[Any], others: Sequence[Any]) -> bool:
-    return all(condition in others for condition in some)

@@ -16,7 +16,7 @@ from django.utils.translation import gettext
 from django.views.generic.detail import SingleObjectMixin
 
 from .guards import Guard, registry
-from .querysets import guards_for, within
+from .querysets import covers, guards_for
 from .verdicts import Verdict
 
 logger = logging.getLogger("bloomguard")
@@ -67,7 +67,7 @@ def is_absent(
         return False
     queryset = rows()
     try:
-        return within(guard, queryset)
+        return covers(guard, queryset)
     except Exception as error:
         _say_once(error, model)
         return False

@@ -1,84 +1,55 @@
-"""What the documentation of views shows does what it says."""
+"""The pages say what the code says."""
 
 from __future__ import annotations
 
 import re
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from asgiref.sync import async_to_sync
-from django.contrib.auth.models import AnonymousUser, User
-from django.http import Http404
-from django.test import RequestFactory
-from django.utils import timezone
-from gazetteer.models import City, Listing
 
-PAGE = Path(__file__).parents[1] / "docs" / "views.md"
+import bloomguard
+
+DOCS = Path(__file__).parent.parent / "docs"
+PACKAGE = Path(bloomguard.__file__).parent
+PAGES = sorted(DOCS.glob("*.md"))
 
 
-@pytest.fixture
-def page(build, settings):
-    """All that the page's blocks define, run in their order on two cities and two listings."""
-    settings.ROOT_URLCONF = "config.urls"
-    place = {"country": "DE", "timezone": "Europe/Berlin", "population": 1, "latitude": 0, "longitude": 0}
-    munich = City.objects.create(pk=2867714, name="Munich", slug="munich", **place)
-    City.objects.create(pk=2950159, name="Berlin", slug="berlin", **place)
-    Listing.objects.create(city=munich, title="A room", slug="room")
-    Listing.objects.create(city=munich, title="A bed", slug="withdrawn", deleted_at=timezone.now())
-    for name in ("city", "city-by-slug", "listing"):
-        build(name)
-    text = PAGE.read_text()
-    # Each block where it stands, so that a failure names the page's line.
-    lines, inside = [], False
-    for line in text.splitlines():
-        fence = line.startswith("```")
-        inside = line == "```python" if fence else inside
-        lines.append("" if fence or not inside else line)
-    namespace = {"__name__": "page", "City": City, "Listing": Listing}
-    exec(compile("\n".join(lines), str(PAGE), "exec"), namespace)
-    return namespace
+def source():
+    """All source of the package, as one text."""
+    return "\n".join(file.read_text() for file in sorted(PACKAGE.rglob("*.py")))
 
 
-def request(user=None, **cookies):
-    made = RequestFactory().get("/")
-    made.user = user or AnonymousUser()
-    made.COOKIES.update(cookies)
-    return made
+def test_every_check_is_on_its_page():
+    """An ID that the code can give stands on the page, and none that it cannot."""
+    code = source()
+    given = set(re.findall(r"bloomguard\.[EW]\d{3}", code))
+    given |= {f"bloomguard.E{int(number):03}" for number in re.findall(r"\berror\(\s*(\d+),", code)}
+
+    assert set(re.findall(r"`(bloomguard\.[EW]\d{3})`", (DOCS / "checks.md").read_text())) == given
 
 
-def test_the_pages_views(page, django_assert_num_queries):
-    """They show what there is, and answer 404 without a query where there is nothing."""
-    views = [page["CityDetail"].as_view(), page["CityViewSet"].as_view({"get": "retrieve"})]
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_page_can_be_found(page):
+    """A page stands in the table of contents, and no line of a block of code is cut off on a phone's screen."""
+    index = (DOCS / "index.md").read_text()
 
-    for view in views:
-        assert view(request(), pk=2867714).render().status_code == 200
-        with django_assert_num_queries(0), suppress(Http404):  # an API makes its answer of it at once
-            assert view(request(), pk=1).status_code == 404
-    name = async_to_sync(page["CityName"].as_view())
-    assert name(request(), pk=2950159).content == b"Berlin"
-    assert name(request(), pk=1).status_code == 404
+    assert page.stem == "index" or re.search(rf"^{page.stem}$", index, re.MULTILINE)
+    for block in re.findall(r"^```(?:python|console)\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL):
+        assert max(map(len, block.splitlines())) <= 120
 
 
-def test_staff_and_sessions_pass(page):
-    """The recipes of ``applies``."""
-    by_staff, by_session = page["StaffPasses"](City), page["WhoeverIsLoggedInPasses"](City)
+def test_the_options_of_the_stores_are_on_their_page():
+    """Every option that a store takes stands on the settings' page with its default."""
+    from inspect import signature
 
-    assert [by_staff.applies(request(user)) for user in (None, User(), User(is_staff=True))] == [True, True, False]
-    assert [by_session.applies(each) for each in (request(), request(sessionid="x"))] == [True, False]
+    from bloomguard.stores.file import FileStore
+    from bloomguard.stores.redis import RedisStore
 
-
-def test_staff_see_what_visitors_do_not(page, django_assert_num_queries):
-    """One view for two audiences."""
-    view, staff = page["ListingDetail"].as_view(), User(is_staff=True)
-
-    assert view(request(staff), slug="withdrawn").status_code == 200
-    with pytest.raises(Http404):
-        view(request(), slug="withdrawn")
-    with django_assert_num_queries(0), pytest.raises(Http404):
-        view(request(), slug="none")
-
-
-def test_every_block_of_the_page_is_python():
-    """Nothing on the page escapes the run."""
-    assert set(re.findall(r"^```(.+)$", PAGE.read_text(), flags=re.M)) == {"python"}
+    page = (DOCS / "settings.md").read_text()
+    for store in (FileStore, RedisStore):
+        for name, option in signature(store).parameters.items():
+            if name not in ("alias", "clock"):
+                row = re.search(rf"^\| `{name}` \| (.*?) \|", page, re.MULTILINE)
+                assert row, name
+                if isinstance(option.default, (int, float)):
+                    assert float(row[1].strip("`")) == option.default

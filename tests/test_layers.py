@@ -28,6 +28,8 @@ LAYERS = [
     ["live"],
     ["querysets", "fetching"],
     ["guards", "sources", "barrier"],
+    ["plans", "filling", "proof"],
+    ["patterns", "access", "spare", "discovery"],
     ["sync.fencing", "sync.statements", "sync.signals", "rebuild", "routes", "responses"],
     ["middleware", "decorators", "views", "managers", "contrib.", "management.", "checks"],
     ["apps"],

@@ -11,7 +11,7 @@ from django.shortcuts import get_object_or_404
 from django.test.utils import CaptureQueriesContext
 
 from bloomguard.guards import guards
-from bloomguard.querysets import within
+from bloomguard.querysets import covers
 from tests.guarding import make_guard
 from tests.shop.models import Article, Bargain, Bundle, Order, Place, Product
 
@@ -139,7 +139,7 @@ def test_what_lies_within_a_guards_rows(alive, rows, inside):
     """The conditions of ``alive`` have to stand among the queryset's own, joined by AND."""
     guard = make_guard(Article, lookup="slug", alive=alive)
 
-    assert within(guard, Article.objects.filter(rows)) is inside
+    assert covers(guard, Article.objects.filter(rows)) is inside
 
 
 def test_what_is_not_within_whatever_its_conditions():
@@ -149,9 +149,9 @@ def test_what_is_not_within_whatever_its_conditions():
 
     outside = [rows.union(rows), rows[:5], Order.objects.all(), rows.using("postgresql")]
 
-    assert [within(guard, each) for each in outside] == [False] * 4
-    assert within(guard, Bargain.objects.all())
-    assert within(guard, Bundle.objects.all())
+    assert [covers(guard, each) for each in outside] == [False] * 4
+    assert covers(guard, Bargain.objects.all())
+    assert covers(guard, Bundle.objects.all())
 
 
 def test_own_uncommitted_rows_are_seen(shop):
