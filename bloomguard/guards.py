@@ -19,6 +19,7 @@ from django.db import models
 from django.db.models import Model, Q
 from django.http import HttpRequest
 
+from .cache_aside import CacheAside
 from .exceptions import ConfigurationError
 from .fetching import Fetching
 from .keys import KeyMaker, OutOfRange, Unkeyable
@@ -35,7 +36,7 @@ AUTO = "auto"
 Routes = str | Sequence[str] | Mapping[str, str | Mapping[str, str]]
 
 
-class Guard(Fetching):
+class Guard(Fetching, CacheAside):
     """One kind of ID: a model, the field or fields that look it up, and the routes that carry it.
 
     ``lookup`` is ``"pk"``, a field's name, or a tuple of names. ``routes`` are names of URL patterns, or ``"auto"``,

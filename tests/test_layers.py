@@ -26,7 +26,7 @@ LAYERS = [
     ["stores."],
     ["sync", "sync.connection", "sync.state"],
     ["live"],
-    ["querysets", "fetching"],
+    ["querysets", "fetching", "steps", "cache_aside"],
     ["guards", "sources", "barrier"],
     ["plans", "filling", "proof"],
     ["patterns", "access", "spare", "discovery"],
