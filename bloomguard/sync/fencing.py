@@ -8,12 +8,11 @@ from __future__ import annotations
 
 from django.db import DatabaseError, connections, transaction
 from django.db.models import F
-from django.utils import timezone
 
 from ..exceptions import StoreError
 from ..guards import Guard
 from ..models import GuardState
-from .state import FENCED, LEASE_SECONDS
+from .state import LEASE_SECONDS, State
 
 
 def fence(guard: Guard, using: str, reason: str) -> None:
@@ -29,9 +28,7 @@ def fence(guard: Guard, using: str, reason: str) -> None:
             changed = (
                 GuardState.objects.using(using).filter(name=guard.name).exclude(active="", standby="", building="")
             )
-            if changed.update(
-                status=FENCED, building="", version=F("version") + 1, fenced_at=timezone.now(), reason=reason[:200]
-            ):
+            if changed.update(version=F("version") + 1, **table.fencing(reason)):
                 table.say_fenced(guard.name, reason)
                 transaction.on_commit(lambda: table.sleep(settle), using=using)
         else:
@@ -42,3 +39,17 @@ def fence(guard: Guard, using: str, reason: str) -> None:
             f"{guard.name}: a row could not be added to its filter, nor could the filter be taken out of use; the "
             "write is refused, for the row might be answered 404"
         ) from error
+
+
+def part_with_standby(guard: Guard, using: str, seen: State) -> bool:
+    """Take the kept standby out of the row, so that an add which did not reach it may count; ``False`` if that fails.
+
+    Whoever wants to go back to it compares and sets the row's version: either our add is known to it, or we hear of it.
+    """
+    table = guard.live.table
+    if connections[using].vendor == "sqlite" and table.connection.alias == using:
+        return False  # it could be done by this transaction alone, and undone with it after others have relied on it
+    try:
+        return table.swap(seen, standby="", standby_until=None) is not None
+    except DatabaseError:
+        return False

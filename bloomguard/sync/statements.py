@@ -11,7 +11,7 @@ Deletes need nothing here: every filter forgets at the next build.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from functools import wraps
+from functools import partial, wraps
 from typing import Any
 
 from django.core.exceptions import EmptyResultSet
@@ -220,5 +220,5 @@ def _add(guard: Guard, using: str, values: Iterable[Any] | None) -> None:
             if value is not None and not (isinstance(value, tuple) and None in value):
                 fencing.fence(guard, using, "a row was written whose key cannot be made")
                 return
-    if keys and not guard.live.add(keys):
+    if keys and not guard.live.add(keys, partial(fencing.part_with_standby, guard, using)):
         fencing.fence(guard, using, "a written row could not be added to its filter")
