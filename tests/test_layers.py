@@ -28,7 +28,7 @@ LAYERS = [
     ["live"],
     ["guards", "sources", "barrier"],
     ["plans", "filling", "proof", "standby"],
-    ["needs"],
+    ["needs", "patterns", "access", "spare", "discovery"],
     ["sync.fencing", "sync.statements", "sync.signals", "rebuild", "routes", "responses"],
     ["middleware", "decorators", "management.", "checks"],
     ["apps"],
