@@ -216,13 +216,13 @@ class LiveFilter:
             if state is None and self.table.renew():
                 state = self.table.lease(self.name)
             if state is not None:
-                self._heed_fence(state)
+                self.heed_fence(state)
                 if self._add(state, keys, part_with_standby):
                     return True
             self.table.renew(after=began)
         return False
 
-    def _heed_fence(self, state: State) -> None:
+    def heed_fence(self, state: State) -> None:
         """Let no row of ours be seen while a process may still answer from before the fence: two leases, once."""
         if state.status == ARMED or not state.active:
             return

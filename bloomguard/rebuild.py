@@ -147,7 +147,7 @@ class Rebuild:
             for one in self.companions:
                 one.beat()  # a writer may take longer than it takes to be held for dead
 
-        wait_for_writers(self.source.using, self.guard.model._meta.db_table, sleep)
+        wait_for_writers(self.source.using, self.guard.tables, sleep)
 
     def complete(self, waited: float) -> Report:
         """Scan, verify, publish; ``waited`` seconds were spent waiting before."""

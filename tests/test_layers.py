@@ -22,14 +22,14 @@ ROOT = Path(bloomguard.__file__).parent
 #: end is a whole folder.
 LAYERS = [
     ["filters."],
-    ["", "exceptions", "keys", "conf", "forks", "models", "migrations.", "verdicts"],
+    ["", "alive", "exceptions", "keys", "conf", "forks", "models", "migrations.", "verdicts"],
     ["stores."],
     ["sync", "sync.connection", "sync.state"],
     ["live"],
     ["guards", "sources", "barrier"],
     ["plans", "filling", "proof", "standby"],
     ["needs", "patterns", "access", "spare", "discovery"],
-    ["sync.fencing", "sync.statements", "sync.signals", "rebuild", "routes", "responses"],
+    ["sync.links", "sync.watches", "sync.fencing", "sync.statements", "sync.signals", "rebuild", "routes", "responses"],
     ["middleware", "decorators", "management.", "checks"],
     ["apps"],
 ]
