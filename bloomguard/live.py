@@ -219,10 +219,11 @@ class LiveFilter:
 
     # -- writing
 
-    def add(self, keys: Iterable[bytes]) -> bool:
+    def add(self, keys: Iterable[bytes], part_with_standby: Callable[[State], bool] = lambda state: False) -> bool:
         """Put ``keys`` into every generation that the state row names; ``True`` only if all of it is proved.
 
-        Tried a second time with a fresh copy of the row before giving up.
+        Tried a second time with a fresh copy of the row before giving up. ``part_with_standby(state)`` is asked to take
+        a standby that is kept for a roll-back out of the row if the keys do not reach it, and tells whether it did.
         """
         keys = list(keys)
         for _ in range(2):
@@ -232,7 +233,7 @@ class LiveFilter:
                 state = self.table.lease(self.name)
             if state is not None:
                 self.heed_fence(state)
-                if self._add(state, keys):
+                if self._add(state, keys, part_with_standby):
                     return True
             self.table.renew(after=began)
         return False
@@ -249,26 +250,29 @@ class LiveFilter:
             self.table.sleep(wait)
             self.table.renew()
 
-    def _add(self, state: State, keys: Sequence[bytes]) -> bool:
+    def _add(self, state: State, keys: Sequence[bytes], part_with_standby: Callable[[State], bool]) -> bool:
         for name in state.generations:
             if state.status != ARMED and name != state.building:
                 continue  # it answers nobody, and never will again; what will answer next is being built
-            needed = name != state.standby
-            try:
-                generation = self._generation(state, name)
-                if generation is not None:
-                    generation.add(keys)
-                elif needed:
-                    return False
-            except (FilterError, StoreError) as error:
-                if needed and not isinstance(error, (FilterFull, StoreUnavailable)):
-                    self._distrust(error, name)
-                # A standby that is gone answers nobody. One that only this add did not reach still answers those who
-                # have not read the row since it was replaced.
-                if needed or not isinstance(error, (FilterError, UnknownGeneration)):
-                    return False
+            if self._reaches(state, name, keys):
+                continue
+            # A standby that is not yet kept still answers those who have not read the row since it was replaced.
+            if name != state.kept or not part_with_standby(state):
+                return False
         # The copy was good when the adds began; it must still be when they are counted.
         return self.table.lease(self.name) is not None
+
+    def _reaches(self, state: State, name: str, keys: Sequence[bytes]) -> bool:
+        try:
+            generation = self._generation(state, name)
+            if generation is None:
+                return False
+            generation.add(keys)
+        except (FilterError, StoreError) as error:
+            if name != state.standby and not isinstance(error, (FilterFull, StoreUnavailable)):
+                self._distrust(error, name)
+            return False
+        return True
 
     def forget(self) -> None:
         """Close everything, as if the process had just started."""
