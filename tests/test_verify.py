@@ -67,11 +67,15 @@ def test_a_true_filter_is_found_true(monkeypatch):
     said = run("product", "order", "article", "place").splitlines()
 
     assert re.fullmatch(
-        r"product: 2,000 rows, all of them in its filter; error rate [\d.]+% now, 0\.1000% when full; [\d.]+% of its "
-        r"keys have no row any more; [\d.]+ s",
+        r"product: all 2,000 rows are in its filter; error rate [\d.]+% now, 0\.1000% when full; [\d.]+% of its "
+        r"keys are stale; [\d.]+ s",
         said[0],
     )
-    assert [line.partition(" rows, all")[0] for line in said[1:]] == ["order: 500", "article: 50", "place: 100"]
+    assert [line.partition(" rows are")[0] for line in said[1:]] == [
+        "order: all 500",
+        "article: all 50",
+        "place: all 100",
+    ]
     assert states.table.current("product") == before
 
 

@@ -86,9 +86,9 @@ def _told(findings: Findings) -> str:
             "requests pass until it is rebuilt"
         )
     return (
-        f"{findings.guard}: {findings.rows:,} rows, all of them in its filter; error rate "
+        f"{findings.guard}: all {findings.rows:,} rows are in its filter; error rate "
         f"{findings.error_rate_measured:.4%} now, {findings.error_rate:.4%} when full; {findings.stale_share:.1%} of "
-        f"its keys have no row any more; {findings.seconds:.1f} s"
+        f"its keys are stale; {findings.seconds:.1f} s"
     )
 
 
