@@ -10,9 +10,10 @@ from collections import Counter
 _counts: Counter[tuple[str, str]] = Counter()
 
 
-def count(guard: str, reason: str) -> None:
-    """Count one more ``reason`` of the guard named ``guard``."""
+def count(guard: str, reason: str) -> int:
+    """Count one more ``reason`` of the guard named ``guard``; returns how many there are by now."""
     _counts[guard, reason] += 1
+    return _counts[guard, reason]
 
 
 def counted() -> dict[tuple[str, str], int]:

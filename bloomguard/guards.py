@@ -27,7 +27,7 @@ from .fetching import Fetching
 from .filters.kinds import KINDS
 from .keys import KeyMaker, OutOfRange, Unkeyable
 from .live import LiveFilter
-from .verdicts import ABSENT, ERROR, OUT_OF_RANGE, UNKEYABLE, Decision, Verdict
+from .verdicts import ABSENT, ERROR, OUT_OF_RANGE, SHADOW, UNKEYABLE, Decision, Verdict
 
 __all__ = ["Guard", "Verdict", "guards", "register", "registry"]
 
@@ -48,9 +48,10 @@ class Guard(Fetching, CacheAside):
     follow from the lookup. ``filter`` is ``"bloom"``, ``"bitmap"`` (exact, for integers and dates), ``"cuckoo"``, or
     ``"auto"``: the bitmap where it is the smaller one, else Bloom. ``alive`` says which rows exist for the public
     (soft delete). ``sync`` is ``"statements"`` (every write of the ORM) or ``"signals"`` (``save()`` alone, and not
-    before the commit). ``capacity`` counts rows; by default a rebuild leaves room for half as many again as there are.
-    A view that demands a login is not answered for before that, for a 404 would tell strangers which IDs exist;
-    ``before_login`` allows it.
+    before the commit). ``mode`` is ``"enforce"``, or ``"shadow"``: then every request passes, and what would have been
+    a false 404 is counted. ``capacity`` counts rows; by default a rebuild leaves room for half as many again as
+    there are. A view that demands a login is not answered for before that, for a 404 would tell strangers which IDs
+    exist; ``before_login`` allows it.
     """
 
     name: str = ""
@@ -62,6 +63,7 @@ class Guard(Fetching, CacheAside):
     alive: Q = Q()
     store: str = "default"
     sync: str = "statements"
+    mode: str = "enforce"
     methods: Sequence[str] = ("GET", "HEAD")
     before_login: bool = False
 
@@ -182,18 +184,29 @@ class Guard(Fetching, CacheAside):
         May read the state rows, at most once a second and process.
         """
         decision = self._decide(value, lambda key: self.live.ask(key)) or ERROR
-        if decision is ABSENT and (self._owes_check or spot_checks.drawn()):
-            self._owes_check = False
-            return spot_checks.checks.check(self, value)
-        return decision
+        return decision if decision.verdict is not Verdict.ABSENT else self._denied(value, decision)
 
     def decide_now(self, value: Any) -> Decision | None:
         """The same without waiting; ``None`` if that needs the state rows, or a filter, read first."""
         decision = self._decide(value, lambda key: self.live.ask_now(key))
-        if decision is ABSENT and spot_checks.drawn():
+        if decision is None or decision.verdict is not Verdict.ABSENT:
+            return decision
+        if decision is ABSENT and (spot_checks.checks.is_due(self) if self.is_shadow else spot_checks.drawn()):
             self._owes_check = True  # by whoever asks next, where waiting is allowed
             return None
-        return decision
+        return SHADOW if self.is_shadow else decision
+
+    def _denied(self, value: Any, decision: Decision) -> Decision:
+        """What becomes of an absence: now and then it is held against the database, and a shadow keeps it to itself."""
+        if decision is ABSENT and (self.is_shadow or self._owes_check or spot_checks.drawn()):
+            self._owes_check = False
+            decision = spot_checks.checks.check(self, value)
+        return SHADOW if self.is_shadow and decision.verdict is Verdict.ABSENT else decision
+
+    @property
+    def is_shadow(self) -> bool:
+        """Whether everything passes, and is only compared with what the guard would have answered."""
+        return self.mode != "enforce"
 
     def _decide(self, value: Any, ask: Callable[[bytes], Decision | None]) -> Decision | None:
         try:

@@ -11,6 +11,7 @@ from django.http import HttpRequest, HttpResponseBase
 from .guards import Guard
 from .responses import not_found
 from .routes import GuardedRoute, absent, absent_in_view
+from .shadow import Shadow
 
 GetResponse = Callable[[HttpRequest], HttpResponseBase | Awaitable[HttpResponseBase]]
 
@@ -32,7 +33,12 @@ class BloomGuardMiddleware:
         if self._async:
             return self._acall(request)
         guard = absent(request, Guard.decide)
-        return self.get_response(request) if not isinstance(guard, Guard) else not_found(request, guard.name)
+        if isinstance(guard, Guard):
+            return not_found(request, guard.name)
+        response: HttpResponseBase = self.get_response(request)  # type: ignore[assignment]
+        if isinstance(guard, Shadow):
+            guard.compare(response.status_code)
+        return response
 
     async def _acall(self, request: HttpRequest) -> HttpResponseBase:
         # Nearly always answered from memory; only where the state rows have to be read does a thread do that.
@@ -42,6 +48,8 @@ class BloomGuardMiddleware:
         if isinstance(guard, Guard):
             return await sync_to_async(not_found, thread_sensitive=False)(request, guard.name)
         response: HttpResponseBase = await self.get_response(request)  # type: ignore[misc]
+        if isinstance(guard, Shadow):
+            await sync_to_async(guard.compare, thread_sensitive=False)(response.status_code)
         return response
 
     # By now it is known who asks and which view it is: for views that demand a login, or make their own 404.

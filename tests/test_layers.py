@@ -30,7 +30,7 @@ LAYERS = [
     ["querysets", "fetching", "steps", "cache_aside"],
     ["guards", "sources", "barrier"],
     ["plans", "filling", "proof", "standby", "verify"],
-    ["needs", "patterns", "access", "spare", "discovery"],
+    ["needs", "patterns", "access", "spare", "shadow", "discovery"],
     ["sync.links", "sync.watches", "sync.discards", "sync.fencing", "sync.statements", "sync.signals"],
     ["rebuild", "routes", "responses", "capture"],
     ["frontdoor"],
