@@ -85,13 +85,21 @@ class LiveFilter:
 
     def ask(self, key: bytes) -> Decision:
         """What can be said of ``key`` now. May read the state rows, at most once a lease. Never raises on bad data."""
-        return self._ask(key) or self._renew_and_decide(key)
+        return self._ask(key) or self._renew_and_decide([key])[0]
 
     def ask_now(self, key: bytes) -> Decision | None:
         """The same without a look at database, disk or network; ``None`` if an answer needs one."""
         if self._waits is None:
             self._waits = self.store.waits
         return None if self._waits else self._ask(key)
+
+    def ask_many(self, keys: Sequence[bytes]) -> list[Decision]:
+        """What can be said of each of ``keys``, in their order and in one trip to the store."""
+        if not keys:
+            return []
+        if self._check is None and self.table.lease(self.name) is None and not self._worth_reading():
+            return [COLD] * len(keys)
+        return self._renew_and_decide(keys)
 
     def _ask(self, key: bytes) -> Decision | None:
         asked, denied_by = self._check, ""
@@ -115,7 +123,7 @@ class LiveFilter:
             if denied_by and state.active == denied_by and state.status == ARMED and state.version == self._version:
                 return ABSENT  # what the generation said is still what counts: no need to ask it again
             if state.active in self._opened or state.active in self._refused or not state.active:
-                return self._decide(state, key)
+                return self._decide(state, [key])[0]
             return None  # opening a generation reads all of it
         if asked is None and not self._worth_reading():
             return COLD
@@ -134,28 +142,36 @@ class LiveFilter:
         self._looked_at = now
         return False
 
-    def _renew_and_decide(self, key: bytes) -> Decision:
+    def _renew_and_decide(self, keys: Sequence[bytes]) -> list[Decision]:
         if self.table.lease(self.name) is None:
             self.table.renew()
         state = self.table.lease(self.name)
-        return LEASE if state is None else self._decide(state, key)
+        return [LEASE] * len(keys) if state is None else self._decide(state, keys)
 
-    def _decide(self, state: State, key: bytes) -> Decision:
+    def _decide(self, state: State, keys: Sequence[bytes]) -> list[Decision]:
+        try:
+            generation = self._answering(state)
+            if not isinstance(generation, Generation):
+                return [generation] * len(keys)
+            self._check = state.active, generation.might_contain
+            found = [generation.might_contain(keys[0])] if len(keys) == 1 else generation.might_contain_many(keys)
+            return [MAYBE if might else ABSENT for might in found]
+        except StoreUnavailable:
+            return [UNREACHABLE] * len(keys)
+        except (CorruptFilter, StoreError) as error:
+            self._distrust(error, state.active)
+            return [UNTRUSTED] * len(keys)
+
+    def _answering(self, state: State) -> Generation | Decision:
+        """The generation that may answer, or why none may."""
         if not state.active:
             return COLD
         if state.status != ARMED:
             return FENCED
-        try:
-            generation = self._generation(state, state.active)
-            if generation is None:
-                return UNTRUSTED if state.active in self._refused else self._elsewhere(state)
-            self._check = state.active, generation.might_contain
-            return MAYBE if generation.might_contain(key) else ABSENT
-        except StoreUnavailable:
-            return UNREACHABLE
-        except (CorruptFilter, StoreError) as error:
-            self._distrust(error, state.active)
-            return UNTRUSTED
+        generation = self._generation(state, state.active)
+        if generation is None:
+            return UNTRUSTED if state.active in self._refused else self._elsewhere(state)
+        return generation
 
     def _elsewhere(self, state: State) -> Decision:
         """The row names another store, or this one before the host was restarted: say so once."""

@@ -26,11 +26,14 @@ LAYERS = [
     ["stores."],
     ["sync", "sync.connection", "sync.state"],
     ["live"],
+    ["querysets", "fetching", "steps", "cache_aside"],
     ["guards", "sources", "barrier"],
     ["plans", "filling", "proof", "standby"],
     ["needs", "patterns", "access", "spare", "discovery"],
-    ["sync.links", "sync.watches", "sync.fencing", "sync.statements", "sync.signals", "rebuild", "routes", "responses"],
-    ["middleware", "decorators", "management.", "checks"],
+    ["sync.links", "sync.watches", "sync.fencing", "sync.statements", "sync.signals"],
+    ["rebuild", "routes", "responses", "capture"],
+    ["frontdoor"],
+    ["middleware", "wsgi", "asgi", "decorators", "views", "managers", "contrib.", "management.", "checks"],
     ["apps"],
 ]
 FOREIGN_TO_FILTERS = {"numpy", "mmh3", "bitarray"}
