@@ -9,7 +9,7 @@ from asgiref.sync import iscoroutinefunction, markcoroutinefunction, sync_to_asy
 from django.http import HttpRequest, HttpResponseBase
 
 from .guards import Guard
-from .responses import not_found
+from .responses import not_found, not_found_now
 from .routes import GuardedRoute, absent, absent_in_view
 
 GetResponse = Callable[[HttpRequest], HttpResponseBase | Awaitable[HttpResponseBase]]
@@ -40,7 +40,7 @@ class BloomGuardMiddleware:
         if guard is False:
             guard = await sync_to_async(absent, thread_sensitive=False)(request, Guard.decide)
         if isinstance(guard, Guard):
-            return await sync_to_async(not_found, thread_sensitive=False)(request, guard.name)
+            return await _anot_found(request, guard.name)
         response: HttpResponseBase = await self.get_response(request)  # type: ignore[misc]
         return response
 
@@ -70,4 +70,9 @@ class BloomGuardMiddleware:
             spared = route.spared if iscoroutinefunction(route.spared) else sync_to_async(route.spared)
             response: HttpResponseBase = await spared(request, *args, **kwargs)
             return response
-        return await sync_to_async(not_found, thread_sensitive=False)(request, route.guard.name)
+        return await _anot_found(request, route.guard.name)
+
+
+async def _anot_found(request: HttpRequest, guard_name: str) -> HttpResponseBase:
+    ready = not_found_now(request)
+    return ready or await sync_to_async(not_found, thread_sensitive=False)(request, guard_name)

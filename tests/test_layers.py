@@ -27,7 +27,7 @@ LAYERS = [
     ["sync", "sync.connection", "sync.state"],
     ["live"],
     ["guards", "sources", "barrier"],
-    ["patterns", "access", "spare", "discovery"],
+    ["pages", "patterns", "access", "spare", "discovery"],
     ["sync.fencing", "sync.statements", "sync.signals", "rebuild", "routes", "responses", "capture"],
     ["frontdoor"],
     ["middleware", "wsgi", "asgi", "decorators", "management.", "checks"],
