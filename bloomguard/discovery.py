@@ -22,7 +22,8 @@ from .access import demand, layers
 from .exceptions import ConfigurationError
 from .guards import Guard, registry
 from .patterns import Pattern
-from .spare import Lookup, covers
+from .querysets import covers
+from .spare import Lookup
 
 #: Each method of Django's whose own code alone runs before the object is looked up.
 _PLAIN: dict[str, tuple[Any, ...]] = {

@@ -16,8 +16,8 @@ from django.views.generic import DetailView
 
 from bloomguard.discovery import NotFound, lookup_of
 from bloomguard.patterns import patterns
+from bloomguard.querysets import covers
 from bloomguard.routes import table_for
-from bloomguard.spare import covers
 from tests.guarding import make_guard, registered, urlconf
 from tests.shop import features, views
 from tests.shop.models import Article, Place, Product
