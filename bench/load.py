@@ -1,4 +1,4 @@
-"""A plain HTTP client that keeps a server busy, where there is no wrk: few system calls, and no parsing that matters."""
+"""An HTTP client that keeps a server busy, where there is no wrk: few system calls, and hardly any parsing."""
 
 from __future__ import annotations
 

@@ -62,12 +62,12 @@ def not_found_at_once(get_response: Any) -> Callable[[HttpRequest], HttpResponse
 
 def set_up(folder: Path, postgresql: dict[str, Any], **more: Any) -> None:
     """A site with one model, one guard, and nothing else that ``startproject`` does not write."""
-    given: dict[str, Any] = dict(
-        SECRET_KEY="for a benchmark",
-        BASE_DIR=folder,
-        ALLOWED_HOSTS=["testserver"],
-        ROOT_URLCONF="tests.shop.urls",
-        INSTALLED_APPS=[
+    given: dict[str, Any] = {
+        "SECRET_KEY": "for a benchmark",
+        "BASE_DIR": folder,
+        "ALLOWED_HOSTS": ["testserver"],
+        "ROOT_URLCONF": "tests.shop.urls",
+        "INSTALLED_APPS": [
             "django.contrib.auth",
             "django.contrib.contenttypes",
             "django.contrib.sessions",
@@ -75,17 +75,17 @@ def set_up(folder: Path, postgresql: dict[str, Any], **more: Any) -> None:
             "bloomguard",
             "tests.shop",
         ],
-        MIDDLEWARE=STARTPROJECT,
-        TEMPLATES=[{"BACKEND": "django.template.backends.django.DjangoTemplates", "APP_DIRS": True}],
-        DATABASES={
+        "MIDDLEWARE": STARTPROJECT,
+        "TEMPLATES": [{"BACKEND": "django.template.backends.django.DjangoTemplates", "APP_DIRS": True}],
+        "DATABASES": {
             "default": {"ENGINE": "django.db.backends.sqlite3", "NAME": folder / "db.sqlite3"},
             "postgresql": postgresql,
         },
-        DATABASE_ROUTERS=["tests.database.Router"],
-        DEFAULT_AUTO_FIELD="django.db.models.BigAutoField",
-        USE_TZ=True,
-        LOGGING_CONFIG=None,
-    )
+        "DATABASE_ROUTERS": ["tests.database.Router"],
+        "DEFAULT_AUTO_FIELD": "django.db.models.BigAutoField",
+        "USE_TZ": True,
+        "LOGGING_CONFIG": None,
+    }
     settings.configure(**given | more)
     django.setup()
     # A 404 is logged to nowhere: neither is the cost of a terminal measured, nor that of formatting left out.

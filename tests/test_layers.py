@@ -32,7 +32,7 @@ LAYERS = [
     ["pages", "needs", "patterns", "access", "spare", "discovery"],
     ["sync.links", "sync.watches", "sync.fencing", "sync.statements", "sync.signals"],
     ["rebuild", "routes", "responses", "capture"],
-    ["frontdoor"],
+    ["frontdoor", "listing", "explain", "telling"],
     ["middleware", "wsgi", "asgi", "decorators", "views", "managers", "contrib.", "management.", "checks"],
     ["apps"],
 ]
