@@ -118,3 +118,10 @@ class Tag(models.Model):
     lower = models.GeneratedField(
         expression=functions.Lower("title"), output_field=models.CharField(max_length=50), db_persist=True
     )
+
+
+class Review(models.Model):
+    """Goes with its product; is left behind, without one, by its article."""
+
+    product = models.ForeignKey(Product, models.CASCADE)
+    article = models.ForeignKey(Article, models.SET_NULL, null=True)
