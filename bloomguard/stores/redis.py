@@ -394,8 +394,26 @@ class RedisGeneration(Generation):
                 if head != header.pack() or size != header.frame_bytes:
                     raise CorruptFilter(f"{key} belongs to another build, or is not whole")
 
-    def frame(self, shard: int) -> Frame:
-        """A copy of one shard, checksummed; raises :class:`CorruptFilter` or :class:`StoreError`."""
+    def merge(self, shard: int, body: memoryview) -> int:
+        import numpy as np
+
+        theirs, drafted = np.frombuffer(body, np.uint8), None
+        if self._draft is not None:
+            drafted = np.frombuffer(self._draft.frames[shard].body, np.uint8)
+        if drafted is None or self._sealed:
+            missing = theirs & ~np.frombuffer(self.read_shard(shard).body, np.uint8)
+            at = np.flatnonzero(missing)
+            rows, bits = np.nonzero(np.unpackbits(missing[at]).reshape(-1, 8))
+            positions = (8 * at[rows] + bits).tolist()
+            for start in range(0, len(positions), _BITS):
+                self._set({shard: positions[start : start + _BITS]})
+        else:
+            missing = theirs & ~drafted
+        if drafted is not None:
+            drafted |= theirs
+        return int(np.bitwise_count(missing).sum())
+
+    def read_shard(self, shard: int) -> Frame:
         key, size = self._keys[shard], self.layout.frame_bytes
         buffer = memoryview(bytearray(size))
         for start in range(0, size, _PIECE):
@@ -415,7 +433,7 @@ class RedisGeneration(Generation):
             yield from self._draft.filters
             return
         for shard in range(len(self._keys)):
-            yield self.layout.attach(self.frame(shard))
+            yield self.layout.attach(self.read_shard(shard))
 
     def fill(self) -> float:
         return mean(each.fill for each in self._filters())
