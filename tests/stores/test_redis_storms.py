@@ -1,4 +1,4 @@
-"""A site of several processes under load, while its servers fail: no acknowledged row is ever 404, nobody sees an error.
+"""A site of several processes under load while its servers fail: no acknowledged row is 404, nobody sees an error.
 
 Each drill keeps two writers and two readers busy, each in a process with a way to the server of its own, and does the
 same harm over and over; between two rounds the filter is rebuilt. The oracle is the list of acknowledged commits.
