@@ -27,7 +27,8 @@ from django.db import connections  # noqa: E402
 from bloomguard.exceptions import StoreError  # noqa: E402
 from bloomguard.filters import KeyHash, Layout  # noqa: E402
 from bloomguard.filters.codec import new_tag  # noqa: E402
-from bloomguard.stores.redis import RedisGeneration, RedisStore  # noqa: E402
+from bloomguard.stores.redis import RedisStore  # noqa: E402
+from bloomguard.stores.redis_generation import RedisGeneration  # noqa: E402
 from tests import database  # noqa: E402
 from tests.proxy import Proxy  # noqa: E402
 from tests.servers import Valkey  # noqa: E402
@@ -81,7 +82,7 @@ def single(server: Valkey, store: RedisStore) -> None:
     made = generation(store, "single", 1_000_000)
     made.add_many(np.arange(1_000_000))
     made.seal()
-    shard, admin = made._keys[0], server.client()
+    shard, admin = made.keys[0], server.client()
     absent = [key(10_000_000 + number) for number in range(LOOPS)]
     hundred = absent[:100]
     taken = interleave(

@@ -1,0 +1,209 @@
+"""A generation on a server: what is asked of it, what is added to it, and looking at all of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from statistics import mean
+from typing import TYPE_CHECKING, Any, Protocol
+
+from ..filters import CorruptFilter
+from ..filters.base import BodyFilter
+from ..filters.codec import Frame
+from ..filters.layout import Layout
+from .base import Generation
+from .redis_bits import Answers, Bits
+from .redis_link import Command
+from .redis_loading import Draft, load
+
+if TYPE_CHECKING:
+    from ..filters.base import Keys
+
+PIECE = 1 << 18  # bytes a command carries in bulk: other clients wait some 5 ms for it
+_HEADERS = 256  # read in one trip
+_DIGESTS = 1_000  # added in one trip
+_POSITIONS = 8_000  # set in one trip
+
+
+class Trips(Protocol):
+    """What a generation needs of its store: trips with three kinds of patience, and the names of keys."""
+
+    def read(self, commands: Sequence[Command], identity: str | None = None) -> list[Any]:
+        """Ask on behalf of a request."""
+
+    def write(self, commands: Sequence[Command], identity: str) -> list[Any]:
+        """Add."""
+
+    def load(self, commands: Sequence[Command], identity: str | None = None) -> list[Any]:
+        """What builders do."""
+
+    def key(self, guard: str, name: str, shard: int) -> str:
+        """The server's key of one shard."""
+
+
+class RedisGeneration(Generation):
+    """Shards under ``keys``. What the process that makes it adds in bulk stays in ``draft`` until it is sealed."""
+
+    def __init__(
+        self, trips: Trips, guard: str, name: str, layout: Layout, identity: str, draft: Draft | None = None
+    ) -> None:
+        self.name = name
+        self.layout = layout
+        self.identity = identity
+        self.keys = [trips.key(guard, name, shard) for shard in range(len(layout.headers))]
+        self._trips = trips
+        self._draft = draft
+        self._sealed = draft is None
+        self._kind = Bits(layout, self.keys)
+        self.might_contain = self._might_contain
+
+    # -- asking
+
+    def _might_contain(self, key: bytes) -> bool:
+        shard, digest = self.layout.locate(key)
+        command = self.keys[shard], self._kind.asking(shard, digest)
+        (reply,) = self._trips.read([command], self.identity)
+        return self._kind.answer(shard, digest, reply) or (
+            not self._sealed and self._draft is not None and self._draft.might_contain(key)
+        )
+
+    def might_contain_many(self, keys: Iterable[bytes]) -> list[bool]:
+        """All in one trip, a command for some hundred keys of a shard."""
+        keys = list(keys)
+        if not self._sealed:
+            return super().might_contain_many(keys)
+        placed: dict[int, tuple[list[int], list[int]]] = {}  # by shard: which keys, and their digests
+        for number, (shard, digest) in enumerate(map(self.layout.locate, keys)):
+            numbers, digests = placed.setdefault(shard, ([], []))
+            numbers.append(number)
+            digests.append(digest)
+        commands: list[Command] = []
+        asked: list[tuple[list[int], int, Answers]] = []
+        for shard, (numbers, digests) in placed.items():
+            mine, answers = self._kind.asking_many(shard, digests)
+            commands += [(self.keys[shard], each) for each in mine]
+            asked.append((numbers, len(mine), answers))
+        replies = self._trips.read(commands, self.identity) if commands else []
+        found, at = [True] * len(keys), 0
+        for numbers, count, answers in asked:
+            for number, answer in zip(numbers, answers(replies[at : at + count])):
+                found[number] = answer
+            at += count
+        return found
+
+    # -- adding
+
+    def add(self, keys: Iterable[bytes]) -> None:
+        keys = list(keys)
+        adding = Adding(self, keys)
+        if adding.commands:
+            adding.see(self._trips.write(adding.commands, self.identity))
+
+    def add_many(self, keys: Keys, *, more: bool = False) -> None:
+        if self._draft is not None:
+            self._draft.add_many(keys)
+            if not self._sealed:
+                return
+        for shard, low, high in self.layout.locate_many(keys):
+            digests = (low.astype(object) | high.astype(object) << 64).tolist()
+            for start in range(0, len(digests), _DIGESTS):
+                commands = self._kind.adding(shard, digests[start : start + _DIGESTS])
+                replies = self._trips.write([(self.keys[shard], each) for each in commands], self.identity)
+                self._kind.added(shard, replies)
+
+    def seal(self) -> None:
+        """Bring the draft's bits to the server, beside those that others have set there meanwhile."""
+        if self._draft is None or self._sealed:
+            return
+        load(self._trips, self.layout, self.keys, self._draft.frames, self.identity)
+        self._sealed = True
+
+    # -- looking at all of it
+
+    def check_headers(self) -> None:
+        """Hold every shard's header and size against the layout; raises :class:`CorruptFilter`."""
+        headers = self.layout.headers
+        for start in range(0, len(headers), _HEADERS):
+            some = list(zip(self.keys, headers))[start : start + _HEADERS]
+            heads = [(key, ("GETRANGE", key, 0, header.body_offset - 1)) for key, header in some]
+            sizes = [(key, ("STRLEN", key)) for key, _ in some]
+            replies = self._trips.read([*heads, *sizes], self.identity)
+            for (key, header), head, size in zip(some, replies, replies[len(some) :]):
+                if head != header.pack() or size != header.frame_bytes:
+                    raise CorruptFilter(f"{key} belongs to another build, or is not whole")
+
+    def merge(self, shard: int, body: memoryview) -> int:
+        import numpy as np
+
+        theirs, drafted = np.frombuffer(body, np.uint8), None
+        if self._draft is not None:
+            drafted = np.frombuffer(self._draft.frames[shard].body, np.uint8)
+        if drafted is None or self._sealed:
+            missing = theirs & ~np.frombuffer(self.read_shard(shard).body, np.uint8)
+            at = np.flatnonzero(missing)
+            rows, bits = np.nonzero(np.unpackbits(missing[at]).reshape(-1, 8))
+            self._set(shard, (8 * at[rows] + bits).tolist())
+        else:
+            missing = theirs & ~drafted
+        if drafted is not None:
+            drafted |= theirs
+        return int(np.bitwise_count(missing).sum())
+
+    def _set(self, shard: int, positions: list[int]) -> None:
+        for start in range(0, len(positions), _POSITIONS):
+            commands = self._kind.setting(shard, positions[start : start + _POSITIONS])
+            self._kind.added(shard, self._trips.write([(self.keys[shard], each) for each in commands], self.identity))
+
+    def read_shard(self, shard: int) -> Frame:
+        key, size = self.keys[shard], self.layout.frame_bytes
+        buffer = memoryview(bytearray(size))
+        for start in range(0, size, PIECE):
+            end = min(start + PIECE, size)
+            (piece,) = self._trips.load([(key, ("GETRANGE", key, start, end - 1))], self.identity)
+            if len(piece) != end - start:
+                raise CorruptFilter(f"{key} is not whole: {len(piece):,} bytes where {end - start:,} were expected")
+            buffer[start:end] = piece
+        frame = Frame.open(buffer)
+        if frame.header != self.layout.headers[shard]:
+            raise CorruptFilter(f"{key} belongs to another build")
+        frame.seal()
+        return frame
+
+    def _filters(self) -> Iterator[BodyFilter]:
+        if self._draft is not None:
+            yield from self._draft.filters
+            return
+        for shard in range(len(self.keys)):
+            yield self.layout.attach(self.read_shard(shard))
+
+    def fill(self) -> float:
+        return mean(each.fill for each in self._filters())
+
+    def measure_error_rate(self, probes: int = 100_000) -> float:
+        share = -(-probes // len(self.keys))
+        return mean(each.measure_error_rate(share) for each in self._filters())
+
+
+class Adding:
+    """``keys`` on their way into one generation: the commands, and what to make of the replies."""
+
+    def __init__(self, generation: RedisGeneration, keys: Sequence[bytes]) -> None:
+        self._generation = generation
+        self._keys = keys
+        placed: dict[int, list[int]] = {}
+        for shard, digest in map(generation.layout.locate, keys):
+            placed.setdefault(shard, []).append(digest)
+        self.commands: list[Command] = []
+        self._counts: list[tuple[int, int]] = []
+        for shard, digests in placed.items():
+            mine = generation._kind.adding(shard, digests)
+            self.commands += [(generation.keys[shard], each) for each in mine]
+            self._counts.append((shard, len(mine)))
+
+    def see(self, replies: Sequence[Any]) -> None:
+        """See that the keys are in; raises :class:`CorruptFilter`."""
+        at = 0
+        for shard, count in self._counts:
+            self._generation._kind.added(shard, replies[at : at + count])
+            at += count
+        if self._generation._draft is not None:
+            self._generation._draft.add(self._keys)
