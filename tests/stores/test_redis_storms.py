@@ -241,7 +241,7 @@ def site(start, settings, tmp_path, monkeypatch):
 
 def storm(site, harms):
     for harm in harms:
-        site.wait_for_writes(30)  # with the filter in use
+        site.wait_for_writes(100)  # with the filter in use
         site.catch_up()
         harm(site)
         site.rebuild()
