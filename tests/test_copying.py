@@ -28,6 +28,7 @@ from .shop.models import Article, Product
 pytestmark = pytest.mark.django_db(transaction=True, databases="__all__")
 
 ROWS = 3_000
+PATIENT = {"connect_timeout": 5, "read_timeout": 5, "add_timeout": 5}
 PATHS = [("files", "shared"), ("shared", "files")]
 
 
@@ -38,7 +39,7 @@ def move(tmp_path, settings):
         client.flushall()
     backends = {
         "files": {"BACKEND": "bloomguard.stores.file.FileStore", "OPTIONS": {"path": tmp_path / "filters"}},
-        "shared": {"BACKEND": "bloomguard.stores.redis.RedisStore", "OPTIONS": {"url": servers.valkey()}},
+        "shared": {"BACKEND": "bloomguard.stores.redis.RedisStore", "OPTIONS": {"url": servers.valkey(), **PATIENT}},
     }
 
     def hang_up():
