@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 import redis
 from redis.cluster import RedisCluster
+from redis.exceptions import RedisClusterException
 from redis.sentinel import (
     Sentinel,
     SentinelConnectionPool,
@@ -150,7 +151,11 @@ def _client_of(alias: str, cache: str) -> Any:
         return get_redis_connection(cache)
     except (InvalidCacheBackendError, NotImplementedError, AttributeError) as error:
         raise ConfigurationError(f"the store {alias!r}: CACHES[{cache!r}] is no cache of django-redis") from error
-    except (redis.RedisError, OSError) as error:  # the client of a Cluster connects when it is made
+    except (
+        redis.RedisError,
+        RedisClusterException,
+        OSError,
+    ) as error:  # the client of a Cluster connects when it is made
         raise StoreUnavailable(f"the client of CACHES[{cache!r}] cannot be made: {error}", "connection") from error
 
 
