@@ -14,7 +14,7 @@ from django.middleware.locale import LocaleMiddleware
 from django.utils.module_loading import import_string
 
 from . import conf
-from .exceptions import ConfigurationError
+from .exceptions import ConfigurationError, StoreUnavailable
 from .filters import InvalidShape
 from .filters.sizing import check_capacity, check_error_rate
 from .guards import Guard, registry
@@ -29,6 +29,10 @@ KINDS = ("auto", "bloom", "bitmap", "cuckoo")
 
 #: Databases whose usual collation takes different texts for equal.
 _CASELESS = ("mysql", "microsoft")
+_STORE_HINT = (
+    "See Settings in the README, and the docstring of the BACKEND for its OPTIONS; RedisStore needs pip install "
+    "bloomguard[redis]."
+)
 #: Middleware that may turn a 404 into another answer.
 _FALLBACKS = (
     "django.contrib.flatpages.middleware.FlatpageFallbackMiddleware",
@@ -57,7 +61,7 @@ def check_servers(app_configs: Any, **kwargs: Any) -> list[CheckMessage]:
     """The servers behind stores, as they are set up now."""
     messages: list[CheckMessage] = []
     for alias in conf.settings.stores:
-        with suppress(ConfigurationError):  # which is E009
+        with suppress(ConfigurationError, StoreUnavailable):  # which the other checks tell of
             messages += stores[alias].check_deployed()
     return messages
 
@@ -78,7 +82,15 @@ def check_settings(app_configs: Any, **kwargs: Any) -> list[CheckMessage]:
         try:
             messages += stores[alias].check()
         except ConfigurationError as error:
-            messages.append(Error(str(error), hint="See the store's options in the docs.", id="bloomguard.E009"))
+            messages.append(Error(str(error), hint=_STORE_HINT, id="bloomguard.E009"))
+        except StoreUnavailable as error:  # a client that cannot be made while its servers are away
+            messages.append(
+                Warning(
+                    f"the store {alias!r} does not answer: {error}.",
+                    hint="Until it does, no request is answered by a guard, and saves take their guards out of use.",
+                    id="bloomguard.W021",
+                )
+            )
     return messages
 
 

@@ -11,10 +11,11 @@ import hashlib
 import hmac
 import logging
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 
 from .conf import settings
-from .exceptions import StoreError, StoreUnavailable, UnknownGeneration
+from .exceptions import ConfigurationError, StoreError, StoreUnavailable, UnknownGeneration
 from .filters import CorruptFilter, FilterError, FilterFull, KeyHash
 from .forks import after_fork
 from .stores import Generation, Store, stores
@@ -123,11 +124,12 @@ class LiveFilter:
         now = self.table.clock()
         if now - self._looked_at < LEASE_SECONDS:
             return False
-        try:
-            if self.store.names(self.name):
-                return True  # and so for whoever asks next: under ASGI the same request asks again, in a thread
-        except StoreError as error:
-            logger.debug("bloomguard cannot tell whether %s has a filter: %s", self.name, error)
+        for store in self._stores():
+            try:
+                if store.names(self.name):
+                    return True  # and so for whoever asks next: under ASGI the same request asks again, in a thread
+            except StoreError as error:
+                logger.debug("bloomguard cannot tell whether %s has a filter: %s", self.name, error)
         self._looked_at = now
         return False
 
@@ -183,14 +185,37 @@ class LiveFilter:
         generation = self._opened.get(name)
         if generation is not None:
             return generation
-        if self._refused.get(name, 0) > self.table.clock() or self.store.identity != state.identity:
+        home = None if self._refused.get(name, 0) > self.table.clock() else self._home(state.identity)
+        if home is None:
             return None
         with self._lock:
             generation = self._opened.get(name)
             if generation is None:
-                generation = self.store.open(self.name, name, self.find_key_hash, state.identity)
+                generation = home.open(self.name, name, self.find_key_hash, state.identity)
+                self._waits = home.waits
                 self._opened[name] = generation
         return generation
+
+    def _home(self, identity: str) -> Store | None:
+        """The store that the row names: the guard's own or, while it moves from one to another, any in the settings."""
+        unavailable: StoreError | None = None
+        for store in self._stores():
+            try:
+                if store.identity == identity:
+                    return store
+            except StoreError as error:
+                unavailable = unavailable or error
+        if unavailable is not None:
+            raise unavailable
+        return None
+
+    def _stores(self) -> Iterator[Store]:
+        """The guard's own store, then all others that can be made."""
+        yield self.store
+        for alias in settings.stores:
+            if alias != self._store_alias:
+                with suppress(ConfigurationError):  # a system check says so
+                    yield stores[alias]
 
     def _tidy(self, state: State) -> None:
         """Let go of generations that the row no longer names: a mapped file takes its disk space until then."""

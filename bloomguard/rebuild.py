@@ -99,6 +99,8 @@ class Rebuild:
         self._beaten_at = clock()
         self._name = ""
         self._generation: Generation | None = None
+        self._lying: Sequence[str] = ()
+        self._seen: State | None = None
         self._mine: State | None = None
         self._seconds = 0.0
         self._expected = KeysSummary(count=0)
@@ -108,7 +110,7 @@ class Rebuild:
 
     def plan(self) -> Plan:
         """What :meth:`run` would make; changes nothing. Raises :class:`RebuildError` if it cannot fit, with figures."""
-        summary = self.source.summary()
+        summary = self._summary()
         layout = self._layout(summary, tag=0)
         return Plan(
             guard=self.guard.name,
@@ -119,6 +121,9 @@ class Rebuild:
             bytes=layout.total_bytes,
             shards=len(layout.headers),
         )
+
+    def _summary(self) -> KeysSummary:
+        return self.source.summary()
 
     def _layout(self, summary: KeysSummary, tag: int) -> Layout:
         key_id, key_hash = self.guard.live.key_hashes()[0]
@@ -133,14 +138,17 @@ class Rebuild:
             shard_bytes=self.store.shard_bytes,
             **choice.options,
         )
+        self._check_room(layout)
+        return layout
+
+    def _check_room(self, layout: Layout) -> None:
         free = self.store.free_bytes()
         if free is not None and layout.total_bytes > free:
             raise RebuildError(
-                f"{self.guard.name}: room for {layout.capacity:,} keys at {self.guard.error_rate:g} takes "
+                f"{self.guard.name}: room for {layout.capacity:,} keys at {layout.error_rate:g} takes "
                 f"{layout.total_bytes:,} bytes; the store {self.store.alias!r} has {free:,} left. Free some, or raise "
                 "error_rate"
             )
-        return layout
 
     def _choice(self, summary: KeysSummary) -> Choice:
         wanted = self.guard.filter
@@ -166,24 +174,33 @@ class Rebuild:
 
     # The steps, in their order; `run_all` takes several guards through them side by side.
 
+    def prepare(self) -> None:
+        """What takes long and can be done before anything is announced: here nothing."""
+
     def announce(self) -> None:
         """Create an empty generation and name it in the state row."""
+        began = self._clock()
+        if self._seen is None:
+            self._create()
+        assert self._seen is not None
+        self._mine = self._announce(self._seen)
+        self._sweep(self._lying, self._mine)
+        self._seconds += self._clock() - began
+
+    def _create(self) -> Generation:
         if connections[self.source.using].in_atomic_block:
             raise RebuildError("a rebuild inside a transaction would not see what others commit; call it outside")
-        began = self._clock()
-        self._expected = self.source.summary()
+        self._expected = self._summary()
         layout = self._layout(self._expected, new_tag())
         # In this order: whoever sweeps lists what there is, then changes the row. What we create after reading the
         # row is either not on that list, or the row is no longer as we read it and we are the one to give way.
         seen = self.table.current(self.guard.name)
         if seen.building:
             self._refuse_if_alive(seen)
-        lying = self.store.names(self.guard.name)
+        self._seen, self._lying = seen, self.store.names(self.guard.name)
         self._name = secrets.token_hex(12)
         self._generation = self.store.create(self.guard.name, self._name, layout)
-        self._mine = self._announce(seen)
-        self._sweep(lying, self._mine)
-        self._seconds = self._clock() - began
+        return self._generation
 
     def wait_for_writers(self) -> None:
         """Return when nobody writes any more who does not know of it; a settling time has to be over before."""
@@ -242,7 +259,10 @@ class Rebuild:
         except DatabaseError as error:
             self._left_behind(error)
             return None
-        return state if state.active == self._name and state.standby else None
+        return state if state.active == self._name and self._replaces(state) else None
+
+    def _replaces(self, state: State) -> bool:
+        return bool(state.standby)
 
     def retire(self, state: State) -> None:
         """Drop the generation before, a settling time after publishing: nobody answers from it any more."""
@@ -394,11 +414,12 @@ def run_all(rebuilds: Sequence[Rebuild], sleep: Callable[[float], None] = time.s
     try:
         for one in rebuilds:
             one.companions = rebuilds
-        each(Rebuild.announce)
+        each(lambda one: one.prepare())
+        each(lambda one: one.announce())
         began = time.monotonic()
         if len(outcomes) < len(rebuilds):
             sleep(SETTLE_SECONDS)
-        each(Rebuild.wait_for_writers)
+        each(lambda one: one.wait_for_writers())
         waited = time.monotonic() - began
         each(lambda one: one.complete(waited))
         replaced = [(one, state) for one in rebuilds if (state := one.former()) is not None]

@@ -27,7 +27,7 @@ LAYERS = [
     ["sync", "sync.connection", "sync.state"],
     ["live"],
     ["guards", "sources", "barrier"],
-    ["sync.fencing", "sync.statements", "sync.signals", "rebuild", "routes", "responses"],
+    ["sync.fencing", "sync.statements", "sync.signals", "rebuild", "copying", "routes", "responses"],
     ["middleware", "decorators", "management.", "checks"],
     ["apps"],
 ]

@@ -14,7 +14,7 @@ from django.core.checks import CheckMessage
 
 from ..exceptions import UnknownGeneration
 from ..filters import CorruptFilter, KeyHash
-from ..filters.codec import Header
+from ..filters.codec import Frame, Header
 from ..filters.layout import SHARD_BYTES, Layout
 
 if TYPE_CHECKING:
@@ -57,6 +57,17 @@ class Generation(ABC):
     @abstractmethod
     def measure_error_rate(self, probes: int = 100_000) -> float:
         """The share of random keys that the generation lets through, probed evenly over the shards."""
+
+    @abstractmethod
+    def read_shard(self, shard: int) -> Frame:
+        """A copy of one shard, held against its checksum; raises :class:`CorruptFilter` or :class:`StoreError`."""
+
+    @abstractmethod
+    def merge(self, shard: int, body: memoryview) -> int:
+        """Set every bit that is set in ``body``, the same shard of a twin; returns how many were missing here.
+
+        For kinds of ``plain_bits``. Raises :class:`CorruptFilter` or :class:`StoreError`.
+        """
 
     def seal(self) -> None:  # noqa: B027
         """Make it complete and durable; called once, before it is published. Raises :class:`StoreError`."""

@@ -25,6 +25,7 @@ from ..filters import CorruptFilter
 from ..filters.codec import FIXED_BYTES, Header, header_bytes
 from ..filters.layout import Layout
 from ..forks import after_fork
+from . import redis_options
 from .base import FindKeyHash, Generation, Store
 from .redis_cluster import Address, spread
 from .redis_generation import RedisGeneration
@@ -32,7 +33,6 @@ from .redis_link import Command
 from .redis_loading import Draft, gathering_key, make
 from .redis_servers import Clustered, find_servers
 
-_LONGEST_PATIENCE = 0.5  # seconds that a request may wait without a warning
 _LISTS = 8  # of generations in a Cluster, spread over the nodes
 
 
@@ -68,10 +68,18 @@ class RedisStore(Store):
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         super().__init__(alias)
+        redis_options.check_timeouts(
+            alias,
+            connect_timeout=connect_timeout,
+            read_timeout=read_timeout,
+            add_timeout=add_timeout,
+            bulk_timeout=bulk_timeout,
+        )
         servers = find_servers(
             alias, url=url, cache=cache, cluster=cluster, sentinels=sentinels, sentinel_options=sentinel_options
         )
         self.prefix = prefix
+        self._cache = cache
         self._clustered = isinstance(servers, Clustered)
         self._patience = connect_timeout + read_timeout
         self._reads = servers.link(connect_timeout, read_timeout, clock, breaks=True)
@@ -189,15 +197,8 @@ class RedisStore(Store):
         return min(free) * len(free) if free else None  # shards spread evenly: the fullest node is full first
 
     def check(self) -> list[CheckMessage]:
-        if self._patience <= _LONGEST_PATIENCE:
-            return []
-        return [
-            Warning(
-                f"the store {self.alias!r} lets a request wait {self._patience:g} s for a server that is gone.",
-                hint="Its connect_timeout and read_timeout are seconds; 0.05 each are plenty within a data centre.",
-                id="bloomguard.W020",
-            )
-        ]
+        found = list(redis_options.patience(self.alias, self._patience))
+        return found if self._cache is None else [*found, *redis_options.cache(self._cache)]
 
     def check_deployed(self) -> list[CheckMessage]:
         try:

@@ -96,6 +96,10 @@ class Bits:
         """The commands that add keys to one shard."""
         return self._commands(shard, _SET, [self._positions(digest) for digest in digests])
 
+    def setting(self, shard: int, positions: Sequence[int]) -> list[bytes]:
+        """The commands that set bits of one shard's body."""
+        return self._commands(shard, _SET, [positions])
+
     def added(self, shard: int, replies: Sequence[Any]) -> None:
         """See that they are in; raises :class:`CorruptFilter`."""
         for reply in replies:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 PIECE = 1 << 18  # bytes a command carries in bulk: other clients wait some 5 ms for it
 _HEADERS = 256  # read in one trip
 _DIGESTS = 1_000  # added in one trip
+_POSITIONS = 8_000  # set in one trip
 
 
 class Trips(Protocol):
@@ -130,8 +131,29 @@ class RedisGeneration(Generation):
                 if head != header.pack() or size != header.frame_bytes:
                     raise CorruptFilter(f"{key} belongs to another build, or is not whole")
 
-    def frame(self, shard: int) -> Frame:
-        """A copy of one shard, checksummed; raises :class:`CorruptFilter` or :class:`StoreError`."""
+    def merge(self, shard: int, body: memoryview) -> int:
+        import numpy as np
+
+        theirs, drafted = np.frombuffer(body, np.uint8), None
+        if self._draft is not None:
+            drafted = np.frombuffer(self._draft.frames[shard].body, np.uint8)
+        if drafted is None or self._sealed:
+            missing = theirs & ~np.frombuffer(self.read_shard(shard).body, np.uint8)
+            at = np.flatnonzero(missing)
+            rows, bits = np.nonzero(np.unpackbits(missing[at]).reshape(-1, 8))
+            self._set(shard, (8 * at[rows] + bits).tolist())
+        else:
+            missing = theirs & ~drafted
+        if drafted is not None:
+            drafted |= theirs
+        return int(np.bitwise_count(missing).sum())
+
+    def _set(self, shard: int, positions: list[int]) -> None:
+        for start in range(0, len(positions), _POSITIONS):
+            commands = self._kind.setting(shard, positions[start : start + _POSITIONS])
+            self._kind.added(shard, self._trips.write([(self.keys[shard], each) for each in commands], self.identity))
+
+    def read_shard(self, shard: int) -> Frame:
         key, size = self.keys[shard], self.layout.frame_bytes
         buffer = memoryview(bytearray(size))
         for start in range(0, size, PIECE):
@@ -151,7 +173,7 @@ class RedisGeneration(Generation):
             yield from self._draft.filters
             return
         for shard in range(len(self.keys)):
-            yield self.layout.attach(self.frame(shard))
+            yield self.layout.attach(self.read_shard(shard))
 
     def fill(self) -> float:
         return mean(each.fill for each in self._filters())

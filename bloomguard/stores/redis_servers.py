@@ -144,18 +144,25 @@ def _address(options: dict[str, Any]) -> Address:
 
 
 def _client_of(alias: str, cache: str) -> Any:
+    from django.conf import settings
     from django.core.cache import InvalidCacheBackendError
+    from django.core.exceptions import ImproperlyConfigured
     from django_redis import get_redis_connection
 
     try:
         return get_redis_connection(cache)
     except (InvalidCacheBackendError, NotImplementedError, AttributeError) as error:
-        raise ConfigurationError(f"the store {alias!r}: CACHES[{cache!r}] is no cache of django-redis") from error
-    except (
-        redis.RedisError,
-        RedisClusterException,
-        OSError,
-    ) as error:  # the client of a Cluster connects when it is made
+        client = settings.CACHES.get(cache, {}).get("OPTIONS", {}).get("CLIENT_CLASS")
+        raise ConfigurationError(
+            f"the store {alias!r}: CACHES[{cache!r}] has the client class {client!r}, which spreads keys over servers "
+            "by itself; give one server, or the nodes of a Cluster, by url"
+            if client
+            else f"the store {alias!r}: CACHES[{cache!r}] is no cache of django-redis; take one that is, or give the "
+            "server by url"
+        ) from error
+    except ImproperlyConfigured as error:
+        raise ConfigurationError(f"the store {alias!r}: CACHES[{cache!r}] cannot be used: {error}") from error
+    except (redis.RedisError, RedisClusterException, OSError) as error:  # a Cluster's client connects when it is made
         raise StoreUnavailable(f"the client of CACHES[{cache!r}] cannot be made: {error}", "connection") from error
 
 

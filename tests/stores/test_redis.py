@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import random
 import threading
 
@@ -13,7 +14,7 @@ from django.core.checks import run_checks
 from bloomguard.exceptions import ConfigurationError, StoreError, StoreUnavailable, UnknownGeneration
 from bloomguard.filters import CorruptFilter, KeyHash
 from bloomguard.filters.codec import Frame, decode
-from bloomguard.stores import stores
+from bloomguard.stores import redis_options, stores
 from bloomguard.stores.memory import MemoryStore
 from bloomguard.stores.redis import RedisStore
 from tests import servers
@@ -126,7 +127,7 @@ def test_the_bytes_are_those_of_other_stores(store, layout):
     twin.add_many(numbers)
 
     for shard in range(len(layout.headers)):
-        copied = made.frame(shard)
+        copied = made.read_shard(shard)
         assert copied.buffer == Frame.open(twin._buffers[shard]).buffer
         assert decode(copied.buffer).header == layout.headers[shard]
     assert store.open("city", "a", find).fill() == twin.fill()
@@ -304,18 +305,36 @@ def test_a_kind_without_plain_bits_is_refused(store):
     assert store.names("city") == []
 
 
-def test_processes_see_each_others_adds_at_once(store, make_store):
-    """An add that returned is seen by the next check of any other process: nobody keeps a copy of a no."""
-    made, other = store.create("city", "a", make_layout()), make_store().open("city", "a", find)
-    denied = 0
+def answer(pipe, url):
+    """Another process: opens the generation, and says of each key that it is sent whether it may be in."""
+    other = RedisStore("default", url=url, read_timeout=5).open("city", "a", find)
+    for number in iter(pipe.recv, None):
+        pipe.send(other.might_contain(key(number)))
 
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
+def test_processes_see_each_others_adds_at_once(store):
+    """An add that returned is seen by the next check of another process: nobody keeps a copy of a no."""
+    made = store.create("city", "a", make_layout())
+    fork = multiprocessing.get_context("fork")
+    pipe, theirs = fork.Pipe()
+    process = fork.Process(target=answer, args=(theirs, servers.valkey()))
+    process.start()
+
+    def ask(number):
+        pipe.send(number)
+        return pipe.recv()
+
+    denied = 0
     for number in range(500):
-        before = other.might_contain(key(number))
+        denied += not ask(number)
         made.add([key(number)])
-        assert other.might_contain(key(number))
-        denied += not before
+        assert ask(number)
+    pipe.send(None)
+    process.join(10)
 
     assert denied > 450
+    assert process.exitcode == 0
 
 
 def test_checks_and_adds_are_each_one_command(store, server):
@@ -357,6 +376,70 @@ def test_a_cache_of_django_redis_gives_the_address(settings, server):
     with pytest.raises(ConfigurationError, match="no cache of django-redis"):
         RedisStore("default", cache="default")
     store.close()
+
+
+@pytest.mark.parametrize("name", ["connect_timeout", "read_timeout", "add_timeout", "bulk_timeout"])
+@pytest.mark.parametrize("seconds", [None, 0, -1, float("inf"), float("nan"), "50ms", True])
+def test_every_timeout_is_a_number_of_seconds(name, seconds):
+    """Without a timeout requests would wait for ever: the option, its value and the cure are named."""
+    with pytest.raises(ConfigurationError, match=rf"{name} is {seconds!r}; it has to be a number of seconds above 0"):
+        RedisStore("default", url="redis://127.0.0.1:1/0", **{name: seconds})
+
+
+PATIENT = {"SOCKET_TIMEOUT": 0.5, "SOCKET_CONNECT_TIMEOUT": 0.5}
+NOWHERE = "redis://127.0.0.1:1/0"
+
+
+def checked(settings, location=NOWHERE, **options):
+    """What is said of the django-redis cache that a store shares servers with; none of them answers."""
+    settings.CACHES = {"shared": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": location, "OPTIONS": options}}
+    return {message.id.rpartition(".")[2]: message for message in redis_options.cache("shared")}
+
+
+@pytest.mark.parametrize(
+    ("location", "options", "expected"),
+    [
+        (NOWHERE, PATIENT, set()),
+        (NOWHERE, {}, {"W023"}),
+        (NOWHERE, {"CONNECTION_POOL_KWARGS": {"socket_timeout": 1}}, set()),
+        (NOWHERE + "?socket_timeout=1", {}, set()),
+        (NOWHERE, {**PATIENT, "IGNORE_EXCEPTIONS": True}, {"I024"}),
+        ([NOWHERE, NOWHERE], PATIENT, {"I025"}),
+        (f"{NOWHERE},{NOWHERE}", PATIENT, {"I025"}),
+        (NOWHERE, {**PATIENT, "REDIS_CLIENT_KWARGS": {"read_from_replicas": True}}, {"I025"}),
+        (NOWHERE, {**PATIENT, "CLIENT_CLASS": "django_redis.client.HerdClient"}, set()),
+    ],
+)
+def test_a_cache_that_is_not_set_up_for_outages_is_said_to_be_so(settings, location, options, expected):
+    """No timeout, swallowed exceptions and replica reads of the shared cache: each is a message with its cure."""
+    found = checked(settings, location, **options)
+
+    assert set(found) == expected
+    assert all("CACHES['shared']" in message.msg and message.hint for message in found.values())
+
+
+def test_exceptions_ignored_by_all_caches_are_noticed(settings):
+    """``DJANGO_REDIS_IGNORE_EXCEPTIONS`` counts unless the cache says otherwise."""
+    settings.DJANGO_REDIS_IGNORE_EXCEPTIONS = True
+
+    assert set(checked(settings, **PATIENT)) == {"I024"}
+    assert set(checked(settings, **PATIENT, IGNORE_EXCEPTIONS=False)) == set()
+
+
+def test_a_store_says_what_is_wrong_with_its_cache(settings):
+    """``manage.py check`` has the messages of the cache whose server a store uses."""
+    assert set(checked(settings)) == {"W023"}
+
+    assert [message.id for message in RedisStore("default", cache="shared").check()] == ["bloomguard.W023"]
+
+
+def test_a_client_class_that_spreads_keys_is_refused(settings):
+    """``ShardClient`` has no one server to ask; one of Sentinels that is not set up is named as well."""
+    for client, says in (("ShardClient", "has the client class 'django_redis.client.ShardClient'"),
+                         ("SentinelClient", "cannot be used: .*CONNECTION_POOL_CLASS")):  # fmt: skip
+        checked(settings, CLIENT_CLASS=f"django_redis.client.{client}")
+        with pytest.raises(ConfigurationError, match=rf"CACHES\['shared'\] {says}"):
+            RedisStore("default", cache="shared")
 
 
 def test_free_bytes_are_those_below_maxmemory(store, server):

@@ -12,6 +12,7 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.db import DatabaseError
 from tqdm import tqdm
 
+from ...copying import Copy
 from ...exceptions import BuilderBusy, ConfigurationError, RebuildError, StoreError
 from ...filters import FilterError
 from ...guards import Guard, registry
@@ -25,6 +26,11 @@ class Command(BaseCommand):
 
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument("names", nargs="*", metavar="name", help="guards to build; all of them if none is named")
+        parser.add_argument(
+            "--from-store",
+            metavar="alias",
+            help="copy the filters from this store, in which they lie now, to their guards' own; no row is read",
+        )
         parser.add_argument("--dry-run", action="store_true", help="tell rows, bytes and error rate, and build nothing")
         parser.add_argument("--json", action="store_true", help="print the figures as one JSON object")
 
@@ -45,8 +51,12 @@ class Command(BaseCommand):
             busy = all(isinstance(error, BuilderBusy) for error in failed)
             raise CommandError("\n".join(map(str, failed)), returncode=EX_TEMPFAIL if busy else 1) from failed[0]
 
+    def _rebuild(self, guard: Guard, options: dict[str, Any], **more: Any) -> Rebuild:
+        origin = options["from_store"]
+        return Copy(guard, origin, **more) if origin is not None else Rebuild(guard, **more)
+
     def _plans(self, guards: list[Guard], options: dict[str, Any]) -> list[Any]:
-        plans = [Rebuild(guard).plan() for guard in guards]
+        plans = [self._rebuild(guard, options).plan() for guard in guards]
         for plan in plans if options["verbosity"] and not options["json"] else []:
             self.stdout.write(
                 f"{plan.guard}: about {plan.rows:,} rows; a {plan.kind} filter with room for {plan.capacity:,} at an "
@@ -57,7 +67,7 @@ class Command(BaseCommand):
     def _builds(self, guards: list[Guard], options: dict[str, Any]) -> list[Any]:
         quiet = options["verbosity"] == 0
         with ExitStack() as bars:
-            rebuilds = [Rebuild(guard, progress=_Bar(guard, bars, quiet)) for guard in guards]
+            rebuilds = [self._rebuild(guard, options, progress=_Bar(guard, bars, quiet)) for guard in guards]
             outcomes = run_all(rebuilds)
         for report in outcomes if not quiet and not options["json"] else []:
             if isinstance(report, Report):
