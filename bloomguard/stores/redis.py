@@ -27,13 +27,13 @@ from ..filters.layout import Layout
 from ..forks import after_fork
 from . import redis_options
 from .base import FindKeyHash, Generation, Store
-from .redis_cluster import Address
+from .redis_cluster import Address, spread
 from .redis_generation import RedisGeneration
 from .redis_link import Command
 from .redis_loading import Draft, gathering_key, make
 from .redis_servers import Clustered, find_servers
 
-_LISTS = 8  # of generations in a Cluster: nodes share them by chance
+_LISTS = 8  # of generations in a Cluster, spread over the nodes
 
 
 class RedisStore(Store):
@@ -80,7 +80,7 @@ class RedisStore(Store):
         )
         self.prefix = prefix
         self._cache = cache
-        self._lists = _LISTS if isinstance(servers, Clustered) else 1
+        self._clustered = isinstance(servers, Clustered)
         self._patience = connect_timeout + read_timeout
         self._reads = servers.link(connect_timeout, read_timeout, clock, breaks=True)
         self._adds = servers.link(connect_timeout, add_timeout, clock, breaks=False)
@@ -133,12 +133,14 @@ class RedisStore(Store):
             raise
 
     def key(self, guard: str, name: str, shard: int) -> str:
-        """The server's key of one shard."""
-        return f"{self.prefix}:{guard}:{name}:{shard}"
+        """The server's key of one shard; in a Cluster with a hash tag that spreads shards evenly over the slots."""
+        build = f"{self.prefix}:{guard}:{name}"
+        return f"{build}:{{{spread(build, shard)}}}:{shard}" if self._clustered else f"{build}:{shard}"
 
     def _listed(self, guard: str) -> list[str]:
         """The keys of the hashes that list a guard's generations. SCAN would walk through all that a server holds."""
-        return [f"{self.prefix}:{guard}", *(f"{self.prefix}:{guard}:list:{copy}" for copy in range(1, self._lists))]
+        whole = f"{self.prefix}:{guard}"
+        return [f"{whole}:{{{spread(whole, copy)}}}" for copy in range(_LISTS)] if self._clustered else [whole]
 
     def create(self, guard: str, name: str, layout: Layout) -> Generation:
         if not layout.filter_class.plain_bits:

@@ -19,7 +19,8 @@ import hashlib
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
+from itertools import count
 from typing import Any
 
 from redis.crc import REDIS_CLUSTER_HASH_SLOTS, key_slot
@@ -29,6 +30,11 @@ from .redis_link import PROVED_SECONDS, Call, Command, Link
 
 Address = tuple[str, int]
 
+#: Parts that the slots are cut into, and the step from one shard's part to the next one's: however many shards there
+#: are, and wherever the first of them lies, any run of slots gets its share of them to within one or two.
+_PARTS = 1_024
+_STEP = 633
+
 _MAPS = 4  # kept: a guard that is being rebuilt may need two
 _NOBODY = -1
 
@@ -36,6 +42,22 @@ _NOBODY = -1
 @lru_cache(1 << 16)
 def _slot(key: str) -> int:
     return key_slot(key.encode())
+
+
+@cache
+def _tags() -> list[str]:
+    """For each part of the slots a text that has one of them."""
+    found: dict[int, str] = {}
+    numbers = count()
+    while len(found) < _PARTS:
+        tag = str(next(numbers))
+        found.setdefault(_PARTS * key_slot(tag.encode()) // REDIS_CLUSTER_HASH_SLOTS, tag)
+    return [found[part] for part in range(_PARTS)]
+
+
+def spread(build: str, shard: int) -> str:
+    """The hash tag of a build's shard. By chance alone, one of 64 nodes would get half as much again as the mean."""
+    return _tags()[(_slot(build) + shard * _STEP) % _PARTS]
 
 
 @dataclass(frozen=True)
@@ -72,13 +94,26 @@ class ClusterLink:
         self._latest: tuple[float, ClusterMap] | None = None
 
     def trip(self, commands: Sequence[Command], identity: str | None = None) -> list[Any]:
-        """Send all to the nodes that they are meant for, then read all; see :meth:`Link.trip`."""
-        known = self._map(identity)
+        """Send all to the nodes that they are meant for, then read all; see :meth:`Link.trip`.
+
+        What goes without an identity goes again, once, if slots have moved since the map was read.
+        """
+        try:
+            return self._trip(commands, self._map(identity))
+        except StoreUnavailable:
+            raise
+        except StoreError:
+            if identity is not None:
+                raise
+            self._latest = None
+            return self._trip(commands, self._map(None))
+
+    def _trip(self, commands: Sequence[Command], known: ClusterMap) -> list[Any]:
         numbers: dict[int, list[int]] = {}
         for number, (key, _) in enumerate(commands):
             numbers.setdefault(known.holder(key), []).append(number)
-        replies: list[Any] = [None] * len(commands)
         found = self._ask(known, {node: [commands[number] for number in some] for node, some in numbers.items()})
+        replies: list[Any] = [None] * len(commands)
         for node, some in numbers.items():
             for number, reply in zip(some, found[node]):
                 replies[number] = reply

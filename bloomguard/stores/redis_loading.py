@@ -53,8 +53,8 @@ class Draft:
 
 
 def gathering_key(key: str) -> str:
-    """Where a shard's bits are gathered; in a Cluster the braces put it beside the shard itself."""
-    return f"{{{key}}}:load"
+    """Where a shard's bits are gathered; in a Cluster the key's hash tag puts it beside the shard itself."""
+    return f"{key}:load"
 
 
 def make(store: Loads, keys: Sequence[str], frames: Sequence[Frame], identity: str) -> None:

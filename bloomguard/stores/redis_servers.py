@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 import redis
 from redis.cluster import RedisCluster
+from redis.exceptions import RedisClusterException
 from redis.sentinel import (
     Sentinel,
     SentinelConnectionPool,
@@ -161,7 +162,7 @@ def _client_of(alias: str, cache: str) -> Any:
         ) from error
     except ImproperlyConfigured as error:
         raise ConfigurationError(f"the store {alias!r}: CACHES[{cache!r}] cannot be used: {error}") from error
-    except (redis.RedisError, OSError) as error:  # the client of a Cluster connects when it is made
+    except (redis.RedisError, RedisClusterException, OSError) as error:  # a Cluster's client connects when it is made
         raise StoreUnavailable(f"the client of CACHES[{cache!r}] cannot be made: {error}", "connection") from error
 
 
