@@ -79,7 +79,7 @@ class Store(ABC):
     #: Whether a check waits for a network: an event loop must not make one.
     waits: ClassVar[bool] = False
     #: The most bytes that one shard of a new generation takes here.
-    shard_bytes: ClassVar[int] = SHARD_BYTES
+    shard_bytes: int = SHARD_BYTES
 
     def __init__(self, alias: str) -> None:
         self.alias = alias

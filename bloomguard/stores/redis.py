@@ -33,6 +33,7 @@ from .redis_link import Command
 from .redis_loading import Draft, gathering_key, make
 from .redis_servers import Clustered, find_servers
 
+_CLUSTER_SHARD_BYTES = 2 << 20  # of a billion keys each of 64 nodes gets its share, within a seventh
 _LISTS = 8  # of generations in a Cluster, spread over the nodes
 
 
@@ -49,7 +50,7 @@ class RedisStore(Store):
     """
 
     waits: ClassVar[bool] = True
-    shard_bytes: ClassVar[int] = 8 << 20  # BITOP holds up everybody else for 1.5 ms a MiB
+    shard_bytes: int = 8 << 20  # BITOP holds up everybody else for 1.5 ms a MiB
 
     def __init__(
         self,
@@ -81,6 +82,8 @@ class RedisStore(Store):
         self.prefix = prefix
         self._cache = cache
         self._clustered = isinstance(servers, Clustered)
+        if self._clustered:
+            self.shard_bytes = _CLUSTER_SHARD_BYTES
         self._patience = connect_timeout + read_timeout
         self._reads = servers.link(connect_timeout, read_timeout, clock, breaks=True)
         self._adds = servers.link(connect_timeout, add_timeout, clock, breaks=False)
