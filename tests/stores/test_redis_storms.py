@@ -230,7 +230,7 @@ def site(start, settings, tmp_path, monkeypatch):
     monkeypatch.setattr(state.table, "clock", None)
     monkeypatch.setattr(state.table, "sleep", None)
     hurry(state.table, SPEED)
-    monkeypatch.setattr(RedisStore, "shard_bytes", 1 << 12)
+    monkeypatch.setattr(RedisStore, "shard_bytes", 1 << 10)
     monkeypatch.setattr(registry["product"], "filter", "bloom")
     forget()
     made = Site(start, settings, tmp_path)
