@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import multiprocessing
 import random
+import re
 import threading
+from contextlib import closing
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -440,6 +443,30 @@ def test_a_client_class_that_spreads_keys_is_refused(settings):
         checked(settings, CLIENT_CLASS=f"django_redis.client.{client}")
         with pytest.raises(ConfigurationError, match=rf"CACHES\['shared'\] {says}"):
             RedisStore("default", cache="shared")
+
+
+def test_the_rights_in_the_docs_suffice(server, make_store):
+    """An ACL user with the rights that the docs name can do all that a store does."""
+    text = (Path(__file__).parents[2] / "docs" / "redis.md").read_text()
+    rights = re.search(r"\*\*Rights\*\*: an ACL user needs `([^`]*)`\s+\([^)]*\) on `([^`]*)`", text)
+    granted, keys = " ".join(rights[1].split()), rights[2]
+    server.execute_command("ACL", "SETUSER", "guards", "reset", "on", ">secret", keys, *granted.split())
+    try:
+        url = servers.valkey().replace("redis://", "redis://guards:secret@")
+        with closing(RedisStore("default", url=url)) as store:
+            made = store.create("city", "a", make_layout())
+            made.add_many(np.arange(100))
+            made.seal()
+            opened = store.open("city", "a", find)
+            opened.add([key(100)])
+
+            assert opened.might_contain(key(5))
+            assert store.names("city") == ["a"]
+            assert store.check_deployed() == []
+            opened.read_shard(0)
+            store.drop("city", "a")
+    finally:
+        server.execute_command("ACL", "DELUSER", "guards")
 
 
 def test_free_bytes_are_those_below_maxmemory(store, server):
