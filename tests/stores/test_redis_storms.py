@@ -22,7 +22,7 @@ from bloomguard.verdicts import Verdict
 from tests import database
 from tests.conftest import forget
 from tests.proxy import Proxy
-from tests.servers import Valkey
+from tests.servers import Cluster, Valkey
 from tests.shop.models import Product
 
 from .crew import Log, hurry
@@ -35,23 +35,20 @@ ABSENT = 10**12
 
 
 class Site:
-    """A primary and its replica, four processes, and this one, which rebuilds."""
+    """Four processes at work, and this one, which rebuilds. ``options()`` are those of one more process's store."""
 
-    def __init__(self, start, settings, folder):
-        self.primary, self.replica = Valkey(), Valkey()
-        self.follow()
+    def __init__(self, start, settings, folder, options):
         self.folder = folder
         self.log = Log(folder)
-        self.proxies = []
         self._settings = settings
-        self._use(self._proxy())
+        self._use(options())
         Product.objects.bulk_create(Product(pk=pk) for pk in range(1, 2_001))
         self.log.note(*range(1, 2_001))
         self.rebuild()
         own = settings.BLOOMGUARD
         self._crew = []
         for number, what in enumerate(("write", "read", "write", "read")):
-            self._use(self._proxy())
+            self._use(options())
             code = "from tests.stores.crew import main; main()"
             self._crew.append(start(what, str(folder), str(number), code=code, BLOOMGUARD_SPEED=str(SPEED)))
         settings.BLOOMGUARD = own
@@ -59,16 +56,56 @@ class Site:
         for each in self._crew:
             assert each.stdout.readline() == "ready\n"
 
-    def _proxy(self):
-        self.proxies.append(Proxy(self.primary.port))
-        return self.proxies[-1]
-
-    def _use(self, proxy):
+    def _use(self, options):
         self._settings.BLOOMGUARD = {
-            "STORES": {"default": {"BACKEND": "bloomguard.stores.redis.RedisStore", "OPTIONS": {"url": proxy.url}}}
+            "STORES": {"default": {"BACKEND": "bloomguard.stores.redis.RedisStore", "OPTIONS": options}}
         }
 
-    # -- what an operator does
+    def wait_for_writes(self, count=6):
+        """Until that many more commits were acknowledged."""
+        wanted = len(self.log.follow()) + count
+        wait(lambda: len(self.log.follow()) >= wanted)
+
+    def rebuild(self):
+        """As cron does it: again and again, until it is published and answers."""
+        for _ in range(20):
+            try:
+                Rebuild(registry["product"], sleep=state.table.sleep).run()
+            except RebuildError:
+                state.table.sleep(1)  # a writer met a server that is gone, or the breaker is still open
+                continue
+            for _ in range(20):
+                if registry["product"].verdict(ABSENT) is Verdict.ABSENT:
+                    return
+                state.table.sleep(0.2)
+        raise AssertionError("the filter cannot be rebuilt")
+
+    def finish(self):
+        (self.folder / "stop").touch()
+        for each in self._crew:
+            out, err = each.communicate(timeout=60)
+            assert each.returncode == 0, err
+            yield json.loads(out.splitlines()[-1])
+
+    def catch_up(self):
+        """Nothing is left to be done from the last round."""
+
+    def close(self):
+        stores["default"].close()
+
+
+class Pair(Site):
+    """On a primary with its replica; each process has a way to them of its own, ``proxies``, the first this one's."""
+
+    def __init__(self, start, settings, folder):
+        self.primary, self.replica = Valkey(), Valkey()
+        self.follow()
+        self.proxies = []
+        super().__init__(start, settings, folder, self._way)
+
+    def _way(self):
+        self.proxies.append(Proxy(self.primary.port))
+        return {"url": self.proxies[-1].url}
 
     def follow(self):
         """Make the replica one, wait until it has everything."""
@@ -98,38 +135,24 @@ class Site:
         self.primary, self.replica = self.replica, self.primary
         self.follow()
 
-    def wait_for_writes(self, count=6):
-        """Until that many more commits were acknowledged."""
-        wanted = len(self.log.follow()) + count
-        wait(lambda: len(self.log.follow()) >= wanted)
-
-    def rebuild(self):
-        """As cron does it: again and again, until it is published and answers."""
-        for _ in range(20):
-            try:
-                Rebuild(registry["product"], sleep=state.table.sleep).run()
-            except RebuildError:
-                state.table.sleep(1)  # a writer met a server that is gone, or the breaker is still open
-                continue
-            for _ in range(20):
-                if registry["product"].verdict(ABSENT) is Verdict.ABSENT:
-                    return
-                state.table.sleep(0.2)
-        raise AssertionError("the filter cannot be rebuilt")
-
-    def finish(self):
-        (self.folder / "stop").touch()
-        for each in self._crew:
-            out, err = each.communicate(timeout=60)
-            assert each.returncode == 0, err
-            yield json.loads(out.splitlines()[-1])
-
     def close(self):
-        stores["default"].close()
+        super().close()
         for proxy in self.proxies:
             proxy.close()
         self.primary.stop()
         self.replica.stop()
+
+
+class Nodes(Site):
+    """On a Cluster of three nodes."""
+
+    def __init__(self, start, settings, folder):
+        self.cluster = Cluster(3)
+        super().__init__(start, settings, folder, lambda: {"url": self.cluster.urls, "cluster": True})
+
+    def close(self):
+        super().close()
+        self.cluster.stop()
 
 
 def offset(client):
@@ -210,6 +233,17 @@ def trouble(site, mode):
         site.wait_for_writes()
 
 
+def migrate_a_slot(site, *, back):
+    """The slot of a shard goes to another node, in the middle of checks and adds; it may come back at once."""
+    name = state.table.current("product").active
+    key = stores["default"].key("product", name, 1)
+    source = site.cluster.holder(key)
+    others = [node for node in site.cluster.nodes if node is not source]
+    for target in (others[0], source) if back else others[:1]:
+        for _ in site.cluster.migrate(key, target):
+            site.wait_for_writes()
+
+
 HARM = {
     "kill and promote": kill_and_promote,
     "split brain": split,
@@ -225,17 +259,25 @@ HARM = {
 
 
 @pytest.fixture
-def site(start, settings, tmp_path, monkeypatch):
+def make_site(start, settings, tmp_path, monkeypatch):
+    """``make_site(Pair)``: a site that is up and working."""
     monkeypatch.setattr(database, "current", "postgresql")
     monkeypatch.setattr(state.table, "clock", None)
     monkeypatch.setattr(state.table, "sleep", None)
     hurry(state.table, SPEED)
     monkeypatch.setattr(RedisStore, "shard_bytes", 1 << 10)
+    monkeypatch.setattr("bloomguard.stores.redis._CLUSTER_SHARD_BYTES", 1 << 10)
     monkeypatch.setattr(registry["product"], "filter", "bloom")
     forget()
-    made = Site(start, settings, tmp_path)
-    yield made
-    made.close()
+    made = []
+
+    def make(kind):
+        made.append(kind(start, settings, tmp_path))
+        return made[0]
+
+    yield make
+    for site in made:
+        site.close()
     forget()
 
 
@@ -255,14 +297,27 @@ def storm(site, harms):
         assert each["found"] >= 10 * len(harms)
 
 
-def test_a_site_weathers_a_storm(site):
-    """A killed, a split and a flushed server, a black hole: no acknowledged row is 404, and no request fails."""
-    storm(site, [HARM[name] for name in ("kill and promote", "split brain", "FLUSHALL", "black-holed")])
+def test_a_site_weathers_a_storm(make_site):
+    """A killed, then a split server: no acknowledged row is 404, and no request fails."""
+    storm(make_site(Pair), [HARM["kill and promote"], HARM["split brain"]])
+
+
+def test_a_site_weathers_a_move_of_slots(make_site):
+    """A shard moves in the middle of checks and adds, and comes back: the same."""
+    storm(make_site(Nodes), [partial(migrate_a_slot, back=True)])
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("harm", HARM)
-def test_a_site_weathers_it_fifty_times(site, harm):
+def test_a_site_weathers_it_fifty_times(make_site, harm):
     """Fifty times the same harm under load: 0 false 404s, 0 errors."""
-    storm(site, [HARM[harm]] * ROUNDS)
+    storm(make_site(Pair), [HARM[harm]] * ROUNDS)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("back", [False, True])
+def test_a_site_weathers_fifty_moves(make_site, back):
+    """Fifty moves of a slot, to stay or to come back at once."""
+    storm(make_site(Nodes), [partial(migrate_a_slot, back=back)] * ROUNDS)
