@@ -1,12 +1,13 @@
-"""Moves a guard's filter from one store to another by its bits: no row is read.
+"""Moves a guard's filter from one store to another by its bits: no row is scanned.
 
     create -> bring all bits -> announce in the state row -> wait until every writer knows of it and every earlier
     writer has ended -> bring the bits set meanwhile, and see that all are there -> publish -> drop the original
 
 What is copied has to be complete, and only the state row proves that: it has to name the original as the active
-generation of an armed guard, and to be unchanged when the copy is announced. From then on writers add to the copy
-alone; those who wrote to the original before have ended when its bits are read for the last time. The row names one
-store, so requests pass from the announcement to the publishing: some four seconds and one reading of both.
+generation of an armed guard, and to be unchanged when the copy is announced. The row names one store, so the
+announcement is a fence: requests pass from then to the publishing, some two seconds and one reading of both. Writers
+hold their rows back until nobody answers from the original any more, as after every fence, and add to the copy alone;
+those who wrote to the original before have ended when its bits are read for the last time.
 """
 
 from __future__ import annotations
@@ -15,6 +16,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from django.utils import timezone
+
+from . import standby
 from .exceptions import BuilderBusy, RebuildError, StoreError
 from .filters.choose import KeysSummary
 from .filters.layout import Layout
@@ -22,7 +26,7 @@ from .guards import Guard
 from .models import GuardState
 from .rebuild import Rebuild
 from .stores import Generation, Store, stores
-from .sync.state import ARMED, State
+from .sync.state import ARMED, FENCED, State
 
 if TYPE_CHECKING:
     from .filters.codec import Frame
@@ -72,7 +76,12 @@ class Copy(Rebuild):
                 f"{self.guard.name}: a {layout.kind} filter cannot be copied while rows are written; run "
                 "rebuild_filter without --from-store"
             )
-        self._check_room(layout)
+        free = self.store.free_bytes()
+        if free is not None and layout.total_bytes > free:
+            raise RebuildError(
+                f"{self.guard.name}: its filter takes {layout.total_bytes:,} bytes; the store {self.store.alias!r} has "
+                f"{free:,} left. Free some, or rebuild it there with a higher error_rate"
+            )
         return replace(layout, tag=tag, headers=tuple(replace(header, tag=tag) for header in layout.headers))
 
     def prepare(self) -> None:
@@ -104,13 +113,26 @@ class Copy(Rebuild):
             for one in self.companions:
                 one.beat()
 
-    def _replaces(self, state: State) -> bool:
-        return True
+    def fence_replaced(self) -> bool:
+        """Nothing here: the announcement is the fence."""
+        return False
+
+    def _replacing(self, seen: State) -> dict[str, Any]:
+        # The original stays named: that is what makes writers wait for those who may still answer from it.
+        reason = f"it moves from the store {self.origin.alias} to {self.store.alias}"
+        return {
+            "status": FENCED,
+            "fenced_at": timezone.now(),
+            "reason": reason[:200],
+            "standby": "",
+            "standby_until": None,
+        }
 
     def retire(self, state: State) -> None:
+        """Drop the original: nobody answers from it since it was fenced."""
         assert self._from is not None
         for name in self._from.generations:
             try:
                 self.origin.drop(self.guard.name, name)
             except StoreError as error:
-                self._left_behind(error)
+                standby.left_behind(self.guard, error)

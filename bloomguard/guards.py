@@ -19,27 +19,36 @@ from django.db import models
 from django.db.models import Model, Q
 from django.http import HttpRequest
 
+from .alive import Unstable, in_words
+from .cache_aside import CacheAside
 from .exceptions import ConfigurationError
+from .fetching import Fetching
 from .keys import KeyMaker, OutOfRange, Unkeyable
 from .live import LiveFilter
 from .verdicts import ERROR, OUT_OF_RANGE, UNKEYABLE, Decision, Verdict
 
-__all__ = ["Guard", "Verdict", "register", "registry"]
+__all__ = ["Guard", "Verdict", "guards", "register", "registry"]
 
 logger = logging.getLogger("bloomguard")
 
-Routes = Sequence[str] | Mapping[str, str | Mapping[str, str]]
+#: ``routes`` that are found by what the URLconf's views look up.
+AUTO = "auto"
+
+Routes = str | Sequence[str] | Mapping[str, str | Mapping[str, str]]
 
 
-class Guard:
+class Guard(Fetching, CacheAside):
     """One kind of ID: a model, the field or fields that look it up, and the routes that carry it.
 
-    ``lookup`` is ``"pk"``, a field's name, or a tuple of names. ``routes`` are names of URL patterns; a mapping
+    ``lookup`` is ``"pk"``, a field's name, or a tuple of names. ``routes`` are names of URL patterns, or ``"auto"``,
+    which takes every pattern whose class-based view shows one object of the model by that lookup; a mapping
     ``{"route": "kwarg"}`` or, for several fields, ``{"route": {"field": "kwarg"}}`` where the kwarg's name does not
     follow from the lookup. ``filter`` is ``"bloom"``, ``"bitmap"`` (exact, for integers and dates), ``"cuckoo"``, or
     ``"auto"``: the bitmap where it is the smaller one, else Bloom. ``alive`` says which rows exist for the public
     (soft delete). ``sync`` is ``"statements"`` (every write of the ORM) or ``"signals"`` (``save()`` alone, and not
     before the commit). ``capacity`` counts rows; by default a rebuild leaves room for half as many again as there are.
+    A view that demands a login is not answered for before that, for a 404 would tell strangers which IDs exist;
+    ``before_login`` allows it.
     """
 
     name: str = ""
@@ -52,6 +61,7 @@ class Guard:
     store: str = "default"
     sync: str = "statements"
     methods: Sequence[str] = ("GET", "HEAD")
+    before_login: bool = False
 
     model: type[Model]
     _known_names: ClassVar[re.Pattern[str]] = re.compile(r"[a-z][a-z0-9_.-]{0,99}")
@@ -116,12 +126,15 @@ class Guard:
 
     @property
     def tables(self) -> set[str]:
-        """The guard's own table, and those of its model's parents that hold a column of the key or of ``alive``."""
+        """The guard's own table, and its parents' that hold a column of the key or of ``alive``, or lie between."""
         try:
             columns = [*self.fields, *(self.model._meta.get_field(name) for name in self.alive_fields)]
         except (ConfigurationError, FieldDoesNotExist):  # a system check says so
             return set()
-        return {self.model._meta.db_table, *(field.model._meta.db_table for field in columns)}
+        models = {field.model for field in columns}
+        for model in list(models):
+            models.update(self.model._meta.get_base_chain(model) or ())
+        return {self.model._meta.db_table, *(model._meta.db_table for model in models)}
 
     @property
     def alive_fields(self) -> set[str]:
@@ -133,7 +146,11 @@ class Guard:
         """What a key of this guard stands for, in words: a filter built for other words is never asked."""
         columns = ",".join(f"{field.column}:{kind}" for field, kind in zip(self.fields, self.keys.kinds))
         normalize = type(self).normalize.__qualname__
-        return f"{self.name}|{self.model._meta.db_table}({columns})|{self.alive!r}|{normalize}"
+        try:
+            alive = in_words(self.alive)
+        except Unstable:  # which a system check refuses: what one process builds, no other one asks
+            alive = repr(self.alive)
+        return f"{self.name}|{self.model._meta.db_table}({columns})|{alive}|{normalize}"
 
     @cached_property
     def live(self) -> LiveFilter:
@@ -144,15 +161,11 @@ class Guard:
 
     # -- asking
 
-    def verdict(self, value: Any) -> Verdict:
-        """What can be said of ``value``: a field's value, or for several fields a sequence or a mapping of them.
-
-        Takes what a URL gives, converted or not. Never raises: what goes wrong is :attr:`Verdict.UNKNOWN`.
-        """
-        return self.decide(value).verdict
-
     def decide(self, value: Any) -> Decision:
-        """The verdict on ``value`` with its reason. May read the state rows, at most once a second and process."""
+        """The verdict on ``value``, as :meth:`verdict` takes it, with its reason.
+
+        May read the state rows, at most once a second and process.
+        """
         return self._decide(value, lambda key: self.live.ask(key)) or ERROR
 
     def decide_now(self, value: Any) -> Decision | None:
@@ -167,10 +180,13 @@ class Guard:
         except OutOfRange:
             return OUT_OF_RANGE
         except Exception as error:
-            if type(error) not in self._failures:
-                self._failures.add(type(error))
-                logger.exception("bloomguard passes requests to %s because of an error of its own", self.name)
+            self._say_once(error)
             return ERROR
+
+    def _say_once(self, error: Exception) -> None:
+        if type(error) not in self._failures:
+            self._failures.add(type(error))
+            logger.exception("bloomguard passes requests to %s because of an error of its own", self.name)
 
     # -- writing
 
@@ -262,6 +278,8 @@ class Registry:
 
 
 registry = Registry()
+#: The registry as views ask for it: ``guards["city"].verdict(7)``.
+guards = registry
 
 G = TypeVar("G", bound=type[Guard])
 

@@ -7,6 +7,7 @@ import shutil
 
 import pytest
 from django.db.models import Q
+from django.utils import timezone
 
 from bloomguard.exceptions import StoreError, StoreUnavailable
 from bloomguard.guards import Guard, Verdict, registry
@@ -54,6 +55,14 @@ def another_process(guard: Guard, clock) -> LiveFilter:
 
 
 # -- asking
+
+
+def test_a_guard_that_was_never_built_is_cold_under_a_lease_as_well(fresh, clock, db):
+    """A save, or another guard's request, makes the lease valid: no generation is still no answer."""
+    Product.objects.create(pk=7)
+
+    assert states.table.lease("product") == State("product")
+    assert registry["product"].decide(7) == COLD
 
 
 def test_a_cold_guard_asks_the_database_nothing(fresh, clock, connection, db):
@@ -286,7 +295,7 @@ def test_an_add_goes_to_every_generation_that_is_named(product, clock):
 @pytest.mark.parametrize(
     ("changes", "lost", "counts"),
     [
-        ({"standby": "gone"}, "gone", True),
+        ({"standby": "gone"}, "gone", False),
         ({"building": "gone"}, "gone", False),
         ({"status": FENCED, "building": ""}, "active", True),
         ({"status": FENCED, "building": "gone"}, "gone", False),
@@ -294,8 +303,8 @@ def test_an_add_goes_to_every_generation_that_is_named(product, clock):
     ],
 )
 def test_an_add_counts_where_it_will_be_asked_for(changes, lost, counts, product, clock):
-    """An add that misses the active generation of an armed guard, or the one being built, is no add; the standby, and
-    the active one of a fenced guard, answer nobody."""
+    """An add that misses a generation that answers, will answer or may still answer somebody is no add; the active one
+    of a fenced guard answers nobody."""
     seen = states.table.current("product")
     states.table.swap(seen, **changes)
     if lost == "active":
@@ -321,6 +330,20 @@ def test_a_standby_that_an_add_did_not_reach_makes_it_no_add(product, clock, mon
     assert not product.add(50)
 
 
+@pytest.mark.parametrize("parts", [True, False])
+def test_a_kept_standby_that_an_add_did_not_reach_has_to_go(parts, product, clock):
+    """Nobody asks a standby that is kept for a roll-back. An add that misses it counts if, and only if, it is taken out
+    of the row, which is asked for with the row as it was seen."""
+    seen = states.table.current("product")
+    kept = states.table.swap(seen, standby="gone", standby_until=timezone.now())
+    clock.now += 1
+    asked = []
+
+    assert product.live.add([key(50)], lambda state: asked.append(state) or parts) is parts
+    assert set(asked) == {kept}
+    assert generations(product, seen.active) == {seen.active: True}
+
+
 def test_an_add_to_a_fenced_guard_asks_no_store(product, clock, monkeypatch):
     """While a guard is fenced, and nothing is being built, saves do not wait for a server that may be gone."""
     seen = states.table.current("product")
@@ -329,6 +352,25 @@ def test_an_add_to_a_fenced_guard_asks_no_store(product, clock, monkeypatch):
     clock.now += 1
 
     assert product.add(50)
+
+
+def test_an_add_heeds_every_fence_anew(product, build, clock):
+    """A writer that knows of a fence, and has looked at nothing since, gives readers their time at the next one too."""
+    slept = []
+    product.live.table.sleep = lambda seconds: (slept.append(seconds), clock.sleep(seconds))
+    writer = another_process(product, clock)
+    writer.table.sleep = product.live.table.sleep
+    states.table.fence("product", "because")
+    clock.now += 1
+    assert writer.add([key(50)])
+    build("product")
+    clock.now += 1
+    assert product.decide(ABSENT_PK) == ABSENT
+    states.table.fence("product", "because of something else")
+    del slept[:]
+
+    assert writer.add([key(51)])
+    assert slept == [2.0]
 
 
 def test_an_add_that_is_refused_is_no_add(product, clock, monkeypatch):
