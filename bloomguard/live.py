@@ -257,25 +257,39 @@ class LiveFilter:
             self.table.renew()
 
     def _add(self, state: State, keys: Sequence[bytes]) -> bool:
+        adds: list[tuple[Generation, Sequence[bytes]]] = []
         for name in state.generations:
             if state.status != ARMED and name != state.building:
                 continue  # it answers nobody, and never will again; what will answer next is being built
-            needed = name != state.standby
             try:
                 generation = self._generation(state, name)
-                if generation is not None:
-                    generation.add(keys)
-                elif needed:
-                    return False
             except (FilterError, StoreError) as error:
-                if needed and not isinstance(error, (FilterFull, StoreUnavailable)):
-                    self._distrust(error, name)
-                # A standby that is gone answers nobody. One that only this add did not reach still answers those who
-                # have not read the row since it was replaced.
-                if needed or not isinstance(error, (FilterError, UnknownGeneration)):
+                if not self._may_lack(state, name, error):
                     return False
+                continue
+            if generation is not None:
+                adds.append((generation, keys))
+            elif name != state.standby:
+                return False
+        if adds:
+            outcomes = adds[0][0].add_to_all(adds)
+            if not all(
+                error is None or self._may_lack(state, generation.name, error)
+                for (generation, _), error in zip(adds, outcomes)
+            ):
+                return False
         # The copy was good when the adds began; it must still be when they are counted.
         return self.table.lease(self.name) is not None
+
+    def _may_lack(self, state: State, name: str, error: Exception) -> bool:
+        """Whether the generation may go without a key after this error."""
+        if name != state.standby:
+            if not isinstance(error, (FilterFull, StoreUnavailable)):
+                self._distrust(error, name)
+            return False
+        # A standby that is gone answers nobody. One that only this add did not reach, or that has no room for it, still
+        # answers those who have not read the row since it was replaced.
+        return isinstance(error, (FilterError, UnknownGeneration)) and not isinstance(error, FilterFull)
 
     def forget(self) -> None:
         """Close everything, as if the process had just started."""
