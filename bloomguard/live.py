@@ -276,28 +276,35 @@ class LiveFilter:
             self.table.renew()
 
     def _add(self, state: State, keys: Sequence[bytes], part_with_standby: Callable[[State], bool]) -> bool:
+        adds: list[tuple[Generation, Sequence[bytes]]] = []
+        missed: list[str] = []
         for name in state.generations:
             if state.status != ARMED and name != state.building:
                 continue  # it answers nobody, and never will again; what will answer next is being built
-            if self._reaches(state, name, keys):
-                continue
-            # A standby that is not yet kept still answers those who have not read the row since it was replaced.
-            if name != state.kept or not part_with_standby(state):
-                return False
+            try:
+                generation = self._generation(state, name)
+            except (FilterError, StoreError) as error:
+                self._doubt(state, name, error)
+                generation = None
+            if generation is None:
+                missed.append(name)
+            else:
+                adds.append((generation, keys))
+        if adds:
+            for (generation, _), failed in zip(adds, adds[0][0].add_to_all(adds)):
+                if failed is not None:
+                    self._doubt(state, generation.name, failed)
+                    missed.append(generation.name)
+        # A standby that is not yet kept still answers those who have not read the row since it was replaced.
+        if not all(name == state.kept and part_with_standby(state) for name in missed):
+            return False
         # The copy was good when the adds began; it must still be when they are counted.
         return self.table.lease(self.name) is not None
 
-    def _reaches(self, state: State, name: str, keys: Sequence[bytes]) -> bool:
-        try:
-            generation = self._generation(state, name)
-            if generation is None:
-                return False
-            generation.add(keys)
-        except (FilterError, StoreError) as error:
-            if name != state.standby and not isinstance(error, (FilterFull, StoreUnavailable)):
-                self._distrust(error, name)
-            return False
-        return True
+    def _doubt(self, state: State, name: str, error: Exception) -> None:
+        """An add did not reach the generation: that of a sound one is tried again, another one is asked no more."""
+        if name != state.standby and not isinstance(error, (FilterFull, StoreUnavailable)):
+            self._distrust(error, name)
 
     def forget(self) -> None:
         """Close everything, as if the process had just started."""

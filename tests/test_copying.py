@@ -151,7 +151,7 @@ def test_rows_written_during_the_copy_are_in_it(shop, move, clock, origin, targe
     write()
 
     clock.sleep(2)
-    assert len(saved) >= 8
+    assert len(saved) >= 6
     assert {registry["product"].verdict(pk) for pk in saved} == {Verdict.MAYBE}
     assert known("product") == {Verdict.MAYBE}
     assert unknown("product") is Verdict.ABSENT
@@ -199,7 +199,7 @@ def test_processes_that_do_not_know_the_new_store_stop_the_copy(shop, move, cloc
     Product.objects.create(pk=ROWS + 1)
     move("shared")
 
-    with pytest.raises(RebuildError, match="its state row changed during the build"):
+    with pytest.raises(RebuildError, match="not published"):
         copying.complete(0)
 
     copying.withdraw()

@@ -7,13 +7,13 @@ whose body does not fit its checksum, is not trusted. **Missing is not empty.**
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, ClassVar
 
 from django.core.checks import CheckMessage
 
-from ..exceptions import UnknownGeneration
-from ..filters import CorruptFilter, KeyHash
+from ..exceptions import StoreError, UnknownGeneration
+from ..filters import CorruptFilter, FilterError, KeyHash
 from ..filters.codec import Frame, Header
 from ..filters.layout import SHARD_BYTES, Layout
 
@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 
 #: Given a header's key id, how its keys are hashed; ``None`` where no secret and definition of today's fits.
 FindKeyHash = Callable[[int], KeyHash | None]
+
+#: A generation, and the keys that are to be put into it.
+Adds = tuple["Generation", Sequence[bytes]]
 
 
 class Generation(ABC):
@@ -40,6 +43,18 @@ class Generation(ABC):
     @abstractmethod
     def add(self, keys: Iterable[bytes]) -> None:
         """Put keys in and see that they are; raises :class:`CorruptFilter` or :class:`StoreError` if that fails."""
+
+    @classmethod
+    def add_to_all(cls, adds: Sequence[Adds]) -> list[Exception | None]:
+        """Put keys into several generations of one store: for each what :meth:`add` would raise, if anything."""
+        outcomes: list[Exception | None] = []
+        for generation, keys in adds:
+            try:
+                generation.add(keys)
+                outcomes.append(None)
+            except (FilterError, StoreError) as error:
+                outcomes.append(error)
+        return outcomes
 
     @abstractmethod
     def add_many(self, keys: Keys, *, more: bool = False) -> None:

@@ -19,6 +19,7 @@ from contextlib import suppress
 from typing import Any, ClassVar
 
 from django.core.checks import CheckMessage, Warning
+from redis.exceptions import NoScriptError
 
 from ..exceptions import StoreError, StoreUnavailable, UnknownGeneration
 from ..filters import CorruptFilter
@@ -27,10 +28,11 @@ from ..filters.layout import Layout
 from ..forks import after_fork
 from . import redis_options
 from .base import FindKeyHash, Generation, Store
-from .redis_cluster import Address, spread
-from .redis_generation import RedisGeneration
-from .redis_link import Command
-from .redis_loading import Draft, gathering_key, make
+from .redis_cluster import Address, ClusterLink, spread
+from .redis_cuckoo import in_full
+from .redis_generation import RedisGeneration, kind_of
+from .redis_link import Command, Link
+from .redis_loading import Draft, gathering_key, journal_key, make
 from .redis_servers import Clustered, find_servers
 
 _CLUSTER_SHARD_BYTES = 2 << 20  # of a billion keys each of 64 nodes gets its share, within a seventh
@@ -111,11 +113,22 @@ class RedisStore(Store):
 
     def write(self, commands: Sequence[Command], identity: str) -> list[Any]:
         """Add, with or without the breaker's leave: whoever adds has to know. Raises :class:`StoreError`."""
-        return self._adds.trip(commands, identity)
+        return self._run(self._adds, commands, identity)
 
     def load(self, commands: Sequence[Command], identity: str | None = None) -> list[Any]:
         """What builders do, with patience; raises :class:`StoreError`."""
-        return self._bulk.trip(commands, identity)
+        return self._run(self._bulk, commands, identity)
+
+    @staticmethod
+    def _run(link: Link | ClusterLink, commands: Sequence[Command], identity: str | None) -> list[Any]:
+        """A trip, and another one for scripts that a server did not know, and so has not run."""
+        replies = link.trip(commands, identity)
+        unknown = [number for number, reply in enumerate(replies) if isinstance(reply, NoScriptError)]
+        if unknown:
+            again = link.trip([in_full(commands[number]) for number in unknown], identity)
+            for number, reply in zip(unknown, again):
+                replies[number] = reply
+        return replies
 
     def _count(self, error: StoreUnavailable) -> None:
         with self._lock:
@@ -146,17 +159,13 @@ class RedisStore(Store):
         return [f"{whole}:{{{spread(whole, copy)}}}" for copy in range(_LISTS)] if self._clustered else [whole]
 
     def create(self, guard: str, name: str, layout: Layout) -> Generation:
-        if not layout.filter_class.plain_bits:
-            raise StoreError(
-                f"the store {self.alias!r} holds Bloom filters and exact bitmaps, no {layout.kind} filters; "
-                "set the guard's filter to 'auto', or its store to one of files"
-            )
+        kind_of(layout)
         identity = self._bulk.identity()
         self.load([(listed, ("HSET", listed, name, len(layout.headers))) for listed in self._listed(guard)], identity)
         draft = Draft(layout)
         made = RedisGeneration(self, guard, name, layout, identity, draft)
         try:
-            make(self, made.keys, draft.frames, identity)
+            make(self, layout, made.keys, draft.frames, identity)
         except StoreError as error:
             with suppress(StoreError):
                 self.drop(guard, name)
@@ -173,8 +182,6 @@ class RedisStore(Store):
             raise CorruptFilter(f"{key} has {size} bytes, too few for a filter")
         header = Header.unpack(start[: header_bytes(start)])
         layout = self._layout(name, header, size * header.shards, find_key_hash)
-        if not layout.filter_class.plain_bits:
-            raise CorruptFilter(f"{key} is a {layout.kind} filter, which bit commands cannot read")
         opened = RedisGeneration(self, guard, name, layout, identity)
         opened.check_headers()
         return opened
@@ -184,7 +191,7 @@ class RedisStore(Store):
         counts = self.load([(listed, ("HGET", listed, name)) for listed in lists])
         for shard in range(max(int(count or 0) for count in counts)):
             key = self.key(guard, name, shard)
-            self.load([(key, ("UNLINK", key, gathering_key(key)))])
+            self.load([(key, ("UNLINK", key, gathering_key(key), journal_key(key)))])
         self.load([(listed, ("HDEL", listed, name)) for listed in lists])
 
     def names(self, guard: str) -> list[str]:

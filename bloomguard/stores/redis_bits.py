@@ -16,6 +16,8 @@ from ..filters.layout import Layout
 
 #: Makes answers, one a key, of the replies to a batch; raises :class:`CorruptFilter`.
 Answers = Callable[[Sequence[Any]], list[bool]]
+#: Sees by the replies that a change was made; raises :class:`CorruptFilter`, or :class:`FilterFull`.
+See = Callable[[Sequence[Any]], None]
 
 _BITS = 2_000  # set or read by one command
 _TAG_BYTES = 8
@@ -92,18 +94,20 @@ class Bits:
 
         return self._commands(shard, _GET, each), answers
 
-    def adding(self, shard: int, digests: Sequence[int]) -> list[bytes]:
-        """The commands that add keys to one shard."""
-        return self._commands(shard, _SET, [self._positions(digest) for digest in digests])
+    def adding(self, shard: int, digests: Sequence[int]) -> tuple[list[bytes], See]:
+        """The commands that add keys to one shard, and what sees by the replies that they are in."""
+        return self._setting(shard, [self._positions(digest) for digest in digests])
 
-    def setting(self, shard: int, positions: Sequence[int]) -> list[bytes]:
-        """The commands that set bits of one shard's body."""
-        return self._commands(shard, _SET, [positions])
+    def setting(self, shard: int, positions: Sequence[int]) -> tuple[list[bytes], See]:
+        """The same for bits of one shard's body."""
+        return self._setting(shard, [positions])
 
-    def added(self, shard: int, replies: Sequence[Any]) -> None:
-        """See that they are in; raises :class:`CorruptFilter`."""
-        for reply in replies:
-            self._fields.prove(shard, reply)
+    def _setting(self, shard: int, positions: Sequence[Sequence[int]]) -> tuple[list[bytes], See]:
+        def see(replies: Sequence[Any]) -> None:
+            for reply in replies:
+                self._fields.prove(shard, reply)
+
+        return self._commands(shard, _SET, positions), see
 
     def _commands(self, shard: int, each: tuple[int, str, str], positions: Sequence[Sequence[int]]) -> list[bytes]:
         flat = list(chain.from_iterable(positions))

@@ -18,8 +18,10 @@ from redis.retry import Retry
 from ..exceptions import StoreError, StoreUnavailable
 from .breaker import Breaker
 
-#: The key that says which node of a Cluster is meant, and the words, or all of them as they go over the wire.
-Command = tuple[str, "tuple[Any, ...] | bytes"]
+#: A command's words, or all of them as they go over the wire.
+Words = tuple[Any, ...] | bytes
+#: The key that says which node of a Cluster is meant, and the words.
+Command = tuple[str, Words]
 
 #: How long a connection's identity is taken for known. Losing an acknowledged add and being the primary again takes a
 #: server longer: a demotion, a full resynchronisation and a promotion were never seen to take less than 95 ms.
@@ -216,7 +218,7 @@ class Call:
         return proof, replies
 
 
-def _packed(connection: Any, commands: Sequence[tuple[Any, ...] | bytes]) -> list[bytes]:
+def _packed(connection: Any, commands: Sequence[Words]) -> list[bytes]:
     """The pieces to send, each in a call of its own."""
     pieces: list[bytes] = []
     for command in commands:

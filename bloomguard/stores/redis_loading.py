@@ -5,7 +5,7 @@ Other processes add to the shards on the server meanwhile; what the builder brin
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ..exceptions import StoreError
@@ -17,8 +17,10 @@ from .redis_link import Command
 
 if TYPE_CHECKING:
     from ..filters.base import Keys
+    from .redis_cuckoo import Fingerprints
 
 _PIECE = 1 << 18  # bytes a command carries in bulk: other clients wait some 5 ms for it
+_ENTRIES = 10_000  # of a journal, read at once
 _STEP = 1 << 20  # bytes of zeros a new key grows by at once
 
 
@@ -40,16 +42,20 @@ class Draft:
         self.filters = [layout.attach(frame) for frame in self.frames]
         self.might_contain = layout.checker(self.filters)
 
-    def add(self, keys: Iterable[bytes]) -> None:
-        """Put keys in."""
-        for shard, digest in map(self._layout.locate, keys):
-            attached = self.filters[shard]
-            attached._apply(attached.writes(digest))
-
     def add_many(self, keys: Keys) -> None:
         """Put many keys in."""
         for shard, low, high in self._layout.locate_many(keys):
             self.filters[shard].add_digests(low, high)
+
+    def add_entries(self, shard: int, entries: Sequence[bytes]) -> None:
+        """Put in what a shard's journal has: fingerprint and bucket, u32 little-endian each."""
+        if not entries:
+            return
+        import numpy as np
+
+        bits = self._layout.shape.bits  # type: ignore[attr-defined]
+        both = np.frombuffer(b"".join(entries), "<u4").astype(np.uint64).reshape(-1, 2)
+        self.filters[shard].add_digests(both[:, 1].copy(), both[:, 0] << np.uint64(64 - bits))
 
 
 def gathering_key(key: str) -> str:
@@ -57,10 +63,17 @@ def gathering_key(key: str) -> str:
     return f"{key}:load"
 
 
-def make(store: Loads, keys: Sequence[str], frames: Sequence[Frame], identity: str) -> None:
+def journal_key(key: str) -> str:
+    """A list of what others add to a shard of fingerprints while it is built; its first entry is empty."""
+    return f"{key}:journal"
+
+
+def make(store: Loads, layout: Layout, keys: Sequence[str], frames: Sequence[Frame], identity: str) -> None:
     """Make the shards, empty: zeros first, then the trailer, the header last. Raises :class:`StoreError`."""
     for key, frame in zip(keys, frames):
         size = len(frame.buffer)
+        if not layout.filter_class.plain_bits:
+            store.load([(key, ("RPUSH", journal_key(key), b""))], identity)
         for end in range(_STEP, size, _STEP):
             store.load([(key, ("SETRANGE", key, end - 1, b"\0"))], identity)
         store.load([(key, ("SETRANGE", key, size - 16, bytes(frame.buffer[-16:])))], identity)
@@ -68,7 +81,7 @@ def make(store: Loads, keys: Sequence[str], frames: Sequence[Frame], identity: s
         store.load([(key, ("SETRANGE", key, 0, head))], identity)
 
 
-def load(store: Loads, layout: Layout, keys: Sequence[str], frames: Sequence[Frame], identity: str) -> None:
+def join_bits(store: Loads, layout: Layout, keys: Sequence[str], frames: Sequence[Frame], identity: str) -> None:
     """Bring the bits of ``frames`` to the shards, beside those that others have set there meanwhile.
 
     Raises :class:`CorruptFilter` where a shard is no longer there, and :class:`StoreError`.
@@ -87,6 +100,24 @@ def load(store: Loads, layout: Layout, keys: Sequence[str], frames: Sequence[Fra
         fields.prove(shard, tags)
         if joined != len(frame.buffer):
             raise CorruptFilter(f"{key} has {joined:,} bytes; its header tells of {len(frame.buffer):,}")
+
+
+def join_fingerprints(store: Loads, kind: Fingerprints, keys: Sequence[str], draft: Draft, identity: str) -> None:
+    """Bring the draft's shards, with what others have added to those on the server, which they replace.
+
+    Raises :class:`CorruptFilter` where a shard is no longer there, :class:`FilterFull` and :class:`StoreError`.
+    """
+    for shard, (key, frame) in enumerate(zip(keys, draft.frames)):
+        known = 1
+        while True:
+            entries = store.load([(key, ("LRANGE", journal_key(key), known, known + _ENTRIES - 1))], identity)[0]
+            draft.add_entries(shard, entries)
+            known += len(entries)
+            if len(entries) < _ENTRIES:
+                break
+        gathered = gather(store, key, frame, identity)
+        command, see = kind.joining(shard, gathered, frame, known)
+        see(store.load([(key, command)], identity))
 
 
 def gather(store: Loads, key: str, frame: Frame, identity: str) -> str:

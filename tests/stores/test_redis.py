@@ -15,21 +15,24 @@ import redis
 from django.core.checks import run_checks
 
 from bloomguard.exceptions import ConfigurationError, StoreError, StoreUnavailable, UnknownGeneration
-from bloomguard.filters import CorruptFilter, KeyHash
-from bloomguard.filters.codec import Frame, decode
+from bloomguard.filters import CorruptFilter, KeyHash, Layout
+from bloomguard.filters.codec import Frame, decode, new_tag
 from bloomguard.stores import redis_options, stores
 from bloomguard.stores.memory import MemoryStore
 from bloomguard.stores.redis import RedisStore
 from tests import servers
 
-from .conftest import KEY_ID, RANGE, find, key, make_layout
+from .conftest import HASH, KEY_ID, KINDS, RANGE, find, key, make_layout
+
+#: Seconds that no busy machine takes.
+UNHURRIED = {"connect_timeout": 5, "read_timeout": 5, "add_timeout": 5}
 
 
 def some(count, low=-200, high=RANGE + 200, seed=1):
     return random.Random(seed).sample(range(low, high), count)
 
 
-@pytest.fixture(params=[(kind, size) for kind in ("bloom", "bitmap") for size in (1 << 25, 1 << 12)], ids=str)
+@pytest.fixture(params=[(kind, size) for kind in KINDS for size in (1 << 25, 1 << 12)], ids=str)
 def layout(request):
     """Each kind that a server can hold, in one shard and in several."""
     return make_layout(*request.param)
@@ -49,7 +52,7 @@ def make_store(server):
     made = []
 
     def make(**options):
-        made.append(RedisStore("default", url=servers.valkey(), **options))
+        made.append(RedisStore("default", **{"url": servers.valkey(), **UNHURRIED, **options}))
         return made[-1]
 
     yield make
@@ -225,7 +228,7 @@ def test_a_shard_that_cannot_prove_itself_is_not_trusted(store, server, layout, 
     made = store.create("city", "a", layout)
     made.add([key(1)])
     opened = store.open("city", "a", find)
-    befall(server, server.keys("*:a:*"))
+    befall(server, server.keys("*:a:*[0-9]"))
 
     for generation in (made, opened):
         for number in (1, 2):
@@ -300,12 +303,32 @@ def test_keys_of_another_width_are_not_trusted(store):
         store.open("city", "a", lambda key_id: KeyHash(16, b"0123456789abcdef"))
 
 
-def test_a_kind_without_plain_bits_is_refused(store):
-    """A cuckoo filter is refused with the reason, and leaves nothing behind."""
-    with pytest.raises(StoreError, match="no cuckoo filters"):
-        store.create("city", "a", make_layout("cuckoo"))
+def test_a_kind_that_no_server_holds_is_refused(store):
+    """A counting filter is refused with the reason, and leaves nothing behind."""
+    layout = Layout.plan(key_hash=HASH, capacity=1_000, error_rate=0.01, tag=new_tag(), kind="counting")
+
+    with pytest.raises(StoreError, match="no counting filters"):
+        store.create("city", "a", layout)
 
     assert store.names("city") == []
+
+
+def test_all_generations_get_a_key_in_one_trip(store, server, layout):
+    """Whatever the number of generations and shards, adds go out together; each generation's own fate is told."""
+    made = [store.create("city", name, layout) for name in "abc"]
+    keys = [key(number) for number in some(30)]
+    made[0].add_to_all([(each, keys) for each in made])
+    trips = []
+    store._adds.send = lambda commands, send=store._adds.send: trips.append(len(commands)) or send(commands)
+
+    assert made[0].add_to_all([(each, keys) for each in made]) == [None] * 3
+    assert len(trips) == 1
+    server.delete(*made[1].keys)
+    whole, gone, last = made[0].add_to_all([(each, keys) for each in made])
+
+    assert (whole, last) == (None, None)
+    assert isinstance(gone, CorruptFilter)
+    assert all(made[2].might_contain_many(keys))
 
 
 def answer(pipe, url):

@@ -21,6 +21,7 @@ from tests import servers
 
 from .conftest import RANGE, find, key, make_layout
 
+PATIENT = {"connect_timeout": 5, "read_timeout": 5, "add_timeout": 5}
 NUMBERS = random.Random(1).sample(range(RANGE), 3_000)
 
 
@@ -44,7 +45,7 @@ def make_store():
     made = []
 
     def make(cluster, **options):
-        made.append(RedisStore("default", url=cluster.urls, cluster=True, **options))
+        made.append(RedisStore("default", url=cluster.urls, cluster=True, **PATIENT, **options))
         return made[-1]
 
     yield make
@@ -76,7 +77,7 @@ def one_on(cluster, generation, node):
     return next(number for number in NUMBERS if found[generation.layout.locate(key(number))[0]] is node)
 
 
-@pytest.mark.parametrize("kind", ["bloom", "bitmap"])
+@pytest.mark.parametrize("kind", ["bloom", "bitmap", "cuckoo"])
 def test_shards_spread_over_the_nodes(store, make_store, cluster, kind):
     """A filter in many shards lies on all nodes; what was added is found, singly and in bulk, whoever asks."""
     made = built(store, kind, shard_bytes=1 << 10)
