@@ -144,9 +144,11 @@ def _visible(table: StateTable, using: str) -> Rows:
 
 def _fence_within(table: StateTable, name: str, using: str, reason: str) -> None:
     before = _committed(table, using).get(name) or State(name)
-    GuardState.objects.using(using).filter(name=name).update(
+    rows = GuardState.objects.using(using).filter(name=name).exclude(active="", standby="", building="")
+    if not rows.update(
         status=FENCED, building="", version=F("version") + 1, fenced_at=timezone.now(), reason=reason[:200]
-    )
+    ):
+        return
     table.say_fenced(name, reason)
     transaction.on_commit(_Settle(table, name, before), using=using)
     hooks: list[Any] = connections[using].run_on_commit
