@@ -20,12 +20,14 @@ from django.db.models import Model, Q
 from django.http import HttpRequest
 
 from .alive import Unstable, in_words
+from .cache_aside import CacheAside
 from .exceptions import ConfigurationError
+from .fetching import Fetching
 from .keys import KeyMaker, OutOfRange, Unkeyable
 from .live import LiveFilter
 from .verdicts import ERROR, OUT_OF_RANGE, UNKEYABLE, Decision, Verdict
 
-__all__ = ["Guard", "Verdict", "register", "registry"]
+__all__ = ["Guard", "Verdict", "guards", "register", "registry"]
 
 logger = logging.getLogger("bloomguard")
 
@@ -35,7 +37,7 @@ AUTO = "auto"
 Routes = str | Sequence[str] | Mapping[str, str | Mapping[str, str]]
 
 
-class Guard:
+class Guard(Fetching, CacheAside):
     """One kind of ID: a model, the field or fields that look it up, and the routes that carry it.
 
     ``lookup`` is ``"pk"``, a field's name, or a tuple of names. ``routes`` are names of URL patterns, or ``"auto"``,
@@ -159,15 +161,11 @@ class Guard:
 
     # -- asking
 
-    def verdict(self, value: Any) -> Verdict:
-        """What can be said of ``value``: a field's value, or for several fields a sequence or a mapping of them.
-
-        Takes what a URL gives, converted or not. Never raises: what goes wrong is :attr:`Verdict.UNKNOWN`.
-        """
-        return self.decide(value).verdict
-
     def decide(self, value: Any) -> Decision:
-        """The verdict on ``value`` with its reason. May read the state rows, at most once a second and process."""
+        """The verdict on ``value``, as :meth:`verdict` takes it, with its reason.
+
+        May read the state rows, at most once a second and process.
+        """
         return self._decide(value, lambda key: self.live.ask(key)) or ERROR
 
     def decide_now(self, value: Any) -> Decision | None:
@@ -182,10 +180,13 @@ class Guard:
         except OutOfRange:
             return OUT_OF_RANGE
         except Exception as error:
-            if type(error) not in self._failures:
-                self._failures.add(type(error))
-                logger.exception("bloomguard passes requests to %s because of an error of its own", self.name)
+            self._say_once(error)
             return ERROR
+
+    def _say_once(self, error: Exception) -> None:
+        if type(error) not in self._failures:
+            self._failures.add(type(error))
+            logger.exception("bloomguard passes requests to %s because of an error of its own", self.name)
 
     # -- writing
 
@@ -277,6 +278,8 @@ class Registry:
 
 
 registry = Registry()
+#: The registry as views ask for it: ``guards["city"].verdict(7)``.
+guards = registry
 
 G = TypeVar("G", bound=type[Guard])
 

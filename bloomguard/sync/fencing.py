@@ -15,7 +15,6 @@ from typing import Any
 
 from django.db import DatabaseError, connections, transaction
 from django.db.models import F
-from django.utils import timezone
 
 from ..exceptions import ConfigurationError, StoreError
 from ..guards import Guard
@@ -90,6 +89,20 @@ def fence(guard: Guard, using: str, reason: str) -> bool:
     return True
 
 
+def part_with_standby(guard: Guard, using: str, seen: State) -> bool:
+    """Take the kept standby out of the row, so that an add which did not reach it may count; ``False`` if that fails.
+
+    Whoever wants to go back to it compares and sets the row's version: either our add is known to it, or we hear of it.
+    """
+    table = _table(guard)
+    if _locks_out(table, using):
+        return False  # it could be done by this transaction alone, and undone with it after others have relied on it
+    try:
+        return table.swap(seen, standby="", standby_until=None) is not None
+    except DatabaseError:
+        return False
+
+
 def _heed(guard: Guard, state: State) -> None:
     try:
         guard.live.heed_fence(state)
@@ -145,9 +158,7 @@ def _visible(table: StateTable, using: str) -> Rows:
 def _fence_within(table: StateTable, name: str, using: str, reason: str) -> None:
     before = _committed(table, using).get(name) or State(name)
     rows = GuardState.objects.using(using).filter(name=name).exclude(active="", standby="", building="")
-    if not rows.update(
-        status=FENCED, building="", version=F("version") + 1, fenced_at=timezone.now(), reason=reason[:200]
-    ):
+    if not rows.update(version=F("version") + 1, **table.fencing(reason)):
         return
     table.say_fenced(name, reason)
     transaction.on_commit(_Settle(table, name, before), using=using)

@@ -43,8 +43,15 @@ class State:
     standby: str = ""
     building: str = ""
     builder: str = ""
-    #: When it was fenced, as the database gives it: tells one fence from another, and is no time to reckon with.
+    host: str = ""
+    #: Both as the database gives them, and no times to reckon with: which fence it is, and whether the standby is kept.
     fenced_at: Any = field(default=None, compare=False)
+    standby_until: Any = field(default=None, compare=False)
+
+    @property
+    def kept(self) -> str:
+        """The standby if it is kept for a roll-back: complete, written to, and asked by nobody any more."""
+        return self.standby if self.standby_until else ""
 
     @property
     def generations(self) -> tuple[str, ...]:
@@ -216,14 +223,23 @@ class StateTable:
         )
 
     def fence(self, name: str, reason: str) -> None:
-        """Stop every process from answering ABSENT, at the latest one lease from now; raises :class:`DatabaseError`."""
+        """Stop every process from answering ABSENT, at the latest one lease from now; raises :class:`DatabaseError`.
+
+        The standby goes with it: adds that a fenced row names no generation for are missing there too.
+        """
         while True:
             seen = self.current(name)
             if not seen.generations or (seen.status == FENCED and not seen.building):
                 return
-            if self.swap(seen, status=FENCED, building="", fenced_at=timezone.now(), reason=reason[:200]):
+            if self.swap(seen, **self.fencing(reason)):
                 self.say_fenced(name, reason)
                 return
+
+    @staticmethod
+    def fencing(reason: str) -> dict[str, Any]:
+        """What a fence changes in the row, but for its version."""
+        nothing = {"standby": "", "standby_until": None, "building": ""}
+        return {**nothing, "status": FENCED, "fenced_at": timezone.now(), "reason": reason[:200]}
 
     @staticmethod
     def say_fenced(name: str, reason: str) -> None:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from functools import lru_cache, wraps
+from functools import lru_cache, partial, wraps
 from typing import Any, NamedTuple
 
 from django.core.exceptions import EmptyResultSet
@@ -309,7 +309,7 @@ def _problem(watch: Watch, using: str, told: Told | None) -> str:
                 return "a row was written whose key cannot be made"
         except OutOfRange:
             return "a row was written whose key cannot be made"
-    if keys and not guard.live.add(keys):
+    if keys and not guard.live.add(keys, partial(fencing.part_with_standby, guard, using)):
         return "a written row could not be added to its filter"
     return ""
 
