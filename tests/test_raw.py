@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import threading
+from pathlib import Path
+from unittest import mock
 
 import pytest
 from django.db import IntegrityError, connections, models, transaction
 from django.db.migrations.operations import RunSQL
 from django.db.migrations.state import ModelState, ProjectState
+from gazetteer.models import City
 from psycopg import sql as composing
+from psycopg.errors import UniqueViolation
 
 from bloomguard.guards import Verdict, registry
 from bloomguard.rebuild import Rebuild
 from bloomguard.sync import raw, state
+from bloomguard.sync.adding import adding
 
 from . import database
 from .guarding import registered
@@ -265,6 +271,165 @@ def test_a_wrapper_of_the_projects_comes_and_goes(built):
     assert connection.execute_wrappers == [raw.watch]
 
 
+# -- COPY
+
+
+@pytest.fixture
+def copy(built):
+    """Copies IDs into the products, as psycopg has it."""
+    if database.current != "postgresql":
+        pytest.skip("PostgreSQL's")
+
+    def run(statement="COPY shop_product (id, name) FROM STDIN", ids=(7,)):
+        with connections["postgresql"].cursor() as cursor, cursor.copy(statement) as rows:
+            for pk in ids:
+                rows.write_row((pk, "x"))
+
+    return run
+
+
+@pytest.mark.parametrize("statement", ["text", "composed"])
+@pytest.mark.parametrize("debug", [False, True], ids=["", "debug"])
+def test_copy_fences(copy, settings, debug, statement):
+    """psycopg's `copy`, which goes past Django's wrappers: with its COMMIT, not after it."""
+    settings.DEBUG = debug
+    text = "COPY shop_product (id, name) FROM STDIN"
+    copy(composing.SQL(text) if statement == "composed" else text)
+
+    assert Product.objects.filter(pk=7).exists()
+    assert status("product") == state.FENCED
+    assert connections["postgresql"].get_autocommit()
+
+
+def test_nobody_sees_a_copied_row_before_the_fence(copy, monkeypatch):
+    """Not even under autocommit."""
+    seen = []
+    say = state.StateTable.say_fenced
+
+    def watched(name, reason):
+        rows, _ = state.table.connection.execute("SELECT id FROM shop_product WHERE id = 7")
+        seen.append(rows)
+        say(name, reason)
+
+    monkeypatch.setattr(state.StateTable, "say_fenced", staticmethod(watched))
+
+    copy()
+
+    assert seen == [[]]
+
+
+def test_copying_out_or_elsewhere_fences_nothing(copy):
+    """Reading by COPY, and tables that no guard minds."""
+    with connections["postgresql"].cursor() as cursor:
+        with cursor.copy("COPY shop_product TO STDOUT") as rows:
+            assert b"one" in b"".join(rows)
+        with cursor.copy("COPY auth_group (name) FROM STDIN") as rows:
+            rows.write_row(("editors",))
+
+    assert status("product") == state.ARMED
+
+
+def test_a_copy_that_fails_fences_nothing(copy):
+    """Its rows never were."""
+    with pytest.raises(UniqueViolation):
+        copy(ids=(7, 1))
+
+    assert status("product") == state.ARMED
+    assert not Product.objects.filter(pk=7).exists()
+
+
+def test_copied_keys_can_be_added(copy):
+    """Who knows them keeps the guard in use."""
+    with adding(registry["product"], using="postgresql") as add:
+        copy(ids=range(100, 200))
+        add(range(100, 200))
+
+    assert status("product") == state.ARMED
+    assert all(registry["product"].verdict(pk) is Verdict.MAYBE for pk in range(100, 200))
+
+
+# -- who adds the keys
+
+
+@pytest.fixture
+def product(built):
+    return registry["product"]
+
+
+def test_keys_that_are_added_keep_the_guard_in_use(product, caplog):
+    """After the statement and before its COMMIT; several statements, and adds, if need be."""
+    with adding(product, using=database.current) as add:
+        execute(INSERT, [7, "x"])
+        execute(INSERT, [(8, "x"), (9, "x")], many=True)
+        add([7])
+        add(iter([8, 9]))
+
+    assert status("product") == state.ARMED
+    assert [product.verdict(pk) for pk in (7, 8, 9, 10)] == [Verdict.MAYBE] * 3 + [Verdict.ABSENT]
+    assert caplog.records == []
+
+
+def test_keys_that_are_not_added_fence(product):
+    """A statement that no add follows is as good as one outside of the block."""
+    with adding(product, using=database.current) as add:
+        execute(INSERT, [7, "x"])
+        add([7])
+        execute(INSERT, [8, "x"])
+
+    assert status("product") == state.FENCED
+
+
+def test_only_the_guard_of_the_block_is_left_alone(product):
+    """And only for as long as the block lasts."""
+    with adding(product, using=database.current) as add:
+        execute("UPDATE shop_article SET slug = 'else'")
+        add([])
+    assert (status("product"), status("article")) == (state.ARMED, state.FENCED)
+
+    execute(INSERT, [7, "x"])
+
+    assert status("product") == state.FENCED
+
+
+def test_blocks_can_be_nested(product):
+    """Each answers for its own statements."""
+    with adding(product, using=database.current) as outer:
+        with adding(product, using=database.current) as inner:
+            execute(INSERT, [7, "x"])
+            inner([7])
+        execute(INSERT, [8, "x"])
+        outer([8])
+
+    assert status("product") == state.ARMED
+
+
+def test_a_block_that_fails_is_rolled_back(product):
+    """Nothing is written then, so nothing is fenced."""
+
+    def work():
+        with adding(product, using=database.current) as add:
+            execute(INSERT, [7, "x"])
+            add(["abc"])
+
+    with pytest.raises(ValueError, match="not a value"):
+        work()
+
+    assert status("product") == state.ARMED
+    assert not Product.objects.filter(pk=7).exists()
+
+
+def test_an_add_that_cannot_be_proved_fences(product):
+    """As one of the ORM's does."""
+    with (
+        mock.patch.object(product.live, "add", return_value=False),
+        adding(product, using=database.current) as add,
+    ):
+        execute(INSERT, [7, "x"])
+        add([7])
+
+    assert status("product") == state.FENCED
+
+
 # -- migrations
 
 
@@ -321,3 +486,23 @@ def test_run_sql_fences(restored):
     migrate(RunSQL("UPDATE shop_article SET slug = 'written'"))
 
     assert status("article") == state.FENCED
+
+
+# -- the page
+
+
+@pytest.mark.django_db(transaction=True)
+def test_the_pages_block_does_what_it_says(build):
+    """Their keys are added, and their guards stay in use."""
+    place = {"country": "DE", "timezone": "Europe/Berlin", "population": 1, "latitude": 0, "longitude": 0}
+    City.objects.create(pk=1, name="Munich", slug="MUNICH", **place)
+    build("city-by-slug")
+    page = (Path(__file__).parents[1] / "docs" / "raw-sql.md").read_text()
+    namespace = {}
+    for block in re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL):
+        exec(block, namespace)
+
+    namespace["rename_cities"]()
+
+    assert status("city-by-slug") == state.ARMED
+    assert registry["city-by-slug"].verdict(("DE", "munich")) is Verdict.MAYBE

@@ -61,6 +61,8 @@ WRITES = [
     "ALTER TABLE shop_product ATTACH PARTITION p FOR VALUES IN (1)",
     "ALTER TABLE swapped RENAME TO shop_product",
     "RENAME TABLE swapped TO shop_product",
+    "CREATE TABLE shop_product AS SELECT * FROM other",
+    "create unlogged table if not exists shop_product (id) as (select 1)",
 ]
 
 
@@ -96,6 +98,8 @@ HARMLESS = [
     "ALTER TABLE shop_product RENAME TO gone",
     'ALTER TABLE "new__shop_product" RENAME TO "shop_product"',
     "CREATE INDEX i ON shop_product (slug)",
+    'CREATE TABLE "shop_product" ("id" integer NOT NULL PRIMARY KEY, "slug" text)',
+    "CREATE TEMP TABLE other AS SELECT * FROM shop_product",
 ]
 
 

@@ -1,8 +1,9 @@
 """Fences guards whose rows are written by raw SQL: what keys it wrote, nobody tells.
 
-``connection.execute_wrapper`` sees every statement that goes through a Django cursor. Those of the ORM's own compilers
-tell their keys themselves, and every other table is nobody's: both are let through for well under a microsecond.
-A DELETE or a TRUNCATE takes rows away, which harms nobody before the next build.
+``connection.execute_wrapper`` sees every statement that goes through a Django cursor, and psycopg's ``copy`` is seen by
+a cursor class. Those of the ORM's own compilers tell their keys themselves, and every other table is nobody's: both are
+let through for well under a microsecond. A DELETE or a TRUNCATE takes rows away, which harms nobody before the next
+build. Who knows the keys adds them in a block of :func:`~bloomguard.sync.adding.adding`, and nothing is fenced.
 """
 
 from __future__ import annotations
@@ -10,14 +11,15 @@ from __future__ import annotations
 import logging
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from django.db import connections, transaction
 from django.db.backends.signals import connection_created
 
 from ..guards import Guard, registry
-from . import fencing, sqltext
+from . import adding, fencing, sqltext
 from .statements import running
 from .watches import columns, guarded_tables
 
@@ -27,7 +29,7 @@ Execute = Callable[..., Any]
 
 #: How statements begin that write no rows: SELECT, SAVEPOINT, RELEASE, DELETE, ...
 _HARMLESS = frozenset(
-    {"SEL", "SAV", "REL", "ROL", "BEG", "COM", "DEL", "TRU", "CRE", "DRO", "PRA", "SET", "SHO", "FET", "DEC", "CLO"}
+    {"SEL", "SAV", "REL", "ROL", "BEG", "COM", "DEL", "TRU", "DRO", "PRA", "SET", "SHO", "FET", "DEC", "CLO"}
 )
 #: How the ORM and the schema editors write.
 _USUAL = re.compile(r'(?:INSERT INTO|UPDATE) (["`])([^"`.]+)\1 (?:\(|SET )')
@@ -48,6 +50,24 @@ def _connected(connection: Any, **kwargs: Any) -> None:
     if watch not in connection.execute_wrappers:
         # In front: `with connection.execute_wrapper(...)` takes off the last one when it ends.
         connection.execute_wrappers.insert(0, watch)
+    if connection.vendor == "postgresql" and hasattr(getattr(connection.connection, "cursor_factory", None), "copy"):
+        connection.connection.cursor_factory = _seeing_copy(connection.connection.cursor_factory, connection)
+
+
+def _seeing_copy(factory: Any, connection: Any) -> Any:
+    """psycopg's cursor class, whose ``copy`` goes past Django's wrappers."""
+    factory = getattr(factory, "unwatched", factory)  # a pool's connection was another one's before
+
+    class WatchedCursor(factory):  # type: ignore[misc]
+        unwatched = factory
+
+        @contextmanager
+        def copy(self, statement: Any, *args: Any, **kwargs: Any) -> Iterator[Any]:
+            fencing = _fencing(_written(statement, connection), statement, connection)
+            with fencing, super().copy(statement, *args, **kwargs) as copy:
+                yield copy
+
+    return WatchedCursor
 
 
 def watch(execute: Execute, sql: Any, params: Any, many: bool, context: dict[str, Any]) -> Any:
@@ -67,7 +87,8 @@ def watch(execute: Execute, sql: Any, params: Any, many: bool, context: dict[str
     written = _written(sql, context["connection"])
     if not written:
         return execute(sql, params, many, context)
-    return _fenced(written, lambda: execute(sql, params, many, context), sql, context["connection"])
+    with _fencing(written, sql, context["connection"]):
+        return execute(sql, params, many, context)
 
 
 def _renew() -> None:
@@ -104,38 +125,47 @@ def _composed(sql: Any, connection: Any) -> str:
     return as_string(connection.connection) if as_string is not None else str(sql)
 
 
-def _fenced(written: dict[Guard, str], execute: Callable[[], Any], sql: Any, connection: Any) -> Any:
+@contextmanager
+def _fencing(written: dict[Guard, str], sql: Any, connection: Any) -> Iterator[None]:
+    """Around a statement that writes: its guards are fenced with it, but for those whose keys somebody adds."""
     site = _site()
 
     def fence() -> None:
         for guard, table in written.items():
-            if fencing.fence(guard, connection.alias, f"raw SQL wrote to {table} at {site}"):
+            reason = f"raw SQL wrote to {table} at {site}"
+            if adding.is_left_to_block(guard, connection.alias, reason):
+                continue
+            if fencing.fence(guard, connection.alias, reason):
                 _warn(table, site)
 
-    if connections[connection.alias] is not connection or _commits_by_itself(sql, connection):
+    if not written:
+        yield
+    elif connections[connection.alias] is not connection or _commits_by_itself(sql, connection):
         # No transaction can be put around it: what was built between the fence and the statement is fenced again.
         fence()
-        result = execute()
+        yield
         fence()
     elif connection.in_atomic_block or not connection.get_autocommit():
-        result = execute()
+        yield
         fence()
     else:
         with transaction.atomic(using=connection.alias):
-            result = execute()
+            yield
             fence()
-    return result
 
 
 def _commits_by_itself(sql: Any, connection: Any) -> bool:
     """Whether the COMMIT does not come after the fence, though that is in the statement's transaction.
 
     Under autocommit SQLite commits a statement that returns rows when these have been fetched, and not before; MySQL
-    commits an ALTER at once.
+    commits an ALTER at once; several statements in one may bring a COMMIT along.
     """
+    text = str(sql)
+    if ";" in text and re.search(r"\b(?:COMMIT|END)\b", text, re.IGNORECASE):
+        return True
     if connection.vendor == "sqlite" and not connection.in_atomic_block:
-        return re.search(r"\bRETURNING\b", str(sql), re.IGNORECASE) is not None
-    return connection.vendor == "mysql" and re.search(r"\b(?:ALTER|RENAME)\b", str(sql), re.IGNORECASE) is not None
+        return re.search(r"\bRETURNING\b", text, re.IGNORECASE) is not None
+    return connection.vendor == "mysql" and re.search(r"\b(?:ALTER|RENAME|CREATE)\b", text, re.IGNORECASE) is not None
 
 
 def _warn(table: str, site: str) -> None:

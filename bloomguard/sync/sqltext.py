@@ -19,6 +19,7 @@ _WRITE = re.compile(
     r"|LOAD\s+(?P<load>DATA|XML)\b.*?\bINTO\s+TABLE"
     r"|(?P<alter>ALTER)\s+TABLE(?:\s+IF\s+EXISTS)?"
     r"|(?P<rename>RENAME)\s+TABLE"
+    r"|(?P<create>CREATE)(?:\s+\w+){0,3}?\s+TABLE(?:\s+IF\s+NOT\s+EXISTS)?"
     rf")(?:\s+ONLY\s*\(\s*|\s+ONLY\s+|\s+|(?=[\"`\[]))(?P<name>{_NAMES})",
     re.IGNORECASE | re.DOTALL,
 )
@@ -46,6 +47,8 @@ class Write:
             return True
         if self.verb == "copy":
             return _mentions(self.rest, ["from"])
+        if self.verb == "create":
+            return _mentions(self.rest, ["select", "values", "table", "execute"])
         if self.verb == "update":
             return _mentions(_assignments(self.rest), columns)
         if self.verb == "alter":
