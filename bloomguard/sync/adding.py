@@ -45,7 +45,7 @@ class Adding:
                 keys, partial(fencing.part_with_standby, guard, using)
             )
         if not proved:
-            fencing.fence(guard, using, "a row written by raw SQL could not be added to its filter")
+            fencing.fence(guard, using, guard.live.why_not_added())
         self.missing = ""
 
 
