@@ -9,12 +9,14 @@ from functools import lru_cache, partial, wraps
 from typing import Any, TypeVar
 
 from asgiref.sync import iscoroutinefunction, sync_to_async
-from django.http import HttpRequest
+from django.http import Http404, HttpRequest
 
+from .counts import FALSE_POSITIVE
 from .exceptions import ConfigurationError
 from .guards import Guard, registry
+from .outcomes import ablocked, blocked, is_noted
 from .responses import not_found, not_found_by_framework
-from .verdicts import Decision, Verdict
+from .verdicts import MAYBE, Decision, Verdict
 
 logger = logging.getLogger("bloomguard")
 
@@ -67,6 +69,10 @@ def guarded(name: str, *, arg: str | Mapping[str, str] | None = None) -> Callabl
                 failed(error)
                 return None
 
+        def missed(decision: Decision, guard: Guard, request: Any) -> None:
+            if decision is MAYBE and not is_noted(request):
+                guard.tallies[FALSE_POSITIVE]()
+
         def is_absent(decision: Decision, guard: Guard, request: Any) -> bool:
             try:
                 return decision.verdict is Verdict.ABSENT and guard.applies(request)
@@ -80,8 +86,13 @@ def guarded(name: str, *, arg: str | Mapping[str, str] | None = None) -> Callabl
             if decision is None:
                 decision = await sync_to_async(guard.decide, thread_sensitive=False)(value)
             if is_absent(decision, guard, request):
+                await ablocked(guard, request)
                 return await sync_to_async(_refuse, thread_sensitive=False)(request, name)
-            return await view(*args, **kwargs)
+            try:
+                return await view(*args, **kwargs)
+            except Http404:
+                missed(decision, guard, request)
+                raise
 
         if iscoroutinefunction(view):
 
@@ -100,9 +111,15 @@ def guarded(name: str, *, arg: str | Mapping[str, str] | None = None) -> Callabl
             if _is_awaited(view, args):
                 return answer(found, *args, **kwargs)
             guard, value, request = found
-            if is_absent(guard.decide(value), guard, request):
+            decision = guard.decide(value)
+            if is_absent(decision, guard, request):
+                blocked(guard, request)
                 return _refuse(request, name)
-            return view(*args, **kwargs)
+            try:
+                return view(*args, **kwargs)
+            except Http404:
+                missed(decision, guard, request)
+                raise
 
         return mark(guard_view)  # type: ignore[no-any-return]
 

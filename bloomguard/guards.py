@@ -12,6 +12,7 @@ import logging
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
+from time import perf_counter_ns
 from typing import Any, ClassVar, TypeVar
 
 from django.core.exceptions import FieldDoesNotExist
@@ -19,6 +20,7 @@ from django.db import models
 from django.db.models import Model, Q
 from django.http import HttpRequest
 
+from . import counts
 from .alive import Unstable, in_words
 from .cache_aside import CacheAside
 from .exceptions import ConfigurationError
@@ -75,6 +77,7 @@ class Guard(Fetching, CacheAside):
                 f"{type(self).__name__}: name is {self.name!r}; it has to begin with a lower-case letter and go on "
                 "with up to 99 lower-case letters, digits, dots, dashes and underscores"
             )
+        self.tallies = counts.counts.of(self.name)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.name!r} of {self.model._meta.label}>"
@@ -173,15 +176,21 @@ class Guard(Fetching, CacheAside):
         return self._decide(value, lambda key: self.live.ask_now(key))
 
     def _decide(self, value: Any, ask: Callable[[bytes], Decision | None]) -> Decision | None:
+        began = perf_counter_ns() if counts.drawn() else 0
         try:
-            return ask(self.keys.key(value))
+            decision = ask(self.keys.key(value))
         except Unkeyable:
-            return UNKEYABLE
+            decision = UNKEYABLE
         except OutOfRange:
-            return OUT_OF_RANGE
+            decision = OUT_OF_RANGE
         except Exception as error:
             self._say_once(error)
-            return ERROR
+            decision = ERROR
+        if decision is not None:
+            self.tallies[decision.reason]()
+            if began:
+                self.tallies.time(began)
+        return decision
 
     def _say_once(self, error: Exception) -> None:
         if type(error) not in self._failures:

@@ -9,8 +9,10 @@ from asgiref.sync import iscoroutinefunction, markcoroutinefunction, sync_to_asy
 from django.http import HttpRequest, HttpResponseBase
 
 from .guards import Guard
+from .outcomes import ablocked, blocked, note, settle
 from .responses import not_found
 from .routes import GuardedRoute, absent, absent_in_view
+from .verdicts import ABSENT
 
 GetResponse = Callable[[HttpRequest], HttpResponseBase | Awaitable[HttpResponseBase]]
 
@@ -32,7 +34,13 @@ class BloomGuardMiddleware:
         if self._async:
             return self._acall(request)
         guard = absent(request, Guard.decide)
-        return self.get_response(request) if not isinstance(guard, Guard) else not_found(request, guard.name)
+        if isinstance(guard, Guard):
+            blocked(guard, request)
+            return not_found(request, guard.name)
+        response: HttpResponseBase = self.get_response(request)  # type: ignore[assignment]
+        if response.status_code == 404 and (by_view := settle(request)):
+            blocked(by_view, request)
+        return response
 
     async def _acall(self, request: HttpRequest) -> HttpResponseBase:
         # Nearly always answered from memory; only where the state rows have to be read does a thread do that.
@@ -40,8 +48,11 @@ class BloomGuardMiddleware:
         if guard is False:
             guard = await sync_to_async(absent, thread_sensitive=False)(request, Guard.decide)
         if isinstance(guard, Guard):
+            await ablocked(guard, request)
             return await sync_to_async(not_found, thread_sensitive=False)(request, guard.name)
         response: HttpResponseBase = await self.get_response(request)  # type: ignore[misc]
+        if response.status_code == 404 and (by_view := settle(request)):
+            await ablocked(by_view, request)
         return response
 
     # By now it is known who asks and which view it is: for views that demand a login, or make their own 404.
@@ -52,6 +63,7 @@ class BloomGuardMiddleware:
             return None
         if route.needs_login and not (hasattr(request, "user") and request.user.is_authenticated):
             return None
+        note(request, route, ABSENT)
         if route.by_view:
             response: HttpResponseBase = route.spared(request, *args, **kwargs)
             return response
@@ -66,6 +78,7 @@ class BloomGuardMiddleware:
             return None
         if route.needs_login and not (hasattr(request, "auser") and (await request.auser()).is_authenticated):
             return None
+        note(request, route, ABSENT)
         if route.by_view:
             spared = route.spared if iscoroutinefunction(route.spared) else sync_to_async(route.spared)
             response: HttpResponseBase = await spared(request, *args, **kwargs)

@@ -24,9 +24,10 @@ from .discovery import NotFound, lookup_of
 from .exceptions import ConfigurationError
 from .guards import AUTO, Guard, registry
 from .keys import OutOfRange, Unkeyable
+from .outcomes import note
 from .patterns import Pattern, patterns, rivals
 from .spare import Lookup, spared
-from .verdicts import Decision, Verdict
+from .verdicts import MAYBE, Decision, Verdict
 
 logger = logging.getLogger("bloomguard")
 
@@ -309,7 +310,9 @@ def absent(request: HttpRequest, decide: Decide) -> Guard | bool | None:
             decision = decide(route.guard, asked)
             if decision is None:
                 return False
-            if decision.verdict is Verdict.ABSENT and _confirmed(request, urlconf, route, asked, decide):
+            if decision is MAYBE:
+                note(request, route, decision)
+            elif decision.verdict is Verdict.ABSENT and _confirmed(request, urlconf, route, asked, decide):
                 return route.guard
     except Exception as error:
         _say_once(error)
@@ -331,7 +334,9 @@ def absent_in_view(
             decision = decide(route.guard, value)
             if decision is None:
                 return False
-            if decision.verdict is Verdict.ABSENT and route.guard.applies(request):
+            if decision is MAYBE:
+                note(request, route, decision)
+            elif decision.verdict is Verdict.ABSENT and route.guard.applies(request):
                 if route.by_view:
                     _ = route.spared  # made here, where an error passes the request
                 return route

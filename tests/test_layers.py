@@ -22,13 +22,13 @@ ROOT = Path(bloomguard.__file__).parent
 #: end is a whole folder.
 LAYERS = [
     ["filters."],
-    ["", "alive", "exceptions", "keys", "conf", "forks", "models", "migrations.", "verdicts"],
+    ["", "alive", "exceptions", "keys", "conf", "forks", "models", "migrations.", "verdicts", "counts", "signals"],
     ["stores."],
     ["sync", "sync.connection", "sync.state"],
     ["live"],
     ["querysets", "fetching", "steps", "cache_aside"],
     ["guards", "sources", "barrier"],
-    ["plans", "filling", "proof", "standby"],
+    ["plans", "filling", "proof", "standby", "flushing", "figures", "outcomes"],
     ["needs", "patterns", "access", "spare", "discovery"],
     ["sync.links", "sync.watches", "sync.fencing", "sync.statements", "sync.signals"],
     ["rebuild", "routes", "responses", "capture"],

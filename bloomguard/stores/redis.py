@@ -2,6 +2,7 @@
 
     bloomguard:{guard}                         a hash: generation -> number of its shards
     bloomguard:{guard}:{generation}:{shard}    a frame of bloomguard.filters.codec
+    bloomguard:{guard}:figures:{step}:{number} a page of bloomguard.stores.pages, with an expiry
 
 A check is one ``BITFIELD`` that reads both tags of a shard and the key's bits at once: a key that was evicted, flushed
 or never written answers with tags of 0, a replica refuses the command. An add is the same with ``SET``, and counts
@@ -14,7 +15,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from statistics import mean
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -30,6 +31,7 @@ from ..filters.layout import Layout
 from ..forks import after_fork
 from .base import FindKeyHash, Generation, Store
 from .breaker import Breaker
+from .pages import COLUMNS, KEPT_SECONDS, ROWS, Page
 from .redis_link import Command, Link
 
 if TYPE_CHECKING:
@@ -39,6 +41,7 @@ _PIECE = 1 << 18  # bytes a command carries in bulk: other clients wait some 5 m
 _STEP = 1 << 20  # bytes of zeros a new key grows by at once
 _HEADERS = 256  # read in one trip
 _BITS = 2_000  # set or read by one command
+_LAST_CELL = ROWS * COLUMNS - 1
 _TAG_BYTES = 8
 _WORDS = 8  # of a command that reads the two tags
 _IDENTITY_SECONDS = 0.25
@@ -196,6 +199,20 @@ class RedisStore(Store):
         figures = _figures(self.load([("INFO", "memory")])[0])
         most, used = int(figures.get("maxmemory", 0)), int(figures.get("used_memory", 0))
         return max(most - used, 0) if most else None
+
+    def add_figures(self, page: Page, cells: Mapping[int, int]) -> None:
+        key = self._page_key(page)
+        # The last cell makes a new key as long as it will ever be: one that grows bit by bit takes twice the room.
+        added = {_LAST_CELL: 0, **cells}
+        words = [word for cell, number in added.items() for word in ("INCRBY", "u32", f"#{cell}", number)]
+        self._adds.trip([("BITFIELD", key, "OVERFLOW", "SAT", *words), ("EXPIRE", key, KEPT_SECONDS[page.step])])
+
+    def read_figures(self, pages: Sequence[Page]) -> list[bytes]:
+        found = self.load([("GET", self._page_key(page)) for page in pages]) if pages else []
+        return [page or b"" for page in found]
+
+    def _page_key(self, page: Page) -> str:
+        return f"{self.prefix}:{page.guard}:figures:{page.step}:{page.number}"
 
     def check(self) -> list[CheckMessage]:
         if self._patience <= _LONGEST_PATIENCE:

@@ -20,6 +20,7 @@ from django.utils import timezone
 
 from ..forks import after_fork
 from ..models import GuardState
+from ..signals import guard_fenced, tell
 from .connection import StateConnection, is_locked
 
 logger = logging.getLogger("bloomguard")
@@ -243,8 +244,9 @@ class StateTable:
 
     @staticmethod
     def say_fenced(name: str, reason: str) -> None:
-        """Log that ``name`` is fenced, and why."""
+        """Log that ``name`` is fenced, and why, and tell whoever listens."""
         logger.error("bloomguard passes every request to %s until it is rebuilt: %s", name, reason)
+        tell(guard_fenced, GuardState, name=name, reason=reason)
 
 
 table = StateTable()
