@@ -31,6 +31,8 @@ SUMS = {
     "checks": ("maybe", *UNKNOWNS, *ABSENCES),
     "avoided": (BLOCKED, SPARED),
 }
+#: What a verdict was, by its reason.
+VERDICTS = {reason: verdict for verdict in ("absent", "unknown") for reason in SUMS[verdict]} | {"maybe": "maybe"}
 
 
 @dataclass(frozen=True)

@@ -98,6 +98,13 @@ class StateTable:
             return rows.get(name) or State(name)
         return None
 
+    def is_armed(self, name: str) -> bool | None:
+        """Whether the row of ``name`` says that a filter may answer; ``None`` if it could not be read. May wait."""
+        if self.lease(name) is None:
+            self.renew()
+        state = self.lease(name)
+        return None if state is None else bool(state.active) and state.status == ARMED
+
     def renew(self, *, after: float | None = None) -> bool:
         """Read the rows again, unless another thread just did; ``False`` if they could not be read.
 
