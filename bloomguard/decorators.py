@@ -9,13 +9,15 @@ from functools import lru_cache, partial, wraps
 from typing import Any, TypeVar
 
 from asgiref.sync import iscoroutinefunction, sync_to_async
+from django.conf import settings
 from django.http import Http404, HttpRequest
 
 from .counts import FALSE_POSITIVE
 from .exceptions import ConfigurationError
 from .guards import Guard, registry
-from .outcomes import ablocked, blocked, is_noted
+from .outcomes import blocked, is_remembered
 from .responses import not_found, not_found_by_framework
+from .telling import note, tell
 from .verdicts import MAYBE, Decision, Verdict
 
 logger = logging.getLogger("bloomguard")
@@ -70,7 +72,7 @@ def guarded(name: str, *, arg: str | Mapping[str, str] | None = None) -> Callabl
                 return None
 
         def missed(decision: Decision, guard: Guard, request: Any) -> None:
-            if decision is MAYBE and not is_noted(request):
+            if decision is MAYBE and not is_remembered(request):
                 guard.tallies[FALSE_POSITIVE]()
 
         def is_absent(decision: Decision, guard: Guard, request: Any) -> bool:
@@ -85,14 +87,16 @@ def guarded(name: str, *, arg: str | Mapping[str, str] | None = None) -> Callabl
             decision = guard.decide_now(value)
             if decision is None:
                 decision = await sync_to_async(guard.decide, thread_sensitive=False)(value)
-            if is_absent(decision, guard, request):
-                await ablocked(guard, request)
-                return await sync_to_async(_refuse, thread_sensitive=False)(request, name)
+            is_refused = is_absent(decision, guard, request)
             try:
-                return await view(*args, **kwargs)
+                if is_refused:
+                    response = await sync_to_async(_refuse, thread_sensitive=False)(request, guard)
+                else:
+                    response = await view(*args, **kwargs)
             except Http404:
                 missed(decision, guard, request)
                 raise
+            return _told(response, guard, request, decision) if settings.DEBUG else response
 
         if iscoroutinefunction(view):
 
@@ -112,24 +116,29 @@ def guarded(name: str, *, arg: str | Mapping[str, str] | None = None) -> Callabl
                 return answer(found, *args, **kwargs)
             guard, value, request = found
             decision = guard.decide(value)
-            if is_absent(decision, guard, request):
-                blocked(guard, request)
-                return _refuse(request, name)
+            is_refused = is_absent(decision, guard, request)
             try:
-                return view(*args, **kwargs)
+                response = _refuse(request, guard) if is_refused else view(*args, **kwargs)
             except Http404:
                 missed(decision, guard, request)
                 raise
+            return _told(response, guard, request, decision) if settings.DEBUG else response
 
         return mark(guard_view)  # type: ignore[no-any-return]
 
     return decorate
 
 
-def _refuse(request: Any, name: str) -> Any:
+def _refuse(request: Any, guard: Guard) -> Any:
+    blocked(guard, request)
     if isinstance(request, HttpRequest):
-        return not_found(request, name)
-    return not_found_by_framework(request, name)
+        return not_found(request, guard.name)
+    return not_found_by_framework(request, guard.name)
+
+
+def _told(response: Any, guard: Guard, request: Any, decision: Decision) -> Any:
+    note(request, guard, decision)
+    return tell(request, response)
 
 
 def _place_of_request(view: Callable[..., Any]) -> int:

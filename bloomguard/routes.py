@@ -16,7 +16,7 @@ from typing import Any
 from django.conf import settings
 from django.core.signals import setting_changed
 from django.http import HttpRequest
-from django.urls import Resolver404, ResolverMatch, resolve
+from django.urls import Resolver404, resolve
 from django.urls.converters import IntConverter, SlugConverter, StringConverter, UUIDConverter
 
 from .access import Demand, demand
@@ -24,7 +24,7 @@ from .discovery import NotFound, lookup_of
 from .exceptions import ConfigurationError
 from .guards import AUTO, Guard, registry
 from .keys import OutOfRange, Unkeyable
-from .outcomes import note
+from .outcomes import remember
 from .patterns import Pattern, patterns, rivals
 from .spare import Lookup, spared
 from .verdicts import MAYBE, Decision, Verdict
@@ -78,14 +78,6 @@ class GuardedRoute:
     def spared(self) -> Callable[..., Any]:
         """The view, with a look-up that finds nothing."""
         return spared(Lookup(self.guard, self.kwargs, self.by_view), self.pattern.callback)
-
-    def is_of(self, match: ResolverMatch | None) -> bool:
-        """Whether this is the pattern, or one like it, that Django has taken a path to."""
-        return (
-            match is not None
-            and match.func is self.pattern.callback
-            and (not self.pattern.is_named or match.view_name == self.pattern.view_name)
-        )
 
     def value(self, captured: dict[str, Any]) -> Any:
         """The ID among a match's kwargs: one value, or a tuple for several fields; ``NO_ID`` where one is left out."""
@@ -311,7 +303,7 @@ def absent(request: HttpRequest, decide: Decide) -> Guard | bool | None:
             if decision is None:
                 return False
             if decision is MAYBE:
-                note(request, route, decision)
+                remember(request, route, decision)
             elif decision.verdict is Verdict.ABSENT and _confirmed(request, urlconf, route, asked, decide):
                 return route.guard
     except Exception as error:
@@ -329,13 +321,13 @@ def absent_in_view(
     try:
         for route in table_for(getattr(request, "urlconf", None) or settings.ROOT_URLCONF).late.get(view, ()):
             value = route.value(kwargs)
-            if value is NO_ID or request.method not in route.methods or not route.is_of(request.resolver_match):
+            if value is NO_ID or request.method not in route.methods or not route.pattern.is_of(request.resolver_match):
                 continue
             decision = decide(route.guard, value)
             if decision is None:
                 return False
             if decision is MAYBE:
-                note(request, route, decision)
+                remember(request, route, decision)
             elif decision.verdict is Verdict.ABSENT and route.guard.applies(request):
                 if route.by_view:
                     _ = route.spared  # made here, where an error passes the request
@@ -366,7 +358,7 @@ def _confirmed(request: HttpRequest, urlconf: Any, route: GuardedRoute, asked: A
         except Resolver404:
             return False
         value = route.value(match.kwargs)
-        if not route.is_of(match) or value is NO_ID:
+        if not route.pattern.is_of(match) or value is NO_ID:
             return False
         if not _same_key(route.guard, value, asked):
             decision = decide(route.guard, value)
