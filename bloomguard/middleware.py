@@ -10,11 +10,10 @@ from django.conf import settings
 from django.http import HttpRequest, HttpResponseBase
 
 from .guards import Guard
-from .outcomes import ablocked, blocked, remember, settle
+from .outcomes import ablocked, blocked, settle
 from .responses import not_found, not_found_now
 from .routes import Decide, GuardedRoute, absent, absent_in_view
 from .telling import noting, tell
-from .verdicts import ABSENT
 
 GetResponse = Callable[[HttpRequest], HttpResponseBase | Awaitable[HttpResponseBase]]
 
@@ -74,7 +73,7 @@ class BloomGuardMiddleware:
             return None
         if route.needs_login and not (hasattr(request, "user") and request.user.is_authenticated):
             return None
-        remember(request, route, ABSENT)
+        request.bloomguard_absent = route  # type: ignore[attr-defined]
         if route.by_view:
             response: HttpResponseBase = route.spared(request, *args, **kwargs)
             return response
@@ -89,7 +88,7 @@ class BloomGuardMiddleware:
             return None
         if route.needs_login and not (hasattr(request, "auser") and (await request.auser()).is_authenticated):
             return None
-        remember(request, route, ABSENT)
+        request.bloomguard_absent = route  # type: ignore[attr-defined]
         if route.by_view:
             spared = route.spared if iscoroutinefunction(route.spared) else sync_to_async(route.spared)
             response: HttpResponseBase = await spared(request, *args, **kwargs)

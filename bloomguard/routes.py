@@ -24,7 +24,6 @@ from .discovery import NotFound, lookup_of
 from .exceptions import ConfigurationError
 from .guards import AUTO, Guard, registry
 from .keys import OutOfRange, Unkeyable
-from .outcomes import remember
 from .patterns import Pattern, patterns, rivals
 from .spare import Lookup, spared
 from .verdicts import MAYBE, Decision, Verdict
@@ -303,7 +302,7 @@ def absent(request: HttpRequest, decide: Decide) -> Guard | bool | None:
             if decision is None:
                 return False
             if decision is MAYBE:
-                remember(request, route, decision)
+                request.bloomguard_maybe = route  # type: ignore[attr-defined]
             elif decision.verdict is Verdict.ABSENT and _confirmed(request, urlconf, route, asked, decide):
                 return route.guard
     except Exception as error:
@@ -327,7 +326,7 @@ def absent_in_view(
             if decision is None:
                 return False
             if decision is MAYBE:
-                remember(request, route, decision)
+                request.bloomguard_maybe = route  # type: ignore[attr-defined]
             elif decision.verdict is Verdict.ABSENT and route.guard.applies(request):
                 if route.by_view:
                     _ = route.spared  # made here, where an error passes the request

@@ -1,6 +1,6 @@
 """Pages of figures: what stores keep beside filters, of a fixed size and for a fixed time.
 
-A page has 240 rows of 20 cells, each an unsigned 32-bit number, big-endian: 19,200 bytes. A row is a minute, so that a
+A page has 240 rows of 24 cells, each an unsigned 32-bit number, big-endian: 23,040 bytes. A row is a minute, so that a
 page is four hours, or an hour, and a page is ten days. Cells stop at their highest number.
 """
 
@@ -20,7 +20,7 @@ from typing import NamedTuple
 from ..exceptions import StoreError
 
 MINUTE, HOUR = 60, 3_600
-ROWS, COLUMNS = 240, 20
+ROWS, COLUMNS = 240, 24
 PAGE_BYTES = 4 * ROWS * COLUMNS
 #: For how many seconds rows of a minute and of an hour are to be had.
 KEPT_SECONDS = {MINUTE: 24 * HOUR, HOUR: 31 * 24 * HOUR}

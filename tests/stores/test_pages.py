@@ -155,7 +155,7 @@ def test_a_file_that_is_cut_off_is_mended(files):
 
 def test_a_page_that_is_none_is_refused(files):
     """What has another size is no page, and a link is not followed."""
-    with pytest.raises(StoreError, match="19,200 bytes; this one has 3"):
+    with pytest.raises(StoreError, match="23,040 bytes; this one has 3"):
         add_to(b"abc", {0: 1})
     (files.path / "city" / "figures-60-100").symlink_to("/etc/passwd")
     with pytest.raises(StoreError, match="cannot read"):
