@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import os
 import re
@@ -23,6 +24,7 @@ from bloomguard.guards import guards
 from bloomguard.stores import stores
 from bloomguard.stores.memory import MemoryStore
 from tests.shop.models import Product
+from tests.test_frontdoor_servers import SERVERS, ask, running
 
 #: Noon of some day, in UTC.
 NOON = datetime(2026, 3, 1, 12, tzinfo=timezone.utc)
@@ -448,3 +450,15 @@ def test_requests_are_counted_to_the_store(shop, calendar):
 
     found = since(1, NOON + timedelta(minutes=1))
     assert [found.total(name) for name in ("checks", "maybe", "blocked", "avoided")] == [3, 1, 2, 2]
+
+
+@pytest.mark.parametrize("server", ["gunicorn gthread", "gunicorn preload"])
+def test_servers_bring_their_figures_when_they_end(shop, start, server):
+    """Workers that are told to end flush first, forked ones too."""
+    with running(start, SERVERS[server]) as port:
+        for number in range(10):
+            connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
+            assert ask(connection, f"/products/{number + 10}/")[0] == 404
+            connection.close()
+
+    assert eventually(lambda: now().total("blocked"), 10) == 10
