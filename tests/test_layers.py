@@ -31,7 +31,7 @@ LAYERS = [
     ["plans", "filling", "proof", "standby", "flushing", "figures", "outcomes"],
     ["pages", "needs", "patterns", "access", "spare", "discovery"],
     ["sync.links", "sync.watches", "sync.fencing", "sync.statements", "sync.signals"],
-    ["rebuild", "routes", "responses", "capture"],
+    ["rebuild", "copying", "routes", "responses", "capture"],
     ["frontdoor", "listing", "explain", "telling"],
     ["middleware", "wsgi", "asgi", "decorators", "views", "managers", "contrib.", "management.", "checks"],
     ["apps"],
