@@ -1,0 +1,226 @@
+"""Who acts in a simulated world: writers, readers, builders, and whoever breaks things."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+
+from bloomguard.exceptions import RebuildError, StoreError
+from bloomguard.verdicts import MAYBE
+
+from .scheduler import PACES, TICK
+from .world import KEYS, Process, World
+
+SECONDS = 24.0
+
+
+class RolledBack(Exception):
+    """A transaction that its own program gives up."""
+
+
+def writer(world: World, process: Process) -> None:
+    """Inserts rows, one or two at a time; some transactions dawdle, some are rolled back."""
+    rng, database = world.rng, world.database
+    while True:
+        world.scheduler.sleep(rng.randrange(20) * TICK)
+        keys = [key for key in rng.sample(range(len(KEYS)), rng.choice([1, 1, 2])) if key not in database.rows]
+        keys = [key for key in keys if key not in database.touched()]
+        if not keys:
+            continue
+        try:
+            with database.atomic() if rng.random() < 0.6 else nullcontext():  # or in autocommit
+                if rng.random() < 0.2:
+                    world.scheduler.hop()
+                process.insert(keys)
+                if rng.random() < 0.15:
+                    world.scheduler.sleep(rng.randrange(80) * TICK)
+                if rng.random() < 0.1:
+                    raise RolledBack
+        except RolledBack:
+            world.scheduler.note("ROLLBACK")
+        except StoreError:
+            world.counts["refused"] += 1
+
+
+def reader(world: World, process: Process) -> None:
+    """Asks for rows, the latest first, and for one that is not there."""
+    rng, rows = world.rng, world.database.rows
+    while True:
+        world.scheduler.sleep(rng.randrange(9) * TICK)
+        keys = list(rows)
+        heard = world.ask(process, keys[-1 - min(len(keys) - 1, int(rng.expovariate(0.6)))])
+        if rng.random() < 0.3:
+            world.ask(process, rng.randrange(len(KEYS)))
+        if heard is not MAYBE:
+            world.scheduler.sleep(rng.randrange(16) * TICK)  # out of service: nothing to see until that changes
+
+
+def builder(world: World, process: Process) -> None:
+    """Rebuilds now and then, as cron does; sometimes somebody presses Ctrl-C."""
+    rng = world.rng
+    pause = 64
+    while True:
+        world.scheduler.sleep(rng.randrange(pause) * TICK)
+        try:
+            process.rebuild().run()
+            world.counts["published"] += 1
+            pause = 64
+        except RebuildError as error:
+            world.counts["not published"] += 1
+            pause = 32
+            world.scheduler.note("gives up:", error)
+
+
+WEB, CRON = {"writer": writer, "reader": reader}, {"builder": builder}
+HOSTS = {"web1": WEB, "web2": WEB, "cron1": CRON, "cron2": CRON}
+
+
+def start(world: World, host: str, delay: float = 0.0) -> None:
+    """Start the process of a host with all its threads."""
+    process = world.process(host)
+    for name, agent in HOSTS[host].items():
+        world.scheduler.spawn(f"{host}.{name}", process, agent, world, process, delay=delay)
+
+
+class Faults:
+    """Breaks things in storms. Each schedule has a weather of its own, some kinds of faults; after a storm it is calm."""
+
+    dead = False
+    pace = PACES[0]
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        rng = world.rng
+        kinds = [self.promote, self.heal, self.reroute, self.cut, self.flush, self.evict, self.restore, self.save]
+        kinds += [self.kill, self.step_wall_clock, self.lose_database]
+        weather = rng.choice([[], [self.replicate, self.reroute, self.promote, self.heal], kinds, kinds])
+        self.kinds = [kind for kind in weather if rng.random() < 0.6]
+        if rng.random() < 0.15:
+            world.database.lossy = world.network.lossy = 0.04
+
+    def run(self) -> None:
+        rng, scheduler = self.world.rng, self.world.scheduler
+        while self.kinds:
+            scheduler.sleep(rng.randrange(112) * TICK)
+            for _ in range(rng.choice([1, 1, 2, 3, 6])):
+                if rng.random() < 0.5:
+                    self.replicate()
+                rng.choice(self.kinds)()
+                scheduler.sleep(rng.choice([0, 1, 4, 8, 16]) * TICK)
+            if rng.random() < 0.8:
+                self.repair()
+
+    def repair(self) -> None:
+        """Somebody sees to it that every host reaches the newest primary."""
+        servers = self.world.servers
+        primaries = [number for number, server in enumerate(servers) if server.primary and server.alive]
+        if primaries:
+            newest = max(primaries, key=lambda number: int(servers[number].identity[4:]))
+            self.world.network.route = dict.fromkeys(HOSTS, newest)
+            self.world.network.cut.clear()
+
+    def _roles(self) -> tuple[int, int] | None:
+        """Who is the primary and who the replica, if it is one of each."""
+        a, b = self.world.servers
+        if a.primary == b.primary:
+            return None
+        return (0, 1) if a.primary else (1, 0)
+
+    def replicate(self) -> None:
+        """The replica catches up, long after its primary acknowledged."""
+        roles = self._roles()
+        if roles and self.world.servers[roles[0]].alive:
+            source, sink = (self.world.servers[role] for role in roles)
+            sink.generations = source.copy()
+
+    def promote(self) -> None:
+        """The replica becomes a primary. The old one lives on beside it, or dies."""
+        roles = self._roles()
+        if not roles:
+            return
+        old, new = (self.world.servers[role] for role in roles)
+        if self.world.scheduler.now - new.demoted_at < 0.5:
+            return
+        new.primary, new.identity, new.alive = True, self.world.new_life(), True
+        old.alive = self.world.rng.random() < 0.5
+        self.world.scheduler.note(f"promotes {new.name} to {new.identity}; {old.name} lives: {old.alive}")
+        if self.world.rng.random() < 0.7:
+            for host in HOSTS:
+                if self.world.rng.random() < 0.7:
+                    self.world.network.route[host] = roles[1]
+
+    def heal(self) -> None:
+        """A split brain ends: the older primary becomes a replica of the newer, its connections stay."""
+        a, b = self.world.servers
+        if a.primary and b.primary:
+            new, old = (a, b) if int(a.identity[4:]) > int(b.identity[4:]) else (b, a)
+            if not new.alive:
+                return
+            old.primary, old.alive, old.generations = False, True, new.copy()
+            old.demoted_at = self.world.scheduler.now
+            self.world.scheduler.note(f"makes {old.name} a replica of {new.name}")
+
+    def reroute(self) -> None:
+        """A host reaches another server, the wrong one perhaps."""
+        host = self.world.rng.choice(list(HOSTS))
+        self.world.network.route[host] = self.world.rng.randrange(2)
+
+    def cut(self) -> None:
+        """A host is cut off from the servers, or comes back."""
+        self.world.network.cut.symmetric_difference_update({self.world.rng.choice(list(HOSTS))})
+
+    def flush(self) -> None:
+        """FLUSHALL."""
+        server = self.world.rng.choice(self.world.servers)
+        server.generations = {}
+        self.world.scheduler.note("flushes", server.name)
+
+    def evict(self) -> None:
+        """A server short of memory lets a generation go."""
+        server = self.world.rng.choice(self.world.servers)
+        if server.generations:
+            name = self.world.rng.choice(sorted(server.generations))
+            del server.generations[name]
+            self.world.scheduler.note("evicts", name, "from", server.name)
+
+    def save(self) -> None:
+        """A server writes a snapshot."""
+        server = self.world.rng.choice(self.world.servers)
+        server.snapshot = server.copy()
+
+    def restore(self) -> None:
+        """A primary restarts from its last snapshot: with less than it acknowledged."""
+        server = self.world.rng.choice(self.world.servers)
+        if server.primary:
+            server.generations = {name: set(keys) for name, keys in server.snapshot.items()}
+            server.identity, server.alive = self.world.new_life(), True
+            server.life += 1
+            self.world.scheduler.note("restarts", server.name, "from an old snapshot as", server.identity)
+
+    def kill(self) -> None:
+        """kill -9, and a supervisor that starts the process again."""
+        host = self.world.rng.choice(list(HOSTS))
+        self.world.processes[host].dead = True
+        self.world.scheduler.note("kills", host)
+        start(self.world, host, delay=self.world.rng.randrange(32) * TICK)
+
+    def step_wall_clock(self) -> None:
+        """A host's time of day jumps, by more than it takes to be held for dead."""
+        host = self.world.rng.choice(list(HOSTS))
+        self.world.wall[host] = self.world.rng.choice([-100.0, 0.0, 100.0])
+
+    def lose_database(self) -> None:
+        """The database does not answer for a while."""
+        self.world.database.down_until = self.world.scheduler.now + self.world.rng.randrange(40) * TICK
+
+
+def run(seed: int, trace: list[str] | None = None) -> World:
+    """One schedule. Raises :class:`FalseNotFound`."""
+    world = World(seed, trace)
+    for host in HOSTS:
+        start(world, host)
+    faults = Faults(world)
+    world.scheduler.spawn("faults", faults, faults.run)
+    world.scheduler.run(SECONDS)
+    world.counts["commits"] += world.database.commits
+    world.counts["events"] += world.scheduler.events
+    return world

@@ -1,0 +1,242 @@
+"""Rules of the protocol, each switched off by one small patch of the project's code. The simulation must notice."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+from unittest.mock import patch
+
+from bloomguard import rebuild
+from bloomguard.live import LiveFilter
+from bloomguard.rebuild import Rebuild
+from bloomguard.sync import fencing, statements
+from bloomguard.sync.state import StateTable
+
+from .servers import Server, SimulatedStore
+from .world import SimulatedLive, World
+
+Patches = list[Any]
+MUTANTS: dict[str, Callable[[], Patches]] = {}
+
+
+def mutant(make: Callable[[], Patches]) -> Callable[[], Patches]:
+    """Register a mutant under its name."""
+    MUTANTS[make.__name__] = make
+    return make
+
+
+@contextmanager
+def mutated(name: str | None) -> Iterator[None]:
+    """The project's code with one rule less, while the block lasts."""
+    patches = MUTANTS[name]() if name else []
+    for each in patches:
+        each.start()
+    try:
+        yield
+    finally:
+        for each in patches:
+            each.stop()
+
+
+# -- the lease
+
+
+@mutant
+def no_lease_on_reading() -> Patches:
+    """Readers and writers go by their copy of the row, however old."""
+
+    def lease(self: StateTable, name: str) -> Any:
+        return self._copy[1].get(name)
+
+    return [patch.object(StateTable, "lease", lease)]
+
+
+@mutant
+def lease_from_the_answer() -> Patches:
+    """The lease counts from when the row arrived, not from when it was asked for."""
+
+    def late(real: Callable[..., Any]) -> Callable[..., Any]:
+        def wrapped(self: StateTable, *arguments: Any, **options: Any) -> Any:
+            before = self._copy
+            try:
+                return real(self, *arguments, **options)
+            finally:
+                if self._copy is not before:
+                    self._copy = self.clock(), self._copy[1]
+
+        return wrapped
+
+    return [patch.object(StateTable, name, late(getattr(StateTable, name))) for name in ("renew", "current")]
+
+
+@mutant
+def lease_not_checked_after_the_add() -> Patches:
+    """A writer counts an add although its copy of the row grew old meanwhile."""
+    real = LiveFilter._add
+
+    def add(self: LiveFilter, state: Any, keys: Any) -> bool:
+        with patch.object(self.table, "lease", lambda name: state):
+            return real(self, state, keys)
+
+    return [patch.object(LiveFilter, "_add", add)]
+
+
+# -- the write
+
+
+def _order(insert: Callable[[Any, Any, Callable[[], Any]], Any]) -> Patches:
+    def inserting(execute: Callable[..., Any]) -> Callable[..., Any]:
+        def execute_sql(compiler: Any, returning_fields: Any) -> Any:
+            guard = World.current.running().guard
+            keys = [row.id for row in compiler.query.objs]
+
+            def add() -> None:
+                statements._add(guard, compiler.using, keys)
+
+            return insert(compiler, add, lambda: execute(compiler, returning_fields))
+
+        return execute_sql
+
+    return [patch.object(statements, "_inserting", inserting)]
+
+
+@mutant
+def add_before_the_statement() -> Patches:
+    """A key is added before its transaction holds a lock that a barrier waits for."""
+
+    def insert(compiler: Any, add: Any, execute: Any) -> None:
+        with statements.transaction.atomic(compiler.using):
+            add()
+            execute()
+
+    return _order(insert)
+
+
+@mutant
+def add_after_the_commit() -> Patches:
+    """A key is added when its row can be seen already."""
+
+    def insert(compiler: Any, add: Any, execute: Any) -> None:
+        with statements.transaction.atomic(compiler.using):
+            execute()
+        add()
+
+    return _order(insert)
+
+
+def _writes_only(narrow: Callable[[Any], Any]) -> Patches:
+    real = LiveFilter._add
+    return [patch.object(LiveFilter, "_add", lambda self, state, keys: real(self, narrow(state), keys))]
+
+
+@mutant
+def add_to_the_active_alone() -> Patches:
+    """Writers leave out the generation that is being built."""
+    return _writes_only(lambda state: replace(state, standby="", building=""))
+
+
+@mutant
+def no_add_to_the_standby() -> Patches:
+    """Writers leave out the generation that some processes still answer from."""
+    return _writes_only(lambda state: replace(state, standby=""))
+
+
+@mutant
+def every_add_counts() -> Patches:
+    """An add is taken for done, whatever the store said."""
+    real = LiveFilter._add
+
+    def add(self: LiveFilter, state: Any, keys: Any) -> bool:
+        real(self, state, keys)
+        return True
+
+    return [patch.object(LiveFilter, "_add", add)]
+
+
+# -- the fence
+
+
+@mutant
+def no_fence() -> Patches:
+    """A failed add is ignored."""
+    return [patch.object(fencing, "fence", lambda guard, using, reason: None)]
+
+
+@mutant
+def no_wait_after_the_fence() -> Patches:
+    """The writer who fences commits at once."""
+    return [patch.object(fencing, "LEASE_SECONDS", 0.0)]
+
+
+@mutant
+def fence_of_others_not_heeded() -> Patches:
+    """A writer who finds a fence of somebody else commits at once."""
+    return [patch.object(LiveFilter, "_heed_fence", lambda self, state: None)]
+
+
+# -- the store
+
+
+@mutant
+def identity_not_checked() -> Patches:
+    """Any server is as good as any other."""
+    return [
+        patch.object(SimulatedStore, "identity", "life0"),
+        patch.object(SimulatedStore, "proves", lambda self, found, expected: True),
+    ]
+
+
+@mutant
+def missing_is_empty() -> Patches:
+    """A generation that a server does not have is an empty one, and an add creates it."""
+    return [
+        patch.object(Server, "held", lambda self, name: self.generations.setdefault(name, set())),
+        patch.object(SimulatedStore, "has", lambda self, server, name: True),
+    ]
+
+
+# -- the rebuild
+
+
+def _hurried(hurries: Callable[[Rebuild], bool]) -> Patches:
+    real = Rebuild.run
+
+    def run(self: Rebuild) -> Any:
+        sleep = self._sleep
+        self._sleep = lambda seconds: None if hurries(self) else sleep(seconds)
+        return real(self)
+
+    return [patch.object(Rebuild, "run", run)]
+
+
+@mutant
+def no_wait_after_the_announcement() -> Patches:
+    """The scan begins before every writer knows of the new generation."""
+    return _hurried(lambda one: one._mine is not None and not one.published)
+
+
+@mutant
+def standby_dropped_at_once() -> Patches:
+    """The former generation goes while some processes still answer from it."""
+    return _hurried(lambda one: one.published)
+
+
+@mutant
+def no_barrier() -> Patches:
+    """The scan begins while transactions are open that know nothing of the new generation."""
+    return [patch.object(rebuild, "wait_for_writers", lambda *arguments: None)]
+
+
+@mutant
+def publish_without_compare_and_set() -> Patches:
+    """A builder publishes whatever happened to the row meanwhile."""
+    real = StateTable.swap
+
+    def swap(self: StateTable, seen: Any, **changes: Any) -> Any:
+        if "published_at" in changes:
+            seen = replace(seen, version=self.current(seen.name).version)
+        return real(self, seen, **changes)
+
+    return [patch.object(StateTable, "swap", swap)]

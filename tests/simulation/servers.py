@@ -1,0 +1,205 @@
+"""Simulated servers that fail over, lose what they acknowledged, come back from old snapshots and forget generations;
+and the store through which a process reaches them, which proves who answers as the store for Redis does."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, TypeVar
+
+from bloomguard.exceptions import StoreError, StoreUnavailable, UnknownGeneration
+from bloomguard.filters import CorruptFilter
+from bloomguard.filters.layout import Layout
+from bloomguard.stores import Generation, Store
+from bloomguard.stores.base import FindKeyHash
+
+from .scheduler import Scheduler
+
+T = TypeVar("T")
+
+#: For how long a connection's proof of who answers is taken for good; losing an acknowledged write and being the
+#: primary again takes a server longer.
+PROVED_SECONDS = 0.25
+
+
+class Server:
+    """One server: ``generations`` maps names to sets of keys. ``life`` changes whenever connections to it break."""
+
+    def __init__(self, number: int, identity: str, *, primary: bool) -> None:
+        self.name = "ab"[number]
+        self.identity = identity
+        self.primary = primary
+        self.alive = True
+        self.life = 0
+        self.demoted_at = float("-inf")
+        self.generations: dict[str, set[bytes]] = {}
+        self.snapshot: dict[str, set[bytes]] = {}
+
+    def copy(self) -> dict[str, set[bytes]]:
+        return {name: set(keys) for name, keys in self.generations.items()}
+
+    def held(self, name: str) -> set[bytes]:
+        """A generation's keys. One that is missing is not empty: its tags are not there."""
+        try:
+            return self.generations[name]
+        except KeyError:
+            raise CorruptFilter(f"{name} is gone") from None
+
+
+class Network:
+    """Which server each process reaches at the moment."""
+
+    def __init__(self, scheduler: Scheduler, servers: list[Server]) -> None:
+        self.scheduler = scheduler
+        self.servers = servers
+        self.route: dict[str, int] = {}
+        self.cut: set[str] = set()
+        self.lossy = 0.0  # the share of replies that are lost
+
+    def server(self, host: str) -> Server | None:
+        server = self.servers[self.route.get(host, 0)]
+        return server if server.alive and host not in self.cut else None
+
+
+class _Connection:
+    def __init__(self, server: Server, identity: str, at: float) -> None:
+        self.server, self.life, self.identity, self.at = server, server.life, identity, at
+
+
+class SimulatedStore(Store):
+    """One process's way to the servers. Each thread has a connection of its own for each kind of trip."""
+
+    waits = True  # type: ignore[misc]
+
+    def __init__(self, process: Any, network: Network) -> None:
+        super().__init__("simulated")
+        self._process = process
+        self._network = network
+        self._scheduler = network.scheduler
+        self._connections: dict[tuple[str, str], _Connection] = {}
+        self._identity = ("", float("-inf"))
+
+    def trip(self, kind: str, action: Any, identity: str | None = None) -> tuple[str, Any]:
+        """Run ``action(server)`` there, as one atomic command: who answered, and its result."""
+        scheduler, key = self._scheduler, (scheduler_agent(self._scheduler), kind)
+        scheduler.hop()  # the command is on its way
+        server = self._network.server(self._process.host)
+        connection = self._connections.get(key)
+        if connection is not None and server is not None and self._process.host not in self._network.cut:
+            server = connection.server if connection.server.alive else None
+        if server is None or (connection is not None and connection.life != server.life):
+            self._connections.pop(key, None)
+            raise StoreUnavailable("no connection to the server", "connection")
+        if not server.primary:
+            self._connections.pop(key, None)
+            raise StoreUnavailable("the server refuses commands: READONLY", "readonly")
+        now = self._process.clock_now()
+        if connection is None:
+            connection = self._connections[key] = _Connection(server, server.identity, now)
+        elif now - connection.at >= PROVED_SECONDS:
+            connection.identity, connection.at = server.identity, now
+        try:
+            reply: Any = action(server)
+        except CorruptFilter as error:
+            reply = error
+        found = connection.identity
+        scheduler.hop()  # the reply is
+        if scheduler.random() < self._network.lossy:
+            self._connections.pop(key, None)
+            raise StoreUnavailable("the server did not answer in time", "timeout")
+        if not self.proves(found, identity):
+            raise StoreError("another server answers than the one that the filter was built in, or it was restarted")
+        if isinstance(reply, CorruptFilter):
+            raise reply
+        return found, reply
+
+    def proves(self, found: str, expected: str | None) -> bool:
+        """Whether the server ``found`` is the one that was built in."""
+        return expected is None or found == expected
+
+    @property
+    def identity(self) -> str:
+        known, at = self._identity
+        if self._process.clock() - at >= PROVED_SECONDS:
+            known = self.read(lambda server: server.identity)
+        return known
+
+    def read(self, action: Any, identity: str | None = None) -> Any:
+        found, reply = self.trip("read", action, identity)
+        self._identity = found, self._process.clock()
+        return reply
+
+    def create(self, guard: str, name: str, layout: Layout) -> Generation:
+        found, _ = self.trip("bulk", lambda server: server.generations.setdefault(name, set()))
+        return SimulatedGeneration(self, name, layout, found, draft=set())
+
+    def open(self, guard: str, name: str, find_key_hash: FindKeyHash, identity: str | None = None) -> Generation:
+        identity = identity or self.identity
+        if not self.read(lambda server: self.has(server, name), identity):
+            raise UnknownGeneration(f"{name} is not there")
+        return SimulatedGeneration(self, name, self._process.layout, identity)
+
+    def has(self, server: Server, name: str) -> bool:
+        return name in server.generations
+
+    def drop(self, guard: str, name: str) -> None:
+        self._scheduler.note("drops", name)
+        self.trip("bulk", lambda server: server.generations.pop(name, None))
+
+    def names(self, guard: str) -> list[str]:
+        return self.read(lambda server: list(server.generations))
+
+    def free_bytes(self) -> int | None:
+        return None
+
+
+class SimulatedGeneration(Generation):
+    """A generation that holds keys exactly, so that no false positive hides a loss."""
+
+    def __init__(
+        self, store: SimulatedStore, name: str, layout: Layout, identity: str, draft: set[bytes] | None = None
+    ) -> None:
+        self.name = name
+        self.layout = layout
+        self._store = store
+        self._identity = identity
+        self._draft = draft  # what its builder has added in bulk, until it is sealed
+        self.might_contain = self._might_contain
+
+    def _might_contain(self, key: bytes) -> bool:
+        found: bool = self._store.read(lambda server: key in server.held(self.name), self._identity)
+        return found or (self._draft is not None and key in self._draft)
+
+    def might_contain_many(self, keys: Iterable[bytes]) -> list[bool]:
+        keys, draft = list(keys), self._draft or ()
+        held: list[bool] = self._store.read(
+            lambda server: [key in server.held(self.name) for key in keys], self._identity
+        )
+        return [there or key in draft for key, there in zip(keys, held)]
+
+    def add(self, keys: Iterable[bytes]) -> None:
+        keys = list(keys)
+        self._store.trip("add", lambda server: server.held(self.name).update(keys), self._identity)
+        if self._draft is not None:
+            self._draft.update(keys)
+
+    def add_many(self, keys: Any, *, more: bool = False) -> None:
+        if self._draft is None:
+            self.add(keys)
+        else:
+            self._draft.update(keys)
+
+    def seal(self) -> None:
+        if self._draft is not None:
+            draft = self._draft
+            self._store.trip("bulk", lambda server: server.held(self.name).update(draft), self._identity)
+            self._draft = None
+
+    def fill(self) -> float:
+        return 0.5
+
+    def measure_error_rate(self, probes: int = 100_000) -> float:
+        return 0.0
+
+
+def scheduler_agent(scheduler: Scheduler) -> str:
+    return scheduler.current.name
