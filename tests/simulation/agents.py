@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 
-from bloomguard.exceptions import RebuildError, StoreError
+from bloomguard.exceptions import BuilderBusy, RebuildError, StoreError
 from bloomguard.verdicts import MAYBE
 
 from .scheduler import PACES, TICK
@@ -21,7 +21,7 @@ def writer(world: World, process: Process) -> None:
     """Inserts rows, one or two at a time; some transactions dawdle, some are rolled back."""
     rng, database = world.rng, world.database
     while True:
-        world.scheduler.sleep(rng.randrange(20) * TICK)
+        world.scheduler.sleep(rng.randrange(14) * TICK)
         keys = [key for key in rng.sample(range(len(KEYS)), rng.choice([1, 1, 2])) if key not in database.rows]
         keys = [key for key in keys if key not in database.touched()]
         if not keys:
@@ -62,11 +62,10 @@ def builder(world: World, process: Process) -> None:
         world.scheduler.sleep(rng.randrange(pause) * TICK)
         try:
             process.rebuild().run()
-            world.counts["published"] += 1
             pause = 64
         except RebuildError as error:
             world.counts["not published"] += 1
-            pause = 32
+            pause = 96 if isinstance(error, BuilderBusy) else 16
             world.scheduler.note("gives up:", error)
 
 
@@ -92,10 +91,13 @@ class Faults:
         rng = world.rng
         kinds = [self.promote, self.heal, self.reroute, self.cut, self.flush, self.evict, self.restore, self.save]
         kinds += [self.kill, self.step_wall_clock, self.lose_database]
-        weather = rng.choice([[], [self.replicate, self.reroute, self.promote, self.heal], kinds, kinds])
+        failover = [self.replicate, self.reroute, self.promote, self.heal]
+        weather = rng.choice([[], failover, [self.cut], [self.kill, self.cut, self.evict], kinds, kinds])
         self.kinds = [kind for kind in weather if rng.random() < 0.6]
         if rng.random() < 0.15:
             world.database.lossy = world.network.lossy = 0.04
+        if rng.random() < 0.3:
+            world.database.slow = 0.1
 
     def run(self) -> None:
         rng, scheduler = self.world.rng, self.world.scheduler
@@ -222,5 +224,6 @@ def run(seed: int, trace: list[str] | None = None) -> World:
     world.scheduler.spawn("faults", faults, faults.run)
     world.scheduler.run(SECONDS)
     world.counts["commits"] += world.database.commits
+    world.counts["published"] += world.database.published
     world.counts["events"] += world.scheduler.events
     return world

@@ -41,7 +41,9 @@ class Database:
         self.open: dict[Any, Transaction] = {}  # by agent
         self.down_until = 0.0
         self.lossy = 0.0  # the share of statements on the state rows whose answer is lost
+        self.slow = 0.0  # the share of those whose answer takes longer than a lease
         self.commits = 0
+        self.published = 0
         self._numbers = 0
 
     @contextmanager
@@ -87,10 +89,14 @@ class Database:
             raise OperationalError("the database is gone")
         cursor = connections["default"].connection.execute(_plain(sql), parameters)
         found = cursor.fetchall(), cursor.rowcount
+        if "published_at" in sql:
+            self.published += found[1]
         if scheduler.trace is not None and not sql.startswith("SELECT"):
             changed = [state_words()] if found[1] else ["no row changed"]
             scheduler.note(sql.split(" ", 1)[0], *changed)
         scheduler.hop()
+        if self.slow and scheduler.random() < self.slow:
+            scheduler.sleep(scheduler.rng.randrange(14, 40) * TICK)
         if self.lossy and scheduler.random() < self.lossy:
             raise OperationalError("the connection was lost before the answer came")
         return found
@@ -121,6 +127,9 @@ class SimulatedConnection(StateConnection):
     def _run(self, sql: str, parameters: Sequence[Any]) -> tuple[list[tuple[Any, ...]], int]:
         self._connection = self  # type: ignore[assignment]
         return self._database.execute(sql, parameters)
+
+    def quote(self, name: str) -> str:
+        return f'"{name}"'
 
     def has_table(self, name: str) -> bool:
         return True

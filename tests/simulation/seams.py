@@ -26,10 +26,10 @@ def configure() -> None:
 
 def install() -> None:
     """Done once a process, and never undone."""
-    from bloomguard import barrier, rebuild
-    from bloomguard.sync import fencing, state, statements
+    from bloomguard import barrier, live, rebuild
+    from bloomguard.sync import connection, fencing, state, statements
 
-    from .world import World
+    from .world import LAYOUT, World
 
     def holders(using: str, table: str) -> set[str]:
         return World.current.database.writers()
@@ -38,6 +38,8 @@ def install() -> None:
         if all(process.pid != pid or process.dead for process in World.current.processes.values()):
             raise ProcessLookupError
 
+    for module in (live, state, connection):
+        module.after_fork = lambda method: None
     wall: Any = SimpleNamespace(now=lambda: World.current.running().wall())
     for module in (rebuild, state, fencing):
         module.timezone = wall
@@ -45,9 +47,11 @@ def install() -> None:
     here.os = SimpleNamespace(getpid=lambda: World.current.running().pid, kill=kill)
     here.socket = SimpleNamespace(gethostname=lambda: World.current.running().host)
     here.secrets = SimpleNamespace(token_hex=lambda size: World.current.new_name())
+    here.Layout = SimpleNamespace(plan=lambda **parameters: LAYOUT)
     wait: Any = barrier
     wait.connections = {"rows": SimpleNamespace(vendor="postgresql")}
     wait._postgresql_writers = holders
+    wait._POLL_SECONDS = 0.25
     writing: Any = statements
     writing.guards_of = lambda table: (World.current.running().guard,) if table == "shop_product" else ()
     transactions: Any = SimpleNamespace(

@@ -30,7 +30,7 @@ _EPOCH = datetime(2026, 1, 1, tzinfo=timezone.utc)
 GUARD = make_guard(Product, name="simulated", filter="bloom")
 make_key: Callable[[int], bytes] = GUARD.keys.key
 KEYS = [make_key(number) for number in range(1_000)]
-LAYOUT: Any = SimpleNamespace(capacity=1_000)
+LAYOUT: Any = SimpleNamespace(kind="exact", capacity=len(KEYS), total_bytes=0, error_rate=0.0)
 
 
 class FalseNotFound(Exception):
@@ -45,6 +45,9 @@ class SimulatedLive(LiveFilter):
     @property
     def store(self) -> SimulatedStore:
         return self.simulated
+
+    def key_hashes(self) -> list[Any]:
+        return [(0, None)]  # exact generations hash nothing
 
 
 class Process:
