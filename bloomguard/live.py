@@ -12,6 +12,7 @@ import hmac
 import logging
 import threading
 from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 from .conf import settings
 from .exceptions import StoreError, StoreUnavailable, UnknownGeneration
@@ -52,7 +53,8 @@ class LiveFilter:
         self._refused: dict[str, float] = {}
         self._looked_at = float("-inf")
         self._warned = 0
-        self._fenced_at: float | None = None  # by our clock, when this process first saw it
+        # The fence that this process saw last, and since when by our clock.
+        self._fence: tuple[Any, float] = ("", float("-inf"))
         self._lock = threading.Lock()
         after_fork(self._after_fork)
 
@@ -222,11 +224,11 @@ class LiveFilter:
     def _heed_fence(self, state: State) -> None:
         """Let no row of ours be seen while a process may still answer from before the fence: two leases, once."""
         if state.status == ARMED or not state.active:
-            self._fenced_at = None
             return
-        if self._fenced_at is None:
-            self._fenced_at = self.table.clock()
-        wait = self._fenced_at + 2 * LEASE_SECONDS - self.table.clock()
+        fence, since = self._fence
+        if fence != state.fenced_at:  # we may not have looked at the row since the one before
+            fence, since = self._fence = state.fenced_at, self.table.clock()
+        wait = since + 2 * LEASE_SECONDS - self.table.clock()
         if wait > 0:
             self.table.sleep(wait)
             self.table.renew()

@@ -1,7 +1,7 @@
 """Rebuild: rows -> a new generation, measured, published as a whole.
 
     create an empty generation -> announce it in the state row -> wait until every writer knows of it and every
-    earlier writer has ended -> scan -> measure -> publish by compare-and-set -> drop the one before
+    earlier writer has ended -> scan -> verify -> publish by compare-and-set -> drop the one before
 
 Until it is published the former generation answers; whatever stops the rebuild, it goes on answering.
 """
@@ -14,68 +14,34 @@ import secrets
 import socket
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
 
 from django.db import DatabaseError, connections
 from django.utils import timezone
 
 from .barrier import wait_for_writers
 from .exceptions import BuilderBusy, ConfigurationError, RebuildError, StoreError
+from .filling import fill
 from .filters import FilterError
-from .filters.choose import Choice, KeysSummary, choose
+from .filters.choose import KeysSummary
 from .filters.codec import new_tag
-from .filters.layout import Layout
 from .guards import Guard
 from .models import GuardState
-from .sources import Page, Source
+from .plans import Plan, Report, lay_out
+from .proof import Proof
+from .sources import Source
 from .stores import Generation
 from .sync.state import ARMED, FENCED, LEASE_SECONDS, State
 
 logger = logging.getLogger("bloomguard")
 
-#: What a filter has room for beyond today's rows, unless the guard says how many.
-HEADROOM = 1.5
-SMALLEST_CAPACITY = 1_000
 #: Every process has read a row that was committed this long ago, or answers nothing.
 SETTLE_SECONDS = 2 * LEASE_SECONDS
 #: A builder that has not been heard of for this long is dead.
 DEAD_AFTER_SECONDS = 60.0
 _BEAT_SECONDS = 10.0
-_BATCH_KEYS = 400_000
 
 Progress = Callable[[int, int], None]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Plan:
-    """What a rebuild would make: about how many rows, room for how many, and the bytes that takes."""
-
-    guard: str
-    kind: str
-    rows: int
-    capacity: int
-    error_rate: float
-    bytes: int
-    shards: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class Report:
-    """What a rebuild made. ``seconds`` is its own work, ``waited_seconds`` the wait for writers of other processes."""
-
-    guard: str
-    generation: str
-    kind: str
-    rows: int
-    capacity: int
-    bytes: int
-    error_rate: float
-    error_rate_measured: float
-    seconds: float
-    waited_seconds: float
 
 
 class Rebuild:
@@ -98,10 +64,12 @@ class Rebuild:
         self._clock = clock
         self._beaten_at = clock()
         self._name = ""
+        self._replaced = ""  # the active generation of another store that we have fenced
         self._generation: Generation | None = None
         self._mine: State | None = None
         self._seconds = 0.0
         self._expected = KeysSummary(count=0)
+        self._proof: Proof | None = None
         self.published = False
         #: All builds that this process has announced: a long scan speaks for those that wait for their turn.
         self.companions: Sequence[Rebuild] = (self,)
@@ -109,7 +77,7 @@ class Rebuild:
     def plan(self) -> Plan:
         """What :meth:`run` would make; changes nothing. Raises :class:`RebuildError` if it cannot fit, with figures."""
         summary = self.source.summary()
-        layout = self._layout(summary, tag=0)
+        layout = lay_out(self.guard, summary)
         return Plan(
             guard=self.guard.name,
             kind=layout.kind,
@@ -120,43 +88,6 @@ class Rebuild:
             shards=len(layout.headers),
         )
 
-    def _layout(self, summary: KeysSummary, tag: int) -> Layout:
-        key_id, key_hash = self.guard.live.key_hashes()[0]
-        choice = self._choice(summary)
-        layout = Layout.plan(
-            key_hash=key_hash,
-            capacity=choice.capacity,
-            error_rate=self.guard.error_rate,
-            tag=tag,
-            key_id=key_id,
-            kind=choice.kind,
-            shard_bytes=self.store.shard_bytes,
-            **choice.options,
-        )
-        free = self.store.free_bytes()
-        if free is not None and layout.total_bytes > free:
-            raise RebuildError(
-                f"{self.guard.name}: room for {layout.capacity:,} keys at {self.guard.error_rate:g} takes "
-                f"{layout.total_bytes:,} bytes; the store {self.store.alias!r} has {free:,} left. Free some, or raise "
-                "error_rate"
-            )
-        return layout
-
-    def _choice(self, summary: KeysSummary) -> Choice:
-        wanted = self.guard.filter
-        capacity = max(self.guard.capacity or int(summary.count * HEADROOM), summary.count, SMALLEST_CAPACITY)
-        if wanted == "auto":
-            return choose(summary, self.guard.error_rate, capacity=capacity)
-        if wanted != "bitmap":
-            return Choice(kind=wanted, capacity=capacity)
-        if self.guard.keys.width != 8:
-            raise RebuildError(f"{self.guard.name}: filter is 'bitmap', which holds integers and dates alone")
-        low = 1 if summary.low is None else summary.low
-        high = low if summary.high is None else summary.high
-        # Room above, in the proportion that the rows have to grow.
-        reach = (high - low + 1) * capacity // max(summary.count, 1)
-        return Choice(kind=wanted, capacity=capacity, options={"low": low, "high": max(high, low + reach - 1)})
-
     def run(self) -> Report:
         """Build and publish; raises :class:`RebuildError`, and leaves what was served before as it was."""
         outcome = run_all([self], self._sleep)[0]
@@ -166,13 +97,30 @@ class Rebuild:
 
     # The steps, in their order; `run_all` takes several guards through them side by side.
 
+    def fence_replaced(self) -> bool:
+        """Fence what another store answers, or another life of this one; ``True`` if there is time to be given then.
+
+        Once the row names our store, writers no longer write to that one, and whoever still holds a lease on the row
+        of before would answer from it: so a settling time has to be over before :meth:`announce`.
+        """
+        self._refuse_transaction()
+        seen = self.table.current(self.guard.name)
+        if not seen.active or seen.identity == self.store.identity:
+            return False
+        if seen.building:
+            self._refuse_if_alive(seen)
+        # It may be fenced already, by somebody who was faster than we are by less than a lease: we wait in any case.
+        self.table.fence(self.guard.name, "the store was replaced")
+        self._replaced = seen.active
+        return True
+
     def announce(self) -> None:
         """Create an empty generation and name it in the state row."""
-        if connections[self.source.using].in_atomic_block:
-            raise RebuildError("a rebuild inside a transaction would not see what others commit; call it outside")
+        self._refuse_transaction()
         began = self._clock()
         self._expected = self.source.summary()
-        layout = self._layout(self._expected, new_tag())
+        self._proof = Proof(self.source, self._sleep)
+        layout = lay_out(self.guard, self._expected, tag=new_tag())
         # In this order: whoever sweeps lists what there is, then changes the row. What we create after reading the
         # row is either not on that list, or the row is no longer as we read it and we are the one to give way.
         seen = self.table.current(self.guard.name)
@@ -196,13 +144,15 @@ class Rebuild:
         wait_for_writers(self.source.using, self.guard.model._meta.db_table, sleep)
 
     def complete(self, waited: float) -> Report:
-        """Scan, measure, publish; ``waited`` seconds were spent waiting before."""
+        """Scan, verify, publish; ``waited`` seconds were spent waiting before."""
         assert self._generation is not None
+        assert self._proof is not None
         assert self._mine is not None
         began = self._clock()
         rows = self._fill(self._generation, self._expected.count)
         self._generation.seal()
-        measured = self._generation.measure_error_rate()
+        verified = self._proof.rows_held(self._generation)
+        measured = self._proof.error_rate(self._generation)
         self._publish(self._mine, rows)
         self.published = True
         layout = self._generation.layout
@@ -211,6 +161,7 @@ class Rebuild:
             generation=self._name,
             kind=layout.kind,
             rows=rows,
+            rows_verified=verified,
             capacity=layout.capacity,
             bytes=layout.total_bytes,
             error_rate=layout.error_rate,
@@ -276,12 +227,18 @@ class Rebuild:
         if seen.identity != identity:
             # Another store, or another life of it: what it was trusted for is not here.
             changes |= {"identity": identity, "active": "", "standby": "", "status": FENCED}
-            if seen.active:
-                changes |= {"fenced_at": timezone.now(), "reason": "the store was replaced"}
+            if seen.active and (seen.status != FENCED or seen.active != self._replaced):
+                raise BuilderBusy(f"{self.guard.name}: its store was replaced at this very moment; run it again later")
         mine = self.table.swap(seen, **changes)
         if mine is None:
-            raise BuilderBusy(f"{self.guard.name}: somebody else changed its state row at the same moment")
+            raise BuilderBusy(
+                f"{self.guard.name}: somebody else changed its state row at the same moment; run it again later"
+            )
         return mine
+
+    def _refuse_transaction(self) -> None:
+        if connections[self.source.using].in_atomic_block:
+            raise RebuildError("a rebuild inside a transaction would not see what others commit; call it outside")
 
     def _refuse_if_alive(self, seen: State) -> None:
         host, _, pid = seen.builder.rpartition("/")
@@ -292,7 +249,8 @@ class Rebuild:
             dead = True
         if not dead:
             raise BuilderBusy(
-                f"{seen.name} is being built by process {pid} on {host}, heard of {silent.total_seconds():.0f} s ago"
+                f"{seen.name} is being built by process {pid} on {host}, heard of {silent.total_seconds():.0f} s ago; "
+                "run it again later"
             )
 
     def _sweep(self, lying: Sequence[str], state: State) -> None:
@@ -305,27 +263,14 @@ class Rebuild:
                     self._left_behind(error)
 
     def _fill(self, generation: Generation, expected: int) -> int:
-        """Scan and add, the next page being read while the last one is hashed; returns the number of rows."""
-        rows = 0
-        with ThreadPoolExecutor(1) as hasher:
-            pending: Future[None] | None = None
-            batch: list[Page] = []
-            held = 0
-            for page in self.source.pages():
-                batch.append(page)
-                held += page.rows
-                rows += page.rows
-                if held >= _BATCH_KEYS:
-                    if pending is not None:
-                        pending.result()
-                    pending = hasher.submit(self._add, generation, batch)
-                    batch, held = [], 0
-                self._progress(rows, max(rows, expected))
-                for one in self.companions:
-                    one.beat()
-            if pending is not None:
-                pending.result()
-            self._add(generation, batch)
+        """Scan and add; returns the number of rows."""
+
+        def read(done: int) -> None:
+            self._progress(done, max(done, expected))
+            for one in self.companions:
+                one.beat()
+
+        rows = fill(generation, self.source.pages(), read)
         if rows < expected:
             self._progress(rows, rows)  # there were fewer than expected
         if rows > generation.layout.capacity:
@@ -334,21 +279,6 @@ class Rebuild:
                 f"{generation.layout.capacity:,}; run it again, or set capacity"
             )
         return rows
-
-    @staticmethod
-    def _add(generation: Generation, batch: list[Page]) -> None:
-        import numpy as np
-
-        keys: list[Any] = [page.keys for page in batch]
-        if not keys:
-            return
-        if isinstance(keys[0], np.ndarray):
-            generation.add_many(np.concatenate(keys), more=True)
-        elif isinstance(keys[0], bytes):
-            generation.add_many(b"".join(keys), more=True)
-        else:
-            for some in keys:
-                generation.add_many(some, more=True)
 
     def _publish(self, mine: State, rows: int) -> None:
         published = self.table.swap(
@@ -375,6 +305,11 @@ def run_all(rebuilds: Sequence[Rebuild], sleep: Callable[[float], None] = time.s
     One that fails stops no other. Whatever is raised, Ctrl-C included, every unfinished build is withdrawn first.
     """
     outcomes: dict[Rebuild, Report | RebuildError] = {}
+    replaced: list[Rebuild] = []
+
+    def fence_replaced(one: Rebuild) -> None:
+        if one.fence_replaced():
+            replaced.append(one)
 
     def each(step: Callable[[Rebuild], Report | None]) -> None:
         for one in rebuilds:
@@ -394,6 +329,9 @@ def run_all(rebuilds: Sequence[Rebuild], sleep: Callable[[float], None] = time.s
     try:
         for one in rebuilds:
             one.companions = rebuilds
+        each(fence_replaced)
+        if replaced:
+            sleep(SETTLE_SECONDS)
         each(Rebuild.announce)
         began = time.monotonic()
         if len(outcomes) < len(rebuilds):
@@ -401,10 +339,10 @@ def run_all(rebuilds: Sequence[Rebuild], sleep: Callable[[float], None] = time.s
         each(Rebuild.wait_for_writers)
         waited = time.monotonic() - began
         each(lambda one: one.complete(waited))
-        replaced = [(one, state) for one in rebuilds if (state := one.former()) is not None]
-        if replaced:
+        retiring = [(one, state) for one in rebuilds if (state := one.former()) is not None]
+        if retiring:
             sleep(SETTLE_SECONDS)
-        for one, state in replaced:
+        for one, state in retiring:
             one.retire(state)
     except BaseException:
         for one in rebuilds:

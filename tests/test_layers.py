@@ -27,6 +27,7 @@ LAYERS = [
     ["sync", "sync.connection", "sync.state"],
     ["live"],
     ["guards", "sources", "barrier"],
+    ["plans", "filling", "proof"],
     ["sync.fencing", "sync.statements", "sync.signals", "rebuild", "routes", "responses"],
     ["middleware", "decorators", "management.", "checks"],
     ["apps"],

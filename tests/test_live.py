@@ -331,6 +331,25 @@ def test_an_add_to_a_fenced_guard_asks_no_store(product, clock, monkeypatch):
     assert product.add(50)
 
 
+def test_an_add_heeds_every_fence_anew(product, build, clock):
+    """A writer that knows of a fence, and has looked at nothing since, gives readers their time at the next one too."""
+    slept = []
+    product.live.table.sleep = lambda seconds: (slept.append(seconds), clock.sleep(seconds))
+    writer = another_process(product, clock)
+    writer.table.sleep = product.live.table.sleep
+    states.table.fence("product", "because")
+    clock.now += 1
+    assert writer.add([key(50)])
+    build("product")
+    clock.now += 1
+    assert product.decide(ABSENT_PK) == ABSENT
+    states.table.fence("product", "because of something else")
+    del slept[:]
+
+    assert writer.add([key(51)])
+    assert slept == [2.0]
+
+
 def test_an_add_that_is_refused_is_no_add(product, clock, monkeypatch):
     """A store that fails an add makes it ``False``, and the generation is not trusted afterwards."""
     generation = product.live._opened[states.table.current("product").active]

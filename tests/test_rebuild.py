@@ -12,18 +12,19 @@ import pytest
 from django.db import OperationalError, connections, transaction
 from django.utils import timezone
 
-from bloomguard import rebuild, sources
+from bloomguard import filling, rebuild, sources
 from bloomguard.exceptions import BuilderBusy, RebuildError, StoreError
 from bloomguard.guards import Guard, registry
+from bloomguard.live import LiveFilter
 from bloomguard.models import GuardState
 from bloomguard.rebuild import Rebuild, run_all
 from bloomguard.stores import stores
 from bloomguard.sync import state as states
-from bloomguard.sync.state import ARMED, FENCED, State
+from bloomguard.sync.state import ARMED, FENCED, State, StateTable
 from bloomguard.verdicts import ABSENT, MAYBE
 
 from . import database
-from .conftest import forget
+from .conftest import Counting, forget
 from .shop.guards import OrderGuard, ProductGuard
 from .shop.models import Order, Product
 
@@ -62,7 +63,7 @@ def test_a_rebuild_holds_every_row(kind, build, clock, monkeypatch):
     """Every row passes and (nearly) nothing else, after the first build and after the next."""
     monkeypatch.setattr(ProductGuard, "filter", kind)
     monkeypatch.setattr(sources, "PAGE_ROWS", 70)
-    monkeypatch.setattr(rebuild, "_BATCH_KEYS", 100)
+    monkeypatch.setattr(filling, "_BATCH_KEYS", 100)
     Product.objects.bulk_create(Product(pk=pk) for pk in range(-50, 500))
     first = build("product")
     Product.objects.filter(pk__gte=300).delete()
@@ -145,6 +146,63 @@ def test_a_fence_ends_with_a_rebuild(built, build, clock):
 
     assert (row().status, row().reason) == (ARMED, "")
     assert serves(clock)
+
+
+def key(number: int) -> bytes:
+    return number.to_bytes(8, "little", signed=True)
+
+
+def test_a_store_that_is_replaced_denies_no_row(built, clock, monkeypatch):
+    """A build takes over from another store. A process that renewed its lease right before any change of the row, and
+    has the filter of before, denies nothing that is saved after that change."""
+    guard, builder = registry["product"], ProductGuard(Product)
+    reader = LiveFilter(
+        "product", store_alias="default", definition=guard.definition, width=8, table=StateTable(Counting(), clock)
+    )
+    saved, asked, swap = [], [], states.table.swap
+
+    def save_and_ask() -> None:
+        saved.append(Product.objects.create(pk=1_000 + len(saved)).pk)
+        asked.extend(reader.ask(key(pk)) for pk in saved)
+
+    def swap_between(seen, **changes):
+        reader.table.renew(after=clock.now)
+        after = swap(seen, **changes)
+        if changes.get("building") or changes.get("active"):
+            save_and_ask()
+        return after
+
+    def sleep(seconds):
+        for _ in range(int(4 * seconds)):
+            save_and_ask()
+            clock.now += 0.25
+
+    clock.now += 1
+    assert reader.ask(key(ABSENT_PK)) == ABSENT
+    folder = stores["default"].path
+    folder.rename(folder.with_name("former"))
+    monkeypatch.setattr(states.table, "swap", swap_between)
+    report = Rebuild(builder, sleep=sleep, progress=lambda *figures: save_and_ask()).run()
+
+    assert len(saved) > 16
+    assert ABSENT not in asked
+    assert row().active == report.generation
+    assert serves(clock)
+
+
+def test_a_store_that_is_replaced_once_more_is_left_to_the_next_build(built, clock, monkeypatch):
+    """A build does not name a store for which nothing was fenced: it gives way, and nothing changes."""
+    rebuilder = Rebuild(registry["product"], sleep=clock.sleep)
+    folder = stores["default"].path
+    assert not rebuilder.fence_replaced()
+    folder.rename(folder.with_name("former"))
+
+    with pytest.raises(BuilderBusy, match="replaced at this very moment; run it again later"):
+        rebuilder.announce()
+    rebuilder.withdraw()
+
+    assert (row().active, row().building, row().status) == (built.generation, "", ARMED)
+    assert stores["default"].names("product") == []
 
 
 def test_progress_is_told_page_by_page(built, clock, monkeypatch):
@@ -532,7 +590,9 @@ def test_a_builder_that_is_alive_is_left_alone(builder, silent, alive, built, cl
     rebuilder = Rebuild(registry["product"], sleep=clock.sleep)
 
     if alive:
-        with pytest.raises(BuilderBusy, match=r"product is being built by process .* heard of"):
+        with pytest.raises(
+            BuilderBusy, match=r"product is being built by process .* heard of .* s ago; run it again later"
+        ):
             rebuilder.run()
         assert row().building == "theirs"
         assert stores["default"].names("product") == [built.generation]

@@ -93,8 +93,8 @@ def test_json_gives_the_figures_and_nothing_else():
     (found,) = json.loads(run("product", "--json", "-v", "0"))["guards"]
 
     assert set(found) == {
-        "name", "generation", "kind", "rows", "capacity", "bytes", "error_rate", "error_rate_measured", "seconds",
-        "waited_seconds",
+        "name", "generation", "kind", "rows", "rows_verified", "capacity", "bytes", "error_rate",
+        "error_rate_measured", "seconds", "waited_seconds",
     }  # fmt: skip
     assert (found["name"], found["rows"], found["error_rate"]) == ("product", 500, 0.001)
     assert found["generation"] == states.table.current("product").active

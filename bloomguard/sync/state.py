@@ -11,7 +11,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from django.db import DatabaseError, InterfaceError
@@ -42,6 +42,8 @@ class State:
     standby: str = ""
     building: str = ""
     builder: str = ""
+    #: When it was fenced, as the database gives it: tells one fence from another, and is no time to reckon with.
+    fenced_at: Any = field(default=None, compare=False)
 
     @property
     def generations(self) -> tuple[str, ...]:

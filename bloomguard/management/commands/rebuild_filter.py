@@ -15,7 +15,8 @@ from tqdm import tqdm
 from ...exceptions import BuilderBusy, ConfigurationError, RebuildError, StoreError
 from ...filters import FilterError
 from ...guards import Guard, registry
-from ...rebuild import Plan, Rebuild, Report, run_all
+from ...plans import Plan, Report
+from ...rebuild import Rebuild, run_all
 
 EX_TEMPFAIL = 75  # sysexits.h: try again later
 

@@ -1,0 +1,129 @@
+"""What a new generation has to prove before it is published: rows that are read anew are in it, and few others are.
+
+Two kinds of rows are read again, one by one through the ORM, and their keys made as a write makes them: a way that has
+nothing in common with the scan.
+
+- The newest: all whose primary key is above the greatest that there was before the generation was announced, 100,000
+  at most. Where keys grow, as those of ``AutoField`` do, these are the rows that were inserted during the build, which
+  the scan may have passed already, and writers have added.
+- 10,000 at random places of the primary key where that is an integer or a UUID, and evenly spread; the others of the
+  10,000 from both ends of it.
+
+What was changed during the build in rows of before, and what was inserted where keys do not grow, is looked at no
+more often than other rows. The error rate is that of absent keys drawn at random, with what chance allows for.
+"""
+
+from __future__ import annotations
+
+import random
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from itertools import islice
+from math import sqrt
+from typing import Any
+
+from django.db.models import QuerySet
+
+from .exceptions import RebuildError
+from .keys import OutOfRange, Unkeyable, kind_of
+from .sources import Source
+from .stores import Generation
+from .sync.state import LEASE_SECONDS
+
+NEWEST_ROWS = 100_000
+RANDOM_ROWS = 10_000
+_PLACES = 40
+_BATCH_ROWS = 10_000
+_PROBES = 100_000
+
+
+class Proof:
+    """Made before the generation of ``source`` is announced: it keeps in mind which rows there are by then."""
+
+    def __init__(self, source: Source, sleep: Callable[[float], None]) -> None:
+        self._source = source
+        self._sleep = sleep
+        self._random = random.SystemRandom()
+        self._newest = self._end("-pk")
+
+    def rows_held(self, generation: Generation) -> int:
+        """How many rows were read again, all of which are in ``generation``; raises :class:`RebuildError` if not."""
+        keys, read, missing = self._keys(), 0, 0
+        while batch := list(islice(keys, _BATCH_ROWS)):
+            read += len(batch)
+            absent = self._absent(generation, batch)
+            if absent and self._source.guard.sync == "signals":
+                self._sleep(LEASE_SECONDS)  # these are added after the commit: what we read may still be on its way
+                absent = self._absent(generation, absent)
+            missing += len(absent)
+        if missing:
+            raise RebuildError(
+                f"{self._source.guard.name}: of {read:,} rows that were read again, {missing:,} are not in the new "
+                "generation, which was not published. Did COPY, a trigger or another program write rows meanwhile? "
+                "Run it again"
+            )
+        return read
+
+    def error_rate(self, generation: Generation) -> float:
+        """The share of absent keys that pass; raises :class:`RebuildError` if that is more than was promised."""
+        promised = generation.layout.error_rate
+        measured = generation.measure_error_rate(_PROBES)
+        # Six standard deviations, and a few keys where hardly any are expected.
+        if measured > promised + 6 * sqrt(promised / _PROBES) + 5 / _PROBES:
+            raise RebuildError(
+                f"{self._source.guard.name}: the new generation lets {measured:.4%} of absent keys pass where "
+                f"{promised:.4%} were promised, and was not published"
+            )
+        return measured
+
+    @staticmethod
+    def _absent(generation: Generation, keys: list[bytes]) -> list[bytes]:
+        return [key for key, held in zip(keys, generation.might_contain_many(keys)) if not held]
+
+    def _keys(self) -> Iterator[bytes]:
+        guard, seen = self._source.guard, set()
+        for values in self._values():
+            with suppress(Unkeyable, OutOfRange):  # nobody can ask for it
+                key = guard.keys.key(values[0] if len(values) == 1 else values)
+                if key not in seen:
+                    seen.add(key)
+                    yield key
+
+    def _values(self) -> Iterator[tuple[Any, ...]]:
+        """What is looked up by, of every row that is read again."""
+        names, rows = self._source.guard.attnames, self._source.rows()
+        first, last = self._end("pk"), self._end("-pk")
+        if last is None:
+            return
+        if last != self._newest:
+            newest = rows if self._newest is None else rows.filter(pk__gt=self._newest)
+            yield from newest.order_by("pk").values_list(*names)[:NEWEST_ROWS]
+        left = RANDOM_ROWS
+        for run in self._runs(first, last):
+            for values in run.values_list(*names):
+                yield values
+                left -= 1
+        for order in ("pk", "-pk"):
+            yield from rows.order_by(order).values_list(*names)[: left // 2]
+
+    def _runs(self, first: Any, last: Any) -> Iterator[QuerySet[Any]]:
+        """Runs of rows, one from a random place on in each of equal parts of the range: none reads beyond its part."""
+        pk: Callable[[int], Any] = int
+        kind = kind_of(self._source.guard.model._meta.pk)
+        if kind == "uuid":
+            first, last, pk = first.int, last.int, lambda number: uuid.UUID(int=number)
+        elif kind != "integer":
+            return
+        width = (last - first) // _PLACES + 1
+        length = RANDOM_ROWS // _PLACES
+        for start in range(first, last + 1, width):
+            end = min(start + width - 1, last)
+            # In a part with hardly more numbers than a run takes, from its beginning.
+            place = self._random.randint(start, max(start, end - length + 1))
+            yield self._source.rows().order_by("pk").filter(pk__gte=pk(place), pk__lte=pk(end))[:length]
+
+    def _end(self, order: str) -> Any:
+        """The primary key at one end of all rows, alive or not: found at once in its index."""
+        every = self._source.guard.model._base_manager.using(self._source.using)
+        return every.order_by(order).values_list("pk", flat=True).first()
