@@ -24,6 +24,12 @@ def configure() -> None:
     logging.getLogger("bloomguard").disabled = True
 
 
+def _put(module: Any, **seams: Any) -> None:
+    for name, value in seams.items():
+        getattr(module, name)  # a seam that moved is an error, not a rule that is never tried
+        setattr(module, name, value)
+
+
 def install() -> None:
     """Done once a process, and never undone."""
     from bloomguard import barrier, live, rebuild
@@ -31,32 +37,50 @@ def install() -> None:
 
     from .world import LAYOUT, World
 
-    def holders(using: str, table: str) -> set[str]:
-        return World.current.database.writers()
+    def database() -> Any:
+        return World.current.database
 
     def kill(pid: int, signal: int) -> None:
         if all(process.pid != pid or process.dead for process in World.current.processes.values()):
             raise ProcessLookupError
 
     for module in (live, state, connection):
-        module.after_fork = lambda method: None
-    wall: Any = SimpleNamespace(now=lambda: World.current.running().wall())
+        _put(module, after_fork=lambda method: None)
+    wall = SimpleNamespace(now=lambda: World.current.running().wall())
     for module in (rebuild, state, fencing):
-        module.timezone = wall
-    here: Any = rebuild
-    here.os = SimpleNamespace(getpid=lambda: World.current.running().pid, kill=kill)
-    here.socket = SimpleNamespace(gethostname=lambda: World.current.running().host)
-    here.secrets = SimpleNamespace(token_hex=lambda size: World.current.new_name())
-    here.Layout = SimpleNamespace(plan=lambda **parameters: LAYOUT)
-    wait: Any = barrier
-    wait.connections = {"rows": SimpleNamespace(vendor="postgresql")}
-    wait._postgresql_writers = holders
-    wait._POLL_SECONDS = 0.25
-    writing: Any = statements
-    writing.guards_of = lambda table: (World.current.running().guard,) if table == "shop_product" else ()
-    transactions: Any = SimpleNamespace(
-        atomic=lambda using=None, savepoint=True: World.current.database.atomic(using, savepoint),
-        on_commit=lambda function, using=None: World.current.database.on_commit(function, using),
+        _put(module, timezone=wall)
+    _put(
+        rebuild,
+        os=SimpleNamespace(getpid=lambda: World.current.running().pid, kill=kill),
+        socket=SimpleNamespace(gethostname=lambda: World.current.running().host),
+        secrets=SimpleNamespace(token_hex=lambda size: World.current.new_name()),
+        lay_out=lambda guard, summary, tag=0: LAYOUT,
+        Proof=Unproved,
     )
-    statements.transaction = transactions
-    fencing.transaction = transactions
+    _put(
+        barrier,
+        connections={"rows": SimpleNamespace(vendor="postgresql")},
+        _postgresql_writers=lambda using, table: database().writers(),
+        _POLL_SECONDS=0.25,
+    )
+    transactions = SimpleNamespace(
+        atomic=lambda using=None, savepoint=True: database().atomic(using, savepoint),
+        on_commit=lambda function, using=None: database().on_commit(function, using),
+    )
+    for module in (statements, fencing):
+        _put(module, transaction=transactions)
+    # Only the insert of a simulated process is looked at: the state rows' own statements come by here as well.
+    _put(statements, guards_of=lambda table: (World.current.running().guard,) if table == "shop_product" else ())
+
+
+class Unproved:
+    """Instead of the proof before publishing: nothing but the protocol is to keep rows."""
+
+    def __init__(self, source: Any, sleep: Any) -> None:
+        pass
+
+    def rows_held(self, generation: Any) -> int:
+        return 0
+
+    def error_rate(self, generation: Any) -> float:
+        return 0.0
