@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import nullcontext
 
 from bloomguard.exceptions import BuilderBusy, RebuildError, StoreError
@@ -18,40 +19,69 @@ class RolledBack(Exception):
 
 
 def writer(world: World, process: Process) -> None:
-    """Inserts rows, one or two at a time; some transactions dawdle, some are rolled back."""
-    rng, database = world.rng, world.database
+    """Inserts rows for ever."""
     while True:
-        world.scheduler.sleep(rng.randrange(14) * TICK)
-        keys = [key for key in rng.sample(range(len(KEYS)), rng.choice([1, 1, 2])) if key not in database.rows]
-        keys = [key for key in keys if key not in database.touched()]
-        if not keys:
-            continue
-        try:
-            with database.atomic() if rng.random() < 0.6 else nullcontext():  # or in autocommit
-                if rng.random() < 0.2:
-                    world.scheduler.hop()
-                process.insert(keys)
-                if rng.random() < 0.15:
-                    world.scheduler.sleep(rng.randrange(80) * TICK)
-                if rng.random() < 0.1:
-                    raise RolledBack
-        except RolledBack:
-            world.scheduler.note("ROLLBACK")
-        except StoreError:
-            world.counts["refused"] += 1
+        world.scheduler.sleep(world.rng.randrange(20) * TICK)
+        write(world, process)
+
+
+def write(world: World, process: Process) -> None:
+    """One transaction with a row or two. Some dawdle, some are rolled back."""
+    rng, database = world.rng, world.database
+    keys = [key for key in rng.sample(range(len(KEYS)), rng.choice([1, 1, 2])) if key not in database.rows]
+    keys = [key for key in keys if key not in database.touched()]
+    if not keys:
+        return
+    try:
+        with database.atomic() if rng.random() < 0.6 else nullcontext():  # or in autocommit
+            if rng.random() < 0.2:
+                world.scheduler.hop()
+            process.insert(keys)
+            if rng.random() < 0.1:
+                world.scheduler.sleep(rng.randrange(64) * TICK)
+            if rng.random() < 0.1:
+                raise RolledBack
+    except RolledBack:
+        world.scheduler.note("ROLLBACK")
+    except StoreError:
+        world.counts["refused"] += 1
 
 
 def reader(world: World, process: Process) -> None:
-    """Asks for rows, the latest first, and for one that is not there."""
+    """Asks for rows for ever, most often for one of the latest, and now and then for one that is not there."""
     rng, rows = world.rng, world.database.rows
     while True:
-        world.scheduler.sleep(rng.randrange(9) * TICK)
-        keys = list(rows)
-        heard = world.ask(process, keys[-1 - min(len(keys) - 1, int(rng.expovariate(0.6)))])
+        world.scheduler.sleep(rng.randrange(20) * TICK)
         if rng.random() < 0.3:
             world.ask(process, rng.randrange(len(KEYS)))
-        if heard is not MAYBE:
+        keys = list(rows)
+        if world.ask(process, keys[-1 - min(len(keys) - 1, int(rng.expovariate(0.5)))]) is not MAYBE:
             world.scheduler.sleep(rng.randrange(16) * TICK)  # out of service: nothing to see until that changes
+
+
+class Curiosity:
+    """Chance alone seldom brings together what belongs to a race. So a commit makes others ask for its rows at once,
+    and a change of the state row makes somebody write."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        world.database.committed = self.committed
+        world.database.changed = self.changed
+
+    def committed(self, keys: set[int]) -> None:
+        rng = self.world.rng
+        for host in WEBS:
+            if keys and rng.random() < 0.4:
+                self._spawn(host, "asker", self.world.ask, min(keys))
+
+    def changed(self) -> None:
+        if self.world.rng.random() < 0.7:
+            self._spawn(self.world.rng.choice(WEBS), "hasty", lambda process: write(self.world, process))
+
+    def _spawn(self, host: str, name: str, target: Callable[..., object], *arguments: object) -> None:
+        process = self.world.processes[host]
+        delay = self.world.rng.choice([0, 0, 0, 1, 2, 4, 8]) * TICK
+        self.world.scheduler.spawn(f"{host}.{name}", process, target, process, *arguments, delay=delay)
 
 
 def builder(world: World, process: Process) -> None:
@@ -70,6 +100,7 @@ def builder(world: World, process: Process) -> None:
 
 
 WEB, CRON = {"writer": writer, "reader": reader}, {"builder": builder}
+WEBS = ["web1", "web2"]
 HOSTS = {"web1": WEB, "web2": WEB, "cron1": CRON, "cron2": CRON}
 
 
@@ -220,6 +251,7 @@ def run(seed: int, trace: list[str] | None = None) -> World:
     world = World(seed, trace)
     for host in HOSTS:
         start(world, host)
+    Curiosity(world)
     faults = Faults(world)
     world.scheduler.spawn("faults", faults, faults.run)
     world.scheduler.run(SECONDS)

@@ -42,6 +42,9 @@ class Database:
         self.down_until = 0.0
         self.lossy = 0.0  # the share of statements on the state rows whose answer is lost
         self.slow = 0.0  # the share of those whose answer takes longer than a lease
+        #: Called after each commit of rows, with their keys, and after each change of the state row.
+        self.committed: Callable[[set[int]], None] = lambda keys: None
+        self.changed: Callable[[], None] = lambda: None
         self.commits = 0
         self.published = 0
         self._numbers = 0
@@ -67,6 +70,7 @@ class Database:
             self.rows.pop(key, None)
         self.commits += 1
         self.scheduler.note("COMMIT", *sorted(mine.inserted), *(f"-{key}" for key in sorted(mine.deleted)))
+        self.committed(mine.inserted)
 
     def on_commit(self, function: Callable[[], None], using: str | None = None) -> None:
         agent = self.scheduler.current
@@ -89,8 +93,9 @@ class Database:
             raise OperationalError("the database is gone")
         cursor = connections["default"].connection.execute(_plain(sql), parameters)
         found = cursor.fetchall(), cursor.rowcount
-        if "published_at" in sql:
-            self.published += found[1]
+        if not sql.startswith("SELECT") and found[1]:
+            self.published += "published_at" in sql
+            self.changed()
         if scheduler.trace is not None and not sql.startswith("SELECT"):
             changed = [state_words()] if found[1] else ["no row changed"]
             scheduler.note(sql.split(" ", 1)[0], *changed)

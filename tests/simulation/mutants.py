@@ -74,13 +74,20 @@ def lease_from_the_answer() -> Patches:
 @mutant
 def lease_not_checked_after_the_add() -> Patches:
     """A writer counts an add although its copy of the row grew old meanwhile."""
-    real = LiveFilter._add
+    add, lease, adding = LiveFilter._add, StateTable.lease, {}
 
-    def add(self: LiveFilter, state: Any, keys: Any) -> bool:
-        with patch.object(self.table, "lease", lambda name: state):
-            return real(self, state, keys)
+    def unchecked_add(self: LiveFilter, state: Any, keys: Any) -> bool:
+        agent = World.current.scheduler.current
+        adding[agent] = state
+        try:
+            return add(self, state, keys)
+        finally:
+            del adding[agent]
 
-    return [patch.object(LiveFilter, "_add", add)]
+    def unchecked_lease(self: StateTable, name: str) -> Any:
+        return adding.get(World.current.scheduler.current) or lease(self, name)
+
+    return [patch.object(LiveFilter, "_add", unchecked_add), patch.object(StateTable, "lease", unchecked_lease)]
 
 
 # -- the write

@@ -19,7 +19,10 @@ START = 1_000.0
 
 #: How long a hop takes, in ticks, on a host that is quick, uneven or slow; a long one is longer than a lease.
 _LONG = [10, 14, 15, 16, 17, 18, 24, 31, 32, 33, 40]
-PACES = [[0] * 80 + [1] * 20, [0] * 75 + [1] * 8 + [4, 6, 8, 10, 12] * 2 + _LONG, [0, 0, 1, 1, 2, 3, 4, 6] * 8 + _LONG]
+_QUICK = [0] * 80 + [1] * 20
+_UNEVEN = [0] * 160 + [1] * 16 + [4, 6, 8, 10, 12] * 3 + _LONG
+_SLOW = [0, 0, 1, 1, 2, 3] * 30 + [4, 6] * 6 + _LONG
+PACES = [_QUICK, _UNEVEN, _UNEVEN, _SLOW]
 
 
 class Killed(BaseException):
