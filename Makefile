@@ -4,7 +4,7 @@ BIN := .venv/bin
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 
-.PHONY: help demo test lint format soak bench clean
+.PHONY: help demo test lint format soak bench docs dist clean
 
 help: ## list the commands
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -42,7 +42,16 @@ bench: bench-filters bench-rebuild bench-requests bench-redis ## every benchmark
 bench-%: .venv/bench.installed ## one benchmark: bench-filters, bench-rebuild, bench-requests, bench-redis
 	$(BIN)/python -m bench.$*
 
+docs: .venv/docs.installed ## these pages as HTML, in docs/_build; a warning is an error
+	$(BIN)/python -m sphinx --fail-on-warning --keep-going -b html docs docs/_build
+
+dist: .venv/dist.installed ## wheel and sdist in dist/, checked, and the suite on the wheel
+	rm -rf dist
+	$(BIN)/python -m build --outdir dist
+	$(BIN)/python -m twine check --strict dist/*
+	$(BIN)/python -m nox -s wheel
+
 clean: ## remove everything that the other commands made
-	rm -rf .venv .coverage* .mypy_cache .pytest_cache .ruff_cache .hypothesis dist bench/data demo-report.*
+	rm -rf .venv .nox .coverage* .mypy_cache .pytest_cache .ruff_cache .hypothesis dist docs/_build bench/data demo-report.*
 	rm -rf example_project/db.sqlite3* example_project/.bloomguard
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

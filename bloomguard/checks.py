@@ -17,10 +17,11 @@ from . import conf
 from .exceptions import ConfigurationError
 from .filters import InvalidShape
 from .filters.sizing import check_capacity, check_error_rate
-from .guards import Guard, registry
+from .guards import AUTO, Guard, registry
 from .keys import kind_of, value_field
 from .middleware import BloomGuardMiddleware
-from .routes import guarded_routes, patterns, table_for
+from .patterns import patterns
+from .routes import guarded_routes, table_for
 from .stores import stores
 
 TAG = "bloomguard"
@@ -56,17 +57,22 @@ def check_guards(app_configs: Any, **kwargs: Any) -> list[CheckMessage]:
 def check_servers(app_configs: Any, **kwargs: Any) -> list[CheckMessage]:
     """The servers behind stores, as they are set up now."""
     messages: list[CheckMessage] = []
-    for alias in conf.settings.stores:
-        with suppress(ConfigurationError):  # which is E009
-            messages += stores[alias].check_deployed()
+    with suppress(ConfigurationError):  # which is E009
+        for alias in conf.settings.stores:
+            with suppress(ConfigurationError):
+                messages += stores[alias].check_deployed()
     return messages
 
 
 @register(TAG)
 def check_settings(app_configs: Any, **kwargs: Any) -> list[CheckMessage]:
     """The setting ``BLOOMGUARD`` and its stores."""
+    try:
+        raw, aliases = conf.settings.raw, list(conf.settings.stores)
+    except ConfigurationError as error:
+        return [_unusable(error)]
     messages: list[CheckMessage] = []
-    for unknown in sorted(set(conf.settings.raw) - conf.KNOWN):
+    for unknown in sorted(map(str, set(raw) - conf.KNOWN)):
         messages.append(
             Error(
                 f"BLOOMGUARD has the key {unknown!r}, which nothing reads.",
@@ -74,12 +80,21 @@ def check_settings(app_configs: Any, **kwargs: Any) -> list[CheckMessage]:
                 id="bloomguard.E008",
             )
         )
-    for alias in conf.settings.stores:
+    for alias in aliases:
         try:
             messages += stores[alias].check()
         except ConfigurationError as error:
-            messages.append(Error(str(error), hint="See the store's options in the docs.", id="bloomguard.E009"))
+            messages.append(_unusable(error))
     return messages
+
+
+def _unusable(error: ConfigurationError) -> Error:
+    return Error(
+        f"{error}.",
+        hint="See Settings in the README, and the docstring of the BACKEND for its OPTIONS; RedisStore needs "
+        "pip install bloomguard[redis].",
+        id="bloomguard.E009",
+    )
 
 
 @register(TAG)
@@ -136,12 +151,13 @@ def _guard(guard: Guard) -> Iterator[CheckMessage]:
             )
             return
         yield from _equality(guard, field, error)
-    if guard.store not in conf.settings.stores:
-        yield error(
-            3,
-            f"there is no store {guard.store!r}",
-            f"BLOOMGUARD['STORES'] has {', '.join(sorted(conf.settings.stores)) or 'none'}.",
-        )
+    with suppress(ConfigurationError):  # which is E009
+        if guard.store not in conf.settings.stores:
+            yield error(
+                3,
+                f"there is no store {guard.store!r}",
+                f"BLOOMGUARD['STORES'] has {', '.join(sorted(conf.settings.stores)) or 'none'}.",
+            )
     try:
         check_error_rate(guard.error_rate)
         if guard.capacity is not None:
@@ -158,11 +174,11 @@ def _guard(guard: Guard) -> Iterator[CheckMessage]:
         yield error(12, f"sync is {guard.sync!r}", f"Take one of {', '.join(SYNCS)}.")
     elif guard.sync == "signals":
         yield Warning(
-            f"the guard {guard.name!r} follows signals alone: bulk_create, QuerySet.update, and "
+            f"the guard {guard.name!r} follows signals alone: bulk_create, QuerySet.update and "
             "migrations write past it, and under autocommit a row is seen before its filter has it.",
             hint='Remove sync = "signals" where you can; else run rebuild_filter after such writes.',
             obj=guard.model,
-            id="bloomguard.W002",
+            id="bloomguard.W005",
         )
     yield from _routes(guard, error)
     yield from _uniqueness(guard, fields)
@@ -181,6 +197,14 @@ def _equality(guard: Guard, field: models.Field[Any, Any], error: Any) -> Iterat
         yield error(6, text, cure)
     elif vendor in _CASELESS and kind_of(field) == "text":
         yield error(6, f"{field.name!r} is text in {vendor}, which takes A for a unless told otherwise", cure)
+    if kind_of(field) == "text" and not target.model._meta.managed:
+        yield Warning(
+            f"the guard {guard.name!r}: {field.name!r} is text in a table that Django does not manage; if its column "
+            "pads or folds text, as char(n) and citext do, rows are found under other texts than theirs.",
+            hint="If it is, give the guard a normalize(self, value), such as value.rstrip(' ') for char(n).",
+            obj=guard.model,
+            id="bloomguard.W006",
+        )
     if not type(target).get_prep_value.__module__.startswith("django."):
         yield Warning(
             f"the guard {guard.name!r}: {field.name!r} is a {type(target).__name__}, whose get_prep_value may store "
@@ -192,13 +216,22 @@ def _equality(guard: Guard, field: models.Field[Any, Any], error: Any) -> Iterat
 
 
 def _routes(guard: Guard, error: Any) -> Iterator[CheckMessage]:
+    if guard.routes == AUTO:
+        if not guarded_routes(guard):
+            yield Warning(
+                f"the guard {guard.name!r}: routes = {AUTO!r} finds no URL pattern.",
+                hint="manage.py guard_routes tells of each pattern why. Name the routes, or guard views one by one.",
+                obj=guard.model,
+                id="bloomguard.W010",
+            )
+        return
     if isinstance(guard.routes, str):
         yield error(2, f"routes is the text {guard.routes!r}, not a list", f"Write routes = [{guard.routes!r}].")
         return
     try:
         guarded_routes(guard)
     except ConfigurationError as problem:
-        names = sorted({pattern.view_name for pattern in patterns()})
+        names = sorted({pattern.view_name for pattern in patterns() if pattern.is_named})
         near = [match for route in guard.routes for match in get_close_matches(route, names)]
         yield error(
             2,

@@ -1,4 +1,4 @@
-"""The guard of one view."""
+"""The guard of one view: a function, or a method of a class-based view or viewset."""
 
 from __future__ import annotations
 
@@ -6,80 +6,125 @@ import inspect
 import logging
 from collections.abc import Callable, Mapping
 from functools import lru_cache, partial, wraps
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 from asgiref.sync import iscoroutinefunction, sync_to_async
 from django.http import HttpRequest
 
 from .exceptions import ConfigurationError
 from .guards import Guard, registry
-from .responses import not_found
+from .responses import not_found, not_found_by_framework
 from .verdicts import Decision, Verdict
 
 logger = logging.getLogger("bloomguard")
 
 View = TypeVar("View", bound=Callable[..., Any])
+#: Who is asked, for which value, for which request: Django's, or REST framework's.
+Found = tuple[Guard, Any, Any]
 
 
 def guarded(name: str, *, arg: str | Mapping[str, str] | None = None) -> Callable[[View], View]:
     """Answer 404 before the view runs where the guard ``name`` knows that the ID does not exist.
 
     ``arg`` is the view's keyword argument with the ID, or for several fields ``{"field": "argument"}``; where it is
-    not given, it is found from the guard's lookup. Works on sync and async views, for the guard's methods alone. A call
-    without the argument, from a pattern that leaves it to the view's default, passes. Raises
-    :class:`ConfigurationError` if the view has no such argument, or, when it is called, if there is no such guard.
+    not given, it is found from the guard's lookup. Works on sync and async functions and methods, for the guard's
+    methods alone. A call without the argument, from a pattern that leaves it to the view's default, passes. Raises
+    :class:`ConfigurationError` at once if the view has no argument ``arg``. A mistake that shows only when the view is
+    called, such as a guard that there is not, is logged once, and requests pass.
     """
+    failures: set[type[Exception]] = set()  # said already: a flood of requests is none of log lines
 
-    def is_absent(decision: Decision | None, guard: Guard, request: HttpRequest) -> bool:
-        try:
-            return decision is not None and decision.verdict is Verdict.ABSENT and guard.applies(request)
-        except Exception:
-            logger.exception("bloomguard passes a request to %s because of an error of its own", name)
-            return False
+    def failed(error: Exception) -> None:
+        if type(error) not in failures:
+            failures.add(type(error))
+            logger.exception("bloomguard passes requests to a view guarded by %r because of an error", name)
+
+    def mark(view: Callable[..., Any]) -> Any:
+        view.guarded_by = name  # type: ignore[attr-defined]  # for who walks through a URLconf
+        return view
 
     def decorate(view: View) -> View:
         if arg is not None:
             _check(view, (arg,) if isinstance(arg, str) else tuple(arg.values()))
+        place = _place_of_request(view)
 
         @lru_cache
         def names(guard: Guard, given: tuple[str, ...]) -> tuple[str, ...]:
             return _names(guard, arg, given, view)
 
-        def asked(request: HttpRequest, kwargs: Mapping[str, Any]) -> tuple[Guard, Any] | None:
-            guard = registry[name]
-            if request.method not in guard.methods:
+        def asked(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Found | None:
+            try:
+                guard, request = registry[name], args[place]
+                if request.method not in guard.methods:
+                    return None
+                wanted = names(guard, tuple(kwargs))
+                if not all(argument in kwargs for argument in wanted):
+                    return None
+                value = kwargs[wanted[0]] if len(wanted) == 1 else [kwargs[argument] for argument in wanted]
+                return guard, value, request
+            except Exception as error:
+                failed(error)
                 return None
-            wanted = names(guard, tuple(kwargs))
-            if not all(argument in kwargs for argument in wanted):
-                return None
-            return guard, kwargs[wanted[0]] if len(wanted) == 1 else [kwargs[argument] for argument in wanted]
+
+        def is_absent(decision: Decision, guard: Guard, request: Any) -> bool:
+            try:
+                return decision.verdict is Verdict.ABSENT and guard.applies(request)
+            except Exception as error:
+                failed(error)
+                return False
+
+        async def answer(found: Found, *args: Any, **kwargs: Any) -> Any:
+            guard, value, request = found
+            decision = guard.decide_now(value)
+            if decision is None:
+                decision = await sync_to_async(guard.decide, thread_sensitive=False)(value)
+            if is_absent(decision, guard, request):
+                return await sync_to_async(_refuse, thread_sensitive=False)(request, name)
+            return await view(*args, **kwargs)
 
         if iscoroutinefunction(view):
 
             @wraps(view)
-            async def aguard(request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
-                if found := asked(request, kwargs):
-                    guard, value = found
-                    decision = guard.decide_now(value)
-                    if decision is None:
-                        decision = await sync_to_async(guard.decide, thread_sensitive=False)(value)
-                    if is_absent(decision, guard, request):
-                        return await sync_to_async(not_found, thread_sensitive=False)(request, name)
-                return await view(request, *args, **kwargs)
+            async def aguard(*args: Any, **kwargs: Any) -> Any:
+                found = asked(args, kwargs)
+                return await (answer(found, *args, **kwargs) if found else view(*args, **kwargs))
 
-            return cast(View, aguard)
+            return mark(aguard)  # type: ignore[no-any-return]
 
         @wraps(view)
-        def guard_view(request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
-            if found := asked(request, kwargs):
-                guard, value = found
-                if is_absent(guard.decide(value), guard, request):
-                    return not_found(request, name)
-            return view(request, *args, **kwargs)
+        def guard_view(*args: Any, **kwargs: Any) -> Any:
+            found = asked(args, kwargs)
+            if found is None:
+                return view(*args, **kwargs)
+            if _is_awaited(view, args):
+                return answer(found, *args, **kwargs)
+            guard, value, request = found
+            if is_absent(guard.decide(value), guard, request):
+                return _refuse(request, name)
+            return view(*args, **kwargs)
 
-        return cast(View, guard_view)
+        return mark(guard_view)  # type: ignore[no-any-return]
 
     return decorate
+
+
+def _refuse(request: Any, name: str) -> Any:
+    if isinstance(request, HttpRequest):
+        return not_found(request, name)
+    return not_found_by_framework(request, name)
+
+
+def _place_of_request(view: Callable[..., Any]) -> int:
+    """Which positional argument is the request: the second of a method, of which only the name ``self`` tells."""
+    if isinstance(view, partial):
+        return 0  # what `method_decorator` makes of a method
+    return int(next(iter(_parameters(view)), "") == "self")
+
+
+def _is_awaited(view: Callable[..., Any], args: tuple[Any, ...]) -> bool:
+    """Whether the view is ``dispatch``, a plain method, of a class whose methods are async."""
+    owner = getattr(view.func, "__self__", None) if isinstance(view, partial) else args[0]
+    return bool(getattr(owner, "view_is_async", False))
 
 
 def _names(

@@ -28,18 +28,24 @@ __all__ = ["Guard", "Verdict", "register", "registry"]
 
 logger = logging.getLogger("bloomguard")
 
-Routes = Sequence[str] | Mapping[str, str | Mapping[str, str]]
+#: ``routes`` that are found by what the URLconf's views look up.
+AUTO = "auto"
+
+Routes = str | Sequence[str] | Mapping[str, str | Mapping[str, str]]
 
 
 class Guard:
     """One kind of ID: a model, the field or fields that look it up, and the routes that carry it.
 
-    ``lookup`` is ``"pk"``, a field's name, or a tuple of names. ``routes`` are names of URL patterns; a mapping
+    ``lookup`` is ``"pk"``, a field's name, or a tuple of names. ``routes`` are names of URL patterns, or ``"auto"``,
+    which takes every pattern whose class-based view shows one object of the model by that lookup; a mapping
     ``{"route": "kwarg"}`` or, for several fields, ``{"route": {"field": "kwarg"}}`` where the kwarg's name does not
     follow from the lookup. ``filter`` is ``"bloom"``, ``"bitmap"`` (exact, for integers and dates), ``"cuckoo"``, or
     ``"auto"``: the bitmap where it is the smaller one, else Bloom. ``alive`` says which rows exist for the public
     (soft delete). ``sync`` is ``"statements"`` (every write of the ORM) or ``"signals"`` (``save()`` alone, and not
     before the commit). ``capacity`` counts rows; by default a rebuild leaves room for half as many again as there are.
+    A view that demands a login is not answered for before that, for a 404 would tell strangers which IDs exist;
+    ``before_login`` allows it.
     """
 
     name: str = ""
@@ -52,6 +58,7 @@ class Guard:
     store: str = "default"
     sync: str = "statements"
     methods: Sequence[str] = ("GET", "HEAD")
+    before_login: bool = False
 
     model: type[Model]
     _known_names: ClassVar[re.Pattern[str]] = re.compile(r"[a-z][a-z0-9_.-]{0,99}")

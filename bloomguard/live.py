@@ -111,7 +111,7 @@ class LiveFilter:
             denied_by = name
         state = self.table.lease(self.name)
         if state is not None:
-            if state.active == denied_by and state.status == ARMED and state.version == self._version:
+            if denied_by and state.active == denied_by and state.status == ARMED and state.version == self._version:
                 return ABSENT  # what the generation said is still what counts: no need to ask it again
             if state.active in self._opened or state.active in self._refused or not state.active:
                 return self._decide(state, key)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 from asgiref.sync import iscoroutinefunction, markcoroutinefunction, sync_to_async
 from django.http import HttpRequest, HttpResponseBase
 
 from .guards import Guard
 from .responses import not_found
-from .routes import absent
+from .routes import GuardedRoute, absent, absent_in_view
 
 GetResponse = Callable[[HttpRequest], HttpResponseBase | Awaitable[HttpResponseBase]]
 
@@ -23,6 +24,7 @@ class BloomGuardMiddleware:
     def __init__(self, get_response: GetResponse) -> None:
         self.get_response = get_response
         self._async = iscoroutinefunction(get_response)
+        self.process_view: Callable[..., Any] = self._aview if self._async else self._view
         if self._async:
             markcoroutinefunction(self)
 
@@ -41,3 +43,31 @@ class BloomGuardMiddleware:
             return await sync_to_async(not_found, thread_sensitive=False)(request, guard.name)
         response: HttpResponseBase = await self.get_response(request)  # type: ignore[misc]
         return response
+
+    # By now it is known who asks and which view it is: for views that demand a login, or make their own 404.
+
+    def _view(self, request: HttpRequest, view: Any, args: Any, kwargs: Any) -> HttpResponseBase | None:
+        route = absent_in_view(request, view, kwargs, Guard.decide)
+        if not isinstance(route, GuardedRoute):
+            return None
+        if route.needs_login and not (hasattr(request, "user") and request.user.is_authenticated):
+            return None
+        if route.by_view:
+            response: HttpResponseBase = route.spared(request, *args, **kwargs)
+            return response
+        return not_found(request, route.guard.name)
+
+    async def _aview(self, request: HttpRequest, view: Any, args: Any, kwargs: Any) -> HttpResponseBase | None:
+        route = absent_in_view(request, view, kwargs, Guard.decide_now)
+        if route is False:
+            decide = sync_to_async(absent_in_view, thread_sensitive=False)
+            route = await decide(request, view, kwargs, Guard.decide)
+        if not isinstance(route, GuardedRoute):
+            return None
+        if route.needs_login and not (hasattr(request, "auser") and (await request.auser()).is_authenticated):
+            return None
+        if route.by_view:
+            spared = route.spared if iscoroutinefunction(route.spared) else sync_to_async(route.spared)
+            response: HttpResponseBase = await spared(request, *args, **kwargs)
+            return response
+        return await sync_to_async(not_found, thread_sensitive=False)(request, route.guard.name)

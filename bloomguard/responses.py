@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+from typing import Any, NoReturn
+
 from django.core.handlers.exception import response_for_exception
 from django.http import Http404, HttpRequest, HttpResponseBase
 
@@ -16,3 +19,10 @@ def not_found(request: HttpRequest, guard_name: str) -> HttpResponseBase:
     if not response.streaming and not response.has_header("Content-Length"):
         response.headers["Content-Length"] = str(len(response.content))
     return response
+
+
+def not_found_by_framework(request: Any, guard_name: str) -> NoReturn:
+    """Raise ``Http404`` where ``request`` is REST framework's, which makes the answer of it, not to be stored."""
+    with suppress(AttributeError, KeyError, TypeError):
+        request.parser_context["view"].headers["Cache-Control"] = "no-store"
+    raise Http404(f"no such {guard_name}")

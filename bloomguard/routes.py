@@ -2,15 +2,13 @@
 
 All guarded patterns of a URLconf are sorted by their prefixes once. A request is held against those that its path may
 belong to before Django resolves it, so an ID that may exist costs one regular expression and one filter check. Only
-where a guard says ABSENT is the path resolved as Django will resolve it: if another pattern takes it first, the guard
-has nothing to say.
+where a guard says ABSENT is it asked whether another pattern takes the path first: then the guard has nothing to say.
 """
 
 from __future__ import annotations
 
 import logging
-import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -18,65 +16,85 @@ from typing import Any
 from django.conf import settings
 from django.core.signals import setting_changed
 from django.http import HttpRequest
-from django.urls import Resolver404, URLPattern, URLResolver, get_resolver, resolve
+from django.urls import Resolver404, ResolverMatch, resolve
 from django.urls.converters import IntConverter, SlugConverter, StringConverter, UUIDConverter
-from django.urls.resolvers import LocalePrefixPattern, RegexPattern, RoutePattern
 
+from .access import Demand, demand
+from .discovery import NotFound, lookup_of
 from .exceptions import ConfigurationError
-from .guards import Guard, registry
+from .guards import AUTO, Guard, registry
 from .keys import OutOfRange, Unkeyable
+from .patterns import Pattern, patterns, rivals
+from .spare import Lookup, spared
 from .verdicts import Decision, Verdict
 
 logger = logging.getLogger("bloomguard")
-
-Step = RoutePattern | RegexPattern | Any
 
 #: What a path that is not the route's has in place of an ID.
 NO_ID: Any = object()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class GuardedRoute:
-    """One URL pattern and the guard of the ID in it; ``kwargs`` carry the ID, in the order of the guard's fields."""
+    """One URL pattern and the guard of the ID in it; ``kwargs`` carry the ID, in the order of the guard's fields.
+
+    ``rivals`` are the patterns before it that may take one of its paths for themselves. ``by_view`` says that the view
+    itself has to make the 404; ``demand`` is what it demands before it looks anything up.
+    """
 
     guard: Guard
-    view_name: str
-    steps: tuple[Step, ...]
+    pattern: Pattern
     kwargs: tuple[str, ...]
+    methods: frozenset[str]
+    rivals: tuple[Pattern, ...] = ()
+    by_view: bool = False
+    demand: Demand | None = None
+
+    @property
+    def is_early(self) -> bool:
+        """Whether it may be answered before anybody knows who asks."""
+        return not self.by_view and (self.demand is None or self.guard.before_login)
+
+    @property
+    def is_late(self) -> bool:
+        """Whether it may be answered once it is known who asks, by the view or to those who are logged in."""
+        return not self.is_early and (self.by_view or (self.demand is not None and self.demand.login_is_enough))
+
+    @property
+    def needs_login(self) -> bool:
+        """Whether somebody has to see to it that who asks is logged in, because the view does not do so itself."""
+        return self.demand is not None and (self.demand.by_middleware or not self.by_view)
+
+    @cached_property
+    def spared(self) -> Callable[..., Any]:
+        """The view, with a look-up that finds nothing."""
+        return spared(Lookup(self.guard, self.kwargs[0], self.by_view), self.pattern.callback)
+
+    def is_of(self, match: ResolverMatch | None) -> bool:
+        """Whether this is the pattern, or one like it, that Django has taken a path to."""
+        return (
+            match is not None
+            and match.func is self.pattern.callback
+            and (not self.pattern.is_named or match.view_name == self.pattern.view_name)
+        )
 
     def value(self, captured: dict[str, Any]) -> Any:
-        """The ID among a match's kwargs: one value, or a tuple for several fields."""
-        values = tuple(captured[name] for name in self.kwargs)
+        """The ID among a match's kwargs: one value, or a tuple for several fields; ``NO_ID`` where one is left out."""
+        try:
+            values = tuple([captured[name] for name in self.kwargs])
+        except KeyError:  # an optional group of a regular expression
+            return NO_ID
         return values[0] if len(values) == 1 else values
 
     @cached_property
-    def expression(self) -> re.Pattern[str] | None:
-        """One expression for the whole path, or ``None`` where a step depends on the request or is no ``path()``."""
-        source = ""
-        for step in self.steps:
-            if _is_plain(step):
-                source += step.regex.pattern.removeprefix("^").removesuffix(r"\Z").removesuffix(r"\z")
-            elif isinstance(step, RegexPattern) and step.regex.pattern == "^/":
-                source += "/"
-            else:
-                return None
-        try:
-            return re.compile(source + r"\Z")
-        except re.error:  # two groups of one name, or a flag in a converter's expression, work only as they stand
-            return None
+    def is_plain(self) -> bool:
+        """Whether the path alone says everything: what is read from it is what the view gets, in any language."""
+        return not (self.pattern.by_language or self.pattern.fixed.intersection(self.kwargs))
 
     @cached_property
     def prefix(self) -> str:
-        """What every path of the route begins with, up to a slash; empty where nobody can tell."""
-        if self.expression is None:
-            return ""
-        literal = self.text.partition("<")[0]
-        return literal[: literal.rindex("/") + 1]
-
-    @cached_property
-    def text(self) -> str:
-        """The route as it is written, such as ``/cities/<int:pk>/``."""
-        return "/" + "".join(str(step) for step in self.steps if _is_plain(step))
+        """What every path of the route begins with, up to a slash."""
+        return self.pattern.literal[: self.pattern.literal.rindex("/") + 1]
 
     @cached_property
     def read(self) -> Callable[[str], Any]:
@@ -84,10 +102,11 @@ class GuardedRoute:
 
         A first look: Django may resolve the path to something else.
         """
-        if self.expression is None:
+        expression = self.pattern.expression
+        if expression is None:
             return self._read_by_steps
-        match, index = self.expression.match, self.expression.groupindex
-        converters = {name: converter for step in self.steps for name, converter in step.converters.items()}
+        match, index = expression.match, expression.groupindex
+        converters = {name: converter for step in self.pattern.steps for name, converter in step.converters.items()}
         groups = [(index[name], converters[name].to_python) for name in self.kwargs]
         if len(groups) > 1:
 
@@ -103,7 +122,7 @@ class GuardedRoute:
             return read_all
 
         [(group, convert)] = groups
-        before, _, after = self.text.partition("<")
+        before, _, after = self.pattern.text.partition("<")
         after = after.partition(">")[2]
         kind = type(converters[self.kwargs[0]])
         if "<" not in after and kind in (IntConverter, SlugConverter, StringConverter, UUIDConverter):
@@ -133,55 +152,57 @@ class GuardedRoute:
         return read
 
     def _read_by_steps(self, path: str) -> Any:
-        captured: dict[str, Any] = {}
-        for step in self.steps:
-            matched = step.match(path)
-            if not matched:
-                return NO_ID
-            path, _, kwargs = matched
-            captured.update(kwargs)
-        return self.value(captured)
-
-
-@dataclass(frozen=True)
-class Pattern:
-    """A named URL pattern with the chain of patterns that leads to it."""
-
-    view_name: str
-    steps: tuple[Step, ...]
-    captured: tuple[str, ...]
-
-
-def patterns(urlconf: Any = None) -> Iterator[Pattern]:
-    """Every named URL pattern of ``urlconf`` (by default ``ROOT_URLCONF``), through includes and namespaces."""
-
-    def walk(resolver: URLResolver, steps: tuple[Step, ...], namespaces: tuple[str, ...]) -> Iterator[Pattern]:
-        for entry in resolver.url_patterns:
-            chain = (*steps, entry.pattern)
-            if isinstance(entry, URLResolver):
-                inner = (*namespaces, entry.namespace) if entry.namespace else namespaces
-                yield from walk(entry, chain, inner)
-            elif isinstance(entry, URLPattern) and entry.name:
-                captured = tuple(name for step in chain for name in step.regex.groupindex)
-                yield Pattern(":".join((*namespaces, entry.name)), chain, captured)
-
-    root = get_resolver(urlconf)
-    yield from walk(root, (root.pattern,), ())
+        captured = self.pattern.match(path)
+        return NO_ID if captured is None else self.value(captured)
 
 
 def guarded_routes(guard: Guard, urlconf: Any = None) -> list[GuardedRoute]:
-    """The patterns that ``guard`` names; raises :class:`ConfigurationError` if a name is unknown or has no ID in it."""
-    if isinstance(guard.routes, str):
-        raise ConfigurationError(f"routes is the text {guard.routes!r}, not a list of names")
+    """The patterns that ``guard`` guards; raises :class:`ConfigurationError` if it names one without an ID in it."""
     known = list(patterns(urlconf))
+    if guard.routes == AUTO:
+        return _found(guard, known)
+    if isinstance(guard.routes, str):
+        raise ConfigurationError(f"routes is the text {guard.routes!r}, neither a list of names nor {AUTO!r}")
     return [found for route in guard.routes for found in _named(guard, route, known)]
 
 
 def _named(guard: Guard, route: str, known: list[Pattern]) -> list[GuardedRoute]:
-    named = [pattern for pattern in known if pattern.view_name == route]
+    named = [place for place, pattern in enumerate(known) if pattern.is_named and pattern.view_name == route]
     if not named:
         raise ConfigurationError(f"there is no URL pattern named {route!r}")
-    return [GuardedRoute(guard, route, pattern.steps, guard.kwargs_for(route, pattern.captured)) for pattern in named]
+    return [
+        GuardedRoute(
+            guard,
+            known[place],
+            guard.kwargs_for(route, known[place].captured),
+            frozenset(guard.methods),
+            rivals(known[place], known[:place]),
+            demand=demand(known[place].callback),
+        )
+        for place in named
+    ]
+
+
+def _found(guard: Guard, known: list[Pattern]) -> list[GuardedRoute]:
+    found = []
+    for place, pattern in enumerate(known):
+        try:
+            lookup = lookup_of(guard, pattern)
+        except NotFound:  # ``guard_routes`` tells the reason
+            continue
+        found.append(
+            GuardedRoute(
+                guard,
+                pattern,
+                (lookup.kwarg,),
+                # What a view does with another method before it looks anything up, nobody has looked at.
+                frozenset(guard.methods) & {"GET", "HEAD"},
+                rivals(pattern, known[:place]),
+                lookup.by_view,
+                demand(pattern.callback),
+            )
+        )
+    return found
 
 
 class RouteTable:
@@ -193,24 +214,33 @@ class RouteTable:
         routes: list[GuardedRoute] = []
         known = list(patterns(urlconf))
         for guard in registry:
+            if guard.routes == AUTO:
+                routes += _found(guard, known)
+                continue
             for route in guard.routes:
                 try:
                     routes += _named(guard, route, known)
                 except ConfigurationError as error:
                     # The system checks say so loudly; a request is no place to. Another URLconf may lack the route.
                     logger.debug("bloomguard does not guard %s under %s: %s", route, urlconf, error)
-        self._anywhere = [found for found in routes if not found.prefix]
+        #: Every pattern, and every one that a guard names or finds, answered by it or not.
+        self.patterns, self.guarded = known, routes
+        #: Routes that are answered once their view is known, by that view.
+        self.late: dict[Callable[..., Any], list[GuardedRoute]] = {}
+        for found in routes:
+            if found.is_late:
+                self.late.setdefault(found.pattern.callback, []).append(found)
+        self.early = routes = [found for found in routes if found.is_early]
         self._by_prefix: dict[str, list[GuardedRoute]] = {}
         for found in routes:
-            if found.prefix:
-                self._by_prefix.setdefault(found.prefix, []).append(found)
+            self._by_prefix.setdefault(found.prefix, []).append(found)
         self._depths = range(max((prefix.count("/") for prefix in self._by_prefix), default=0))
-        self.methods = frozenset(method for route in routes for method in route.guard.methods)
-        self.by_language = _depends_on_language(get_resolver(urlconf))
+        self.methods = frozenset(method for route in routes for method in route.methods)
+        self.by_language = any(pattern.by_language for pattern in known)
 
     def candidates(self, path: str) -> list[GuardedRoute]:
         """Routes that ``path`` may belong to: those whose prefix it has."""
-        found = self._anywhere
+        found: list[GuardedRoute] = []
         end = 0
         for _ in self._depths:
             end = path.find("/", end) + 1
@@ -221,25 +251,8 @@ class RouteTable:
         return found
 
 
-def _is_plain(step: Step) -> bool:
-    """Whether the step is a ``path()`` that is the same in every language."""
-    return isinstance(step, RoutePattern) and isinstance(step._route, str)  # type: ignore[attr-defined]
-
-
-def _depends_on_language(resolver: URLResolver) -> bool:
-    """Whether any pattern is another one in another language: ``i18n_patterns``, or a route that is translated."""
-    for entry in resolver.url_patterns:
-        pattern = entry.pattern
-        if isinstance(pattern, LocalePrefixPattern):
-            return True
-        if not isinstance(getattr(pattern, "_route", getattr(pattern, "_regex", "")), str):
-            return True
-        if isinstance(entry, URLResolver) and _depends_on_language(entry):
-            return True
-    return False
-
-
 _tables: dict[Any, RouteTable] = {}
+_said: set[type[Exception]] = set()
 
 
 def table_for(urlconf: Any) -> RouteTable:
@@ -251,8 +264,9 @@ def table_for(urlconf: Any) -> RouteTable:
 
 
 def _follow_settings(*, setting: str, **kwargs: Any) -> None:
-    if setting == "ROOT_URLCONF":
+    if setting in ("ROOT_URLCONF", "MIDDLEWARE"):
         _tables.clear()
+        _said.clear()
 
 
 setting_changed.connect(_follow_settings, dispatch_uid="bloomguard.routes")
@@ -282,9 +296,42 @@ def absent(request: HttpRequest, decide: Decide) -> Guard | bool | None:
                 return False
             if decision.verdict is Verdict.ABSENT and _confirmed(request, urlconf, route, asked, decide):
                 return route.guard
-    except Exception:
-        logger.exception("bloomguard passes a request because of an error of its own")
+    except Exception as error:
+        _say_once(error)
     return None
+
+
+def absent_in_view(
+    request: HttpRequest, view: Any, kwargs: dict[str, Any], decide: Decide
+) -> GuardedRoute | bool | None:
+    """The same once Django has found ``view``: the route, if its view demands something or has to make the 404 itself.
+
+    The caller sees to it that who asks is logged in, where :attr:`GuardedRoute.demand` says so.
+    """
+    try:
+        for route in table_for(getattr(request, "urlconf", None) or settings.ROOT_URLCONF).late.get(view, ()):
+            value = route.value(kwargs)
+            if value is NO_ID or request.method not in route.methods or not route.is_of(request.resolver_match):
+                continue
+            decision = decide(route.guard, value)
+            if decision is None:
+                return False
+            if (
+                decision.verdict is Verdict.ABSENT
+                and route.guard.applies(request)
+                and (not route.by_view or route.spared)
+            ):
+                return route
+    except Exception as error:
+        _say_once(error)
+    return None
+
+
+def _say_once(error: Exception) -> None:
+    """Log an error of our own, with its trace, unless one of its kind was: a flood of requests is none of log lines."""
+    if type(error) not in _said:
+        _said.add(type(error))
+        logger.exception("bloomguard passes requests because of an error of its own")
 
 
 def _confirmed(request: HttpRequest, urlconf: Any, route: GuardedRoute, asked: Any, decide: Decide) -> bool:
@@ -292,19 +339,21 @@ def _confirmed(request: HttpRequest, urlconf: Any, route: GuardedRoute, asked: A
 
     ``asked`` is a value that is known to be absent.
     """
-    try:
-        match = resolve(request.path_info, urlconf)
-    except Resolver404:
+    if request.method not in route.methods:
         return False
-    if match.view_name != route.view_name or any(name not in match.kwargs for name in route.kwargs):
-        return False
-    if request.method not in route.guard.methods:
-        return False
-    value = route.value(match.kwargs)
-    if not _same_key(route.guard, value, asked):
-        decision = decide(route.guard, value)
-        if decision is None or decision.verdict is not Verdict.ABSENT:
+    path = request.path_info
+    if not route.is_plain or any(rival.may_match(path) for rival in route.rivals):
+        try:
+            match = resolve(path, urlconf)
+        except Resolver404:
             return False
+        value = route.value(match.kwargs)
+        if not route.is_of(match) or value is NO_ID:
+            return False
+        if not _same_key(route.guard, value, asked):
+            decision = decide(route.guard, value)
+            if decision is None or decision.verdict is not Verdict.ABSENT:
+                return False
     return route.guard.applies(request)
 
 

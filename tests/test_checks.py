@@ -94,7 +94,7 @@ def test_a_mistake_names_the_guard_the_value_and_the_cure(only, model, attribute
     assert cure in hint
 
 
-def slug_with(**options):
+def slug_with(*, ours=True, **options):
     with isolate_apps("tests.shop"):
 
         class Page(models.Model):
@@ -102,6 +102,7 @@ def slug_with(**options):
 
             class Meta:
                 app_label = "shop"
+                managed = ours
 
     return Page
 
@@ -198,6 +199,47 @@ def test_a_store_that_cannot_be_made(only, settings, store, value):
     assert "BLOOMGUARD['STORES']['default']" in message
     assert value in message
     assert hint
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [(["stores"], "['stores']"), ({"STORES": ["default"]}, "['default']"), ({"STORES": {"default": "x"}}, "'x'")],
+)
+def test_a_setting_of_another_form(only, settings, setting, value):
+    """``BLOOMGUARD`` and what it holds are dictionaries; anything else is shown, and no check breaks over it."""
+    only(Product)
+    settings.BLOOMGUARD = setting
+
+    found, message, hint = the_message()
+    deployed = run_checks(tags=["bloomguard"], include_deployment_checks=True)
+
+    assert found == "bloomguard.E009"
+    assert value in message
+    assert "dictionary" in message
+    assert "README" in hint
+    assert [each.id for each in deployed] == ["bloomguard.E009"]
+
+
+def test_text_in_a_table_of_somebody_elses(only):
+    """A column that Django did not make may pad its text, or take A for a."""
+    only(slug_with(ours=False), lookup="slug")
+
+    found, message, hint = the_message()
+
+    assert found == "bloomguard.W006"
+    assert "'slug' is text in a table that Django does not manage" in message
+    assert "normalize" in hint
+
+
+def test_a_guard_by_signals_is_warned_of(only):
+    """``sync = "signals"`` says what it misses."""
+    only(Product, sync="signals")
+
+    found, message, hint = the_message()
+
+    assert found == "bloomguard.W005"
+    assert "bulk_create, QuerySet.update and migrations write past it" in message
+    assert "rebuild_filter" in hint
 
 
 def test_middleware_before_the_language_is_known(only, settings):

@@ -28,6 +28,7 @@ LAYERS = [
     ["live"],
     ["guards", "sources", "barrier"],
     ["plans", "filling", "proof"],
+    ["patterns", "access", "spare", "discovery"],
     ["sync.fencing", "sync.statements", "sync.signals", "rebuild", "routes", "responses"],
     ["middleware", "decorators", "management.", "checks"],
     ["apps"],

@@ -56,6 +56,14 @@ def another_process(guard: Guard, clock) -> LiveFilter:
 # -- asking
 
 
+def test_a_guard_that_was_never_built_is_cold_under_a_lease_as_well(fresh, clock, db):
+    """A save, or another guard's request, makes the lease valid: no generation is still no answer."""
+    Product.objects.create(pk=7)
+
+    assert states.table.lease("product") == State("product")
+    assert registry["product"].decide(7) == COLD
+
+
 def test_a_cold_guard_asks_the_database_nothing(fresh, clock, connection, db):
     """A guard that nobody has built a filter for says so, and costs no query, ever."""
     guard = registry["product"]

@@ -15,6 +15,7 @@ from django.utils.functional import lazystr
 
 from bloomguard import routes
 from bloomguard.guards import registry
+from bloomguard.patterns import patterns
 from bloomguard.verdicts import ABSENT, ERROR, MAYBE
 from tests.guarding import registered, urlconf
 from tests.shop.models import Article, Place, Product
@@ -163,6 +164,30 @@ def test_a_path_of_another_route_is_nobodys(item, urls, pattern, url):
     assert decide == []
 
 
+@pytest.mark.parametrize("url", ["/i/", "/i/7/"])
+def test_an_optional_group_that_is_left_out_is_no_id(item, urls, caplog, url):
+    """A path without the optional ID passes in silence; with it, it is guarded."""
+    urls(re_path(r"^i/(?:(?P<pk>[0-9]+)/)?$", view, name="item"))
+
+    assert answer(url) is (item if "7" in url else None)
+    assert caplog.records == []
+
+
+def test_a_flood_of_one_error_is_one_line(item, urls, caplog):
+    """An error of our own is said once for each kind, with its trace."""
+    urls(path("i/<int:pk>/", view, name="item"))
+
+    def fail(error):
+        def decide(guard, value):
+            raise error
+
+        return decide
+
+    for error in (RuntimeError("a"), RuntimeError("b"), OSError("c"), RuntimeError("d")):
+        assert answer("/i/7/", fail(error)) is None
+    assert [record.exc_info[0] for record in caplog.records] == [RuntimeError, OSError]
+
+
 IN_B = [path("<int:pk>", view, name="item")], "b"
 
 
@@ -218,6 +243,34 @@ def test_a_later_pattern_does_not_matter(item, urls):
     urls(path("i/<int:pk>/", view, name="item"), path("i/<path:rest>", view))
 
     assert answer("/i/0/") is item
+
+
+@pytest.mark.parametrize(
+    ("pattern", "literal"),
+    [
+        (path("a/b/<int:pk>/", view), "/a/b/"),
+        (path("a.b/<int:pk>", include([path("c", view)])), "/a.b/"),
+        (path("a/", include([path("b", view)])), "/a/b"),
+        (re_path(r"^a/b-c/(?P<pk>\d+)$", view), "/a/b-c/"),
+        (re_path(r"^a/", include([re_path("^b/$", view)])), "/a/b/"),
+        (re_path(r"^ab?", view), "/a"),
+        (re_path(r"^ab*", view), "/a"),
+        (re_path(r"^ab+", view), "/ab"),
+        (re_path(r"^ab{0,2}", view), "/a"),
+        (re_path(r"^a.b", view), "/a"),
+        (re_path(r"^a\.b", view), "/a"),
+        (re_path(r"^ab|c", view), "/"),
+        (re_path(r"(?i)^ab", view), "/"),
+        (re_path(r"ab", view), "/"),
+        (i18n_patterns(path("a", view))[0], "/"),
+        (path(lazystr("a/"), view), "/"),
+    ],
+)
+def test_what_all_paths_begin_with(urls, pattern, literal):
+    """The literal is never longer than what every path of the pattern has: a rival that is missed is a false 404."""
+    urls(pattern)
+
+    assert [found.literal for found in patterns()] == [literal]
 
 
 def test_an_earlier_pattern_of_the_same_name_has_its_own_kwargs(item, urls):
@@ -419,9 +472,8 @@ def test_a_translated_route_depends_on_the_language(item, urls, languages):
 def test_the_shops_own_routes_all_guard():
     """Every route that the shop's guards name is in the table, under the prefix of its paths."""
     table = routes.table_for("tests.shop.urls")
-    found = {route.view_name: prefix for prefix, listed in table._by_prefix.items() for route in listed}
+    found = {route.pattern.view_name: prefix for prefix, listed in table._by_prefix.items() for route in listed}
 
-    assert table._anywhere == []
     assert set(found) == {name for guard in registry for name in guard.routes if guard.model._meta.app_label == "shop"}
     assert found["product"] == "/products/"
     assert found["api:product"] == "/api/v1/products/"

@@ -3,6 +3,7 @@
 from django.contrib import admin, messages
 from django.db.models import QuerySet
 from django.http import HttpRequest
+from django.utils import timezone
 
 from .models import City, Listing
 
@@ -24,16 +25,12 @@ class ListingAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # not generic w
     autocomplete_fields = ["city"]
     actions = ["soft_delete", "restore"]
 
-    # One save a listing instead of one UPDATE for all: see the comment in models.py.
-
     @admin.action(description="Delete the selected listings (they can be restored)", permissions=["change"])
     def soft_delete(self, request: HttpRequest, queryset: QuerySet[Listing]) -> None:
-        for listing in queryset:
-            listing.soft_delete()
-        self.message_user(request, f"{len(queryset)} deleted.", messages.SUCCESS)
+        changed = queryset.update(deleted_at=timezone.now())
+        self.message_user(request, f"{changed} deleted.", messages.SUCCESS)
 
     @admin.action(description="Restore the selected listings", permissions=["change"])
     def restore(self, request: HttpRequest, queryset: QuerySet[Listing]) -> None:
-        for listing in queryset:
-            listing.restore()
-        self.message_user(request, f"{len(queryset)} restored.", messages.SUCCESS)
+        changed = queryset.update(deleted_at=None)
+        self.message_user(request, f"{changed} restored.", messages.SUCCESS)

@@ -22,6 +22,8 @@ TIMEOUT = 30  # seconds, for one answer of the server or one word of a client
 REQUEST = b"GET /cities/%d/ HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
 LENGTH = re.compile(rb"\r\nContent-Length: (\d+)")
 QUERIES = re.compile(rb"\r\nX-Guarded-Queries: (\d+)")
+WORKER = re.compile(rb"\r\nX-Worker: (\d+)")
+CONNECTS = 200  # tries to be heard by a certain worker
 
 
 @dataclass
@@ -36,12 +38,12 @@ class Tally:
     latencies: "array[float]" = field(default_factory=lambda: array("d"))  # seconds
 
 
-def attack(port: int, traffic: Traffic, warm_up: Traffic, *, clients: int, seconds: float) -> list[Tally]:
+def attack(port: int, traffic: Traffic, warm_up: Traffic, *, clients: int, workers: int, seconds: float) -> list[Tally]:
     """Let so many clients send the traffic at once, for so many seconds or until it is used up.
 
     Raises RuntimeError when a client fails.
     """
-    shares = [(warm_up.share(part, clients), traffic.share(part, clients)) for part in range(clients)]
+    shares = [(part % workers, warm_up.share(part, clients), traffic.share(part, clients)) for part in range(clients)]
     with processes([(port, *share, seconds) for share in shares]) as pipes:
         try:
             for pipe in pipes:
@@ -60,7 +62,7 @@ def hear(pipe: "Connection[str, Tally]", timeout: float) -> Tally:
 
 
 @contextmanager
-def processes(arguments: list[tuple[int, Traffic, Traffic, float]]) -> "Iterator[list[Connection[str, Tally]]]":
+def processes(arguments: list[tuple[int, int, Traffic, Traffic, float]]) -> "Iterator[list[Connection[str, Tally]]]":
     context = multiprocessing.get_context("spawn")  # a fork would share our database connection, and more
     started = []
     try:
@@ -78,16 +80,34 @@ def processes(arguments: list[tuple[int, Traffic, Traffic, float]]) -> "Iterator
             process.join()
 
 
-def client(pipe: "Connection[Tally, str]", port: int, warm_up: Traffic, traffic: Traffic, seconds: float) -> None:
+def client(
+    pipe: "Connection[Tally, str]", port: int, worker: int, warm_up: Traffic, traffic: Traffic, seconds: float
+) -> None:
     """What one process does."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C is the parent's business: it ends us
     requests = [REQUEST % id_ for id_ in traffic.ids]
-    with socket.create_connection((HOST, port), TIMEOUT) as connection:
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    with connect(port, worker) as connection:
         ask(connection, [REQUEST % id_ for id_ in warm_up.ids], warm_up.exists, TIMEOUT)
         pipe.send(Tally())
         pipe.recv()
         pipe.send(ask(connection, requests, traffic.exists, seconds))
+
+
+def connect(port: int, worker: int) -> socket.socket:
+    """A connection to that worker of the server.
+
+    A worker keeps whatever it accepts, so that by chance one would do all the work and the others none: the clients
+    spread themselves evenly, as a proxy in front would spread them.
+    """
+    for _ in range(CONNECTS):
+        connection = socket.create_connection((HOST, port), TIMEOUT)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connection.sendall(REQUEST % 1)
+        named = WORKER.search(response(connection)[0])
+        if named and int(named[1]) == worker:
+            return connection
+        connection.close()
+    raise ConnectionError(f"None of {CONNECTS} connections reached the server's worker {worker}.")
 
 
 def ask(connection: socket.socket, requests: list[bytes], exists: bytes, seconds: float) -> Tally:
@@ -113,6 +133,15 @@ def ask(connection: socket.socket, requests: list[bytes], exists: bytes, seconds
 
 def answer(connection: socket.socket) -> tuple[bytes, int]:
     """Read one response. Returns its status and how many queries it cost the guarded tables."""
+    data, end = response(connection)
+    queries = QUERIES.search(data, 0, end)
+    if queries is None:
+        raise ConnectionError(f"The server doesn't count its queries: {data[:end]!r}")
+    return data[9:12], int(queries[1])
+
+
+def response(connection: socket.socket) -> tuple[bytes, int]:
+    """Read one response. Returns all of it, and where its head ends."""
     data = receive(connection)
     while (end := data.find(b"\r\n\r\n")) < 0:
         data += receive(connection)
@@ -123,10 +152,7 @@ def answer(connection: socket.socket) -> tuple[bytes, int]:
     else:  # in chunks
         while not data.endswith(b"\r\n0\r\n\r\n"):
             data += receive(connection)
-    queries = QUERIES.search(data, 0, end)
-    if queries is None:
-        raise ConnectionError(f"The server doesn't count its queries: {data[:end]!r}")
-    return data[9:12], int(queries[1])
+    return data, end
 
 
 def receive(connection: socket.socket) -> bytes:

@@ -15,7 +15,11 @@ graceful_timeout = 1  # the clients are gone by then
 
 
 def post_worker_init(worker: Any) -> None:
-    """Stop the server when the demo is gone, even if it was killed: then its end of our stdin is closed."""
+    """Tell the worker its number, from 0, and stop the server when the demo is gone.
+
+    Even if it was killed: then its end of our stdin is closed.
+    """
+    os.environ["GAZETTEER_WORKER"] = str(worker.age - 1)
     threading.Thread(target=stop_at_end_of_stdin, args=[worker.ppid], daemon=True).start()
 
 

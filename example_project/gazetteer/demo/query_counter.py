@@ -1,5 +1,6 @@
-"""Says in a header of every response how many queries it cost the guarded tables."""
+"""Says in headers of every response which worker answered, and how many queries it cost the guarded tables."""
 
+import os
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -12,6 +13,8 @@ from django.http.response import HttpResponseBase
 from gazetteer.models import City, Listing
 
 HEADER = "X-Guarded-Queries"
+WORKER_HEADER = "X-Worker"
+WORKER_VARIABLE = "GAZETTEER_WORKER"
 TABLES = [City._meta.db_table, Listing._meta.db_table]
 
 
@@ -32,6 +35,7 @@ class QueryCounterMiddleware:
         count.queries = 0
         response = self.get_response(request)
         response.headers[HEADER] = str(count.queries)
+        response.headers[WORKER_HEADER] = os.environ.get(WORKER_VARIABLE, "0")
         return response
 
 

@@ -16,7 +16,7 @@ from django.db import connections
 
 from gazetteer.demo import report
 from gazetteer.demo.clients import attack
-from gazetteer.demo.server import serving
+from gazetteer.demo.server import WORKERS, serving
 from gazetteer.demo.traffic import draw_traffic
 from gazetteer.models import City
 
@@ -60,7 +60,7 @@ class Command(BaseCommand):
                 for mode in report.MODES:
                     say(f"Attacking for {seconds} s: {mode.replace('_', ' ')}")
                     with serving(mode) as port:
-                        tallies = attack(port, traffic, warm_up, clients=clients, seconds=seconds)
+                        tallies = attack(port, traffic, warm_up, clients=clients, workers=WORKERS, seconds=seconds)
                     modes[mode] = report.add_up(tallies)
         except RuntimeError as error:
             raise CommandError(f"{mode}: {error}") from error

@@ -1,0 +1,94 @@
+"""A class-based view, run as it is but for its look-up, which finds nothing and asks the database nothing.
+
+Whatever the view does before (permissions, throttles, a queryset of its own) and after (its own 404, in the client's
+format) is its own code. The look-up is taken out only where the view turns out to look for what the guard was asked
+for, among rows that the guard knows all of.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from django.db import router
+from django.db.models import QuerySet
+from django.db.models.sql import AND
+
+from .guards import Guard
+
+
+@dataclass(frozen=True)
+class Lookup:
+    """A view's look-up that ``guard`` can answer for: the value is in ``kwarg``."""
+
+    guard: Guard
+    kwarg: str
+    by_view: bool
+
+
+def covers(guard: Guard, queryset: QuerySet[Any]) -> bool:
+    """Whether ``guard`` certainly knows every row that ``queryset`` may have: it asks for all that ``alive`` asks for.
+
+    A row that only ``queryset`` has would be a false 404. Never raises, never asks the database.
+    """
+    if not isinstance(queryset, QuerySet) or queryset.query.combinator or queryset.query.is_sliced:
+        return False
+    if queryset.model._meta.concrete_model is not guard.model._meta.concrete_model:
+        return False
+    own = (type(queryset).filter, type(queryset).get, type(queryset)._filter_or_exclude)  # type: ignore[attr-defined]
+    if not all(method.__module__.startswith(("django.", "bloomguard.")) for method in own):
+        return False
+    if queryset._db not in (None, router.db_for_write(guard.model)):  # type: ignore[attr-defined]
+        return False
+    asked, known = queryset.query.where, guard.rows().query.where
+    if not known:
+        return True
+    simple = asked.connector == known.connector == AND and not asked.negated and not known.negated
+    return simple and all(condition in asked.children for condition in known.children)
+
+
+def spared(lookup: Lookup, callback: Any) -> Callable[..., Any]:
+    """``callback``, a class-based view, with a look-up that finds nothing; its first argument is what was asked for."""
+    cls = getattr(callback, "view_class", None) or callback.cls
+    mixin = _SparedRestView if hasattr(callback, "cls") else _SparedView
+    made = type(cls.__name__, (mixin, cls), {"bloomguard_lookup": lookup, "__module__": cls.__module__})
+    if actions := getattr(callback, "actions", None):
+        return made.as_view(actions, **callback.initkwargs)  # type: ignore[attr-defined, no-any-return]
+    return made.as_view(**getattr(callback, "view_initkwargs", {}))  # type: ignore[attr-defined, no-any-return]
+
+
+class _Spared:
+    bloomguard_lookup: Lookup
+    kwargs: dict[str, Any]
+
+    def dispatch(self, request: Any, *args: Any, **kwargs: Any) -> Any:
+        self._asked = kwargs[self.bloomguard_lookup.kwarg]
+        return super().dispatch(request, *args, **kwargs)  # type: ignore[misc]
+
+    def _emptied(self, queryset: QuerySet[Any]) -> QuerySet[Any]:
+        lookup = self.bloomguard_lookup
+        is_asked = self.kwargs.get(lookup.kwarg) == self._asked
+        return queryset.none() if is_asked and covers(lookup.guard, queryset) else queryset
+
+
+class _SparedView(_Spared):
+    def get_object(self, queryset: QuerySet[Any] | None = None) -> Any:
+        if queryset is None:
+            queryset = self.get_queryset()  # type: ignore[attr-defined]
+        return super().get_object(self._emptied(queryset))  # type: ignore[misc]
+
+
+class _SparedRestView(_Spared):
+    _is_looking_up = False
+
+    def get_object(self) -> Any:
+        self._is_looking_up = True
+        try:
+            return super().get_object()  # type: ignore[misc]
+        finally:
+            self._is_looking_up = False
+
+    def filter_queryset(self, queryset: QuerySet[Any]) -> QuerySet[Any]:
+        queryset = super().filter_queryset(queryset)  # type: ignore[misc]
+        return self._emptied(queryset) if self._is_looking_up else queryset

@@ -1,0 +1,45 @@
+"""The suite on every Python and Django that bloomguard supports: ``nox``; ``nox --list`` says which there are.
+
+``nox -s wheel`` runs it on the wheel that ``make dist`` has built, with no source of the package in sight.
+"""
+
+import shutil
+from pathlib import Path
+
+import nox
+
+nox.options.sessions = ["tests"]
+nox.options.default_venv_backend = "venv"
+
+SUPPORTED = [
+    (python, django)
+    for django, pythons in {
+        "5.2": ["3.10", "3.11", "3.12", "3.13"],
+        "6.0": ["3.12", "3.13"],
+        "6.1": ["3.12", "3.13"],
+    }.items()
+    for python in pythons
+]
+
+
+@nox.session
+@nox.parametrize("python,django", SUPPORTED)
+def tests(session: nox.Session, django: str) -> None:
+    """The suite, from the source."""
+    session.install("--editable", ".[test]", f"django~={django}.0")
+    session.run("python", "-m", "pytest", "-m", "not slow", *session.posargs)
+
+
+@nox.session
+def wheel(session: nox.Session) -> None:
+    """The suite on the one wheel in ``dist/``, from a folder that holds the tests alone."""
+    (built,) = Path("dist").glob("*.whl")
+    session.install(f"{built}[test]")
+    folder = Path(session.create_tmp())
+    for name in ("tests", "example_project", "docs", "bench"):
+        shutil.rmtree(folder / name, ignore_errors=True)
+        shutil.copytree(name, folder / name, ignore=shutil.ignore_patterns("__pycache__", "db.sqlite3*", ".bloomguard"))
+    for name in ("pyproject.toml", "README.md", "CHANGELOG.md", "CONTRIBUTING.md", "Makefile"):
+        shutil.copy(name, folder / name)
+    session.chdir(folder)
+    session.run("python", "-m", "pytest", "-m", "not slow", *session.posargs)
