@@ -20,6 +20,7 @@ from django.db.models import Model, Q
 from django.http import HttpRequest
 
 from .exceptions import ConfigurationError
+from .filters.kinds import KINDS
 from .keys import KeyMaker, OutOfRange, Unkeyable
 from .live import LiveFilter
 from .verdicts import ERROR, OUT_OF_RANGE, UNKEYABLE, Decision, Verdict
@@ -140,14 +141,26 @@ class Guard:
         """What a key of this guard stands for, in words: a filter built for other words is never asked."""
         columns = ",".join(f"{field.column}:{kind}" for field, kind in zip(self.fields, self.keys.kinds))
         normalize = type(self).normalize.__qualname__
-        return f"{self.name}|{self.model._meta.db_table}({columns})|{self.alive!r}|{normalize}"
+        # Whoever takes keys out relies on everybody else to have counted them.
+        counted = "|counted" if self.discards else ""
+        return f"{self.name}|{self.model._meta.db_table}({columns})|{self.alive!r}|{normalize}{counted}"
+
+    @property
+    def discards(self) -> bool:
+        """Whether rows that are deleted, or no longer alive, leave the filter at once."""
+        kind = KINDS.get(self.filter)
+        return kind is not None and kind.supports_discard and self.sync == "statements"
 
     @cached_property
     def live(self) -> LiveFilter:
         """The guard's filter, as this process lives with it."""
         return LiveFilter(
-            self.name, store_alias=self.store, definition=self.definition, width=self.keys.width
-        )  # fmt: skip
+            self.name,
+            store_alias=self.store,
+            definition=self.definition,
+            width=self.keys.width,
+            counted=self.discards,
+        )
 
     # -- asking
 

@@ -29,7 +29,7 @@ LAYERS = [
     ["guards", "sources", "barrier"],
     ["plans", "filling", "proof"],
     ["patterns", "access", "spare", "discovery"],
-    ["sync.fencing", "sync.statements", "sync.signals", "rebuild", "routes", "responses"],
+    ["sync.discards", "sync.fencing", "sync.statements", "sync.signals", "rebuild", "routes", "responses"],
     ["middleware", "decorators", "management.", "checks"],
     ["apps"],
 ]

@@ -5,7 +5,8 @@ a rollback leaves one harmless false positive. Signals cannot give that: they kn
 ``QuerySet.update`` or historical models, and under autocommit ``post_save`` comes after the COMMIT. So the compilers
 that insert and update are wrapped; a statement on a table without a guard costs one dictionary look-up.
 
-Deletes need nothing here: every filter forgets at the next build.
+A filter that can discard has to be told what is new and what is gone, see :mod:`bloomguard.sync.discards`; any other
+takes what it has already once more, and forgets at the next build.
 """
 
 from __future__ import annotations
@@ -16,12 +17,13 @@ from typing import Any
 
 from django.core.exceptions import EmptyResultSet
 from django.db import transaction
+from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models.sql import compiler as compilers
 from django.db.models.sql.constants import NO_RESULTS
 
 from ..guards import Guard, registry
 from ..keys import OutOfRange, Unkeyable
-from . import fencing
+from . import discards, fencing
 
 Execute = Callable[..., Any]
 
@@ -46,11 +48,15 @@ def connect() -> None:
     """Wrap the compilers; done once, for all databases."""
     insert: Any = compilers.SQLInsertCompiler
     update: Any = compilers.SQLUpdateCompiler
+    delete: Any = compilers.SQLDeleteCompiler
+    wrapper: Any = BaseDatabaseWrapper
     if not hasattr(insert.execute_sql, "__wrapped__"):
         insert.execute_sql = _inserting(insert.execute_sql)
         update.execute_sql = _updating(update.execute_sql)
         if hasattr(update, "execute_returning_sql"):  # Django 6
             update.execute_returning_sql = _returning(update.execute_returning_sql)
+        delete.execute_sql = _deleting(delete.execute_sql)
+        wrapper.commit = discards.watched(wrapper.commit)
 
 
 def _inserting(execute: Execute) -> Execute:
@@ -63,16 +69,24 @@ def _inserting(execute: Execute) -> Execute:
             wanted = list(returning_fields or ())
             primary_key = self.query.get_meta().pk
             many = self.connection.features.can_return_rows_from_bulk_insert
+            counting = [guard for guard in guards if guard.discards]
+            before = {guard: discards.lock_conflicting(guard, self) for guard in counting}
             if (
-                primary_key not in self.query.fields
+                (primary_key not in self.query.fields or counting)
                 and primary_key not in wanted
                 and (many or len(self.query.objs) == 1)
             ):
                 wanted.append(primary_key)  # asked for by us alone: `ignore_conflicts` does not tell its keys
             # A single row that `ignore_conflicts` left out is returned as None.
             rows = [row for row in execute(self, wanted or None) if row is not None]
+            told = [row[wanted.index(primary_key)] for row in rows] if primary_key in wanted else None
             for guard in guards:
-                _add(guard, self.using, _inserted(guard, self, wanted, rows))
+                # Not every row that was sent need be alive, or new, or all of its guard's row.
+                partial = guard.alive or self.query.on_conflict or len(guard.tables) > 1
+                if guard in before and partial and told is not None:
+                    _add(guard, self.using, discards.settle(guard, self.using, before[guard], told))
+                else:
+                    _add(guard, self.using, _inserted(guard, self, wanted, rows))
         asked = len(returning_fields or ())
         return [row[:asked] for row in rows] if asked else []
 
@@ -132,9 +146,9 @@ def _returning(execute: Execute) -> Execute:
             return execute(self, returning_fields)
         with transaction.atomic(using=self.using, savepoint=False):
             primary_key = self.query.get_meta().pk
+            before = {guard: discards.lock(guard, self) for guard in guards if guard.discards}
             rows = execute(self, [*returning_fields, primary_key])
-            for guard in guards:
-                _add(guard, self.using, _by_primary_key(guard, self.using, [row[-1] for row in rows]))
+            _follow(guards, self.using, before, [row[-1] for row in rows])
         return [row[:-1] for row in rows]
 
     return execute_returning_sql
@@ -162,6 +176,7 @@ def _update(compiler: Any, guards: Sequence[Guard], result_type: Any) -> Any:
         sql = ""
     if sql:
         connection, primary_key = compiler.connection, compiler.query.get_meta().pk
+        before = {guard: discards.lock(guard, compiler) for guard in guards if guard.discards}
         with connection.cursor() as cursor:
             if connection.features.can_return_columns_from_insert and connection.vendor in ("postgresql", "sqlite"):
                 column = connection.ops.quote_name(primary_key.column)
@@ -177,12 +192,35 @@ def _update(compiler: Any, guards: Sequence[Guard], result_type: Any) -> Any:
                 keys = _locked(compiler)
                 cursor.execute(sql, parameters)
                 changed = cursor.rowcount
-        for guard in guards:
-            _add(guard, compiler.using, _by_primary_key(guard, compiler.using, keys))
+        _follow(guards, compiler.using, before, keys)
     for query in compiler.query.get_related_updates():
         related = query.get_compiler(compiler.using).execute_sql(result_type)
         changed = related if changed is None and related else changed
     return None if result_type == NO_RESULTS else changed or 0
+
+
+def _follow(guards: Sequence[Guard], using: str, before: dict[Guard, discards.Alive], keys: Sequence[Any]) -> None:
+    """Bring every guard up to date with an UPDATE of the rows that have these primary keys now."""
+    for guard in guards:
+        if guard in before:
+            _add(guard, using, discards.settle(guard, using, before[guard], keys))
+        else:
+            _add(guard, using, _by_primary_key(guard, using, keys))
+
+
+def _deleting(execute: Execute) -> Execute:
+    @wraps(execute)
+    def execute_sql(self: Any, *args: Any, **kwargs: Any) -> Any:
+        guards = [guard for guard in guards_of(self.query.get_meta().db_table) if guard.discards]
+        if not guards:
+            return execute(self, *args, **kwargs)
+        with transaction.atomic(using=self.using, savepoint=False):
+            before = {guard: discards.lock(guard, self) for guard in guards}
+            result = execute(self, *args, **kwargs)
+            _follow(guards, self.using, before, ())
+        return result
+
+    return execute_sql
 
 
 def _locked(compiler: Any) -> list[Any]:
