@@ -26,17 +26,20 @@ def writer(world: World, process: Process) -> None:
 
 
 def write(world: World, process: Process) -> None:
-    """One transaction with a row or two. Some dawdle, some are rolled back."""
+    """One transaction that inserts a row or two, or deletes one. Some dawdle, some are rolled back."""
     rng, database = world.rng, world.database
-    keys = [key for key in rng.sample(range(len(KEYS)), rng.choice([1, 1, 2])) if key not in database.rows]
-    keys = [key for key in keys if key not in database.touched()]
-    if not keys:
+    free = [key for key in range(len(KEYS)) if key not in database.rows and key not in database.touched()]
+    deletes = rng.random() < (0.5 if world.counted else 0.2) and len(database.rows) > 3
+    if not free and not deletes:
         return
     try:
-        with database.atomic() if rng.random() < 0.6 else nullcontext():  # or in autocommit
+        with database.atomic() if deletes or rng.random() < 0.6 else nullcontext():  # or in autocommit
             if rng.random() < 0.2:
                 world.scheduler.hop()
-            process.insert(keys)
+            if deletes:
+                process.delete(rng.choice(list(database.rows)))
+            else:
+                process.insert(sorted(rng.sample(free, min(len(free), rng.choice([1, 1, 2])))))
             if rng.random() < 0.1:
                 world.scheduler.sleep(rng.randrange(64) * TICK)
             if rng.random() < 0.1:
@@ -224,7 +227,7 @@ class Faults:
         """A primary restarts from its last snapshot: with less than it acknowledged."""
         server = self.world.rng.choice(self.world.servers)
         if server.primary:
-            server.generations = {name: set(keys) for name, keys in server.snapshot.items()}
+            server.generations = {name: cells.copy() for name, cells in server.snapshot.items()}
             server.identity, server.alive = self.world.new_life(), True
             server.life += 1
             self.world.scheduler.note("restarts", server.name, "from an old snapshot as", server.identity)

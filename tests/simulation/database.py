@@ -1,5 +1,5 @@
-"""A simulated database: rows, transactions that hold a lock on the table from their first write to their end, and the
-state rows, which are real rows of a real in-memory SQLite, one statement at a time."""
+"""A simulated database: rows, transactions that hold locks on the table and its rows from their first write to their
+end, and the state rows, which are real rows of a real in-memory SQLite, one statement at a time."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ class Transaction:
 
 
 class Database:
-    """``rows`` is what everybody sees; each key of it stands for the moment of its commit."""
+    """``rows`` is what everybody sees: keys, the latest last, with the number of the transaction that inserted them."""
 
     def __init__(self, scheduler: Scheduler) -> None:
         self.scheduler = scheduler
-        self.rows: dict[int, float] = {}
+        self.rows: dict[int, int] = {}
         self.open: dict[Any, Transaction] = {}  # by agent
         self.down_until = 0.0
         self.lossy = 0.0  # the share of statements on the state rows whose answer is lost
@@ -65,19 +65,27 @@ class Database:
             del self.open[agent]
             raise
         del self.open[agent]
-        self.rows.update(dict.fromkeys(mine.inserted, self.scheduler.now))
+        self.rows.update(dict.fromkeys(mine.inserted, mine.number))
         for key in mine.deleted:
             self.rows.pop(key, None)
         self.commits += 1
         self.scheduler.note("COMMIT", *sorted(mine.inserted), *(f"-{key}" for key in sorted(mine.deleted)))
         self.committed(mine.inserted)
+        for function in mine.on_commit:
+            function()
 
-    def on_commit(self, function: Callable[[], None], using: str | None = None) -> None:
-        agent = self.scheduler.current
-        self.open[agent].on_commit.append(function)
+    @property
+    def mine(self) -> Transaction:
+        """The open transaction of the agent that is running."""
+        return self.open[self.scheduler.current]
+
+    def lock(self, key: int) -> None:
+        """``SELECT ... FOR UPDATE``: wait for whoever has written the row before us."""
+        while any(key in each.inserted or key in each.deleted for each in self.open.values() if each is not self.mine):
+            self.scheduler.sleep(TICK)
 
     def touched(self) -> set[int]:
-        """Rows that an open transaction has written: nobody else can write them now."""
+        """Rows that an open transaction has written."""
         return {key for each in self.open.values() for key in (*each.inserted, *each.deleted)}
 
     def writers(self) -> set[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -11,11 +12,11 @@ from unittest.mock import patch
 from bloomguard import rebuild
 from bloomguard.live import LiveFilter
 from bloomguard.rebuild import Rebuild
-from bloomguard.sync import fencing, statements
+from bloomguard.sync import fencing
 from bloomguard.sync.state import StateTable
 
 from .servers import Server, SimulatedStore
-from .world import SimulatedLive, World
+from .world import Process, World
 
 Patches = list[Any]
 MUTANTS: dict[str, Callable[[], Patches]] = {}
@@ -93,44 +94,28 @@ def lease_not_checked_after_the_add() -> Patches:
 # -- the write
 
 
-def _order(insert: Callable[[Any, Any, Callable[[], Any]], Any]) -> Patches:
-    def inserting(execute: Callable[..., Any]) -> Callable[..., Any]:
-        def execute_sql(compiler: Any, returning_fields: Any) -> Any:
-            guard = World.current.running().guard
-            keys = [row.id for row in compiler.query.objs]
-
-            def add() -> None:
-                statements._add(guard, compiler.using, keys)
-
-            return insert(compiler, add, lambda: execute(compiler, returning_fields))
-
-        return execute_sql
-
-    return [patch.object(statements, "_inserting", inserting)]
-
-
 @mutant
 def add_before_the_statement() -> Patches:
     """A key is added before its transaction holds a lock that a barrier waits for."""
 
-    def insert(compiler: Any, add: Any, execute: Any) -> None:
-        with statements.transaction.atomic(compiler.using):
-            add()
-            execute()
+    def insert(self: Process, keys: list[int]) -> None:
+        with self.world.database.atomic():
+            self.add(keys)
+            self.statement(keys)
 
-    return _order(insert)
+    return [patch.object(Process, "insert", insert)]
 
 
 @mutant
 def add_after_the_commit() -> Patches:
     """A key is added when its row can be seen already."""
 
-    def insert(compiler: Any, add: Any, execute: Any) -> None:
-        with statements.transaction.atomic(compiler.using):
-            execute()
-        add()
+    def insert(self: Process, keys: list[int]) -> None:
+        with self.world.database.atomic():
+            self.statement(keys)
+        self.add(keys)
 
-    return _order(insert)
+    return [patch.object(Process, "insert", insert)]
 
 
 def _writes_only(narrow: Callable[[Any], Any]) -> Patches:
@@ -171,16 +156,35 @@ def no_fence() -> Patches:
     return [patch.object(fencing, "fence", lambda guard, using, reason: None)]
 
 
+def _impatient(owner: Any, name: str) -> Patches:
+    """What waits on purpose inside of ``owner.name`` waits no more."""
+    real, sleep, hurried = getattr(owner, name), Process.sleep, set()
+
+    def hurry(*arguments: Any) -> Any:
+        agent = World.current.scheduler.current
+        hurried.add(agent)
+        try:
+            return real(*arguments)
+        finally:
+            hurried.discard(agent)
+
+    def wait(self: Process, seconds: float) -> None:
+        if self.world.scheduler.current not in hurried:
+            sleep(self, seconds)
+
+    return [patch.object(owner, name, hurry), patch.object(Process, "sleep", wait)]
+
+
 @mutant
 def no_wait_after_the_fence() -> Patches:
     """The writer who fences commits at once."""
-    return [patch.object(fencing, "LEASE_SECONDS", 0.0)]
+    return _impatient(fencing, "fence")
 
 
 @mutant
 def fence_of_others_not_heeded() -> Patches:
     """A writer who finds a fence of somebody else commits at once."""
-    return [patch.object(LiveFilter, "_heed_fence", lambda self, state: None)]
+    return _impatient(LiveFilter, "add")
 
 
 # -- the store
@@ -199,7 +203,7 @@ def identity_not_checked() -> Patches:
 def missing_is_empty() -> Patches:
     """A generation that a server does not have is an empty one, and an add creates it."""
     return [
-        patch.object(Server, "held", lambda self, name: self.generations.setdefault(name, set())),
+        patch.object(Server, "held", lambda self, name: self.generations.setdefault(name, Counter())),
         patch.object(SimulatedStore, "has", lambda self, server, name: True),
     ]
 
@@ -216,6 +220,12 @@ def _hurried(hurries: Callable[[Rebuild], bool]) -> Patches:
         return real(self)
 
     return [patch.object(Rebuild, "run", run)]
+
+
+@mutant
+def no_wait_after_fencing_a_replaced_store() -> Patches:
+    """The row names another store while some processes still answer from the one before."""
+    return _hurried(lambda one: one._mine is None)
 
 
 @mutant
@@ -247,3 +257,39 @@ def publish_without_compare_and_set() -> Patches:
         return real(self, seen, **changes)
 
     return [patch.object(StateTable, "swap", swap)]
+
+
+# -- discards
+
+
+@mutant
+def discard_without_a_token() -> Patches:
+    """A deleted row leaves whatever generation answers by then, whether it was ever added there or not."""
+    real = LiveFilter.discard
+    return [patch.object(LiveFilter, "discard", lambda self, keys, name: real(self, keys, self.active()))]
+
+
+@mutant
+def discard_by_every_deleter() -> Patches:
+    """Of two that delete one row, both discard it."""
+    return [patch.object(Process, "finds", lambda self, key: True)]
+
+
+@mutant
+def discard_before_the_commit() -> Patches:
+    """A row whose deletion is rolled back has left the filter."""
+
+    def delete(self: Process, key: int) -> None:
+        real(self, key)
+        hooks = self.world.database.mine.on_commit
+        while hooks:
+            hooks.pop()()
+
+    real = Process.delete
+    return [patch.object(Process, "delete", delete)]
+
+
+@mutant
+def insert_if_absent() -> Patches:
+    """A key that seems to be there, because it shares its cell with another, is not added."""
+    return [patch.object(World, "counts_adds", lambda self: False)]

@@ -33,12 +33,9 @@ def _put(module: Any, **seams: Any) -> None:
 def install() -> None:
     """Done once a process, and never undone."""
     from bloomguard import barrier, live, rebuild
-    from bloomguard.sync import connection, fencing, state, statements
+    from bloomguard.sync import connection, fencing, state
 
-    from .world import LAYOUT, World
-
-    def database() -> Any:
-        return World.current.database
+    from .world import World
 
     def kill(pid: int, signal: int) -> None:
         if all(process.pid != pid or process.dead for process in World.current.processes.values()):
@@ -54,23 +51,15 @@ def install() -> None:
         os=SimpleNamespace(getpid=lambda: World.current.running().pid, kill=kill),
         socket=SimpleNamespace(gethostname=lambda: World.current.running().host),
         secrets=SimpleNamespace(token_hex=lambda size: World.current.new_name()),
-        lay_out=lambda guard, summary, tag=0: LAYOUT,
+        lay_out=lambda guard, summary, tag=0: World.current.layout,
         Proof=Unproved,
     )
     _put(
         barrier,
         connections={"rows": SimpleNamespace(vendor="postgresql")},
-        _postgresql_writers=lambda using, table: database().writers(),
+        _postgresql_writers=lambda using, table: World.current.database.writers(),
         _POLL_SECONDS=0.25,
     )
-    transactions = SimpleNamespace(
-        atomic=lambda using=None, savepoint=True: database().atomic(using, savepoint),
-        on_commit=lambda function, using=None: database().on_commit(function, using),
-    )
-    for module in (statements, fencing):
-        _put(module, transaction=transactions)
-    # Only the insert of a simulated process is looked at: the state rows' own statements come by here as well.
-    _put(statements, guards_of=lambda table: (World.current.running().guard,) if table == "shop_product" else ())
 
 
 class Unproved:

@@ -3,8 +3,9 @@ and the store through which a process reaches them, which proves who answers as 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any, TypeVar
+from collections import Counter
+from collections.abc import Callable, Iterable
+from typing import Any
 
 from bloomguard.exceptions import StoreError, StoreUnavailable, UnknownGeneration
 from bloomguard.filters import CorruptFilter
@@ -14,15 +15,19 @@ from bloomguard.stores.base import FindKeyHash
 
 from .scheduler import Scheduler
 
-T = TypeVar("T")
-
 #: For how long a connection's proof of who answers is taken for good; losing an acknowledged write and being the
 #: primary again takes a server longer.
 PROVED_SECONDS = 0.25
 
 
+#: What a generation holds: how often it holds each cell, a key of its own or one that several keys share.
+Cells = Counter[int]
+#: A cell that was counted this often counts no more.
+SATURATED = 6
+
+
 class Server:
-    """One server: ``generations`` maps names to sets of keys. ``life`` changes whenever connections to it break."""
+    """One server: ``generations`` by name. ``life`` changes whenever connections to it break."""
 
     def __init__(self, number: int, identity: str, *, primary: bool) -> None:
         self.name = "ab"[number]
@@ -31,14 +36,14 @@ class Server:
         self.alive = True
         self.life = 0
         self.demoted_at = float("-inf")
-        self.generations: dict[str, set[bytes]] = {}
-        self.snapshot: dict[str, set[bytes]] = {}
+        self.generations: dict[str, Cells] = {}
+        self.snapshot: dict[str, Cells] = {}
 
-    def copy(self) -> dict[str, set[bytes]]:
-        return {name: set(keys) for name, keys in self.generations.items()}
+    def copy(self) -> dict[str, Cells]:
+        return {name: cells.copy() for name, cells in self.generations.items()}
 
-    def held(self, name: str) -> set[bytes]:
-        """A generation's keys. One that is missing is not empty: its tags are not there."""
+    def held(self, name: str) -> Cells:
+        """What a generation holds. One that is missing is not empty: its tags are not there."""
         try:
             return self.generations[name]
         except KeyError:
@@ -80,7 +85,7 @@ class SimulatedStore(Store):
 
     def trip(self, kind: str, action: Any, identity: str | None = None) -> tuple[str, Any]:
         """Run ``action(server)`` there, as one atomic command: who answered, and its result."""
-        scheduler, key = self._scheduler, (scheduler_agent(self._scheduler), kind)
+        scheduler, key = self._scheduler, (self._scheduler.current.name, kind)
         scheduler.hop()  # the command is on its way
         server = self._network.server(self._process.host)
         connection = self._connections.get(key)
@@ -129,14 +134,14 @@ class SimulatedStore(Store):
         return reply
 
     def create(self, guard: str, name: str, layout: Layout) -> Generation:
-        found, _ = self.trip("bulk", lambda server: server.generations.setdefault(name, set()))
-        return SimulatedGeneration(self, name, layout, found, draft=set())
+        found, _ = self.trip("bulk", lambda server: server.generations.setdefault(name, Counter()))
+        return SimulatedGeneration(self, name, layout, found, draft=Counter())
 
     def open(self, guard: str, name: str, find_key_hash: FindKeyHash, identity: str | None = None) -> Generation:
         identity = identity or self.identity
         if not self.read(lambda server: self.has(server, name), identity):
             raise UnknownGeneration(f"{name} is not there")
-        return SimulatedGeneration(self, name, self._process.layout, identity)
+        return SimulatedGeneration(self, name, self._process.world.layout, identity)
 
     def has(self, server: Server, name: str) -> bool:
         return name in server.generations
@@ -153,40 +158,51 @@ class SimulatedStore(Store):
 
 
 class SimulatedGeneration(Generation):
-    """A generation that holds keys exactly, so that no false positive hides a loss."""
+    """A generation that errs only where ``layout.cell`` gives two keys one cell, which filters that discard do."""
 
     def __init__(
-        self, store: SimulatedStore, name: str, layout: Layout, identity: str, draft: set[bytes] | None = None
+        self, store: SimulatedStore, name: str, layout: Any, identity: str, draft: Cells | None = None
     ) -> None:
         self.name = name
         self.layout = layout
         self._store = store
         self._identity = identity
         self._draft = draft  # what its builder has added in bulk, until it is sealed
+        self._cell: Callable[[bytes], int] = layout.cell
         self.might_contain = self._might_contain
 
     def _might_contain(self, key: bytes) -> bool:
-        found: bool = self._store.read(lambda server: key in server.held(self.name), self._identity)
-        return found or (self._draft is not None and key in self._draft)
+        cell = self._cell(key)
+        found: bool = self._store.read(lambda server: server.held(self.name)[cell] > 0, self._identity)
+        return found or (self._draft is not None and self._draft[cell] > 0)
 
     def might_contain_many(self, keys: Iterable[bytes]) -> list[bool]:
-        keys, draft = list(keys), self._draft or ()
+        cells, draft = [self._cell(key) for key in keys], self._draft or Counter()
         held: list[bool] = self._store.read(
-            lambda server: [key in server.held(self.name) for key in keys], self._identity
+            lambda server: [server.held(self.name)[cell] > 0 for cell in cells], self._identity
         )
-        return [there or key in draft for key, there in zip(keys, held)]
+        return [there or draft[cell] > 0 for cell, there in zip(cells, held)]
 
     def add(self, keys: Iterable[bytes]) -> None:
-        keys = list(keys)
-        self._store.trip("add", lambda server: server.held(self.name).update(keys), self._identity)
-        if self._draft is not None:
-            self._draft.update(keys)
+        cells = [self._cell(key) for key in keys]
+        self._store.trip("add", lambda server: server.held(self.name).update(cells), self._identity)
+
+    def discard(self, keys: Iterable[bytes]) -> None:
+        cells = [self._cell(key) for key in keys]
+
+        def take_out(server: Server) -> None:
+            held = server.held(self.name)
+            for cell in cells:
+                if 0 < held[cell] < SATURATED:
+                    held[cell] -= 1
+
+        self._store.trip("add", take_out, self._identity)
 
     def add_many(self, keys: Any, *, more: bool = False) -> None:
         if self._draft is None:
             self.add(keys)
         else:
-            self._draft.update(keys)
+            self._draft.update(self._cell(key) for key in keys)
 
     def seal(self) -> None:
         if self._draft is not None:
@@ -194,12 +210,12 @@ class SimulatedGeneration(Generation):
             self._store.trip("bulk", lambda server: server.held(self.name).update(draft), self._identity)
             self._draft = None
 
+    def filters(self) -> Iterable[Any]:
+        return []
+
     def fill(self) -> float:
         return 0.5
 
     def measure_error_rate(self, probes: int = 100_000) -> float:
         return 0.0
 
-
-def scheduler_agent(scheduler: Scheduler) -> str:
-    return scheduler.current.name

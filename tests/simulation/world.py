@@ -15,7 +15,7 @@ from bloomguard.guards import Guard
 from bloomguard.live import LiveFilter
 from bloomguard.models import GuardState
 from bloomguard.rebuild import Rebuild
-from bloomguard.sync import statements
+from bloomguard.sync import fencing
 from bloomguard.sync.state import StateTable
 from bloomguard.verdicts import Decision, Verdict
 from tests.guarding import make_guard
@@ -29,8 +29,25 @@ _EPOCH = datetime(2026, 1, 1, tzinfo=timezone.utc)
 
 GUARD = make_guard(Product, name="simulated", filter="bloom")
 make_key: Callable[[int], bytes] = GUARD.keys.key
-KEYS = [make_key(number) for number in range(1_000)]
-LAYOUT: Any = SimpleNamespace(kind="exact", capacity=len(KEYS), total_bytes=0, error_rate=0.0)
+#: Few keys, so that the same come and go; and of a filter that counts, fewer cells.
+KEYS = [make_key(number) for number in range(60)]
+CELLS = 16
+
+
+def _layout(counted: bool) -> Any:
+    """What the code looks at of a layout."""
+    return SimpleNamespace(
+        kind="simulated",
+        capacity=1_000,
+        total_bytes=0,
+        headers=(),
+        error_rate=0.0,
+        filter_class=SimpleNamespace(supports_discard=counted),
+        cell=(lambda key: int.from_bytes(key, "little") % CELLS) if counted else int.from_bytes,
+    )
+
+
+EXACT, COUNTED = _layout(False), _layout(True)
 
 
 class FalseNotFound(Exception):
@@ -53,8 +70,6 @@ class SimulatedLive(LiveFilter):
 class Process:
     """One process of a host: its own copy of the state rows, its own store, its own clocks."""
 
-    layout = LAYOUT
-
     def __init__(self, world: World, host: str, pid: int) -> None:
         self.world = world
         self.host = host
@@ -65,11 +80,16 @@ class Process:
         self._offset = float(world.scheduler.rng.randrange(-500, 500))
         self.store = SimulatedStore(self, world.network)
         self.table = StateTable(SimulatedConnection(world.database), self.clock)
-        self.table.sleep = scheduler.sleep
+        self.table.sleep = self.sleep
         self.table._lock = Lock(scheduler)  # type: ignore[assignment]
         self.guard: Guard = copy.copy(GUARD)
         live = SimulatedLive(
-            GUARD.name, store_alias="simulated", definition="words", width=GUARD.keys.width, table=self.table
+            GUARD.name,
+            store_alias="simulated",
+            definition="words",
+            width=GUARD.keys.width,
+            counted=world.counts_adds(),
+            table=self.table,
         )
         live.simulated = self.store
         live._lock = Lock(scheduler)  # type: ignore[assignment]
@@ -91,39 +111,59 @@ class Process:
         world = self.world
         return _EPOCH + timedelta(seconds=world.scheduler.now - START + world.wall.get(self.host, 0.0))
 
+    def sleep(self, seconds: float) -> None:
+        """What the code waits on purpose."""
+        self.world.scheduler.sleep(seconds)
+
     def insert(self, keys: list[int]) -> None:
-        """What the ORM does for ``bulk_create`` or ``save``: the wrapped compiler, in a transaction."""
-        database, world = self.world.database, self.world
+        """The order of a write: statement, add, COMMIT; a fence before the COMMIT if the add was not proved."""
+        with self.world.database.atomic():
+            self.statement(keys)
+            self.add(keys)
 
-        def execute(compiler: Any, returning_fields: Any) -> list[Any]:
-            world.scheduler.hop()
-            mine = database.open[world.scheduler.current]
-            mine.wrote = True
-            mine.inserted.update(keys)
-            world.scheduler.note("INSERT", *keys)
-            world.scheduler.hop()
-            return []
+    def statement(self, keys: list[int]) -> None:
+        """INSERT."""
+        self.world.scheduler.hop()
+        mine = self.world.database.mine
+        mine.wrote = True
+        mine.inserted.update(keys)
+        self.world.scheduler.note("INSERT", *keys)
+        self.world.scheduler.hop()
 
-        statements._inserting(execute)(_compiler(keys), None)
+    def add(self, keys: list[int]) -> None:
+        """What follows an INSERT. Raises :class:`StoreError`: then it must not be committed."""
+        if not self.guard.live.add([KEYS[key] for key in keys]):
+            fencing.fence(self.guard, ROWS, "a written row could not be added to its filter")
+
+    def delete(self, key: int) -> None:
+        """DELETE, with a token for the generation that answers, which is redeemed after the COMMIT."""
+        world, database = self.world, self.world.database
+        generation = self.guard.live.active() if world.counted else ""
+        database.mine.wrote = True
+        database.lock(key)
+        if not self.finds(key):
+            return
+        world.scheduler.note("DELETE", key, "with a token for", generation)
+        database.mine.deleted.add(key)
+        world.scheduler.hop()
+        if generation:
+            database.mine.on_commit.append(lambda: self.discard(key, generation))
+
+    def finds(self, key: int) -> bool:
+        """Whether the locked row is still there: of two that delete it, the second finds none."""
+        return key in self.world.database.rows
+
+    def discard(self, key: int, generation: str) -> None:
+        """Redeem a token."""
+        self.world.scheduler.hop()
+        self.world.scheduler.note("discards", key, "from", generation)
+        self.guard.live.discard([KEYS[key]], generation)
 
     def rebuild(self) -> Rebuild:
         """A rebuild as the management command makes it, of the simulated rows."""
-        made = Rebuild(self.guard, sleep=self.world.scheduler.sleep, clock=self.clock)
+        made = Rebuild(self.guard, sleep=self.sleep, clock=self.clock)
         made.source = SimulatedSource(self.world.database, make_key)  # type: ignore[assignment]
         return made
-
-
-def _compiler(keys: list[int]) -> Any:
-    """What the wrapper looks at of a compiler."""
-    return SimpleNamespace(
-        query=SimpleNamespace(
-            get_meta=lambda: Product._meta,
-            fields=[Product._meta.pk],
-            objs=[SimpleNamespace(id=key) for key in keys],
-        ),
-        using=ROWS,
-        connection=SimpleNamespace(features=SimpleNamespace(can_return_rows_from_bulk_insert=True)),
-    )
 
 
 class World:
@@ -144,13 +184,18 @@ class World:
         self._pids = 100
         self._names = 0
         self._lives = 0
-        first = set(self.rng.sample(range(len(KEYS)), 4))
-        self.database.rows.update(dict.fromkeys(first, START))
+        #: Whether the guard's filter counts keys and can discard them.
+        self.counted = self.rng.random() < 0.4
+        self.layout = COUNTED if self.counted else EXACT
+        first = self.rng.sample(range(len(KEYS)), 6)
+        self.database.rows.update(dict.fromkeys(first, 0))
         for server in self.servers:
-            server.generations["g0"] = {KEYS[key] for key in first}
+            server.generations["g0"] = Counter(self.layout.cell(KEYS[key]) for key in first)
         raw = connections["default"].connection
-        raw.execute("UPDATE bloomguard_guardstate SET version=1, status='armed', identity='life0', active='g0', "
-                    "standby='', building='', builder='', builder_seen_at=NULL, fenced_at=NULL, reason=''")
+        raw.execute(
+            "UPDATE bloomguard_guardstate SET version=1, status='armed', identity='life0', active='g0', standby='', "
+            "building='', builder='', builder_seen_at=NULL, fenced_at=NULL, reason=''"
+        )
 
     def process(self, host: str) -> Process:
         """The host's process; a new one if the last was killed."""
@@ -159,6 +204,10 @@ class World:
             self._pids += 1
             process = self.processes[host] = Process(self, host, self._pids)
         return process
+
+    def counts_adds(self) -> bool:
+        """Whether a key that seems to be there is added all the same."""
+        return self.counted
 
     def running(self) -> Process:
         """The process of the agent that runs."""
@@ -181,7 +230,7 @@ class World:
         self.scheduler.note("hears of", key, decision.reason)
         self.counts[decision.reason] += 1
         if decision.verdict is Verdict.ABSENT and committed is not None and self.database.rows.get(key) == committed:
-            raise FalseNotFound(f"row {key}, committed at {committed - START:.4f}, was answered 404")
+            raise FalseNotFound(f"row {key} was there all the time, and was answered 404")
         return decision
 
 
