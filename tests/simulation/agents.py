@@ -8,6 +8,7 @@ from contextlib import nullcontext
 from bloomguard.exceptions import BuilderBusy, RebuildError, StoreError
 from bloomguard.verdicts import MAYBE
 
+from .database import Transaction
 from .scheduler import PACES, TICK
 from .world import KEYS, Process, World
 
@@ -37,7 +38,8 @@ def write(world: World, process: Process) -> None:
             if rng.random() < 0.2:
                 world.scheduler.hop()
             if deletes:
-                process.delete(rng.choice(list(database.rows)))
+                going = [key for each in database.open.values() for key in each.deleted]
+                process.delete(rng.choice(going if going and rng.random() < 0.6 else list(database.rows)))
             else:
                 process.insert(sorted(rng.sample(free, min(len(free), rng.choice([1, 1, 2])))))
             if rng.random() < 0.1:
@@ -63,28 +65,49 @@ def reader(world: World, process: Process) -> None:
 
 
 class Curiosity:
-    """Chance alone seldom brings together what belongs to a race. So a commit makes others ask for its rows at once,
-    and a change of the state row makes somebody write."""
+    """Chance alone seldom brings together what belongs to a race. So others ask for a row as soon as it is committed,
+    and somebody writes, or the one who did it dies, as soon as the state row has changed."""
 
     def __init__(self, world: World) -> None:
         self.world = world
+        self.deadly = world.rng.random() < 0.5
         world.database.committed = self.committed
         world.database.changed = self.changed
+        world.discarded = self.discarded
 
-    def committed(self, keys: set[int]) -> None:
-        rng = self.world.rng
+    def committed(self, done: Transaction) -> None:
+        """Ask for what was inserted."""
+        if done.inserted:
+            self._ask(min(done.inserted))
+
+    def discarded(self, key: int) -> None:
+        """Ask for a row that shares its cell with what was discarded."""
+        cell = self.world.layout.cell
+        shared = [other for other in self.world.database.rows if cell(KEYS[other]) == cell(KEYS[key])]
+        if shared:
+            self._ask(shared[0])
+
+    def _ask(self, key: int) -> None:
         for host in WEBS:
-            if keys and rng.random() < 0.4:
-                self._spawn(host, "asker", self.world.ask, min(keys))
+            if self.world.rng.random() < 0.4:
+                self._spawn(self.world.processes[host], "asker", self.world.ask, key)
 
     def changed(self) -> None:
-        if self.world.rng.random() < 0.7:
-            self._spawn(self.world.rng.choice(WEBS), "hasty", lambda process: write(self.world, process))
+        """Write, in a process that has a copy of the row as it was, or in one that has just begun."""
+        rng = self.world.rng
+        if rng.random() < 0.7:
+            if rng.random() < 0.5:
+                process = self.world.processes[rng.choice(WEBS)]
+            else:
+                process = self.world.new_process("shell")
+                self.world.network.route["shell"] = rng.randrange(2)
+            self._spawn(process, "hasty", lambda process: write(self.world, process))
+        if self.deadly and rng.random() < 0.1:
+            kill(self.world, self.world.running().host)
 
-    def _spawn(self, host: str, name: str, target: Callable[..., object], *arguments: object) -> None:
-        process = self.world.processes[host]
+    def _spawn(self, process: Process, name: str, target: Callable[..., object], *arguments: object) -> None:
         delay = self.world.rng.choice([0, 0, 0, 1, 2, 4, 8]) * TICK
-        self.world.scheduler.spawn(f"{host}.{name}", process, target, process, *arguments, delay=delay)
+        self.world.scheduler.spawn(f"{process.host}.{name}", process, target, process, *arguments, delay=delay)
 
 
 def builder(world: World, process: Process) -> None:
@@ -114,6 +137,14 @@ def start(world: World, host: str, delay: float = 0.0) -> None:
         world.scheduler.spawn(f"{host}.{name}", process, agent, world, process, delay=delay)
 
 
+def kill(world: World, host: str) -> None:
+    """kill -9, and a supervisor that starts the process again."""
+    world.processes[host].dead = True
+    world.scheduler.note("kills", host)
+    if host in HOSTS:
+        start(world, host, delay=world.rng.randrange(32) * TICK)
+
+
 class Faults:
     """Breaks things in storms. Each schedule has a weather of its own, some kinds of faults; after a storm it is calm."""
 
@@ -126,12 +157,12 @@ class Faults:
         kinds = [self.promote, self.heal, self.reroute, self.cut, self.flush, self.evict, self.restore, self.save]
         kinds += [self.kill, self.step_wall_clock, self.lose_database]
         failover = [self.replicate, self.reroute, self.promote, self.heal]
-        weather = rng.choice([[], failover, [self.cut], [self.kill, self.cut, self.evict], kinds, kinds])
+        weather = rng.choice([[], failover, failover, [self.cut], [self.kill, self.cut, self.evict], kinds, kinds])
         self.kinds = [kind for kind in weather if rng.random() < 0.6]
         if rng.random() < 0.15:
             world.database.lossy = world.network.lossy = 0.04
         if rng.random() < 0.3:
-            world.database.slow = 0.1
+            world.database.slow = 0.2  # for web hosts: their copies of the row grow old on the way
 
     def run(self) -> None:
         rng, scheduler = self.world.rng, self.world.scheduler
@@ -181,7 +212,7 @@ class Faults:
         self.world.scheduler.note(f"promotes {new.name} to {new.identity}; {old.name} lives: {old.alive}")
         if self.world.rng.random() < 0.7:
             for host in HOSTS:
-                if self.world.rng.random() < 0.7:
+                if self.world.rng.random() < (0.4 if host in WEBS else 0.9):
                     self.world.network.route[host] = roles[1]
 
     def heal(self) -> None:
@@ -233,11 +264,8 @@ class Faults:
             self.world.scheduler.note("restarts", server.name, "from an old snapshot as", server.identity)
 
     def kill(self) -> None:
-        """kill -9, and a supervisor that starts the process again."""
-        host = self.world.rng.choice(list(HOSTS))
-        self.world.processes[host].dead = True
-        self.world.scheduler.note("kills", host)
-        start(self.world, host, delay=self.world.rng.randrange(32) * TICK)
+        """Any process dies."""
+        kill(self.world, self.world.rng.choice(list(HOSTS)))
 
     def step_wall_clock(self) -> None:
         """A host's time of day jumps, by more than it takes to be held for dead."""

@@ -42,8 +42,8 @@ class Database:
         self.down_until = 0.0
         self.lossy = 0.0  # the share of statements on the state rows whose answer is lost
         self.slow = 0.0  # the share of those whose answer takes longer than a lease
-        #: Called after each commit of rows, with their keys, and after each change of the state row.
-        self.committed: Callable[[set[int]], None] = lambda keys: None
+        #: Called after each commit of rows, and after each change of the state row.
+        self.committed: Callable[[Transaction], None] = lambda done: None
         self.changed: Callable[[], None] = lambda: None
         self.commits = 0
         self.published = 0
@@ -70,7 +70,7 @@ class Database:
             self.rows.pop(key, None)
         self.commits += 1
         self.scheduler.note("COMMIT", *sorted(mine.inserted), *(f"-{key}" for key in sorted(mine.deleted)))
-        self.committed(mine.inserted)
+        self.committed(mine)
         for function in mine.on_commit:
             function()
 
@@ -108,7 +108,7 @@ class Database:
             changed = [state_words()] if found[1] else ["no row changed"]
             scheduler.note(sql.split(" ", 1)[0], *changed)
         scheduler.hop()
-        if self.slow and scheduler.random() < self.slow:
+        if scheduler.random() < self.slow and sql.startswith("SELECT") and scheduler.current.name.startswith("web"):
             scheduler.sleep(scheduler.rng.randrange(14, 40) * TICK)
         if self.lossy and scheduler.random() < self.lossy:
             raise OperationalError("the connection was lost before the answer came")

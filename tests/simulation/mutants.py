@@ -72,25 +72,6 @@ def lease_from_the_answer() -> Patches:
     return [patch.object(StateTable, name, late(getattr(StateTable, name))) for name in ("renew", "current")]
 
 
-@mutant
-def lease_not_checked_after_the_add() -> Patches:
-    """A writer counts an add although its copy of the row grew old meanwhile."""
-    add, lease, adding = LiveFilter._add, StateTable.lease, {}
-
-    def unchecked_add(self: LiveFilter, state: Any, keys: Any) -> bool:
-        agent = World.current.scheduler.current
-        adding[agent] = state
-        try:
-            return add(self, state, keys)
-        finally:
-            del adding[agent]
-
-    def unchecked_lease(self: StateTable, name: str) -> Any:
-        return adding.get(World.current.scheduler.current) or lease(self, name)
-
-    return [patch.object(LiveFilter, "_add", unchecked_add), patch.object(StateTable, "lease", unchecked_lease)]
-
-
 # -- the write
 
 

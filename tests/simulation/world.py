@@ -22,7 +22,7 @@ from tests.guarding import make_guard
 from tests.shop.models import Product
 
 from .database import ROWS, Database, SimulatedConnection, SimulatedSource
-from .scheduler import PACES, START, Lock, Scheduler
+from .scheduler import PACES, START, TICK, Lock, Scheduler
 from .servers import Network, Server, SimulatedStore
 
 _EPOCH = datetime(2026, 1, 1, tzinfo=timezone.utc)
@@ -30,8 +30,8 @@ _EPOCH = datetime(2026, 1, 1, tzinfo=timezone.utc)
 GUARD = make_guard(Product, name="simulated", filter="bloom")
 make_key: Callable[[int], bytes] = GUARD.keys.key
 #: Few keys, so that the same come and go; and of a filter that counts, fewer cells.
-KEYS = [make_key(number) for number in range(60)]
-CELLS = 16
+KEYS = [make_key(number) for number in range(40)]
+CELLS = 12
 
 
 def _layout(counted: bool) -> Any:
@@ -43,7 +43,7 @@ def _layout(counted: bool) -> Any:
         headers=(),
         error_rate=0.0,
         filter_class=SimpleNamespace(supports_discard=counted),
-        cell=(lambda key: int.from_bytes(key, "little") % CELLS) if counted else int.from_bytes,
+        cell=(lambda key: int.from_bytes(key, "little") % CELLS) if counted else (lambda key: int.from_bytes(key, "little")),
     )
 
 
@@ -156,8 +156,11 @@ class Process:
     def discard(self, key: int, generation: str) -> None:
         """Redeem a token."""
         self.world.scheduler.hop()
+        if self.world.rng.random() < 0.4:
+            self.world.scheduler.sleep(self.world.rng.randrange(64) * TICK)  # other callbacks come first
         self.world.scheduler.note("discards", key, "from", generation)
         self.guard.live.discard([KEYS[key]], generation)
+        self.world.discarded(key)
 
     def rebuild(self) -> Rebuild:
         """A rebuild as the management command makes it, of the simulated rows."""
@@ -181,6 +184,8 @@ class World:
         self.processes: dict[str, Process] = {}
         self.wall: dict[str, float] = {}
         self.counts: Counter[str] = Counter()
+        #: Called after each discard.
+        self.discarded: Callable[[int], None] = lambda key: None
         self._pids = 100
         self._names = 0
         self._lives = 0
@@ -201,9 +206,14 @@ class World:
         """The host's process; a new one if the last was killed."""
         process = self.processes.get(host)
         if process is None or process.dead:
-            self._pids += 1
-            process = self.processes[host] = Process(self, host, self._pids)
+            process = self.new_process(host)
         return process
+
+    def new_process(self, host: str) -> Process:
+        """A process that knows nothing yet."""
+        self._pids += 1
+        made = self.processes[host] = Process(self, host, self._pids)
+        return made
 
     def counts_adds(self) -> bool:
         """Whether a key that seems to be there is added all the same."""
