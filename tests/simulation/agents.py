@@ -30,7 +30,7 @@ def write(world: World, process: Process) -> None:
     """One transaction that inserts a row or two, or deletes one. Some dawdle, some are rolled back."""
     rng, database = world.rng, world.database
     free = [key for key in range(len(KEYS)) if key not in database.rows and key not in database.touched()]
-    deletes = rng.random() < (0.5 if world.counted else 0.2) and len(database.rows) > 3
+    deletes = rng.random() < (0.5 if world.counted else 0.4) and len(database.rows) > 3
     if not free and not deletes:
         return
     try:
@@ -57,7 +57,7 @@ def reader(world: World, process: Process) -> None:
     rng, rows = world.rng, world.database.rows
     while True:
         world.scheduler.sleep(rng.randrange(20) * TICK)
-        if rng.random() < 0.3:
+        if rng.random() < 0.5:
             world.ask(process, rng.randrange(len(KEYS)))
         keys = list(rows)
         if world.ask(process, keys[-1 - min(len(keys) - 1, int(rng.expovariate(0.5)))]) is not MAYBE:
@@ -65,12 +65,12 @@ def reader(world: World, process: Process) -> None:
 
 
 class Curiosity:
-    """Chance alone seldom brings together what belongs to a race. So others ask for a row as soon as it is committed,
-    and somebody writes, or the one who did it dies, as soon as the state row has changed."""
+    """Chance alone seldom brings together what belongs to a race. So others ask for a row as soon as it is committed;
+    and as soon as the state row has changed somebody writes, and the one who changed it is held up, or dies."""
 
     def __init__(self, world: World) -> None:
         self.world = world
-        self.deadly = world.rng.random() < 0.5
+        self.eager = world.rng.choice([0.4, 0.8])
         world.database.committed = self.committed
         world.database.changed = self.changed
         world.discarded = self.discarded
@@ -89,21 +89,24 @@ class Curiosity:
 
     def _ask(self, key: int) -> None:
         for host in WEBS:
-            if self.world.rng.random() < 0.4:
+            if self.world.rng.random() < self.eager:
                 self._spawn(self.world.processes[host], "asker", self.world.ask, key)
 
     def changed(self) -> None:
         """Write, in a process that has a copy of the row as it was, or in one that has just begun."""
         rng = self.world.rng
-        if rng.random() < 0.7:
-            if rng.random() < 0.5:
+        if rng.random() < self.eager:
+            if rng.random() < 0.4:
                 process = self.world.processes[rng.choice(WEBS)]
             else:
                 process = self.world.new_process("shell")
                 self.world.network.route["shell"] = rng.randrange(2)
             self._spawn(process, "hasty", lambda process: write(self.world, process))
-        if self.deadly and rng.random() < 0.1:
+        chance = rng.random()
+        if chance < 0.04:
             kill(self.world, self.world.running().host)
+        elif chance < 0.25:
+            self.world.scheduler.sleep(rng.randrange(4, 20) * TICK)
 
     def _spawn(self, process: Process, name: str, target: Callable[..., object], *arguments: object) -> None:
         delay = self.world.rng.choice([0, 0, 0, 1, 2, 4, 8]) * TICK
@@ -113,15 +116,15 @@ class Curiosity:
 def builder(world: World, process: Process) -> None:
     """Rebuilds now and then, as cron does; sometimes somebody presses Ctrl-C."""
     rng = world.rng
-    pause = 64
+    pause = 32
     while True:
         world.scheduler.sleep(rng.randrange(pause) * TICK)
         try:
             process.rebuild().run()
-            pause = 64
+            pause = 32
         except RebuildError as error:
             world.counts["not published"] += 1
-            pause = 96 if isinstance(error, BuilderBusy) else 16
+            pause = 64 if isinstance(error, BuilderBusy) else 16
             world.scheduler.note("gives up:", error)
 
 

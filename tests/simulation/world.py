@@ -76,7 +76,7 @@ class Process:
         self.pid = pid
         self.dead = False
         scheduler = world.scheduler
-        self.pace = scheduler.rng.choice(PACES)
+        self.pace = PACES[0] if world.swift else scheduler.rng.choice(PACES)
         self._offset = float(world.scheduler.rng.randrange(-500, 500))
         self.store = SimulatedStore(self, world.network)
         self.table = StateTable(SimulatedConnection(world.database), self.clock)
@@ -189,6 +189,8 @@ class World:
         self._pids = 100
         self._names = 0
         self._lives = 0
+        #: Whether every host is quick; most races need one that is not, some need all.
+        self.swift = self.rng.random() < 0.3
         #: Whether the guard's filter counts keys and can discard them.
         self.counted = self.rng.random() < 0.4
         self.layout = COUNTED if self.counted else EXACT
