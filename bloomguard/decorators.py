@@ -40,7 +40,8 @@ def guarded(name: str, *, arg: str | Mapping[str, str] | None = None) -> Callabl
             logger.exception("bloomguard passes requests to a view guarded by %r because of an error", name)
 
     def mark(view: Callable[..., Any]) -> Any:
-        view.guarded_by = name  # type: ignore[attr-defined]  # for who walks through a URLconf
+        # For who walks through a URLconf. Decorators on top copy all three, but are not the view named here.
+        view.guarded_by, view.guarded_arg, view.guarded_view = name, arg, view  # type: ignore[attr-defined]
         return view
 
     def decorate(view: View) -> View:

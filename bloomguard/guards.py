@@ -19,13 +19,17 @@ from django.db import models
 from django.db.models import Model, Q
 from django.http import HttpRequest
 
+from . import spot_checks
+from .alive import Unstable, in_words
+from .cache_aside import CacheAside
 from .exceptions import ConfigurationError
+from .fetching import Fetching
 from .filters.kinds import KINDS
 from .keys import KeyMaker, OutOfRange, Unkeyable
 from .live import LiveFilter
-from .verdicts import ERROR, OUT_OF_RANGE, UNKEYABLE, Decision, Verdict
+from .verdicts import ABSENT, ERROR, OUT_OF_RANGE, UNKEYABLE, Decision, Verdict
 
-__all__ = ["Guard", "Verdict", "register", "registry"]
+__all__ = ["Guard", "Verdict", "guards", "register", "registry"]
 
 logger = logging.getLogger("bloomguard")
 
@@ -35,7 +39,7 @@ AUTO = "auto"
 Routes = str | Sequence[str] | Mapping[str, str | Mapping[str, str]]
 
 
-class Guard:
+class Guard(Fetching, CacheAside):
     """One kind of ID: a model, the field or fields that look it up, and the routes that carry it.
 
     ``lookup`` is ``"pk"``, a field's name, or a tuple of names. ``routes`` are names of URL patterns, or ``"auto"``,
@@ -66,6 +70,7 @@ class Guard:
 
     def __init__(self, model: type[Model]) -> None:
         self.model = model
+        self._owes_check = False
         self._failures: set[type[Exception]] = set()  # said already: a flood of requests is none of log lines
         self.name = self.name or _kebab(type(self).__name__)
         if not self._known_names.fullmatch(self.name):
@@ -124,12 +129,15 @@ class Guard:
 
     @property
     def tables(self) -> set[str]:
-        """The guard's own table, and those of its model's parents that hold a column of the key or of ``alive``."""
+        """The guard's own table, and its parents' that hold a column of the key or of ``alive``, or lie between."""
         try:
             columns = [*self.fields, *(self.model._meta.get_field(name) for name in self.alive_fields)]
         except (ConfigurationError, FieldDoesNotExist):  # a system check says so
             return set()
-        return {self.model._meta.db_table, *(field.model._meta.db_table for field in columns)}
+        models = {field.model for field in columns}
+        for model in list(models):
+            models.update(self.model._meta.get_base_chain(model) or ())
+        return {self.model._meta.db_table, *(model._meta.db_table for model in models)}
 
     @property
     def alive_fields(self) -> set[str]:
@@ -141,9 +149,13 @@ class Guard:
         """What a key of this guard stands for, in words: a filter built for other words is never asked."""
         columns = ",".join(f"{field.column}:{kind}" for field, kind in zip(self.fields, self.keys.kinds))
         normalize = type(self).normalize.__qualname__
+        try:
+            alive = in_words(self.alive)
+        except Unstable:  # which a system check refuses: what one process builds, no other one asks
+            alive = repr(self.alive)
         # Whoever takes keys out relies on everybody else to have counted them.
         counted = "|counted" if self.discards else ""
-        return f"{self.name}|{self.model._meta.db_table}({columns})|{self.alive!r}|{normalize}{counted}"
+        return f"{self.name}|{self.model._meta.db_table}({columns})|{alive}|{normalize}{counted}"
 
     @property
     def discards(self) -> bool:
@@ -164,20 +176,24 @@ class Guard:
 
     # -- asking
 
-    def verdict(self, value: Any) -> Verdict:
-        """What can be said of ``value``: a field's value, or for several fields a sequence or a mapping of them.
-
-        Takes what a URL gives, converted or not. Never raises: what goes wrong is :attr:`Verdict.UNKNOWN`.
-        """
-        return self.decide(value).verdict
-
     def decide(self, value: Any) -> Decision:
-        """The verdict on ``value`` with its reason. May read the state rows, at most once a second and process."""
-        return self._decide(value, lambda key: self.live.ask(key)) or ERROR
+        """The verdict on ``value``, as :meth:`verdict` takes it, with its reason.
+
+        May read the state rows, at most once a second and process.
+        """
+        decision = self._decide(value, lambda key: self.live.ask(key)) or ERROR
+        if decision is ABSENT and (self._owes_check or spot_checks.drawn()):
+            self._owes_check = False
+            return spot_checks.checks.check(self, value)
+        return decision
 
     def decide_now(self, value: Any) -> Decision | None:
         """The same without waiting; ``None`` if that needs the state rows, or a filter, read first."""
-        return self._decide(value, lambda key: self.live.ask_now(key))
+        decision = self._decide(value, lambda key: self.live.ask_now(key))
+        if decision is ABSENT and spot_checks.drawn():
+            self._owes_check = True  # by whoever asks next, where waiting is allowed
+            return None
+        return decision
 
     def _decide(self, value: Any, ask: Callable[[bytes], Decision | None]) -> Decision | None:
         try:
@@ -187,10 +203,13 @@ class Guard:
         except OutOfRange:
             return OUT_OF_RANGE
         except Exception as error:
-            if type(error) not in self._failures:
-                self._failures.add(type(error))
-                logger.exception("bloomguard passes requests to %s because of an error of its own", self.name)
+            self._say_once(error)
             return ERROR
+
+    def _say_once(self, error: Exception) -> None:
+        if type(error) not in self._failures:
+            self._failures.add(type(error))
+            logger.exception("bloomguard passes requests to %s because of an error of its own", self.name)
 
     # -- writing
 
@@ -282,6 +301,8 @@ class Registry:
 
 
 registry = Registry()
+#: The registry as views ask for it: ``guards["city"].verdict(7)``.
+guards = registry
 
 G = TypeVar("G", bound=type[Guard])
 

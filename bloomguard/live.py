@@ -92,13 +92,21 @@ class LiveFilter:
 
     def ask(self, key: bytes) -> Decision:
         """What can be said of ``key`` now. May read the state rows, at most once a lease. Never raises on bad data."""
-        return self._ask(key) or self._renew_and_decide(key)
+        return self._ask(key) or self._renew_and_decide([key])[0]
 
     def ask_now(self, key: bytes) -> Decision | None:
         """The same without a look at database, disk or network; ``None`` if an answer needs one."""
         if self._waits is None:
             self._waits = self.store.waits
         return None if self._waits else self._ask(key)
+
+    def ask_many(self, keys: Sequence[bytes]) -> list[Decision]:
+        """What can be said of each of ``keys``, in their order and in one trip to the store."""
+        if not keys:
+            return []
+        if self._check is None and self.table.lease(self.name) is None and not self._worth_reading():
+            return [COLD] * len(keys)
+        return self._renew_and_decide(keys)
 
     def _ask(self, key: bytes) -> Decision | None:
         asked, denied_by = self._check, ""
@@ -122,7 +130,7 @@ class LiveFilter:
             if denied_by and state.active == denied_by and state.status == ARMED and state.version == self._version:
                 return ABSENT  # what the generation said is still what counts: no need to ask it again
             if state.active in self._opened or state.active in self._refused or not state.active:
-                return self._decide(state, key)
+                return self._decide(state, [key])[0]
             return None  # opening a generation reads all of it
         if asked is None and not self._worth_reading():
             return COLD
@@ -141,28 +149,36 @@ class LiveFilter:
         self._looked_at = now
         return False
 
-    def _renew_and_decide(self, key: bytes) -> Decision:
+    def _renew_and_decide(self, keys: Sequence[bytes]) -> list[Decision]:
         if self.table.lease(self.name) is None:
             self.table.renew()
         state = self.table.lease(self.name)
-        return LEASE if state is None else self._decide(state, key)
+        return [LEASE] * len(keys) if state is None else self._decide(state, keys)
 
-    def _decide(self, state: State, key: bytes) -> Decision:
+    def _decide(self, state: State, keys: Sequence[bytes]) -> list[Decision]:
+        try:
+            generation = self._answering(state)
+            if not isinstance(generation, Generation):
+                return [generation] * len(keys)
+            self._check = state.active, generation.might_contain
+            found = [generation.might_contain(keys[0])] if len(keys) == 1 else generation.might_contain_many(keys)
+            return [MAYBE if might else ABSENT for might in found]
+        except StoreUnavailable:
+            return [UNREACHABLE] * len(keys)
+        except (CorruptFilter, StoreError) as error:
+            self._distrust(error, state.active)
+            return [UNTRUSTED] * len(keys)
+
+    def _answering(self, state: State) -> Generation | Decision:
+        """The generation that may answer, or why none may."""
         if not state.active:
             return COLD
         if state.status != ARMED:
             return FENCED
-        try:
-            generation = self._generation(state, state.active)
-            if generation is None:
-                return UNTRUSTED if state.active in self._refused else self._elsewhere(state)
-            self._check = state.active, generation.might_contain
-            return MAYBE if generation.might_contain(key) else ABSENT
-        except StoreUnavailable:
-            return UNREACHABLE
-        except (CorruptFilter, StoreError) as error:
-            self._distrust(error, state.active)
-            return UNTRUSTED
+        generation = self._generation(state, state.active)
+        if generation is None:
+            return UNTRUSTED if state.active in self._refused else self._elsewhere(state)
+        return generation
 
     def _elsewhere(self, state: State) -> Decision:
         """The row names another store, or this one before the host was restarted: say so once."""
@@ -211,10 +227,11 @@ class LiveFilter:
 
     # -- writing
 
-    def add(self, keys: Iterable[bytes]) -> bool:
+    def add(self, keys: Iterable[bytes], part_with_standby: Callable[[State], bool] = lambda state: False) -> bool:
         """Put ``keys`` into every generation that the state row names; ``True`` only if all of it is proved.
 
-        Tried a second time with a fresh copy of the row before giving up.
+        Tried a second time with a fresh copy of the row before giving up. ``part_with_standby(state)`` is asked to take
+        a standby that is kept for a roll-back out of the row if the keys do not reach it, and tells whether it did.
         """
         keys = list(keys)
         for _ in range(2):
@@ -223,13 +240,13 @@ class LiveFilter:
             if state is None and self.table.renew():
                 state = self.table.lease(self.name)
             if state is not None:
-                self._heed_fence(state)
-                if self._add(state, keys):
+                self.heed_fence(state)
+                if self._add(state, keys, part_with_standby):
                     return True
             self.table.renew(after=began)
         return False
 
-    def _heed_fence(self, state: State) -> None:
+    def heed_fence(self, state: State) -> None:
         """Let no row of ours be seen while a process may still answer from before the fence: two leases, once."""
         if state.status == ARMED or not state.active:
             return
@@ -241,26 +258,29 @@ class LiveFilter:
             self.table.sleep(wait)
             self.table.renew()
 
-    def _add(self, state: State, keys: Sequence[bytes]) -> bool:
+    def _add(self, state: State, keys: Sequence[bytes], part_with_standby: Callable[[State], bool]) -> bool:
         for name in state.generations:
             if state.status != ARMED and name != state.building:
                 continue  # it answers nobody, and never will again; what will answer next is being built
-            needed = name != state.standby
-            try:
-                generation = self._generation(state, name)
-                if generation is not None:
-                    generation.add(keys if self._counted else self._new(generation, keys))
-                elif needed:
-                    return False
-            except (FilterError, StoreError) as error:
-                if needed and not isinstance(error, (FilterFull, StoreUnavailable)):
-                    self._distrust(error, name)
-                # A standby that is gone answers nobody. One that only this add did not reach, or that has no room for
-                # it, still answers those who have not read the row since it was replaced.
-                if needed or isinstance(error, FilterFull) or not isinstance(error, (FilterError, UnknownGeneration)):
-                    return False
+            if self._reaches(state, name, keys):
+                continue
+            # A standby that is not yet kept still answers those who have not read the row since it was replaced.
+            if name != state.kept or not part_with_standby(state):
+                return False
         # The copy was good when the adds began; it must still be when they are counted.
         return self.table.lease(self.name) is not None
+
+    def _reaches(self, state: State, name: str, keys: Sequence[bytes]) -> bool:
+        try:
+            generation = self._generation(state, name)
+            if generation is None:
+                return False
+            generation.add(keys if self._counted else self._new(generation, keys))
+        except (FilterError, StoreError) as error:
+            if name != state.standby and not isinstance(error, (FilterFull, StoreUnavailable)):
+                self._distrust(error, name)
+            return False
+        return True
 
     @staticmethod
     def _new(generation: Generation, keys: Sequence[bytes]) -> Sequence[bytes]:

@@ -1,7 +1,7 @@
 """Rebuild: rows -> a new generation, measured, published as a whole.
 
     create an empty generation -> announce it in the state row -> wait until every writer knows of it and every
-    earlier writer has ended -> scan -> verify -> publish by compare-and-set -> drop the one before
+    earlier writer has ended -> scan -> verify -> publish by compare-and-set -> drop the one before, or keep it
 
 Until it is published the former generation answers; whatever stops the rebuild, it goes on answering.
 """
@@ -19,6 +19,7 @@ from datetime import timedelta
 from django.db import DatabaseError, connections
 from django.utils import timezone
 
+from . import standby
 from .barrier import wait_for_writers
 from .exceptions import BuilderBusy, ConfigurationError, RebuildError, StoreError
 from .filling import fill
@@ -45,13 +46,17 @@ Progress = Callable[[int, int], None]
 
 
 class Rebuild:
-    """One rebuild of one guard. ``progress(rows done, rows in all)`` is called after every page."""
+    """One rebuild of one guard. ``progress(rows done, rows in all)`` is called after every page.
+
+    The generation before is kept, and written to, for at least ``keep_standby`` seconds, for a roll-back.
+    """
 
     def __init__(
         self,
         guard: Guard,
         *,
         progress: Progress = lambda done, total: None,
+        keep_standby: float = 0.0,
         sleep: Callable[[float], None] = time.sleep,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -60,6 +65,7 @@ class Rebuild:
         self.store = guard.live.store
         self.table = guard.live.table
         self._progress = progress
+        self._keep_standby = keep_standby
         self._sleep = sleep
         self._clock = clock
         self._beaten_at = clock()
@@ -130,7 +136,7 @@ class Rebuild:
         self._name = secrets.token_hex(12)
         self._generation = self.store.create(self.guard.name, self._name, layout)
         self._mine = self._announce(seen)
-        self._sweep(lying, self._mine)
+        standby.sweep(self.guard, lying, self._mine)
         self._seconds = self._clock() - began
 
     def wait_for_writers(self) -> None:
@@ -141,7 +147,7 @@ class Rebuild:
             for one in self.companions:
                 one.beat()  # a writer may take longer than it takes to be held for dead
 
-        wait_for_writers(self.source.using, self.guard.model._meta.db_table, sleep)
+        wait_for_writers(self.source.using, self.guard.tables, sleep)
 
     def complete(self, waited: float) -> Report:
         """Scan, verify, publish; ``waited`` seconds were spent waiting before."""
@@ -185,30 +191,19 @@ class Rebuild:
             logger.warning("bloomguard left an unfinished generation of %s behind: %s", self.guard.name, error)
 
     def former(self) -> State | None:
-        """The state row while it still names the generation before, if it does."""
+        """The state row while what it names as active is what we have published."""
         if not self.published:
             return None
         try:
             state = self.table.current(self.guard.name)
         except DatabaseError as error:
-            self._left_behind(error)
+            standby.left_behind(self.guard, error)
             return None
-        return state if state.active == self._name and state.standby else None
+        return state if state.active == self._name else None
 
     def retire(self, state: State) -> None:
-        """Drop the generation before, a settling time after publishing: nobody answers from it any more."""
-        try:
-            lying = self.store.names(self.guard.name)
-            after = self.table.swap(state, standby="")
-        except (DatabaseError, StoreError) as error:
-            self._left_behind(error)
-            return
-        if after is not None:
-            self._sweep(lying, after)
-
-    def _left_behind(self, error: Exception) -> None:
-        """What is left over costs space and nothing else: the next build's sweep takes it."""
-        logger.warning("bloomguard could not clear away an old generation of %s: %s", self.guard.name, error)
+        """Drop the generation before, or keep it, a settling time after publishing: nobody answers from it any more."""
+        standby.retire(self.guard, state, self._keep_standby)
 
     def beat(self) -> None:
         """Say now and then that this builder is alive."""
@@ -226,7 +221,8 @@ class Rebuild:
         identity = self.store.identity
         if seen.identity != identity:
             # Another store, or another life of it: what it was trusted for is not here.
-            changes |= {"identity": identity, "active": "", "standby": "", "status": FENCED}
+            changes |= {"identity": identity, "host": socket.gethostname(), "status": FENCED}
+            changes |= {"active": "", "standby": "", "standby_until": None}
             if seen.active and (seen.status != FENCED or seen.active != self._replaced):
                 raise BuilderBusy(f"{self.guard.name}: its store was replaced at this very moment; run it again later")
         mine = self.table.swap(seen, **changes)
@@ -253,15 +249,6 @@ class Rebuild:
                 "run it again later"
             )
 
-    def _sweep(self, lying: Sequence[str], state: State) -> None:
-        """Remove what builders have left: all of ``lying`` that the row does not name."""
-        for name in lying:
-            if name not in state.generations:
-                try:
-                    self.store.drop(self.guard.name, name)
-                except StoreError as error:
-                    self._left_behind(error)
-
     def _fill(self, generation: Generation, expected: int) -> int:
         """Scan and add; returns the number of rows."""
 
@@ -284,7 +271,9 @@ class Rebuild:
         published = self.table.swap(
             mine,
             active=mine.building,
-            standby=mine.active,
+            # What was fenced lacks rows; and what answers nobody needs no time to be forgotten.
+            standby=mine.active if mine.status == ARMED else "",
+            standby_until=None,
             building="",
             builder="",
             status=ARMED,
@@ -294,8 +283,8 @@ class Rebuild:
         )
         if published is None:
             raise RebuildError(
-                f"{self.guard.name}: its state row changed during the build (a fence, or another builder), so the new "
-                "generation may lack a row and was not published; run it again"
+                f"{self.guard.name}: its state row changed during the build (a fence, a roll-back, another builder), "
+                "so the new generation may lack a row and was not published; run it again"
             )
 
 
@@ -340,7 +329,7 @@ def run_all(rebuilds: Sequence[Rebuild], sleep: Callable[[float], None] = time.s
         waited = time.monotonic() - began
         each(lambda one: one.complete(waited))
         retiring = [(one, state) for one in rebuilds if (state := one.former()) is not None]
-        if retiring:
+        if any(state.standby for _, state in retiring):
             sleep(SETTLE_SECONDS)
         for one, state in retiring:
             one.retire(state)
@@ -359,3 +348,29 @@ def _runs(pid: int) -> bool:
     except PermissionError:
         return True
     return True
+
+
+def roll_back_all(guards: Sequence[Guard], sleep: Callable[[float], None] = time.sleep) -> list[State | RebuildError]:
+    """Return to the generations before, with one wait for all: the row or an error for each guard, in their order."""
+    outcomes: list[State | RebuildError] = []
+    for guard in guards:
+        try:
+            outcomes.append(standby.roll_back(guard))
+        except RebuildError as error:
+            outcomes.append(error)
+    _retire_after_all(list(zip(guards, outcomes)), sleep)
+    return outcomes
+
+
+def clear_away(guards: Sequence[Guard], sleep: Callable[[float], None] = time.sleep) -> None:
+    """Drop the standbys of ``guards`` whose time is over, without a build."""
+    states = [(guard, guard.live.table.current(guard.name)) for guard in guards]
+    _retire_after_all([(guard, state) for guard, state in states if standby.is_over(guard, state)], sleep)
+
+
+def _retire_after_all(states: Sequence[tuple[Guard, State | RebuildError]], sleep: Callable[[float], None]) -> None:
+    retiring = [(guard, state) for guard, state in states if isinstance(state, State)]
+    if retiring:
+        sleep(SETTLE_SECONDS)
+    for guard, state in retiring:
+        standby.retire(guard, state)

@@ -11,41 +11,19 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from django.db import router
 from django.db.models import QuerySet
-from django.db.models.sql import AND
 
 from .guards import Guard
+from .querysets import covers
 
 
 @dataclass(frozen=True)
 class Lookup:
-    """A view's look-up that ``guard`` can answer for: the value is in ``kwarg``."""
+    """A view's look-up that ``guard`` can answer for; ``kwargs`` have the values, in the order of its fields."""
 
     guard: Guard
-    kwarg: str
+    kwargs: tuple[str, ...]
     by_view: bool
-
-
-def covers(guard: Guard, queryset: QuerySet[Any]) -> bool:
-    """Whether ``guard`` certainly knows every row that ``queryset`` may have: it asks for all that ``alive`` asks for.
-
-    A row that only ``queryset`` has would be a false 404. Never raises, never asks the database.
-    """
-    if not isinstance(queryset, QuerySet) or queryset.query.combinator or queryset.query.is_sliced:
-        return False
-    if queryset.model._meta.concrete_model is not guard.model._meta.concrete_model:
-        return False
-    own = (type(queryset).filter, type(queryset).get, type(queryset)._filter_or_exclude)  # type: ignore[attr-defined]
-    if not all(method.__module__.startswith(("django.", "bloomguard.")) for method in own):
-        return False
-    if queryset._db not in (None, router.db_for_write(guard.model)):  # type: ignore[attr-defined]
-        return False
-    asked, known = queryset.query.where, guard.rows().query.where
-    if not known:
-        return True
-    simple = asked.connector == known.connector == AND and not asked.negated and not known.negated
-    return simple and all(condition in asked.children for condition in known.children)
 
 
 def spared(lookup: Lookup, callback: Any) -> Callable[..., Any]:
@@ -63,12 +41,12 @@ class _Spared:
     kwargs: dict[str, Any]
 
     def dispatch(self, request: Any, *args: Any, **kwargs: Any) -> Any:
-        self._asked = kwargs[self.bloomguard_lookup.kwarg]
+        self._asked = kwargs[self.bloomguard_lookup.kwargs[0]]
         return super().dispatch(request, *args, **kwargs)  # type: ignore[misc]
 
     def _emptied(self, queryset: QuerySet[Any]) -> QuerySet[Any]:
         lookup = self.bloomguard_lookup
-        is_asked = self.kwargs.get(lookup.kwarg) == self._asked
+        is_asked = self.kwargs.get(lookup.kwargs[0]) == self._asked
         return queryset.none() if is_asked and covers(lookup.guard, queryset) else queryset
 
 

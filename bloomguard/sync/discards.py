@@ -22,7 +22,7 @@ from functools import reduce, wraps
 from operator import or_
 from typing import Any
 
-from django.db import connections, router, transaction
+from django.db import DatabaseError, connections, router, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models import Q, QuerySet
 from django.db.models.constants import OnConflict
@@ -30,6 +30,8 @@ from django.db.models.sql import Query
 
 from ..guards import Guard
 from ..keys import OutOfRange, Unkeyable
+from . import fencing
+from .watches import Watch
 
 #: Of a statement that changes more rows than this, the keys stay until the next build: they would take too much memory.
 MOST_ROWS = 100_000
@@ -39,14 +41,33 @@ _IN_ERROR = 3  # libpq's PQTRANS_INERROR
 
 @dataclass(frozen=True)
 class Alive:
-    """Rows that are alive and locked before a statement: primary key -> looked-up value, and what answers for them."""
+    """Rows that are alive and locked before a statement: primary key -> looked-up values, and what answers for them."""
 
     generation: str = ""
-    rows: dict[Any, Any] = field(default_factory=dict)
+    rows: dict[Any, tuple[Any, ...]] = field(default_factory=dict)
 
 
-def lock(guard: Guard, compiler: Any) -> Alive:
-    """The living rows of ``guard`` that the UPDATE or DELETE of ``compiler`` is about to change, locked.
+#: What a statement found alive, for each of the guards that discard.
+Before = dict[Watch, Alive]
+
+
+def before(watches: Iterable[Watch], using: str, lock: Callable[[Watch], Alive]) -> Before:
+    """What ``lock`` finds for those of ``watches`` that have to know afterwards which rows are gone."""
+    found: Before = {}
+    for watch in watches:
+        if watch.counted and not fencing.is_idle(watch.guard):
+            try:
+                with fencing.writing(watch.guard, using):
+                    found[watch] = lock(watch)
+            except DatabaseError:  # which may have ended the writer's transaction
+                raise
+            except Exception:  # the write goes on, and what is gone stays in the filter
+                found[watch] = Alive()
+    return found
+
+
+def lock(compiler: Any, watch: Watch) -> Alive:
+    """The guard's living rows that the UPDATE or DELETE of ``compiler`` is about to change, locked.
 
     They are found by the statement's own WHERE, so whoever comes second waits here, and then finds what is left.
     """
@@ -54,24 +75,29 @@ def lock(guard: Guard, compiler: Any) -> Alive:
     chosen.clear_ordering(force=True)
     chosen.extra = {}
     chosen.select = ()
-    meta = chosen.get_meta()
-    chosen.add_fields([each.name for each in getattr(meta, "pk_fields", [meta.pk])])
-    return _lock(guard, compiler, [Q(pk__in=chosen)])
+    chosen.add_fields([each.name for each in _primary_key(chosen.get_meta())])
+    return _lock(compiler, watch, [chosen])
 
 
-def lock_conflicting(guard: Guard, compiler: Any) -> Alive:
+def lock_conflicting(compiler: Any, watch: Watch) -> Alive:
     """The same for an INSERT: the rows that it updates because a row with their unique values is there."""
     query = compiler.query
     if query.on_conflict != OnConflict.UPDATE or not query.unique_fields:
         return Alive()  # MySQL does not say what is unique: each row is then counted once more, which is harmless
     names = [each.attname for each in query.unique_fields]
     each_row = [Q(**{name: getattr(row, name) for name in names}) for row in query.objs]
-    every = query.model._base_manager.using(compiler.using).order_by()
+    every: Any = QuerySet(query.model, using=compiler.using).order_by()
     chunks = [each_row[start : start + _AT_ONCE] for start in range(0, len(each_row), _AT_ONCE)]
-    return _lock(guard, compiler, [Q(pk__in=every.filter(reduce(or_, some)).values("pk")) for some in chunks])
+    return _lock(compiler, watch, [every.filter(reduce(or_, some)).values("pk") for some in chunks])
 
 
-def _lock(guard: Guard, compiler: Any, conditions: Iterable[Q]) -> Alive:
+def _primary_key(meta: Any) -> Sequence[Any]:
+    return getattr(meta, "pk_fields", None) or [meta.pk]
+
+
+def _lock(compiler: Any, watch: Watch, chosen: Iterable[Any]) -> Alive:
+    """``chosen`` are queries for primary keys of the statement's table."""
+    guard = watch.guard
     # Rows of another database than the one that rebuilds read are nobody's to discard.
     at_home = compiler.using == router.db_for_write(guard.model)
     generation = guard.live.active() if at_home else ""
@@ -80,24 +106,31 @@ def _lock(guard: Guard, compiler: Any, conditions: Iterable[Q]) -> Alive:
         table = compiler.connection.ops.quote_name(compiler.query.get_meta().db_table)
         with compiler.connection.cursor() as cursor:
             cursor.execute(f"DELETE FROM {table} WHERE 0")  # noqa: S608
-    rows: dict[Any, Any] = {}
-    for condition in conditions:
-        rows |= _values(guard, guard.rows().using(compiler.using).select_for_update().filter(condition))
+    rows: dict[Any, tuple[Any, ...]] = {}
+    living = guard.rows().using(compiler.using).select_for_update()
+    for some in chosen:
+        rows |= _values(guard, living.filter(**{f"{watch.link or 'pk'}__in": some}))
         if len(rows) > MOST_ROWS:
             return Alive()
     return Alive(generation, rows)
 
 
-def settle(guard: Guard, using: str, before: Alive, primary_keys: Iterable[Any]) -> list[Any]:
+def settle(
+    watch: Watch, using: str, before: Alive, link: str, told: Iterable[tuple[Any, ...]]
+) -> list[tuple[Any, ...]]:
     """After the statement: the values to add; what is gone from ``before`` becomes a token.
 
-    ``primary_keys`` are those of the rows that it wrote, as they are now. What is left of both together tells what it
-    did, whichever of the rows it changed, their primary keys included.
+    ``told`` are the primary keys of the rows that it wrote, as they are now, which the guard's rows are found by
+    through ``link``. What is left of both together tells what it did, whichever of the rows it changed, their primary
+    keys included.
     """
-    chosen = list(dict.fromkeys([*before.rows, *primary_keys]))
-    after: dict[Any, Any] = {}
-    for start in range(0, len(chosen), _AT_ONCE):
-        after |= _values(guard, guard.rows().using(using).filter(pk__in=chosen[start : start + _AT_ONCE]))
+    guard = watch.guard
+    written = [value[0] if len(value) == 1 else value for value in told]
+    after: dict[Any, tuple[Any, ...]] = {}
+    for path, chosen in (("pk", list(before.rows)), (link, written)):
+        for start in range(0, len(chosen), _AT_ONCE):
+            some = chosen[start : start + _AT_ONCE]
+            after |= _values(guard, guard.rows().using(using).filter(**{f"{path}__in": some}))
     was, now = Counter(before.rows.values()), Counter(after.values())
     gone = [key for value in (was - now).elements() for key in _key(guard, value)]
     if gone and before.generation:
@@ -105,16 +138,15 @@ def settle(guard: Guard, using: str, before: Alive, primary_keys: Iterable[Any])
     return list((now - was).elements())
 
 
-def _values(guard: Guard, rows: QuerySet[Any]) -> dict[Any, Any]:
-    """Primary key -> looked-up value: one, or a tuple for several fields; of at most one more than ``MOST_ROWS``."""
-    found = rows.order_by().values_list("pk", *guard.attnames)[: MOST_ROWS + 1]
-    return {row[0]: row[1] if len(row) == 2 else row[1:] for row in found}
+def _values(guard: Guard, rows: QuerySet[Any]) -> dict[Any, tuple[Any, ...]]:
+    """Primary key -> looked-up values, of at most one row more than ``MOST_ROWS``."""
+    return {row[0]: row[1:] for row in rows.order_by().values_list("pk", *guard.attnames)[: MOST_ROWS + 1]}
 
 
-def _key(guard: Guard, value: Any) -> Sequence[bytes]:
-    """The value's key, if it has any: what has none was never added."""
+def _key(guard: Guard, value: tuple[Any, ...]) -> Sequence[bytes]:
+    """The row's key, if it has any: what has none was never added."""
     with suppress(Unkeyable, OutOfRange):
-        return [guard.keys.key(value)]
+        return [guard.keys.key(value[0] if len(value) == 1 else value)]
     return []
 
 
@@ -125,26 +157,26 @@ class Token:
     guard: Guard
     keys: list[bytes]
     generation: str
-    watch: Watch
+    outcome: Outcome
     void: bool = False
 
     @classmethod
     def issue(cls, guard: Guard, keys: list[bytes], generation: str, connection: BaseDatabaseWrapper) -> None:
         """Register a token for the open transaction of ``connection``."""
-        token = cls(guard, keys, generation, Watch.over(connection))
-        token.watch.tokens.append(token)
+        token = cls(guard, keys, generation, Outcome.over(connection))
+        token.outcome.tokens.append(token)
         transaction.on_commit(token, using=connection.alias)
 
     def __call__(self) -> None:
         """Redeem it: called once, by Django."""
-        if self.watch.connection.in_atomic_block:
+        if self.outcome.connection.in_atomic_block:
             return  # a test that runs the callbacks of a transaction which it rolls back
-        self.watch.end()
-        if not self.void and not self.watch.failed:
+        self.outcome.end()
+        if not self.void and not self.outcome.failed:
             self.guard.live.discard(self.keys, self.generation)
 
 
-class Watch:
+class Outcome:
     """Sees what becomes of one transaction from its first token on, as an ``execute_wrapper`` of its connection.
 
     Django forgets callbacks when it leaves an ``atomic`` block by an exception. It keeps those of a savepoint that was
@@ -159,11 +191,11 @@ class Watch:
         self._savepoints: dict[str, int] = {}  # name -> tokens that there were
 
     @classmethod
-    def over(cls, connection: BaseDatabaseWrapper) -> Watch:
-        """The watch over the open transaction, begun now if there is none."""
+    def over(cls, connection: BaseDatabaseWrapper) -> Outcome:
+        """The one over the open transaction, begun now if there is none."""
         for known in [known for known in connection.execute_wrappers if isinstance(known, cls)]:
             if any(
-                isinstance(each[1], Token) and each[1].watch is known for each in reversed(connection.run_on_commit)
+                isinstance(each[1], Token) and each[1].outcome is known for each in reversed(connection.run_on_commit)
             ):
                 return known
             known.end()  # that transaction was rolled back
@@ -173,7 +205,7 @@ class Watch:
         return made
 
     def end(self) -> None:
-        """Watch no more."""
+        """Look no more."""
         if self in self.connection.execute_wrappers:
             self.connection.execute_wrappers.remove(self)
 
@@ -214,8 +246,8 @@ def watched(commit: Callable[[Any], None]) -> Callable[[Any], None]:
 
     @wraps(commit)
     def look_and_commit(self: BaseDatabaseWrapper) -> None:
-        for watch in [known for known in self.execute_wrappers if isinstance(known, Watch)]:
-            watch.committing()
+        for outcome in [known for known in self.execute_wrappers if isinstance(known, Outcome)]:
+            outcome.committing()
         commit(self)
 
     return look_and_commit

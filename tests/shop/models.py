@@ -5,12 +5,18 @@ from __future__ import annotations
 import uuid
 
 from django.db import models
+from django.db.models import functions
+
+from bloomguard.managers import GuardedManager
 
 
 class Product(models.Model):
     """Looked up by its primary key."""
 
     name = models.CharField(max_length=100, default="")
+
+    objects = models.Manager()
+    guarded = GuardedManager()
 
 
 class Bargain(Product):
@@ -38,12 +44,18 @@ class Article(models.Model):
     slug = models.SlugField(max_length=200, unique=True, allow_unicode=True)
     deleted = models.BooleanField(default=False)
 
+    objects = models.Manager()
+    guarded = GuardedManager()
+
 
 class Place(models.Model):
     """Looked up by two fields together."""
 
     country = models.CharField(max_length=2)
     slug = models.SlugField()
+
+    objects = models.Manager()
+    guarded = GuardedManager()
 
     class Meta:
         unique_together = [("country", "slug")]
@@ -59,3 +71,50 @@ class Diary(models.Model):
     """Looked up by date."""
 
     day = models.DateField(unique=True)
+
+
+class Ticket(models.Model):
+    """Looked up by a primary key of two columns."""
+
+    pk = models.CompositePrimaryKey("event", "number")
+    event = models.IntegerField()
+    number = models.IntegerField()
+    note = models.CharField(max_length=20, default="")
+
+
+class Labelled(models.Model):
+    """The first parent of :class:`Exhibit`."""
+
+    label_id = models.BigAutoField(primary_key=True)
+    label = models.CharField(max_length=50, default="")
+
+
+class Shelved(models.Model):
+    """The second parent of :class:`Exhibit`, whose rows have primary keys of their own."""
+
+    shelf_id = models.BigAutoField(primary_key=True)
+    shelf = models.CharField(max_length=50, default="")
+
+
+class Exhibit(Labelled, Shelved):
+    """A child of two parents."""
+
+    room = models.IntegerField(default=1)
+
+
+class ShoutingField(models.CharField):
+    """Stores something else than what it is given, and does not tell the instance."""
+
+    def pre_save(self, instance, add):
+        return super().pre_save(instance, add).upper()
+
+
+class Tag(models.Model):
+    """What is stored is worked out by a field, by the database, or from another column."""
+
+    shout = ShoutingField(max_length=50, default="")
+    made = models.CharField(max_length=50, db_default="made-by-default")
+    title = models.CharField(max_length=50, default="")
+    lower = models.GeneratedField(
+        expression=functions.Lower("title"), output_field=models.CharField(max_length=50), db_persist=True
+    )

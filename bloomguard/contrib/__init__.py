@@ -1,0 +1,1 @@
+"""Optional integrations, each imported only by who asks for it."""

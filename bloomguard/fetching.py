@@ -1,0 +1,120 @@
+"""What a view asks of a guard: a verdict, which of many values may exist, a row or 404."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from asgiref.sync import sync_to_async
+from django.core.exceptions import ObjectDoesNotExist, ValidationError
+from django.db import models, router
+from django.http import Http404
+
+from .querysets import covers, lookup_of
+from .verdicts import ERROR, Decision, Verdict
+
+if TYPE_CHECKING:
+    from .live import LiveFilter
+
+V = TypeVar("V")
+Rows = models.QuerySet[Any] | models.Manager[Any]
+
+#: What ``filter`` raises of a value that the field cannot hold.
+_NO_VALUE = (TypeError, ValueError, ValidationError, KeyError)
+
+
+class Fetching:
+    """The part of :class:`~bloomguard.guards.Guard` that views use; every method has an async twin, ``a...``."""
+
+    if TYPE_CHECKING:
+        model: type[models.Model]
+
+        @property
+        def live(self) -> LiveFilter: ...
+        @property
+        def fields(self) -> tuple[models.Field[Any, Any], ...]: ...
+        def decide(self, value: Any) -> Decision: ...
+        def decide_now(self, value: Any) -> Decision | None: ...
+        def _decide(self, value: Any, ask: Callable[[bytes], Decision | None]) -> Decision | None: ...
+        def _say_once(self, error: Exception) -> None: ...
+        def rows(self) -> models.QuerySet[Any]: ...
+
+    @property
+    def database(self) -> str:
+        """The alias of the database whose rows the guard knows: the one that the model's writes go to."""
+        return router.db_for_write(self.model)
+
+    # -- verdicts
+
+    def verdict(self, value: Any) -> Verdict:
+        """What can be said of ``value``: a field's value, or for several fields a sequence or a mapping of them.
+
+        Takes what a URL gives, converted or not. Never raises: what goes wrong is :attr:`Verdict.UNKNOWN`.
+        """
+        return self.decide(value).verdict
+
+    async def averdict(self, value: Any) -> Verdict:
+        """:meth:`verdict`, without a blocking call on the event loop."""
+        return (await self._adecide(value)).verdict
+
+    async def _adecide(self, value: Any) -> Decision:
+        decision = self.decide_now(value)
+        if decision is None:
+            decision = await sync_to_async(self.decide, thread_sensitive=False)(value)
+        return decision
+
+    def decide_many(self, values: Sequence[Any]) -> list[Decision]:
+        """The verdict on each of ``values`` with its reason, in their order and in one trip to the store."""
+        keys: list[bytes] = []
+        decided = [self._decide(value, keys.append) for value in values]  # None where the store has to be asked
+        try:
+            answers = iter(self.live.ask_many(keys))
+        except Exception as error:
+            self._say_once(error)
+            answers = iter([ERROR] * len(keys))
+        return [next(answers) if decision is None else decision for decision in decided]
+
+    def filter_existing(self, values: Iterable[V]) -> list[V]:
+        """Those of ``values`` that may exist, in their order; all of them where nothing can be said. Never raises."""
+        values = list(values)
+        decided = self.decide_many(values)
+        return [value for value, decision in zip(values, decided) if decision.verdict is not Verdict.ABSENT]
+
+    async def afilter_existing(self, values: Iterable[V]) -> list[V]:
+        """:meth:`filter_existing`, in a thread."""
+        found: list[V] = await sync_to_async(self.filter_existing, thread_sensitive=False)(values)
+        return found
+
+    # -- rows
+
+    def get_object_or_404(self, value: Any, queryset: Rows | None = None) -> Any:
+        """The row with this value, by default of the rows that exist for the public; else raises ``Http404``.
+
+        ``queryset`` says of which rows, and what comes with them. Where it may hold rows that the guard does not know,
+        such as soft-deleted ones, the database alone answers. A value that the field cannot hold is not found.
+        """
+        rows = self._rows(queryset)
+        if covers(self, rows) and self.verdict(value) is Verdict.ABSENT:
+            raise self._not_found(rows)
+        try:
+            return rows.filter(**lookup_of(self, value)).get()
+        except (ObjectDoesNotExist, *_NO_VALUE) as error:
+            raise self._not_found(rows) from error
+
+    async def aget_object_or_404(self, value: Any, queryset: Rows | None = None) -> Any:
+        """:meth:`get_object_or_404`, without a blocking call on the event loop."""
+        rows = self._rows(queryset)
+        if covers(self, rows) and await self.averdict(value) is Verdict.ABSENT:
+            raise self._not_found(rows)
+        try:
+            return await rows.filter(**lookup_of(self, value)).aget()
+        except (ObjectDoesNotExist, *_NO_VALUE) as error:
+            raise self._not_found(rows) from error
+
+    def _rows(self, queryset: Rows | None) -> models.QuerySet[Any]:
+        return self.rows() if queryset is None else queryset.all()
+
+    @staticmethod
+    def _not_found(rows: models.QuerySet[Any]) -> Http404:
+        """What Django's ``get_object_or_404`` raises."""
+        return Http404(f"No {rows.model._meta.object_name} matches the given query.")

@@ -1,0 +1,101 @@
+"""One algorithm for threads and for event loops.
+
+It is a generator: each step yields what it waits for, a function of the :class:`Waiter`, and goes on with what came of
+it. :func:`run` does the steps in a thread, :func:`arun` awaits them in a task.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Awaitable, Callable, Generator
+from typing import Any
+
+from asgiref.sync import sync_to_async
+
+Event = threading.Event | asyncio.Event
+Step = Callable[[Any], Any]
+Steps = Generator[Step, Any, Any]
+
+
+class Waiter:
+    """How a thread does things; those of one ``scope`` can wait for each other's ``event``."""
+
+    scope: Any = None
+    event: Callable[[], Event] = threading.Event
+
+    def __init__(self, cache: Any, load: Callable[[], Any]) -> None:
+        self._cache = cache
+        self.load = load
+
+    def cache(self, operation: str, *args: Any) -> Any:
+        """One operation of the cache."""
+        return getattr(self._cache, operation)(*args)
+
+    def sleep(self, seconds: float) -> Any:
+        """Let ``seconds`` pass."""
+        return time.sleep(seconds)
+
+    def wait(self, event: Any, seconds: float) -> Any:
+        """Until ``event`` is set, for ``seconds`` at most."""
+        return event.wait(seconds)
+
+    def call(self, function: Callable[[], Any]) -> Any:
+        """Something that may wait for a database."""
+        return function()
+
+
+class AsyncWaiter(Waiter):
+    """How a task of an event loop does the same: every step is awaited."""
+
+    event = asyncio.Event
+
+    def __init__(self, cache: Any, load: Callable[[], Awaitable[Any]]) -> None:
+        super().__init__(cache, load)
+        self.scope = asyncio.get_running_loop()
+
+    def cache(self, operation: str, *args: Any) -> Any:
+        return getattr(self._cache, f"a{operation}")(*args)
+
+    def sleep(self, seconds: float) -> Any:
+        return asyncio.sleep(seconds)
+
+    async def wait(self, event: Any, seconds: float) -> Any:
+        try:
+            await asyncio.wait_for(event.wait(), seconds)
+        except (TimeoutError, asyncio.TimeoutError):  # two classes before Python 3.11
+            return
+
+    def call(self, function: Callable[[], Any]) -> Any:
+        return sync_to_async(function, thread_sensitive=False)()
+
+
+def run(steps: Steps, waiter: Waiter) -> Any:
+    """Run the steps in this thread, to their result."""
+    try:
+        step = next(steps)
+        while True:
+            try:
+                done = step(waiter)
+            except BaseException as error:
+                step = steps.throw(error)
+            else:
+                step = steps.send(done)
+    except StopIteration as end:
+        return end.value
+
+
+async def arun(steps: Steps, waiter: AsyncWaiter) -> Any:
+    """Run the steps in this task, to their result."""
+    try:
+        step = next(steps)
+        while True:
+            try:
+                done = await step(waiter)
+            except BaseException as error:
+                step = steps.throw(error)
+            else:
+                step = steps.send(done)
+    except StopIteration as end:
+        return end.value
