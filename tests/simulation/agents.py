@@ -5,7 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import nullcontext
 
+from django.db import DatabaseError
+
 from bloomguard.exceptions import BuilderBusy, RebuildError, StoreError
+from bloomguard.rebuild import clear_away, roll_back_all
+from bloomguard.sync.state import State
 from bloomguard.verdicts import MAYBE
 
 from .database import Transaction
@@ -105,7 +109,7 @@ class Curiosity:
         chance = rng.random()
         if chance < 0.04:
             kill(self.world, self.world.running().host)
-        elif chance < 0.25:
+        elif chance < 0.35:
             self.world.scheduler.sleep(rng.randrange(4, 20) * TICK)
 
     def _spawn(self, process: Process, name: str, target: Callable[..., object], *arguments: object) -> None:
@@ -114,18 +118,32 @@ class Curiosity:
 
 
 def builder(world: World, process: Process) -> None:
-    """Rebuilds now and then, as cron does; sometimes somebody presses Ctrl-C."""
-    rng = world.rng
+    """Rebuilds now and then, as cron does. Sometimes the generation before is kept, and somebody goes back to it."""
     pause = 32
     while True:
-        world.scheduler.sleep(rng.randrange(pause) * TICK)
-        try:
-            process.rebuild().run()
-            pause = 32
-        except RebuildError as error:
-            world.counts["not published"] += 1
-            pause = 64 if isinstance(error, BuilderBusy) else 16
-            world.scheduler.note("gives up:", error)
+        world.scheduler.sleep(world.rng.randrange(pause) * TICK)
+        pause = build(world, process)
+
+
+def build(world: World, process: Process) -> int:
+    """One rebuild and perhaps a roll-back; how many ticks to wait at most before the next."""
+    rng = world.rng
+    try:
+        process.rebuild(keep_standby=rng.choice([0, 3600])).run()
+        if rng.random() < 0.5:
+            world.scheduler.sleep(rng.randrange(32) * TICK)
+            world.scheduler.note("goes back")
+            found = roll_back_all([process.guard], process.sleep)[0]
+            world.counts["gone back"] += isinstance(found, State)
+        elif rng.random() < 0.1:
+            clear_away([process.guard], process.sleep)
+    except RebuildError as error:
+        world.counts["not published"] += 1
+        world.scheduler.note("gives up:", error)
+        return 64 if isinstance(error, BuilderBusy) else 16
+    except DatabaseError:
+        world.scheduler.note("cannot go back: the database is gone")
+    return 32
 
 
 WEB, CRON = {"writer": writer, "reader": reader}, {"builder": builder}
@@ -149,7 +167,7 @@ def kill(world: World, host: str) -> None:
 
 
 class Faults:
-    """Breaks things in storms. Each schedule has a weather of its own, some kinds of faults; after a storm it is calm."""
+    """Breaks things in storms, with a calm after each. Each schedule has a weather of its own: some kinds of faults."""
 
     dead = False
     pace = PACES[0]
@@ -158,10 +176,12 @@ class Faults:
         self.world = world
         rng = world.rng
         kinds = [self.promote, self.heal, self.reroute, self.cut, self.flush, self.evict, self.restore, self.save]
-        kinds += [self.kill, self.step_wall_clock, self.lose_database]
+        kinds += [self.kill, self.fill, self.step_wall_clock, self.lose_database]
         failover = [self.replicate, self.reroute, self.promote, self.heal]
-        weather = rng.choice([[], failover, failover, [self.cut], [self.kill, self.cut, self.evict], kinds, kinds])
-        self.kinds = [kind for kind in weather if rng.random() < 0.6]
+        split = [self.split, self.split, self.heal]
+        wear = [self.kill, self.cut, self.evict, self.fill]
+        weather = rng.choice([[], [self.cut], [self.fill], failover, split, split, wear, kinds, kinds])
+        self.kinds = [kind for kind in weather if rng.random() < 0.7]
         if rng.random() < 0.15:
             world.database.lossy = world.network.lossy = 0.04
         if rng.random() < 0.3:
@@ -218,6 +238,21 @@ class Faults:
                 if self.world.rng.random() < (0.4 if host in WEBS else 0.9):
                     self.world.network.route[host] = roles[1]
 
+    def split(self) -> None:
+        """The replica becomes a primary that some hosts reach, others do not; somebody rebuilds at once."""
+        world, roles = self.world, self._roles()
+        if (
+            not roles
+            or not world.servers[roles[0]].alive
+            or world.scheduler.now - world.servers[roles[1]].demoted_at < 0.5
+        ):
+            return
+        new = world.servers[roles[1]]
+        new.primary, new.identity, new.alive = True, world.new_life(), True
+        world.network.route = {host: world.rng.choice(roles) if host in WEBS else roles[1] for host in HOSTS}
+        world.scheduler.note(f"promotes {new.name} to {new.identity} beside the other")
+        world.scheduler.spawn("cron1.hurry", world.processes["cron1"], build, world, world.processes["cron1"])
+
     def heal(self) -> None:
         """A split brain ends: the older primary becomes a replica of the newer, its connections stay."""
         a, b = self.world.servers
@@ -251,6 +286,14 @@ class Faults:
             name = self.world.rng.choice(sorted(server.generations))
             del server.generations[name]
             self.world.scheduler.note("evicts", name, "from", server.name)
+
+    def fill(self) -> None:
+        """A generation is full: it takes no more keys."""
+        server = self.world.rng.choice(self.world.servers)
+        if server.generations:
+            name = self.world.rng.choice(sorted(server.generations))
+            server.full.add(name)
+            self.world.scheduler.note("fills", name, "of", server.name)
 
     def save(self) -> None:
         """A server writes a snapshot."""

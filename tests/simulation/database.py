@@ -109,7 +109,7 @@ class Database:
             scheduler.note(sql.split(" ", 1)[0], *changed)
         scheduler.hop()
         if scheduler.random() < self.slow and sql.startswith("SELECT") and scheduler.current.name.startswith("web"):
-            scheduler.sleep(scheduler.rng.randrange(14, 40) * TICK)
+            scheduler.sleep(scheduler.rng.randrange(14, 56) * TICK)
         if self.lossy and scheduler.random() < self.lossy:
             raise OperationalError("the connection was lost before the answer came")
         return found

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 from unittest.mock import patch
 
@@ -19,19 +19,37 @@ from .servers import Server, SimulatedStore
 from .world import Process, World
 
 Patches = list[Any]
-MUTANTS: dict[str, Callable[[], Patches]] = {}
 
 
-def mutant(make: Callable[[], Patches]) -> Callable[[], Patches]:
+@dataclass(frozen=True)
+class Mutant:
+    """One rule less. ``first`` is the seed to look at first: it is known to catch it, or was before the code changed.
+
+    ``rare`` are those that so little stands against that it takes a thousand schedules and more to find one again.
+    """
+
+    patches: Callable[[], Patches]
+    first: int
+    rare: bool
+
+
+MUTANTS: dict[str, Mutant] = {}
+
+
+def mutant(first: int, *, rare: bool = False) -> Callable[[Callable[[], Patches]], Callable[[], Patches]]:
     """Register a mutant under its name."""
-    MUTANTS[make.__name__] = make
-    return make
+
+    def register(patches: Callable[[], Patches]) -> Callable[[], Patches]:
+        MUTANTS[patches.__name__] = Mutant(patches, first, rare)
+        return patches
+
+    return register
 
 
 @contextmanager
 def mutated(name: str | None) -> Iterator[None]:
     """The project's code with one rule less, while the block lasts."""
-    patches = MUTANTS[name]() if name else []
+    patches = MUTANTS[name].patches() if name else []
     for each in patches:
         each.start()
     try:
@@ -44,7 +62,7 @@ def mutated(name: str | None) -> Iterator[None]:
 # -- the lease
 
 
-@mutant
+@mutant(1)
 def no_lease_on_reading() -> Patches:
     """Readers and writers go by their copy of the row, however old."""
 
@@ -54,7 +72,7 @@ def no_lease_on_reading() -> Patches:
     return [patch.object(StateTable, "lease", lease)]
 
 
-@mutant
+@mutant(55)
 def lease_from_the_answer() -> Patches:
     """The lease counts from when the row arrived, not from when it was asked for."""
 
@@ -75,7 +93,7 @@ def lease_from_the_answer() -> Patches:
 # -- the write
 
 
-@mutant
+@mutant(21)
 def add_before_the_statement() -> Patches:
     """A key is added before its transaction holds a lock that a barrier waits for."""
 
@@ -87,7 +105,7 @@ def add_before_the_statement() -> Patches:
     return [patch.object(Process, "insert", insert)]
 
 
-@mutant
+@mutant(1)
 def add_after_the_commit() -> Patches:
     """A key is added when its row can be seen already."""
 
@@ -101,28 +119,28 @@ def add_after_the_commit() -> Patches:
 
 def _writes_only(narrow: Callable[[Any], Any]) -> Patches:
     real = LiveFilter._add
-    return [patch.object(LiveFilter, "_add", lambda self, state, keys: real(self, narrow(state), keys))]
+    return [patch.object(LiveFilter, "_add", lambda self, state, *rest: real(self, narrow(state), *rest))]
 
 
-@mutant
+@mutant(3)
 def add_to_the_active_alone() -> Patches:
     """Writers leave out the generation that is being built."""
     return _writes_only(lambda state: replace(state, standby="", building=""))
 
 
-@mutant
+@mutant(59)
 def no_add_to_the_standby() -> Patches:
     """Writers leave out the generation that some processes still answer from."""
     return _writes_only(lambda state: replace(state, standby=""))
 
 
-@mutant
+@mutant(3)
 def every_add_counts() -> Patches:
     """An add is taken for done, whatever the store said."""
     real = LiveFilter._add
 
-    def add(self: LiveFilter, state: Any, keys: Any) -> bool:
-        real(self, state, keys)
+    def add(self: LiveFilter, *arguments: Any) -> bool:
+        real(self, *arguments)
         return True
 
     return [patch.object(LiveFilter, "_add", add)]
@@ -131,7 +149,7 @@ def every_add_counts() -> Patches:
 # -- the fence
 
 
-@mutant
+@mutant(2)
 def no_fence() -> Patches:
     """A failed add is ignored."""
     return [patch.object(fencing, "fence", lambda guard, using, reason: None)]
@@ -156,13 +174,13 @@ def _impatient(owner: Any, name: str) -> Patches:
     return [patch.object(owner, name, hurry), patch.object(Process, "sleep", wait)]
 
 
-@mutant
+@mutant(5)
 def no_wait_after_the_fence() -> Patches:
     """The writer who fences commits at once."""
     return _impatient(fencing, "fence")
 
 
-@mutant
+@mutant(3)
 def fence_of_others_not_heeded() -> Patches:
     """A writer who finds a fence of somebody else commits at once."""
     return _impatient(LiveFilter, "add")
@@ -171,7 +189,7 @@ def fence_of_others_not_heeded() -> Patches:
 # -- the store
 
 
-@mutant
+@mutant(16)
 def identity_not_checked() -> Patches:
     """Any server is as good as any other."""
     return [
@@ -180,7 +198,7 @@ def identity_not_checked() -> Patches:
     ]
 
 
-@mutant
+@mutant(11)
 def missing_is_empty() -> Patches:
     """A generation that a server does not have is an empty one, and an add creates it."""
     return [
@@ -203,31 +221,31 @@ def _hurried(hurries: Callable[[Rebuild], bool]) -> Patches:
     return [patch.object(Rebuild, "run", run)]
 
 
-@mutant
+@mutant(1324, rare=True)
 def no_wait_after_fencing_a_replaced_store() -> Patches:
     """The row names another store while some processes still answer from the one before."""
     return _hurried(lambda one: one._mine is None)
 
 
-@mutant
+@mutant(3)
 def no_wait_after_the_announcement() -> Patches:
     """The scan begins before every writer knows of the new generation."""
     return _hurried(lambda one: one._mine is not None and not one.published)
 
 
-@mutant
+@mutant(339)
 def standby_dropped_at_once() -> Patches:
     """The former generation goes while some processes still answer from it."""
     return _hurried(lambda one: one.published)
 
 
-@mutant
+@mutant(21)
 def no_barrier() -> Patches:
     """The scan begins while transactions are open that know nothing of the new generation."""
     return [patch.object(rebuild, "wait_for_writers", lambda *arguments: None)]
 
 
-@mutant
+@mutant(5)
 def publish_without_compare_and_set() -> Patches:
     """A builder publishes whatever happened to the row meanwhile."""
     real = StateTable.swap
@@ -240,23 +258,29 @@ def publish_without_compare_and_set() -> Patches:
     return [patch.object(StateTable, "swap", swap)]
 
 
+@mutant(9509, rare=True)
+def standby_kept_though_an_add_missed_it() -> Patches:
+    """A roll-back returns to a generation that lacks what was written when it could not be reached."""
+    return [patch.object(fencing, "part_with_standby", lambda guard, using, seen: True)]
+
+
 # -- discards
 
 
-@mutant
+@mutant(247)
 def discard_without_a_token() -> Patches:
     """A deleted row leaves whatever generation answers by then, whether it was ever added there or not."""
     real = LiveFilter.discard
     return [patch.object(LiveFilter, "discard", lambda self, keys, name: real(self, keys, self.active()))]
 
 
-@mutant
+@mutant(197)
 def discard_by_every_deleter() -> Patches:
     """Of two that delete one row, both discard it."""
     return [patch.object(Process, "finds", lambda self, key: True)]
 
 
-@mutant
+@mutant(7)
 def discard_before_the_commit() -> Patches:
     """A row whose deletion is rolled back has left the filter."""
 
@@ -270,7 +294,7 @@ def discard_before_the_commit() -> Patches:
     return [patch.object(Process, "delete", delete)]
 
 
-@mutant
+@mutant(7)
 def insert_if_absent() -> Patches:
     """A key that seems to be there, because it shares its cell with another, is not added."""
     return [patch.object(World, "counts_adds", lambda self: False)]

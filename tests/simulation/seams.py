@@ -32,8 +32,8 @@ def _put(module: Any, **seams: Any) -> None:
 
 def install() -> None:
     """Done once a process, and never undone."""
-    from bloomguard import barrier, live, rebuild
-    from bloomguard.sync import connection, fencing, state
+    from bloomguard import barrier, live, rebuild, standby
+    from bloomguard.sync import connection, state
 
     from .world import World
 
@@ -44,7 +44,7 @@ def install() -> None:
     for module in (live, state, connection):
         _put(module, after_fork=lambda method: None)
     wall = SimpleNamespace(now=lambda: World.current.running().wall())
-    for module in (rebuild, state, fencing):
+    for module in (rebuild, standby, state):
         _put(module, timezone=wall)
     _put(
         rebuild,

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from bloomguard.exceptions import StoreError, StoreUnavailable, UnknownGeneration
-from bloomguard.filters import CorruptFilter
+from bloomguard.filters import CorruptFilter, FilterError, FilterFull
 from bloomguard.filters.layout import Layout
 from bloomguard.stores import Generation, Store
 from bloomguard.stores.base import FindKeyHash
@@ -38,6 +38,7 @@ class Server:
         self.demoted_at = float("-inf")
         self.generations: dict[str, Cells] = {}
         self.snapshot: dict[str, Cells] = {}
+        self.full: set[str] = set()
 
     def copy(self) -> dict[str, Cells]:
         return {name: cells.copy() for name, cells in self.generations.items()}
@@ -48,6 +49,12 @@ class Server:
             return self.generations[name]
         except KeyError:
             raise CorruptFilter(f"{name} is gone") from None
+
+    def add(self, name: str, cells: Iterable[int]) -> None:
+        """Count ``cells`` in a generation; raises :class:`FilterFull` if it takes no more."""
+        if name in self.full:
+            raise FilterFull(f"{name} is full")
+        self.held(name).update(cells)
 
 
 class Network:
@@ -104,7 +111,7 @@ class SimulatedStore(Store):
             connection.identity, connection.at = server.identity, now
         try:
             reply: Any = action(server)
-        except CorruptFilter as error:
+        except FilterError as error:
             reply = error
         found = connection.identity
         scheduler.hop()  # the reply is
@@ -113,7 +120,7 @@ class SimulatedStore(Store):
             raise StoreUnavailable("the server did not answer in time", "timeout")
         if not self.proves(found, identity):
             raise StoreError("another server answers than the one that the filter was built in, or it was restarted")
-        if isinstance(reply, CorruptFilter):
+        if isinstance(reply, FilterError):
             raise reply
         return found, reply
 
@@ -185,7 +192,7 @@ class SimulatedGeneration(Generation):
 
     def add(self, keys: Iterable[bytes]) -> None:
         cells = [self._cell(key) for key in keys]
-        self._store.trip("add", lambda server: server.held(self.name).update(cells), self._identity)
+        self._store.trip("add", lambda server: server.add(self.name, cells), self._identity)
 
     def discard(self, keys: Iterable[bytes]) -> None:
         cells = [self._cell(key) for key in keys]
@@ -218,4 +225,3 @@ class SimulatedGeneration(Generation):
 
     def measure_error_rate(self, probes: int = 100_000) -> float:
         return 0.0
-

@@ -6,6 +6,7 @@ import copy
 from collections import Counter
 from collections.abc import Callable
 from datetime import datetime, timedelta, timezone
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -43,7 +44,9 @@ def _layout(counted: bool) -> Any:
         headers=(),
         error_rate=0.0,
         filter_class=SimpleNamespace(supports_discard=counted),
-        cell=(lambda key: int.from_bytes(key, "little") % CELLS) if counted else (lambda key: int.from_bytes(key, "little")),
+        cell=(lambda key: int.from_bytes(key, "little") % CELLS)
+        if counted
+        else (lambda key: int.from_bytes(key, "little")),
     )
 
 
@@ -132,8 +135,9 @@ class Process:
 
     def add(self, keys: list[int]) -> None:
         """What follows an INSERT. Raises :class:`StoreError`: then it must not be committed."""
-        if not self.guard.live.add([KEYS[key] for key in keys]):
-            fencing.fence(self.guard, ROWS, "a written row could not be added to its filter")
+        live = self.guard.live
+        if not live.add([KEYS[key] for key in keys], partial(fencing.part_with_standby, self.guard, ROWS)):
+            fencing.fence(self.guard, ROWS, live.why_not_added())
 
     def delete(self, key: int) -> None:
         """DELETE, with a token for the generation that answers, which is redeemed after the COMMIT."""
@@ -162,9 +166,9 @@ class Process:
         self.guard.live.discard([KEYS[key]], generation)
         self.world.discarded(key)
 
-    def rebuild(self) -> Rebuild:
+    def rebuild(self, keep_standby: float) -> Rebuild:
         """A rebuild as the management command makes it, of the simulated rows."""
-        made = Rebuild(self.guard, sleep=self.sleep, clock=self.clock)
+        made = Rebuild(self.guard, keep_standby=keep_standby, sleep=self.sleep, clock=self.clock)
         made.source = SimulatedSource(self.world.database, make_key)  # type: ignore[assignment]
         return made
 
@@ -190,7 +194,7 @@ class World:
         self._names = 0
         self._lives = 0
         #: Whether every host is quick; most races need one that is not, some need all.
-        self.swift = self.rng.random() < 0.3
+        self.swift = self.rng.random() < 0.5
         #: Whether the guard's filter counts keys and can discard them.
         self.counted = self.rng.random() < 0.4
         self.layout = COUNTED if self.counted else EXACT
@@ -201,7 +205,7 @@ class World:
         raw = connections["default"].connection
         raw.execute(
             "UPDATE bloomguard_guardstate SET version=1, status='armed', identity='life0', active='g0', standby='', "
-            "building='', builder='', builder_seen_at=NULL, fenced_at=NULL, reason=''"
+            "standby_until=NULL, building='', builder='', builder_seen_at=NULL, host='', fenced_at=NULL, reason=''"
         )
 
     def process(self, host: str) -> Process:
