@@ -9,11 +9,13 @@ from functools import lru_cache, partial, wraps
 from typing import Any, TypeVar
 
 from asgiref.sync import iscoroutinefunction, sync_to_async
+from django.conf import settings
 from django.http import HttpRequest
 
 from .exceptions import ConfigurationError
 from .guards import Guard, registry
 from .responses import not_found, not_found_by_framework
+from .telling import note, tell
 from .verdicts import Decision, Verdict
 
 logger = logging.getLogger("bloomguard")
@@ -80,8 +82,10 @@ def guarded(name: str, *, arg: str | Mapping[str, str] | None = None) -> Callabl
             if decision is None:
                 decision = await sync_to_async(guard.decide, thread_sensitive=False)(value)
             if is_absent(decision, guard, request):
-                return await sync_to_async(_refuse, thread_sensitive=False)(request, name)
-            return await view(*args, **kwargs)
+                response = await sync_to_async(_refuse, thread_sensitive=False)(request, name)
+            else:
+                response = await view(*args, **kwargs)
+            return _told(response, guard, request, decision) if settings.DEBUG else response
 
         if iscoroutinefunction(view):
 
@@ -100,9 +104,10 @@ def guarded(name: str, *, arg: str | Mapping[str, str] | None = None) -> Callabl
             if _is_awaited(view, args):
                 return answer(found, *args, **kwargs)
             guard, value, request = found
-            if is_absent(guard.decide(value), guard, request):
-                return _refuse(request, name)
-            return view(*args, **kwargs)
+            decision = guard.decide(value)
+            is_refused = is_absent(decision, guard, request)
+            response = _refuse(request, name) if is_refused else view(*args, **kwargs)
+            return _told(response, guard, request, decision) if settings.DEBUG else response
 
         return mark(guard_view)  # type: ignore[no-any-return]
 
@@ -113,6 +118,11 @@ def _refuse(request: Any, name: str) -> Any:
     if isinstance(request, HttpRequest):
         return not_found(request, name)
     return not_found_by_framework(request, name)
+
+
+def _told(response: Any, guard: Guard, request: Any, decision: Decision) -> Any:
+    note(request, guard, decision)
+    return tell(request, response)
 
 
 def _place_of_request(view: Callable[..., Any]) -> int:

@@ -30,10 +30,10 @@ LAYERS = [
     ["querysets", "fetching", "steps", "cache_aside"],
     ["guards", "sources", "barrier"],
     ["plans", "filling", "proof", "standby", "verify"],
-    ["needs", "patterns", "access", "spare", "discovery"],
+    ["pages", "needs", "patterns", "access", "spare", "discovery"],
     ["sync.links", "sync.watches", "sync.discards", "sync.fencing", "sync.statements", "sync.signals"],
     ["rebuild", "routes", "responses", "capture"],
-    ["frontdoor"],
+    ["frontdoor", "listing", "explain", "telling"],
     ["middleware", "wsgi", "asgi", "decorators", "views", "managers", "contrib.", "management.", "checks"],
     ["apps"],
 ]
