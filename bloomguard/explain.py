@@ -41,6 +41,8 @@ MEANING = {
     "identity": "the filter lies in another store, or in this one before a restart; run rebuild_filter",
     "unreachable": "the store does not answer",
     "untrusted": "the filter is damaged, or was built for another definition or SECRET_KEY; run rebuild_filter",
+    "shadow": 'the filter does not have it, and mode = "shadow" lets it pass',
+    "false absence": "the filter does not have it, though a row is there; run rebuild_filter",
     "error": "an error of bloomguard's own, which is logged",
 }
 

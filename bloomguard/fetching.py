@@ -39,6 +39,7 @@ class Fetching:
         def decide(self, value: Any) -> Decision: ...
         def decide_now(self, value: Any) -> Decision | None: ...
         def _decide(self, value: Any, ask: Callable[[bytes], Decision | None]) -> Decision | None: ...
+        def _concluded(self, value: Any, decision: Decision) -> Decision: ...
         def _say_once(self, error: Exception) -> None: ...
         def rows(self) -> models.QuerySet[Any]: ...
 
@@ -75,11 +76,8 @@ class Fetching:
         except Exception as error:
             self._say_once(error)
             answers = iter([ERROR] * len(keys))
-        return [self._counted(next(answers)) if decision is None else decision for decision in decided]
-
-    def _counted(self, decision: Decision) -> Decision:
-        self.tallies[decision.reason]()
-        return decision
+        decisions = [next(answers) if decision is None else decision for decision in decided]
+        return [self._concluded(value, decision) for value, decision in zip(values, decisions)]
 
     def filter_existing(self, values: Iterable[V]) -> list[V]:
         """Those of ``values`` that may exist, in their order; all of them where nothing can be said. Never raises."""

@@ -13,6 +13,7 @@ from .guards import Guard
 from .outcomes import ablocked, blocked, settle
 from .responses import not_found, not_found_now
 from .routes import Decide, GuardedRoute, absent, absent_in_view
+from .shadow import Shadow
 from .telling import noting, tell
 
 GetResponse = Callable[[HttpRequest], HttpResponseBase | Awaitable[HttpResponseBase]]
@@ -44,6 +45,8 @@ class BloomGuardMiddleware:
             response = self.get_response(request)  # type: ignore[assignment]
             if response.status_code == 404 and (by_view := settle(request)):
                 blocked(by_view, request)
+            if isinstance(guard, Shadow):
+                guard.compare(response.status_code)
         return tell(request, response) if self._tells else response
 
     async def _acall(self, request: HttpRequest) -> HttpResponseBase:
@@ -60,6 +63,8 @@ class BloomGuardMiddleware:
             response = await self.get_response(request)  # type: ignore[misc]
             if response.status_code == 404 and (by_view := settle(request)):
                 await ablocked(by_view, request)
+            if isinstance(guard, Shadow):
+                await sync_to_async(guard.compare, thread_sensitive=False)(response.status_code)
         return tell(request, response) if self._tells else response
 
     def _noting(self, request: HttpRequest, decide: Decide) -> Decide:

@@ -30,7 +30,7 @@ LAYERS = [
     ["querysets", "fetching", "steps", "cache_aside"],
     ["guards", "sources", "barrier"],
     ["plans", "filling", "proof", "standby", "verify", "flushing", "figures", "outcomes"],
-    ["pages", "needs", "patterns", "access", "spare", "discovery"],
+    ["pages", "needs", "patterns", "access", "spare", "shadow", "discovery"],
     ["sync.links", "sync.watches", "sync.sqltext", "sync.discards", "sync.fencing", "sync.adding"],
     ["sync.statements", "sync.raw", "sync.signals"],
     ["rebuild", "copying", "routes", "responses", "capture"],
