@@ -29,7 +29,7 @@ LAYERS = [
     ["spot_checks"],
     ["querysets", "fetching", "steps", "cache_aside"],
     ["guards", "sources", "barrier"],
-    ["plans", "filling", "proof", "standby", "verify"],
+    ["builders", "plans", "filling", "proof", "standby", "verify"],
     ["pages", "needs", "patterns", "access", "spare", "discovery"],
     ["sync.links", "sync.watches", "sync.sqltext", "sync.discards", "sync.fencing", "sync.adding"],
     ["sync.statements", "sync.raw", "sync.signals"],
