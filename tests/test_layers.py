@@ -29,7 +29,7 @@ LAYERS = [
     ["spot_checks"],
     ["querysets", "fetching", "steps", "cache_aside"],
     ["guards", "sources", "barrier"],
-    ["plans", "filling", "proof", "standby", "verify", "flushing", "figures", "outcomes"],
+    ["builders", "plans", "filling", "proof", "standby", "verify", "flushing", "figures", "outcomes"],
     ["pages", "needs", "patterns", "access", "spare", "shadow", "discovery"],
     ["sync.links", "sync.watches", "sync.sqltext", "sync.discards", "sync.fencing", "sync.adding"],
     ["sync.statements", "sync.raw", "sync.signals"],
