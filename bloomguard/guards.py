@@ -166,22 +166,26 @@ class Guard(Fetching, CacheAside):
 
         May read the state rows, at most once a second and process.
         """
-        return self._decide(value, lambda key: self.live.ask(key)) or ERROR
+        try:
+            return self.live.ask(self.keys.key(value))
+        except Exception as error:
+            return self._undecided(error)
 
     def decide_now(self, value: Any) -> Decision | None:
         """The same without waiting; ``None`` if that needs the state rows, or a filter, read first."""
-        return self._decide(value, lambda key: self.live.ask_now(key))
-
-    def _decide(self, value: Any, ask: Callable[[bytes], Decision | None]) -> Decision | None:
         try:
-            return ask(self.keys.key(value))
-        except Unkeyable:
-            return UNKEYABLE
-        except OutOfRange:
-            return OUT_OF_RANGE
+            return self.live.ask_now(self.keys.key(value))
         except Exception as error:
-            self._say_once(error)
-            return ERROR
+            return self._undecided(error)
+
+    def _undecided(self, error: Exception) -> Decision:
+        """What a value is that no key could be made of, or nobody could be asked for."""
+        if isinstance(error, Unkeyable):
+            return UNKEYABLE
+        if isinstance(error, OutOfRange):
+            return OUT_OF_RANGE
+        self._say_once(error)
+        return ERROR
 
     def _say_once(self, error: Exception) -> None:
         if type(error) not in self._failures:
