@@ -41,6 +41,7 @@ MEANING = {
     "identity": "the filter lies in another store, or in this one before a restart; run rebuild_filter",
     "unreachable": "the store does not answer",
     "untrusted": "the filter is damaged, or was built for another definition or SECRET_KEY; run rebuild_filter",
+    "false absence": "the database has it, though the filter does not; run rebuild_filter",
     "error": "an error of bloomguard's own, which is logged",
 }
 

@@ -10,6 +10,8 @@ from django.core.management import CommandError, call_command
 from django.test import AsyncClient, Client
 from django.urls import path
 
+from bloomguard import verdicts
+from bloomguard.explain import MEANING
 from bloomguard.guards import registry
 from tests.guarding import registered, urlconf
 from tests.shop import features, views
@@ -89,6 +91,13 @@ def test_a_guard_of_several_fields(build, capsys, settings):
     [there], [gone] = (explained(capsys, f"/places/{code}/ulm/")["guards"] for code in ("DE", "FR"))
     assert (there["value"], there["verdict"], gone["verdict"]) == ("('DE', 'ulm')", "maybe", "absent")
     assert there["lookup"] == "country, slug"
+
+
+def test_every_reason_has_a_meaning():
+    """Whatever a guard may answer is put in words."""
+    reasons = {decision.reason for decision in vars(verdicts).values() if isinstance(decision, verdicts.Decision)}
+
+    assert set(MEANING) == reasons
 
 
 @pytest.mark.parametrize(
