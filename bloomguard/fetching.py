@@ -10,10 +10,12 @@ from django.core.exceptions import ObjectDoesNotExist, ValidationError
 from django.db import models, router
 from django.http import Http404
 
+from .counts import SPARED
 from .querysets import covers, lookup_of
 from .verdicts import ERROR, Decision, Verdict
 
 if TYPE_CHECKING:
+    from .counts import Tallies
     from .keys import KeyMaker
     from .live import LiveFilter
 
@@ -29,6 +31,7 @@ class Fetching:
 
     if TYPE_CHECKING:
         model: type[models.Model]
+        tallies: Tallies
 
         @property
         def live(self) -> LiveFilter: ...
@@ -81,7 +84,11 @@ class Fetching:
         except Exception as error:
             self._say_once(error)
             answers = iter([ERROR] * len(keys))
-        return [next(answers) if decision is None else decision for decision in decided]
+        return [self._counted(next(answers)) if decision is None else decision for decision in decided]
+
+    def _counted(self, decision: Decision) -> Decision:
+        self.tallies[decision.reason]()
+        return decision
 
     def filter_existing(self, values: Iterable[V]) -> list[V]:
         """Those of ``values`` that may exist, in their order; all of them where nothing can be said. Never raises."""
@@ -104,6 +111,7 @@ class Fetching:
         """
         rows = self._rows(queryset)
         if covers(self, rows) and self.verdict(value) is Verdict.ABSENT:
+            self.tallies[SPARED]()
             raise self._not_found(rows)
         try:
             return rows.filter(**lookup_of(self, value)).get()
@@ -114,6 +122,7 @@ class Fetching:
         """:meth:`get_object_or_404`, without a blocking call on the event loop."""
         rows = self._rows(queryset)
         if covers(self, rows) and await self.averdict(value) is Verdict.ABSENT:
+            self.tallies[SPARED]()
             raise self._not_found(rows)
         try:
             return await rows.filter(**lookup_of(self, value)).aget()
