@@ -186,7 +186,10 @@ class Guard(Fetching, CacheAside):
         May read the state rows, at most once a second and process.
         """
         began = perf_counter_ns() if counts.drawn() else 0
-        decision = self._decide(value, lambda key: self.live.ask(key)) or ERROR
+        try:
+            decision = self.live.ask(self.keys.key(value))
+        except Exception as error:
+            decision = self._undecided(error)
         if began:
             self.tallies.time(began)
         return self._concluded(value, decision)
@@ -194,7 +197,10 @@ class Guard(Fetching, CacheAside):
     def decide_now(self, value: Any) -> Decision | None:
         """The same without waiting; ``None`` if that needs the state rows, or a filter, read first."""
         began = perf_counter_ns() if counts.drawn() else 0
-        decision = self._decide(value, lambda key: self.live.ask_now(key))
+        try:
+            decision = self.live.ask_now(self.keys.key(value))
+        except Exception as error:
+            decision = self._undecided(error)
         if decision is None:
             return None
         if decision is ABSENT and (spot_checks.checks.is_due(self) if self.is_shadow else spot_checks.drawn()):
@@ -207,16 +213,14 @@ class Guard(Fetching, CacheAside):
         self.tallies[decision.reason]()
         return decision
 
-    def _decide(self, value: Any, ask: Callable[[bytes], Decision | None]) -> Decision | None:
-        try:
-            return ask(self.keys.key(value))
-        except Unkeyable:
+    def _undecided(self, error: Exception) -> Decision:
+        """What a value is that no key could be made of, or nobody could be asked for."""
+        if isinstance(error, Unkeyable):
             return UNKEYABLE
-        except OutOfRange:
+        if isinstance(error, OutOfRange):
             return OUT_OF_RANGE
-        except Exception as error:
-            self._say_once(error)
-            return ERROR
+        self._say_once(error)
+        return ERROR
 
     def _concluded(self, value: Any, decision: Decision) -> Decision:
         """Count a decision. Now and then an absence is held against the database; a shadow keeps it to itself."""

@@ -36,7 +36,7 @@ class BloomGuardMiddleware:
     def __call__(self, request: HttpRequest) -> HttpResponseBase | Awaitable[HttpResponseBase]:
         if self._async:
             return self._acall(request)
-        guard = absent(request, self._noting(request, Guard.decide))
+        guard = absent(request, noting(request, Guard.decide) if self._tells else Guard.decide)
         response: HttpResponseBase
         if isinstance(guard, Guard):
             blocked(guard, request)
@@ -73,7 +73,7 @@ class BloomGuardMiddleware:
     # By now it is known who asks and which view it is: for views that demand a login, or make their own 404.
 
     def _view(self, request: HttpRequest, view: Any, args: Any, kwargs: Any) -> HttpResponseBase | None:
-        route = absent_in_view(request, view, kwargs, self._noting(request, Guard.decide))
+        route = absent_in_view(request, view, kwargs, noting(request, Guard.decide) if self._tells else Guard.decide)
         if not isinstance(route, GuardedRoute):
             return None
         if route.needs_login and not (hasattr(request, "user") and request.user.is_authenticated):

@@ -213,12 +213,15 @@ class Index:
         self._by_prefix: dict[str, list[GuardedRoute]] = {}
         for route in routes:
             self._by_prefix.setdefault(route.prefix, []).append(route)
-        self._depths = range(max((prefix.count("/") for prefix in self._by_prefix), default=0))
+        depths = [prefix.count("/") for prefix in self._by_prefix]
+        # Hardly a route begins with an ID, so most paths need not be looked at that soon.
+        self._first = 0 if 1 in depths else 1
+        self._depths = range(self._first, max(depths, default=0))
 
     def candidates(self, path: str) -> list[GuardedRoute]:
         """Routes that ``path`` may belong to: those whose prefix it has."""
         found: list[GuardedRoute] = []
-        end = 0
+        end = self._first
         for _ in self._depths:
             end = path.find("/", end) + 1
             if not end:
