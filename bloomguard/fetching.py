@@ -75,11 +75,10 @@ class Fetching:
         except Exception as error:
             self._say_once(error)
             answers = iter([ERROR] * len(keys))
-        return [self._counted(next(answers)) if decision is None else decision for decision in decided]
-
-    def _counted(self, decision: Decision) -> Decision:
-        self.tallies[decision.reason]()
-        return decision
+        decisions = [next(answers) if decision is None else decision for decision in decided]
+        for decision in decisions:
+            self.tallies[decision.reason]()
+        return decisions
 
     def filter_existing(self, values: Iterable[V]) -> list[V]:
         """Those of ``values`` that may exist, in their order; all of them where nothing can be said. Never raises."""

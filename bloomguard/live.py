@@ -36,17 +36,25 @@ class LiveFilter:
 
     ``definition`` says in words what a key stands for (table, columns, which rows); a generation that was built for
     other words, or with a secret that is no longer in the settings, is never asked. ``width`` is the keys' size in
-    bytes, if they all have one.
+    bytes, if they all have one. ``counted`` says that adds are counted, because :meth:`discard` takes them back.
     """
 
     def __init__(
-        self, name: str, *, store_alias: str, definition: str, width: int | None, table: StateTable | None = None
+        self,
+        name: str,
+        *,
+        store_alias: str,
+        definition: str,
+        width: int | None,
+        counted: bool = False,
+        table: StateTable | None = None,
     ) -> None:
         self.name = name
         self.table = table or states.table
         self._store_alias = store_alias
         self._definition = definition
         self._width = width
+        self._counted = counted
         self._waits: bool | None = None  # whether the store's checks wait for a network, once that is known
         # The active generation and its check, in one piece: threads replace it while others read it.
         self._check: tuple[str, Callable[[bytes], bool]] | None = None
@@ -301,13 +309,14 @@ class LiveFilter:
                 continue  # it answers nobody, and never will again; what will answer next is being built
             try:
                 generation = self._generation(state, name)
+                lacking = keys if generation is None or self._counted else self._new(generation, keys)
             except (FilterError, StoreError) as error:
                 self._doubt(state, name, error)
                 generation = None
             if generation is None:
                 missed.append(name)
             else:
-                adds.append((generation, keys))
+                adds.append((generation, lacking))
         if adds:
             for (generation, _), failed in zip(adds, adds[0][0].add_to_all(adds)):
                 if failed is not None:
@@ -323,6 +332,38 @@ class LiveFilter:
         """An add did not reach the generation: that of a sound one is tried again, another one is asked no more."""
         if name != state.standby and not isinstance(error, (FilterFull, StoreUnavailable)):
             self._distrust(error, name)
+
+    @staticmethod
+    def _new(generation: Generation, keys: Sequence[bytes]) -> Sequence[bytes]:
+        """Of ``keys``, those that a filter which would count them lacks: every save of a row comes here.
+
+        Right only because nothing is discarded: a key that seems to be there may be another one's.
+        """
+        if not generation.layout.filter_class.supports_discard:
+            return keys
+        return [key for key, there in zip(keys, generation.might_contain_many(keys)) if not there]
+
+    def active(self) -> str:
+        """The generation that answers now, empty where none does: what a later :meth:`discard` has to name."""
+        if self.table.lease(self.name) is None:
+            self.table.renew()
+        state = self.table.lease(self.name)
+        return state.active if state is not None and state.status == ARMED else ""
+
+    def discard(self, keys: Iterable[bytes], name: str) -> None:
+        """Take keys of rows that are gone out of the generation ``name``, once each, if it still is the active one.
+
+        Each key had a row when ``name`` was active, so it was added there. Of a generation that is being built nobody
+        knows whether its scan came by before the row went. Never raises and never tries again: a key too many is a
+        harmless false positive, and one too few a false 404.
+        """
+        try:
+            state = self.table.lease(self.name) if self.active() == name else None
+            generation = self._generation(state, name) if state is not None else None
+            if generation is not None:
+                generation.discard(keys)
+        except (FilterError, StoreError) as error:
+            logger.info("bloomguard left keys of deleted rows in the filter of %s: %s", self.name, error)
 
     def forget(self) -> None:
         """Close everything, as if the process had just started."""

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, ClassVar
 from django.core.checks import CheckMessage
 
 from ..exceptions import StoreError, UnknownGeneration
-from ..filters import CorruptFilter, FilterError, KeyHash
+from ..filters import CorruptFilter, DiscardUnsupported, FilterError, KeyHash
 from ..filters.codec import Frame, Header
 from ..filters.layout import SHARD_BYTES, Layout
 from .pages import Page
 
 if TYPE_CHECKING:
-    from ..filters.base import Keys
+    from ..filters.base import BodyFilter, Keys
 
 #: Given a header's key id, how its keys are hashed; ``None`` where no secret and definition of today's fits.
 FindKeyHash = Callable[[int], KeyHash | None]
@@ -43,7 +43,10 @@ class Generation(ABC):
 
     @abstractmethod
     def add(self, keys: Iterable[bytes]) -> None:
-        """Put keys in and see that they are; raises :class:`CorruptFilter` or :class:`StoreError` if that fails."""
+        """Put keys in and see that they are; raises :class:`CorruptFilter` or :class:`StoreError` if that fails.
+
+        A kind that can discard counts: what is put in twice is there twice, and has to be discarded twice.
+        """
 
     @classmethod
     def add_to_all(cls, adds: Sequence[Adds]) -> list[Exception | None]:
@@ -66,13 +69,30 @@ class Generation(ABC):
         Into a generation that this process has made they may go only when it is sealed.
         """
 
+    def discard(self, keys: Iterable[bytes]) -> None:
+        """Take each key out once; one that is saturated, or not there, leaves the generation as it is.
+
+        Never to be tried again: an attempt that failed may have taken something out. Raises
+        :class:`DiscardUnsupported`, :class:`CorruptFilter` or :class:`StoreError`.
+        """
+        raise DiscardUnsupported(
+            f"generation {self.name} is a {self.layout.kind} filter, of which nothing is taken out"
+        )
+
+    @abstractmethod
+    def filters(self) -> Iterable[BodyFilter]:
+        """The filter of each shard, in their order: the very ones, or copies of what a server holds now.
+
+        Raises :class:`CorruptFilter` or :class:`StoreError`.
+        """
+
+    def approximate_size(self) -> int:
+        """The number of keys in it, as near as its kind can tell; raises what :meth:`filters` raises."""
+        return sum(each.approximate_size() for each in self.filters())
+
     @abstractmethod
     def fill(self) -> float:
         """Share of the bits or slots in use, over all shards, 0 to 1."""
-
-    @abstractmethod
-    def approximate_size(self) -> int:
-        """About how many keys are in it, over all shards."""
 
     @abstractmethod
     def measure_error_rate(self, probes: int = 100_000) -> float:

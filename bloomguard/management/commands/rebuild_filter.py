@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import asdict
@@ -11,7 +10,6 @@ from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.db import DatabaseError
-from tqdm import tqdm
 
 from ...copying import Copy
 from ...exceptions import BuilderBusy, ConfigurationError, RebuildError, StoreError
@@ -21,6 +19,7 @@ from ...needs import Need, assess
 from ...plans import Plan, Report
 from ...rebuild import Rebuild, clear_away, roll_back_all, run_all
 from ..durations import seconds
+from ..progress import Bar
 
 EX_TEMPFAIL = 75  # sysexits.h: try again later
 
@@ -136,7 +135,7 @@ class Command(BaseCommand):
         keep = options["keep_standby"]
         with ExitStack() as bars:
             rebuilds = [
-                self._rebuild(guard, options, progress=_Bar(guard, bars, quiet), keep_standby=keep) for guard in guards
+                self._rebuild(guard, options, progress=Bar(guard, bars, quiet), keep_standby=keep) for guard in guards
             ]
             outcomes = run_all(rebuilds)
         for report in outcomes:
@@ -147,22 +146,6 @@ class Command(BaseCommand):
                     f"{report.error_rate_measured:.4%} now, {report.error_rate:.4%} when full"
                 )
         return [_named(outcome) if isinstance(outcome, Report) else outcome for outcome in outcomes]
-
-
-class _Bar:
-    """A guard's progress bar, there from its first page to the next guard's."""
-
-    def __init__(self, guard: Guard, stack: ExitStack, quiet: bool) -> None:
-        self._guard, self._stack, self._quiet = guard, stack, quiet
-        self._bar: tqdm[Any] | None = None
-
-    def __call__(self, done: int, total: int) -> None:
-        if self._bar is None:
-            self._stack.close()
-            bar = tqdm(desc=self._guard.name, unit=" rows", unit_scale=True, disable=self._quiet, file=sys.stderr)
-            self._bar = self._stack.enter_context(bar)
-        self._bar.total = total
-        self._bar.update(done - self._bar.n)
 
 
 def _say_nothing(text: str) -> None:
