@@ -19,10 +19,11 @@ class BloomguardConfig(AppConfig):
         from . import checks  # noqa: F401
         from .counts import counts
         from .flushing import flusher
-        from .sync import signals, statements
+        from .sync import raw, signals, statements
 
         autodiscover_modules("guards")
         signals.connect()
         statements.connect()
+        raw.connect()
         counts.begin = flusher.start
         atexit.register(flusher.stop)

@@ -183,8 +183,8 @@ def _guard(guard: Guard) -> Iterator[CheckMessage]:
         yield error(12, f"sync is {guard.sync!r}", f"Take one of {', '.join(SYNCS)}.")
     elif guard.sync == "signals":
         yield Warning(
-            f"the guard {guard.name!r} follows signals alone: bulk_create, QuerySet.update and "
-            "migrations write past it, and under autocommit a row is seen before its filter has it.",
+            f"the guard {guard.name!r} follows signals alone: bulk_create, QuerySet.update, "
+            "raw SQL and migrations write past it, and under autocommit a row is seen before its filter has it.",
             hint='Remove sync = "signals" where you can; else run rebuild_filter after such writes.',
             obj=guard.model,
             id="bloomguard.W005",

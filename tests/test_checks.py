@@ -241,7 +241,7 @@ def test_a_guard_by_signals_is_warned_of(only):
     found, message, hint = the_message()
 
     assert found == "bloomguard.W005"
-    assert "bulk_create, QuerySet.update and migrations write past it" in message
+    assert "bulk_create, QuerySet.update, raw SQL and migrations write past it" in message
     assert "rebuild_filter" in hint
 
 
