@@ -183,35 +183,36 @@ class Guard(Fetching, CacheAside):
 
         May read the state rows, at most once a second and process.
         """
+        began = perf_counter_ns() if counts.drawn() else 0
         decision = self._decide(value, lambda key: self.live.ask(key)) or ERROR
         if decision is ABSENT and (self._owes_check or spot_checks.drawn()):
             self._owes_check = False
-            decision = spot_checks.checks.check(self, value)
-        self.tallies[decision.reason]()
-        return decision
+            decision, began = spot_checks.checks.check(self, value), 0
+        return self._count(decision, began)
 
     def decide_now(self, value: Any) -> Decision | None:
         """The same without waiting; ``None`` if that needs the state rows, or a filter, read first."""
+        began = perf_counter_ns() if counts.drawn() else 0
         decision = self._decide(value, lambda key: self.live.ask_now(key))
         if decision is ABSENT and spot_checks.drawn():
             self._owes_check = True  # by whoever asks next, where waiting is allowed
             return None
-        if decision is not None:
-            self.tallies[decision.reason]()
-        return decision
+        return None if decision is None else self._count(decision, began)
 
     def _decide(self, value: Any, ask: Callable[[bytes], Decision | None]) -> Decision | None:
-        began = perf_counter_ns() if counts.drawn() else 0
         try:
-            decision = ask(self.keys.key(value))
+            return ask(self.keys.key(value))
         except Unkeyable:
-            decision = UNKEYABLE
+            return UNKEYABLE
         except OutOfRange:
-            decision = OUT_OF_RANGE
+            return OUT_OF_RANGE
         except Exception as error:
             self._say_once(error)
-            decision = ERROR
-        if began and decision is not None:
+            return ERROR
+
+    def _count(self, decision: Decision, began: int) -> Decision:
+        self.tallies[decision.reason]()
+        if began:
             self.tallies.time(began)
         return decision
 

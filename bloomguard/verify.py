@@ -168,9 +168,9 @@ class Verification:
             denies = partial(_lacks, generation, key) if missing else partial(self._is_absent, key)
             if is_denied(partial(self._exists, value), denies):
                 missing += 1
-                tell(false_negative_found, type(self.guard), guard=self.guard, value=value)
                 if missing == 1:
                     self.guard.live.table.fence(self.guard.name, "rows are missing from its filter")
+                tell(false_negative_found, type(self.guard), guard=self.guard, value=value)
         return missing
 
     def _is_absent(self, key: bytes) -> bool:
