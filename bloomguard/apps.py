@@ -15,8 +15,9 @@ class BloomguardConfig(AppConfig):
 
     def ready(self) -> None:
         from . import checks  # noqa: F401
-        from .sync import signals, statements
+        from .sync import raw, signals, statements
 
         autodiscover_modules("guards")
         signals.connect()
         statements.connect()
+        raw.connect()

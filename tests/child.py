@@ -11,6 +11,7 @@ import importlib
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -47,9 +48,11 @@ def stop_before(step: str) -> None:
     def halted(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         if not reached:
             reached.append(1)
-            signal.signal(signal.SIGUSR1, lambda *received: None)  # lets it go on
+            free: list[int] = []
+            signal.signal(signal.SIGUSR1, lambda *received: free.append(1))  # lets it go on
             print("reached", flush=True)
-            signal.pause()
+            while not free:
+                time.sleep(0.01)  # signal.pause() waits for ever if the signal comes just before it
         return original(*args, **kwargs)
 
     patch_step(step, halted)

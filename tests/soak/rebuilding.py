@@ -21,7 +21,7 @@ from typing import Any
 
 from tests.child import STEPS, patch_step
 
-from .crew import ABSENT_FROM, haste
+from .crew import ABSENT_FROM, haste, orphaned
 
 WRITERS, DAWDLERS = 4, 3
 ROWS_A_WRITER = 1 << 18
@@ -77,7 +77,7 @@ def write(member: int, pause: float) -> None:
     from tests.shop.models import Product
 
     due, pk = time.monotonic(), member * ROWS_A_WRITER
-    while True:
+    while not orphaned():
         due += pause
         time.sleep(max(due - time.monotonic(), 0))
         way = random.random()
@@ -104,6 +104,8 @@ def dawdle(member: int, longest: float) -> None:
         return state.table.current("product").building
 
     for pk in range(member * ROWS_A_WRITER, (member + 1) * ROWS_A_WRITER):
+        if orphaned():
+            return
         before = building()
         with transaction.atomic(using=Product.objects.db):
             Product.objects.create(pk=pk)
@@ -119,7 +121,7 @@ def ask() -> None:
     from bloomguard.verdicts import Verdict
 
     guard, member = registry["product"], WRITERS + DAWDLERS
-    while True:
+    while not orphaned():
         for first in range(0, member * ROWS_A_WRITER, ROWS_A_WRITER):
             last = journal.rfind(b"\1", first, first + ROWS_A_WRITER)
             for pk in {last, last - random.randrange(50), random.randrange(first, max(last, first + 1))}:
@@ -211,7 +213,8 @@ def main() -> None:
     sources.PAGE_ROWS = 200
     if wanted["lease"] != 1:
         haste(wanted["lease"])
-    os.waitpid(fork(start), 0)
+    if os.waitpid(fork(start), 0)[1]:
+        raise RuntimeError("the first build failed")
     began = time.monotonic()
     crew = [fork(write, member, WRITERS / wanted["writes_a_second"]) for member in range(WRITERS)]
     crew += [fork(dawdle, WRITERS + member, 3 * wanted["lease"]) for member in range(DAWDLERS)]
