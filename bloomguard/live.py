@@ -309,14 +309,13 @@ class LiveFilter:
                 continue  # it answers nobody, and never will again; what will answer next is being built
             try:
                 generation = self._generation(state, name)
-                lacking = keys if generation is None or self._counted else self._new(generation, keys)
+                if generation is not None:
+                    adds.append((generation, keys if self._counted else self._new(generation, keys)))
             except (FilterError, StoreError) as error:
                 self._doubt(state, name, error)
                 generation = None
             if generation is None:
                 missed.append(name)
-            else:
-                adds.append((generation, lacking))
         if adds:
             for (generation, _), failed in zip(adds, adds[0][0].add_to_all(adds)):
                 if failed is not None:

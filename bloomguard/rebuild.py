@@ -32,6 +32,7 @@ from .guards import Guard
 from .models import GuardState
 from .plans import Plan, Report, lay_out
 from .proof import Proof
+from .signals import generation_published, tell
 from .sources import Source
 from .stores import Generation
 from .sync.state import ARMED, FENCED, LEASE_SECONDS, State
@@ -317,6 +318,7 @@ class Rebuild:
                 f"{self.guard.name}: its state row changed during the build (a fence, a roll-back, another builder), "
                 "so the new generation may lack a row and was not published; run it again"
             )
+        tell(generation_published, type(self.guard), guard=self.guard, generation=published.active, rows=rows)
 
 
 def run_all(rebuilds: Sequence[Rebuild], sleep: Callable[[float], None] = time.sleep) -> list[Report | RebuildError]:

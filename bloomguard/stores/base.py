@@ -7,7 +7,7 @@ whose body does not fit its checksum, is not trusted. **Missing is not empty.**
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar
 
 from django.core.checks import CheckMessage
@@ -16,6 +16,7 @@ from ..exceptions import StoreError, UnknownGeneration
 from ..filters import CorruptFilter, DiscardUnsupported, FilterError, KeyHash
 from ..filters.codec import Frame, Header
 from ..filters.layout import SHARD_BYTES, Layout
+from .pages import Page
 
 if TYPE_CHECKING:
     from ..filters.base import BodyFilter, Keys
@@ -154,6 +155,15 @@ class Store(ABC):
     @abstractmethod
     def free_bytes(self) -> int | None:
         """Bytes that a new generation could take, ``None`` where nobody can tell."""
+
+    # Figures are kept beside the filters. A store that keeps none serves its guards as well.
+
+    def add_figures(self, page: Page, cells: Mapping[int, int]) -> None:  # noqa: B027
+        """Add numbers to cells of a page, which is made where it is missing. Raises :class:`StoreError`."""
+
+    def read_figures(self, pages: Sequence[Page]) -> list[bytes]:
+        """The pages as they are, nothing in place of one that is not there. Raises :class:`StoreError`."""
+        return [b""] * len(pages)
 
     def check(self) -> list[CheckMessage]:
         """System check messages about the store's own options."""

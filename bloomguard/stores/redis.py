@@ -2,6 +2,7 @@
 
     bloomguard:{guard}                         a hash: generation -> number of its shards
     bloomguard:{guard}:{generation}:{shard}    a frame of bloomguard.filters.codec
+    bloomguard:{guard}:figures:{step}:{number} a page of bloomguard.stores.pages, with an expiry
 
 A check is one command that reads both tags of a shard and the key's bits at once: a key that was evicted, flushed or
 never written answers with tags of 0, a replica refuses the command. An add counts only if the tags in its reply are
@@ -14,7 +15,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, ClassVar
 
@@ -28,6 +29,7 @@ from ..filters.layout import Layout
 from ..forks import after_fork
 from . import redis_options
 from .base import FindKeyHash, Generation, Store
+from .pages import COLUMNS, KEPT_SECONDS, ROWS, Page
 from .redis_cluster import Address, ClusterLink, spread
 from .redis_cuckoo import in_full
 from .redis_generation import RedisGeneration, kind_of
@@ -37,6 +39,7 @@ from .redis_servers import Clustered, find_servers
 
 _CLUSTER_SHARD_BYTES = 2 << 20  # of a billion keys each of 64 nodes gets its share, within a seventh
 _LISTS = 8  # of generations in a Cluster, spread over the nodes
+_LAST_CELL = ROWS * COLUMNS - 1
 
 
 class RedisStore(Store):
@@ -205,6 +208,26 @@ class RedisStore(Store):
             if most:
                 free.append(max(most - used, 0))
         return min(free) * len(free) if free else None  # shards spread evenly: the fullest node is full first
+
+    def add_figures(self, page: Page, cells: Mapping[int, int]) -> None:
+        key = self._page_key(page)
+        # The last cell makes a new key as long as it will ever be: one that grows bit by bit takes twice the room.
+        added = {_LAST_CELL: 0, **cells}
+        words = [word for cell, number in added.items() for word in ("INCRBY", "u32", f"#{cell}", number)]
+        expiry = (key, ("EXPIRE", key, KEPT_SECONDS[page.step]))
+        # First, for who may not do it must not add either: it would be tried again and again.
+        [is_there] = self._adds.trip([expiry])
+        self._adds.trip([(key, ("BITFIELD", key, "OVERFLOW", "SAT", *words))])
+        if not is_there:
+            with suppress(StoreError):  # it is added; whoever adds next sees to the expiry
+                self._adds.trip([expiry])
+
+    def read_figures(self, pages: Sequence[Page]) -> list[bytes]:
+        keys = [self._page_key(page) for page in pages]
+        return [page or b"" for page in self.load([(key, ("GET", key)) for key in keys])] if keys else []
+
+    def _page_key(self, page: Page) -> str:
+        return f"{self.prefix}:{page.guard}:figures:{page.step}:{page.number}"
 
     def check(self) -> list[CheckMessage]:
         found = list(redis_options.patience(self.alias, self._patience))

@@ -86,13 +86,9 @@ class RedisGeneration(Generation):
         keys = list(keys)
         if self._draft is not None:
             return super().might_contain_many(keys)
-        placed: dict[int, tuple[list[int], list[int]]] = {}  # by shard: which keys, and their digests
-        for number, (shard, digest) in enumerate(map(self.layout.locate, keys)):
-            numbers, digests = placed.setdefault(shard, ([], []))
-            numbers.append(number)
-            digests.append(digest)
+        placed = self._placed(keys)
         commands: list[Command] = []
-        asked: list[tuple[list[int], int, Answers]] = []
+        asked: list[tuple[Sequence[int], int, Answers]] = []
         for shard, (numbers, digests) in placed.items():
             mine, answers = self._kind.asking_many(shard, digests)
             commands += [(self.keys[shard], each) for each in mine]
@@ -104,6 +100,17 @@ class RedisGeneration(Generation):
                 found[number] = answer
             at += count
         return found
+
+    def _placed(self, keys: Sequence[bytes]) -> dict[int, tuple[Sequence[int], list[int]]]:
+        """By shard: which of ``keys`` are in it, and their digests."""
+        if len(self.keys) == 1:
+            return {0: (range(len(keys)), [digest for _, digest in map(self.layout.locate, keys)])} if keys else {}
+        placed: dict[int, tuple[list[int], list[int]]] = {}
+        for number, (shard, digest) in enumerate(map(self.layout.locate, keys)):
+            numbers, digests = placed.setdefault(shard, ([], []))
+            numbers.append(number)
+            digests.append(digest)
+        return {**placed}
 
     # -- adding
 

@@ -19,6 +19,7 @@ from bloomguard.filters import CorruptFilter, KeyHash, Layout
 from bloomguard.filters.codec import Frame, decode, new_tag
 from bloomguard.stores import redis_options, stores
 from bloomguard.stores.memory import MemoryStore
+from bloomguard.stores.pages import Page
 from bloomguard.stores.redis import RedisStore
 from tests import servers
 
@@ -488,6 +489,8 @@ def test_the_rights_in_the_docs_suffice(server, make_store):
             assert store.check_deployed() == []
             opened.read_shard(0)
             store.drop("city", "a")
+            store.add_figures(Page("city", 60, 1), {0: 1})
+            assert store.read_figures([Page("city", 60, 1)]) != [b""]
     finally:
         server.execute_command("ACL", "DELUSER", "guards")
 

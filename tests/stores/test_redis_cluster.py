@@ -15,6 +15,7 @@ from redis.crc import key_slot
 
 from bloomguard.exceptions import ConfigurationError, StoreError, StoreUnavailable, UnknownGeneration
 from bloomguard.filters import CorruptFilter
+from bloomguard.stores.pages import Page, cells_of
 from bloomguard.stores.redis import RedisStore
 from bloomguard.stores.redis_cluster import spread
 from tests import servers
@@ -343,3 +344,14 @@ def test_the_settings_name_one_kind_of_servers():
     for options in ({"url": several}, {"url": []}, {"url": several, "cluster": True, "sentinels": [("h", 1)]}):
         with pytest.raises(ConfigurationError):
             RedisStore("default", **options)
+
+
+def test_figures_lie_where_their_slots_are(store, cluster):
+    """Pages of figures are spread over the nodes, and read in one trip."""
+    pages = [Page("city", 60, number) for number in range(30)]
+    for page in pages:
+        store.add_figures(page, {0: page.number + 1})
+        store.add_figures(page, {0: 100})
+
+    assert [cells_of(kept)[0] for kept in store.read_figures(pages)] == [101 + page.number for page in pages]
+    assert len({cluster.holder(store._page_key(page)) for page in pages}) == 3

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
-from argparse import ArgumentTypeError
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import asdict
@@ -20,6 +18,7 @@ from ...guards import Guard, registry
 from ...needs import Need, assess
 from ...plans import Plan, Report
 from ...rebuild import Rebuild, clear_away, roll_back_all, run_all
+from ..durations import seconds
 from ..progress import Bar
 
 EX_TEMPFAIL = 75  # sysexits.h: try again later
@@ -45,11 +44,11 @@ class Command(BaseCommand):
             "--roll-back", action="store_true", help="return to the filter before, of the guards named, if it was kept"
         )
         parser.add_argument(
-            "--max-age", type=_seconds, metavar="AGE", help="with --if-needed: older filters are a reason; 12h, 7d, ..."
+            "--max-age", type=seconds, metavar="AGE", help="with --if-needed: older filters are a reason; 12h, 7d, ..."
         )
         parser.add_argument(
             "--keep-standby",
-            type=_seconds,
+            type=seconds,
             default=0.0,
             metavar="TIME",
             help="keep the filter before, and write to it, for a roll-back within 30m, 1h, ...",
@@ -151,14 +150,6 @@ class Command(BaseCommand):
 
 def _say_nothing(text: str) -> None:
     pass
-
-
-def _seconds(text: str) -> float:
-    """``90s``, ``30m``, ``1h`` or ``7d`` in seconds."""
-    found = re.fullmatch(r"([0-9]{1,9})([smhd])", text)
-    if found is None:
-        raise ArgumentTypeError(f"{text!r} is no time; write a number with s, m, h or d, as in 30m or 1h")
-    return int(found[1]) * {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}[found[2]]
 
 
 def _named(figures: Plan | Report | Need) -> dict[str, Any]:
