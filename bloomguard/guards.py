@@ -12,6 +12,7 @@ import logging
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
+from time import perf_counter_ns
 from typing import Any, ClassVar, TypeVar
 
 from django.core.exceptions import FieldDoesNotExist
@@ -19,7 +20,7 @@ from django.db import models
 from django.db.models import Model, Q
 from django.http import HttpRequest
 
-from . import spot_checks
+from . import counts, spot_checks
 from .alive import Unstable, in_words
 from .cache_aside import CacheAside
 from .exceptions import ConfigurationError
@@ -80,6 +81,7 @@ class Guard(Fetching, CacheAside):
                 f"{type(self).__name__}: name is {self.name!r}; it has to begin with a lower-case letter and go on "
                 "with up to 99 lower-case letters, digits, dots, dashes and underscores"
             )
+        self.tallies = counts.counts.of(self.name)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.name!r} of {self.model._meta.label}>"
@@ -183,41 +185,58 @@ class Guard(Fetching, CacheAside):
 
         May read the state rows, at most once a second and process.
         """
-        decision = self._decide(value, lambda key: self.live.ask(key)) or ERROR
-        return decision if decision.verdict is not Verdict.ABSENT else self._denied(value, decision)
+        began = perf_counter_ns() if counts.drawn() else 0
+        try:
+            decision = self.live.ask(self.keys.key(value))
+        except Exception as error:
+            decision = self._undecided(error)
+        if began:
+            self.tallies.time(began)
+        return self._concluded(value, decision)
 
     def decide_now(self, value: Any) -> Decision | None:
         """The same without waiting; ``None`` if that needs the state rows, or a filter, read first."""
-        decision = self._decide(value, lambda key: self.live.ask_now(key))
-        if decision is None or decision.verdict is not Verdict.ABSENT:
-            return decision
+        began = perf_counter_ns() if counts.drawn() else 0
+        try:
+            decision = self.live.ask_now(self.keys.key(value))
+        except Exception as error:
+            decision = self._undecided(error)
+        if decision is None:
+            return None
         if decision is ABSENT and (spot_checks.checks.is_due(self) if self.is_shadow else spot_checks.drawn()):
             self._owes_check = True  # by whoever asks next, where waiting is allowed
             return None
-        return SHADOW if self.is_shadow else decision
+        if began:
+            self.tallies.time(began)
+        if decision.verdict is Verdict.ABSENT and self.is_shadow:
+            decision = SHADOW
+        self.tallies[decision.reason]()
+        return decision
 
-    def _denied(self, value: Any, decision: Decision) -> Decision:
-        """What becomes of an absence: now and then it is held against the database, and a shadow keeps it to itself."""
-        if decision is ABSENT and (self.is_shadow or self._owes_check or spot_checks.drawn()):
-            self._owes_check = False
-            decision = spot_checks.checks.check(self, value)
-        return SHADOW if self.is_shadow and decision.verdict is Verdict.ABSENT else decision
+    def _undecided(self, error: Exception) -> Decision:
+        """What a value is that no key could be made of, or nobody could be asked for."""
+        if isinstance(error, Unkeyable):
+            return UNKEYABLE
+        if isinstance(error, OutOfRange):
+            return OUT_OF_RANGE
+        self._say_once(error)
+        return ERROR
+
+    def _concluded(self, value: Any, decision: Decision) -> Decision:
+        """Count a decision. Now and then an absence is held against the database; a shadow keeps it to itself."""
+        if decision.verdict is Verdict.ABSENT:
+            if decision is ABSENT and (self.is_shadow or self._owes_check or spot_checks.drawn()):
+                self._owes_check = False
+                decision = spot_checks.checks.check(self, value)
+            if self.is_shadow and decision.verdict is Verdict.ABSENT:
+                decision = SHADOW
+        self.tallies[decision.reason]()
+        return decision
 
     @property
     def is_shadow(self) -> bool:
         """Whether everything passes, and is only compared with what the guard would have answered."""
         return self.mode != "enforce"
-
-    def _decide(self, value: Any, ask: Callable[[bytes], Decision | None]) -> Decision | None:
-        try:
-            return ask(self.keys.key(value))
-        except Unkeyable:
-            return UNKEYABLE
-        except OutOfRange:
-            return OUT_OF_RANGE
-        except Exception as error:
-            self._say_once(error)
-            return ERROR
 
     def _say_once(self, error: Exception) -> None:
         if type(error) not in self._failures:

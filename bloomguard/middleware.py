@@ -10,6 +10,7 @@ from django.conf import settings
 from django.http import HttpRequest, HttpResponseBase
 
 from .guards import Guard
+from .outcomes import ablocked, blocked, settle
 from .responses import not_found, not_found_now
 from .routes import Decide, GuardedRoute, absent, absent_in_view
 from .shadow import Shadow
@@ -35,10 +36,17 @@ class BloomGuardMiddleware:
     def __call__(self, request: HttpRequest) -> HttpResponseBase | Awaitable[HttpResponseBase]:
         if self._async:
             return self._acall(request)
-        guard = absent(request, self._noting(request, Guard.decide))
-        response = self.get_response(request) if not isinstance(guard, Guard) else not_found(request, guard.name)
-        if isinstance(guard, Shadow) and isinstance(response, HttpResponseBase):
-            guard.compare(response.status_code)
+        guard = absent(request, noting(request, Guard.decide) if self._tells else Guard.decide)
+        response: HttpResponseBase
+        if isinstance(guard, Guard):
+            blocked(guard, request)
+            response = not_found(request, guard.name)
+        else:
+            response = self.get_response(request)  # type: ignore[assignment]
+            if response.status_code == 404 and (by_view := settle(request)):
+                blocked(by_view, request)
+            if isinstance(guard, Shadow):
+                guard.compare(response.status_code)
         return tell(request, response) if self._tells else response
 
     async def _acall(self, request: HttpRequest) -> HttpResponseBase:
@@ -47,11 +55,16 @@ class BloomGuardMiddleware:
         if guard is False:
             decide = self._noting(request, Guard.decide)
             guard = await sync_to_async(absent, thread_sensitive=False)(request, decide)
-        response: HttpResponseBase = await (
-            _anot_found(request, guard.name) if isinstance(guard, Guard) else self.get_response(request)  # type: ignore[misc]
-        )
-        if isinstance(guard, Shadow):
-            await sync_to_async(guard.compare, thread_sensitive=False)(response.status_code)
+        response: HttpResponseBase
+        if isinstance(guard, Guard):
+            await ablocked(guard, request)
+            response = await _anot_found(request, guard.name)
+        else:
+            response = await self.get_response(request)  # type: ignore[misc]
+            if response.status_code == 404 and (by_view := settle(request)):
+                await ablocked(by_view, request)
+            if isinstance(guard, Shadow):
+                await sync_to_async(guard.compare, thread_sensitive=False)(response.status_code)
         return tell(request, response) if self._tells else response
 
     def _noting(self, request: HttpRequest, decide: Decide) -> Decide:
@@ -60,11 +73,12 @@ class BloomGuardMiddleware:
     # By now it is known who asks and which view it is: for views that demand a login, or make their own 404.
 
     def _view(self, request: HttpRequest, view: Any, args: Any, kwargs: Any) -> HttpResponseBase | None:
-        route = absent_in_view(request, view, kwargs, self._noting(request, Guard.decide))
+        route = absent_in_view(request, view, kwargs, noting(request, Guard.decide) if self._tells else Guard.decide)
         if not isinstance(route, GuardedRoute):
             return None
         if route.needs_login and not (hasattr(request, "user") and request.user.is_authenticated):
             return None
+        request.bloomguard_absent = route  # type: ignore[attr-defined]
         if route.by_view:
             response: HttpResponseBase = route.spared(request, *args, **kwargs)
             return response
@@ -79,6 +93,7 @@ class BloomGuardMiddleware:
             return None
         if route.needs_login and not (hasattr(request, "auser") and (await request.auser()).is_authenticated):
             return None
+        request.bloomguard_absent = route  # type: ignore[attr-defined]
         if route.by_view:
             spared = route.spared if iscoroutinefunction(route.spared) else sync_to_async(route.spared)
             response: HttpResponseBase = await spared(request, *args, **kwargs)

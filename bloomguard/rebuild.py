@@ -9,27 +9,28 @@ Until it is published the former generation answers; whatever stops the rebuild,
 from __future__ import annotations
 
 import logging
-import os
 import secrets
 import socket
 import time
 from collections.abc import Callable, Sequence
-from datetime import timedelta
+from typing import Any
 
 from django.db import DatabaseError, connections
 from django.utils import timezone
 
 from . import standby
 from .barrier import wait_for_writers
+from .builders import myself, refuse_if_alive
 from .exceptions import BuilderBusy, ConfigurationError, RebuildError, StoreError
 from .filling import fill
 from .filters import FilterError
 from .filters.choose import KeysSummary
 from .filters.codec import new_tag
+from .filters.layout import Layout
 from .guards import Guard
-from .models import GuardState
 from .plans import Plan, Report, lay_out
 from .proof import Proof
+from .signals import generation_published, tell
 from .sources import Source
 from .stores import Generation
 from .sync.state import ARMED, FENCED, LEASE_SECONDS, State
@@ -38,8 +39,6 @@ logger = logging.getLogger("bloomguard")
 
 #: Every process has read a row that was committed this long ago, or answers nothing.
 SETTLE_SECONDS = 2 * LEASE_SECONDS
-#: A builder that has not been heard of for this long is dead.
-DEAD_AFTER_SECONDS = 60.0
 _BEAT_SECONDS = 10.0
 
 Progress = Callable[[int, int], None]
@@ -72,6 +71,8 @@ class Rebuild:
         self._name = ""
         self._replaced = ""  # the active generation of another store that we have fenced
         self._generation: Generation | None = None
+        self._lying: Sequence[str] = ()
+        self._seen: State | None = None
         self._mine: State | None = None
         self._seconds = 0.0
         self._expected = KeysSummary(count=0)
@@ -82,8 +83,8 @@ class Rebuild:
 
     def plan(self) -> Plan:
         """What :meth:`run` would make; changes nothing. Raises :class:`RebuildError` if it cannot fit, with figures."""
-        summary = self.source.summary()
-        layout = lay_out(self.guard, summary)
+        summary = self._summary()
+        layout = self._layout(summary, tag=0)
         return Plan(
             guard=self.guard.name,
             kind=layout.kind,
@@ -94,6 +95,12 @@ class Rebuild:
             shards=len(layout.headers),
         )
 
+    def _summary(self) -> KeysSummary:
+        return self.source.summary()
+
+    def _layout(self, summary: KeysSummary, tag: int) -> Layout:
+        return lay_out(self.guard, summary, tag=tag)
+
     def run(self) -> Report:
         """Build and publish; raises :class:`RebuildError`, and leaves what was served before as it was."""
         outcome = run_all([self], self._sleep)[0]
@@ -102,6 +109,9 @@ class Rebuild:
         return outcome
 
     # The steps, in their order; `run_all` takes several guards through them side by side.
+
+    def prepare(self) -> None:
+        """What takes long and can be done before anything is announced: here nothing."""
 
     def fence_replaced(self) -> bool:
         """Fence what another store answers, or another life of this one; ``True`` if there is time to be given then.
@@ -114,7 +124,7 @@ class Rebuild:
         if not seen.active or seen.identity == self.store.identity:
             return False
         if seen.building:
-            self._refuse_if_alive(seen)
+            refuse_if_alive(self.table, seen)
         # It may be fenced already, by somebody who was faster than we are by less than a lease: we wait in any case.
         self.table.fence(self.guard.name, self._takeover(seen))
         self._replaced = seen.active
@@ -131,22 +141,28 @@ class Rebuild:
 
     def announce(self) -> None:
         """Create an empty generation and name it in the state row."""
-        self._refuse_transaction()
         began = self._clock()
-        self._expected = self.source.summary()
+        if self._seen is None:
+            self._create()
+        assert self._seen is not None
+        self._mine = self._announce(self._seen)
+        standby.sweep(self.guard, self._lying, self._mine)
+        self._seconds += self._clock() - began
+
+    def _create(self) -> Generation:
+        self._refuse_transaction()
+        self._expected = self._summary()
         self._proof = Proof(self.source, self._sleep)
-        layout = lay_out(self.guard, self._expected, tag=new_tag())
+        layout = self._layout(self._expected, new_tag())
         # In this order: whoever sweeps lists what there is, then changes the row. What we create after reading the
         # row is either not on that list, or the row is no longer as we read it and we are the one to give way.
         seen = self.table.current(self.guard.name)
         if seen.building:
-            self._refuse_if_alive(seen)
-        lying = self.store.names(self.guard.name)
+            refuse_if_alive(self.table, seen)
+        self._seen, self._lying = seen, self.store.names(self.guard.name)
         self._name = secrets.token_hex(12)
         self._generation = self.store.create(self.guard.name, self._name, layout)
-        self._mine = self._announce(seen)
-        standby.sweep(self.guard, lying, self._mine)
-        self._seconds = self._clock() - began
+        return self._generation
 
     def wait_for_writers(self) -> None:
         """Return when nobody writes any more who does not know of it; a settling time has to be over before."""
@@ -224,16 +240,12 @@ class Rebuild:
         """Name the new generation in the row: from its next look at the row on, every writer writes to it as well."""
         changes = {
             "building": self._name,
-            "builder": f"{socket.gethostname()}/{os.getpid()}",
+            "builder": myself(),
             "builder_seen_at": timezone.now(),
         }
         identity = self.store.identity
         if seen.identity != identity:
-            # Another store, or another life of it: what it was trusted for is not here.
-            changes |= {"identity": identity, "host": socket.gethostname(), "status": FENCED}
-            changes |= {"active": "", "standby": "", "standby_until": None}
-            if seen.active and (seen.status != FENCED or seen.active != self._replaced):
-                raise BuilderBusy(f"{self.guard.name}: its store was replaced at this very moment; run it again later")
+            changes |= {"identity": identity, "host": socket.gethostname(), **self._replacing(seen)}
         mine = self.table.swap(seen, **changes)
         if mine is None:
             raise BuilderBusy(
@@ -241,22 +253,16 @@ class Rebuild:
             )
         return mine
 
+    def _replacing(self, seen: State) -> dict[str, Any]:
+        """What else to change in a row that names another store, or another life of this one."""
+        if seen.active and (seen.status != FENCED or seen.active != self._replaced):
+            raise BuilderBusy(f"{self.guard.name}: its store was replaced at this very moment; run it again later")
+        # What it was trusted for is not here.
+        return {"status": FENCED, "active": "", "standby": "", "standby_until": None}
+
     def _refuse_transaction(self) -> None:
         if connections[self.source.using].in_atomic_block:
             raise RebuildError("a rebuild inside a transaction would not see what others commit; call it outside")
-
-    def _refuse_if_alive(self, seen: State) -> None:
-        host, _, pid = seen.builder.rpartition("/")
-        row = GuardState.objects.using(self.table.connection.alias).get(name=seen.name)
-        silent = timezone.now() - (row.builder_seen_at or timezone.now())
-        dead = silent > timedelta(seconds=DEAD_AFTER_SECONDS)
-        if host == socket.gethostname() and not _runs(int(pid)):
-            dead = True
-        if not dead:
-            raise BuilderBusy(
-                f"{seen.name} is being built by process {pid} on {host}, heard of {silent.total_seconds():.0f} s ago; "
-                "run it again later"
-            )
 
     def _fill(self, generation: Generation, expected: int) -> int:
         """Scan and add; returns the number of rows."""
@@ -295,6 +301,7 @@ class Rebuild:
                 f"{self.guard.name}: its state row changed during the build (a fence, a roll-back, another builder), "
                 "so the new generation may lack a row and was not published; run it again"
             )
+        tell(generation_published, type(self.guard), guard=self.guard, generation=published.active, rows=rows)
 
 
 def run_all(rebuilds: Sequence[Rebuild], sleep: Callable[[float], None] = time.sleep) -> list[Report | RebuildError]:
@@ -327,14 +334,15 @@ def run_all(rebuilds: Sequence[Rebuild], sleep: Callable[[float], None] = time.s
     try:
         for one in rebuilds:
             one.companions = rebuilds
+        each(lambda one: one.prepare())
         each(fence_replaced)
         if replaced:
             sleep(SETTLE_SECONDS)
-        each(Rebuild.announce)
+        each(lambda one: one.announce())
         began = time.monotonic()
         if len(outcomes) < len(rebuilds):
             sleep(SETTLE_SECONDS)
-        each(Rebuild.wait_for_writers)
+        each(lambda one: one.wait_for_writers())
         waited = time.monotonic() - began
         each(lambda one: one.complete(waited))
         retiring = [(one, state) for one in rebuilds if (state := one.former()) is not None]
@@ -347,16 +355,6 @@ def run_all(rebuilds: Sequence[Rebuild], sleep: Callable[[float], None] = time.s
             one.withdraw()
         raise
     return [outcomes[one] for one in rebuilds]
-
-
-def _runs(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
 
 
 def roll_back_all(guards: Sequence[Guard], sleep: Callable[[float], None] = time.sleep) -> list[State | RebuildError]:

@@ -27,7 +27,7 @@ from .keys import OutOfRange, Unkeyable
 from .patterns import Pattern, patterns, rivals
 from .shadow import Shadow
 from .spare import Lookup, spared
-from .verdicts import SHADOW, Decision, Verdict
+from .verdicts import MAYBE, SHADOW, Decision, Verdict
 
 logger = logging.getLogger("bloomguard")
 
@@ -213,12 +213,15 @@ class Index:
         self._by_prefix: dict[str, list[GuardedRoute]] = {}
         for route in routes:
             self._by_prefix.setdefault(route.prefix, []).append(route)
-        self._depths = range(max((prefix.count("/") for prefix in self._by_prefix), default=0))
+        depths = [prefix.count("/") for prefix in self._by_prefix]
+        # Hardly a route begins with an ID, so most paths need not be looked at that soon.
+        self._first = 0 if 1 in depths else 1
+        self._depths = range(self._first, max(depths, default=0))
 
     def candidates(self, path: str) -> list[GuardedRoute]:
         """Routes that ``path`` may belong to: those whose prefix it has."""
         found: list[GuardedRoute] = []
-        end = 0
+        end = self._first
         for _ in self._depths:
             end = path.find("/", end) + 1
             if not end:
@@ -302,7 +305,9 @@ def absent(request: HttpRequest, decide: Decide) -> Guard | Shadow | bool | None
             decision = decide(route.guard, asked)
             if decision is None:
                 return False
-            if decision.verdict is Verdict.ABSENT and _confirmed(request, urlconf, route, asked, decide):
+            if decision is MAYBE:
+                request.bloomguard_maybe = route  # type: ignore[attr-defined]
+            elif decision.verdict is Verdict.ABSENT and _confirmed(request, urlconf, route, asked, decide):
                 return route.guard
             if decision is SHADOW and _confirmed(request, urlconf, route, asked, decide):
                 return Shadow(route.guard, asked)
@@ -326,7 +331,9 @@ def absent_in_view(
             decision = decide(route.guard, value)
             if decision is None:
                 return False
-            if decision.verdict is Verdict.ABSENT and route.guard.applies(request):
+            if decision is MAYBE:
+                request.bloomguard_maybe = route  # type: ignore[attr-defined]
+            elif decision.verdict is Verdict.ABSENT and route.guard.applies(request):
                 if route.by_view:
                     _ = route.spared  # made here, where an error passes the request
                 return route

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
-from .counts import count
+from .counts import WOULD_BLOCK, WOULD_HARM
 from .guards import Guard
 from .keys import OutOfRange
 from .verdicts import ABSENT
 
 logger = logging.getLogger("bloomguard")
 
-#: A request that would have been answered 404, and one of these that the site found something for.
-WOULD_BLOCK, WOULD_HARM = "would-be 404", "would-be false 404"
+#: By guard, how many would-be false 404s there were: what the log tells of.
+_harms: Counter[str] = Counter()
 
 
 @dataclass(frozen=True)
@@ -31,10 +32,12 @@ class Shadow:
         mistake: by now the filter has it. May read the state rows.
         """
         try:
-            count(self.guard.name, WOULD_BLOCK)
+            self.guard.tallies[WOULD_BLOCK]()
             if not (200 <= status < 300 or status == 304) or not self._is_still_absent():
                 return
-            found = count(self.guard.name, WOULD_HARM)
+            self.guard.tallies[WOULD_HARM]()
+            _harms[self.guard.name] += 1
+            found = _harms[self.guard.name]
             if str(found).strip("0") == "1":  # the 1st, 10th, 100th: a flood of requests is none of log lines
                 logger.error(
                     "bloomguard, in shadow mode, would have answered 404 in place of %s to a request to %s; that is "

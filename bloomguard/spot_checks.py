@@ -8,17 +8,16 @@ from __future__ import annotations
 
 import copy
 import logging
-import random
 import threading
 from collections.abc import Callable, Mapping
-from itertools import cycle
 from typing import TYPE_CHECKING, Any
 
 from django.db import DatabaseError, connections, router
 
-from .counts import count
+from .counts import one_in
 from .forks import after_fork
 from .keys import value_field
+from .signals import false_negative_found, tell
 from .verdicts import ABSENT, CAUGHT, Decision
 
 if TYPE_CHECKING:
@@ -28,18 +27,9 @@ logger = logging.getLogger("bloomguard")
 
 EVERY = 1_000
 SECONDS = 1.0
-#: What a false absence is counted as.
-REASON = "false absence"
 
-
-def _draws() -> Callable[[], bool]:
-    # From a place of each process's own: one that is replaced after a thousand requests still draws one.
-    place = random.SystemRandom().randrange(EVERY)
-    return cycle([number == place for number in range(EVERY)]).__next__
-
-
-#: ``drawn()``: whether this absence is to be checked. It takes some 20 ns; tests put ``always`` or ``never`` here.
-drawn: Callable[[], bool] = _draws()
+#: ``drawn()``: whether this absence is to be checked; tests put ``always`` or ``never`` here.
+drawn: Callable[[], bool] = one_in(EVERY)
 
 
 def never() -> bool:
@@ -78,8 +68,8 @@ class SpotChecks:
             key = guard.keys.key(value)
             if not is_denied(lambda: _exists(guard, value), lambda: guard.live.ask(key) is ABSENT):
                 return ABSENT
-            count(guard.name, REASON)
             self._fence(guard)
+            tell(false_negative_found, type(guard), guard=guard, value=value)
             return CAUGHT
         except Exception as error:
             logger.warning("bloomguard could not check an absence of %s: %s", guard.name, type(error).__name__)

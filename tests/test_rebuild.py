@@ -12,7 +12,7 @@ import pytest
 from django.db import OperationalError, connections, transaction
 from django.utils import timezone
 
-from bloomguard import filling, rebuild, sources
+from bloomguard import builders, filling, sources
 from bloomguard.exceptions import BuilderBusy, RebuildError, StoreError
 from bloomguard.guards import Guard, registry
 from bloomguard.live import LiveFilter
@@ -24,6 +24,7 @@ from bloomguard.sync.state import ARMED, FENCED, State, StateTable
 from bloomguard.verdicts import ABSENT, MAYBE
 
 from . import database
+from .child import STEPS
 from .conftest import Counting, forget
 from .shop.guards import OrderGuard, ProductGuard
 from .shop.models import Order, Product
@@ -610,7 +611,7 @@ def test_a_process_of_another_user_is_alive(monkeypatch):
 
     monkeypatch.setattr("os.kill", forbidden)
 
-    assert rebuild._runs(1)
+    assert builders._runs(1)
 
 
 def test_of_two_who_announce_at_once_one_gives_way(built, clock, monkeypatch):
@@ -647,19 +648,6 @@ def test_a_builder_beats_now_and_then(built, clock, monkeypatch):
 
 
 # -- kills
-
-
-STEPS = {
-    "announcing": "bloomguard.rebuild:Rebuild._announce",
-    "sweeping": "bloomguard.standby:sweep",
-    "waiting": "bloomguard.rebuild:Rebuild.wait_for_writers",
-    "scanning": "bloomguard.sources:Source._fetch",
-    "adding": "bloomguard.filters.codec:Frame.seal",
-    "sealing": "bloomguard.stores.file:FileGeneration.seal",
-    "measuring": "bloomguard.stores.frames:FrameGeneration.measure_error_rate",
-    "publishing": "bloomguard.rebuild:Rebuild._publish",
-    "retiring": "bloomguard.rebuild:Rebuild.retire",
-}
 
 
 def stopped_at(start, step: str):

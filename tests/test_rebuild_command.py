@@ -5,12 +5,14 @@ from __future__ import annotations
 import io
 import json
 import re
+from datetime import timedelta
 
 import pytest
 from django.core.management import CommandError, call_command
 
 from bloomguard import rebuild, sources
 from bloomguard.guards import Registry, registry
+from bloomguard.management import durations
 from bloomguard.management.commands import rebuild_filter
 from bloomguard.rebuild import Rebuild
 from bloomguard.stores import stores
@@ -278,7 +280,7 @@ def test_if_needed_clears_away_what_was_kept_long_enough():
     run("product")
     run("product", "--keep-standby", "1h")
     kept = len(stores["default"].names("product"))
-    past = rebuild.timezone.now() - rebuild.timedelta(seconds=1)
+    past = rebuild.timezone.now() - timedelta(seconds=1)
     states.table.swap(states.table.current("product"), standby_until=past)
 
     run("product", "--if-needed")
@@ -320,4 +322,4 @@ def test_arguments_that_make_no_sense_are_refused(arguments, said):
 
 def test_times_are_written_with_a_unit():
     """Seconds, minutes, hours and days."""
-    assert [rebuild_filter._seconds(text) for text in ("90s", "30m", "1h", "7d")] == [90, 1_800, 3_600, 604_800]
+    assert [durations.seconds(text) for text in ("90s", "30m", "1h", "7d")] == [90, 1_800, 3_600, 604_800]

@@ -46,7 +46,7 @@ def no_checks_of_the_database(monkeypatch):
 
 
 def counted(name: str) -> int:
-    return counts.counted().get(("watched", name), 0)
+    return counts.counts.read().get(("watched", name), 0)
 
 
 @pytest.mark.parametrize(("url", "queries"), [("/p/8/", 1), ("/one/8/", 1), (f"/p/{2**70}/", 0)])
@@ -79,57 +79,58 @@ def test_the_front_door_lets_it_through(site, guard):
 
 def test_what_would_have_been_blocked_is_counted(browser, guard):  # noqa: F811
     """One for each request that would have been answered 404; none where the row may exist, or for another method."""
-    before = counted(shadow.WOULD_BLOCK)
+    before = counted(counts.WOULD_BLOCK)
 
     for url in ("/p/8/", "/p/8/", "/p/7/"):
         browser.get(url)
     browser.post("/p/8/")
 
-    assert counted(shadow.WOULD_BLOCK) == before + 2
+    assert counted(counts.WOULD_BLOCK) == before + 2
 
 
 def test_a_page_where_a_404_would_have_been_is_counted_and_said(browser, guard, caplog):  # noqa: F811
     """A row that no sync saw, or a view that answers without one: counted each time, said now and then, without key."""
-    counts._counts.pop(("watched", shadow.WOULD_HARM), None)
+    shadow._harms.clear()
+    before = counted(counts.WOULD_HARM)
     insert_unseen("shop_product", id=4321, name="x")
 
     assert [browser.get(url).status_code for url in ("/p/4321/", "/any/4321/", "/p/7/")] == [200] * 3
 
-    assert counted(shadow.WOULD_HARM) == 2
+    assert counted(counts.WOULD_HARM) == before + 2
     assert caplog.text.count("would have answered 404 in place of 200") == 1
     assert "4321" not in "".join(record.getMessage() for record in caplog.records if record.name == "bloomguard")
 
 
 def test_a_redirect_is_no_page(browser, guard):  # noqa: F811
     """What tells nothing of the row is no false 404: a redirect to the login, a refusal, an error."""
-    before = counted(shadow.WOULD_HARM)
+    before = counted(counts.WOULD_HARM)
 
     assert browser.get("/login/8/").status_code == 302
 
-    assert counted(shadow.WOULD_HARM) == before
+    assert counted(counts.WOULD_HARM) == before
 
 
 def test_a_row_that_was_created_meanwhile_is_no_mistake(guard):
     """Between the verdict and the answer a row may come: its filter has it by then."""
-    before = counted(shadow.WOULD_HARM)
+    before = counted(counts.WOULD_HARM)
     passing = shadow.Shadow(guard, 9)
     Product.objects.create(pk=9)
 
     passing.compare(200)
     passing.compare(304)
 
-    assert counted(shadow.WOULD_HARM) == before
+    assert counted(counts.WOULD_HARM) == before
 
 
 def test_an_absence_is_held_against_the_database(browser, guard, monkeypatch, clock):  # noqa: F811
     """Once a second, drawn or not, also where no middleware sees the answer: a row that is there fences the guard."""
     monkeypatch.setattr(spot_checks, "checks", spot_checks.SpotChecks())
     insert_unseen("shop_product", id=4321, name="x")
-    before = counted(spot_checks.REASON)
+    before = counted(counts.FALSE_ABSENCE)
 
     assert browser.get("/one/4321/").status_code == 200
 
-    assert counted(spot_checks.REASON) == before + 1
+    assert counted(counts.FALSE_ABSENCE) == before + 1
     assert states.table.current("watched").status == states.FENCED
 
 
