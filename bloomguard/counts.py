@@ -24,6 +24,8 @@ BLOCKED = "blocked"
 SPARED = "spared"
 #: A guard said MAYBE, and then there was nothing.
 FALSE_POSITIVE = "false positive"
+#: A request to a guard in shadow mode would have been answered 404, and one of these that the site had a page for.
+WOULD_BLOCK, WOULD_HARM = "would-be 404", "would-be false 404"
 #: How many checks were timed, and what they took together.
 TIMED, MICROSECONDS = "timed", "microseconds"
 
@@ -39,9 +41,10 @@ UNKNOWNS = (
     "untrusted",
     "error",
     FALSE_ABSENCE,
+    "shadow",
 )
 #: What is kept in stores, in the order of their columns: a new name goes to the end.
-NAMES = (*ABSENCES, "maybe", *UNKNOWNS, BLOCKED, SPARED, FALSE_POSITIVE, TIMED, MICROSECONDS)
+NAMES = (*ABSENCES, "maybe", *UNKNOWNS, BLOCKED, SPARED, FALSE_POSITIVE, WOULD_BLOCK, WOULD_HARM, TIMED, MICROSECONDS)
 
 #: One check in so many is timed.
 EVERY = 128

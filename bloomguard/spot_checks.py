@@ -53,15 +53,18 @@ class SpotChecks:
     def _after_fork(self) -> None:
         self._turn = threading.Lock()
 
+    def is_due(self, guard: Guard) -> bool:
+        """Whether the last check is a second ago."""
+        return guard.live.table.clock() - self._last >= SECONDS
+
     def check(self, guard: Guard, value: Any) -> Decision:
         """``ABSENT`` if that holds, or cannot be told, and ``CAUGHT`` if a row is there. Never raises."""
         if not self._turn.acquire(blocking=False):
             return ABSENT
         try:
-            now = guard.live.table.clock()
-            if now - self._last < SECONDS:
+            if not self.is_due(guard):
                 return ABSENT
-            self._last = now
+            self._last = guard.live.table.clock()
             key = guard.keys.key(value)
             if not is_denied(lambda: _exists(guard, value), lambda: guard.live.ask(key) is ABSENT):
                 return ABSENT
