@@ -20,7 +20,7 @@ from typing import Any
 from django.db import DatabaseError, connections
 from django.utils import timezone
 
-from . import standby
+from . import growth, standby
 from .barrier import wait_for_writers
 from .exceptions import BuilderBusy, ConfigurationError, RebuildError, StoreError
 from .filling import fill
@@ -188,7 +188,7 @@ class Rebuild:
         self._generation.seal()
         verified = self._proof.rows_held(self._generation)
         measured = self._proof.error_rate(self._generation)
-        self._publish(self._mine, rows)
+        self._publish(self._mine, rows, measured)
         self.published = True
         layout = self._generation.layout
         return Report(
@@ -299,7 +299,9 @@ class Rebuild:
             )
         return rows
 
-    def _publish(self, mine: State, rows: int) -> None:
+    def _publish(self, mine: State, rows: int, measured: float) -> None:
+        assert self._generation is not None
+        layout = self._generation.layout
         published = self.table.swap(
             mine,
             active=mine.building,
@@ -311,7 +313,12 @@ class Rebuild:
             status=ARMED,
             rows=rows,
             published_at=timezone.now(),
+            kind=layout.kind,
+            capacity=layout.capacity,
+            bytes=layout.total_bytes,
+            error_rate_measured=measured,
             reason="",
+            **growth.kept(GuardState.objects.using(self.table.connection.alias).get(name=mine.name)),
         )
         if published is None:
             raise RebuildError(
