@@ -207,11 +207,11 @@ class GuardAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # not generic whe
             try:
                 said = _DO_NOW[operation.name](guard, request.user)
             except DatabaseError as error:
-                words = _("%(guard)s: nothing was done, for the database failed (%(error)s).")
+                words = _("Guard %(guard)s: nothing was done, for the database failed (%(error)s).")
                 messages.error(request, words % {"guard": guard.name, "error": type(error).__name__})
                 continue
             log(str(request.user.pk), guard.name, said)
-            messages.success(request, f"{guard.name}: {said}")
+            messages.success(request, _("Guard %(guard)s: %(what)s") % {"guard": guard.name, "what": said})
 
     def _ask_for(self, request: HttpRequest, operation: Operation, guards: list[Guard]) -> None:
         asked = ask_for(operation.name, guards, request.user)
@@ -224,7 +224,7 @@ class GuardAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # not generic whe
             messages.success(request, words % {"count": len(asked)})
         for guard in guards:
             if guard not in asked:
-                messages.warning(request, _("%(guard)s: a worker is at it already.") % {"guard": guard.name})
+                messages.warning(request, _("Guard %(guard)s: a worker is at it already.") % {"guard": guard.name})
 
 
 def _guards(names: list[Any]) -> list[Guard]:

@@ -72,7 +72,11 @@ def ask_for(work: str, guards: Sequence[Guard], user: Any) -> list[Guard]:
     if wanted:
         for guard in wanted:
             _note(guard.name, work=work, status=GuardTask.Status.QUEUED, done=0, total=0, outcome="")
-        enqueue(work, [guard.name for guard in wanted], str(user.pk))
+        try:
+            enqueue(work, [guard.name for guard in wanted], str(user.pk))
+        except BaseException:
+            GuardTask.objects.filter(name__in=[guard.name for guard in wanted]).delete()
+            raise
     return wanted
 
 

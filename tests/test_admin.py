@@ -235,7 +235,16 @@ def test_the_page_tells_why(staff, build):
     page = staff("view_guardstate").get(PAGE).content.decode()
 
     line = re.search(r'<tr[^>]*data-guard="product".*?</tr>', page, re.DOTALL)[0]
-    for told in ("armed", "Absent IDs are answered 404.", "300", "30%", "of 1,000", "promised 0.100%", "bitmap"):
+    for told in (
+        "armed",
+        "Absent IDs are answered 404.",
+        "300",
+        "30%",
+        "of 1,000",
+        "0.100% promised",
+        "at the build",
+        "bloom",
+    ):
         assert told in line
     cold = re.search(r'<tr[^>]*data-guard="order".*?</tr>', page, re.DOTALL)[0]
     for told in ("cold", "It has no filter yet", "never", "–"):

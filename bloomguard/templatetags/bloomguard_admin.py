@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import Any
 
 from django import template
 from django.utils import formats
+from django.utils.timesince import timesince
 
 register = template.Library()
 
@@ -39,3 +41,9 @@ def meter(value: float) -> str:
 def days(value: float) -> int:
     """Whole days."""
     return int(value)
+
+
+@register.filter
+def since(value: datetime | None) -> str:
+    """How long ago, in one unit of time."""
+    return timesince(value, depth=1) if value else ""
