@@ -35,7 +35,7 @@ $(AXE): tests/browser/package.json
 
 # Debian's, where there is none yet and we may install it.
 chromium:
-	@command -v chromium chromium-browser google-chrome >/dev/null || { \
+	@command -v chromium >/dev/null || command -v google-chrome >/dev/null || { \
 	  test "$$(id -u)" = 0 && command -v apt-get >/dev/null && apt-get update --quiet --quiet && \
 	  DEBIAN_FRONTEND=noninteractive apt-get install --quiet --quiet --yes --no-install-recommends chromium >/dev/null; \
 	} || { echo "install Chromium first: as root on Debian, apt-get install chromium"; exit 1; }

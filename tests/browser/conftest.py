@@ -40,7 +40,7 @@ def missing() -> str:
 
 def executable() -> str | None:
     """Where Chromium is."""
-    return next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    return next(filter(None, map(shutil.which, ("chromium", "google-chrome"))), None)
 
 
 @pytest.fixture(scope="module")
