@@ -23,10 +23,10 @@ class Bar:
 
 
 def scale_top(values: Sequence[int]) -> int:
-    """The number at the upper edge of a chart: the smallest of 1, 2, 5, 10, 20, 50 ... that holds all of ``values``."""
+    """The number at the upper edge of a chart: the smallest with one digit and zeros that holds all of ``values``."""
     top, most = 1, max(values, default=0)
     while top < most:
-        for factor in (2, 5, 10):
+        for factor in (2, 3, 4, 5, 6, 8, 10):
             if top * factor >= most:
                 return top * factor
         top *= 10
