@@ -19,7 +19,9 @@ from babel.messages.pofile import read_po, write_po
 from django.conf import settings
 from django.utils.translation.template import templatize
 
-PACKAGE = Path(__file__).parent.parent / "bloomguard"
+import bloomguard
+
+PACKAGE = Path(bloomguard.__file__).parent
 LOCALES = PACKAGE / "locale"
 KEYWORDS = {
     "_": None,
@@ -78,7 +80,7 @@ def update() -> None:
     found = source()
     for language in languages():
         catalog = read(language)
-        catalog.update(found, no_fuzzy_matching=True)
+        catalog.update(found, no_fuzzy_matching=True, update_creation_date=False)
         catalog.obsolete.clear()
         with po(language).open("wb") as file:
             write_po(file, catalog, width=120, omit_header=False, include_lineno=False, sort_output=True)

@@ -14,7 +14,7 @@ NUMBERS = st.lists(st.integers(0, 10**12), max_size=130)
 
 
 @pytest.mark.parametrize(
-    ("most", "top"), [(0, 1), (1, 1), (2, 2), (3, 3), (7, 8), (9, 10), (10, 10), (11, 20), (501, 600), (999_999, 1_000_000)]
+    ("most", "top"), [(0, 1), (1, 1), (2, 2), (3, 3), (7, 8), (9, 10), (11, 20), (501, 600), (999_999, 1_000_000)]
 )
 def test_the_scale_ends_at_a_round_number(most, top):
     """One digit and zeros, at most twice what it has to hold."""

@@ -7,7 +7,7 @@ from datetime import timedelta
 import pytest
 from django.contrib.admin.models import LogEntry
 from django.contrib.auth.models import User
-from django.db import DatabaseError, OperationalError, connection
+from django.db import DatabaseError, OperationalError
 from django.utils import timezone
 
 from bloomguard import rebuild, tasks, verify
@@ -17,6 +17,7 @@ from bloomguard.models import GuardState, GuardTask
 
 from .guarding import registered
 from .shop.models import Product
+from .test_verify import insert_unseen
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fresh")]
 
@@ -67,8 +68,7 @@ def test_a_verification_tells_what_it_found(user, build, at_once):
     build("product")
     tasks.run("verify", ["product", "order"], str(user.pk))
     well, _log = ended()
-    with connection.cursor() as cursor:
-        cursor.execute("INSERT INTO shop_product (id, name) VALUES (5000000, 'x')")
+    insert_unseen("shop_product", id=5_000_000, name="x")
     tasks.run("verify", ["product"], str(user.pk))
 
     assert well == {
