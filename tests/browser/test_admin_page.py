@@ -36,7 +36,7 @@ def shop(build, monkeypatch):
     def read_many(guards, start, end, step):
         length = -(-int((end - start).total_seconds()) // step)
         blocked = [(number * 37 % 90) * (5 if 40 < number < 50 else 1) for number in range(length)]
-        counts = {"blocked": blocked, "passed": [300] * length, "avoided": blocked}
+        counts = {"blocked": blocked, "absent": blocked, "maybe": [300] * length}
         return {
             guard.name: figures.Series(guard.name, int(start.timestamp()), step, length, counts) for guard in guards
         }
