@@ -52,14 +52,17 @@ EVERY = 128
 _SAMPLES = 10_000
 
 
-def _draws() -> Callable[[], bool]:
-    # From a place of each process's own: one that is replaced after a few requests still times some.
-    place = random.SystemRandom().randrange(EVERY)
-    return cycle([number == place for number in range(EVERY)]).__next__
+def one_in(every: int) -> Callable[[], bool]:
+    """A function that says yes once in so many times; it takes some 20 ns.
+
+    From a place of each process's own: of many that are replaced after a few requests, some still say it.
+    """
+    place = random.SystemRandom().randrange(every)
+    return cycle([number == place for number in range(every)]).__next__
 
 
 #: ``drawn()``: whether to time this check.
-drawn: Callable[[], bool] = _draws()
+drawn: Callable[[], bool] = one_in(EVERY)
 
 
 class Tallies(dict[str, Callable[[], object]]):
