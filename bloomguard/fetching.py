@@ -10,7 +10,7 @@ from django.core.exceptions import ObjectDoesNotExist, ValidationError
 from django.db import models, router
 from django.http import Http404
 
-from .querysets import covers, lookup_of
+from .querysets import covers, finds_all, is_exact, lookup_of
 from .verdicts import ERROR, Decision, Verdict
 
 if TYPE_CHECKING:
@@ -38,6 +38,7 @@ class Fetching:
         def _decide(self, value: Any, ask: Callable[[bytes], Decision | None]) -> Decision | None: ...
         def _say_once(self, error: Exception) -> None: ...
         def rows(self) -> models.QuerySet[Any]: ...
+        def normalize(self, value: str) -> str: ...
 
     @property
     def database(self) -> str:
@@ -96,20 +97,45 @@ class Fetching:
         rows = self._rows(queryset)
         if covers(self, rows) and self.verdict(value) is Verdict.ABSENT:
             raise self._not_found(rows)
-        try:
-            return rows.filter(**lookup_of(self, value)).get()
-        except (ObjectDoesNotExist, *_NO_VALUE) as error:
-            raise self._not_found(rows) from error
+        return self._fetch(value, rows)
 
     async def aget_object_or_404(self, value: Any, queryset: Rows | None = None) -> Any:
         """:meth:`get_object_or_404`, without a blocking call on the event loop."""
         rows = self._rows(queryset)
         if covers(self, rows) and await self.averdict(value) is Verdict.ABSENT:
             raise self._not_found(rows)
+        return await sync_to_async(self._fetch)(value, rows)
+
+    def _fetch(self, value: Any, rows: models.QuerySet[Any]) -> Any:
+        answering = self.live.answering
         try:
-            return await rows.filter(**lookup_of(self, value)).aget()
-        except (ObjectDoesNotExist, *_NO_VALUE) as error:
+            return rows.filter(**lookup_of(self, value)).get()
+        except ObjectDoesNotExist as error:
+            self.learn(value, rows, answering)
             raise self._not_found(rows) from error
+        except _NO_VALUE as error:
+            raise self._not_found(rows) from error
+
+    def learn(self, value: Any, rows: models.QuerySet[Any], answering: str) -> None:
+        """A query of ``rows`` for ``value`` alone found nothing: remember that, if it proves anything. Never raises.
+
+        ``answering`` is what :attr:`LiveFilter.answering` was before the query. See :mod:`bloomguard.remembered`.
+        """
+        keys: list[bytes] = []
+        if answering and finds_all(self, rows) and is_exact(self, value):
+            self._decide(value, keys.append)
+        if keys:
+            self.live.remember(keys, answering)
+
+    def confirm_missing(self, value: Any) -> None:
+        """Remember it if no row has ``value``, unless that is remembered already: a query. Never raises."""
+        answering, rows = self.live.answering, self.rows().using(self.database)
+        try:
+            if answering and self.verdict(value) is Verdict.MAYBE and finds_all(self, rows):
+                if not rows.filter(**lookup_of(self, value)).exists():
+                    self.learn(value, rows, answering)
+        except Exception as error:
+            self._say_once(error)
 
     def _rows(self, queryset: Rows | None) -> models.QuerySet[Any]:
         return self.rows() if queryset is None else queryset.all()

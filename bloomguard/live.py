@@ -18,10 +18,11 @@ from .conf import settings
 from .exceptions import StoreError, StoreUnavailable, UnknownGeneration
 from .filters import CorruptFilter, FilterError, FilterFull, KeyHash
 from .forks import after_fork
+from .remembered import FoundOut, shelf
 from .stores import Generation, Store, stores
 from .sync import state as states
 from .sync.state import ARMED, LEASE_SECONDS, State, StateTable
-from .verdicts import ABSENT, COLD, FENCED, IDENTITY, LEASE, MAYBE, UNREACHABLE, UNTRUSTED, Decision
+from .verdicts import ABSENT, COLD, FENCED, IDENTITY, LEASE, MAYBE, REMEMBERED, UNREACHABLE, UNTRUSTED, Decision
 
 logger = logging.getLogger("bloomguard")
 
@@ -53,6 +54,7 @@ class LiveFilter:
         self._refused: dict[str, float] = {}
         self._looked_at = float("-inf")
         self._warned = 0
+        self._found_out = FoundOut(self._open_recent, lambda: self.table.clock())
         # The fence that this process saw last, and since when by our clock.
         self._fence: tuple[Any, float] = ("", float("-inf"))
         self._lock = threading.Lock()
@@ -106,7 +108,7 @@ class LiveFilter:
             name, check = asked
             try:
                 if check(key):
-                    return MAYBE
+                    return self._recall(key, name) if self._found_out.keys else MAYBE
             except StoreUnavailable:
                 return UNREACHABLE
             except (CorruptFilter, StoreError) as error:
@@ -127,6 +129,35 @@ class LiveFilter:
         if asked is None and not self._worth_reading():
             return COLD
         return None
+
+    def _recall(self, key: bytes, name: str) -> Decision | None:
+        """What is remembered of a key that the generation ``name`` lets through; ``None`` if a lease is needed."""
+        if not self._found_out.knows(name, key):
+            return MAYBE
+        state = self.table.lease(self.name)
+        if state is None:
+            return None
+        return self._recalled(key, name) if state.active == name and state.status == ARMED else MAYBE
+
+    def _recalled(self, key: bytes, name: str) -> Decision:
+        known = self._found_out.knows(name, key) and not self._found_out.is_recent(name, key)
+        return REMEMBERED if known else MAYBE
+
+    @property
+    def answering(self) -> str:
+        """The generation that answered last, empty where none has: it has been published."""
+        return self._check[0] if self._check is not None else ""
+
+    def remember(self, keys: Iterable[bytes], name: str) -> None:
+        """No row has any of ``keys``, found out by a statement that began after ``name`` was :attr:`answering`.
+
+        The conditions stand in :mod:`bloomguard.remembered`. Never raises.
+        """
+        if self.table.lease(self.name) is None:
+            self.table.renew()
+        state = self.table.lease(self.name)
+        if state is not None and state.active == name and state.status == ARMED:
+            self._found_out.remember(name, keys, state.identity)
 
     def _worth_reading(self) -> bool:
         """Whether there is any generation that the rows could name: a guard without one asks the database nothing."""
@@ -154,7 +185,9 @@ class LiveFilter:
                 return [generation] * len(keys)
             self._check = state.active, generation.might_contain
             found = [generation.might_contain(keys[0])] if len(keys) == 1 else generation.might_contain_many(keys)
-            return [MAYBE if might else ABSENT for might in found]
+            if not self._found_out.keys:
+                return [MAYBE if might else ABSENT for might in found]
+            return [self._recalled(key, state.active) if might else ABSENT for key, might in zip(keys, found)]
         except StoreUnavailable:
             return [UNREACHABLE] * len(keys)
         except (CorruptFilter, StoreError) as error:
@@ -210,12 +243,18 @@ class LiveFilter:
                 self._opened[name] = generation
         return generation
 
+    def _open_recent(self, name: str, identity: str) -> Generation:
+        if self.store.identity != identity:
+            raise StoreError("the recent rows are in another store, or in another life of this one")
+        return self.store.open(shelf(self.name), name, self.find_key_hash, identity)
+
     def _tidy(self, state: State) -> None:
         """Let go of generations that the row no longer names: a mapped file takes its disk space until then."""
         with self._lock:
             self._version = state.version
             self._opened = {name: opened for name, opened in self._opened.items() if name in state.generations}
             self._refused = {name: until for name, until in self._refused.items() if name in state.generations}
+        self._found_out.tidy(state.generations)
 
     # -- writing
 
@@ -258,6 +297,7 @@ class LiveFilter:
                 generation = self._generation(state, name)
                 if generation is not None:
                     generation.add(keys)
+                    self._found_out.add(name, keys, state.identity)
                 elif needed:
                     return False
             except (FilterError, StoreError) as error:
@@ -279,3 +319,4 @@ class LiveFilter:
             self._version = self._warned = 0
             self._looked_at = float("-inf")
             self._waits = None
+        self._found_out.forget()

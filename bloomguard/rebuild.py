@@ -29,6 +29,7 @@ from .guards import Guard
 from .models import GuardState
 from .plans import Plan, Report, lay_out
 from .proof import Proof
+from .remembered import create_recent, new_name, shelf
 from .sources import Source
 from .stores import Generation
 from .sync.state import ARMED, FENCED, LEASE_SECONDS, State
@@ -70,6 +71,7 @@ class Rebuild:
         self._seconds = 0.0
         self._expected = KeysSummary(count=0)
         self._proof: Proof | None = None
+        self._shelves = (guard.name, shelf(guard.name))
         self.published = False
         #: All builds that this process has announced: a long scan speaks for those that wait for their turn.
         self.companions: Sequence[Rebuild] = (self,)
@@ -126,9 +128,10 @@ class Rebuild:
         seen = self.table.current(self.guard.name)
         if seen.building:
             self._refuse_if_alive(seen)
-        lying = self.store.names(self.guard.name)
-        self._name = secrets.token_hex(12)
+        lying = self._lying()
+        self._name = new_name(secrets.token_hex(12))
         self._generation = self.store.create(self.guard.name, self._name, layout)
+        create_recent(self.store, self.guard.name, self._name, layout)
         self._mine = self._announce(seen)
         self._sweep(lying, self._mine)
         self._seconds = self._clock() - began
@@ -180,7 +183,7 @@ class Rebuild:
             if state.building == self._name:
                 state = self.table.swap(state, building="", builder="") or state
             if self._name not in state.generations:
-                self.store.drop(self.guard.name, self._name)
+                self._drop(self._name)
         except Exception as error:
             logger.warning("bloomguard left an unfinished generation of %s behind: %s", self.guard.name, error)
 
@@ -198,7 +201,7 @@ class Rebuild:
     def retire(self, state: State) -> None:
         """Drop the generation before, a settling time after publishing: nobody answers from it any more."""
         try:
-            lying = self.store.names(self.guard.name)
+            lying = self._lying()
             after = self.table.swap(state, standby="")
         except (DatabaseError, StoreError) as error:
             self._left_behind(error)
@@ -253,12 +256,20 @@ class Rebuild:
                 "run it again later"
             )
 
+    def _lying(self) -> list[str]:
+        """The generations that lie in the store, or of which anything does."""
+        return list({name: None for place in self._shelves for name in self.store.names(place)})
+
+    def _drop(self, name: str) -> None:
+        for place in self._shelves:
+            self.store.drop(place, name)
+
     def _sweep(self, lying: Sequence[str], state: State) -> None:
         """Remove what builders have left: all of ``lying`` that the row does not name."""
         for name in lying:
             if name not in state.generations:
                 try:
-                    self.store.drop(self.guard.name, name)
+                    self._drop(name)
                 except StoreError as error:
                     self._left_behind(error)
 

@@ -51,7 +51,15 @@ class GuardedObjectMixin(Base):
         if is_absent(self.request, queryset.model, lookup, lambda: queryset):
             name = queryset.model._meta.verbose_name
             raise Http404(gettext("No %(verbose_name)s found matching the query") % {"verbose_name": name})
-        return super().get_object(queryset)
+        asked = _asked(queryset.model, lookup)
+        try:
+            return super().get_object(queryset)
+        except Http404:
+            # A get_object of the project's own may have other reasons.
+            if super().get_object.__func__ is SingleObjectMixin.get_object:  # type: ignore[attr-defined]
+                for guard, value, answering in asked:
+                    guard.learn(value, queryset, answering)
+            raise
 
 
 def is_absent(
@@ -83,6 +91,21 @@ def _sure(request: HttpRequest, model: type[Model], lookup: Mapping[str, Any]) -
     except Exception as error:
         _say_once(error, model)
     return None
+
+
+def _asked(model: type[Model], lookup: Mapping[str, Any]) -> list[tuple[Guard, Any, str]]:
+    """The guards that could learn from a query for this alone, with the value and what answers now. Never raises."""
+    given = [(name, value) for name, value in lookup.items() if value is not None]
+    try:
+        return [
+            (guard, value, guard.live.answering)
+            for name, value in given
+            for guard, _ in guards_for(registry, model, (name,))
+            if len(given) == 1
+        ]
+    except Exception as error:
+        _say_once(error, model)
+        return []
 
 
 def _say_once(error: Exception, model: type[Model]) -> None:

@@ -25,6 +25,7 @@ LAYERS = [
     ["", "exceptions", "keys", "conf", "forks", "models", "migrations.", "verdicts"],
     ["stores."],
     ["sync", "sync.connection", "sync.state"],
+    ["remembered"],
     ["live"],
     ["querysets", "fetching", "steps", "cache_aside"],
     ["guards", "sources", "barrier"],
