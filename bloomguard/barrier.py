@@ -1,4 +1,4 @@
-"""Waits until every transaction that was writing a table has ended.
+"""Waits until every transaction that was writing a guard's tables has ended.
 
 A writer that began before a generation was announced knows nothing of it, and its rows show only when it commits. The
 scan of a rebuild has to begin after the last of them.
@@ -7,34 +7,35 @@ scan of a rebuild has to begin after the last of them.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from django.db import connections, transaction
 
 _POLL_SECONDS = 0.05
 
 
-def wait_for_writers(using: str, table: str, sleep: Callable[[float], None] = time.sleep) -> None:
-    """Return once no transaction of before the call holds a write on ``table`` (unquoted) any more.
+def wait_for_writers(using: str, tables: Collection[str], sleep: Callable[[float], None] = time.sleep) -> None:
+    """Return once no transaction of before the call holds a write on one of ``tables`` (unquoted) any more.
 
     PostgreSQL tells who holds the lock that every write takes. Elsewhere taking a write lock oneself, for a moment,
     comes after everybody who had it: SQLite has one for the whole file, MySQL one a table.
     """
     connection = connections[using]
     if connection.vendor == "postgresql":
-        holders = _postgresql_writers(using, table)
+        holders = _postgresql_writers(using, tables)
         while holders:
             sleep(_POLL_SECONDS)
-            holders &= _postgresql_writers(using, table)
+            holders &= _postgresql_writers(using, tables)
     elif connection.vendor == "sqlite":
         _sqlite_turn(using)
     elif connection.vendor == "mysql":
+        locks = ", ".join(f"{connection.ops.quote_name(table)} WRITE" for table in sorted(tables))
         with connection.cursor() as cursor:
-            cursor.execute(f"LOCK TABLES {connection.ops.quote_name(table)} WRITE")
+            cursor.execute(f"LOCK TABLES {locks}")
             cursor.execute("UNLOCK TABLES")
 
 
-def _postgresql_writers(using: str, table: str) -> set[str]:
+def _postgresql_writers(using: str, tables: Collection[str]) -> set[str]:
     connection = connections[using]
     with connection.cursor() as cursor:
         cursor.execute(
@@ -42,8 +43,8 @@ def _postgresql_writers(using: str, table: str) -> set[str]:
             "AND mode IN ('RowExclusiveLock', 'ShareRowExclusiveLock', 'ExclusiveLock', 'AccessExclusiveLock') "
             "AND database = (SELECT oid FROM pg_database WHERE datname = current_database()) "
             # A prepared transaction has no pid.
-            "AND relation = %s::regclass AND pid IS DISTINCT FROM pg_backend_pid()",
-            [connection.ops.quote_name(table)],
+            "AND relation = ANY(%s::regclass[]) AND pid IS DISTINCT FROM pg_backend_pid()",
+            [[connection.ops.quote_name(table) for table in sorted(tables)]],
         )
         return {row[0] for row in cursor.fetchall()}
 

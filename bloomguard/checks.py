@@ -14,6 +14,7 @@ from django.middleware.locale import LocaleMiddleware
 from django.utils.module_loading import import_string
 
 from . import conf
+from .alive import doubts
 from .exceptions import ConfigurationError
 from .filters import InvalidShape
 from .filters.sizing import check_capacity, check_error_rate
@@ -180,6 +181,7 @@ def _guard(guard: Guard) -> Iterator[CheckMessage]:
             obj=guard.model,
             id="bloomguard.W005",
         )
+    yield from _alive(guard, error)
     yield from _routes(guard, error)
     yield from _uniqueness(guard, fields)
 
@@ -212,6 +214,16 @@ def _equality(guard: Guard, field: models.Field[Any, Any], error: Any) -> Iterat
             hint="If it does, let to_python give what is stored, or give the guard a normalize(self, value).",
             obj=guard.model,
             id="bloomguard.W002",
+        )
+
+
+def _alive(guard: Guard, error: Any) -> Iterator[CheckMessage]:
+    for doubt in dict.fromkeys(doubts(guard.model, guard.alive)):
+        yield error(
+            13,
+            f"alive can change without a write of the row: it {doubt}",
+            "Let it compare columns of the row itself with constants, and decide the rest in the view; a row too many "
+            "in the filter costs one look-up.",
         )
 
 

@@ -9,7 +9,7 @@ from functools import lru_cache, partial, wraps
 from typing import Any, TypeVar
 
 from asgiref.sync import iscoroutinefunction, sync_to_async
-from django.http import HttpRequest
+from django.http import Http404, HttpRequest
 
 from .exceptions import ConfigurationError
 from .guards import Guard, registry
@@ -40,7 +40,8 @@ def guarded(name: str, *, arg: str | Mapping[str, str] | None = None) -> Callabl
             logger.exception("bloomguard passes requests to a view guarded by %r because of an error", name)
 
     def mark(view: Callable[..., Any]) -> Any:
-        view.guarded_by = name  # type: ignore[attr-defined]  # for who walks through a URLconf
+        # For who walks through a URLconf. Decorators on top copy all three, but are not the view named here.
+        view.guarded_by, view.guarded_arg, view.guarded_view = name, arg, view  # type: ignore[attr-defined]
         return view
 
     def decorate(view: View) -> View:
@@ -80,7 +81,15 @@ def guarded(name: str, *, arg: str | Mapping[str, str] | None = None) -> Callabl
                 decision = await sync_to_async(guard.decide, thread_sensitive=False)(value)
             if is_absent(decision, guard, request):
                 return await sync_to_async(_refuse, thread_sensitive=False)(request, name)
-            return await view(*args, **kwargs)
+            try:
+                response = await view(*args, **kwargs)
+            except Exception as error:
+                if _says_404(error):
+                    await sync_to_async(guard.confirm_missing)(value)
+                raise
+            if _says_404(response):
+                await sync_to_async(guard.confirm_missing)(value)
+            return response
 
         if iscoroutinefunction(view):
 
@@ -101,11 +110,24 @@ def guarded(name: str, *, arg: str | Mapping[str, str] | None = None) -> Callabl
             guard, value, request = found
             if is_absent(guard.decide(value), guard, request):
                 return _refuse(request, name)
-            return view(*args, **kwargs)
+            try:
+                response = view(*args, **kwargs)
+            except Exception as error:
+                if _says_404(error):
+                    guard.confirm_missing(value)
+                raise
+            if _says_404(response):
+                guard.confirm_missing(value)
+            return response
 
         return mark(guard_view)  # type: ignore[no-any-return]
 
     return decorate
+
+
+def _says_404(answer: Any) -> bool:
+    """Of a response, or of an exception: Django's, or one of REST framework's."""
+    return isinstance(answer, Http404) or getattr(answer, "status_code", None) == 404
 
 
 def _refuse(request: Any, name: str) -> Any:

@@ -119,6 +119,8 @@ def _is_bare(callback: Callable[..., Any], cls: Any) -> bool:
 
 def lookup_of(guard: Guard, pattern: Pattern) -> Lookup:
     """How ``guard`` could guard ``pattern``; raises :class:`NotFound` with the reason if it cannot."""
+    if getattr(pattern.callback, "guarded_by", None):
+        return _of_decorator(guard, pattern)
     found = shown(pattern)
     if found.model._meta.concrete_model is not guard.model._meta.concrete_model:
         raise NotFound(f"its view shows one {found.model._meta.label}")
@@ -132,7 +134,26 @@ def lookup_of(guard: Guard, pattern: Pattern) -> Lookup:
         raise NotFound(f"its view looks up {' and '.join(found.looked_up)}, the guard {guard.name!r} {field.name}")
     if found.queryset is not None and not covers(guard, found.queryset):
         raise NotFound(f"its view may show rows that the guard {guard.name!r} does not know")
-    return Lookup(guard, kwarg, found.by_view)
+    return Lookup(guard, (kwarg,), found.by_view)
+
+
+def _of_decorator(guard: Guard, pattern: Pattern) -> Lookup:
+    view: Any = pattern.callback
+    if view.guarded_by != guard.name:
+        raise NotFound(f"its view has @guarded({view.guarded_by!r})")
+    if view.guarded_view is not view:
+        raise NotFound(f"@guarded({guard.name!r}) answers in the view, after what stands on top of it")
+    arg = view.guarded_arg
+    try:
+        if arg is None:
+            return Lookup(guard, guard.kwargs_for(pattern.view_name, pattern.captured), by_view=False)
+        named = {guard.fields[0].name: arg} if isinstance(arg, str) else arg
+        kwargs = tuple(named[field.name] for field in guard.fields)
+    except (ConfigurationError, KeyError) as error:
+        raise NotFound(str(error)) from error
+    if missing := set(kwargs) - set(pattern.captured):
+        raise NotFound(f"the pattern captures no {' and no '.join(sorted(missing))}")
+    return Lookup(guard, kwargs, by_view=False)
 
 
 def reason_against(pattern: Pattern) -> str:

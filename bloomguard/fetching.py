@@ -10,10 +10,12 @@ from django.core.exceptions import ObjectDoesNotExist, ValidationError
 from django.db import models, router
 from django.http import Http404
 
+from .keys import OutOfRange, Unkeyable
 from .querysets import covers, finds_all, is_exact, lookup_of
 from .verdicts import ERROR, Decision, Verdict
 
 if TYPE_CHECKING:
+    from .keys import KeyMaker
     from .live import LiveFilter
 
 V = TypeVar("V")
@@ -29,6 +31,8 @@ class Fetching:
     if TYPE_CHECKING:
         model: type[models.Model]
 
+        @property
+        def keys(self) -> KeyMaker: ...
         @property
         def live(self) -> LiveFilter: ...
         @property
@@ -121,19 +125,31 @@ class Fetching:
 
         ``answering`` is what :attr:`LiveFilter.answering` was before the query. See :mod:`bloomguard.remembered`.
         """
-        keys: list[bytes] = []
-        if answering and finds_all(self, rows) and is_exact(self, value):
-            self._decide(value, keys.append)
-        if keys:
-            self.live.remember(keys, answering)
+        try:
+            if answering and finds_all(self, rows) and is_exact(self, value):
+                self.live.remember(self.keys.key(value), answering, rows.db)
+        except (Unkeyable, OutOfRange):
+            pass
+        except Exception as error:
+            self._say_once(error)
 
     def confirm_missing(self, value: Any) -> None:
-        """Remember it if no row has ``value``, unless that is remembered already: a query. Never raises."""
-        answering, rows = self.live.answering, self.rows().using(self.database)
+        """Somebody looked for ``value`` in vain, nobody knows where: ask the database, and remember what it says.
+
+        A query, but not for what was asked lately, was added lately, or is remembered. Nothing is asked where a
+        transaction is open: what it sees is not what others see. Never raises.
+        """
         try:
-            if answering and self.verdict(value) is Verdict.MAYBE and finds_all(self, rows):
-                if not rows.filter(**lookup_of(self, value)).exists():
-                    self.learn(value, rows, answering)
+            answering, rows = self.live.answering, self.rows().using(self.database)
+            if not answering or not finds_all(self, rows) or not is_exact(self, value):
+                return
+            key = self.keys.key(value)
+            if self.live.ask(key).verdict is not Verdict.MAYBE or not self.live.worth_asking(key, answering):
+                return
+            if not rows.filter(**lookup_of(self, value)).exists():
+                self.live.remember(key, answering, rows.db)
+        except (Unkeyable, OutOfRange):
+            pass
         except Exception as error:
             self._say_once(error)
 

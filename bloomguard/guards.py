@@ -19,6 +19,7 @@ from django.db import models
 from django.db.models import Model, Q
 from django.http import HttpRequest
 
+from .alive import Unstable, in_words
 from .cache_aside import CacheAside
 from .exceptions import ConfigurationError
 from .fetching import Fetching
@@ -125,12 +126,15 @@ class Guard(Fetching, CacheAside):
 
     @property
     def tables(self) -> set[str]:
-        """The guard's own table, and those of its model's parents that hold a column of the key or of ``alive``."""
+        """The guard's own table, and its parents' that hold a column of the key or of ``alive``, or lie between."""
         try:
             columns = [*self.fields, *(self.model._meta.get_field(name) for name in self.alive_fields)]
         except (ConfigurationError, FieldDoesNotExist):  # a system check says so
             return set()
-        return {self.model._meta.db_table, *(field.model._meta.db_table for field in columns)}
+        models = {field.model for field in columns}
+        for model in list(models):
+            models.update(self.model._meta.get_base_chain(model) or ())
+        return {self.model._meta.db_table, *(model._meta.db_table for model in models)}
 
     @property
     def alive_fields(self) -> set[str]:
@@ -142,7 +146,11 @@ class Guard(Fetching, CacheAside):
         """What a key of this guard stands for, in words: a filter built for other words is never asked."""
         columns = ",".join(f"{field.column}:{kind}" for field, kind in zip(self.fields, self.keys.kinds))
         normalize = type(self).normalize.__qualname__
-        return f"{self.name}|{self.model._meta.db_table}({columns})|{self.alive!r}|{normalize}"
+        try:
+            alive = in_words(self.alive)
+        except Unstable:  # which a system check refuses: what one process builds, no other one asks
+            alive = repr(self.alive)
+        return f"{self.name}|{self.model._meta.db_table}({columns})|{alive}|{normalize}"
 
     @cached_property
     def live(self) -> LiveFilter:

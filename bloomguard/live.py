@@ -14,6 +14,8 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from django.db import connections
+
 from .conf import settings
 from .exceptions import StoreError, StoreUnavailable, UnknownGeneration
 from .filters import CorruptFilter, FilterError, FilterFull, KeyHash
@@ -108,7 +110,7 @@ class LiveFilter:
             name, check = asked
             try:
                 if check(key):
-                    return self._recall(key, name) if self._found_out.keys else MAYBE
+                    return MAYBE if self._found_out.is_empty else self._recall(key, name)
             except StoreUnavailable:
                 return UNREACHABLE
             except (CorruptFilter, StoreError) as error:
@@ -148,16 +150,38 @@ class LiveFilter:
         """The generation that answered last, empty where none has: it has been published."""
         return self._check[0] if self._check is not None else ""
 
-    def remember(self, keys: Iterable[bytes], name: str) -> None:
-        """No row has any of ``keys``, found out by a statement that began after ``name`` was :attr:`answering`.
+    def remember(self, key: bytes, name: str, using: str) -> None:
+        """No row has ``key``: found out on ``using`` just now, by a statement after ``name`` was :attr:`answering`.
 
-        The conditions stand in :mod:`bloomguard.remembered`. Never raises.
+        The conditions stand in :mod:`bloomguard.remembered`. Raises :class:`DatabaseError`.
         """
+        state = self._answered_by(name)
+        if state is not None and self._is_up_to_date(using, name):
+            self._found_out.remember(name, [key], state.identity)
+
+    def worth_asking(self, key: bytes, name: str) -> bool:
+        """Whether to ask the database for ``key``, to remember it if it is missing: not every time."""
+        state = self._answered_by(name)
+        return state is not None and self._found_out.worth_asking(name, key, state.identity)
+
+    def _answered_by(self, name: str) -> State | None:
+        """The row, under a valid lease, if ``name`` is what answers."""
         if self.table.lease(self.name) is None:
             self.table.renew()
         state = self.table.lease(self.name)
-        if state is not None and state.active == name and state.status == ARMED:
-            self._found_out.remember(name, keys, state.identity)
+        return state if state is not None and state.active == name and state.status == ARMED else None
+
+    def _is_up_to_date(self, using: str, name: str) -> bool:
+        """Whether what ``using`` sees is later than the publication of ``name``.
+
+        So it is of every statement outside a transaction, but for SQLite while a scan of the same connection goes on.
+        """
+        if connections[using].vendor != "sqlite":
+            return True
+        if self.table.connection.alias != using:
+            return False
+        seen = self.table.visible_to(using).get(self.name)
+        return seen is not None and seen.active == name
 
     def _worth_reading(self) -> bool:
         """Whether there is any generation that the rows could name: a guard without one asks the database nothing."""
@@ -185,7 +209,7 @@ class LiveFilter:
                 return [generation] * len(keys)
             self._check = state.active, generation.might_contain
             found = [generation.might_contain(keys[0])] if len(keys) == 1 else generation.might_contain_many(keys)
-            if not self._found_out.keys:
+            if self._found_out.is_empty:
                 return [MAYBE if might else ABSENT for might in found]
             return [self._recalled(key, state.active) if might else ABSENT for key, might in zip(keys, found)]
         except StoreUnavailable:
@@ -258,10 +282,11 @@ class LiveFilter:
 
     # -- writing
 
-    def add(self, keys: Iterable[bytes]) -> bool:
+    def add(self, keys: Iterable[bytes], part_with_standby: Callable[[State], bool] = lambda state: False) -> bool:
         """Put ``keys`` into every generation that the state row names; ``True`` only if all of it is proved.
 
-        Tried a second time with a fresh copy of the row before giving up.
+        Tried a second time with a fresh copy of the row before giving up. ``part_with_standby(state)`` is asked to take
+        a standby that is kept for a roll-back out of the row if the keys do not reach it, and tells whether it did.
         """
         keys = list(keys)
         for _ in range(2):
@@ -270,13 +295,13 @@ class LiveFilter:
             if state is None and self.table.renew():
                 state = self.table.lease(self.name)
             if state is not None:
-                self._heed_fence(state)
-                if self._add(state, keys):
+                self.heed_fence(state)
+                if self._add(state, keys, part_with_standby):
                     return True
             self.table.renew(after=began)
         return False
 
-    def _heed_fence(self, state: State) -> None:
+    def heed_fence(self, state: State) -> None:
         """Let no row of ours be seen while a process may still answer from before the fence: two leases, once."""
         if state.status == ARMED or not state.active:
             return
@@ -288,27 +313,30 @@ class LiveFilter:
             self.table.sleep(wait)
             self.table.renew()
 
-    def _add(self, state: State, keys: Sequence[bytes]) -> bool:
+    def _add(self, state: State, keys: Sequence[bytes], part_with_standby: Callable[[State], bool]) -> bool:
         for name in state.generations:
             if state.status != ARMED and name != state.building:
                 continue  # it answers nobody, and never will again; what will answer next is being built
-            needed = name != state.standby
-            try:
-                generation = self._generation(state, name)
-                if generation is not None:
-                    generation.add(keys)
-                    self._found_out.add(name, keys, state.identity)
-                elif needed:
-                    return False
-            except (FilterError, StoreError) as error:
-                if needed and not isinstance(error, (FilterFull, StoreUnavailable)):
-                    self._distrust(error, name)
-                # A standby that is gone answers nobody. One that only this add did not reach still answers those who
-                # have not read the row since it was replaced.
-                if needed or not isinstance(error, (FilterError, UnknownGeneration)):
-                    return False
+            if self._reaches(state, name, keys):
+                continue
+            # A standby that is not yet kept still answers those who have not read the row since it was replaced.
+            if name != state.kept or not part_with_standby(state):
+                return False
         # The copy was good when the adds began; it must still be when they are counted.
         return self.table.lease(self.name) is not None
+
+    def _reaches(self, state: State, name: str, keys: Sequence[bytes]) -> bool:
+        try:
+            generation = self._generation(state, name)
+            if generation is None:
+                return False
+            generation.add(keys)
+            self._found_out.add(name, keys, state.identity)
+        except (FilterError, StoreError) as error:
+            if name != state.standby and not isinstance(error, (FilterFull, StoreUnavailable)):
+                self._distrust(error, name)
+            return False
+        return True
 
     def forget(self) -> None:
         """Close everything, as if the process had just started."""

@@ -9,6 +9,7 @@ from asgiref.sync import iscoroutinefunction, markcoroutinefunction, sync_to_asy
 from django.http import HttpRequest, HttpResponseBase
 
 from .guards import Guard
+from .learning import learn_from
 from .responses import not_found
 from .routes import GuardedRoute, absent, absent_in_view
 
@@ -32,7 +33,12 @@ class BloomGuardMiddleware:
         if self._async:
             return self._acall(request)
         guard = absent(request, Guard.decide)
-        return self.get_response(request) if not isinstance(guard, Guard) else not_found(request, guard.name)
+        if isinstance(guard, Guard):
+            return not_found(request, guard.name)
+        response: HttpResponseBase = self.get_response(request)  # type: ignore[assignment]
+        if response.status_code == 404:
+            learn_from(request)
+        return response
 
     async def _acall(self, request: HttpRequest) -> HttpResponseBase:
         # Nearly always answered from memory; only where the state rows have to be read does a thread do that.
@@ -42,6 +48,8 @@ class BloomGuardMiddleware:
         if isinstance(guard, Guard):
             return await sync_to_async(not_found, thread_sensitive=False)(request, guard.name)
         response: HttpResponseBase = await self.get_response(request)  # type: ignore[misc]
+        if response.status_code == 404:
+            await sync_to_async(learn_from)(request)
         return response
 
     # By now it is known who asks and which view it is: for views that demand a login, or make their own 404.

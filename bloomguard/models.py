@@ -16,8 +16,12 @@ class GuardState(models.Model):
     version = models.BigIntegerField(default=1)
     status = models.CharField(max_length=10, choices=Status.choices, default=Status.ARMED)
     identity = models.CharField(max_length=200, default="", help_text="the store that holds the generations")
+    host = models.CharField(max_length=200, default="", blank=True, help_text="the host that named the store")
     active = models.CharField(max_length=40, default="", blank=True, help_text="the generation that answers")
     standby = models.CharField(max_length=40, default="", blank=True, help_text="the one before, still written to")
+    standby_until = models.DateTimeField(
+        null=True, blank=True, help_text="kept for a roll-back; answers nobody any more"
+    )
     building = models.CharField(max_length=40, default="", blank=True, help_text="the next one, written to already")
     builder = models.CharField(max_length=200, default="", blank=True, help_text="host and process that builds it")
     builder_seen_at = models.DateTimeField(null=True, blank=True)

@@ -1,7 +1,7 @@
 """Rebuild: rows -> a new generation, measured, published as a whole.
 
     create an empty generation -> announce it in the state row -> wait until every writer knows of it and every
-    earlier writer has ended -> scan -> verify -> publish by compare-and-set -> drop the one before
+    earlier writer has ended -> scan -> verify -> publish by compare-and-set -> drop the one before, or keep it
 
 Until it is published the former generation answers; whatever stops the rebuild, it goes on answering.
 """
@@ -19,6 +19,7 @@ from datetime import timedelta
 from django.db import DatabaseError, connections
 from django.utils import timezone
 
+from . import standby
 from .barrier import wait_for_writers
 from .exceptions import BuilderBusy, ConfigurationError, RebuildError, StoreError
 from .filling import fill
@@ -29,7 +30,7 @@ from .guards import Guard
 from .models import GuardState
 from .plans import Plan, Report, lay_out
 from .proof import Proof
-from .remembered import create_recent, new_name, shelf
+from .remembered import create_recent, new_name
 from .sources import Source
 from .stores import Generation
 from .sync.state import ARMED, FENCED, LEASE_SECONDS, State
@@ -46,13 +47,17 @@ Progress = Callable[[int, int], None]
 
 
 class Rebuild:
-    """One rebuild of one guard. ``progress(rows done, rows in all)`` is called after every page."""
+    """One rebuild of one guard. ``progress(rows done, rows in all)`` is called after every page.
+
+    The generation before is kept, and written to, for at least ``keep_standby`` seconds, for a roll-back.
+    """
 
     def __init__(
         self,
         guard: Guard,
         *,
         progress: Progress = lambda done, total: None,
+        keep_standby: float = 0.0,
         sleep: Callable[[float], None] = time.sleep,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -61,6 +66,7 @@ class Rebuild:
         self.store = guard.live.store
         self.table = guard.live.table
         self._progress = progress
+        self._keep_standby = keep_standby
         self._sleep = sleep
         self._clock = clock
         self._beaten_at = clock()
@@ -71,7 +77,6 @@ class Rebuild:
         self._seconds = 0.0
         self._expected = KeysSummary(count=0)
         self._proof: Proof | None = None
-        self._shelves = (guard.name, shelf(guard.name))
         self.published = False
         #: All builds that this process has announced: a long scan speaks for those that wait for their turn.
         self.companions: Sequence[Rebuild] = (self,)
@@ -128,12 +133,12 @@ class Rebuild:
         seen = self.table.current(self.guard.name)
         if seen.building:
             self._refuse_if_alive(seen)
-        lying = self._lying()
+        lying = standby.lying(self.guard)
         self._name = new_name(secrets.token_hex(12))
         self._generation = self.store.create(self.guard.name, self._name, layout)
         create_recent(self.store, self.guard.name, self._name, layout)
         self._mine = self._announce(seen)
-        self._sweep(lying, self._mine)
+        standby.sweep(self.guard, lying, self._mine)
         self._seconds = self._clock() - began
 
     def wait_for_writers(self) -> None:
@@ -144,7 +149,7 @@ class Rebuild:
             for one in self.companions:
                 one.beat()  # a writer may take longer than it takes to be held for dead
 
-        wait_for_writers(self.source.using, self.guard.model._meta.db_table, sleep)
+        wait_for_writers(self.source.using, self.guard.tables, sleep)
 
     def complete(self, waited: float) -> Report:
         """Scan, verify, publish; ``waited`` seconds were spent waiting before."""
@@ -183,35 +188,24 @@ class Rebuild:
             if state.building == self._name:
                 state = self.table.swap(state, building="", builder="") or state
             if self._name not in state.generations:
-                self._drop(self._name)
+                standby.drop(self.guard, self._name)
         except Exception as error:
             logger.warning("bloomguard left an unfinished generation of %s behind: %s", self.guard.name, error)
 
     def former(self) -> State | None:
-        """The state row while it still names the generation before, if it does."""
+        """The state row while what it names as active is what we have published."""
         if not self.published:
             return None
         try:
             state = self.table.current(self.guard.name)
         except DatabaseError as error:
-            self._left_behind(error)
+            standby.left_behind(self.guard, error)
             return None
-        return state if state.active == self._name and state.standby else None
+        return state if state.active == self._name else None
 
     def retire(self, state: State) -> None:
-        """Drop the generation before, a settling time after publishing: nobody answers from it any more."""
-        try:
-            lying = self._lying()
-            after = self.table.swap(state, standby="")
-        except (DatabaseError, StoreError) as error:
-            self._left_behind(error)
-            return
-        if after is not None:
-            self._sweep(lying, after)
-
-    def _left_behind(self, error: Exception) -> None:
-        """What is left over costs space and nothing else: the next build's sweep takes it."""
-        logger.warning("bloomguard could not clear away an old generation of %s: %s", self.guard.name, error)
+        """Drop the generation before, or keep it, a settling time after publishing: nobody answers from it any more."""
+        standby.retire(self.guard, state, self._keep_standby)
 
     def beat(self) -> None:
         """Say now and then that this builder is alive."""
@@ -229,7 +223,8 @@ class Rebuild:
         identity = self.store.identity
         if seen.identity != identity:
             # Another store, or another life of it: what it was trusted for is not here.
-            changes |= {"identity": identity, "active": "", "standby": "", "status": FENCED}
+            changes |= {"identity": identity, "host": socket.gethostname(), "status": FENCED}
+            changes |= {"active": "", "standby": "", "standby_until": None}
             if seen.active and (seen.status != FENCED or seen.active != self._replaced):
                 raise BuilderBusy(f"{self.guard.name}: its store was replaced at this very moment; run it again later")
         mine = self.table.swap(seen, **changes)
@@ -256,23 +251,6 @@ class Rebuild:
                 "run it again later"
             )
 
-    def _lying(self) -> list[str]:
-        """The generations that lie in the store, or of which anything does."""
-        return list({name: None for place in self._shelves for name in self.store.names(place)})
-
-    def _drop(self, name: str) -> None:
-        for place in self._shelves:
-            self.store.drop(place, name)
-
-    def _sweep(self, lying: Sequence[str], state: State) -> None:
-        """Remove what builders have left: all of ``lying`` that the row does not name."""
-        for name in lying:
-            if name not in state.generations:
-                try:
-                    self._drop(name)
-                except StoreError as error:
-                    self._left_behind(error)
-
     def _fill(self, generation: Generation, expected: int) -> int:
         """Scan and add; returns the number of rows."""
 
@@ -295,7 +273,9 @@ class Rebuild:
         published = self.table.swap(
             mine,
             active=mine.building,
-            standby=mine.active,
+            # What was fenced lacks rows; and what answers nobody needs no time to be forgotten.
+            standby=mine.active if mine.status == ARMED else "",
+            standby_until=None,
             building="",
             builder="",
             status=ARMED,
@@ -305,8 +285,8 @@ class Rebuild:
         )
         if published is None:
             raise RebuildError(
-                f"{self.guard.name}: its state row changed during the build (a fence, or another builder), so the new "
-                "generation may lack a row and was not published; run it again"
+                f"{self.guard.name}: its state row changed during the build (a fence, a roll-back, another builder), "
+                "so the new generation may lack a row and was not published; run it again"
             )
 
 
@@ -351,7 +331,7 @@ def run_all(rebuilds: Sequence[Rebuild], sleep: Callable[[float], None] = time.s
         waited = time.monotonic() - began
         each(lambda one: one.complete(waited))
         retiring = [(one, state) for one in rebuilds if (state := one.former()) is not None]
-        if retiring:
+        if any(state.standby for _, state in retiring):
             sleep(SETTLE_SECONDS)
         for one, state in retiring:
             one.retire(state)
@@ -370,3 +350,29 @@ def _runs(pid: int) -> bool:
     except PermissionError:
         return True
     return True
+
+
+def roll_back_all(guards: Sequence[Guard], sleep: Callable[[float], None] = time.sleep) -> list[State | RebuildError]:
+    """Return to the generations before, with one wait for all: the row or an error for each guard, in their order."""
+    outcomes: list[State | RebuildError] = []
+    for guard in guards:
+        try:
+            outcomes.append(standby.roll_back(guard))
+        except RebuildError as error:
+            outcomes.append(error)
+    _retire_after_all(list(zip(guards, outcomes)), sleep)
+    return outcomes
+
+
+def clear_away(guards: Sequence[Guard], sleep: Callable[[float], None] = time.sleep) -> None:
+    """Drop the standbys of ``guards`` whose time is over, without a build."""
+    states = [(guard, guard.live.table.current(guard.name)) for guard in guards]
+    _retire_after_all([(guard, state) for guard, state in states if standby.is_over(guard, state)], sleep)
+
+
+def _retire_after_all(states: Sequence[tuple[Guard, State | RebuildError]], sleep: Callable[[float], None]) -> None:
+    retiring = [(guard, state) for guard, state in states if isinstance(state, State)]
+    if retiring:
+        sleep(SETTLE_SECONDS)
+    for guard, state in retiring:
+        standby.retire(guard, state)

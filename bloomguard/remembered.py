@@ -22,7 +22,6 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from itertools import islice
 
 from .exceptions import StoreError
 from .filters import FilterError
@@ -40,7 +39,6 @@ _FEWEST, _MOST, _SHARE, _ERROR_RATE = 10_000, 1_000_000, 8, 0.01
 #: A generation's name begins with this where it has a recent filter: one that it should have and has lost is no
 #: generation to trust, one of a release that made none simply has no memory.
 _MARK = "r"
-_LONGEST_KEY = 16
 
 
 def shelf(guard: str) -> str:
@@ -74,6 +72,8 @@ def create_recent(store: Store, guard: str, name: str, layout: Layout) -> None:
 class FoundOut:
     """The false positives that one process remembers of one guard, and the recent filters that it has opened.
 
+    Keys are held as digests, under a secret of this object alone.
+
     ``open_recent(name, identity)`` opens that of a generation, in the store that has this identity; it raises
     :class:`StoreError` and :class:`FilterError`.
     """
@@ -82,8 +82,8 @@ class FoundOut:
         self._open = open_recent
         self._clock = clock
         self._secret = os.urandom(16)
-        #: Until when which key of which generation is remembered; nearly always empty.
-        self.keys: dict[tuple[str, bytes], float] = {}
+        self._missing = _Memory(clock)
+        self._asked = _Memory(clock)
         self._recent: dict[str, Generation] = {}
         self._lock = threading.Lock()
 
@@ -96,24 +96,29 @@ class FoundOut:
         """The generation ``name`` let ``keys`` through, and none of them has a row. Never raises."""
         if not has_recent(name):
             return
-        try:
-            self._recent_of(name, identity)  # a request that is answered from memory opens nothing
-        except (FilterError, StoreError) as error:
-            logger.debug("bloomguard remembers no false positives: %s", error)
+        if not self._can_open(name, identity):
             return
-        until = self._clock() + SECONDS
         with self._lock:
             for key in keys:
-                entry = name, self._short(key)
-                self.keys.pop(entry, None)  # to the end: the oldest are the first to go
-                self.keys[entry] = until
-            for entry in list(islice(self.keys, max(len(self.keys) - MOST_KEYS, 0))):
-                del self.keys[entry]
+                self._missing.put(name, self._digest(key))
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing is remembered, as nearly always."""
+        return not self._missing.until
 
     def knows(self, name: str, key: bytes) -> bool:
         """Whether ``key`` is remembered as one that the generation ``name`` lets through."""
-        until = self.keys.get((name, self._short(key)))
-        return until is not None and until > self._clock()
+        return self._missing.has(name, self._digest(key))
+
+    def worth_asking(self, name: str, key: bytes, identity: str) -> bool:
+        """Whether the database may be asked for ``key`` now, to remember it: once in a while. Never raises."""
+        digest = self._digest(key)
+        with self._lock:
+            if not has_recent(name) or self._asked.has(name, digest):
+                return False
+            self._asked.put(name, digest)
+        return self._can_open(name, identity) and not self.is_recent(name, key)
 
     def is_recent(self, name: str, key: bytes) -> bool:
         """Whether ``key`` may have been added since ``name`` was announced, or nobody can tell. Never raises."""
@@ -128,12 +133,23 @@ class FoundOut:
         """Let go of all generations but ``names``."""
         with self._lock:
             self._recent = {name: recent for name, recent in self._recent.items() if name in names}
-            self.keys = {entry: until for entry, until in self.keys.items() if entry[0] in names}
+            self._missing.keep(names)
+            self._asked.keep(names)
 
     def forget(self) -> None:
         """Begin anew, as after a fork."""
         self._lock = threading.Lock()
-        self.keys, self._recent = {}, {}
+        self._recent = {}
+        self._missing, self._asked = _Memory(self._clock), _Memory(self._clock)
+
+    def _can_open(self, name: str, identity: str) -> bool:
+        """Open the recent filter now: a request that is answered from memory opens nothing."""
+        try:
+            self._recent_of(name, identity)
+        except (FilterError, StoreError) as error:
+            logger.debug("bloomguard remembers no false positives: %s", error)
+            return False
+        return True
 
     def _recent_of(self, name: str, identity: str) -> Generation:
         recent = self._recent.get(name)
@@ -143,5 +159,26 @@ class FoundOut:
                 self._recent[name] = recent
         return recent
 
-    def _short(self, key: bytes) -> bytes:
-        return key if len(key) <= _LONGEST_KEY else hashlib.blake2b(key, key=self._secret, digest_size=16).digest()
+    def _digest(self, key: bytes) -> bytes:
+        return hashlib.blake2b(key, key=self._secret, digest_size=16).digest()
+
+
+class _Memory:
+    """Up to :data:`MOST_KEYS` keys, each of one generation, for :data:`SECONDS` from when it was put in last."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self.until: dict[tuple[str, bytes], float] = {}
+
+    def put(self, name: str, digest: bytes) -> None:
+        self.until.pop((name, digest), None)  # to the end: the oldest are the first to go
+        self.until[name, digest] = self._clock() + SECONDS
+        if len(self.until) > MOST_KEYS:
+            del self.until[next(iter(self.until))]
+
+    def has(self, name: str, digest: bytes) -> bool:
+        until = self.until.get((name, digest))
+        return until is not None and until > self._clock()
+
+    def keep(self, names: Sequence[str]) -> None:
+        self.until = {entry: until for entry, until in self.until.items() if entry[0] in names}

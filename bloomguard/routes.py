@@ -50,6 +50,14 @@ class GuardedRoute:
     by_view: bool = False
     demand: Demand | None = None
 
+    def takes(self, path: str) -> bool:
+        """Whether Django certainly takes ``path`` to this route, with the ID that :attr:`read` has read."""
+        return (
+            self.is_plain
+            and self.pattern.may_match(path)  # ``read`` takes for a number what ``int`` takes for one
+            and not any(rival.may_match(path) for rival in self.rivals)
+        )
+
     @property
     def is_early(self) -> bool:
         """Whether it may be answered before anybody knows who asks."""
@@ -68,7 +76,7 @@ class GuardedRoute:
     @cached_property
     def spared(self) -> Callable[..., Any]:
         """The view, with a look-up that finds nothing."""
-        return spared(Lookup(self.guard, self.kwargs[0], self.by_view), self.pattern.callback)
+        return spared(Lookup(self.guard, self.kwargs, self.by_view), self.pattern.callback)
 
     def is_of(self, match: ResolverMatch | None) -> bool:
         """Whether this is the pattern, or one like it, that Django has taken a path to."""
@@ -194,7 +202,7 @@ def _found(guard: Guard, known: list[Pattern]) -> list[GuardedRoute]:
             GuardedRoute(
                 guard,
                 pattern,
-                (lookup.kwarg,),
+                lookup.kwargs,
                 # What a view does with another method before it looks anything up, nobody has looked at.
                 frozenset(guard.methods) & {"GET", "HEAD"},
                 rivals(pattern, known[:place]),
@@ -203,6 +211,28 @@ def _found(guard: Guard, known: list[Pattern]) -> list[GuardedRoute]:
             )
         )
     return found
+
+
+class Index:
+    """Routes by what their paths begin with."""
+
+    def __init__(self, routes: list[GuardedRoute]) -> None:
+        self._by_prefix: dict[str, list[GuardedRoute]] = {}
+        for route in routes:
+            self._by_prefix.setdefault(route.prefix, []).append(route)
+        self._depths = range(max((prefix.count("/") for prefix in self._by_prefix), default=0))
+
+    def candidates(self, path: str) -> list[GuardedRoute]:
+        """Routes that ``path`` may belong to: those whose prefix it has."""
+        found: list[GuardedRoute] = []
+        end = 0
+        for _ in self._depths:
+            end = path.find("/", end) + 1
+            if not end:
+                break
+            if routes := self._by_prefix.get(path[:end]):
+                found = [*found, *routes] if found else routes
+        return found
 
 
 class RouteTable:
@@ -231,24 +261,9 @@ class RouteTable:
             if found.is_late:
                 self.late.setdefault(found.pattern.callback, []).append(found)
         self.early = routes = [found for found in routes if found.is_early]
-        self._by_prefix: dict[str, list[GuardedRoute]] = {}
-        for found in routes:
-            self._by_prefix.setdefault(found.prefix, []).append(found)
-        self._depths = range(max((prefix.count("/") for prefix in self._by_prefix), default=0))
+        self.candidates = Index(routes).candidates
         self.methods = frozenset(method for route in routes for method in route.methods)
         self.by_language = any(pattern.by_language for pattern in known)
-
-    def candidates(self, path: str) -> list[GuardedRoute]:
-        """Routes that ``path`` may belong to: those whose prefix it has."""
-        found: list[GuardedRoute] = []
-        end = 0
-        for _ in self._depths:
-            end = path.find("/", end) + 1
-            if not end:
-                break
-            if routes := self._by_prefix.get(path[:end]):
-                found = [*found, *routes] if found else routes
-        return found
 
 
 _tables: dict[Any, RouteTable] = {}
@@ -316,11 +331,9 @@ def absent_in_view(
             decision = decide(route.guard, value)
             if decision is None:
                 return False
-            if (
-                decision.verdict is Verdict.ABSENT
-                and route.guard.applies(request)
-                and (not route.by_view or route.spared)
-            ):
+            if decision.verdict is Verdict.ABSENT and route.guard.applies(request):
+                if route.by_view:
+                    _ = route.spared  # made here, where an error passes the request
                 return route
     except Exception as error:
         _say_once(error)
@@ -342,7 +355,7 @@ def _confirmed(request: HttpRequest, urlconf: Any, route: GuardedRoute, asked: A
     if request.method not in route.methods:
         return False
     path = request.path_info
-    if not route.is_plain or any(rival.may_match(path) for rival in route.rivals):
+    if not route.takes(path):
         try:
             match = resolve(path, urlconf)
         except Resolver404:

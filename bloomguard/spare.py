@@ -19,10 +19,10 @@ from .querysets import covers
 
 @dataclass(frozen=True)
 class Lookup:
-    """A view's look-up that ``guard`` can answer for: the value is in ``kwarg``."""
+    """A view's look-up that ``guard`` can answer for; ``kwargs`` have the values, in the order of its fields."""
 
     guard: Guard
-    kwarg: str
+    kwargs: tuple[str, ...]
     by_view: bool
 
 
@@ -41,12 +41,12 @@ class _Spared:
     kwargs: dict[str, Any]
 
     def dispatch(self, request: Any, *args: Any, **kwargs: Any) -> Any:
-        self._asked = kwargs[self.bloomguard_lookup.kwarg]
+        self._asked = kwargs[self.bloomguard_lookup.kwargs[0]]
         return super().dispatch(request, *args, **kwargs)  # type: ignore[misc]
 
     def _emptied(self, queryset: QuerySet[Any]) -> QuerySet[Any]:
         lookup = self.bloomguard_lookup
-        is_asked = self.kwargs.get(lookup.kwarg) == self._asked
+        is_asked = self.kwargs.get(lookup.kwargs[0]) == self._asked
         return queryset.none() if is_asked and covers(lookup.guard, queryset) else queryset
 
 

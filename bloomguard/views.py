@@ -56,9 +56,11 @@ class GuardedObjectMixin(Base):
             return super().get_object(queryset)
         except Http404:
             # A get_object of the project's own may have other reasons.
-            if super().get_object.__func__ is SingleObjectMixin.get_object:  # type: ignore[attr-defined]
-                for guard, value, answering in asked:
+            is_djangos = super().get_object.__func__ is SingleObjectMixin.get_object  # type: ignore[attr-defined]
+            for guard, value, answering in asked:
+                if is_djangos:
                     guard.learn(value, queryset, answering)
+                guard.confirm_missing(value)  # no query if that was proof
             raise
 
 
@@ -106,6 +108,12 @@ def _asked(model: type[Model], lookup: Mapping[str, Any]) -> list[tuple[Guard, A
     except Exception as error:
         _say_once(error, model)
         return []
+
+
+def confirm_missing(model: type[Model], name: str, value: Any) -> None:
+    """A view answered 404 for the row whose ``name`` is ``value``: find out whether there is none. Never raises."""
+    for guard, one, _ in _asked(model, {name: value}):
+        guard.confirm_missing(one)
 
 
 def _say_once(error: Exception, model: type[Model]) -> None:

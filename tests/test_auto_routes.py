@@ -42,6 +42,7 @@ EARLY = [
     "two:edit",
     "alive",
     "alive-both",
+    "guarded",
 ]
 LATE = [
     "own-queryset",
@@ -58,6 +59,7 @@ LATE = [
     "rest-article",
 ]
 LEFT = [
+    "topped",
     "own-object",
     "wrapped",
     "function",
@@ -131,6 +133,7 @@ def test_every_view_of_one_object_is_found(guards):
     [
         ("own-object", "OwnObject has a get_object of its own"),
         ("wrapped", "ProductDetail is decorated, and what the decorator does first is its own business"),
+        ("topped", "@guarded('auto') answers in the view, after what stands on top of it"),
         ("function", "its view is a function, and what it looks up is its own business"),
         ("deleted", "its view shows one shop.Article"),
         ("product-list", "RestViewSet takes none of the pattern's kwargs for a look-up"),
@@ -147,7 +150,8 @@ def test_what_is_left_alone_has_its_reason(guards, name, reason):
 
 @pytest.mark.parametrize(
     ("url", "queries"),
-    [("/p/8/", 0), ("/hex/8/", 0), ("/space/8/edit/", 0), ("/regex/8", 0), ("/rest/viewset/8/", 0),
+    [("/p/8/", 0), ("/hex/8/", 0), ("/space/8/edit/", 0), ("/regex/8", 0), ("/guarded/8/", 0),
+     ("/topped/8/", 0), ("/rest/viewset/8/", 0),
      ("/forgiving/8/", 0),
      ("/alive/x/", 0), ("/rest/article/x/", 0), ("/own-object/9/", 1), ("/function/8/", 1)],
 )  # fmt: skip

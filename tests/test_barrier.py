@@ -12,11 +12,12 @@ from bloomguard.guards import registry
 from bloomguard.rebuild import Rebuild
 
 from . import database
-from .shop.models import Order, Product
+from .guarding import registered
+from .shop.models import Bundle, Order, Product
 
 pytestmark = pytest.mark.django_db(transaction=True, databases="__all__")
 
-TABLE = "shop_product"
+TABLE = {"shop_product"}
 
 
 class Other:
@@ -113,6 +114,20 @@ def test_nobody_else_is_waited_for(work, postgresql):
     Product.objects.create(pk=1)
     with Other(work):
         wait_for_writers("postgresql", TABLE, lambda seconds: pytest.fail("waited"))
+
+
+def test_every_table_of_a_guard_is_waited_for(postgresql, fresh, clock):
+    """A key may lie in a parent's table: its writers are waited for as well."""
+    with registered(Bundle, name="bundle", lookup="name") as guard:
+        bundle = Bundle.objects.create(name="old")
+        rebuild = Rebuild(guard, sleep=clock.sleep)
+        rebuild.announce()
+        with Other(lambda: Product.objects.filter(pk=bundle.pk).update(name="new")) as other:
+            polls, rebuild._sleep = polls_until(other.end)
+            rebuild.wait_for_writers()
+        rebuild.withdraw()
+
+    assert len(polls) >= 3
 
 
 def test_a_later_writer_is_not_waited_for(postgresql):

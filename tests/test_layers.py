@@ -22,17 +22,19 @@ ROOT = Path(bloomguard.__file__).parent
 #: end is a whole folder.
 LAYERS = [
     ["filters."],
-    ["", "exceptions", "keys", "conf", "forks", "models", "migrations.", "verdicts"],
+    ["", "alive", "exceptions", "keys", "conf", "forks", "models", "migrations.", "verdicts"],
     ["stores."],
     ["sync", "sync.connection", "sync.state"],
     ["remembered"],
     ["live"],
     ["querysets", "fetching", "steps", "cache_aside"],
     ["guards", "sources", "barrier"],
-    ["plans", "filling", "proof"],
-    ["patterns", "access", "spare", "discovery"],
-    ["sync.fencing", "sync.statements", "sync.signals", "rebuild", "routes", "responses"],
-    ["middleware", "decorators", "views", "managers", "contrib.", "management.", "checks"],
+    ["plans", "filling", "proof", "standby"],
+    ["needs", "patterns", "access", "spare", "discovery"],
+    ["sync.links", "sync.watches", "sync.fencing", "sync.statements", "sync.signals"],
+    ["rebuild", "routes", "responses", "capture"],
+    ["frontdoor", "learning"],
+    ["middleware", "wsgi", "asgi", "decorators", "views", "managers", "contrib.", "management.", "checks"],
     ["apps"],
 ]
 FOREIGN_TO_FILTERS = {"numpy", "mmh3", "bitarray"}

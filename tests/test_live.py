@@ -7,6 +7,7 @@ import shutil
 
 import pytest
 from django.db.models import Q
+from django.utils import timezone
 
 from bloomguard.exceptions import StoreError, StoreUnavailable
 from bloomguard.guards import Guard, Verdict, registry
@@ -294,7 +295,7 @@ def test_an_add_goes_to_every_generation_that_is_named(product, clock):
 @pytest.mark.parametrize(
     ("changes", "lost", "counts"),
     [
-        ({"standby": "gone"}, "gone", True),
+        ({"standby": "gone"}, "gone", False),
         ({"building": "gone"}, "gone", False),
         ({"status": FENCED, "building": ""}, "active", True),
         ({"status": FENCED, "building": "gone"}, "gone", False),
@@ -302,8 +303,8 @@ def test_an_add_goes_to_every_generation_that_is_named(product, clock):
     ],
 )
 def test_an_add_counts_where_it_will_be_asked_for(changes, lost, counts, product, clock):
-    """An add that misses the active generation of an armed guard, or the one being built, is no add; the standby, and
-    the active one of a fenced guard, answer nobody."""
+    """An add that misses a generation that answers, will answer or may still answer somebody is no add; the active one
+    of a fenced guard answers nobody."""
     seen = states.table.current("product")
     states.table.swap(seen, **changes)
     if lost == "active":
@@ -327,6 +328,20 @@ def test_a_standby_that_an_add_did_not_reach_makes_it_no_add(product, clock, mon
     monkeypatch.setattr(opened, "add", fail)
 
     assert not product.add(50)
+
+
+@pytest.mark.parametrize("parts", [True, False])
+def test_a_kept_standby_that_an_add_did_not_reach_has_to_go(parts, product, clock):
+    """Nobody asks a standby that is kept for a roll-back. An add that misses it counts if, and only if, it is taken out
+    of the row, which is asked for with the row as it was seen."""
+    seen = states.table.current("product")
+    kept = states.table.swap(seen, standby="gone", standby_until=timezone.now())
+    clock.now += 1
+    asked = []
+
+    assert product.live.add([key(50)], lambda state: asked.append(state) or parts) is parts
+    assert set(asked) == {kept}
+    assert generations(product, seen.active) == {seen.active: True}
 
 
 def test_an_add_to_a_fenced_guard_asks_no_store(product, clock, monkeypatch):

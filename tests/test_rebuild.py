@@ -651,7 +651,7 @@ def test_a_builder_beats_now_and_then(built, clock, monkeypatch):
 
 STEPS = {
     "announcing": "bloomguard.rebuild:Rebuild._announce",
-    "sweeping": "bloomguard.rebuild:Rebuild._sweep",
+    "sweeping": "bloomguard.standby:sweep",
     "waiting": "bloomguard.rebuild:Rebuild.wait_for_writers",
     "scanning": "bloomguard.sources:Source._fetch",
     "adding": "bloomguard.filters.codec:Frame.seal",

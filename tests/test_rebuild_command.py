@@ -15,7 +15,7 @@ from bloomguard.management.commands import rebuild_filter
 from bloomguard.rebuild import Rebuild
 from bloomguard.stores import stores
 from bloomguard.sync import state as states
-from bloomguard.sync.state import FENCED
+from bloomguard.sync.state import ARMED, FENCED
 
 from .shop.models import Article, Product
 
@@ -227,3 +227,97 @@ def test_a_full_disk_is_a_clear_error_and_the_old_generation_serves(start):
 def test_sizes_are_told_in_units(size, said):
     """Bytes in the largest unit that keeps the number above one."""
     assert rebuild_filter._size(size) == said
+
+
+def test_if_needed_does_nothing_without_a_reason(capfd):
+    """``--if-needed`` after a build: exit code 0, no build, and the figures say why there is none."""
+    Product.objects.bulk_create(Product(pk=pk) for pk in range(1, 1_001))
+    run("product")
+    active = states.table.current("product").active
+
+    said = run("product", "--if-needed", "--max-age", "7d")
+
+    assert said == "product needs no rebuild: 1,000 rows, 1,000 keys, 0.0% of them stale, in room for 1,500\n"
+    assert states.table.current("product").active == active
+
+
+def test_if_needed_builds_what_has_a_reason():
+    """Of several guards those with a reason are built, and each reason is told."""
+    run("product")
+    states.table.fence("product", "a write was not proved")
+
+    said = run("product", "order", "--if-needed", "-v", "1")
+
+    assert "product needs a rebuild: it is fenced: a write was not proved\n" in said
+    assert "order needs a rebuild: there is no filter yet\n" in said
+    assert "product: 0 rows in a " in said
+    assert states.table.current("product").status == ARMED
+    assert states.table.current("order").active
+
+
+def test_if_needed_tells_its_reasons_as_json():
+    """``--json``: each guard with its reasons and what they were judged by, and the report of what was built."""
+    Product.objects.bulk_create(Product(pk=pk) for pk in range(1, 1_001))
+    run("product")
+
+    found = json.loads(run("product", "order", "--if-needed", "--json", "-v", "0"))["guards"]
+
+    assert [(each["name"], each["reasons"]) for each in found] == [
+        ("product", []),
+        ("order", ["there is no filter yet"]),
+    ]
+    assert {name: found[0][name] for name in ("rows", "keys", "capacity")} == {
+        "rows": 1_000, "keys": 1_000, "capacity": 1_500,
+    }  # fmt: skip
+    assert "generation" not in found[0]
+    assert found[1]["generation"] == states.table.current("order").active
+
+
+def test_if_needed_clears_away_what_was_kept_long_enough():
+    """A standby whose time is over goes although nothing is built."""
+    run("product")
+    run("product", "--keep-standby", "1h")
+    kept = len(stores["default"].names("product"))
+    past = rebuild.timezone.now() - rebuild.timedelta(seconds=1)
+    states.table.swap(states.table.current("product"), standby_until=past)
+
+    run("product", "--if-needed")
+
+    assert (kept, len(stores["default"].names("product"))) == (2, 1)
+
+
+def test_a_roll_back_by_command():
+    """``--keep-standby 1h``, then ``--roll-back``: the generation before answers again, once."""
+    run("product")
+    former = states.table.current("product").active
+    run("product", "--keep-standby", "1h")
+
+    (found,) = json.loads(run("--roll-back", "product", "--json"))["guards"]
+
+    assert found == {"name": "product", "generation": former}
+    assert states.table.current("product").active == former
+    with pytest.raises(CommandError, match="no former generation to go back to"):
+        run("--roll-back", "product")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--roll-back"], "name the guards"),
+        (["--max-age", "1h"], "give it with --if-needed"),
+        (["--if-needed", "--max-age", "soon"], "'soon' is no time; write a number with s, m, h or d, as in 30m or 1h"),
+        (["--keep-standby", "1"], "'1' is no time"),
+        (["--roll-back", "--dry-run", "product"], "not allowed with"),
+    ],
+)
+def test_arguments_that_make_no_sense_are_refused(arguments, said):
+    """What is wrong is shown, with the cure; nothing is built."""
+    with pytest.raises(CommandError, match=said):
+        run(*arguments)
+
+    assert stores["default"].names("product") == []
+
+
+def test_times_are_written_with_a_unit():
+    """Seconds, minutes, hours and days."""
+    assert [rebuild_filter._seconds(text) for text in ("90s", "30m", "1h", "7d")] == [90, 1_800, 3_600, 604_800]

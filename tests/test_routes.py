@@ -238,6 +238,16 @@ def test_an_earlier_pattern_takes_the_path_for_itself(item, urls, earlier):
     assert answer("/i/0/") is None
 
 
+@pytest.mark.parametrize("text", ["+0", "-0", " 0", "0\n", "1_0", "٠"])
+def test_what_only_python_takes_for_a_number_is_another_patterns(item, urls, text):
+    """``int`` is more lenient than ``<int:>``: the path goes to the pattern that Django takes it to."""
+    urls(path("i/<int:pk>/", view, name="item"), path("i/<str:name>/", view))
+
+    request = RequestFactory().get("/")
+    request.path_info = f"/i/{text}/"
+    assert routes.absent(request, Asked()) is None
+
+
 def test_a_later_pattern_does_not_matter(item, urls):
     """Where Django takes the guarded pattern first, the guard answers."""
     urls(path("i/<int:pk>/", view, name="item"), path("i/<path:rest>", view))
@@ -425,7 +435,7 @@ def test_a_guard_whose_route_is_missing_guards_nothing(urls):
 def test_a_site_without_guarded_routes_costs_next_to_nothing(settings, monkeypatch):
     """Where nothing is guarded, the path is not even looked at."""
     settings.ROOT_URLCONF = urlconf(path("i/<int:pk>/", view, name="nobody's"))
-    monkeypatch.setattr(routes.RouteTable, "candidates", None)
+    monkeypatch.setattr(routes.Index, "candidates", None)
 
     assert answer("/i/7/") is None
 
@@ -472,7 +482,11 @@ def test_a_translated_route_depends_on_the_language(item, urls, languages):
 def test_the_shops_own_routes_all_guard():
     """Every route that the shop's guards name is in the table, under the prefix of its paths."""
     table = routes.table_for("tests.shop.urls")
-    found = {route.pattern.view_name: prefix for prefix, listed in table._by_prefix.items() for route in listed}
+    found = {
+        route.pattern.view_name: prefix
+        for prefix, listed in routes.Index(table.early)._by_prefix.items()
+        for route in listed
+    }
 
     assert set(found) == {name for guard in registry for name in guard.routes if guard.model._meta.app_label == "shop"}
     assert found["product"] == "/products/"
@@ -484,5 +498,5 @@ def test_a_path_of_slashes_is_looked_at_once(item, urls):
     urls(path("a/b/<int:pk>/", view, name="item"))
     table = routes.table_for(settings.ROOT_URLCONF)
 
-    assert len(table._depths) == 3
+    assert len(routes.Index(table.early)._depths) == 3
     assert table.candidates("/" * 1_000_000) == []

@@ -19,7 +19,7 @@ from django.db.models.functions import Concat, Lower
 from bloomguard.guards import Verdict, registry
 from bloomguard.rebuild import Rebuild
 from bloomguard.stores import stores
-from bloomguard.sync import signals, state
+from bloomguard.sync import fencing, signals, state
 from tests import database
 from tests.guarding import registered
 from tests.shop.models import Article, Bargain, Bundle, Diary, Order, Place, Price, Product
@@ -304,6 +304,7 @@ def test_where_not_even_the_fence_holds_the_log_cries(build_all, monkeypatch, ca
         raise DatabaseError("gone")
 
     monkeypatch.setattr(state.table, "fence", fail)
+    monkeypatch.setattr(fencing, "_fence_within", fail)
     Product.objects.create(pk=7)
 
     (record,) = [record for record in caplog.records if record.name == "bloomguard"]

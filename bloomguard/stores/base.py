@@ -55,6 +55,10 @@ class Generation(ABC):
         """Share of the bits or slots in use, over all shards, 0 to 1."""
 
     @abstractmethod
+    def approximate_size(self) -> int:
+        """About how many keys are in it, over all shards."""
+
+    @abstractmethod
     def measure_error_rate(self, probes: int = 100_000) -> float:
         """The share of random keys that the generation lets through, probed evenly over the shards."""
 

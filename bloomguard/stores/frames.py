@@ -112,6 +112,9 @@ class FrameGeneration(Generation):
     def fill(self) -> float:
         return mean(attached.fill for attached in self._all())
 
+    def approximate_size(self) -> int:
+        return sum(attached.approximate_size() for attached in self._all())
+
     def measure_error_rate(self, probes: int = 100_000) -> float:
         each = -(-probes // len(self._buffers))
         return mean(attached.measure_error_rate(each) for attached in self._all())

@@ -420,6 +420,9 @@ class RedisGeneration(Generation):
     def fill(self) -> float:
         return mean(each.fill for each in self._filters())
 
+    def approximate_size(self) -> int:
+        return sum(each.approximate_size() for each in self._filters())
+
     def measure_error_rate(self, probes: int = 100_000) -> float:
         share = -(-probes // len(self._keys))
         return mean(each.measure_error_rate(share) for each in self._filters())

@@ -19,6 +19,11 @@ from ..forks import after_fork
 from ..models import GuardState
 
 
+def is_locked(error: Exception) -> bool:
+    """Whether SQLite has waited for a writer in vain: to try at once again would wait as long again."""
+    return "locked" in str(error)
+
+
 class StateConnection:
     """Runs one statement at a time for all threads of the process."""
 
@@ -49,7 +54,9 @@ class StateConnection:
             reused = self._connection is not None
             try:
                 return self._run(sql, parameters)
-            except (DatabaseError, InterfaceError):
+            except (DatabaseError, InterfaceError) as error:
+                if is_locked(error):
+                    raise
                 self.close()
                 if not reused:
                     raise

@@ -2,43 +2,152 @@
 
 Every process must know before the row can be seen. So the row commits no earlier than two leases after the fence;
 where the fence cannot be committed before it, both are committed together and nobody is told of the commit until then.
+
+That is so on SQLite where the rows and the state rows lie in one file: a writer locks out every other connection, its
+own process's for the state rows too. So it also reads them by its own; nobody else can change them meanwhile.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
 from django.db import DatabaseError, connections, transaction
 from django.db.models import F
-from django.utils import timezone
 
-from ..exceptions import StoreError
+from ..exceptions import ConfigurationError, StoreError
 from ..guards import Guard
 from ..models import GuardState
-from .state import FENCED, LEASE_SECONDS
+from . import state as states
+from .state import FENCED, LEASE_SECONDS, Rows, State, StateTable
+
+SETTLE_SECONDS = 2 * LEASE_SECONDS
 
 
-def fence(guard: Guard, using: str, reason: str) -> None:
-    """Fence ``guard`` for a write in the open transaction of ``using``.
+class _Settle:
+    """Waits when a fence has been committed together with rows; ``before`` is the state row as it is until then."""
 
-    Raises :class:`StoreError` if that fails: then the write must not be committed.
+    def __init__(self, table: StateTable, name: str, before: State) -> None:
+        self.table = table
+        self.name = name
+        self.before = before
+
+    def __call__(self) -> None:
+        self.table.sleep(SETTLE_SECONDS)
+
+
+@contextmanager
+def writing(guard: Guard, using: str) -> Iterator[None]:
+    """Around whatever needs the state row after a statement on ``using`` that has not been committed yet."""
+    table = _table(guard)
+    if not _locks_out(table, using):
+        yield
+        return
+    with table.reading_by(lambda: _committed(table, using)):
+        yield
+
+
+def is_idle(guard: Guard) -> bool:
+    """Whether, by a copy of the state row that may be relied on, the guard has no generation to add to."""
+    state = _table(guard).lease(guard.name)
+    return state is not None and not state.generations
+
+
+def needs_nothing(guard: Guard, using: str) -> bool:
+    """Whether rows just written need no add: the guard has no generation, or this very transaction fences it."""
+    table = _table(guard)
+    if table.lease(guard.name) is None:
+        table.renew()
+    return is_idle(guard) or _fenced_within(table, guard.name, using)
+
+
+def fence(guard: Guard, using: str, reason: str) -> bool:
+    """Fence ``guard`` for rows written on ``using``, before they can be seen; ``False`` if it has no generation.
+
+    To be called after the statement and before its COMMIT. Raises :class:`StoreError` if it fails: then the write
+    must not be committed.
     """
-    table = guard.live.table
-    settle = 2 * LEASE_SECONDS
     try:
-        if connections[using].vendor == "sqlite" and table.connection.alias == using:
-            # One writer at a time, and that is us: only this transaction can change the row.
-            changed = (
-                GuardState.objects.using(using).filter(name=guard.name).exclude(active="", standby="", building="")
-            )
-            if changed.update(
-                status=FENCED, building="", version=F("version") + 1, fenced_at=timezone.now(), reason=reason[:200]
-            ):
-                table.say_fenced(guard.name, reason)
-                transaction.on_commit(lambda: table.sleep(settle), using=using)
-        else:
-            table.fence(guard.name, reason)
-            table.sleep(settle)
+        table = _table(guard)
+        with writing(guard, using):
+            if needs_nothing(guard, using):
+                return not is_idle(guard)
+            state = table.lease(guard.name)
+            if state is not None and state.status == FENCED and not state.building:
+                _heed(guard, state)  # whatever is built next waits for us first
+            elif _locks_out(table, using):
+                _fence_within(table, guard.name, using, reason)
+            else:
+                table.fence(guard.name, reason)
+                table.sleep(SETTLE_SECONDS)
     except DatabaseError as error:
         raise StoreError(
             f"{guard.name}: a row could not be added to its filter, nor could the filter be taken out of use; the "
             "write is refused, for the row might be answered 404"
         ) from error
+    return True
+
+
+def part_with_standby(guard: Guard, using: str, seen: State) -> bool:
+    """Take the kept standby out of the row, so that an add which did not reach it may count; ``False`` if that fails.
+
+    Whoever wants to go back to it compares and sets the row's version: either our add is known to it, or we hear of it.
+    """
+    table = _table(guard)
+    if _locks_out(table, using):
+        return False  # it could be done by this transaction alone, and undone with it after others have relied on it
+    try:
+        return table.swap(seen, standby="", standby_until=None) is not None
+    except DatabaseError:
+        return False
+
+
+def _heed(guard: Guard, state: State) -> None:
+    try:
+        guard.live.heed_fence(state)
+    except ConfigurationError:
+        _table(guard).sleep(SETTLE_SECONDS)
+
+
+def _table(guard: Guard) -> StateTable:
+    try:
+        return guard.live.table
+    except ConfigurationError:  # a guard that cannot work now may have a filter from before
+        return states.table
+
+
+def _locks_out(table: StateTable, using: str) -> bool:
+    return connections[using].vendor == "sqlite" and table.connection.alias == using
+
+
+def _pending(using: str) -> list[_Settle]:
+    """The fences of the open transaction."""
+    hooks: list[Any] = connections[using].run_on_commit
+    return [hook[1] for hook in hooks if isinstance(hook[1], _Settle)] if hooks else []
+
+
+def _fenced_within(table: StateTable, name: str, using: str) -> bool:
+    """Whether the open transaction fences the guard, and no savepoint has taken that back since."""
+    if all(fence.name != name for fence in _pending(using)):
+        return False
+    # Hooks know of `atomic` alone, and outlive a savepoint that was rolled back by hand: the row does not.
+    now = table.visible_to(using).get(name)
+    return now is not None and now.status == FENCED and not now.building
+
+
+def _committed(table: StateTable, using: str) -> Rows:
+    """The state rows by the writer's connection, as everybody else has them."""
+    return table.visible_to(using) | {fence.name: fence.before for fence in _pending(using)}
+
+
+def _fence_within(table: StateTable, name: str, using: str, reason: str) -> None:
+    before = _committed(table, using).get(name) or State(name)
+    GuardState.objects.using(using).filter(name=name).update(version=F("version") + 1, **table.fencing(reason))
+    table.say_fenced(name, reason)
+    transaction.on_commit(_Settle(table, name, before), using=using)
+    hooks: list[Any] = connections[using].run_on_commit
+    if hooks:  # before any other hook can tell of the commit; without a transaction it has been called already
+        last = hooks.pop()
+        others = [hook for hook in hooks if not (isinstance(hook[1], _Settle) and hook[1].name == name)]
+        hooks[:] = [last, *others]

@@ -15,9 +15,11 @@ from django.db import DatabaseError
 from django.db.models import Model
 from django.db.models.signals import post_save
 
-from ..exceptions import ConfigurationError
+from ..exceptions import ConfigurationError, StoreError
 from ..guards import Guard, registry
 from ..keys import OutOfRange, Unkeyable
+from . import fencing
+from .links import link
 
 logger = logging.getLogger("bloomguard")
 
@@ -54,10 +56,22 @@ def _add(guard: Guard, instance: Model, using: str, update_fields: frozenset[str
     """Add the row's key to the guard's filter, or fence the guard if that cannot be proved."""
     try:
         # A row that comes back by a save of other columns has the key that is stored, whatever its attribute says.
-        proved = _proved(guard, instance, using, stored=bool(guard.alive) and not _wrote_key(guard, update_fields))
-        if not proved:
-            guard.live.table.fence(guard.name, "a saved row could not be added to its filter")
-    except (DatabaseError, ConfigurationError) as error:
+        stored = bool(guard.alive) and not _wrote_key(guard, update_fields)
+        with fencing.writing(guard, using):
+            proved = _proved(guard, instance, using, stored=stored)
+    except DatabaseError:  # it may have ended the writer's transaction, who has to know
+        _fence(guard, using)
+        raise
+    except Exception:
+        proved = False
+    if not proved:
+        _fence(guard, using)
+
+
+def _fence(guard: Guard, using: str) -> None:
+    try:
+        fencing.fence(guard, using, "a saved row could not be added to its filter")
+    except (StoreError, ConfigurationError) as error:
         logger.critical(
             "bloomguard could neither add a saved row to the filter of %s nor fence it; run rebuild_filter: %s",
             guard.name,
@@ -79,27 +93,13 @@ def _proved(guard: Guard, instance: Model, using: str, *, stored: bool) -> bool:
     if isinstance(instance, guard.model):
         where = {"pk": getattr(instance, guard.model._meta.pk.attname)}
     else:
-        where = {_link(guard.model, type(instance)): instance.pk}
+        where = {link(guard.model, type(instance)): instance.pk}
     for values in guard.model._base_manager.using(using).filter(**where).values_list(*guard.attnames):
         # No value, or one that no request converts to: nobody can look it up.
         with suppress(Unkeyable, OutOfRange):
             if not guard.add(values[0] if len(values) == 1 else values):
                 return False
     return True
-
-
-def _link(model: type[Model], saved: type[Model]) -> str:
-    """The look-up from ``model`` to the primary key of ``saved``, a parent of it or what its proxy stands for."""
-    parent = saved._meta.concrete_model
-    if parent is None or not issubclass(model, parent) or model._meta.concrete_model is parent:
-        return "pk"
-    path = []
-    for step in model._meta.get_base_chain(parent):
-        link = model._meta.get_ancestor_link(step)
-        if link is not None:  # none where a proxy stands between
-            path.append(link.name)
-        model = step
-    return "__".join(path)
 
 
 def connect() -> None:

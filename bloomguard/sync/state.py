@@ -10,16 +10,17 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
-from django.db import DatabaseError, InterfaceError
+from django.db import DatabaseError, InterfaceError, connections
 from django.utils import timezone
 
 from ..forks import after_fork
 from ..models import GuardState
-from .connection import StateConnection
+from .connection import StateConnection, is_locked
 
 logger = logging.getLogger("bloomguard")
 
@@ -42,8 +43,15 @@ class State:
     standby: str = ""
     building: str = ""
     builder: str = ""
-    #: When it was fenced, as the database gives it: tells one fence from another, and is no time to reckon with.
+    host: str = ""
+    #: Both as the database gives them, and no times to reckon with: which fence it is, and whether the standby is kept.
     fenced_at: Any = field(default=None, compare=False)
+    standby_until: Any = field(default=None, compare=False)
+
+    @property
+    def kept(self) -> str:
+        """The standby if it is kept for a roll-back: complete, written to, and asked by nobody any more."""
+        return self.standby if self.standby_until else ""
 
     @property
     def generations(self) -> tuple[str, ...]:
@@ -52,6 +60,13 @@ class State:
 
 
 _COLUMNS = tuple(field.name for field in fields(State))
+Rows = dict[str, State]
+
+
+class _Within(threading.local):
+    """What this thread reads the rows by just now, if not by the connection of their own."""
+
+    read: Callable[[], Rows] | None = None
 
 
 class StateTable:
@@ -64,6 +79,7 @@ class StateTable:
         self._copy: tuple[float, dict[str, State]] = (float("-inf"), {})
         self._failed_at = float("-inf")
         self._lock = threading.Lock()
+        self._within = _Within()
         after_fork(self._after_fork)
 
     def _after_fork(self) -> None:
@@ -87,11 +103,13 @@ class StateTable:
         With ``after``, a copy asked for later than that moment will do; without, any that may be relied on. A failure
         is not tried again for as long as a lease lasts, so a database in trouble gets no storm from here.
         """
+        if self._within.read is not None:
+            return self._renew_within(self._within.read, after)
         if not self._lock.acquire(timeout=_RENEWAL_PATIENCE):
             return False
         try:
             now = self.clock()
-            if self.read_at > after if after is not None else now - self.read_at < LEASE_SECONDS:
+            if self._is_fresh(now, after):
                 return True
             if now - self._failed_at < LEASE_SECONDS:
                 return False
@@ -100,12 +118,36 @@ class StateTable:
             except (DatabaseError, InterfaceError) as error:
                 if self._failed_at == float("-inf"):
                     logger.warning("bloomguard cannot read its state rows, so every guard passes: %s", error)
-                self._failed_at = now
+                self._failed_at = self.clock()  # the failure itself may have taken longer than a lease
                 return False
             self._failed_at = float("-inf")
             return True
         finally:
             self._lock.release()
+
+    def _is_fresh(self, now: float, after: float | None) -> bool:
+        return self.read_at > after if after is not None else now - self.read_at < LEASE_SECONDS
+
+    @contextmanager
+    def reading_by(self, read: Callable[[], Rows]) -> Iterator[None]:
+        """In this block and thread the rows are read by ``read``: by a writer that locks all others out.
+
+        It gives the committed rows, and raises :class:`DatabaseError`.
+        """
+        before, self._within.read = self._within.read, read
+        try:
+            yield
+        finally:
+            self._within.read = before
+
+    def _renew_within(self, read: Callable[[], Rows], after: float | None) -> bool:
+        now = self.clock()
+        if not self._is_fresh(now, after):
+            try:
+                self._copy = now, read()
+            except DatabaseError:
+                return False
+        return True
 
     def current(self, name: str) -> State:
         """The row as it is in the database now; raises :class:`DatabaseError`."""
@@ -120,13 +162,34 @@ class StateTable:
         self._failed_at = float("-inf")
         self.connection.close()
 
-    def _read(self) -> dict[str, State]:
+    def visible_to(self, using: str) -> Rows:
+        """The rows as ``using``, this thread's connection to the same SQLite file, has them just now.
+
+        It may be inside a transaction, or in the middle of a scan. Raises :class:`DatabaseError`.
+        """
+        connection: Any = connections[using]
+        with connection.wrap_database_errors:
+            try:
+                # Past Django's cursor: this is no query of the project's, to be counted or logged as one.
+                found = connection.connection.execute(self.query).fetchall()
+            except connection.Database.Error as error:
+                if "no such table" in str(error):
+                    return {}  # not migrated yet
+                raise
+        return {row[0]: State(*row) for row in found}
+
+    @property
+    def query(self) -> str:
+        """The statement that reads all rows, each a :class:`State`."""
         quote = self.connection.quote
         columns = ", ".join(map(quote, _COLUMNS))
+        return f"SELECT {columns} FROM {quote(GuardState._meta.db_table)}"  # noqa: S608
+
+    def _read(self) -> Rows:
         try:
-            rows, _ = self.connection.execute(f"SELECT {columns} FROM {quote(GuardState._meta.db_table)}")  # noqa: S608
-        except DatabaseError:
-            if self.connection.has_table(GuardState._meta.db_table):
+            rows, _ = self.connection.execute(self.query)
+        except DatabaseError as error:
+            if is_locked(error) or self.connection.has_table(GuardState._meta.db_table):
                 raise
             return {}  # not migrated yet: no rows, no generations, nothing to guard
         return {row[0]: State(*row) for row in rows}
@@ -176,14 +239,23 @@ class StateTable:
         )
 
     def fence(self, name: str, reason: str) -> None:
-        """Stop every process from answering ABSENT, at the latest one lease from now; raises :class:`DatabaseError`."""
+        """Stop every process from answering ABSENT, at the latest one lease from now; raises :class:`DatabaseError`.
+
+        The standby goes with it: adds that a fenced row names no generation for are missing there too.
+        """
         while True:
             seen = self.current(name)
             if not seen.generations or (seen.status == FENCED and not seen.building):
                 return
-            if self.swap(seen, status=FENCED, building="", fenced_at=timezone.now(), reason=reason[:200]):
+            if self.swap(seen, **self.fencing(reason)):
                 self.say_fenced(name, reason)
                 return
+
+    @staticmethod
+    def fencing(reason: str) -> dict[str, Any]:
+        """What a fence changes in the row, but for its version."""
+        nothing = {"standby": "", "standby_until": None, "building": ""}
+        return {**nothing, "status": FENCED, "fenced_at": timezone.now(), "reason": reason[:200]}
 
     @staticmethod
     def say_fenced(name: str, reason: str) -> None:

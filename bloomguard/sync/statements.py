@@ -3,43 +3,53 @@
 The order is statement -> add -> COMMIT: before the commit nobody else sees the row, after it every filter has it, and
 a rollback leaves one harmless false positive. Signals cannot give that: they know nothing of ``bulk_create``,
 ``QuerySet.update`` or historical models, and under autocommit ``post_save`` comes after the COMMIT. So the compilers
-that insert and update are wrapped; a statement on a table without a guard costs one dictionary look-up.
+that insert and update are wrapped; a statement of a model without a guard costs one dictionary look-up.
+
+Keys are taken from what ``RETURNING`` tells, or from the instances where those certainly hold what is stored; else the
+rows are read back. What nobody can tell fences the guard.
 
 Deletes need nothing here: every filter forgets at the next build.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from functools import wraps
-from typing import Any
+import threading
+from collections.abc import Callable, Sequence
+from functools import lru_cache, partial, wraps
+from typing import Any, NamedTuple
 
 from django.core.exceptions import EmptyResultSet
-from django.db import transaction
+from django.db import DatabaseError, models, transaction
+from django.db.models.constants import OnConflict
 from django.db.models.sql import compiler as compilers
-from django.db.models.sql.constants import NO_RESULTS
 
-from ..guards import Guard, registry
+from ..guards import Guard
 from ..keys import OutOfRange, Unkeyable
 from . import fencing
+from .watches import Fields, Watch, watching
 
 Execute = Callable[..., Any]
+Values = Sequence[tuple[Any, ...]]
 
-_guards_of: dict[str, tuple[Guard, ...]] = {}
-_version = -1
+#: How many rows are read back by one query: below every database's limit of parameters.
+_PAGE = 500
 
 
-def guards_of(table: str) -> tuple[Guard, ...]:
-    """The guards whose keys, or whose living rows, depend on ``table``."""
-    global _version
-    if _version != registry.version:
-        _guards_of.clear()
-        for guard in registry:
-            if guard.sync == "statements":
-                for each in guard.tables:
-                    _guards_of[each] = (*_guards_of.get(each, ()), guard)
-        _version = registry.version
-    return _guards_of.get(table, ())
+class _Running(threading.local):
+    """The table that this thread's compiled statement writes: its SQL is not raw."""
+
+    table: str | None = None
+
+
+running = _Running()
+
+
+class Told(NamedTuple):
+    """What is known of the rows that a statement wrote. ``stored``: by the database, not by the instances."""
+
+    values: Values
+    link: str
+    stored: bool
 
 
 def connect() -> None:
@@ -53,73 +63,116 @@ def connect() -> None:
             update.execute_returning_sql = _returning(update.execute_returning_sql)
 
 
+def _run(execute: Execute, compiler: Any, *arguments: Any) -> Any:
+    outer, running.table = running.table, compiler.query.model._meta.db_table
+    try:
+        return execute(compiler, *arguments)
+    finally:
+        running.table = outer
+
+
+# -- INSERT
+
+
 def _inserting(execute: Execute) -> Execute:
     @wraps(execute)
     def execute_sql(self: Any, returning_fields: Any = None) -> Any:
-        guards = guards_of(self.query.get_meta().db_table)
-        if not guards:
+        watches = watching(self.query.model)
+        if not watches:
             return execute(self, returning_fields)
+        asked = list(returning_fields or ())
         with transaction.atomic(using=self.using, savepoint=False):
-            wanted = list(returning_fields or ())
-            primary_key = self.query.get_meta().pk
-            many = self.connection.features.can_return_rows_from_bulk_insert
-            if (
-                primary_key not in self.query.fields
-                and primary_key not in wanted
-                and (many or len(self.query.objs) == 1)
-            ):
-                wanted.append(primary_key)  # asked for by us alone: `ignore_conflicts` does not tell its keys
+            returned = [*asked, *_more_to_return(self, watches, asked)]
             # A single row that `ignore_conflicts` left out is returned as None.
-            rows = [row for row in execute(self, wanted or None) if row is not None]
-            for guard in guards:
-                _add(guard, self.using, _inserted(guard, self, wanted, rows))
-        asked = len(returning_fields or ())
-        return [row[:asked] for row in rows] if asked else []
+            rows = [row for row in _run(execute, self, returned or None) if row is not None]
+            for watch in watches:
+                _add(watch, self.using, lambda watch: _inserted(watch, self, returned, rows))
+        if len(returned) == len(asked):
+            return rows
+        return [row[: len(asked)] for row in rows] if asked else []
 
     return execute_sql
 
 
-def _inserted(guard: Guard, compiler: Any, returned: Sequence[Any], rows: Sequence[Any]) -> Iterable[Any] | None:
-    """The guard's values of the rows that were inserted; ``None`` if nobody can say what they are."""
-    written = {field.attname for field in compiler.query.fields}
-    column = {field.attname: index for index, field in enumerate(returned)}
-    if all(name in column for name in guard.attnames):
-        return [_one(tuple(row[column[name]] for name in guard.attnames)) for row in rows]
-    found = []
-    for index, instance in enumerate(compiler.query.objs):
-        row = rows[index] if len(rows) == len(compiler.query.objs) else None
-        values = []
-        for name in guard.attnames:
-            value = row[column[name]] if row is not None and name in column else getattr(instance, name, None)
-            if hasattr(value, "resolve_expression"):
-                return _stored(guard, compiler, returned, rows)
-            if value is None and name not in written:
-                return _stored(guard, compiler, returned, rows)
-            values.append(value)
-        found.append(_one(tuple(values)))
-    return found
+def _more_to_return(compiler: Any, watches: Sequence[Watch], asked: Sequence[Any]) -> list[Any]:
+    """The fields that have to be asked for besides: whose values the instances do not tell, for guards in use."""
+    more: list[Any] = []
+    if _returns(compiler):
+        for watch in watches:
+            if watch.fields is None or fencing.is_idle(watch.guard) or _instances_tell(compiler.query, watch.fields):
+                continue
+            more += [field for field in watch.fields if field not in asked and field not in more]
+    return more if _converts(compiler, more) else []
 
 
-def _stored(guard: Guard, compiler: Any, returned: Sequence[Any], rows: Sequence[Any]) -> Iterable[Any] | None:
-    """The same, read back by primary key: the database worked a value out by itself."""
-    primary_key = compiler.query.get_meta().pk
-    if primary_key in returned and rows:
-        keys = [row[list(returned).index(primary_key)] for row in rows]
-    else:
-        keys = [getattr(instance, primary_key.attname, None) for instance in compiler.query.objs]
-        if any(key is None or hasattr(key, "resolve_expression") for key in keys):
-            return None
-    return _by_primary_key(guard, compiler.using, keys)
+def _returns(compiler: Any) -> bool:
+    features = compiler.connection.features
+    if len(compiler.query.objs) == 1:
+        return bool(features.can_return_columns_from_insert)
+    return bool(features.can_return_columns_from_insert and features.can_return_rows_from_bulk_insert)
+
+
+def _converts(compiler: Any, fields: Sequence[Any]) -> bool:
+    """Django 5 stumbles over converting the one row that `ignore_conflicts` left out."""
+    if compiler.query.on_conflict != OnConflict.IGNORE or len(compiler.query.objs) > 1:
+        return True
+    return not compiler.get_converters([field.get_col(compiler.query.model._meta.db_table) for field in fields])
+
+
+def _inserted(watch: Watch, compiler: Any, returned: Sequence[Any], rows: Values) -> Told | None:
+    """What is known of the rows inserted; ``None`` if it is not enough to have their keys."""
+    for fields, link in ((watch.fields, watch.link), (watch.primary_key, watch.link or "pk")):
+        if fields is None:
+            continue
+        if all(field in returned for field in fields) and (rows or _returns(compiler)):
+            places = [list(returned).index(field) for field in fields]
+            if all(len(row) > max(places) for row in rows):  # some databases tell the last ID and nothing else
+                return Told([tuple(row[place] for place in places) for row in rows], link, stored=True)
+        if _instances_tell(compiler.query, fields):
+            names = [field.attname for field in fields]
+            values = [tuple(getattr(instance, name) for name in names) for instance in compiler.query.objs]
+            return Told(values, link, stored=False)
+    return None
+
+
+def _instances_tell(query: Any, fields: Fields) -> bool:
+    """Whether the instances hold, for each of ``fields``, what is stored in the rows that are new."""
+    if query.on_conflict == OnConflict.UPDATE:
+        return False  # the row that is changed may have another key than the one that was to be inserted
+    if not all(_is_plain(field) and field in query.fields for field in fields):
+        return False
+    return not any(
+        hasattr(getattr(instance, field.attname), "resolve_expression") for instance in query.objs for field in fields
+    )
+
+
+@lru_cache(maxsize=1000)
+def _is_plain(field: Any) -> bool:
+    """Whether a field stores what an instance holds, or what ``to_python`` makes of it."""
+    if isinstance(field, models.DecimalField):
+        return False  # it rounds
+    methods = (getattr(field, name) for name in ("pre_save", "get_prep_value", "get_db_prep_value", "get_db_prep_save"))
+    return all(method.__module__.startswith("django.") for method in methods)
+
+
+# -- UPDATE
 
 
 def _updating(execute: Execute) -> Execute:
     @wraps(execute)
     def execute_sql(self: Any, result_type: Any) -> Any:
-        guards = _touched(self.query)
-        if not guards:
+        watches = watching(self.query.model)
+        if not watches:
             return execute(self, result_type)
+        touched = _touched(watches, self.query)
+        if not touched:
+            return _run(execute, self, result_type)
         with transaction.atomic(using=self.using, savepoint=False):
-            return _update(self, guards, result_type)
+            if all(fencing.is_idle(watch.guard) for watch in touched):
+                changed = _run(execute, self, result_type)
+                _add_all(touched, self.using, lambda watch: None)
+                return changed
+            return _update(self, touched, result_type)
 
     return execute_sql
 
@@ -127,98 +180,155 @@ def _updating(execute: Execute) -> Execute:
 def _returning(execute: Execute) -> Execute:
     @wraps(execute)
     def execute_returning_sql(self: Any, returning_fields: Any) -> Any:
-        guards = _touched(self.query)
-        if not guards or not returning_fields or not self.connection.features.can_return_rows_from_update:
+        touched = _touched(watching(self.query.model), self.query)
+        if not touched or not returning_fields or not self.connection.features.can_return_rows_from_update:
             return execute(self, returning_fields)
         with transaction.atomic(using=self.using, savepoint=False):
-            primary_key = self.query.get_meta().pk
-            rows = execute(self, [*returning_fields, primary_key])
-            for guard in guards:
-                _add(guard, self.using, _by_primary_key(guard, self.using, [row[-1] for row in rows]))
-        return [row[:-1] for row in rows]
+            returned = [*returning_fields, *(field for field in _told_of(touched) if field not in returning_fields)]
+            rows = _run(execute, self, returned)
+            _add_all(touched, self.using, lambda watch: _updated(watch, returned, rows))
+        return [row[: len(returning_fields)] for row in rows]
 
     return execute_returning_sql
 
 
-def _touched(query: Any) -> list[Guard]:
-    """The guards for which an UPDATE can bring up a new key: it sets the key, or what decides who is alive."""
-    guards = guards_of(query.get_meta().db_table)
-    if not guards:
+def _touched(watches: Sequence[Watch], query: Any) -> list[Watch]:
+    """Those for which an UPDATE can bring up a new key: it sets the key, or what decides who is alive."""
+    if not watches:
         return []
-    names = {field.attname for field, _, _ in query.values} | {field.name for field, _, _ in query.values}
-    return [guard for guard in guards if not names.isdisjoint((*guard.attnames, *guard.alive_fields))]
+    written = {field.column for field, _, _ in query.values}
+    return [watch for watch in watches if not written.isdisjoint(watch.columns)]
 
 
-def _update(compiler: Any, guards: Sequence[Guard], result_type: Any) -> Any:
+def _told_of(watches: Sequence[Watch]) -> list[Any]:
+    return list(dict.fromkeys(field for watch in watches for field in watch.fields or ()))
+
+
+def _updated(watch: Watch, returned: Sequence[Any], rows: Values) -> Told | None:
+    if watch.fields is None:
+        return None
+    places = [list(returned).index(field) for field in watch.fields]
+    return Told([tuple(row[place] for place in places) for row in rows], watch.link, stored=True)
+
+
+def _update(compiler: Any, watches: Sequence[Watch], result_type: Any) -> int:
     """Do what the compiler's own method does, and learn which rows it changed.
 
     ``RETURNING`` tells exactly. Where the database has none, the rows are locked first and looked up afterwards.
     """
-    keys: list[Any] = []
-    changed: int | None = None
     try:
         sql, parameters = compiler.as_sql()
     except EmptyResultSet:
         sql = ""
+    changed: int | None = None
     if sql:
-        connection, primary_key = compiler.connection, compiler.query.get_meta().pk
-        with connection.cursor() as cursor:
-            if connection.features.can_return_columns_from_insert and connection.vendor in ("postgresql", "sqlite"):
-                column = connection.ops.quote_name(primary_key.column)
-                cursor.execute(f"{sql} RETURNING {column}", parameters)
-                rows = cursor.fetchall()
-                columns = [primary_key.get_col(compiler.query.get_meta().db_table)]
-                converters = compiler.get_converters(columns)
-                if converters:
-                    rows = list(compiler.apply_converters(rows, converters))
-                keys = [row[0] for row in rows]
-                changed = len(keys)
-            else:
-                keys = _locked(compiler)
-                cursor.execute(sql, parameters)
-                changed = cursor.rowcount
-        for guard in guards:
-            _add(guard, compiler.using, _by_primary_key(guard, compiler.using, keys))
+        connection = compiler.connection
+        if connection.vendor in ("postgresql", "sqlite") and connection.features.can_return_columns_from_insert:
+            returned = _told_of(watches)
+            rows = _run(_execute_returning, compiler, sql, parameters, returned)
+            changed = len(rows) if returned else rows
+            _add_all(watches, compiler.using, lambda watch: _updated(watch, returned, rows))
+        else:
+            keys = _locked(compiler)
+            changed = _run(_execute_returning, compiler, sql, parameters, [])
+            _add_all(watches, compiler.using, lambda watch: _looked_up(watch, compiler.query, keys))
     for query in compiler.query.get_related_updates():
         related = query.get_compiler(compiler.using).execute_sql(result_type)
         changed = related if changed is None and related else changed
-    return None if result_type == NO_RESULTS else changed or 0
+    return changed or 0
 
 
-def _locked(compiler: Any) -> list[Any]:
+def _execute_returning(compiler: Any, sql: str, parameters: Any, returned: Sequence[Any]) -> Any:
+    """The rows returned; if nothing is to be, how many there are."""
+    quote, table = compiler.connection.ops.quote_name, compiler.query.model._meta.db_table
+    with compiler.connection.cursor() as cursor:
+        if not returned:
+            cursor.execute(sql, parameters)
+            return cursor.rowcount
+        names = ", ".join(f"{quote(table)}.{quote(field.column)}" for field in returned)
+        cursor.execute(f"{sql} RETURNING {names}", parameters)
+        rows = cursor.fetchall()
+    converters = compiler.get_converters([field.get_col(table) for field in returned])
+    return list(compiler.apply_converters(rows, converters)) if converters else rows
+
+
+def _locked(compiler: Any) -> Values:
     """The primary keys of the rows that an UPDATE will change, locked so that it changes no others."""
-    rows = compiler.query.model._base_manager.using(compiler.using).select_for_update()
+    model = compiler.query.model
+    rows: Any = models.QuerySet(model, using=compiler.using).select_for_update()
     rows.query.where = compiler.query.where
-    return list(rows.order_by().values_list("pk", flat=True))
+    return list(rows.order_by().values_list(*(field.attname for field in model._meta.pk_fields)))
 
 
-def _by_primary_key(guard: Guard, using: str, keys: Sequence[Any]) -> list[Any]:
-    """The guard's values of the rows with these primary keys, which parents and children share, as they are now."""
-    rows = guard.model._base_manager.using(using)
-    found: list[Any] = []
-    step = 500  # below every database's limit of parameters
-    for start in range(0, len(keys), step):
-        some = rows.filter(pk__in=keys[start : start + step]).values_list(*guard.attnames)
-        found += [_one(values) for values in some]
-    return found
+def _looked_up(watch: Watch, query: Any, keys: Values) -> Told | None:
+    if watch.primary_key is None or any(field in watch.primary_key for field, _, _ in query.values):
+        return None
+    return Told(keys, watch.link or "pk", stored=True)
 
 
-def _one(values: tuple[Any, ...]) -> Any:
-    return values[0] if len(values) == 1 else values
+# -- after the statement, before the COMMIT
 
 
-def _add(guard: Guard, using: str, values: Iterable[Any] | None) -> None:
-    """Add the rows' keys before they are committed; what cannot be proved fences the guard."""
-    if values is None:
-        fencing.fence(guard, using, "rows were written whose keys the database did not tell")
-        return
-    keys = []
-    for value in values:
-        try:
-            keys.append(guard.keys.key(value))
-        except (Unkeyable, OutOfRange):
-            if value is not None and not (isinstance(value, tuple) and None in value):
-                fencing.fence(guard, using, "a row was written whose key cannot be made")
+def _add_all(watches: Sequence[Watch], using: str, tell: Callable[[Watch], Told | None]) -> None:
+    for watch in watches:
+        _add(watch, using, tell)
+
+
+def _add(watch: Watch, using: str, tell: Callable[[Watch], Told | None]) -> None:
+    """Add the keys of the rows just written; what cannot be proved fences the guard.
+
+    Whatever goes wrong with the filter, the write goes on: only a query that fails is the writer's own trouble, for it
+    may have ended the transaction.
+    """
+    try:
+        with fencing.writing(watch.guard, using):
+            if fencing.needs_nothing(watch.guard, using):
                 return
-    if keys and not guard.live.add(keys):
-        fencing.fence(guard, using, "a written row could not be added to its filter")
+            problem = _problem(watch, using, tell(watch))
+    except DatabaseError:
+        raise
+    except Exception as error:
+        problem = f"adding a written row failed with {type(error).__name__}"
+    if problem:
+        fencing.fence(watch.guard, using, problem)
+
+
+def _problem(watch: Watch, using: str, told: Told | None) -> str:
+    """Add the keys; why that could not be proved, or nothing."""
+    guard = watch.guard
+    if told is not None and told.link:
+        told = _read_back(watch, using, told)
+    if told is None:
+        return "rows were written whose keys the database did not tell"
+    keys = []
+    for value in told.values:
+        try:
+            keys.append(guard.keys.key(value[0] if len(value) == 1 else value))
+        except Unkeyable:
+            if not told.stored and None not in value:  # what is stored and has no key, nobody can look up
+                return "a row was written whose key cannot be made"
+        except OutOfRange:
+            return "a row was written whose key cannot be made"
+    if keys and not guard.live.add(keys, partial(fencing.part_with_standby, guard, using)):
+        return "a written row could not be added to its filter"
+    return ""
+
+
+def _read_back(watch: Watch, using: str, told: Told) -> Told | None:
+    """The guard's values of its rows with these links, as they are now."""
+    if not watch.historical:
+        return Told(_rows(watch.guard, using, told), "", stored=True)
+    try:
+        with transaction.atomic(using=using):  # in the middle of a migration a column may be missing
+            return Told(_rows(watch.guard, using, told), "", stored=True)
+    except DatabaseError:
+        return None
+
+
+def _rows(guard: Guard, using: str, told: Told) -> Values:
+    rows: Any = models.QuerySet(guard.model, using=using).order_by()
+    keys = [value[0] if len(value) == 1 else value for value in told.values if None not in value]
+    found: list[tuple[Any, ...]] = []
+    for start in range(0, len(keys), _PAGE):
+        found += rows.filter(**{f"{told.link}__in": keys[start : start + _PAGE]}).values_list(*guard.attnames)
+    return found

@@ -15,6 +15,8 @@ from django.views.generic.detail import SingleObjectMixin
 from rest_framework import generics, permissions, routers, serializers, viewsets
 from rest_framework.renderers import JSONRenderer
 
+from bloomguard.decorators import guarded
+
 from .models import Article, Bargain, Place, Product
 
 
@@ -187,11 +189,9 @@ def product(request, pk):
     return HttpResponse(f"product {get_object_or_404(Product, pk=pk).pk}")
 
 
-class RouterWithoutFront(routers.SimpleRouter):
-    pass
+guarded_product = guarded("auto", arg="number")(lambda request, number: product(request, number))
 
-
-router = RouterWithoutFront()
+router = routers.SimpleRouter()
 router.register("viewset", RestViewSet)
 router.register("reader", RestReader, basename="reader")
 
@@ -221,6 +221,8 @@ urlpatterns = [
     path("like/<int:pk>/", LikeProduct.as_view(), name="like"),
     path("wrapped/<int:pk>/", never_cache(ProductDetail.as_view()), name="wrapped"),
     path("function/<int:pk>/", product, name="function"),
+    path("guarded/<int:number>/", guarded_product, name="guarded"),
+    path("topped/<int:number>/", never_cache(guarded_product), name="topped"),
     path("private/<int:pk>/", Private.as_view(), name="private"),
     path("permitted/<int:pk>/", Permitted.as_view(), name="permitted"),
     path("decorated/<int:pk>/", Decorated.as_view(), name="decorated"),

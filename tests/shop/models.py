@@ -5,6 +5,7 @@ from __future__ import annotations
 import uuid
 
 from django.db import models
+from django.db.models import functions
 
 from bloomguard.managers import GuardedManager
 
@@ -70,3 +71,50 @@ class Diary(models.Model):
     """Looked up by date."""
 
     day = models.DateField(unique=True)
+
+
+class Ticket(models.Model):
+    """Looked up by a primary key of two columns."""
+
+    pk = models.CompositePrimaryKey("event", "number")
+    event = models.IntegerField()
+    number = models.IntegerField()
+    note = models.CharField(max_length=20, default="")
+
+
+class Labelled(models.Model):
+    """The first parent of :class:`Exhibit`."""
+
+    label_id = models.BigAutoField(primary_key=True)
+    label = models.CharField(max_length=50, default="")
+
+
+class Shelved(models.Model):
+    """The second parent of :class:`Exhibit`, whose rows have primary keys of their own."""
+
+    shelf_id = models.BigAutoField(primary_key=True)
+    shelf = models.CharField(max_length=50, default="")
+
+
+class Exhibit(Labelled, Shelved):
+    """A child of two parents."""
+
+    room = models.IntegerField(default=1)
+
+
+class ShoutingField(models.CharField):
+    """Stores something else than what it is given, and does not tell the instance."""
+
+    def pre_save(self, instance, add):
+        return super().pre_save(instance, add).upper()
+
+
+class Tag(models.Model):
+    """What is stored is worked out by a field, by the database, or from another column."""
+
+    shout = ShoutingField(max_length=50, default="")
+    made = models.CharField(max_length=50, db_default="made-by-default")
+    title = models.CharField(max_length=50, default="")
+    lower = models.GeneratedField(
+        expression=functions.Lower("title"), output_field=models.CharField(max_length=50), db_persist=True
+    )

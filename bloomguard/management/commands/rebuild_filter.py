@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
+from argparse import ArgumentTypeError
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import asdict
 from typing import Any
@@ -15,10 +18,13 @@ from tqdm import tqdm
 from ...exceptions import BuilderBusy, ConfigurationError, RebuildError, StoreError
 from ...filters import FilterError
 from ...guards import Guard, registry
+from ...needs import Need, assess
 from ...plans import Plan, Report
-from ...rebuild import Rebuild, run_all
+from ...rebuild import Rebuild, clear_away, roll_back_all, run_all
 
 EX_TEMPFAIL = 75  # sysexits.h: try again later
+
+Say = Callable[[str], object]
 
 
 class Command(BaseCommand):
@@ -26,48 +32,108 @@ class Command(BaseCommand):
 
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument("names", nargs="*", metavar="name", help="guards to build; all of them if none is named")
-        parser.add_argument("--dry-run", action="store_true", help="tell rows, bytes and error rate, and build nothing")
         parser.add_argument("--json", action="store_true", help="print the figures as one JSON object")
+        what = parser.add_mutually_exclusive_group()
+        what.add_argument("--dry-run", action="store_true", help="tell rows, bytes and error rate, and build nothing")
+        what.add_argument("--if-needed", action="store_true", help="build only where there is a reason, and tell it")
+        what.add_argument(
+            "--roll-back", action="store_true", help="return to the filter before, of the guards named, if it was kept"
+        )
+        parser.add_argument(
+            "--max-age", type=_seconds, metavar="AGE", help="with --if-needed: older filters are a reason; 12h, 7d, ..."
+        )
+        parser.add_argument(
+            "--keep-standby",
+            type=_seconds,
+            default=0.0,
+            metavar="TIME",
+            help="keep the filter before, and write to it, for a roll-back within 30m, 1h, ...",
+        )
 
     def handle(self, *args: Any, **options: Any) -> None:
         try:
             guards = [registry[name] for name in dict.fromkeys(options["names"])] or list(registry)
             if not guards:
                 raise CommandError("there is no guard to build: register one in an app's guards.py")
-            figures = self._plans(guards, options) if options["dry_run"] else self._builds(guards, options)
+            if options["max_age"] is not None and not options["if_needed"]:
+                raise CommandError("--max-age says when a rebuild is needed: give it with --if-needed")
+            if options["roll_back"] and not options["names"]:
+                raise CommandError("--roll-back returns to former filters: name the guards")
+            figures = self._figures(guards, options)
         except (ConfigurationError, RebuildError, StoreError, FilterError, DatabaseError) as error:
             raise CommandError(str(error)) from error
         except KeyboardInterrupt:
             raise CommandError("stopped; what was served before is served on", returncode=130) from None
         failed = [outcome for outcome in figures if isinstance(outcome, RebuildError)]
         if options["json"]:
-            self.stdout.write(json.dumps({"guards": [_named(each) for each in figures if each not in failed]}))
+            self.stdout.write(json.dumps({"guards": [each for each in figures if each not in failed]}))
         if failed:
             busy = all(isinstance(error, BuilderBusy) for error in failed)
             raise CommandError("\n".join(map(str, failed)), returncode=EX_TEMPFAIL if busy else 1) from failed[0]
 
-    def _plans(self, guards: list[Guard], options: dict[str, Any]) -> list[Any]:
+    def _figures(self, guards: list[Guard], options: dict[str, Any]) -> list[dict[str, Any] | RebuildError]:
+        """What was planned or done for each guard, or why it was not."""
+        say = self.stdout.write if options["verbosity"] and not options["json"] else _say_nothing
+        if options["dry_run"]:
+            return self._plans(guards, say)
+        if options["roll_back"]:
+            return self._roll_backs(guards, say)
+        if options["if_needed"]:
+            return self._needed(guards, options, say)
+        return self._builds(guards, options, say)
+
+    def _plans(self, guards: list[Guard], say: Say) -> list[dict[str, Any] | RebuildError]:
         plans = [Rebuild(guard).plan() for guard in guards]
-        for plan in plans if options["verbosity"] and not options["json"] else []:
-            self.stdout.write(
+        for plan in plans:
+            say(
                 f"{plan.guard}: about {plan.rows:,} rows; a {plan.kind} filter with room for {plan.capacity:,} at an "
                 f"error rate of {plan.error_rate:g} takes {_size(plan.bytes)} in {_count(plan.shards, 'shard')}"
             )
-        return plans
+        return [_named(plan) for plan in plans]
 
-    def _builds(self, guards: list[Guard], options: dict[str, Any]) -> list[Any]:
+    def _roll_backs(self, guards: list[Guard], say: Say) -> list[dict[str, Any] | RebuildError]:
+        outcomes: list[dict[str, Any] | RebuildError] = []
+        for guard, state in zip(guards, roll_back_all(guards)):
+            if isinstance(state, RebuildError):
+                outcomes.append(state)
+                continue
+            say(f"{guard.name}: the filter before answers again; the one that did is dropped")
+            outcomes.append({"name": guard.name, "generation": state.active})
+        return outcomes
+
+    def _needed(self, guards: list[Guard], options: dict[str, Any], say: Say) -> list[dict[str, Any] | RebuildError]:
+        needs = {guard: assess(guard, options["max_age"]) for guard in guards}
+        for need in needs.values():
+            if need.reasons:
+                say(f"{need.guard} needs a rebuild: {'; '.join(need.reasons)}")
+            else:
+                say(
+                    f"{need.guard} needs no rebuild: {need.rows:,} rows, {need.keys:,} keys, {need.stale_share:.1%} of "
+                    f"them stale, in room for {need.capacity:,}"
+                )
+        clear_away([guard for guard, need in needs.items() if not need.reasons])
+        wanted = [guard for guard, need in needs.items() if need.reasons]
+        built = dict(zip(wanted, self._builds(wanted, options, say)))
+        outcomes: list[dict[str, Any] | RebuildError] = []
+        for guard, need in needs.items():
+            outcome = built.get(guard, {})
+            outcomes.append(outcome if isinstance(outcome, RebuildError) else _named(need) | outcome)
+        return outcomes
+
+    def _builds(self, guards: list[Guard], options: dict[str, Any], say: Say) -> list[dict[str, Any] | RebuildError]:
         quiet = options["verbosity"] == 0
+        keep = options["keep_standby"]
         with ExitStack() as bars:
-            rebuilds = [Rebuild(guard, progress=_Bar(guard, bars, quiet)) for guard in guards]
+            rebuilds = [Rebuild(guard, progress=_Bar(guard, bars, quiet), keep_standby=keep) for guard in guards]
             outcomes = run_all(rebuilds)
-        for report in outcomes if not quiet and not options["json"] else []:
+        for report in outcomes:
             if isinstance(report, Report):
-                self.stdout.write(
+                say(
                     f"{report.guard}: {report.rows:,} rows in a {report.kind} filter of {_size(report.bytes)}, built "
                     f"in {report.seconds:.1f} s after {report.waited_seconds:.1f} s of waiting for writers; error rate "
                     f"{report.error_rate_measured:.4%} now, {report.error_rate:.4%} when full"
                 )
-        return outcomes
+        return [_named(outcome) if isinstance(outcome, Report) else outcome for outcome in outcomes]
 
 
 class _Bar:
@@ -86,7 +152,19 @@ class _Bar:
         self._bar.update(done - self._bar.n)
 
 
-def _named(figures: Plan | Report) -> dict[str, Any]:
+def _say_nothing(text: str) -> None:
+    pass
+
+
+def _seconds(text: str) -> float:
+    """``90s``, ``30m``, ``1h`` or ``7d`` in seconds."""
+    found = re.fullmatch(r"([0-9]{1,9})([smhd])", text)
+    if found is None:
+        raise ArgumentTypeError(f"{text!r} is no time; write a number with s, m, h or d, as in 30m or 1h")
+    return int(found[1]) * {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}[found[2]]
+
+
+def _named(figures: Plan | Report | Need) -> dict[str, Any]:
     found = asdict(figures)
     return {"name": found.pop("guard"), **found}
 

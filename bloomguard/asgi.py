@@ -1,0 +1,96 @@
+"""The front door of an ASGI site.
+
+application = shield(get_asgi_application())
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any
+
+from asgiref.sync import sync_to_async
+
+if TYPE_CHECKING:
+    from .capture import Page
+    from .frontdoor import FrontDoor
+
+Application = Callable[[dict[str, Any], Callable[..., Any], Callable[..., Any]], Awaitable[None]]
+#: What is sent: a start and a body.
+Messages = tuple[dict[str, Any], dict[str, Any]]
+
+
+def shield(application: Application) -> Application:
+    """``application``, with absent IDs of guarded routes answered 404 before Django's request machinery.
+
+    ``application`` is what ``get_asgi_application()`` returns. Raises :class:`ConfigurationError` if it is not. Where
+    the front door has to stay shut (see the docs), which is logged, ``application`` itself comes back. Nothing waits on
+    the event loop: a verdict that needs a database or a network is asked for in a thread.
+    """
+    from .frontdoor import front_door  # needs the apps, which asgi.py loads after its imports
+    from .guards import Guard
+
+    found = front_door(application)
+    if found is None:
+        return application
+    door, methods, absent, decide_now = found, found.methods, found.absent, Guard.decide_now
+    in_thread = sync_to_async(absent, thread_sensitive=False)
+    ready: dict[tuple[Page, str], Messages] = {}
+
+    async def shielded(scope: dict[str, Any], receive: Callable[..., Any], send: Callable[..., Any]) -> None:
+        messages = None
+        if scope["type"] == "http" and (method := scope["method"]) in methods:
+            try:
+                path = scope["path"]
+                if path.isascii() and not scope.get("root_path"):
+                    is_absent = absent(method, path, decide_now)
+                    if is_absent is None:
+                        is_absent = await in_thread(method, path, Guard.decide)
+                    page = _page(door, scope) if is_absent else None
+                    if page is not None:
+                        messages = ready.get((page, method)) or ready.setdefault(
+                            (page, method), _messages(page, method)
+                        )
+            except Exception as error:
+                door.failed(error)
+        if messages is None:
+            await application(scope, receive, send)
+        else:
+            await send(messages[0])
+            await send(messages[1])
+
+    return shielded
+
+
+def _page(door: FrontDoor, scope: dict[str, Any]) -> Page | None:
+    header, secure_value = door.proxy_header or ("", "")
+    forwarded_proto = header.removeprefix("HTTP_").replace("_", "-").lower().encode()
+    host = forwarded_host = None
+    scheme, has_cookie = scope.get("scheme", "http"), False
+    for name, value in scope["headers"]:
+        if name == b"host":
+            if host is not None:
+                return None
+            host = value
+        elif name == b"cookie":
+            has_cookie = True
+        elif name == b"x-forwarded-host":
+            if forwarded_host is not None:
+                return None
+            forwarded_host = value
+        elif name == forwarded_proto:
+            told = value.decode("latin-1").split(",", 1)[0].strip()
+            scheme = "https" if told == secure_value else "http"
+    if door.takes_forwarded_host and forwarded_host is not None:
+        host = forwarded_host
+    if host is None:
+        return None
+    return door.page(host.decode("latin-1"), scheme == "https", has_cookie)
+
+
+def _messages(page: Page, method: str) -> Messages:
+    headers = [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in page.headers]
+    body = b"" if method == "HEAD" else page.body
+    return (
+        {"type": "http.response.start", "status": 404, "headers": headers},
+        {"type": "http.response.body", "body": body},
+    )

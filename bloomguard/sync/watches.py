@@ -1,0 +1,130 @@
+"""Which guards mind the rows of a table, and what has to be known of such a row to have its key."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from django.apps import apps
+from django.core.exceptions import FieldDoesNotExist
+from django.db.models import Model
+from django.db.models.sql import Query
+
+from ..exceptions import ConfigurationError
+from ..guards import Guard, registry
+from .links import link
+
+Fields = tuple[Any, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Watch:
+    """What a statement of one model has to tell one guard.
+
+    ``fields`` are the statement's own whose values have to be known of every row; ``None`` where its model lacks one,
+    as a migration's may. They are the key itself if ``link`` is empty; else the guard's rows are found by it, the
+    look-up to those values. ``primary_key`` are the fields to find them by where the key is not told. An UPDATE of none
+    of the ``columns`` can bring up no new key. ``historical``: the table may lack what the guard's model has.
+    """
+
+    guard: Guard
+    fields: Fields | None
+    link: str
+    primary_key: Fields | None
+    columns: frozenset[str]
+    historical: bool
+
+
+_tables: dict[str, tuple[Guard, ...]] = {}
+_watches: dict[type[Model], tuple[Watch, ...]] = {}
+_version = -1
+
+
+def watching(model: type[Model]) -> tuple[Watch, ...]:
+    """The watches on statements of ``model``; one look-up in a dictionary after the first time."""
+    if _version != registry.version:
+        _renew()
+    found = _watches.get(model)
+    if found is None:
+        found = _of(model)
+        if model._meta.apps is apps:  # others come and go with their migration
+            _watches[model] = found
+    return found
+
+
+def guarded_tables() -> dict[str, tuple[Guard, ...]]:
+    """The guards that follow statements, by the tables that their keys, or who is alive, depend on."""
+    if _version != registry.version:
+        _renew()
+    return _tables
+
+
+def columns(guard: Guard, table: str) -> frozenset[str]:
+    """The columns of ``table`` whose change can give the guard a new key: of the key, of ``alive``, links between."""
+    fields: list[Any] = [*guard.fields, *_alive(guard)]
+    if len(guard.tables) > 1:
+        fields += guard.model._meta.pk_fields
+        for model in _family(guard.model):
+            fields += [field for field in model._meta.parents.values() if field is not None]
+    for field in list(fields):
+        if getattr(field, "generated", False):
+            fields += _made_of(field)
+    return frozenset(field.column for field in fields if getattr(field, "column", None) and _table(field) == table)
+
+
+def _renew() -> None:
+    global _version
+    _tables.clear()
+    _watches.clear()
+    for guard in registry:
+        if guard.sync == "statements":
+            for table in guard.tables:
+                _tables[table] = (*_tables.get(table, ()), guard)
+    _version = registry.version
+
+
+def _of(model: type[Model]) -> tuple[Watch, ...]:
+    table = model._meta.db_table
+    return tuple(_watch(guard, model, table) for guard in _tables.get(table, ()))
+
+
+def _watch(guard: Guard, model: type[Model], table: str) -> Watch:
+    known: dict[Any, Any] = {field.column: field for field in model._meta.concrete_fields if _table(field) == table}
+    owner = next(each for each in _family(guard.model) if each._meta.db_table == table)
+    primary_key = _same(owner._meta.pk_fields, known)
+    whole = owner is guard.model and all(_table(field) == table for field in guard.fields)
+    return Watch(
+        guard=guard,
+        fields=_same(guard.fields, known) if whole else primary_key,
+        link="" if whole else link(guard.model, owner),
+        primary_key=primary_key,
+        columns=columns(guard, table),
+        historical=model._meta.apps is not apps,
+    )
+
+
+def _same(fields: Iterable[Any], known: dict[Any, Any]) -> Fields | None:
+    """The statement's fields of the same columns: a model of a migration has others, which may be called otherwise."""
+    found = tuple(known.get(field.column) for field in fields)
+    return None if None in found else found
+
+
+def _family(model: type[Model]) -> Iterable[type[Model]]:
+    return (model, *model._meta.all_parents)
+
+
+def _table(field: Any) -> str:
+    return field.model._meta.db_table  # type: ignore[no-any-return]
+
+
+def _made_of(generated: Any) -> list[Any]:
+    expression = generated.expression.resolve_expression(Query(generated.model), allow_joins=False)
+    return [part.target for part in expression.flatten() if hasattr(part, "target")]
+
+
+def _alive(guard: Guard) -> list[Any]:
+    try:
+        return [guard.model._meta.get_field(name) for name in guard.alive_fields]
+    except (ConfigurationError, FieldDoesNotExist):  # a system check says so
+        return []
