@@ -1,19 +1,27 @@
 """What a guard costs a request that exists, and saves of one that does not: ``make bench-requests``.
 
-In one process, through Django's real ``WSGIHandler`` and the middleware that ``startproject`` writes, on SQLite and
+In one process, through Django's real handlers and the middleware that ``startproject`` writes, on SQLite and
 PostgreSQL. Handlers with and without bloomguard take turns in short batches; a comparison is a median over the rounds.
+Then over HTTP, under gunicorn with two workers.
 """
 
 from __future__ import annotations
 
+import asyncio
 import atexit
 import io
+import json
 import logging
 import os
 import shutil
+import socket
+import statistics
+import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -27,6 +35,9 @@ from .report import Report, Seconds, interleave, median, ratio
 ROWS = 10_000
 ROUNDS = {"default": 1_000, "postgresql": 300}
 BATCH = 5
+FAST_BATCH = 100  # at the front door, a request takes no longer than a look at the clock
+SERVER_ROUNDS, SERVER_SECONDS = 5, 2.0
+MODES = ("unguarded", "middleware", "front door")
 GUARD = "bloomguard.middleware.BloomGuardMiddleware"
 STARTPROJECT = [
     "django.middleware.security.SecurityMiddleware",
@@ -41,6 +52,7 @@ GUARDED = [STARTPROJECT[0], GUARD, *STARTPROJECT[1:]]
 FLOOR = [STARTPROJECT[0], "bench.requests.not_found_at_once"]
 
 Ask = Callable[[int], None]
+AsyncAsk = Callable[[int], Awaitable[None]]
 
 
 def not_found_at_once(get_response: Any) -> Callable[[HttpRequest], HttpResponse]:
@@ -48,16 +60,14 @@ def not_found_at_once(get_response: Any) -> Callable[[HttpRequest], HttpResponse
     return lambda request: HttpResponse(status=404)
 
 
-def set_up(folder: Path) -> None:
+def set_up(folder: Path, postgresql: dict[str, Any], **more: Any) -> None:
     """A site with one model, one guard, and nothing else that ``startproject`` does not write."""
-    from tests.servers import postgresql  # a real one, of our own
-
-    settings.configure(
-        SECRET_KEY="for a benchmark",
-        BASE_DIR=folder,
-        ALLOWED_HOSTS=["testserver"],
-        ROOT_URLCONF="tests.shop.urls",
-        INSTALLED_APPS=[
+    given: dict[str, Any] = {
+        "SECRET_KEY": "for a benchmark",
+        "BASE_DIR": folder,
+        "ALLOWED_HOSTS": ["testserver"],
+        "ROOT_URLCONF": "tests.shop.urls",
+        "INSTALLED_APPS": [
             "django.contrib.auth",
             "django.contrib.contenttypes",
             "django.contrib.sessions",
@@ -65,17 +75,18 @@ def set_up(folder: Path) -> None:
             "bloomguard",
             "tests.shop",
         ],
-        MIDDLEWARE=STARTPROJECT,
-        TEMPLATES=[{"BACKEND": "django.template.backends.django.DjangoTemplates", "APP_DIRS": True}],
-        DATABASES={
+        "MIDDLEWARE": STARTPROJECT,
+        "TEMPLATES": [{"BACKEND": "django.template.backends.django.DjangoTemplates", "APP_DIRS": True}],
+        "DATABASES": {
             "default": {"ENGINE": "django.db.backends.sqlite3", "NAME": folder / "db.sqlite3"},
-            "postgresql": postgresql(),
+            "postgresql": postgresql,
         },
-        DATABASE_ROUTERS=["tests.database.Router"],
-        DEFAULT_AUTO_FIELD="django.db.models.BigAutoField",
-        USE_TZ=True,
-        LOGGING_CONFIG=None,
-    )
+        "DATABASE_ROUTERS": ["tests.database.Router"],
+        "DEFAULT_AUTO_FIELD": "django.db.models.BigAutoField",
+        "USE_TZ": True,
+        "LOGGING_CONFIG": None,
+    }
+    settings.configure(**given | more)
     django.setup()
     # A 404 is logged to nowhere: neither is the cost of a terminal measured, nor that of formatting left out.
     handler = logging.FileHandler(os.devnull)
@@ -140,25 +151,90 @@ def requests(handle: Any, path: str, status: str) -> Ask:
         )
         for _ in response:
             pass
-        response.close()
+        if hasattr(response, "close"):
+            response.close()
 
     return ask
 
 
-def batch(ask: Ask, existing: bool) -> Callable[[], None]:
-    """``BATCH`` requests, for other IDs each time."""
+def async_handler(middleware: list[str]) -> Any:
+    """The same under ASGI."""
+    from django.core.handlers.asgi import ASGIHandler
+    from django.test import override_settings
+
+    with override_settings(MIDDLEWARE=middleware):
+        return ASGIHandler()
+
+
+def async_requests(handle: Any, path: str, status: int) -> AsyncAsk:
+    """``await ask(pk)`` sends one request, as an ASGI server does, and reads the answer."""
+    headers = [
+        (b"host", b"testserver"),
+        (b"user-agent", b"Mozilla/5.0 (X11; Linux x86_64; rv:128.0) Gecko/20100101 Firefox/128.0"),
+        (b"accept", b"text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8"),
+        (b"accept-language", b"en-US,en;q=0.5"),
+    ]
+
+    async def ask(pk: int) -> None:
+        asked = False
+
+        async def receive() -> dict[str, Any]:
+            nonlocal asked
+            if asked:
+                await asyncio.sleep(60)  # nobody hangs up
+            asked = True
+            return {"type": "http.request", "body": b"", "more_body": False}
+
+        async def send(message: dict[str, Any]) -> None:
+            if message["type"] == "http.response.start":
+                assert message["status"] == status, message
+
+        scope = {
+            "type": "http",
+            "http_version": "1.1",
+            "method": "GET",
+            "scheme": "http",
+            "path": path % pk,
+            "root_path": "",
+            "query_string": b"",
+            "headers": headers,
+            "server": ("testserver", 80),
+        }
+        await handle(scope, receive, send)
+
+    return ask
+
+
+def batch(ask: Ask, existing: bool, size: int = BATCH) -> Callable[[], None]:
+    """``size`` requests, for other IDs each time."""
     numbers = count(1)  # 0 is a page of its own in the shop
 
     def run() -> None:
-        for _ in range(BATCH):
+        for _ in range(size):
             ask(2 * (next(numbers) * 7919 % ROWS) + 1 if existing else 2 * next(numbers))
 
     return run
 
 
+def async_batch(
+    loop: asyncio.AbstractEventLoop, ask: AsyncAsk, existing: bool, size: int = BATCH
+) -> Callable[[], None]:
+    """The same on an event loop."""
+    numbers = count(1)
+
+    async def run() -> None:
+        for _ in range(size):
+            await ask(2 * (next(numbers) * 7919 % ROWS) + 1 if existing else 2 * next(numbers))
+
+    return lambda: loop.run_until_complete(run())
+
+
 def measure(rounds: int) -> Seconds:
+    from bloomguard.wsgi import shield
+
     bare, guarded = handler(STARTPROJECT), handler(GUARDED)
-    return interleave(
+    door = shield(handler(STARTPROJECT))
+    taken = interleave(
         {
             "existing": batch(requests(bare, "/products/%d/", "200"), existing=True),
             "existing, middleware": batch(requests(guarded, "/products/%d/", "200"), existing=True),
@@ -169,40 +245,133 @@ def measure(rounds: int) -> Seconds:
                 requests(handler(FLOOR), "/products/%d/", "404"), existing=False
             ),
             "absent, decorator": batch(requests(bare, "/decorated/%d/", "404"), existing=False),
+            "absent, WSGI front door": batch(requests(door, "/products/%d/", "404"), existing=False, size=FAST_BATCH),
+            "existing, WSGI front door": batch(requests(door, "/products/%d/", "200"), existing=True),
         },
         rounds=rounds,
     )
+    return of_one(taken, fast=("absent, WSGI front door",))
+
+
+def measure_async(rounds: int) -> Seconds:
+    from bloomguard.asgi import shield
+
+    loop = asyncio.new_event_loop()
+    bare, guarded, door = async_handler(STARTPROJECT), async_handler(GUARDED), shield(async_handler(STARTPROJECT))
+    url, fast = "/products-async/%d/", FAST_BATCH
+    contestants = {
+        "ASGI, existing": async_batch(loop, async_requests(bare, url, 200), existing=True),
+        "ASGI, existing, front door": async_batch(loop, async_requests(door, url, 200), existing=True),
+        "ASGI, absent": async_batch(loop, async_requests(bare, url, 404), existing=False),
+        "ASGI, absent, middleware": async_batch(loop, async_requests(guarded, url, 404), existing=False),
+        "ASGI, absent, front door": async_batch(loop, async_requests(door, url, 404), existing=False, size=fast),
+    }
+    try:
+        return of_one(interleave(contestants, rounds=rounds), fast=("ASGI, absent, front door",))
+    finally:
+        loop.run_until_complete(loop.shutdown_default_executor())
+        loop.close()
+
+
+def of_one(taken: Seconds, fast: tuple[str, ...]) -> Seconds:
+    """Seconds of one request each."""
+    return {who: [each / (FAST_BATCH if who in fast else BATCH) for each in seconds] for who, seconds in taken.items()}
+
+
+@contextmanager
+def gunicorn(site: dict[str, Any]) -> Iterator[int]:
+    """The port of gunicorn with two workers and this site."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        port: int = taken.getsockname()[1]
+    options = ["-w", "2", "-k", "gthread", "--threads", "4", "--keep-alive", "30", "-b", f"127.0.0.1:{port}"]
+    server = subprocess.Popen(
+        [sys.executable, "-m", "gunicorn", *options, "--log-level", "error", "bench.requests_site:application"],
+        env=os.environ | {"BENCH_SITE": json.dumps(site)},
+    )
+    try:
+        for _ in range(600):
+            try:
+                socket.create_connection(("127.0.0.1", port)).close()
+                break
+            except OSError:
+                time.sleep(0.1)
+        yield port
+    finally:
+        server.terminate()
+        server.wait()
+
+
+def serve(folder: Path, postgresql: dict[str, Any], alias: str) -> dict[str, list[float]]:
+    """Requests a second of each mode in each round, for absent IDs."""
+    from .load import requests_per_second
+
+    rates: dict[str, list[float]] = {mode: [] for mode in MODES}
+    with ExitStack() as servers:
+        ports = {}
+        for mode in MODES:
+            site = {"folder": str(folder), "postgresql": postgresql, "alias": alias, "mode": mode}
+            ports[mode] = servers.enter_context(gunicorn(site))
+        for number in range(SERVER_ROUNDS + 1):
+            for mode in MODES:
+                rate = requests_per_second(ports[mode], "/products/%d/", SERVER_SECONDS, b"404")
+                if number:
+                    rates[mode].append(rate)
+    return rates
 
 
 def main() -> int:
+    from tests.servers import postgresql as start_postgresql  # a real one, of our own
+
     folder = Path(tempfile.mkdtemp(prefix="bloomguard-bench-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    set_up(folder)
-    report = Report("requests", "Requests through Django's WSGI handler, with and without bloomguard")
+    postgresql = start_postgresql()
+    set_up(folder, postgresql)
+    report = Report("requests", "Requests through Django's handlers, with and without bloomguard")
     report.start()
     for alias, name in (("default", "SQLite"), ("postgresql", "PostgreSQL")):
         fill(alias)
-        taken = measure(ROUNDS[alias])
+        taken = measure(ROUNDS[alias]) | measure_async(ROUNDS[alias])
         for who in taken:
-            report.add(f"{name}: {who}", median(taken, who) / BATCH * 1e6, "us/request")
-        report.add(
-            f"{name}: existing IDs, middleware",
-            ratio(taken, "existing, middleware", "existing"),
-            against="without bloomguard",
-            at_most=1.03,
-        )
+            report.add(f"{name}: {who}", median(taken, who) * 1e6, "us/request")
         report.add(
             f"{name}: existing IDs, the same handler twice",
             ratio(taken, "existing, the same again", "existing"),
             against="itself: the noise",
         )
-        for who, target in (("middleware", 0.17), ("decorator", 0.30)):
+        for who, ours, theirs in (
+            ("middleware", "existing, middleware", "existing"),
+            ("WSGI front door", "existing, WSGI front door", "existing"),
+            ("ASGI front door", "ASGI, existing, front door", "ASGI, existing"),
+        ):
+            report.add(
+                f"{name}: existing IDs, {who}", ratio(taken, ours, theirs), against="without bloomguard", at_most=1.03
+            )
+        for who, ours, theirs, target in (
+            ("middleware", "absent, middleware", "absent", 0.17),
+            ("decorator", "absent, decorator", "absent", 0.30),
+            ("WSGI front door", "absent, WSGI front door", "absent", 0.01),
+            ("ASGI front door", "ASGI, absent, front door", "ASGI, absent", 0.01),
+        ):
             report.add(
                 f"{name}: absent IDs, {who}",
-                ratio(taken, f"absent, {who}", "absent"),
+                ratio(taken, ours, theirs),
                 against="without bloomguard",
                 at_most=target,
-                reason="Django needs most of it for any 404: its request, its signals, its log line and its page",
+                reason="Django itself needs most of it for any 404: its request, its signals and its log line"
+                if who in ("middleware", "decorator")
+                else "",
+            )
+        rates = serve(folder, postgresql, alias)
+        for mode in MODES:
+            report.add(f"{name}, gunicorn: absent IDs, {mode}", statistics.median(rates[mode]), "requests/s")
+        for mode, least in (("middleware", None), ("front door", 6.0)):
+            report.add(
+                f"{name}, gunicorn: absent IDs, {mode}",
+                statistics.median(ours / theirs for ours, theirs in zip(rates[mode], rates["unguarded"])),
+                against="unguarded requests/s",
+                at_least=least,
+                reason="what is left is gunicorn's own work for a request, and the client on the same two cores",
             )
     report.finish()
     return 0

@@ -9,11 +9,13 @@ from functools import lru_cache, partial, wraps
 from typing import Any, TypeVar
 
 from asgiref.sync import iscoroutinefunction, sync_to_async
+from django.conf import settings
 from django.http import Http404, HttpRequest
 
 from .exceptions import ConfigurationError
 from .guards import Guard, registry
 from .responses import not_found, not_found_by_framework
+from .telling import note, tell
 from .verdicts import Decision, Verdict
 
 logger = logging.getLogger("bloomguard")
@@ -80,16 +82,10 @@ def guarded(name: str, *, arg: str | Mapping[str, str] | None = None) -> Callabl
             if decision is None:
                 decision = await sync_to_async(guard.decide, thread_sensitive=False)(value)
             if is_absent(decision, guard, request):
-                return await sync_to_async(_refuse, thread_sensitive=False)(request, name)
-            try:
-                response = await view(*args, **kwargs)
-            except Exception as error:
-                if _says_404(error):
-                    await sync_to_async(guard.confirm_missing)(value)
-                raise
-            if _says_404(response):
-                await sync_to_async(guard.confirm_missing)(value)
-            return response
+                response = await sync_to_async(_refuse, thread_sensitive=False)(request, name)
+            else:
+                response = await _aask(view, guard, value, *args, **kwargs)
+            return _told(response, guard, request, decision) if settings.DEBUG else response
 
         if iscoroutinefunction(view):
 
@@ -108,21 +104,39 @@ def guarded(name: str, *, arg: str | Mapping[str, str] | None = None) -> Callabl
             if _is_awaited(view, args):
                 return answer(found, *args, **kwargs)
             guard, value, request = found
-            if is_absent(guard.decide(value), guard, request):
-                return _refuse(request, name)
-            try:
-                response = view(*args, **kwargs)
-            except Exception as error:
-                if _says_404(error):
-                    guard.confirm_missing(value)
-                raise
-            if _says_404(response):
-                guard.confirm_missing(value)
-            return response
+            decision = guard.decide(value)
+            is_refused = is_absent(decision, guard, request)
+            response = _refuse(request, name) if is_refused else _ask(view, guard, value, *args, **kwargs)
+            return _told(response, guard, request, decision) if settings.DEBUG else response
 
         return mark(guard_view)  # type: ignore[no-any-return]
 
     return decorate
+
+
+def _ask(view: Callable[..., Any], guard: Guard, value: Any, *args: Any, **kwargs: Any) -> Any:
+    """The view's answer, from which the guard learns if it is 404."""
+    try:
+        answer = view(*args, **kwargs)
+    except Exception as error:
+        if _says_404(error):
+            guard.confirm_missing(value)
+        raise
+    if _says_404(answer):
+        guard.confirm_missing(value)
+    return answer
+
+
+async def _aask(view: Callable[..., Any], guard: Guard, value: Any, *args: Any, **kwargs: Any) -> Any:
+    try:
+        answer = await view(*args, **kwargs)
+    except Exception as error:
+        if _says_404(error):
+            await sync_to_async(guard.confirm_missing)(value)
+        raise
+    if _says_404(answer):
+        await sync_to_async(guard.confirm_missing)(value)
+    return answer
 
 
 def _says_404(answer: Any) -> bool:
@@ -134,6 +148,11 @@ def _refuse(request: Any, name: str) -> Any:
     if isinstance(request, HttpRequest):
         return not_found(request, name)
     return not_found_by_framework(request, name)
+
+
+def _told(response: Any, guard: Guard, request: Any, decision: Decision) -> Any:
+    note(request, guard, decision)
+    return tell(request, response)
 
 
 def _place_of_request(view: Callable[..., Any]) -> int:

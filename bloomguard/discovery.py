@@ -143,17 +143,22 @@ def _of_decorator(guard: Guard, pattern: Pattern) -> Lookup:
         raise NotFound(f"its view has @guarded({view.guarded_by!r})")
     if view.guarded_view is not view:
         raise NotFound(f"@guarded({guard.name!r}) answers in the view, after what stands on top of it")
-    arg = view.guarded_arg
-    try:
-        if arg is None:
-            return Lookup(guard, guard.kwargs_for(pattern.view_name, pattern.captured), by_view=False)
-        named = {guard.fields[0].name: arg} if isinstance(arg, str) else arg
-        kwargs = tuple(named[field.name] for field in guard.fields)
-    except (ConfigurationError, KeyError) as error:
-        raise NotFound(str(error)) from error
+    kwargs = kwargs_of_decorator(guard, pattern)
     if missing := set(kwargs) - set(pattern.captured):
         raise NotFound(f"the pattern captures no {' and no '.join(sorted(missing))}")
     return Lookup(guard, kwargs, by_view=False)
+
+
+def kwargs_of_decorator(guard: Guard, pattern: Pattern) -> tuple[str, ...]:
+    """Which kwargs of a view with ``@guarded`` carry the ID; raises :class:`NotFound` if that cannot be told."""
+    arg = pattern.callback.guarded_arg  # type: ignore[attr-defined]
+    try:
+        if arg is None:
+            return guard.kwargs_for(pattern.view_name, pattern.captured)
+        named = {guard.fields[0].name: arg} if isinstance(arg, str) else arg
+        return tuple(named[field.name] for field in guard.fields)
+    except (ConfigurationError, KeyError) as error:
+        raise NotFound(str(error)) from error
 
 
 def reason_against(pattern: Pattern) -> str:

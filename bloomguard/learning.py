@@ -25,7 +25,7 @@ def learn_from(request: HttpRequest) -> None:
         if match is None:
             return
         for route in table_for(getattr(request, "urlconf", None) or settings.ROOT_URLCONF).guarded:
-            if route.is_of(match) and request.method in route.methods:
+            if route.pattern.is_of(match) and request.method in route.methods:
                 value = route.value(match.kwargs)
                 if value is not NO_ID:
                     route.guard.confirm_missing(value)

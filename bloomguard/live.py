@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import logging
+import socket
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -233,12 +234,29 @@ class LiveFilter:
         """The row names another store, or this one before the host was restarted: say so once."""
         if self._warned != state.version:
             self._warned = state.version
-            logger.warning(
-                "bloomguard passes every request to %s: its filter was built in another store, or before this host "
-                "was restarted; run rebuild_filter",
-                self.name,
-            )
+            logger.warning("bloomguard passes every request to %s: %s", self.name, self._whereabouts(state))
         return IDENTITY
+
+    def _whereabouts(self, state: State) -> str:
+        """Where the filter is if it is not here, and what to do about it; at most 200 characters for usual hosts."""
+        here = socket.gethostname()
+        # A store that is reached over a network can be reached from both.
+        if state.host not in ("", here) and not self.store.waits:
+            return (
+                f"its filter is in a store of the host {state.host}, and {here} has another of its own; if both serve "
+                "this site, use a store that all hosts share, else run rebuild_filter"
+            )
+        return "its filter was built in another store, or before this one was restarted; run rebuild_filter"
+
+    def why_not_added(self) -> str:
+        """Why an add failed just now, for the log and the state row."""
+        state = self.table.lease(self.name)
+        try:
+            if state is not None and state.active and state.identity != self.store.identity:
+                return self._whereabouts(state)
+        except StoreError:
+            pass  # a store that does not answer says nothing of where it is
+        return "a written row could not be added to its filter"
 
     def _distrust(self, error: Exception, name: str) -> None:
         """Say once what is wrong with a generation, and ask it no more until it is replaced."""

@@ -6,12 +6,14 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from asgiref.sync import iscoroutinefunction, markcoroutinefunction, sync_to_async
+from django.conf import settings
 from django.http import HttpRequest, HttpResponseBase
 
 from .guards import Guard
 from .learning import learn_from
-from .responses import not_found
-from .routes import GuardedRoute, absent, absent_in_view
+from .responses import not_found, not_found_now
+from .routes import Decide, GuardedRoute, absent, absent_in_view
+from .telling import noting, tell
 
 GetResponse = Callable[[HttpRequest], HttpResponseBase | Awaitable[HttpResponseBase]]
 
@@ -25,6 +27,7 @@ class BloomGuardMiddleware:
     def __init__(self, get_response: GetResponse) -> None:
         self.get_response = get_response
         self._async = iscoroutinefunction(get_response)
+        self._tells = settings.DEBUG
         self.process_view: Callable[..., Any] = self._aview if self._async else self._view
         if self._async:
             markcoroutinefunction(self)
@@ -32,30 +35,38 @@ class BloomGuardMiddleware:
     def __call__(self, request: HttpRequest) -> HttpResponseBase | Awaitable[HttpResponseBase]:
         if self._async:
             return self._acall(request)
-        guard = absent(request, Guard.decide)
+        guard = absent(request, self._noting(request, Guard.decide))
+        response: HttpResponseBase
         if isinstance(guard, Guard):
-            return not_found(request, guard.name)
-        response: HttpResponseBase = self.get_response(request)  # type: ignore[assignment]
-        if response.status_code == 404:
-            learn_from(request)
-        return response
+            response = not_found(request, guard.name)
+        else:
+            response = self.get_response(request)  # type: ignore[assignment]
+            if response.status_code == 404:
+                learn_from(request)
+        return tell(request, response) if self._tells else response
 
     async def _acall(self, request: HttpRequest) -> HttpResponseBase:
         # Nearly always answered from memory; only where the state rows have to be read does a thread do that.
-        guard = absent(request, Guard.decide_now)
+        guard = absent(request, self._noting(request, Guard.decide_now))
         if guard is False:
-            guard = await sync_to_async(absent, thread_sensitive=False)(request, Guard.decide)
+            decide = self._noting(request, Guard.decide)
+            guard = await sync_to_async(absent, thread_sensitive=False)(request, decide)
+        response: HttpResponseBase
         if isinstance(guard, Guard):
-            return await sync_to_async(not_found, thread_sensitive=False)(request, guard.name)
-        response: HttpResponseBase = await self.get_response(request)  # type: ignore[misc]
-        if response.status_code == 404:
-            await sync_to_async(learn_from)(request)
-        return response
+            response = await _anot_found(request, guard.name)
+        else:
+            response = await self.get_response(request)  # type: ignore[misc]
+            if response.status_code == 404:
+                await sync_to_async(learn_from)(request)
+        return tell(request, response) if self._tells else response
+
+    def _noting(self, request: HttpRequest, decide: Decide) -> Decide:
+        return noting(request, decide) if self._tells else decide
 
     # By now it is known who asks and which view it is: for views that demand a login, or make their own 404.
 
     def _view(self, request: HttpRequest, view: Any, args: Any, kwargs: Any) -> HttpResponseBase | None:
-        route = absent_in_view(request, view, kwargs, Guard.decide)
+        route = absent_in_view(request, view, kwargs, self._noting(request, Guard.decide))
         if not isinstance(route, GuardedRoute):
             return None
         if route.needs_login and not (hasattr(request, "user") and request.user.is_authenticated):
@@ -66,10 +77,10 @@ class BloomGuardMiddleware:
         return not_found(request, route.guard.name)
 
     async def _aview(self, request: HttpRequest, view: Any, args: Any, kwargs: Any) -> HttpResponseBase | None:
-        route = absent_in_view(request, view, kwargs, Guard.decide_now)
+        route = absent_in_view(request, view, kwargs, self._noting(request, Guard.decide_now))
         if route is False:
-            decide = sync_to_async(absent_in_view, thread_sensitive=False)
-            route = await decide(request, view, kwargs, Guard.decide)
+            decide = self._noting(request, Guard.decide)
+            route = await sync_to_async(absent_in_view, thread_sensitive=False)(request, view, kwargs, decide)
         if not isinstance(route, GuardedRoute):
             return None
         if route.needs_login and not (hasattr(request, "auser") and (await request.auser()).is_authenticated):
@@ -78,4 +89,9 @@ class BloomGuardMiddleware:
             spared = route.spared if iscoroutinefunction(route.spared) else sync_to_async(route.spared)
             response: HttpResponseBase = await spared(request, *args, **kwargs)
             return response
-        return await sync_to_async(not_found, thread_sensitive=False)(request, route.guard.name)
+        return await _anot_found(request, route.guard.name)
+
+
+async def _anot_found(request: HttpRequest, guard_name: str) -> HttpResponseBase:
+    ready = not_found_now(request)
+    return ready or await sync_to_async(not_found, thread_sensitive=False)(request, guard_name)

@@ -55,7 +55,7 @@ def assess(guard: Guard, max_age: float | None = None) -> Need:
     if max_age is not None and age is not None and age > max_age:
         reasons.append(f"it is {age / 3600:,.1f} hours old, more than {max_age / 3600:,.1f}")
     try:
-        generation = _opened(guard, state)
+        generation = opened(guard, state)
     except (StoreError, FilterError) as error:
         return Need(guard=guard.name, reasons=(*reasons, str(error)), age_seconds=age)
     layout = generation.layout
@@ -87,7 +87,7 @@ def assess(guard: Guard, max_age: float | None = None) -> Need:
     )
 
 
-def _opened(guard: Guard, state: State) -> Generation:
+def opened(guard: Guard, state: State) -> Generation:
     """The active generation; raises what is wrong with it."""
     store = guard.live.store
     if not state.active:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from django.urls import URLPattern, URLResolver, get_resolver
+from django.urls import ResolverMatch, URLPattern, URLResolver, get_resolver
 from django.urls.resolvers import LocalePrefixPattern, RegexPattern, RoutePattern
 
 Step = RoutePattern | RegexPattern | Any
@@ -95,6 +95,14 @@ class Pattern:
             path, _, kwargs = matched
             captured.update(kwargs)
         return captured
+
+    def is_of(self, match: ResolverMatch | None) -> bool:
+        """Whether this is the pattern, or one like it, that Django has taken a path to."""
+        return (
+            match is not None
+            and match.func is self.callback
+            and (not self.is_named or match.view_name == self.view_name)
+        )
 
     def may_match(self, path: str) -> bool:
         """Whether Django could take ``path`` for this pattern; a ``True`` is no proof."""

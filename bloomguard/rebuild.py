@@ -117,9 +117,18 @@ class Rebuild:
         if seen.building:
             self._refuse_if_alive(seen)
         # It may be fenced already, by somebody who was faster than we are by less than a lease: we wait in any case.
-        self.table.fence(self.guard.name, "the store was replaced")
+        self.table.fence(self.guard.name, self._takeover(seen))
         self._replaced = seen.active
         return True
+
+    def _takeover(self, seen: State) -> str:
+        here = socket.gethostname()
+        if self.store.waits or seen.host in ("", here):
+            return "the store was replaced"
+        return (
+            f"{here} builds it in a store of its own, after {seen.host} did so; if both serve this site, each build "
+            "undoes the other's: use a store that all hosts share"
+        )
 
     def announce(self) -> None:
         """Create an empty generation and name it in the state row."""

@@ -16,7 +16,7 @@ from typing import Any
 from django.conf import settings
 from django.core.signals import setting_changed
 from django.http import HttpRequest
-from django.urls import Resolver404, ResolverMatch, resolve
+from django.urls import Resolver404, resolve
 from django.urls.converters import IntConverter, SlugConverter, StringConverter, UUIDConverter
 
 from .access import Demand, demand
@@ -77,14 +77,6 @@ class GuardedRoute:
     def spared(self) -> Callable[..., Any]:
         """The view, with a look-up that finds nothing."""
         return spared(Lookup(self.guard, self.kwargs, self.by_view), self.pattern.callback)
-
-    def is_of(self, match: ResolverMatch | None) -> bool:
-        """Whether this is the pattern, or one like it, that Django has taken a path to."""
-        return (
-            match is not None
-            and match.func is self.pattern.callback
-            and (not self.pattern.is_named or match.view_name == self.pattern.view_name)
-        )
 
     def value(self, captured: dict[str, Any]) -> Any:
         """The ID among a match's kwargs: one value, or a tuple for several fields; ``NO_ID`` where one is left out."""
@@ -326,7 +318,7 @@ def absent_in_view(
     try:
         for route in table_for(getattr(request, "urlconf", None) or settings.ROOT_URLCONF).late.get(view, ()):
             value = route.value(kwargs)
-            if value is NO_ID or request.method not in route.methods or not route.is_of(request.resolver_match):
+            if value is NO_ID or request.method not in route.methods or not route.pattern.is_of(request.resolver_match):
                 continue
             decision = decide(route.guard, value)
             if decision is None:
@@ -361,7 +353,7 @@ def _confirmed(request: HttpRequest, urlconf: Any, route: GuardedRoute, asked: A
         except Resolver404:
             return False
         value = route.value(match.kwargs)
-        if not route.is_of(match) or value is NO_ID:
+        if not route.pattern.is_of(match) or value is NO_ID:
             return False
         if not _same_key(route.guard, value, asked):
             decision = decide(route.guard, value)

@@ -30,10 +30,10 @@ LAYERS = [
     ["querysets", "fetching", "steps", "cache_aside"],
     ["guards", "sources", "barrier"],
     ["plans", "filling", "proof", "standby"],
-    ["needs", "patterns", "access", "spare", "discovery"],
+    ["pages", "needs", "patterns", "access", "spare", "discovery"],
     ["sync.links", "sync.watches", "sync.fencing", "sync.statements", "sync.signals"],
     ["rebuild", "routes", "responses", "capture"],
-    ["frontdoor", "learning"],
+    ["frontdoor", "learning", "listing", "explain", "telling"],
     ["middleware", "wsgi", "asgi", "decorators", "views", "managers", "contrib.", "management.", "checks"],
     ["apps"],
 ]

@@ -70,7 +70,7 @@ def _add(guard: Guard, instance: Model, using: str, update_fields: frozenset[str
 
 def _fence(guard: Guard, using: str) -> None:
     try:
-        fencing.fence(guard, using, "a saved row could not be added to its filter")
+        fencing.fence(guard, using, guard.live.why_not_added())
     except (StoreError, ConfigurationError) as error:
         logger.critical(
             "bloomguard could neither add a saved row to the filter of %s nor fence it; run rebuild_filter: %s",

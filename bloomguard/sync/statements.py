@@ -310,7 +310,7 @@ def _problem(watch: Watch, using: str, told: Told | None) -> str:
         except OutOfRange:
             return "a row was written whose key cannot be made"
     if keys and not guard.live.add(keys, partial(fencing.part_with_standby, guard, using)):
-        return "a written row could not be added to its filter"
+        return guard.live.why_not_added()
     return ""
 
 

@@ -1,0 +1,27 @@
+"""The site of ``bench.requests`` as a server loads it; ``BENCH_SITE`` says which mode and which data."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from .requests import GUARDED, STARTPROJECT, set_up
+
+_given: dict[str, Any] = json.loads(os.environ["BENCH_SITE"])
+set_up(
+    Path(_given["folder"]), _given["postgresql"], MIDDLEWARE=GUARDED if _given["mode"] == "middleware" else STARTPROJECT
+)
+
+from django.core.wsgi import get_wsgi_application  # noqa: E402
+
+from bloomguard.wsgi import shield  # noqa: E402
+from tests import database  # noqa: E402
+
+database.current = _given["alias"]
+application = get_wsgi_application()
+if _given["mode"] == "front door":
+    door = shield(application)
+    assert door is not application
+    application = door

@@ -1,0 +1,232 @@
+"""What would be said of one path, and why: ``explain_guard``, for somebody at a terminal of the site's own.
+
+The verdict is asked for twice: the first time as a process does that has just started, then as one that is warm.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from django.conf import settings
+from django.db import DatabaseError
+from django.forms.models import model_to_dict
+from django.urls import Resolver404, ResolverMatch, resolve
+from django.utils import translation
+
+from .discovery import NotFound, kwargs_of_decorator
+from .exceptions import BloomguardError, ConfigurationError
+from .filters import FilterError
+from .frontdoor import is_certain
+from .guards import Guard, registry
+from .keys import OutOfRange, Unkeyable
+from .listing import EARLY, IN_VIEW, PASSES, Row, rows_of_pattern
+from .models import GuardState
+from .needs import opened
+from .patterns import Pattern
+from .routes import NO_ID, RouteTable, table_for
+from .sync.state import LEASE_SECONDS
+from .verdicts import Verdict
+
+#: What the reasons of decisions mean, and what mends it.
+MEANING = {
+    "absent": "the filter does not have it",
+    "out of range": "no column can hold it",
+    "maybe": "the filter has it, or takes it for another one that it has",
+    "unkeyable": "the lookup's field does not take it for a value",
+    "cold": "there is no filter yet; run rebuild_filter",
+    "fenced": "a write could not be put into the filter; run rebuild_filter",
+    "lease": "the state rows cannot be read",
+    "identity": "the filter lies in another store, or in this one before a restart; run rebuild_filter",
+    "unreachable": "the store does not answer",
+    "untrusted": "the filter is damaged, or was built for another definition or SECRET_KEY; run rebuild_filter",
+    "error": "an error of bloomguard's own, which is logged",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """What one guard says of a path.
+
+    ``answered`` is as in ``guard_routes``; ``outcome`` what becomes of a request, in words. ``key`` is in hexadecimal,
+    empty where ``value`` has none. ``generation`` and ``state`` are empty where there is none, ``fault`` says what is
+    wrong with them. ``lease_seconds`` is how long the copy of the state row may still be relied on. ``first_us`` is the
+    verdict in a process that has just started, ``again_us`` in one that is warm, in microseconds.
+    """
+
+    guard: str
+    model: str
+    lookup: str
+    answered: str
+    outcome: str
+    value: str
+    key: str
+    verdict: str
+    reason: str
+    meaning: str
+    store: str
+    backend: str
+    identity: str
+    generation: dict[str, Any]
+    state: dict[str, Any]
+    fault: str
+    lease_seconds: float
+    first_us: float
+    again_us: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Explanation:
+    """What becomes of a request: which pattern Django takes the path to, and what each guard of it says.
+
+    ``pattern`` is empty where there is none. ``unguarded`` says why there are no ``guards``. ``resolve_us`` is how long
+    Django takes to find the pattern, in microseconds.
+    """
+
+    path: str
+    method: str
+    pattern: str
+    name: str
+    resolve_us: float
+    unguarded: str
+    guards: tuple[Answer, ...]
+
+
+def explain(path: str, method: str = "GET", urlconf: Any = None) -> Explanation:
+    """What would be said of ``path`` under ``urlconf``, by default ``ROOT_URLCONF``; changes nothing.
+
+    Raises :class:`ImportError` if there is no such URLconf, and :class:`ConfigurationError` where ``@guarded`` names a
+    guard that there is not.
+    """
+    table = table_for(urlconf or settings.ROOT_URLCONF)
+    with translation.override(translation.get_language_from_path(path) or translation.get_language()):
+        began = time.perf_counter()
+        try:
+            match = resolve(path, table.urlconf)
+        except Resolver404:
+            return _unguarded(path, method, "no URL pattern takes this path")
+        resolve_us = _us_since(began)
+        pattern = next(found for found in table.patterns if found.is_of(match) and found.match(path) is not None)
+        rows = rows_of_pattern(table, pattern) if pattern.captured else []
+    answers = tuple(_answer(row, table, pattern, match, method) for row in rows if row.guard)
+    why = "" if answers else rows[0].reason if rows else "the pattern takes no identifier"
+    return Explanation(
+        path=path,
+        method=method,
+        pattern=pattern.text,
+        name=match.view_name if pattern.is_named else "",
+        resolve_us=resolve_us,
+        unguarded=why,
+        guards=answers,
+    )
+
+
+def _unguarded(path: str, method: str, why: str) -> Explanation:
+    return Explanation(path=path, method=method, pattern="", name="", resolve_us=0.0, unguarded=why, guards=())
+
+
+def _answer(row: Row, table: RouteTable, pattern: Pattern, match: ResolverMatch, method: str) -> Answer:
+    guard = registry[row.guard]
+    value = _value(row, table, pattern, match)
+    began = time.perf_counter()
+    decision = guard.decide(value)
+    first_us, began = _us_since(began), time.perf_counter()
+    decision = guard.decide(value)
+    again_us = _us_since(began)
+    lease_seconds = _lease_seconds(guard)
+    generation, state, identity, fault = _look_at(guard)
+    store = guard.live.store
+    return Answer(
+        guard=guard.name,
+        model=guard.model._meta.label,
+        lookup=guard.lookup if isinstance(guard.lookup, str) else ", ".join(guard.lookup),
+        answered=row.answered,
+        outcome=_outcome(row, table, pattern, method, decision.verdict),
+        value="" if value is NO_ID else repr(value),
+        key=_key(guard, value),
+        verdict=decision.verdict.value,
+        reason=decision.reason,
+        meaning=MEANING[decision.reason],
+        store=store.alias,
+        backend=f"{type(store).__module__}.{type(store).__name__}",
+        identity=identity,
+        generation=generation,
+        state=state,
+        fault=fault,
+        lease_seconds=lease_seconds,
+        first_us=first_us,
+        again_us=again_us,
+    )
+
+
+def _value(row: Row, table: RouteTable, pattern: Pattern, match: ResolverMatch) -> Any:
+    """The ID that ``row``'s guard is asked for, or ``NO_ID`` where the path leaves it out."""
+    for route in table.guarded:
+        if route.pattern is pattern and route.guard.name == row.guard:
+            return route.value(match.kwargs)
+    try:
+        values = [match.kwargs[name] for name in kwargs_of_decorator(registry[row.guard], pattern)]
+    except (NotFound, KeyError):
+        return NO_ID
+    return values[0] if len(values) == 1 else tuple(values)
+
+
+def _outcome(row: Row, table: RouteTable, pattern: Pattern, method: str, verdict: Verdict) -> str:
+    guard = registry[row.guard]
+    [*routes] = [route for route in table.guarded if route.pattern is pattern and route.guard is guard]
+    methods = routes[0].methods if routes else frozenset(guard.methods)
+    if row.answered == PASSES:
+        return f"passes: {row.reason}"
+    if method not in methods:
+        return f"passes: the guard answers {', '.join(sorted(methods))} alone"
+    if verdict is not Verdict.ABSENT:
+        return "passes"
+    who = " or the front door" if row.answered == EARLY and is_certain(routes[0]) else ""
+    whom = " to users who are logged in" if row.answered == EARLY and not routes[0].is_early else ""
+    when = ", if what stands on top of it lets the request pass" if row.answered == IN_VIEW else ""
+    unless = "" if type(guard).applies is Guard.applies else ", if applies(request) says so"
+    return f"404 {row.answered}{who}{whom}{when}{unless}"
+
+
+def _key(guard: Guard, value: Any) -> str:
+    try:
+        return guard.keys.key(value).hex()
+    except (Unkeyable, OutOfRange, ConfigurationError, TypeError, ValueError):
+        return ""
+
+
+def _look_at(guard: Guard) -> tuple[dict[str, Any], dict[str, Any], str, str]:
+    """The active generation, the state row, the store's identity as it is now, and what is wrong with any of it."""
+    generation: dict[str, Any] = {}
+    state: dict[str, Any] = {}
+    identity = ""
+    try:
+        identity = guard.live.store.identity
+        rows = GuardState.objects.using(guard.live.table.connection.alias)
+        row = rows.filter(name=guard.name).first()
+        if row is None:
+            return {}, {}, identity, "there is no state row"
+        state = model_to_dict(row)
+        found = opened(guard, guard.live.table.current(guard.name))
+        layout = found.layout
+        generation = {
+            "name": found.name,
+            "kind": layout.kind,
+            "capacity": layout.capacity,
+            "error_rate": layout.error_rate,
+            "shards": len(layout.headers),
+            "bytes": layout.total_bytes,
+        }
+    except (BloomguardError, FilterError, DatabaseError) as error:
+        return generation, state, identity, str(error)
+    return generation, state, identity, ""
+
+
+def _lease_seconds(guard: Guard) -> float:
+    table = guard.live.table
+    return round(max(LEASE_SECONDS - (table.clock() - table.read_at), 0.0), 3)
+
+
+def _us_since(began: float) -> float:
+    return round((time.perf_counter() - began) * 1e6, 1)

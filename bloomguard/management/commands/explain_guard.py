@@ -1,0 +1,84 @@
+"""``manage.py explain_guard PATH``: which guard is asked, what it says, and why."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+from django.core.management.base import BaseCommand, CommandError, CommandParser
+
+from ...exceptions import ConfigurationError
+from ...explain import Answer, Explanation, explain
+
+
+class Command(BaseCommand):
+    help = "Tell what a guard says of one path, and why. It shows the key: keep the output to yourself."
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        parser.add_argument("path", help="such as /cities/7/, or a whole URL")
+        parser.add_argument("--method", default="GET", type=str.upper, help="GET unless given")
+        parser.add_argument("--urlconf", help="another one than ROOT_URLCONF")
+        parser.add_argument("--json", action="store_true", help="print one JSON object")
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        path = unquote(urlsplit(options["path"]).path)
+        if not path.startswith("/"):
+            raise CommandError(f"{options['path']!r} is no path; it has to begin with a slash, as in /cities/7/")
+        try:
+            found = explain(path, options["method"], options["urlconf"])
+        except ImportError as error:
+            raise CommandError(f"there is no URLconf {options['urlconf']!r}: {error}") from error
+        except ConfigurationError as error:
+            raise CommandError(str(error)) from error
+        if options["json"]:
+            self.stdout.write(json.dumps(asdict(found), default=str))
+            return
+        for title, said in _route(found):
+            self.stdout.write(f"{title:<11} {said}")
+        for answer in found.guards:
+            self.stdout.write("")
+            for title, said in _guard(answer):
+                self.stdout.write(f"{title:<11} {said}")
+
+
+def _route(found: Explanation) -> list[tuple[str, str]]:
+    lines = [("request", f"{found.method} {found.path}")]
+    if found.pattern:
+        lines.append(("route", f"{found.pattern}{f', named {found.name}' if found.name else ''}"))
+        lines.append(("", f"Django takes {found.resolve_us:,.0f} us to find it"))
+    if found.unguarded:
+        lines.append(("guard", f"none: {found.unguarded}"))
+    return lines
+
+
+def _guard(answer: Answer) -> list[tuple[str, str]]:
+    lines = [
+        ("guard", f"{answer.guard}, of {answer.model} by {answer.lookup}"),
+        ("key", f"{answer.key or 'none'}, of {answer.value or 'nothing in the path'}"),
+        ("verdict", f"{answer.verdict}: {answer.meaning}"),
+        ("outcome", answer.outcome),
+        ("store", f"{answer.store}, {answer.backend}"),
+    ]
+    if identity := answer.identity:
+        lines.append(("", f"identity {identity}"))
+    if generation := answer.generation:
+        lines.append(
+            (
+                "generation",
+                f"{generation['name']}, a {generation['kind']} filter of {generation['bytes']:,} bytes with room for "
+                f"{generation['capacity']:,} at an error rate of {generation['error_rate']:g}",
+            )
+        )
+    if state := answer.state:
+        lines.append(("state row", f"version {state['version']}, {state['status']} {state['reason']}".rstrip()))
+        lines += [("", f"{name} {state[name]}") for name in ("active", "standby", "building") if state[name]]
+        lines.append(("", f"{state['rows']:,} rows at the last build, published {state['published_at'] or 'never'}"))
+        if state["identity"] != answer.identity:
+            lines.append(("", f"its store is {state['identity']}"))
+    if answer.fault:
+        lines.append(("fault", answer.fault))
+    lines.append(("lease", f"{answer.lease_seconds:.3f} s left"))
+    lines.append(("timings", f"the verdict took {answer.first_us:,.0f} us, and {answer.again_us:,.0f} us once more"))
+    return lines

@@ -1,0 +1,219 @@
+"""``manage.py explain_guard``, and the header that says the same while ``DEBUG`` is on."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from asgiref.sync import async_to_sync
+from django.core.management import CommandError, call_command
+from django.test import AsyncClient, Client
+from django.urls import path
+
+from bloomguard.guards import registry
+from tests.guarding import registered, urlconf
+from tests.shop import features, views
+from tests.shop.models import Place, Product
+
+
+@pytest.fixture
+def shop(build):
+    """Product 7 exists and the filter is built."""
+    Product.objects.create(pk=7)
+    build("product")
+
+
+def told(capsys, *arguments):
+    call_command("explain_guard", *arguments)
+    return capsys.readouterr().out
+
+
+def explained(capsys, *arguments):
+    return json.loads(told(capsys, "--json", *arguments))
+
+
+@pytest.mark.parametrize(
+    ("url", "method", "verdict", "reason", "outcome"),
+    [
+        ("/products/7/", "GET", "maybe", "maybe", "passes"),
+        ("/products/8/", "GET", "absent", "absent", "404 by the middleware or the front door"),
+        ("/products-str/x/", "GET", "unknown", "unkeyable", "passes"),
+        (f"/products/{10**30}/", "GET", "absent", "out of range", "404 by the middleware or the front door"),
+        ("/products/8/", "POST", "absent", "absent", "passes: the guard answers GET, HEAD alone"),
+        ("/decorated/8/", "GET", "absent", "absent", "404 by @guarded"),
+    ],
+)
+def test_a_path_is_explained(shop, capsys, url, method, verdict, reason, outcome):
+    """Which guard, what it says and why, and what becomes of the request."""
+    [answer] = explained(capsys, url, "--method", method.lower())["guards"]
+
+    assert (answer["guard"], answer["verdict"], answer["reason"]) == ("product", verdict, reason)
+    assert answer["outcome"].startswith(outcome)
+
+
+def test_the_key_and_what_it_was_held_against_are_shown(shop, capsys):
+    """Key, generation, state row, store, lease and timings are those that the verdict came from."""
+    found = explained(capsys, "https://testserver/products/8/?page=2")
+    [answer] = found["guards"]
+    state = registry["product"].live.table.current("product")
+
+    assert (found["path"], found["pattern"], found["name"]) == ("/products/8/", "/products/<int:pk>/", "product")
+    assert bytes.fromhex(answer["key"]) == registry["product"].keys.key(8)
+    assert answer["value"] == "8"
+    assert answer["generation"]["name"] == answer["state"]["active"] == state.active
+    assert answer["state"]["version"] == state.version
+    assert answer["state"]["status"] == "armed"
+    assert answer["identity"] == registry["product"].live.store.identity == state.identity
+    assert answer["backend"] == "bloomguard.stores.file.FileStore"
+    assert 0 < answer["lease_seconds"] <= 1
+    assert answer["first_us"] > 0 < answer["again_us"]
+    assert answer["fault"] == ""
+
+
+def test_it_changes_nothing(shop, capsys, django_assert_num_queries):
+    """Neither the row nor the filter is another one afterwards, and the guarded table is not asked."""
+    table = registry["product"].live.table
+    before = table.current("product")
+    with django_assert_num_queries(1) as queries:  # the state row
+        told(capsys, "/products/8/")
+
+    assert "bloomguard_guardstate" in queries.captured_queries[0]["sql"]
+    assert table.current("product") == before
+
+
+def test_a_guard_of_several_fields(build, capsys, settings):
+    """The values come from the kwargs that the guard takes them from."""
+    Place.objects.create(country="DE", slug="ulm")
+    build("place")
+
+    [there], [gone] = (explained(capsys, f"/places/{code}/ulm/")["guards"] for code in ("DE", "FR"))
+    assert (there["value"], there["verdict"], gone["verdict"]) == ("('DE', 'ulm')", "maybe", "absent")
+    assert there["lookup"] == "country, slug"
+
+
+@pytest.mark.parametrize(
+    ("url", "why"),
+    [
+        ("/nothing/", "no URL pattern takes this path"),
+        ("/products/0/", "the pattern takes no identifier"),  # a pattern before the guarded one takes it
+    ],
+)
+def test_a_path_that_nobody_guards(shop, capsys, url, why):
+    """It is said why no guard is asked."""
+    assert explained(capsys, url)["unguarded"] == why
+    assert f"guard       none: {why}" in told(capsys, url)
+
+
+def test_a_view_that_nobody_guards_is_told_of(shop, capsys, settings):
+    """The reason is that of ``guard_routes``."""
+    found = explained(capsys, "/own-object/8/", "--urlconf", "tests.shop.features")
+
+    assert found["guards"] == []
+    assert found["unguarded"]
+
+
+def test_a_route_that_passes_says_what_is_in_the_way(shop, capsys):
+    """A named route whose view demands something of the user."""
+    with registered(Product, name="named", routes=["decorated"]):
+        found = explained(capsys, "/decorated/8/", "--urlconf", "tests.shop.features")
+
+    assert [answer["outcome"] for answer in found["guards"] if answer["guard"] == "named"] == [
+        "passes: a decorator of django.contrib.auth demands something of the user"
+    ]
+
+
+def test_a_path_in_a_language(build, capsys, settings):
+    """The language is the path's own, as ``LocaleMiddleware`` would find it."""
+    settings.ROOT_URLCONF = urlconf(*features.in_languages)
+    with registered(Product, name="auto", routes="auto"):
+        build("auto")
+        found = explained(capsys, "/de/p/8/")
+
+    assert [(answer["guard"], answer["verdict"]) for answer in found["guards"]] == [("auto", "absent")]
+
+
+def test_before_the_first_build(fresh, transactional_db, capsys):
+    """A cold guard is said to be, with the cure."""
+    said = told(capsys, "/products/8/")
+
+    assert "verdict     unknown: there is no filter yet; run rebuild_filter" in said
+    assert "fault       there is no state row" in said
+
+
+def test_a_fenced_guard_says_why(shop, capsys):
+    """The reason of the fence stands in the state row."""
+    registry["product"].live.table.fence("product", "a write of a test")
+    registry["product"].live.table.forget()
+    said = told(capsys, "/products/8/")
+
+    assert "verdict     unknown: a write could not be put into the filter; run rebuild_filter" in said
+    assert "fenced a write of a test" in said
+
+
+def test_it_reads_well(shop, capsys):
+    """One thing a line, what it is at its beginning."""
+    titles = [line[:11].strip() for line in told(capsys, "/products/8/").splitlines() if line[:11].strip()]
+
+    assert titles == [
+        "request", "route", "guard", "key", "verdict", "outcome", "store", "generation", "state row", "lease", "timings"
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        (["products/8/"], r"'products/8/' is no path; it has to begin with a slash"),
+        (["/products/8/", "--urlconf", "no.such"], r"there is no URLconf 'no\.such'"),
+    ],
+)
+def test_a_mistake_is_named(shop, arguments, why):
+    """With the value and the cure."""
+    with pytest.raises(CommandError, match=why):
+        call_command("explain_guard", *arguments)
+
+
+def test_a_decorator_with_a_guard_that_there_is_not(shop, settings):
+    """The guards that there are are listed."""
+    from bloomguard.decorators import guarded
+
+    settings.ROOT_URLCONF = urlconf(path("x/<int:pk>/", guarded("nobody")(views.product)))
+    with pytest.raises(CommandError, match="there is no guard 'nobody'"):
+        call_command("explain_guard", "/x/8/")
+
+
+def headers(client, *urls):
+    get = client().get if client is Client else async_to_sync(client().get)
+    return [get(url).headers.get("X-Bloomguard") for url in urls]
+
+
+@pytest.mark.parametrize("client", [Client, AsyncClient], ids=["wsgi", "asgi"])
+@pytest.mark.parametrize("middleware", [["bloomguard.middleware.BloomGuardMiddleware"], []], ids=["middleware", "none"])
+def test_in_debug_a_header_says_the_verdict(shop, settings, client, middleware):
+    """What the middleware and ``@guarded`` were told, whoever answers; nothing where no guard was asked."""
+    settings.DEBUG, settings.MIDDLEWARE = True, middleware
+    early = ["product: maybe", "product: absent", "product: absent (out of range)", "product: unknown (unkeyable)"]
+    urls = ["/products/7/", "/products/8/", f"/products/{10**30}/", "/products-str/x/"]
+
+    assert headers(client, *urls) == (early if middleware else [None] * 4)
+    for view in ("decorated", "decorated-async"):
+        assert headers(client, f"/{view}/7/", f"/{view}/8/") == early[:2]
+    assert headers(client, "/nothing/") == [None]
+
+
+@pytest.mark.parametrize("client", [Client, AsyncClient], ids=["wsgi", "asgi"])
+def test_in_debug_a_view_that_answers_itself_tells_too(build, settings, client):
+    """A route that is answered once its view is known has the header as well."""
+    settings.DEBUG, settings.MIDDLEWARE = True, ["bloomguard.middleware.BloomGuardMiddleware"]
+    settings.ROOT_URLCONF = "tests.shop.features"
+    Product.objects.create(pk=7)
+    with registered(Product, name="auto", routes="auto"):
+        build("auto")
+
+        assert headers(client, "/own-queryset/7/", "/own-queryset/8/") == ["auto: maybe", "auto: absent"]
+
+
+def test_without_debug_nobody_is_told(shop, settings):
+    """Strangers learn nothing of the guards."""
+    settings.MIDDLEWARE = ["bloomguard.middleware.BloomGuardMiddleware"]
+
+    assert headers(Client, "/products/7/", "/products/8/", "/decorated/7/", "/decorated/8/") == [None] * 4
