@@ -15,8 +15,6 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from django.db import connections
-
 from .conf import settings
 from .exceptions import StoreError, StoreUnavailable, UnknownGeneration
 from .filters import CorruptFilter, FilterError, FilterFull, KeyHash
@@ -38,17 +36,25 @@ class LiveFilter:
 
     ``definition`` says in words what a key stands for (table, columns, which rows); a generation that was built for
     other words, or with a secret that is no longer in the settings, is never asked. ``width`` is the keys' size in
-    bytes, if they all have one.
+    bytes, if they all have one. ``counted`` says that adds are counted, because :meth:`discard` takes them back.
     """
 
     def __init__(
-        self, name: str, *, store_alias: str, definition: str, width: int | None, table: StateTable | None = None
+        self,
+        name: str,
+        *,
+        store_alias: str,
+        definition: str,
+        width: int | None,
+        counted: bool = False,
+        table: StateTable | None = None,
     ) -> None:
         self.name = name
         self.table = table or states.table
         self._store_alias = store_alias
         self._definition = definition
         self._width = width
+        self._counted = counted
         self._waits: bool | None = None  # whether the store's checks wait for a network, once that is known
         # The active generation and its check, in one piece: threads replace it while others read it.
         self._check: tuple[str, Callable[[bytes], bool]] | None = None
@@ -157,7 +163,7 @@ class LiveFilter:
         The conditions stand in :mod:`bloomguard.remembered`. Raises :class:`DatabaseError`.
         """
         state = self._answered_by(name)
-        if state is not None and self._is_up_to_date(using, name):
+        if state is not None and self.table.is_published_for(using, self.name, name):
             self._found_out.remember(name, [key], state.identity)
 
     def worth_asking(self, key: bytes, name: str) -> bool:
@@ -171,18 +177,6 @@ class LiveFilter:
             self.table.renew()
         state = self.table.lease(self.name)
         return state if state is not None and state.active == name and state.status == ARMED else None
-
-    def _is_up_to_date(self, using: str, name: str) -> bool:
-        """Whether what ``using`` sees is later than the publication of ``name``.
-
-        So it is of every statement outside a transaction, but for SQLite while a scan of the same connection goes on.
-        """
-        if connections[using].vendor != "sqlite":
-            return True
-        if self.table.connection.alias != using:
-            return False
-        seen = self.table.visible_to(using).get(self.name)
-        return seen is not None and seen.active == name
 
     def _worth_reading(self) -> bool:
         """Whether there is any generation that the rows could name: a guard without one asks the database nothing."""
@@ -348,13 +342,45 @@ class LiveFilter:
             generation = self._generation(state, name)
             if generation is None:
                 return False
-            generation.add(keys)
+            generation.add(keys if self._counted else self._new(generation, keys))
             self._found_out.add(name, keys, state.identity)
         except (FilterError, StoreError) as error:
             if name != state.standby and not isinstance(error, (FilterFull, StoreUnavailable)):
                 self._distrust(error, name)
             return False
         return True
+
+    @staticmethod
+    def _new(generation: Generation, keys: Sequence[bytes]) -> Sequence[bytes]:
+        """Of ``keys``, those that a filter which would count them lacks: every save of a row comes here.
+
+        Right only because nothing is discarded: a key that seems to be there may be another one's.
+        """
+        if not generation.layout.filter_class.supports_discard:
+            return keys
+        return [key for key, there in zip(keys, generation.might_contain_many(keys)) if not there]
+
+    def active(self) -> str:
+        """The generation that answers now, empty where none does: what a later :meth:`discard` has to name."""
+        if self.table.lease(self.name) is None:
+            self.table.renew()
+        state = self.table.lease(self.name)
+        return state.active if state is not None and state.status == ARMED else ""
+
+    def discard(self, keys: Iterable[bytes], name: str) -> None:
+        """Take keys of rows that are gone out of the generation ``name``, once each, if it still is the active one.
+
+        Each key had a row when ``name`` was active, so it was added there. Of a generation that is being built nobody
+        knows whether its scan came by before the row went. Never raises and never tries again: a key too many is a
+        harmless false positive, and one too few a false 404.
+        """
+        try:
+            state = self.table.lease(self.name) if self.active() == name else None
+            generation = self._generation(state, name) if state is not None else None
+            if generation is not None:
+                generation.discard(keys)
+        except (FilterError, StoreError) as error:
+            logger.info("bloomguard left keys of deleted rows in the filter of %s: %s", self.name, error)
 
     def forget(self) -> None:
         """Close everything, as if the process had just started."""

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, ClassVar
 from django.core.checks import CheckMessage
 
 from ..exceptions import UnknownGeneration
-from ..filters import CorruptFilter, KeyHash
+from ..filters import CorruptFilter, DiscardUnsupported, KeyHash
 from ..filters.codec import Header
 from ..filters.layout import SHARD_BYTES, Layout
 
 if TYPE_CHECKING:
-    from ..filters.base import Keys
+    from ..filters.base import BodyFilter, Keys
 
 #: Given a header's key id, how its keys are hashed; ``None`` where no secret and definition of today's fits.
 FindKeyHash = Callable[[int], KeyHash | None]
@@ -39,7 +39,10 @@ class Generation(ABC):
 
     @abstractmethod
     def add(self, keys: Iterable[bytes]) -> None:
-        """Put keys in and see that they are; raises :class:`CorruptFilter` or :class:`StoreError` if that fails."""
+        """Put keys in and see that they are; raises :class:`CorruptFilter` or :class:`StoreError` if that fails.
+
+        A kind that can discard counts: what is put in twice is there twice, and has to be discarded twice.
+        """
 
     @abstractmethod
     def add_many(self, keys: Keys, *, more: bool = False) -> None:
@@ -50,13 +53,30 @@ class Generation(ABC):
         Into a generation that this process has made they may go only when it is sealed.
         """
 
+    def discard(self, keys: Iterable[bytes]) -> None:
+        """Take each key out once; one that is saturated, or not there, leaves the generation as it is.
+
+        Never to be tried again: an attempt that failed may have taken something out. Raises
+        :class:`DiscardUnsupported`, :class:`CorruptFilter` or :class:`StoreError`.
+        """
+        raise DiscardUnsupported(
+            f"generation {self.name} is a {self.layout.kind} filter, of which nothing is taken out"
+        )
+
+    @abstractmethod
+    def filters(self) -> Iterable[BodyFilter]:
+        """The filter of each shard, in their order: the very ones, or copies of what a server holds now.
+
+        Raises :class:`CorruptFilter` or :class:`StoreError`.
+        """
+
+    def approximate_size(self) -> int:
+        """The number of keys in it, as near as its kind can tell; raises what :meth:`filters` raises."""
+        return sum(each.approximate_size() for each in self.filters())
+
     @abstractmethod
     def fill(self) -> float:
         """Share of the bits or slots in use, over all shards, 0 to 1."""
-
-    @abstractmethod
-    def approximate_size(self) -> int:
-        """About how many keys are in it, over all shards."""
 
     @abstractmethod
     def measure_error_rate(self, probes: int = 100_000) -> float:

@@ -410,7 +410,7 @@ class RedisGeneration(Generation):
         frame.seal()
         return frame
 
-    def _filters(self) -> Iterator[BodyFilter]:
+    def filters(self) -> Iterator[BodyFilter]:
         if self._draft is not None:
             yield from self._draft.filters
             return
@@ -418,14 +418,11 @@ class RedisGeneration(Generation):
             yield self.layout.attach(self.frame(shard))
 
     def fill(self) -> float:
-        return mean(each.fill for each in self._filters())
-
-    def approximate_size(self) -> int:
-        return sum(each.approximate_size() for each in self._filters())
+        return mean(each.fill for each in self.filters())
 
     def measure_error_rate(self, probes: int = 100_000) -> float:
         share = -(-probes // len(self._keys))
-        return mean(each.measure_error_rate(share) for each in self._filters())
+        return mean(each.measure_error_rate(share) for each in self.filters())
 
 
 class _Draft:

@@ -178,6 +178,17 @@ class StateTable:
                 raise
         return {row[0]: State(*row) for row in found}
 
+    def is_published_for(self, using: str, name: str, generation: str) -> bool:
+        """Whether what this thread's connection to ``using`` sees is later than the publication of ``generation``.
+
+        That is so of every statement outside a transaction, but for SQLite while a scan of the same connection goes on.
+        Raises :class:`DatabaseError`.
+        """
+        if connections[using].vendor != "sqlite":
+            return True
+        seen = self.visible_to(using).get(name) if self.connection.alias == using else None
+        return seen is not None and seen.active == generation
+
     @property
     def query(self) -> str:
         """The statement that reads all rows, each a :class:`State`."""

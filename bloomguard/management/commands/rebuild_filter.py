@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 from argparse import ArgumentTypeError
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -13,7 +12,6 @@ from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.db import DatabaseError
-from tqdm import tqdm
 
 from ...exceptions import BuilderBusy, ConfigurationError, RebuildError, StoreError
 from ...filters import FilterError
@@ -21,6 +19,7 @@ from ...guards import Guard, registry
 from ...needs import Need, assess
 from ...plans import Plan, Report
 from ...rebuild import Rebuild, clear_away, roll_back_all, run_all
+from ..progress import Bar
 
 EX_TEMPFAIL = 75  # sysexits.h: try again later
 
@@ -124,7 +123,7 @@ class Command(BaseCommand):
         quiet = options["verbosity"] == 0
         keep = options["keep_standby"]
         with ExitStack() as bars:
-            rebuilds = [Rebuild(guard, progress=_Bar(guard, bars, quiet), keep_standby=keep) for guard in guards]
+            rebuilds = [Rebuild(guard, progress=Bar(guard, bars, quiet), keep_standby=keep) for guard in guards]
             outcomes = run_all(rebuilds)
         for report in outcomes:
             if isinstance(report, Report):
@@ -134,22 +133,6 @@ class Command(BaseCommand):
                     f"{report.error_rate_measured:.4%} now, {report.error_rate:.4%} when full"
                 )
         return [_named(outcome) if isinstance(outcome, Report) else outcome for outcome in outcomes]
-
-
-class _Bar:
-    """A guard's progress bar, there from its first page to the next guard's."""
-
-    def __init__(self, guard: Guard, stack: ExitStack, quiet: bool) -> None:
-        self._guard, self._stack, self._quiet = guard, stack, quiet
-        self._bar: tqdm[Any] | None = None
-
-    def __call__(self, done: int, total: int) -> None:
-        if self._bar is None:
-            self._stack.close()
-            bar = tqdm(desc=self._guard.name, unit=" rows", unit_scale=True, disable=self._quiet, file=sys.stderr)
-            self._bar = self._stack.enter_context(bar)
-        self._bar.total = total
-        self._bar.update(done - self._bar.n)
 
 
 def _say_nothing(text: str) -> None:
