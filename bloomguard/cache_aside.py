@@ -29,11 +29,13 @@ from django.core.cache import caches
 from django.core.exceptions import ObjectDoesNotExist
 
 from .conf import settings
+from .counts import SPARED
 from .forks import after_fork
 from .steps import AsyncWaiter, Event, Steps, Waiter, arun, run
 from .verdicts import Decision, Verdict
 
 if TYPE_CHECKING:
+    from .counts import Tallies
     from .keys import KeyMaker
 
 logger = logging.getLogger("bloomguard")
@@ -176,6 +178,7 @@ class CacheAside:
 
     if TYPE_CHECKING:
         name: str
+        tallies: Tallies
 
         @property
         def keys(self) -> KeyMaker: ...
@@ -216,6 +219,7 @@ class CacheAside:
         """
         decision = self.decide(value)
         if decision.verdict is Verdict.ABSENT:
+            self.tallies[SPARED]()
             return None
         waiter = Waiter(caches[cache], lambda: load(value))
         return run(self._steps(value, decision, waiter, timeout, patience), waiter)
@@ -232,6 +236,7 @@ class CacheAside:
         """:meth:`get_or_load` with an async ``load``, without a blocking call on the event loop."""
         decision = await self._adecide(value)
         if decision.verdict is Verdict.ABSENT:
+            self.tallies[SPARED]()
             return None
         waiter = AsyncWaiter(caches[cache], lambda: load(value))
         return await arun(self._steps(value, decision, waiter, timeout, patience), waiter)

@@ -10,11 +10,13 @@ from django.core.exceptions import ObjectDoesNotExist, ValidationError
 from django.db import models, router
 from django.http import Http404
 
+from .counts import SPARED
 from .keys import OutOfRange, Unkeyable
 from .querysets import covers, finds_all, is_exact, lookup_of
 from .verdicts import ERROR, Decision, Verdict
 
 if TYPE_CHECKING:
+    from .counts import Tallies
     from .keys import KeyMaker
     from .live import LiveFilter
 
@@ -30,6 +32,7 @@ class Fetching:
 
     if TYPE_CHECKING:
         model: type[models.Model]
+        tallies: Tallies
 
         @property
         def keys(self) -> KeyMaker: ...
@@ -77,7 +80,11 @@ class Fetching:
         except Exception as error:
             self._say_once(error)
             answers = iter([ERROR] * len(keys))
-        return [next(answers) if decision is None else decision for decision in decided]
+        return [self._counted(next(answers)) if decision is None else decision for decision in decided]
+
+    def _counted(self, decision: Decision) -> Decision:
+        self.tallies[decision.reason]()
+        return decision
 
     def filter_existing(self, values: Iterable[V]) -> list[V]:
         """Those of ``values`` that may exist, in their order; all of them where nothing can be said. Never raises."""
@@ -100,6 +107,7 @@ class Fetching:
         """
         rows = self._rows(queryset)
         if covers(self, rows) and self.verdict(value) is Verdict.ABSENT:
+            self.tallies[SPARED]()
             raise self._not_found(rows)
         return self._fetch(value, rows)
 
@@ -107,6 +115,7 @@ class Fetching:
         """:meth:`get_object_or_404`, without a blocking call on the event loop."""
         rows = self._rows(queryset)
         if covers(self, rows) and await self.averdict(value) is Verdict.ABSENT:
+            self.tallies[SPARED]()
             raise self._not_found(rows)
         return await sync_to_async(self._fetch)(value, rows)
 

@@ -12,6 +12,7 @@ import logging
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
+from time import perf_counter_ns
 from typing import Any, ClassVar, TypeVar
 
 from django.core.exceptions import FieldDoesNotExist
@@ -19,7 +20,7 @@ from django.db import models
 from django.db.models import Model, Q
 from django.http import HttpRequest
 
-from . import spot_checks
+from . import counts, spot_checks
 from .alive import Unstable, in_words
 from .cache_aside import CacheAside
 from .exceptions import ConfigurationError
@@ -78,6 +79,7 @@ class Guard(Fetching, CacheAside):
                 f"{type(self).__name__}: name is {self.name!r}; it has to begin with a lower-case letter and go on "
                 "with up to 99 lower-case letters, digits, dots, dashes and underscores"
             )
+        self.tallies = counts.counts.of(self.name)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.name!r} of {self.model._meta.label}>"
@@ -181,19 +183,21 @@ class Guard(Fetching, CacheAside):
 
         May read the state rows, at most once a second and process.
         """
+        began = perf_counter_ns() if counts.drawn() else 0
         decision = self._decide(value, lambda key: self.live.ask(key)) or ERROR
         if decision is ABSENT and (self._owes_check or spot_checks.drawn()):
             self._owes_check = False
-            return spot_checks.checks.check(self, value)
-        return decision
+            decision, began = spot_checks.checks.check(self, value), 0
+        return self._count(decision, began)
 
     def decide_now(self, value: Any) -> Decision | None:
         """The same without waiting; ``None`` if that needs the state rows, or a filter, read first."""
+        began = perf_counter_ns() if counts.drawn() else 0
         decision = self._decide(value, lambda key: self.live.ask_now(key))
         if decision is ABSENT and spot_checks.drawn():
             self._owes_check = True  # by whoever asks next, where waiting is allowed
             return None
-        return decision
+        return None if decision is None else self._count(decision, began)
 
     def _decide(self, value: Any, ask: Callable[[bytes], Decision | None]) -> Decision | None:
         try:
@@ -205,6 +209,12 @@ class Guard(Fetching, CacheAside):
         except Exception as error:
             self._say_once(error)
             return ERROR
+
+    def _count(self, decision: Decision, began: int) -> Decision:
+        self.tallies[decision.reason]()
+        if began:
+            self.tallies.time(began)
+        return decision
 
     def _say_once(self, error: Exception) -> None:
         if type(error) not in self._failures:

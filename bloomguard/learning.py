@@ -7,28 +7,34 @@ each ID, after the view has answered.
 from __future__ import annotations
 
 import logging
+from typing import TYPE_CHECKING
 
-from django.conf import settings
 from django.http import HttpRequest
 
-from .routes import NO_ID, table_for
+from .routes import NO_ID
+
+if TYPE_CHECKING:
+    from .routes import GuardedRoute
 
 logger = logging.getLogger("bloomguard")
 
 _failures: set[type[Exception]] = set()  # said already
 
 
+def is_worth_learning(request: HttpRequest) -> bool:
+    """Whether a guard said MAYBE to ``request``, which was answered 404."""
+    return hasattr(request, "bloomguard_maybe")
+
+
 def learn_from(request: HttpRequest) -> None:
     """``request`` was answered 404, by its view or by what stands before it. Never raises."""
     try:
+        route: GuardedRoute | None = getattr(request, "bloomguard_maybe", None)
         match = request.resolver_match
-        if match is None:
-            return
-        for route in table_for(getattr(request, "urlconf", None) or settings.ROOT_URLCONF).guarded:
-            if route.pattern.is_of(match) and request.method in route.methods:
-                value = route.value(match.kwargs)
-                if value is not NO_ID:
-                    route.guard.confirm_missing(value)
+        if route is not None and match is not None and route.pattern.is_of(match):
+            value = route.value(match.kwargs)
+            if value is not NO_ID:
+                route.guard.confirm_missing(value)
     except Exception as error:
         if type(error) not in _failures:
             _failures.add(type(error))

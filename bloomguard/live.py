@@ -12,11 +12,12 @@ import hmac
 import logging
 import socket
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from typing import Any
 
 from .conf import settings
-from .exceptions import StoreError, StoreUnavailable, UnknownGeneration
+from .exceptions import ConfigurationError, StoreError, StoreUnavailable, UnknownGeneration
 from .filters import CorruptFilter, FilterError, FilterFull, KeyHash
 from .forks import after_fork
 from .remembered import FoundOut, shelf
@@ -183,11 +184,12 @@ class LiveFilter:
         now = self.table.clock()
         if now - self._looked_at < LEASE_SECONDS:
             return False
-        try:
-            if self.store.names(self.name):
-                return True  # and so for whoever asks next: under ASGI the same request asks again, in a thread
-        except StoreError as error:
-            logger.debug("bloomguard cannot tell whether %s has a filter: %s", self.name, error)
+        for store in self._stores():
+            try:
+                if store.names(self.name):
+                    return True  # and so for whoever asks next: under ASGI the same request asks again, in a thread
+            except StoreError as error:
+                logger.debug("bloomguard cannot tell whether %s has a filter: %s", self.name, error)
         self._looked_at = now
         return False
 
@@ -270,19 +272,43 @@ class LiveFilter:
         generation = self._opened.get(name)
         if generation is not None:
             return generation
-        if self._refused.get(name, 0) > self.table.clock() or self.store.identity != state.identity:
+        home = None if self._refused.get(name, 0) > self.table.clock() else self._home(state.identity)
+        if home is None:
             return None
         with self._lock:
             generation = self._opened.get(name)
             if generation is None:
-                generation = self.store.open(self.name, name, self.find_key_hash, state.identity)
+                generation = home.open(self.name, name, self.find_key_hash, state.identity)
+                self._waits = home.waits
                 self._opened[name] = generation
         return generation
 
     def _open_recent(self, name: str, identity: str) -> Generation:
-        if self.store.identity != identity:
+        home = self._home(identity)
+        if home is None:
             raise StoreError("the recent rows are in another store, or in another life of this one")
-        return self.store.open(shelf(self.name), name, self.find_key_hash, identity)
+        return home.open(shelf(self.name), name, self.find_key_hash, identity)
+
+    def _home(self, identity: str) -> Store | None:
+        """The store that the row names: the guard's own or, while it moves from one to another, any in the settings."""
+        unavailable: StoreError | None = None
+        for store in self._stores():
+            try:
+                if store.identity == identity:
+                    return store
+            except StoreError as error:
+                unavailable = unavailable or error
+        if unavailable is not None:
+            raise unavailable
+        return None
+
+    def _stores(self) -> Iterator[Store]:
+        """The guard's own store, then all others that can be made."""
+        yield self.store
+        for alias in settings.stores:
+            if alias != self._store_alias:
+                with suppress(ConfigurationError):  # a system check says so
+                    yield stores[alias]
 
     def _tidy(self, state: State) -> None:
         """Let go of generations that the row no longer names: a mapped file takes its disk space until then."""
@@ -326,29 +352,37 @@ class LiveFilter:
             self.table.renew()
 
     def _add(self, state: State, keys: Sequence[bytes], part_with_standby: Callable[[State], bool]) -> bool:
+        adds: list[tuple[Generation, Sequence[bytes]]] = []
+        missed: list[str] = []
         for name in state.generations:
             if state.status != ARMED and name != state.building:
                 continue  # it answers nobody, and never will again; what will answer next is being built
-            if self._reaches(state, name, keys):
-                continue
-            # A standby that is not yet kept still answers those who have not read the row since it was replaced.
-            if name != state.kept or not part_with_standby(state):
-                return False
+            try:
+                generation = self._generation(state, name)
+                if generation is not None:
+                    recent = self._found_out.recent(name, state.identity)
+                    adds.append((generation, keys if self._counted else self._new(generation, keys)))
+                    adds += [(recent, keys)] if recent is not None else []
+            except (FilterError, StoreError) as error:
+                self._doubt(state, name, error)
+                generation = None
+            if generation is None:
+                missed.append(name)
+        if adds:
+            for (generation, _), failed in zip(adds, adds[0][0].add_to_all(adds)):
+                if failed is not None:
+                    self._doubt(state, generation.name, failed)
+                    missed.append(generation.name)
+        # A standby that is not yet kept still answers those who have not read the row since it was replaced.
+        if not all(name == state.kept and part_with_standby(state) for name in dict.fromkeys(missed)):
+            return False
         # The copy was good when the adds began; it must still be when they are counted.
         return self.table.lease(self.name) is not None
 
-    def _reaches(self, state: State, name: str, keys: Sequence[bytes]) -> bool:
-        try:
-            generation = self._generation(state, name)
-            if generation is None:
-                return False
-            generation.add(keys if self._counted else self._new(generation, keys))
-            self._found_out.add(name, keys, state.identity)
-        except (FilterError, StoreError) as error:
-            if name != state.standby and not isinstance(error, (FilterFull, StoreUnavailable)):
-                self._distrust(error, name)
-            return False
-        return True
+    def _doubt(self, state: State, name: str, error: Exception) -> None:
+        """An add did not reach the generation: that of a sound one is tried again, another one is asked no more."""
+        if name != state.standby and not isinstance(error, (FilterFull, StoreUnavailable)):
+            self._distrust(error, name)
 
     @staticmethod
     def _new(generation: Generation, keys: Sequence[bytes]) -> Sequence[bytes]:

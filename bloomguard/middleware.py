@@ -10,7 +10,8 @@ from django.conf import settings
 from django.http import HttpRequest, HttpResponseBase
 
 from .guards import Guard
-from .learning import learn_from
+from .learning import is_worth_learning, learn_from
+from .outcomes import ablocked, blocked, settle
 from .responses import not_found, not_found_now
 from .routes import Decide, GuardedRoute, absent, absent_in_view
 from .telling import noting, tell
@@ -38,9 +39,12 @@ class BloomGuardMiddleware:
         guard = absent(request, self._noting(request, Guard.decide))
         response: HttpResponseBase
         if isinstance(guard, Guard):
+            blocked(guard, request)
             response = not_found(request, guard.name)
         else:
             response = self.get_response(request)  # type: ignore[assignment]
+            if response.status_code == 404 and (by_view := settle(request)):
+                blocked(by_view, request)
             if response.status_code == 404:
                 learn_from(request)
         return tell(request, response) if self._tells else response
@@ -53,10 +57,13 @@ class BloomGuardMiddleware:
             guard = await sync_to_async(absent, thread_sensitive=False)(request, decide)
         response: HttpResponseBase
         if isinstance(guard, Guard):
+            await ablocked(guard, request)
             response = await _anot_found(request, guard.name)
         else:
             response = await self.get_response(request)  # type: ignore[misc]
-            if response.status_code == 404:
+            if response.status_code == 404 and (by_view := settle(request)):
+                await ablocked(by_view, request)
+            if response.status_code == 404 and is_worth_learning(request):
                 await sync_to_async(learn_from)(request)
         return tell(request, response) if self._tells else response
 
@@ -71,6 +78,7 @@ class BloomGuardMiddleware:
             return None
         if route.needs_login and not (hasattr(request, "user") and request.user.is_authenticated):
             return None
+        request.bloomguard_absent = route  # type: ignore[attr-defined]
         if route.by_view:
             response: HttpResponseBase = route.spared(request, *args, **kwargs)
             return response
@@ -85,6 +93,7 @@ class BloomGuardMiddleware:
             return None
         if route.needs_login and not (hasattr(request, "auser") and (await request.auser()).is_authenticated):
             return None
+        request.bloomguard_absent = route  # type: ignore[attr-defined]
         if route.by_view:
             spared = route.spared if iscoroutinefunction(route.spared) else sync_to_async(route.spared)
             response: HttpResponseBase = await spared(request, *args, **kwargs)

@@ -87,10 +87,9 @@ class FoundOut:
         self._recent: dict[str, Generation] = {}
         self._lock = threading.Lock()
 
-    def add(self, name: str, keys: Sequence[bytes], identity: str) -> None:
-        """Put ``keys`` among the recent ones of the generation ``name``; raises what :meth:`Generation.add` raises."""
-        if has_recent(name):
-            self._recent_of(name, identity).add(keys)
+    def recent(self, name: str, identity: str) -> Generation | None:
+        """What every add to the generation ``name`` goes into as well, if anything; raises what opening it raises."""
+        return self._recent_of(name, identity) if has_recent(name) else None
 
     def remember(self, name: str, keys: Iterable[bytes], identity: str) -> None:
         """The generation ``name`` let ``keys`` through, and none of them has a row. Never raises."""

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 from django.db import DatabaseError, connections, router
 
-from .counts import count
 from .forks import after_fork
 from .keys import value_field
+from .signals import false_negative_found, tell
 from .verdicts import ABSENT, CAUGHT, Decision
 
 if TYPE_CHECKING:
@@ -28,8 +28,6 @@ logger = logging.getLogger("bloomguard")
 
 EVERY = 1_000
 SECONDS = 1.0
-#: What a false absence is counted as.
-REASON = "false absence"
 
 
 def _draws() -> Callable[[], bool]:
@@ -75,8 +73,8 @@ class SpotChecks:
             key = guard.keys.key(value)
             if not is_denied(lambda: _exists(guard, value), lambda: guard.live.ask(key) is ABSENT):
                 return ABSENT
-            count(guard.name, REASON)
             self._fence(guard)
+            tell(false_negative_found, type(guard), guard=guard, value=value)
             return CAUGHT
         except Exception as error:
             logger.warning("bloomguard could not check an absence of %s: %s", guard.name, type(error).__name__)

@@ -19,6 +19,8 @@ from .filters import FilterError
 from .guards import Guard
 from .models import GuardState
 from .remembered import shelf
+from .signals import generation_published, tell
+from .stores import Store
 from .sync.state import ARMED, State
 
 logger = logging.getLogger("bloomguard")
@@ -33,10 +35,10 @@ def lying(guard: Guard) -> list[str]:
     return list({name: None for place in (guard.name, shelf(guard.name)) for name in store.names(place)})
 
 
-def drop(guard: Guard, name: str) -> None:
-    """Remove a generation and what lies beside it; raises :class:`StoreError`."""
+def drop(guard: Guard, name: str, store: Store | None = None) -> None:
+    """Remove a generation and what lies beside it, by default from the guard's store; raises :class:`StoreError`."""
     for place in (guard.name, shelf(guard.name)):
-        guard.live.store.drop(place, name)
+        (store or guard.live.store).drop(place, name)
 
 
 def sweep(guard: Guard, there: Sequence[str], state: State) -> None:
@@ -93,6 +95,7 @@ def roll_back(guard: Guard) -> State:
     after = table.swap(seen, active=seen.kept, standby=seen.active, standby_until=None, published_at=timezone.now())
     if after is None:
         raise RebuildError(f"{guard.name}: its state row changed at the same moment, so nothing was done; try again")
+    tell(generation_published, type(guard), guard=guard, generation=after.active, rows=None)
     return after
 
 

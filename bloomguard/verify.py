@@ -20,6 +20,7 @@ from .filters.base import BodyFilter
 from .filters.layout import Layout
 from .guards import Guard
 from .keys import OutOfRange, Unkeyable
+from .signals import false_negative_found, tell
 from .sources import Page, Source
 from .spot_checks import is_denied
 from .stores import Generation
@@ -169,6 +170,7 @@ class Verification:
                 missing += 1
                 if missing == 1:
                     self.guard.live.table.fence(self.guard.name, "rows are missing from its filter")
+                tell(false_negative_found, type(self.guard), guard=self.guard, value=value)
         return missing
 
     def _is_absent(self, key: bytes) -> bool:

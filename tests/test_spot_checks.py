@@ -15,6 +15,7 @@ from django.test import AsyncClient, Client
 from bloomguard import counts, spot_checks
 from bloomguard.guards import Verdict, registry
 from bloomguard.rebuild import Rebuild
+from bloomguard.signals import false_negative_found
 from bloomguard.sync import state as states
 
 from . import database
@@ -46,7 +47,7 @@ def asked(monkeypatch) -> list[threading.Thread]:
 
 
 def times_counted(name: str) -> int:
-    return counts.counted().get((name, spot_checks.REASON), 0)
+    return counts.counts.read().get((name, counts.FALSE_ABSENCE), 0)
 
 
 def test_one_in_a_thousand_is_drawn(monkeypatch):
@@ -84,11 +85,14 @@ def test_a_false_absence_is_caught(name, table, columns, value, url, clock, capl
         assert model.objects.count() == 0
     Rebuild(registry[name], sleep=clock.sleep).run()
     insert_unseen(table, **columns)
-    before = times_counted(name)
+    before, told = times_counted(name), []
+    receiver = lambda **named: told.append(named["value"])  # noqa: E731
+    false_negative_found.connect(receiver)
 
     response = Client().get(url)
 
     assert response.status_code == 200
+    assert registry[name].keys.key(told.pop()) == registry[name].keys.key(value)
     assert states.table.current(name).status == states.FENCED
     assert times_counted(name) == before + 1
     assert "would have been answered 404" in caplog.text

@@ -7,21 +7,25 @@ whose body does not fit its checksum, is not trusted. **Missing is not empty.**
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar
 
 from django.core.checks import CheckMessage
 
-from ..exceptions import UnknownGeneration
-from ..filters import CorruptFilter, DiscardUnsupported, KeyHash
-from ..filters.codec import Header
+from ..exceptions import StoreError, UnknownGeneration
+from ..filters import CorruptFilter, DiscardUnsupported, FilterError, KeyHash
+from ..filters.codec import Frame, Header
 from ..filters.layout import SHARD_BYTES, Layout
+from .pages import Page
 
 if TYPE_CHECKING:
     from ..filters.base import BodyFilter, Keys
 
 #: Given a header's key id, how its keys are hashed; ``None`` where no secret and definition of today's fits.
 FindKeyHash = Callable[[int], KeyHash | None]
+
+#: A generation, and the keys that are to be put into it.
+Adds = tuple["Generation", Sequence[bytes]]
 
 
 class Generation(ABC):
@@ -43,6 +47,18 @@ class Generation(ABC):
 
         A kind that can discard counts: what is put in twice is there twice, and has to be discarded twice.
         """
+
+    @classmethod
+    def add_to_all(cls, adds: Sequence[Adds]) -> list[Exception | None]:
+        """Put keys into several generations of one store: for each what :meth:`add` would raise, if anything."""
+        outcomes: list[Exception | None] = []
+        for generation, keys in adds:
+            try:
+                generation.add(keys)
+                outcomes.append(None)
+            except (FilterError, StoreError) as error:
+                outcomes.append(error)
+        return outcomes
 
     @abstractmethod
     def add_many(self, keys: Keys, *, more: bool = False) -> None:
@@ -82,6 +98,17 @@ class Generation(ABC):
     def measure_error_rate(self, probes: int = 100_000) -> float:
         """The share of random keys that the generation lets through, probed evenly over the shards."""
 
+    @abstractmethod
+    def read_shard(self, shard: int) -> Frame:
+        """A copy of one shard, held against its checksum; raises :class:`CorruptFilter` or :class:`StoreError`."""
+
+    @abstractmethod
+    def merge(self, shard: int, body: memoryview) -> int:
+        """Set every bit that is set in ``body``, the same shard of a twin; returns how many were missing here.
+
+        For kinds of ``plain_bits``. Raises :class:`CorruptFilter` or :class:`StoreError`.
+        """
+
     def seal(self) -> None:  # noqa: B027
         """Make it complete and durable; called once, before it is published. Raises :class:`StoreError`."""
 
@@ -92,7 +119,7 @@ class Store(ABC):
     #: Whether a check waits for a network: an event loop must not make one.
     waits: ClassVar[bool] = False
     #: The most bytes that one shard of a new generation takes here.
-    shard_bytes: ClassVar[int] = SHARD_BYTES
+    shard_bytes: int = SHARD_BYTES
 
     def __init__(self, alias: str) -> None:
         self.alias = alias
@@ -128,6 +155,15 @@ class Store(ABC):
     @abstractmethod
     def free_bytes(self) -> int | None:
         """Bytes that a new generation could take, ``None`` where nobody can tell."""
+
+    # Figures are kept beside the filters. A store that keeps none serves its guards as well.
+
+    def add_figures(self, page: Page, cells: Mapping[int, int]) -> None:  # noqa: B027
+        """Add numbers to cells of a page, which is made where it is missing. Raises :class:`StoreError`."""
+
+    def read_figures(self, pages: Sequence[Page]) -> list[bytes]:
+        """The pages as they are, nothing in place of one that is not there. Raises :class:`StoreError`."""
+        return [b""] * len(pages)
 
     def check(self) -> list[CheckMessage]:
         """System check messages about the store's own options."""

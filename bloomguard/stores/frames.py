@@ -109,6 +109,26 @@ class FrameGeneration(Generation):
                 with self._locked(True):
                     frame.seal()
 
+    def read_shard(self, shard: int) -> Frame:
+        frame, _ = self._shard(shard)
+        with self._locked(False):
+            copied = Frame.open(memoryview(bytearray(frame.buffer)))
+        copied.verify()
+        return copied
+
+    def merge(self, shard: int, body: memoryview) -> int:
+        import numpy as np
+
+        frame, _ = self._shard(shard)
+        mine, theirs = np.frombuffer(frame.body, np.uint8), np.frombuffer(body, np.uint8)
+        with self._locked(True):
+            missing = int(np.bitwise_count(theirs & ~mine).sum())
+            if missing:
+                frame.begin()
+                mine |= theirs
+                frame.seal()
+        return missing
+
     def _placed(self, keys: Keys) -> Iterator[tuple[BodyFilter, U64, U64]]:
         for index, low, high in self.layout.locate_many(keys):
             yield self._shard(index)[1], low, high

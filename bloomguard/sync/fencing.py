@@ -143,7 +143,9 @@ def _committed(table: StateTable, using: str) -> Rows:
 
 def _fence_within(table: StateTable, name: str, using: str, reason: str) -> None:
     before = _committed(table, using).get(name) or State(name)
-    GuardState.objects.using(using).filter(name=name).update(version=F("version") + 1, **table.fencing(reason))
+    rows = GuardState.objects.using(using).filter(name=name).exclude(active="", standby="", building="")
+    if not rows.update(version=F("version") + 1, **table.fencing(reason)):
+        return
     table.say_fenced(name, reason)
     transaction.on_commit(_Settle(table, name, before), using=using)
     hooks: list[Any] = connections[using].run_on_commit
