@@ -10,16 +10,15 @@ from __future__ import annotations
 import hashlib
 import hmac
 import logging
-import socket
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from .conf import settings
-from .exceptions import ConfigurationError, StoreError, StoreUnavailable, UnknownGeneration
+from .exceptions import StoreError, StoreUnavailable, UnknownGeneration
 from .filters import CorruptFilter, FilterError, FilterFull, KeyHash
 from .forks import after_fork
+from .homes import all_stores, home_of, whereabouts
 from .remembered import FoundOut, shelf
 from .stores import Generation, Store, stores
 from .sync import state as states
@@ -184,7 +183,7 @@ class LiveFilter:
         now = self.table.clock()
         if now - self._looked_at < LEASE_SECONDS:
             return False
-        for store in self._stores():
+        for store in all_stores(self.store):
             try:
                 if store.names(self.name):
                     return True  # and so for whoever asks next: under ASGI the same request asks again, in a thread
@@ -230,26 +229,15 @@ class LiveFilter:
         """The row names another store, or this one before the host was restarted: say so once."""
         if self._warned != state.version:
             self._warned = state.version
-            logger.warning("bloomguard passes every request to %s: %s", self.name, self._whereabouts(state))
+            logger.warning("bloomguard passes every request to %s: %s", self.name, whereabouts(state, self.store))
         return IDENTITY
-
-    def _whereabouts(self, state: State) -> str:
-        """Where the filter is if it is not here, and what to do about it; at most 200 characters for usual hosts."""
-        here = socket.gethostname()
-        # A store that is reached over a network can be reached from both.
-        if state.host not in ("", here) and not self.store.waits:
-            return (
-                f"its filter is in a store of the host {state.host}, and {here} has another of its own; if both serve "
-                "this site, use a store that all hosts share, else run rebuild_filter"
-            )
-        return "its filter was built in another store, or before this one was restarted; run rebuild_filter"
 
     def why_not_added(self) -> str:
         """Why an add failed just now, for the log and the state row."""
         state = self.table.lease(self.name)
         try:
             if state is not None and state.active and state.identity != self.store.identity:
-                return self._whereabouts(state)
+                return whereabouts(state, self.store)
         except StoreError:
             pass  # a store that does not answer says nothing of where it is
         return "a written row could not be added to its filter"
@@ -272,7 +260,7 @@ class LiveFilter:
         generation = self._opened.get(name)
         if generation is not None:
             return generation
-        home = None if self._refused.get(name, 0) > self.table.clock() else self._home(state.identity)
+        home = None if self._refused.get(name, 0) > self.table.clock() else home_of(state.identity, self.store)
         if home is None:
             return None
         with self._lock:
@@ -284,31 +272,10 @@ class LiveFilter:
         return generation
 
     def _open_recent(self, name: str, identity: str) -> Generation:
-        home = self._home(identity)
+        home = home_of(identity, self.store)
         if home is None:
             raise StoreError("the recent rows are in another store, or in another life of this one")
         return home.open(shelf(self.name), name, self.find_key_hash, identity)
-
-    def _home(self, identity: str) -> Store | None:
-        """The store that the row names: the guard's own or, while it moves from one to another, any in the settings."""
-        unavailable: StoreError | None = None
-        for store in self._stores():
-            try:
-                if store.identity == identity:
-                    return store
-            except StoreError as error:
-                unavailable = unavailable or error
-        if unavailable is not None:
-            raise unavailable
-        return None
-
-    def _stores(self) -> Iterator[Store]:
-        """The guard's own store, then all others that can be made."""
-        yield self.store
-        for alias in settings.stores:
-            if alias != self._store_alias:
-                with suppress(ConfigurationError):  # a system check says so
-                    yield stores[alias]
 
     def _tidy(self, state: State) -> None:
         """Let go of generations that the row no longer names: a mapped file takes its disk space until then."""

@@ -25,7 +25,7 @@ LAYERS = [
     ["", "alive", "exceptions", "keys", "conf", "forks", "models", "migrations.", "verdicts", "counts", "signals"],
     ["stores."],
     ["sync", "sync.connection", "sync.state"],
-    ["remembered"],
+    ["remembered", "homes"],
     ["live"],
     ["spot_checks"],
     ["querysets", "fetching", "steps", "cache_aside"],

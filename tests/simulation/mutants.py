@@ -12,6 +12,7 @@ from unittest.mock import patch
 from bloomguard import rebuild
 from bloomguard.live import LiveFilter
 from bloomguard.rebuild import Rebuild
+from bloomguard.remembered import FoundOut
 from bloomguard.sync import fencing
 from bloomguard.sync.state import StateTable
 
@@ -72,7 +73,7 @@ def no_lease_on_reading() -> Patches:
     return [patch.object(StateTable, "lease", lease)]
 
 
-@mutant(55)
+@mutant(23)
 def lease_from_the_answer() -> Patches:
     """The lease counts from when the row arrived, not from when it was asked for."""
 
@@ -93,7 +94,7 @@ def lease_from_the_answer() -> Patches:
 # -- the write
 
 
-@mutant(21)
+@mutant(4)
 def add_before_the_statement() -> Patches:
     """A key is added before its transaction holds a lock that a barrier waits for."""
 
@@ -105,7 +106,7 @@ def add_before_the_statement() -> Patches:
     return [patch.object(Process, "insert", insert)]
 
 
-@mutant(1)
+@mutant(0)
 def add_after_the_commit() -> Patches:
     """A key is added when its row can be seen already."""
 
@@ -128,13 +129,13 @@ def add_to_the_active_alone() -> Patches:
     return _writes_only(lambda state: replace(state, standby="", building=""))
 
 
-@mutant(59)
+@mutant(3)
 def no_add_to_the_standby() -> Patches:
     """Writers leave out the generation that some processes still answer from."""
     return _writes_only(lambda state: replace(state, standby=""))
 
 
-@mutant(3)
+@mutant(1)
 def every_add_counts() -> Patches:
     """An add is taken for done, whatever the store said."""
     real = LiveFilter._add
@@ -174,13 +175,13 @@ def _impatient(owner: Any, name: str) -> Patches:
     return [patch.object(owner, name, hurry), patch.object(Process, "sleep", wait)]
 
 
-@mutant(5)
+@mutant(1)
 def no_wait_after_the_fence() -> Patches:
     """The writer who fences commits at once."""
     return _impatient(fencing, "fence")
 
 
-@mutant(3)
+@mutant(1)
 def fence_of_others_not_heeded() -> Patches:
     """A writer who finds a fence of somebody else commits at once."""
     return _impatient(LiveFilter, "add")
@@ -189,7 +190,7 @@ def fence_of_others_not_heeded() -> Patches:
 # -- the store
 
 
-@mutant(16)
+@mutant(22)
 def identity_not_checked() -> Patches:
     """Any server is as good as any other."""
     return [
@@ -227,13 +228,13 @@ def no_wait_after_fencing_a_replaced_store() -> Patches:
     return _hurried(lambda one: one._mine is None)
 
 
-@mutant(3)
+@mutant(13)
 def no_wait_after_the_announcement() -> Patches:
     """The scan begins before every writer knows of the new generation."""
     return _hurried(lambda one: one._mine is not None and not one.published)
 
 
-@mutant(339)
+@mutant(137)
 def standby_dropped_at_once() -> Patches:
     """The former generation goes while some processes still answer from it."""
     return _hurried(lambda one: one.published)
@@ -245,7 +246,7 @@ def no_barrier() -> Patches:
     return [patch.object(rebuild, "wait_for_writers", lambda *arguments: None)]
 
 
-@mutant(5)
+@mutant(0)
 def publish_without_compare_and_set() -> Patches:
     """A builder publishes whatever happened to the row meanwhile."""
     real = StateTable.swap
@@ -267,14 +268,14 @@ def standby_kept_though_an_add_missed_it() -> Patches:
 # -- discards
 
 
-@mutant(247)
+@mutant(149)
 def discard_without_a_token() -> Patches:
     """A deleted row leaves whatever generation answers by then, whether it was ever added there or not."""
     real = LiveFilter.discard
     return [patch.object(LiveFilter, "discard", lambda self, keys, name: real(self, keys, self.active()))]
 
 
-@mutant(197)
+@mutant(28)
 def discard_by_every_deleter() -> Patches:
     """Of two that delete one row, both discard it."""
     return [patch.object(Process, "finds", lambda self, key: True)]
@@ -298,3 +299,9 @@ def discard_before_the_commit() -> Patches:
 def insert_if_absent() -> Patches:
     """A key that seems to be there, because it shares its cell with another, is not added."""
     return [patch.object(World, "counts_adds", lambda self: False)]
+
+
+@mutant(4)
+def memory_without_the_recent_filter() -> Patches:
+    """What was found to be absent stays so, though the row may have been made since."""
+    return [patch.object(FoundOut, "is_recent", lambda self, name, key: False)]
