@@ -10,6 +10,7 @@ from django.conf import settings
 from django.http import HttpRequest, HttpResponseBase
 
 from .guards import Guard
+from .learning import is_worth_learning, learn_from
 from .outcomes import ablocked, blocked, settle
 from .responses import not_found, not_found_now
 from .routes import Decide, GuardedRoute, absent, absent_in_view
@@ -47,6 +48,8 @@ class BloomGuardMiddleware:
                 blocked(by_view, request)
             if isinstance(guard, Shadow):
                 guard.compare(response.status_code)
+            if response.status_code == 404:
+                learn_from(request)
         return tell(request, response) if self._tells else response
 
     async def _acall(self, request: HttpRequest) -> HttpResponseBase:
@@ -65,6 +68,8 @@ class BloomGuardMiddleware:
                 await ablocked(by_view, request)
             if isinstance(guard, Shadow):
                 await sync_to_async(guard.compare, thread_sensitive=False)(response.status_code)
+            if response.status_code == 404 and is_worth_learning(request):
+                await sync_to_async(learn_from)(request)
         return tell(request, response) if self._tells else response
 
     def _noting(self, request: HttpRequest, decide: Decide) -> Decide:
