@@ -63,7 +63,7 @@ def mutated(name: str | None) -> Iterator[None]:
 # -- the lease
 
 
-@mutant(1)
+@mutant(3)
 def no_lease_on_reading() -> Patches:
     """Readers and writers go by their copy of the row, however old."""
 
@@ -240,7 +240,7 @@ def standby_dropped_at_once() -> Patches:
     return _hurried(lambda one: one.published)
 
 
-@mutant(21)
+@mutant(4)
 def no_barrier() -> Patches:
     """The scan begins while transactions are open that know nothing of the new generation."""
     return [patch.object(rebuild, "wait_for_writers", lambda *arguments: None)]
@@ -295,7 +295,7 @@ def discard_before_the_commit() -> Patches:
     return [patch.object(Process, "delete", delete)]
 
 
-@mutant(7)
+@mutant(28)
 def insert_if_absent() -> Patches:
     """A key that seems to be there, because it shares its cell with another, is not added."""
     return [patch.object(World, "counts_adds", lambda self: False)]

@@ -235,11 +235,11 @@ class SimulatedGeneration(Generation):
     def filters(self) -> Iterable[Any]:
         return []
 
-    def read_shard(self, shard: int) -> Frame:
-        raise NotImplementedError("nothing is copied between simulated stores")
+    def read_shard(self, shard: int) -> Any:
+        raise NotImplementedError("cells are no bytes")
 
     def merge(self, shard: int, body: memoryview) -> int:
-        raise NotImplementedError("nothing is copied between simulated stores")
+        raise NotImplementedError("cells are no bytes")
 
     def fill(self) -> float:
         return 0.5
