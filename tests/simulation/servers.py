@@ -9,7 +9,6 @@ from typing import Any
 
 from bloomguard.exceptions import StoreError, StoreUnavailable, UnknownGeneration
 from bloomguard.filters import CorruptFilter, FilterError, FilterFull
-from bloomguard.filters.codec import Frame
 from bloomguard.filters.layout import Layout
 from bloomguard.stores import Generation, Store
 from bloomguard.stores.base import FindKeyHash
