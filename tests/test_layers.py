@@ -37,6 +37,8 @@ LAYERS = [
     ["rebuild", "copying", "routes", "responses", "capture"],
     ["frontdoor", "learning", "listing", "explain", "telling"],
     ["middleware", "wsgi", "asgi", "decorators", "views", "managers", "contrib.", "management.", "checks"],
+    ["testing."],
+    ["pytest_plugin"],
     ["apps"],
 ]
 FOREIGN_TO_FILTERS = {"numpy", "mmh3", "bitarray"}
