@@ -124,7 +124,7 @@ class Fetching:
         return await sync_to_async(self._fetch)(value, rows)
 
     def _fetch(self, value: Any, rows: models.QuerySet[Any]) -> Any:
-        answering = self.live.answering
+        answering = self.live.answered_last
         try:
             return rows.filter(**lookup_of(self, value)).get()
         except ObjectDoesNotExist as error:
@@ -136,7 +136,7 @@ class Fetching:
     def learn(self, value: Any, rows: models.QuerySet[Any], answering: str) -> None:
         """A query of ``rows`` for ``value`` alone found nothing: remember that, if it proves anything. Never raises.
 
-        ``answering`` is what :attr:`LiveFilter.answering` was before the query. See :mod:`bloomguard.remembered`.
+        ``answering`` is what :attr:`LiveFilter.answered_last` was before the query. See :mod:`bloomguard.remembered`.
         """
         try:
             if answering and finds_all(self, rows) and is_exact(self, value):
@@ -153,7 +153,7 @@ class Fetching:
         transaction is open: what it sees is not what others see. Never raises.
         """
         try:
-            answering, rows = self.live.answering, self.rows().using(self.database)
+            answering, rows = self.live.answered_last, self.rows().using(self.database)
             if not answering or not finds_all(self, rows) or not is_exact(self, value):
                 return
             key = self.keys.key(value)

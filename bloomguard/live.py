@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from .conf import settings
-from .exceptions import StoreError, StoreUnavailable, UnknownGeneration
+from .exceptions import ConfigurationError, StoreError, StoreUnavailable, UnknownGeneration
 from .filters import CorruptFilter, FilterError, FilterFull, KeyHash
 from .forks import after_fork
 from .homes import all_stores, home_of, whereabouts
@@ -23,7 +23,19 @@ from .remembered import FoundOut, shelf
 from .stores import Generation, Store, stores
 from .sync import state as states
 from .sync.state import ARMED, LEASE_SECONDS, State, StateTable
-from .verdicts import ABSENT, COLD, FENCED, IDENTITY, LEASE, MAYBE, REMEMBERED, UNREACHABLE, UNTRUSTED, Decision
+from .verdicts import (
+    ABSENT,
+    COLD,
+    ERROR,
+    FENCED,
+    IDENTITY,
+    LEASE,
+    MAYBE,
+    REMEMBERED,
+    UNREACHABLE,
+    UNTRUSTED,
+    Decision,
+)
 
 logger = logging.getLogger("bloomguard")
 
@@ -153,12 +165,12 @@ class LiveFilter:
         return REMEMBERED if known else MAYBE
 
     @property
-    def answering(self) -> str:
+    def answered_last(self) -> str:
         """The generation that answered last, empty where none has: it has been published."""
         return self._check[0] if self._check is not None else ""
 
     def remember(self, key: bytes, name: str, using: str) -> None:
-        """No row has ``key``: found out on ``using`` just now, by a statement after ``name`` was :attr:`answering`.
+        """No row has ``key``: found out on ``using`` just now, by a statement after ``name`` was :attr:`answered_last`.
 
         The conditions stand in :mod:`bloomguard.remembered`. Raises :class:`DatabaseError`.
         """
@@ -177,6 +189,23 @@ class LiveFilter:
             self.table.renew()
         state = self.table.lease(self.name)
         return state if state is not None and state.active == name and state.status == ARMED else None
+
+    def answering(self) -> Generation | Decision:
+        """What answers now, or why nothing does: for people, who want to know before anybody asks. Never raises."""
+        if self.table.lease(self.name) is None:
+            self.table.renew()
+        state = self.table.lease(self.name)
+        if state is None:
+            return LEASE
+        try:
+            return self._answering(state)
+        except StoreUnavailable:
+            return UNREACHABLE
+        except (CorruptFilter, StoreError) as error:
+            self._distrust(error, state.active)
+            return UNTRUSTED
+        except ConfigurationError:
+            return ERROR
 
     def _worth_reading(self) -> bool:
         """Whether there is any generation that the rows could name: a guard without one asks the database nothing."""

@@ -104,7 +104,7 @@ def _asked(model: type[Model], lookup: Mapping[str, Any]) -> list[tuple[Guard, A
     given = [(name, value) for name, value in lookup.items() if value is not None]
     try:
         return [
-            (guard, value, guard.live.answering)
+            (guard, value, guard.live.answered_last)
             for name, value in given
             for guard, _ in guards_for(registry, model, (name,))
             if len(given) == 1

@@ -15,7 +15,7 @@ from django.http import HttpRequest, JsonResponse
 from django.views import View
 
 from ..guards import Guard, registry
-from ..verdicts import Verdict
+from ..verdicts import Decision
 
 ARMED = "armed"
 
@@ -23,13 +23,13 @@ ARMED = "armed"
 def state_of(guard: Guard) -> str:
     """``"armed"``, or the reason why this process lets every request to the guard pass, such as ``"cold"``.
 
-    The filter is asked as a request would ask it, and nothing is counted. Never raises.
+    Never raises.
     """
     try:
-        decision = guard.live.ask(bytes(guard.keys.width or 8))
-    except Exception:  # a guard or a store that cannot work: system checks and the log say so
+        answering = guard.live.answering()
+    except Exception:  # a guard that cannot work: a system check says so
         return "error"
-    return decision.reason if decision.verdict is Verdict.UNKNOWN else ARMED
+    return answering.reason if isinstance(answering, Decision) else ARMED
 
 
 class HealthView(View):

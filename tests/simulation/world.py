@@ -256,7 +256,7 @@ class World:
 
     def look_up(self, process: Process, key: int) -> None:
         """The query of a request that passed, from which the process learns if it finds nothing."""
-        answering = process.guard.live.answering
+        answering = process.guard.live.answered_last
         self.scheduler.hop()
         there = key in self.database.rows
         self.scheduler.hop()
