@@ -17,7 +17,6 @@ from .verdicts import ERROR, Decision, Verdict
 
 if TYPE_CHECKING:
     from .counts import Tallies
-    from .keys import KeyMaker
     from .live import LiveFilter
 
 V = TypeVar("V")
@@ -34,8 +33,6 @@ class Fetching:
         model: type[models.Model]
         tallies: Tallies
 
-        @property
-        def keys(self) -> KeyMaker: ...
         @property
         def live(self) -> LiveFilter: ...
         @property

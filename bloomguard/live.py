@@ -139,23 +139,6 @@ class LiveFilter:
             return COLD
         return None
 
-    def answering(self) -> Generation | Decision:
-        """What answers now, or why nothing does: for people, who want to know before anybody asks. Never raises."""
-        if self.table.lease(self.name) is None:
-            self.table.renew()
-        state = self.table.lease(self.name)
-        if state is None:
-            return LEASE
-        try:
-            return self._answering(state)
-        except StoreUnavailable:
-            return UNREACHABLE
-        except (CorruptFilter, StoreError) as error:
-            self._distrust(error, state.active)
-            return UNTRUSTED
-        except ConfigurationError:
-            return ERROR
-
     def _recall(self, key: bytes, name: str) -> Decision | None:
         """What is remembered of a key that the generation ``name`` lets through; ``None`` if a lease is needed."""
         if not self._found_out.knows(name, key):
@@ -194,6 +177,23 @@ class LiveFilter:
             self.table.renew()
         state = self.table.lease(self.name)
         return state if state is not None and state.active == name and state.status == ARMED else None
+
+    def answering(self) -> Generation | Decision:
+        """What answers now, or why nothing does: for people, who want to know before anybody asks. Never raises."""
+        if self.table.lease(self.name) is None:
+            self.table.renew()
+        state = self.table.lease(self.name)
+        if state is None:
+            return LEASE
+        try:
+            return self._answering(state)
+        except StoreUnavailable:
+            return UNREACHABLE
+        except (CorruptFilter, StoreError) as error:
+            self._distrust(error, state.active)
+            return UNTRUSTED
+        except ConfigurationError:
+            return ERROR
 
     def _worth_reading(self) -> bool:
         """Whether there is any generation that the rows could name: a guard without one asks the database nothing."""

@@ -46,10 +46,10 @@ class BloomGuardMiddleware:
             response = self.get_response(request)  # type: ignore[assignment]
             if response.status_code == 404 and (by_view := settle(request)):
                 blocked(by_view, request)
-            if isinstance(guard, Shadow):
-                guard.compare(response.status_code)
             if response.status_code == 404:
                 learn_from(request)
+            if isinstance(guard, Shadow):
+                guard.compare(response.status_code)
         return tell(request, response) if self._tells else response
 
     async def _acall(self, request: HttpRequest) -> HttpResponseBase:
@@ -66,10 +66,10 @@ class BloomGuardMiddleware:
             response = await self.get_response(request)  # type: ignore[misc]
             if response.status_code == 404 and (by_view := settle(request)):
                 await ablocked(by_view, request)
-            if isinstance(guard, Shadow):
-                await sync_to_async(guard.compare, thread_sensitive=False)(response.status_code)
             if response.status_code == 404 and is_worth_learning(request):
                 await sync_to_async(learn_from)(request)
+            if isinstance(guard, Shadow):
+                await sync_to_async(guard.compare, thread_sensitive=False)(response.status_code)
         return tell(request, response) if self._tells else response
 
     def _noting(self, request: HttpRequest, decide: Decide) -> Decide:

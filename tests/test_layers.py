@@ -27,7 +27,7 @@ LAYERS = [
     ["sync", "sync.connection", "sync.state"],
     ["remembered", "homes"],
     ["live"],
-    ["spot_checks"],
+    ["spot_checks", "hearing"],
     ["querysets", "fetching", "steps", "cache_aside"],
     ["guards", "sources", "barrier"],
     ["growth"],

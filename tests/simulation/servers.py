@@ -9,7 +9,6 @@ from typing import Any
 
 from bloomguard.exceptions import StoreError, StoreUnavailable, UnknownGeneration
 from bloomguard.filters import CorruptFilter, FilterError, FilterFull
-from bloomguard.filters.codec import Frame
 from bloomguard.filters.layout import Layout
 from bloomguard.stores import Generation, Store
 from bloomguard.stores.base import FindKeyHash
@@ -235,11 +234,11 @@ class SimulatedGeneration(Generation):
     def filters(self) -> Iterable[Any]:
         return []
 
-    def read_shard(self, shard: int) -> Frame:
-        raise NotImplementedError("nothing is copied between simulated stores")
+    def read_shard(self, shard: int) -> Any:
+        raise NotImplementedError("cells are no bytes")
 
     def merge(self, shard: int, body: memoryview) -> int:
-        raise NotImplementedError("nothing is copied between simulated stores")
+        raise NotImplementedError("cells are no bytes")
 
     def fill(self) -> float:
         return 0.5
