@@ -36,6 +36,8 @@ LAYERS = [
     ["rebuild", "copying", "routes", "responses", "capture"],
     ["frontdoor", "listing", "explain", "telling"],
     ["middleware", "wsgi", "asgi", "decorators", "views", "managers", "contrib.", "management.", "checks"],
+    ["testing."],
+    ["pytest_plugin"],
     ["apps"],
 ]
 FOREIGN_TO_FILTERS = {"numpy", "mmh3", "bitarray"}
