@@ -304,7 +304,7 @@ def direct(wanted: dict[str, Any], between: Callable[[int], None] = lambda kills
         for member in range(WRITERS):
             since = shared.get(member, "since")
             worst = max(worst, now - since if since else 0.0)
-        if now > next_kill and kills < wanted["kills"]:
+        if now > next_kill and kills < wanted["kills"] and shared.total("absents"):  # all is well before the first
             next_kill = now + random.uniform(0.5, 1.5) * pause
             os.kill(
                 random.choice([pid for pid in crew for _ in range(1 if crew[pid] == WRITERS else 2)]), signal.SIGKILL
