@@ -121,6 +121,16 @@ def test_pages_that_only_read_change_nothing(staff, build, path):
     assert rows() == before
 
 
+@pytest.mark.parametrize("path", [PAGE, f"{PAGE}progress/"])
+def test_a_post_with_the_token_changes_nothing_there_either(staff, path):
+    """Pages that only read know GET and HEAD alone."""
+    client = Client()
+    client.force_login(staff("operate_guardstate").user)
+
+    assert client.post(path).status_code == client.put(path).status_code == 405
+    assert client.delete(OPERATE).status_code == 405
+
+
 def test_a_post_needs_the_token(staff, build):
     """Without the token of the confirmation page nothing is done."""
     build("product")
