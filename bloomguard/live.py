@@ -138,6 +138,11 @@ class LiveFilter:
             return COLD
         return None
 
+    @property
+    def mode(self) -> str:
+        """What the state row, as it was read last, has in place of the guard's own mode; empty if it has nothing."""
+        return self.table.known(self.name).mode
+
     def answering(self) -> Generation | Decision:
         """What answers now, or why nothing does: for people, who want to know before anybody asks. Never raises."""
         if self.table.lease(self.name) is None:

@@ -13,7 +13,7 @@ from django.test import Client
 from django.utils import timezone
 
 from bloomguard import figures, tasks
-from bloomguard.guards import registry
+from bloomguard.guards import Verdict, registry
 from bloomguard.models import GuardState, GuardTask
 from bloomguard.sync import state as states
 
@@ -96,7 +96,7 @@ def test_to_look_is_not_to_act(staff, build):
 
 
 @pytest.mark.parametrize("method", ["get", "head", "options", "put", "patch", "delete"])
-@pytest.mark.parametrize("operation", ["rebuild", "verify", "fence"])
+@pytest.mark.parametrize("operation", ["rebuild", "verify", "fence", "shadow", "enforce"])
 def test_only_post_changes_anything(staff, build, operation, method):
     """No other method does an operation, whatever its parameters say."""
     build("product")
@@ -379,3 +379,41 @@ def test_without_guards_the_page_says_what_to_do(staff, monkeypatch):
     monkeypatch.setattr("bloomguard.admin.registry", [])
 
     assert "There is no guard yet" in staff("view_guardstate").get(PAGE).content.decode()
+
+
+def test_shadow_and_enforce_switch_a_guard_while_it_runs(staff, build, clock):
+    """Within a lease every process follows; a build that is going on is not disturbed, and the log says who did it."""
+    build("product")
+    client, guard = staff("operate_guardstate"), registry["product"]
+    version = GuardState.objects.get(name="product").version
+    before = guard.verdict(99)
+
+    post(client, OPERATE, action="shadow", guard="product")
+    clock.now += 2
+    shadow, page = guard.verdict(99), client.get(PAGE).content.decode()
+    post(client, OPERATE, action="enforce", guard="product")
+    clock.now += 2
+
+    assert (before, shadow, guard.verdict(99)) == (Verdict.ABSENT, Verdict.UNKNOWN, Verdict.ABSENT)
+    assert re.search(r'data-guard="product".*?bg-is-shadow.*?</tr>', page, re.DOTALL)
+    row = GuardState.objects.get(name="product")
+    assert (row.mode, row.version) == ("", version)
+    assert [entry.change_message.partition(":")[0] for entry in LogEntry.objects.order_by("pk")] == [
+        "In shadow mode",
+        "Enforcing",
+    ]
+
+
+def test_a_guard_that_was_never_built_can_be_switched(staff, build, clock):
+    """What was switched before the first build holds after it, whatever the guard itself says."""
+    with registered(Product, name="new", mode="shadow") as guard:
+        client = staff("operate_guardstate")
+        post(client, OPERATE, action="enforce", guard="new")
+        build("new")
+        enforced = guard.verdict(99)
+        post(client, OPERATE, action="shadow", guard="new")
+        clock.now += 2
+
+        assert enforced is Verdict.ABSENT
+        assert guard.verdict(99) is Verdict.UNKNOWN
+        assert GuardState.objects.get(name="new").mode == ""
