@@ -14,6 +14,7 @@ from django.utils.functional import Promise
 from django.utils.translation import gettext_lazy as _
 
 from . import charts, figures
+from .counts import FALSE_ABSENCE, WOULD_BLOCK, WOULD_HARM
 from .exceptions import StoreError
 from .figures import HOUR, MINUTE, Series
 from .filters import FilterError
@@ -133,6 +134,21 @@ class Line:
         return f"{self.guard.model._meta.label}: {looked_up}"
 
     @property
+    def is_shadow(self) -> bool:
+        """Whether it only watches."""
+        return self.state == SHADOW.reason
+
+    @property
+    def would_block(self) -> int:
+        """Requests of the period that a shadow would have answered 404."""
+        return self.series.total(WOULD_BLOCK)
+
+    @property
+    def would_harm(self) -> int:
+        """Those of them that the site answered with a page."""
+        return self.series.total(WOULD_HARM)
+
+    @property
     def is_well(self) -> bool:
         """Whether the guard does what it was declared for."""
         return self.state in (ARMED, SHADOW.reason)
@@ -212,7 +228,7 @@ class Overview:
     @property
     def false_absences(self) -> int:
         """How often a spot check found a row that a filter denied: there should never be one."""
-        return sum(series.total("false absence") for series in self._drawn)
+        return sum(series.total(FALSE_ABSENCE) for series in self._drawn)
 
     @property
     def _drawn(self) -> list[Series]:

@@ -334,8 +334,8 @@ def test_progress_says_who_is_busy(staff):
     assert '<progress max="10" value="5"' in page
 
 
-def test_the_sum_of_all_guards_is_drawn(staff, monkeypatch):
-    """The charts add up what was counted for every guard; one guard's charts are its own."""
+def test_the_sum_of_all_guards_is_drawn(staff, build, monkeypatch):
+    """Charts add up what was counted for every guard, or for one; a shadow tells what it would have done."""
 
     def read_many(guards, start, end, step):
         length = -(-int((end - start).total_seconds()) // step)
@@ -345,7 +345,12 @@ def test_the_sum_of_all_guards_is_drawn(staff, monkeypatch):
                 int(start.timestamp()),
                 step,
                 length,
-                {"blocked": [1_000] + [0] * (length - 1), "false absence": [0] * (length - 1) + [1]},
+                {
+                    "would-be 404": [2] * length,
+                    "would-be false 404": [1] * length,
+                    "blocked": [1_000] + [0] * (length - 1),
+                    "false absence": [0] * (length - 1) + [1],
+                },
                 "the store is away" if guard.name == "order" else "",
             )
             for guard in guards
@@ -361,6 +366,11 @@ def test_the_sum_of_all_guards_is_drawn(staff, monkeypatch):
     assert "rows that a filter denied" in page
     assert '<span class="bg-total">1,000</span>' in own
     assert "the store is away" not in own
+    assert "would have been blocked" not in page
+    monkeypatch.setattr(registry["product"], "mode", "shadow")
+    build("product")
+    watching = client.get(f"{PAGE}?period=hour").content.decode()
+    assert "120 would have been blocked, 60 of them wrongly." in watching
     assert len(re.findall("<rect x=", own)) == 3  # blocked, so avoided as well; and a false absence passed
 
 
