@@ -38,6 +38,8 @@ LAYERS = [
     ["frontdoor", "listing", "explain", "telling"],
     ["tasks", "jobs", "charts", "templatetags.", "overview", "admin"],
     ["middleware", "wsgi", "asgi", "decorators", "views", "managers", "contrib.", "management.", "checks"],
+    ["testing."],
+    ["pytest_plugin"],
     ["apps"],
 ]
 FOREIGN_TO_FILTERS = {"numpy", "mmh3", "bitarray"}
