@@ -4,7 +4,7 @@ BIN := .venv/bin
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 
-.PHONY: help demo test test-browser chromium lint format soak bench docs dist clean
+.PHONY: help demo test test-browser browser chromium lint format soak bench docs dist clean
 
 help: ## list the commands
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -26,8 +26,10 @@ test: .venv/test.installed ## the whole suite, with coverage
 
 AXE := tests/browser/node_modules/axe-core/axe.min.js
 
-test-browser: .venv/browser.installed $(AXE) | chromium ## the admin page, in a real Chromium
+test-browser: browser ## the admin page, in a real Chromium
 	BLOOMGUARD_TEST_BROWSER=required $(BIN)/python -m pytest tests/browser
+
+browser: .venv/browser.installed $(AXE) | chromium
 
 $(AXE): tests/browser/package.json
 	cd tests/browser && npm install --silent --no-audit --no-fund --no-package-lock
