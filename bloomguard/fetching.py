@@ -17,6 +17,7 @@ from .verdicts import ERROR, Decision, Verdict
 
 if TYPE_CHECKING:
     from .counts import Tallies
+    from .keys import KeyMaker
     from .live import LiveFilter
 
 V = TypeVar("V")

@@ -240,8 +240,11 @@ class Guard(Fetching, CacheAside):
 
     @property
     def is_shadow(self) -> bool:
-        """Whether everything passes, and is only compared with what the guard would have answered."""
-        return self.mode != "enforce"
+        """Whether everything passes, and is only compared with what the guard would have answered.
+
+        As somebody has switched it in the admin, else as ``mode`` says.
+        """
+        return (self.live.mode or self.mode) != "enforce"
 
     def _say_once(self, error: Exception) -> None:
         if type(error) not in self._failures:

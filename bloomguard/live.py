@@ -139,6 +139,11 @@ class LiveFilter:
             return COLD
         return None
 
+    @property
+    def mode(self) -> str:
+        """What the state row, as it was read last, has in place of the guard's own mode; empty if it has nothing."""
+        return self.table.known(self.name).mode
+
     def _recall(self, key: bytes, name: str) -> Decision | None:
         """What is remembered of a key that the generation ``name`` lets through; ``None`` if a lease is needed."""
         if not self._found_out.knows(name, key):

@@ -288,6 +288,7 @@ class Rebuild:
     def _publish(self, mine: State, rows: int, measured: float) -> None:
         assert self._generation is not None
         layout = self._generation.layout
+        row = GuardState.objects.using(self.table.connection.alias).filter(name=mine.name).first()
         published = self.table.swap(
             mine,
             active=mine.building,
@@ -304,7 +305,7 @@ class Rebuild:
             bytes=layout.total_bytes,
             error_rate_measured=measured,
             reason="",
-            **growth.kept(GuardState.objects.using(self.table.connection.alias).get(name=mine.name)),
+            **growth.kept(row),
         )
         if published is None:
             raise RebuildError(

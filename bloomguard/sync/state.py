@@ -45,6 +45,7 @@ class State:
     building: str = ""
     builder: str = ""
     host: str = ""
+    mode: str = ""
     #: Both as the database gives them, and no times to reckon with: which fence it is, and whether the standby is kept.
     fenced_at: Any = field(default=None, compare=False)
     standby_until: Any = field(default=None, compare=False)
@@ -104,6 +105,10 @@ class StateTable:
             self.renew()
         state = self.lease(name)
         return None if state is None else bool(state.active) and state.status == ARMED
+
+    def known(self, name: str) -> State:
+        """The row of ``name`` as it was read last, however long ago: for what no answer depends on."""
+        return self._copy[1].get(name) or State(name)
 
     def renew(self, *, after: float | None = None) -> bool:
         """Read the rows again, unless another thread just did; ``False`` if they could not be read.
@@ -256,6 +261,18 @@ class StateTable:
             f"WHERE {quote('name')} = %s AND {quote('building')} = %s",
             [self._adapt(timezone.now()), state.name, state.building],
         )
+
+    def switch(self, name: str, mode: str) -> None:
+        """Let ``mode`` take the place of the guard's own, none if it is empty; raises :class:`DatabaseError`.
+
+        Which generation is valid does not change, and so neither does the version: a build goes on undisturbed.
+        """
+        quote, table = self.connection.quote, self.connection.quote(GuardState._meta.db_table)
+        statement = f"UPDATE {table} SET {quote('mode')} = %s WHERE {quote('name')} = %s"  # noqa: S608
+        while True:
+            _, changed = self.connection.execute(statement, [mode, name])
+            if changed or self.swap(State(name), mode=mode):
+                return
 
     def fence(self, name: str, reason: str) -> None:
         """Stop every process from answering ABSENT, at the latest one lease from now; raises :class:`DatabaseError`.
