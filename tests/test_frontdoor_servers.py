@@ -86,8 +86,12 @@ def test_the_front_door_stands_behind(server, build, start):
 @pytest.mark.parametrize(
     "middleware", [[], ["bloomguard.middleware.BloomGuardMiddleware"]], ids=["front door", "middleware"]
 )
-def test_nothing_holds_the_event_loop_up(build, settings, caplog, clock, middleware, monkeypatch):
-    """With asyncio's debug mode on, no step of an answer takes 5 ms, though reading the state rows takes 20."""
+@pytest.mark.parametrize(
+    ("reading", "allowed"),
+    [(0.4, 0.2), pytest.param(0.02, 0.005, marks=pytest.mark.slow)],  # a busy machine takes 5 ms from anybody
+)
+def test_nothing_holds_the_event_loop_up(build, settings, caplog, clock, middleware, monkeypatch, reading, allowed):
+    """With asyncio's debug mode on, no step of an answer takes as long as it takes to read the state rows."""
     settings.MIDDLEWARE = middleware
     Product.objects.create(pk=7)
     build("product")
@@ -95,12 +99,12 @@ def test_nothing_holds_the_event_loop_up(build, settings, caplog, clock, middlew
     if middleware:
         site.application = site.handler
     execute = state.table.connection.execute
-    monkeypatch.setattr(state.table.connection, "execute", lambda *args: (time.sleep(0.02), execute(*args))[1])
+    monkeypatch.setattr(state.table.connection, "execute", lambda *args: (time.sleep(reading), execute(*args))[1])
 
     async def flood():
-        asyncio.get_running_loop().slow_callback_duration = 0.005
-        for number in range(20):
-            if number % 10 == 0:
+        asyncio.get_running_loop().slow_callback_duration = allowed
+        for number in range(60):
+            if number % 20 == 0:
                 clock.sleep(5)
             answer = await asyncio.create_task(site._ask(scope(number)))
             assert answer.status == 404
@@ -112,14 +116,6 @@ def test_nothing_holds_the_event_loop_up(build, settings, caplog, clock, middlew
             "query_string": b"", "headers": [(b"host", b"testserver")],
         }  # fmt: skip
 
-    slow = []
-    for _ in range(
-        5
-    ):  # somebody else's process may have the processor for that long; a blocking call is there each time
-        caplog.clear()
-        asyncio.run(flood(), debug=True)
-        slow.append([record.getMessage() for record in caplog.records if record.name == "asyncio"])
-        if not slow[-1]:
-            break
+    asyncio.run(flood(), debug=True)
 
-    assert slow[-1] == []
+    assert [record.getMessage() for record in caplog.records if record.name == "asyncio"] == []
