@@ -16,6 +16,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from functools import lru_cache, partial, wraps
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 from django.core.exceptions import EmptyResultSet
@@ -125,14 +126,26 @@ def _inserted(watch: Watch, compiler: Any, returned: Sequence[Any], rows: Values
         if fields is None:
             continue
         if all(field in returned for field in fields) and (rows or _returns(compiler)):
-            places = [list(returned).index(field) for field in fields]
-            if all(len(row) > max(places) for row in rows):  # some databases tell the last ID and nothing else
-                return Told([tuple(row[place] for place in places) for row in rows], link, stored=True)
+            values = _columns(rows, [list(returned).index(field) for field in fields])
+            if values is not None:
+                return Told(values, link, stored=True)
         if _instances_tell(compiler.query, fields):
             names = [field.attname for field in fields]
             values = [tuple(getattr(instance, name) for name in names) for instance in compiler.query.objs]
             return Told(values, link, stored=False)
     return None
+
+
+def _columns(rows: Values, places: Sequence[int]) -> Values | None:
+    """Some columns of the rows; ``None`` if they do not have them: some databases tell the last ID and nothing else."""
+    if rows and len(rows[0]) <= max(places):
+        return None
+    if not rows or (len(rows[0]) == 1 == len(places)):
+        return rows
+    if len(places) == 1:
+        (place,) = places
+        return [(row[place],) for row in rows]
+    return list(map(itemgetter(*places), rows))
 
 
 def _instances_tell(query: Any, fields: Fields) -> bool:
@@ -207,8 +220,8 @@ def _told_of(watches: Sequence[Watch]) -> list[Any]:
 def _updated(watch: Watch, returned: Sequence[Any], rows: Values) -> Told | None:
     if watch.fields is None:
         return None
-    places = [list(returned).index(field) for field in watch.fields]
-    return Told([tuple(row[place] for place in places) for row in rows], watch.link, stored=True)
+    values = _columns(rows, [list(returned).index(field) for field in watch.fields])
+    return None if values is None else Told(values, watch.link, stored=True)
 
 
 def _update(compiler: Any, watches: Sequence[Watch], result_type: Any) -> int:
