@@ -22,7 +22,7 @@ demo: .venv/demo.installed ## attack the example site: unguarded, with null cach
 	$(BIN)/python example_project/manage.py demo
 
 test: .venv/test.installed ## the whole suite, with coverage
-	$(BIN)/python -m pytest -m "not slow" --cov --cov-report=term --cov-fail-under=95
+	$(BIN)/python -m pytest -n 2 -m "not slow" --cov --cov-report=term --cov-fail-under=95
 
 soak: .venv/test.installed ## the long proofs
 	$(BIN)/python -m pytest -m slow --timeout=7200
@@ -37,9 +37,9 @@ format: .venv/lint.installed ## put the source in order
 	$(BIN)/python -m ruff check --fix .
 	$(BIN)/python -m ruff format .
 
-bench: bench-filters bench-rebuild bench-requests bench-redis bench-sync ## every benchmark
+bench: bench-filters bench-rebuild bench-requests bench-redis bench-figures bench-sync ## every benchmark
 
-bench-%: .venv/bench.installed ## one benchmark: bench-filters, bench-rebuild, bench-requests, bench-redis, bench-sync
+bench-%: .venv/bench.installed ## one benchmark: bench-filters, bench-rebuild, bench-requests, bench-redis, bench-figures, bench-sync
 	$(BIN)/python -m bench.$*
 
 docs: .venv/docs.installed ## these pages as HTML, in docs/_build; a warning is an error

@@ -9,13 +9,18 @@ from __future__ import annotations
 import os
 import statistics
 import sys
+import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
 import django
 import numpy as np
+import redis
 
+from . import spread
 from .report import Report, interleave, median, ratio
 
 sys.path.insert(0, "example_project")
@@ -23,11 +28,18 @@ os.environ.setdefault("DJANGO_SETTINGS_MODULE", "tests.settings")
 django.setup()
 
 from django.db import connections  # noqa: E402
+from django.test import Client, override_settings  # noqa: E402
 
 from bloomguard.exceptions import StoreError  # noqa: E402
 from bloomguard.filters import KeyHash, Layout  # noqa: E402
 from bloomguard.filters.codec import new_tag  # noqa: E402
-from bloomguard.stores.redis import RedisGeneration, RedisStore  # noqa: E402
+from bloomguard.guards import Verdict, registry  # noqa: E402
+from bloomguard.models import GuardState  # noqa: E402
+from bloomguard.rebuild import Rebuild  # noqa: E402
+from bloomguard.stores import stores  # noqa: E402
+from bloomguard.stores.file import FileStore  # noqa: E402
+from bloomguard.stores.redis import RedisStore  # noqa: E402
+from bloomguard.stores.redis_generation import RedisGeneration  # noqa: E402
 from tests import database  # noqa: E402
 from tests.proxy import Proxy  # noqa: E402
 from tests.servers import Valkey  # noqa: E402
@@ -39,15 +51,18 @@ ROWS = 20_000
 report = Report("redis", "bloomguard.stores.redis on Valkey")
 
 
-def generation(store: RedisStore, name: str, capacity: int, error_rate: float = 0.01) -> RedisGeneration:
-    layout = Layout.plan(
+def plan(capacity: int, error_rate: float, shard_bytes: int) -> Layout:
+    return Layout.plan(
         key_hash=KeyHash(8, b"0123456789abcdef"),
         capacity=capacity,
         error_rate=error_rate,
         tag=new_tag(),
-        shard_bytes=store.shard_bytes,
+        shard_bytes=shard_bytes,
     )
-    made = store.create("bench", name, layout)
+
+
+def generation(store: RedisStore, name: str, capacity: int, error_rate: float = 0.01) -> RedisGeneration:
+    made = store.create("bench", name, plan(capacity, error_rate, store.shard_bytes))
     assert isinstance(made, RedisGeneration)
     return made
 
@@ -81,7 +96,7 @@ def single(server: Valkey, store: RedisStore) -> None:
     made = generation(store, "single", 1_000_000)
     made.add_many(np.arange(1_000_000))
     made.seal()
-    shard, admin = made._keys[0], server.client()
+    shard, admin = made.keys[0], server.client()
     absent = [key(10_000_000 + number) for number in range(LOOPS)]
     hundred = absent[:100]
     taken = interleave(
@@ -103,9 +118,10 @@ def single(server: Valkey, store: RedisStore) -> None:
         ratio(taken, "batch", "check"),
         against="one check",
         at_most=5,
-        reason="500 bits are 1,500 words of one command: writing, sending and parsing them takes 1 us a bit",
+        reason="500 bits are 1,500 words of one command; the server alone takes as long for them as for four checks",
     )
-    report.add("a check", ratio(taken, "check", "exists"), against=".exists(), PostgreSQL")
+    for name, what in (("check", "a check"), ("add", "an add"), ("batch", "a batch of 100 checks")):
+        report.add(what, ratio(taken, name, "exists"), against="one .exists(), PostgreSQL")
     for name in ("check", "GETRANGE", "add", "SETBIT", "exists"):
         report.add(f"one {name}", median(taken, name) / LOOPS * 1e6, "us")
     report.add("a batch of 100 checks, time", median(taken, "batch") / LOOPS * 1e6, "us")
@@ -116,6 +132,22 @@ def single(server: Valkey, store: RedisStore) -> None:
             act(each)
         usec = admin.info("commandstats")["cmdstat_bitfield"]["usec_per_call"]
         report.add(f"server time of one {name}", usec, "us")
+        report.add(f"processor time that a server spends on one {name}", processor(admin, act, absent) * 1e6, "us")
+    admin.close()
+
+
+def processor(admin: redis.Redis, act: Callable[[bytes], object], keys: list[bytes]) -> float:
+    """Seconds of all threads of the server for one command, reading and writing its socket included."""
+
+    def used() -> float:
+        figures = admin.info("cpu")
+        return float(figures["used_cpu_user"] + figures["used_cpu_sys"])
+
+    before = used()
+    for _ in range(20):
+        for each in keys:
+            act(each)
+    return (used() - before) / (20 * len(keys))
 
 
 def load(store: RedisStore) -> None:
@@ -140,29 +172,41 @@ def load(store: RedisStore) -> None:
     store.drop("bench", "ten million")
 
 
-def stall(server: Valkey, store: RedisStore) -> None:
-    """The longest that another client waits for a reply while 120 MB load, are joined, and are freed."""
+@contextmanager
+def watched(server: Valkey) -> Iterator[list[float]]:
+    """The longest that another client waits for a reply, in seconds, while the block runs and so far."""
     worst, stop = [0.0], threading.Event()
 
     def ask() -> None:
-        client = server.client()
-        client.ping()
-        while not stop.is_set():
-            start = time.perf_counter()
-            client.getbit("bench", 1)
-            worst[0] = max(worst[0], time.perf_counter() - start)
+        with server.client() as client:
+            client.ping()
+            while not stop.is_set():
+                start = time.perf_counter()
+                client.getbit("bench", 1)
+                worst[0] = max(worst[0], time.perf_counter() - start)
 
     thread = threading.Thread(target=ask)
     thread.start()
-    time.sleep(0.5)
-    idle, worst[0] = worst[0], 0.0
-    made = generation(store, "large", 100_000_000)
-    made._draft.frames[0].body[0] = 1  # type: ignore[union-attr]
-    made.seal()
-    store.drop("bench", "large")
-    stop.set()
-    thread.join()
+    try:
+        yield worst
+    finally:
+        stop.set()
+        thread.join()
+
+
+def stall(server: Valkey, store: RedisStore) -> None:
+    """What another client notices of 120 MB that load, are joined, and are freed."""
+    with watched(server) as worst:
+        time.sleep(0.5)
+        idle, worst[0] = worst[0], 0.0
+        start = time.perf_counter()
+        made = generation(store, "large", 100_000_000)
+        made._draft.frames[0].body[0] = 1  # type: ignore[union-attr]
+        made.seal()
+        taken = time.perf_counter() - start
+        store.drop("bench", "large")
     report.add("largest load, bytes", made.layout.total_bytes, "bytes")
+    report.add("largest load, made and brought", taken, "s")
     report.add("the longest stall of another client without load", idle * 1e3, "ms")
     report.add(
         "the longest stall of another client during the load",
@@ -171,6 +215,29 @@ def stall(server: Valkey, store: RedisStore) -> None:
         at_most=30,
         reason="client, server and loader share the cores of this machine",
     )
+
+
+def copying(server: Valkey, store: RedisStore) -> None:
+    """The same bytes from a file: brought, read back whole, and freed."""
+    with tempfile.TemporaryDirectory() as folder, watched(server) as worst:
+        files = FileStore("bench", path=Path(folder) / "filters")
+        planned = plan(100_000_000, 0.01, files.shard_bytes)
+        original = files.create("bench", "original", planned)
+        original.add_many(np.arange(1_000_000))
+        worst[0], start = 0.0, time.perf_counter()
+        made = store.create("bench", "copy", planned)
+        for shard in range(len(planned.headers)):
+            made.merge(shard, original.read_shard(shard).body)
+        made.seal()
+        brought = time.perf_counter() - start
+        missing = sum(made.merge(shard, original.read_shard(shard).body) for shard in range(len(planned.headers)))
+        taken = time.perf_counter() - start
+        store.drop("bench", "copy")
+    assert not missing
+    report.add("largest copy from a file, bytes", planned.total_bytes, "bytes")
+    report.add("that copy, brought", brought, "s")
+    report.add("that copy, brought and read back", taken, "s")
+    report.add("the longest stall of another client during the copy", worst[0] * 1e3, "ms")
 
 
 def black_hole(server: Valkey) -> None:
@@ -187,10 +254,40 @@ def black_hole(server: Valkey) -> None:
             made.might_contain(key(number))
         except StoreError:
             taken.append(time.perf_counter() - start)
-    report.add("a check of a black-holed server", max(taken[:5]) * 1e3, "ms", at_most=55)
+    report.add("a check of a black-holed server", statistics.median(taken[:5]) * 1e3, "ms", at_most=55)
     report.add("the same once the breaker is open", statistics.median(taken[5:]) * 1e3, "ms", at_most=0.1)
     store.close()
     proxy.close()
+
+
+def outage(server: Valkey) -> None:
+    """What whole requests for a row that exists cost while the server is black-holed, beyond what they cost before."""
+    proxy, client, guard = Proxy(server.port), Client(HTTP_HOST="localhost"), registry["product"]
+    connection = connections["postgresql"]
+    with connection.schema_editor() as editor:
+        if GuardState._meta.db_table not in connection.introspection.table_names():
+            editor.create_model(GuardState)
+    store = {"BACKEND": "bloomguard.stores.redis.RedisStore", "OPTIONS": {"url": proxy.url}}
+
+    def request() -> float:
+        start = time.perf_counter()
+        assert client.get("/products/7/").status_code == 200
+        return time.perf_counter() - start
+
+    with override_settings(BLOOMGUARD={"STORES": {"default": store}}):
+        Rebuild(guard).run()
+        assert guard.verdict(10**9) is Verdict.ABSENT
+        before = [request() for _ in range(500)]
+        proxy.mode = "hole"
+        waiting = [request() for _ in range(5)]
+        after = [request() for _ in range(500)]
+        stores["default"].close()  # type: ignore[attr-defined]
+    proxy.close()
+    # The quickest ones: before and after are not measured in turns, and what else the machine does would tell.
+    usual = min(before)
+    report.add("a request for a row, guarded by a server", usual * 1e6, "us")
+    report.add("the same to a black-holed server, beyond that", (min(waiting) - usual) * 1e3, "ms", at_most=55)
+    report.add("the same once the breaker is open, beyond that", (min(after) - usual) * 1e3, "ms", at_most=0.1)
 
 
 def main() -> None:
@@ -200,7 +297,10 @@ def main() -> None:
     single(server, store)
     load(store)
     stall(server, store)
+    copying(server, store)
     black_hole(server)
+    outage(server)
+    spread.rows(report)
     store.close()
     report.finish()
 

@@ -141,6 +141,7 @@ def requests(handle: Any, path: str, status: str) -> Ask:
                 "SERVER_NAME": "testserver",
                 "SERVER_PORT": "80",
                 "SERVER_PROTOCOL": "HTTP/1.1",
+                "HTTP_HOST": "testserver",
                 "HTTP_USER_AGENT": "Mozilla/5.0 (X11; Linux x86_64; rv:128.0) Gecko/20100101 Firefox/128.0",
                 "HTTP_ACCEPT": "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8",
                 "HTTP_ACCEPT_LANGUAGE": "en-US,en;q=0.5",
@@ -261,6 +262,7 @@ def measure_async(rounds: int) -> Seconds:
     url, fast = "/products-async/%d/", FAST_BATCH
     contestants = {
         "ASGI, existing": async_batch(loop, async_requests(bare, url, 200), existing=True),
+        "ASGI, existing, the same again": async_batch(loop, async_requests(bare, url, 200), existing=True),
         "ASGI, existing, front door": async_batch(loop, async_requests(door, url, 200), existing=True),
         "ASGI, absent": async_batch(loop, async_requests(bare, url, 404), existing=False),
         "ASGI, absent, middleware": async_batch(loop, async_requests(guarded, url, 404), existing=False),
@@ -334,11 +336,12 @@ def main() -> int:
         taken = measure(ROUNDS[alias]) | measure_async(ROUNDS[alias])
         for who in taken:
             report.add(f"{name}: {who}", median(taken, who) * 1e6, "us/request")
-        report.add(
-            f"{name}: existing IDs, the same handler twice",
-            ratio(taken, "existing, the same again", "existing"),
-            against="itself: the noise",
-        )
+        for protocol in ("", "ASGI, "):
+            report.add(
+                f"{name}: {protocol}existing IDs, the same handler twice",
+                ratio(taken, f"{protocol}existing, the same again", f"{protocol}existing"),
+                against="itself: the noise",
+            )
         for who, ours, theirs in (
             ("middleware", "existing, middleware", "existing"),
             ("WSGI front door", "existing, WSGI front door", "existing"),

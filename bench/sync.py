@@ -205,7 +205,7 @@ class Site:
         return self.both(f"{store}, bulk_create", create, times=1)
 
     def others(self) -> dict[str, Work]:
-        """Statements that bring no key of any guard; to be run in one transaction, for a COMMIT hides what they take."""
+        """Statements that bring no key of any guard; to be run in one transaction: a COMMIT hides what they take."""
         row, other = self.guarded["file"].objects, self.other.objects
         table = self.other._meta.db_table
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import atexit
+
 from django.apps import AppConfig
 from django.utils.module_loading import autodiscover_modules
 
 
 class BloomguardConfig(AppConfig):
-    """Finds every app's ``guards.py``, hooks into writes, and registers the system checks."""
+    """Finds every app's ``guards.py``, hooks into writes, keeps figures, and registers the system checks."""
 
     name = "bloomguard"
     verbose_name = "Bloomguard"
@@ -15,9 +17,13 @@ class BloomguardConfig(AppConfig):
 
     def ready(self) -> None:
         from . import checks  # noqa: F401
+        from .counts import counts
+        from .flushing import flusher
         from .sync import raw, signals, statements
 
         autodiscover_modules("guards")
         signals.connect()
         statements.connect()
         raw.connect()
+        counts.begin = flusher.start
+        atexit.register(flusher.stop)

@@ -28,6 +28,7 @@ def shield(application: Application) -> Application:
     """
     from .frontdoor import front_door  # needs the apps, which asgi.py loads after its imports
     from .guards import Guard
+    from .outcomes import ablocked
 
     found = front_door(application)
     if found is None:
@@ -42,11 +43,12 @@ def shield(application: Application) -> Application:
             try:
                 path = scope["path"]
                 if path.isascii() and not scope.get("root_path"):
-                    is_absent = absent(method, path, decide_now)
-                    if is_absent is None:
-                        is_absent = await in_thread(method, path, Guard.decide)
-                    page = _page(door, scope) if is_absent else None
-                    if page is not None:
+                    guard = absent(method, path, decide_now)
+                    if guard is None:
+                        guard = await in_thread(method, path, Guard.decide)
+                    page = _page(door, scope) if guard else None
+                    if guard and page is not None:
+                        await ablocked(guard, None)
                         messages = ready.get((page, method)) or ready.setdefault(
                             (page, method), _messages(page, method)
                         )

@@ -29,11 +29,13 @@ from django.core.cache import caches
 from django.core.exceptions import ObjectDoesNotExist
 
 from .conf import settings
+from .counts import SPARED
 from .forks import after_fork
 from .steps import AsyncWaiter, Event, Steps, Waiter, arun, run
 from .verdicts import Decision, Verdict
 
 if TYPE_CHECKING:
+    from .counts import Tallies
     from .keys import KeyMaker
 
 logger = logging.getLogger("bloomguard")
@@ -176,6 +178,7 @@ class CacheAside:
 
     if TYPE_CHECKING:
         name: str
+        tallies: Tallies
 
         @property
         def keys(self) -> KeyMaker: ...
@@ -214,6 +217,7 @@ class CacheAside:
         of Django's cache, in seconds; ``patience`` is how long to wait for another's load before loading in its place.
         """
         if self.decide(value).verdict is Verdict.ABSENT:
+            self.tallies[SPARED]()
             return None
         waiter = Waiter(caches[cache], lambda: load(value))
         return run(get_or_load(self.cache_key(value), waiter, timeout, patience), waiter)
@@ -229,6 +233,7 @@ class CacheAside:
     ) -> Any:
         """:meth:`get_or_load` with an async ``load``, without a blocking call on the event loop."""
         if (await self._adecide(value)).verdict is Verdict.ABSENT:
+            self.tallies[SPARED]()
             return None
         waiter = AsyncWaiter(caches[cache], lambda: load(value))
         return await arun(get_or_load(self.cache_key(value), waiter, timeout, patience), waiter)

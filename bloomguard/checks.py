@@ -15,7 +15,7 @@ from django.utils.module_loading import import_string
 
 from . import conf
 from .alive import doubts
-from .exceptions import ConfigurationError
+from .exceptions import ConfigurationError, StoreUnavailable
 from .filters import InvalidShape
 from .filters.sizing import check_capacity, check_error_rate
 from .guards import AUTO, Guard, registry
@@ -60,7 +60,7 @@ def check_servers(app_configs: Any, **kwargs: Any) -> list[CheckMessage]:
     messages: list[CheckMessage] = []
     with suppress(ConfigurationError):  # which is E009
         for alias in conf.settings.stores:
-            with suppress(ConfigurationError):
+            with suppress(ConfigurationError, StoreUnavailable):  # which the other checks tell of
                 messages += stores[alias].check_deployed()
     return messages
 
@@ -86,6 +86,14 @@ def check_settings(app_configs: Any, **kwargs: Any) -> list[CheckMessage]:
             messages += stores[alias].check()
         except ConfigurationError as error:
             messages.append(_unusable(error))
+        except StoreUnavailable as error:  # a client that cannot be made while its servers are away
+            messages.append(
+                Warning(
+                    f"the store {alias!r} does not answer: {error}.",
+                    hint="Until it does, no request is answered by a guard, and saves take their guards out of use.",
+                    id="bloomguard.W021",
+                )
+            )
     return messages
 
 

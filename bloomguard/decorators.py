@@ -10,13 +10,15 @@ from typing import Any, TypeVar
 
 from asgiref.sync import iscoroutinefunction, sync_to_async
 from django.conf import settings
-from django.http import HttpRequest
+from django.http import Http404, HttpRequest
 
+from .counts import FALSE_POSITIVE
 from .exceptions import ConfigurationError
 from .guards import Guard, registry
+from .outcomes import blocked, is_remembered
 from .responses import not_found, not_found_by_framework
 from .telling import note, tell
-from .verdicts import Decision, Verdict
+from .verdicts import MAYBE, Decision, Verdict
 
 logger = logging.getLogger("bloomguard")
 
@@ -69,6 +71,10 @@ def guarded(name: str, *, arg: str | Mapping[str, str] | None = None) -> Callabl
                 failed(error)
                 return None
 
+        def missed(decision: Decision, guard: Guard, request: Any) -> None:
+            if decision is MAYBE and not is_remembered(request):
+                guard.tallies[FALSE_POSITIVE]()
+
         def is_absent(decision: Decision, guard: Guard, request: Any) -> bool:
             try:
                 return decision.verdict is Verdict.ABSENT and guard.applies(request)
@@ -81,10 +87,15 @@ def guarded(name: str, *, arg: str | Mapping[str, str] | None = None) -> Callabl
             decision = guard.decide_now(value)
             if decision is None:
                 decision = await sync_to_async(guard.decide, thread_sensitive=False)(value)
-            if is_absent(decision, guard, request):
-                response = await sync_to_async(_refuse, thread_sensitive=False)(request, name)
-            else:
-                response = await view(*args, **kwargs)
+            is_refused = is_absent(decision, guard, request)
+            try:
+                if is_refused:
+                    response = await sync_to_async(_refuse, thread_sensitive=False)(request, guard)
+                else:
+                    response = await view(*args, **kwargs)
+            except Http404:
+                missed(decision, guard, request)
+                raise
             return _told(response, guard, request, decision) if settings.DEBUG else response
 
         if iscoroutinefunction(view):
@@ -106,7 +117,11 @@ def guarded(name: str, *, arg: str | Mapping[str, str] | None = None) -> Callabl
             guard, value, request = found
             decision = guard.decide(value)
             is_refused = is_absent(decision, guard, request)
-            response = _refuse(request, name) if is_refused else view(*args, **kwargs)
+            try:
+                response = _refuse(request, guard) if is_refused else view(*args, **kwargs)
+            except Http404:
+                missed(decision, guard, request)
+                raise
             return _told(response, guard, request, decision) if settings.DEBUG else response
 
         return mark(guard_view)  # type: ignore[no-any-return]
@@ -114,10 +129,11 @@ def guarded(name: str, *, arg: str | Mapping[str, str] | None = None) -> Callabl
     return decorate
 
 
-def _refuse(request: Any, name: str) -> Any:
+def _refuse(request: Any, guard: Guard) -> Any:
+    blocked(guard, request)
     if isinstance(request, HttpRequest):
-        return not_found(request, name)
-    return not_found_by_framework(request, name)
+        return not_found(request, guard.name)
+    return not_found_by_framework(request, guard.name)
 
 
 def _told(response: Any, guard: Guard, request: Any, decision: Decision) -> Any:

@@ -10,10 +10,12 @@ from django.core.exceptions import ObjectDoesNotExist, ValidationError
 from django.db import models, router
 from django.http import Http404
 
+from .counts import SPARED
 from .querysets import covers, lookup_of
 from .verdicts import ERROR, Decision, Verdict
 
 if TYPE_CHECKING:
+    from .counts import Tallies
     from .live import LiveFilter
 
 V = TypeVar("V")
@@ -28,6 +30,7 @@ class Fetching:
 
     if TYPE_CHECKING:
         model: type[models.Model]
+        tallies: Tallies
 
         @property
         def live(self) -> LiveFilter: ...
@@ -72,7 +75,11 @@ class Fetching:
         except Exception as error:
             self._say_once(error)
             answers = iter([ERROR] * len(keys))
-        return [next(answers) if decision is None else decision for decision in decided]
+        return [self._counted(next(answers)) if decision is None else decision for decision in decided]
+
+    def _counted(self, decision: Decision) -> Decision:
+        self.tallies[decision.reason]()
+        return decision
 
     def filter_existing(self, values: Iterable[V]) -> list[V]:
         """Those of ``values`` that may exist, in their order; all of them where nothing can be said. Never raises."""
@@ -95,6 +102,7 @@ class Fetching:
         """
         rows = self._rows(queryset)
         if covers(self, rows) and self.verdict(value) is Verdict.ABSENT:
+            self.tallies[SPARED]()
             raise self._not_found(rows)
         try:
             return rows.filter(**lookup_of(self, value)).get()
@@ -105,6 +113,7 @@ class Fetching:
         """:meth:`get_object_or_404`, without a blocking call on the event loop."""
         rows = self._rows(queryset)
         if covers(self, rows) and await self.averdict(value) is Verdict.ABSENT:
+            self.tallies[SPARED]()
             raise self._not_found(rows)
         try:
             return await rows.filter(**lookup_of(self, value)).aget()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 from django.conf import settings
 from django.core.handlers.base import BaseHandler
@@ -64,8 +64,11 @@ class FrontDoor:
         self._hosts[host] = known
         return known
 
-    def absent(self, method: str, path: str, decide: Decide) -> bool | None:
-        """Whether ``path`` certainly asks for what does not exist; ``None`` if ``decide`` could not tell at once."""
+    def absent(self, method: str, path: str, decide: Decide) -> Guard | Literal[False] | None:
+        """The guard that knows for certain that ``path`` asks for what does not exist, or ``False``.
+
+        ``None`` if ``decide`` could not tell at once.
+        """
         for route in self._index.candidates(path):
             value = route.read(path)
             if value is NO_ID:
@@ -74,7 +77,7 @@ class FrontDoor:
             if decision is None:
                 return None
             if decision.verdict is Verdict.ABSENT and method in route.methods and route.takes(path):
-                return True
+                return route.guard
         return False
 
     def failed(self, error: Exception) -> None:

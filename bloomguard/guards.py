@@ -12,6 +12,7 @@ import logging
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
+from time import perf_counter_ns
 from typing import Any, ClassVar, TypeVar
 
 from django.core.exceptions import FieldDoesNotExist
@@ -19,13 +20,15 @@ from django.db import models
 from django.db.models import Model, Q
 from django.http import HttpRequest
 
+from . import counts, spot_checks
 from .alive import Unstable, in_words
 from .cache_aside import CacheAside
 from .exceptions import ConfigurationError
 from .fetching import Fetching
+from .filters.kinds import KINDS
 from .keys import KeyMaker, OutOfRange, Unkeyable
 from .live import LiveFilter
-from .verdicts import ERROR, OUT_OF_RANGE, UNKEYABLE, Decision, Verdict
+from .verdicts import ABSENT, ERROR, OUT_OF_RANGE, UNKEYABLE, Decision, Verdict
 
 __all__ = ["Guard", "Verdict", "guards", "register", "registry"]
 
@@ -68,6 +71,7 @@ class Guard(Fetching, CacheAside):
 
     def __init__(self, model: type[Model]) -> None:
         self.model = model
+        self._owes_check = False
         self._failures: set[type[Exception]] = set()  # said already: a flood of requests is none of log lines
         self.name = self.name or _kebab(type(self).__name__)
         if not self._known_names.fullmatch(self.name):
@@ -75,6 +79,7 @@ class Guard(Fetching, CacheAside):
                 f"{type(self).__name__}: name is {self.name!r}; it has to begin with a lower-case letter and go on "
                 "with up to 99 lower-case letters, digits, dots, dashes and underscores"
             )
+        self.tallies = counts.counts.of(self.name)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.name!r} of {self.model._meta.label}>"
@@ -150,14 +155,26 @@ class Guard(Fetching, CacheAside):
             alive = in_words(self.alive)
         except Unstable:  # which a system check refuses: what one process builds, no other one asks
             alive = repr(self.alive)
-        return f"{self.name}|{self.model._meta.db_table}({columns})|{alive}|{normalize}"
+        # Whoever takes keys out relies on everybody else to have counted them.
+        counted = "|counted" if self.discards else ""
+        return f"{self.name}|{self.model._meta.db_table}({columns})|{alive}|{normalize}{counted}"
+
+    @property
+    def discards(self) -> bool:
+        """Whether rows that are deleted, or no longer alive, leave the filter at once."""
+        kind = KINDS.get(self.filter)
+        return kind is not None and kind.supports_discard and self.sync == "statements"
 
     @cached_property
     def live(self) -> LiveFilter:
         """The guard's filter, as this process lives with it."""
         return LiveFilter(
-            self.name, store_alias=self.store, definition=self.definition, width=self.keys.width
-        )  # fmt: skip
+            self.name,
+            store_alias=self.store,
+            definition=self.definition,
+            width=self.keys.width,
+            counted=self.discards,
+        )
 
     # -- asking
 
@@ -166,11 +183,21 @@ class Guard(Fetching, CacheAside):
 
         May read the state rows, at most once a second and process.
         """
-        return self._decide(value, lambda key: self.live.ask(key)) or ERROR
+        began = perf_counter_ns() if counts.drawn() else 0
+        decision = self._decide(value, lambda key: self.live.ask(key)) or ERROR
+        if decision is ABSENT and (self._owes_check or spot_checks.drawn()):
+            self._owes_check = False
+            decision, began = spot_checks.checks.check(self, value), 0
+        return self._count(decision, began)
 
     def decide_now(self, value: Any) -> Decision | None:
         """The same without waiting; ``None`` if that needs the state rows, or a filter, read first."""
-        return self._decide(value, lambda key: self.live.ask_now(key))
+        began = perf_counter_ns() if counts.drawn() else 0
+        decision = self._decide(value, lambda key: self.live.ask_now(key))
+        if decision is ABSENT and spot_checks.drawn():
+            self._owes_check = True  # by whoever asks next, where waiting is allowed
+            return None
+        return None if decision is None else self._count(decision, began)
 
     def _decide(self, value: Any, ask: Callable[[bytes], Decision | None]) -> Decision | None:
         try:
@@ -182,6 +209,12 @@ class Guard(Fetching, CacheAside):
         except Exception as error:
             self._say_once(error)
             return ERROR
+
+    def _count(self, decision: Decision, began: int) -> Decision:
+        self.tallies[decision.reason]()
+        if began:
+            self.tallies.time(began)
+        return decision
 
     def _say_once(self, error: Exception) -> None:
         if type(error) not in self._failures:

@@ -12,11 +12,12 @@ import hmac
 import logging
 import socket
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from typing import Any
 
 from .conf import settings
-from .exceptions import StoreError, StoreUnavailable, UnknownGeneration
+from .exceptions import ConfigurationError, StoreError, StoreUnavailable, UnknownGeneration
 from .filters import CorruptFilter, FilterError, FilterFull, KeyHash
 from .forks import after_fork
 from .stores import Generation, Store, stores
@@ -35,17 +36,25 @@ class LiveFilter:
 
     ``definition`` says in words what a key stands for (table, columns, which rows); a generation that was built for
     other words, or with a secret that is no longer in the settings, is never asked. ``width`` is the keys' size in
-    bytes, if they all have one.
+    bytes, if they all have one. ``counted`` says that adds are counted, because :meth:`discard` takes them back.
     """
 
     def __init__(
-        self, name: str, *, store_alias: str, definition: str, width: int | None, table: StateTable | None = None
+        self,
+        name: str,
+        *,
+        store_alias: str,
+        definition: str,
+        width: int | None,
+        counted: bool = False,
+        table: StateTable | None = None,
     ) -> None:
         self.name = name
         self.table = table or states.table
         self._store_alias = store_alias
         self._definition = definition
         self._width = width
+        self._counted = counted
         self._waits: bool | None = None  # whether the store's checks wait for a network, once that is known
         # The active generation and its check, in one piece: threads replace it while others read it.
         self._check: tuple[str, Callable[[bytes], bool]] | None = None
@@ -134,11 +143,12 @@ class LiveFilter:
         now = self.table.clock()
         if now - self._looked_at < LEASE_SECONDS:
             return False
-        try:
-            if self.store.names(self.name):
-                return True  # and so for whoever asks next: under ASGI the same request asks again, in a thread
-        except StoreError as error:
-            logger.debug("bloomguard cannot tell whether %s has a filter: %s", self.name, error)
+        for store in self._stores():
+            try:
+                if store.names(self.name):
+                    return True  # and so for whoever asks next: under ASGI the same request asks again, in a thread
+            except StoreError as error:
+                logger.debug("bloomguard cannot tell whether %s has a filter: %s", self.name, error)
         self._looked_at = now
         return False
 
@@ -219,14 +229,37 @@ class LiveFilter:
         generation = self._opened.get(name)
         if generation is not None:
             return generation
-        if self._refused.get(name, 0) > self.table.clock() or self.store.identity != state.identity:
+        home = None if self._refused.get(name, 0) > self.table.clock() else self._home(state.identity)
+        if home is None:
             return None
         with self._lock:
             generation = self._opened.get(name)
             if generation is None:
-                generation = self.store.open(self.name, name, self.find_key_hash, state.identity)
+                generation = home.open(self.name, name, self.find_key_hash, state.identity)
+                self._waits = home.waits
                 self._opened[name] = generation
         return generation
+
+    def _home(self, identity: str) -> Store | None:
+        """The store that the row names: the guard's own or, while it moves from one to another, any in the settings."""
+        unavailable: StoreError | None = None
+        for store in self._stores():
+            try:
+                if store.identity == identity:
+                    return store
+            except StoreError as error:
+                unavailable = unavailable or error
+        if unavailable is not None:
+            raise unavailable
+        return None
+
+    def _stores(self) -> Iterator[Store]:
+        """The guard's own store, then all others that can be made."""
+        yield self.store
+        for alias in settings.stores:
+            if alias != self._store_alias:
+                with suppress(ConfigurationError):  # a system check says so
+                    yield stores[alias]
 
     def _tidy(self, state: State) -> None:
         """Let go of generations that the row no longer names: a mapped file takes its disk space until then."""
@@ -269,28 +302,67 @@ class LiveFilter:
             self.table.renew()
 
     def _add(self, state: State, keys: Sequence[bytes], part_with_standby: Callable[[State], bool]) -> bool:
+        adds: list[tuple[Generation, Sequence[bytes]]] = []
+        missed: list[str] = []
         for name in state.generations:
             if state.status != ARMED and name != state.building:
                 continue  # it answers nobody, and never will again; what will answer next is being built
-            if self._reaches(state, name, keys):
-                continue
-            # A standby that is not yet kept still answers those who have not read the row since it was replaced.
-            if name != state.kept or not part_with_standby(state):
-                return False
+            try:
+                generation = self._generation(state, name)
+                if generation is not None:
+                    adds.append((generation, keys if self._counted else self._new(generation, keys)))
+            except (FilterError, StoreError) as error:
+                self._doubt(state, name, error)
+                generation = None
+            if generation is None:
+                missed.append(name)
+        if adds:
+            for (generation, _), failed in zip(adds, adds[0][0].add_to_all(adds)):
+                if failed is not None:
+                    self._doubt(state, generation.name, failed)
+                    missed.append(generation.name)
+        # A standby that is not yet kept still answers those who have not read the row since it was replaced.
+        if not all(name == state.kept and part_with_standby(state) for name in missed):
+            return False
         # The copy was good when the adds began; it must still be when they are counted.
         return self.table.lease(self.name) is not None
 
-    def _reaches(self, state: State, name: str, keys: Sequence[bytes]) -> bool:
+    def _doubt(self, state: State, name: str, error: Exception) -> None:
+        """An add did not reach the generation: that of a sound one is tried again, another one is asked no more."""
+        if name != state.standby and not isinstance(error, (FilterFull, StoreUnavailable)):
+            self._distrust(error, name)
+
+    @staticmethod
+    def _new(generation: Generation, keys: Sequence[bytes]) -> Sequence[bytes]:
+        """Of ``keys``, those that a filter which would count them lacks: every save of a row comes here.
+
+        Right only because nothing is discarded: a key that seems to be there may be another one's.
+        """
+        if not generation.layout.filter_class.supports_discard:
+            return keys
+        return [key for key, there in zip(keys, generation.might_contain_many(keys)) if not there]
+
+    def active(self) -> str:
+        """The generation that answers now, empty where none does: what a later :meth:`discard` has to name."""
+        if self.table.lease(self.name) is None:
+            self.table.renew()
+        state = self.table.lease(self.name)
+        return state.active if state is not None and state.status == ARMED else ""
+
+    def discard(self, keys: Iterable[bytes], name: str) -> None:
+        """Take keys of rows that are gone out of the generation ``name``, once each, if it still is the active one.
+
+        Each key had a row when ``name`` was active, so it was added there. Of a generation that is being built nobody
+        knows whether its scan came by before the row went. Never raises and never tries again: a key too many is a
+        harmless false positive, and one too few a false 404.
+        """
         try:
-            generation = self._generation(state, name)
-            if generation is None:
-                return False
-            generation.add(keys)
+            state = self.table.lease(self.name) if self.active() == name else None
+            generation = self._generation(state, name) if state is not None else None
+            if generation is not None:
+                generation.discard(keys)
         except (FilterError, StoreError) as error:
-            if name != state.standby and not isinstance(error, (FilterFull, StoreUnavailable)):
-                self._distrust(error, name)
-            return False
-        return True
+            logger.info("bloomguard left keys of deleted rows in the filter of %s: %s", self.name, error)
 
     def forget(self) -> None:
         """Close everything, as if the process had just started."""

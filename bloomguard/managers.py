@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 from django.db import models
 
+from .counts import SPARED
 from .guards import registry
 from .querysets import covers, guards_for
 from .verdicts import Verdict
@@ -34,6 +35,7 @@ class GuardedQuerySet(models.QuerySet[M]):
             for guard, names in guards_for(registry, self.model, tuple(kwargs)):
                 value = kwargs[names[0]] if len(names) == 1 else [kwargs[name] for name in names]
                 if guard.verdict(value) is Verdict.ABSENT and covers(guard, self):
+                    guard.tallies[SPARED]()
                     missing: type[Exception] = self.model.DoesNotExist  # type: ignore[attr-defined]
                     raise missing(f"{self.model._meta.object_name} matching query does not exist.")
         return super().get(*args, **kwargs)

@@ -10,6 +10,7 @@ from django.conf import settings
 from django.http import HttpRequest, HttpResponseBase
 
 from .guards import Guard
+from .outcomes import ablocked, blocked, settle
 from .responses import not_found, not_found_now
 from .routes import Decide, GuardedRoute, absent, absent_in_view
 from .telling import noting, tell
@@ -35,7 +36,14 @@ class BloomGuardMiddleware:
         if self._async:
             return self._acall(request)
         guard = absent(request, self._noting(request, Guard.decide))
-        response = self.get_response(request) if not isinstance(guard, Guard) else not_found(request, guard.name)
+        response: HttpResponseBase
+        if isinstance(guard, Guard):
+            blocked(guard, request)
+            response = not_found(request, guard.name)
+        else:
+            response = self.get_response(request)  # type: ignore[assignment]
+            if response.status_code == 404 and (by_view := settle(request)):
+                blocked(by_view, request)
         return tell(request, response) if self._tells else response
 
     async def _acall(self, request: HttpRequest) -> HttpResponseBase:
@@ -44,9 +52,14 @@ class BloomGuardMiddleware:
         if guard is False:
             decide = self._noting(request, Guard.decide)
             guard = await sync_to_async(absent, thread_sensitive=False)(request, decide)
-        response: HttpResponseBase = await (
-            _anot_found(request, guard.name) if isinstance(guard, Guard) else self.get_response(request)  # type: ignore[misc]
-        )
+        response: HttpResponseBase
+        if isinstance(guard, Guard):
+            await ablocked(guard, request)
+            response = await _anot_found(request, guard.name)
+        else:
+            response = await self.get_response(request)  # type: ignore[misc]
+            if response.status_code == 404 and (by_view := settle(request)):
+                await ablocked(by_view, request)
         return tell(request, response) if self._tells else response
 
     def _noting(self, request: HttpRequest, decide: Decide) -> Decide:
@@ -60,6 +73,7 @@ class BloomGuardMiddleware:
             return None
         if route.needs_login and not (hasattr(request, "user") and request.user.is_authenticated):
             return None
+        request.bloomguard_absent = route  # type: ignore[attr-defined]
         if route.by_view:
             response: HttpResponseBase = route.spared(request, *args, **kwargs)
             return response
@@ -74,6 +88,7 @@ class BloomGuardMiddleware:
             return None
         if route.needs_login and not (hasattr(request, "auser") and (await request.auser()).is_authenticated):
             return None
+        request.bloomguard_absent = route  # type: ignore[attr-defined]
         if route.by_view:
             spared = route.spared if iscoroutinefunction(route.spared) else sync_to_async(route.spared)
             response: HttpResponseBase = await spared(request, *args, **kwargs)

@@ -15,25 +15,20 @@ more often than other rows. The error rate is that of absent keys drawn at rando
 
 from __future__ import annotations
 
-import random
-import uuid
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from itertools import islice
 from math import sqrt
 from typing import Any
 
-from django.db.models import QuerySet
-
 from .exceptions import RebuildError
-from .keys import OutOfRange, Unkeyable, kind_of
+from .keys import OutOfRange, Unkeyable
 from .sources import Source
 from .stores import Generation
 from .sync.state import LEASE_SECONDS
 
 NEWEST_ROWS = 100_000
 RANDOM_ROWS = 10_000
-_PLACES = 40
 _BATCH_ROWS = 10_000
 _PROBES = 100_000
 
@@ -44,8 +39,7 @@ class Proof:
     def __init__(self, source: Source, sleep: Callable[[float], None]) -> None:
         self._source = source
         self._sleep = sleep
-        self._random = random.SystemRandom()
-        self._newest = self._end("-pk")
+        self._newest = self._source.end("-pk")
 
     def rows_held(self, generation: Generation) -> int:
         """How many rows were read again, all of which are in ``generation``; raises :class:`RebuildError` if not."""
@@ -93,37 +87,10 @@ class Proof:
     def _values(self) -> Iterator[tuple[Any, ...]]:
         """What is looked up by, of every row that is read again."""
         names, rows = self._source.guard.attnames, self._source.rows()
-        first, last = self._end("pk"), self._end("-pk")
+        last = self._source.end("-pk")
         if last is None:
             return
         if last != self._newest:
             newest = rows if self._newest is None else rows.filter(pk__gt=self._newest)
             yield from newest.order_by("pk").values_list(*names)[:NEWEST_ROWS]
-        left = RANDOM_ROWS
-        for run in self._runs(first, last):
-            for values in run.values_list(*names):
-                yield values
-                left -= 1
-        for order in ("pk", "-pk"):
-            yield from rows.order_by(order).values_list(*names)[: left // 2]
-
-    def _runs(self, first: Any, last: Any) -> Iterator[QuerySet[Any]]:
-        """Runs of rows, one from a random place on in each of equal parts of the range: none reads beyond its part."""
-        pk: Callable[[int], Any] = int
-        kind = kind_of(self._source.guard.model._meta.pk)
-        if kind == "uuid":
-            first, last, pk = first.int, last.int, lambda number: uuid.UUID(int=number)
-        elif kind != "integer":
-            return
-        width = (last - first) // _PLACES + 1
-        length = RANDOM_ROWS // _PLACES
-        for start in range(first, last + 1, width):
-            end = min(start + width - 1, last)
-            # In a part with hardly more numbers than a run takes, from its beginning.
-            place = self._random.randint(start, max(start, end - length + 1))
-            yield self._source.rows().order_by("pk").filter(pk__gte=pk(place), pk__lte=pk(end))[:length]
-
-    def _end(self, order: str) -> Any:
-        """The primary key at one end of all rows, alive or not: found at once in its index."""
-        every = self._source.guard.model._base_manager.using(self._source.using)
-        return every.order_by(order).values_list("pk", flat=True).first()
+        yield from self._source.random_values(RANDOM_ROWS)

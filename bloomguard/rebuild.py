@@ -15,6 +15,7 @@ import socket
 import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
+from typing import Any
 
 from django.db import DatabaseError, connections
 from django.utils import timezone
@@ -26,10 +27,12 @@ from .filling import fill
 from .filters import FilterError
 from .filters.choose import KeysSummary
 from .filters.codec import new_tag
+from .filters.layout import Layout
 from .guards import Guard
 from .models import GuardState
 from .plans import Plan, Report, lay_out
 from .proof import Proof
+from .signals import generation_published, tell
 from .sources import Source
 from .stores import Generation
 from .sync.state import ARMED, FENCED, LEASE_SECONDS, State
@@ -72,6 +75,8 @@ class Rebuild:
         self._name = ""
         self._replaced = ""  # the active generation of another store that we have fenced
         self._generation: Generation | None = None
+        self._lying: Sequence[str] = ()
+        self._seen: State | None = None
         self._mine: State | None = None
         self._seconds = 0.0
         self._expected = KeysSummary(count=0)
@@ -82,8 +87,8 @@ class Rebuild:
 
     def plan(self) -> Plan:
         """What :meth:`run` would make; changes nothing. Raises :class:`RebuildError` if it cannot fit, with figures."""
-        summary = self.source.summary()
-        layout = lay_out(self.guard, summary)
+        summary = self._summary()
+        layout = self._layout(summary, tag=0)
         return Plan(
             guard=self.guard.name,
             kind=layout.kind,
@@ -94,6 +99,12 @@ class Rebuild:
             shards=len(layout.headers),
         )
 
+    def _summary(self) -> KeysSummary:
+        return self.source.summary()
+
+    def _layout(self, summary: KeysSummary, tag: int) -> Layout:
+        return lay_out(self.guard, summary, tag=tag)
+
     def run(self) -> Report:
         """Build and publish; raises :class:`RebuildError`, and leaves what was served before as it was."""
         outcome = run_all([self], self._sleep)[0]
@@ -102,6 +113,9 @@ class Rebuild:
         return outcome
 
     # The steps, in their order; `run_all` takes several guards through them side by side.
+
+    def prepare(self) -> None:
+        """What takes long and can be done before anything is announced: here nothing."""
 
     def fence_replaced(self) -> bool:
         """Fence what another store answers, or another life of this one; ``True`` if there is time to be given then.
@@ -131,22 +145,28 @@ class Rebuild:
 
     def announce(self) -> None:
         """Create an empty generation and name it in the state row."""
-        self._refuse_transaction()
         began = self._clock()
-        self._expected = self.source.summary()
+        if self._seen is None:
+            self._create()
+        assert self._seen is not None
+        self._mine = self._announce(self._seen)
+        standby.sweep(self.guard, self._lying, self._mine)
+        self._seconds += self._clock() - began
+
+    def _create(self) -> Generation:
+        self._refuse_transaction()
+        self._expected = self._summary()
         self._proof = Proof(self.source, self._sleep)
-        layout = lay_out(self.guard, self._expected, tag=new_tag())
+        layout = self._layout(self._expected, new_tag())
         # In this order: whoever sweeps lists what there is, then changes the row. What we create after reading the
         # row is either not on that list, or the row is no longer as we read it and we are the one to give way.
         seen = self.table.current(self.guard.name)
         if seen.building:
             self._refuse_if_alive(seen)
-        lying = self.store.names(self.guard.name)
+        self._seen, self._lying = seen, self.store.names(self.guard.name)
         self._name = secrets.token_hex(12)
         self._generation = self.store.create(self.guard.name, self._name, layout)
-        self._mine = self._announce(seen)
-        standby.sweep(self.guard, lying, self._mine)
-        self._seconds = self._clock() - began
+        return self._generation
 
     def wait_for_writers(self) -> None:
         """Return when nobody writes any more who does not know of it; a settling time has to be over before."""
@@ -229,17 +249,20 @@ class Rebuild:
         }
         identity = self.store.identity
         if seen.identity != identity:
-            # Another store, or another life of it: what it was trusted for is not here.
-            changes |= {"identity": identity, "host": socket.gethostname(), "status": FENCED}
-            changes |= {"active": "", "standby": "", "standby_until": None}
-            if seen.active and (seen.status != FENCED or seen.active != self._replaced):
-                raise BuilderBusy(f"{self.guard.name}: its store was replaced at this very moment; run it again later")
+            changes |= {"identity": identity, "host": socket.gethostname(), **self._replacing(seen)}
         mine = self.table.swap(seen, **changes)
         if mine is None:
             raise BuilderBusy(
                 f"{self.guard.name}: somebody else changed its state row at the same moment; run it again later"
             )
         return mine
+
+    def _replacing(self, seen: State) -> dict[str, Any]:
+        """What else to change in a row that names another store, or another life of this one."""
+        if seen.active and (seen.status != FENCED or seen.active != self._replaced):
+            raise BuilderBusy(f"{self.guard.name}: its store was replaced at this very moment; run it again later")
+        # What it was trusted for is not here.
+        return {"status": FENCED, "active": "", "standby": "", "standby_until": None}
 
     def _refuse_transaction(self) -> None:
         if connections[self.source.using].in_atomic_block:
@@ -295,6 +318,7 @@ class Rebuild:
                 f"{self.guard.name}: its state row changed during the build (a fence, a roll-back, another builder), "
                 "so the new generation may lack a row and was not published; run it again"
             )
+        tell(generation_published, type(self.guard), guard=self.guard, generation=published.active, rows=rows)
 
 
 def run_all(rebuilds: Sequence[Rebuild], sleep: Callable[[float], None] = time.sleep) -> list[Report | RebuildError]:
@@ -327,14 +351,15 @@ def run_all(rebuilds: Sequence[Rebuild], sleep: Callable[[float], None] = time.s
     try:
         for one in rebuilds:
             one.companions = rebuilds
+        each(lambda one: one.prepare())
         each(fence_replaced)
         if replaced:
             sleep(SETTLE_SECONDS)
-        each(Rebuild.announce)
+        each(lambda one: one.announce())
         began = time.monotonic()
         if len(outcomes) < len(rebuilds):
             sleep(SETTLE_SECONDS)
-        each(Rebuild.wait_for_writers)
+        each(lambda one: one.wait_for_writers())
         waited = time.monotonic() - began
         each(lambda one: one.complete(waited))
         retiring = [(one, state) for one in rebuilds if (state := one.former()) is not None]

@@ -26,7 +26,7 @@ from .guards import AUTO, Guard, registry
 from .keys import OutOfRange, Unkeyable
 from .patterns import Pattern, patterns, rivals
 from .spare import Lookup, spared
-from .verdicts import Decision, Verdict
+from .verdicts import MAYBE, Decision, Verdict
 
 logger = logging.getLogger("bloomguard")
 
@@ -301,7 +301,9 @@ def absent(request: HttpRequest, decide: Decide) -> Guard | bool | None:
             decision = decide(route.guard, asked)
             if decision is None:
                 return False
-            if decision.verdict is Verdict.ABSENT and _confirmed(request, urlconf, route, asked, decide):
+            if decision is MAYBE:
+                request.bloomguard_maybe = route  # type: ignore[attr-defined]
+            elif decision.verdict is Verdict.ABSENT and _confirmed(request, urlconf, route, asked, decide):
                 return route.guard
     except Exception as error:
         _say_once(error)
@@ -323,7 +325,9 @@ def absent_in_view(
             decision = decide(route.guard, value)
             if decision is None:
                 return False
-            if decision.verdict is Verdict.ABSENT and route.guard.applies(request):
+            if decision is MAYBE:
+                request.bloomguard_maybe = route  # type: ignore[attr-defined]
+            elif decision.verdict is Verdict.ABSENT and route.guard.applies(request):
                 if route.by_view:
                     _ = route.spared  # made here, where an error passes the request
                 return route

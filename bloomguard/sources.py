@@ -7,6 +7,7 @@ arrive as one buffer a page: two to three times as fast as a row at a time. Ever
 
 from __future__ import annotations
 
+import random
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -21,7 +22,7 @@ from django.db.models import F, Max, Min
 from .exceptions import RebuildError
 from .filters.choose import KeysSummary
 from .guards import Guard
-from .keys import OutOfRange, Unkeyable, value_field
+from .keys import OutOfRange, Unkeyable, kind_of, value_field
 
 if TYPE_CHECKING:
     from .filters.base import Keys
@@ -34,6 +35,9 @@ _CHUNK_ROWS = 50_000
 _COUNT_BELOW = 200_000
 #: Of a range of integers: how many stretches of how many are looked at, and the share that has to be there.
 _STRETCHES, _STRETCH, _DENSE = 10, 2_000, 0.9
+#: Of rows drawn at random: at how many places at least, and how many at most at one of them.
+_PLACES, _RUN_ROWS = 40, 250
+_random = random.SystemRandom()
 #: As the planner does it: the rows a page of the last ANALYZE, times the pages that there are now.
 _POSTGRESQL_ESTIMATE = (
     "SELECT reltuples::float8 / NULLIF(relpages, 0) * (pg_relation_size(oid) / current_setting('block_size')::int) "
@@ -116,6 +120,48 @@ class Source:
 
     def _table(self) -> str:
         return self.connection.ops.quote_name(self.guard.model._meta.db_table)
+
+    def end(self, order: str) -> Any:
+        """The primary key at one end of all rows, alive or not, found at once in its index; ``order`` is ``[-]pk``."""
+        every = self.guard.model._base_manager.using(self.using)
+        return every.order_by(order).values_list("pk", flat=True).first()
+
+    def random_values(self, rows: int) -> Iterator[tuple[Any, ...]]:
+        """What is looked up by, of about so many rows.
+
+        They come from random places of the primary key where that is an integer or a UUID, evenly spread; those that
+        are still lacking, from both ends of it.
+        """
+        names, left = self.guard.attnames, rows
+        for run in self._runs(rows):
+            for values in run.values_list(*names):
+                yield values
+                left -= 1
+        for order in ("pk", "-pk"):
+            yield from self.rows().order_by(order).values_list(*names)[: left // 2]
+
+    def _runs(self, rows: int) -> Iterator[models.QuerySet[Any]]:
+        """Runs of rows, one from a random place on in each of equal parts of the range: none reads beyond its part."""
+        first, last = self.end("pk"), self.end("-pk")
+        pk: Callable[[int], Any] = int
+        kind = kind_of(self.guard.model._meta.pk)
+        if kind == "uuid" and last is not None:
+            first, last, pk = first.int, last.int, lambda number: uuid.UUID(int=number)
+        elif kind != "integer" or last is None:
+            return
+        places = max(_PLACES, rows // _RUN_ROWS)
+        width = (last - first) // places + 1
+        length = rows // places
+        for start in range(first, last + 1, width):
+            end = min(start + width - 1, last)
+            # In a part with hardly more numbers than a run takes, from its beginning.
+            place = _random.randint(start, max(start, end - length + 1))
+            yield self.rows().order_by("pk").filter(pk__gte=pk(place), pk__lte=pk(end))[:length]
+
+    @property
+    def is_gathered(self) -> bool:
+        """Whether pages come as arrays of integers or as UUIDs in one piece, rather than as keys one by one."""
+        return self._scan() is not None
 
     def pages(self) -> Iterator[Page]:
         """All keys, page by page. Rows that appear or vanish meanwhile may be missed: the sync sees to them."""

@@ -15,6 +15,7 @@ from django.http import Http404, HttpRequest
 from django.utils.translation import gettext
 from django.views.generic.detail import SingleObjectMixin
 
+from .counts import SPARED
 from .guards import Guard, registry
 from .querysets import covers, guards_for
 from .verdicts import Verdict
@@ -67,7 +68,10 @@ def is_absent(
         return False
     queryset = rows()
     try:
-        return covers(guard, queryset)
+        if not covers(guard, queryset):
+            return False
+        guard.tallies[SPARED]()
+        return True
     except Exception as error:
         _say_once(error, model)
         return False

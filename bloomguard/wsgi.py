@@ -19,6 +19,7 @@ def shield(application: Application) -> Application:
     """
     from .frontdoor import front_door  # needs the apps, which wsgi.py loads after its imports
     from .guards import Guard
+    from .outcomes import blocked
 
     door = front_door(application)
     if door is None:
@@ -33,7 +34,7 @@ def shield(application: Application) -> Application:
         if method in methods:
             try:
                 path = environ.get("PATH_INFO", "")
-                if path.isascii() and absent(method, path, decide) and not _is_mounted(environ):
+                if path.isascii() and (guard := absent(method, path, decide)) and not _is_mounted(environ):
                     host = environ.get("HTTP_HOST", "")
                     if takes_forwarded_host:
                         host = environ.get("HTTP_X_FORWARDED_HOST", host)
@@ -42,6 +43,7 @@ def shield(application: Application) -> Application:
                         scheme = "https" if told.split(",", 1)[0].strip() == secure_value else "http"
                     page = page_for(host, scheme == "https", "HTTP_COOKIE" in environ)
                     if page is not None:
+                        blocked(guard, None)
                         start_response("404 Not Found", list(page.headers))
                         return [] if method == "HEAD" else [page.body]
             except Exception as error:

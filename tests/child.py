@@ -11,29 +11,51 @@ import importlib
 import os
 import signal
 import sys
+import time
+from collections.abc import Callable
 from typing import Any
 
+#: Where a rebuild can be stopped, in their order.
+STEPS = {
+    "announcing": "bloomguard.rebuild:Rebuild._announce",
+    "sweeping": "bloomguard.standby:sweep",
+    "waiting": "bloomguard.rebuild:Rebuild.wait_for_writers",
+    "scanning": "bloomguard.sources:Source._fetch",
+    "adding": "bloomguard.filters.codec:Frame.seal",
+    "sealing": "bloomguard.stores.file:FileGeneration.seal",
+    "measuring": "bloomguard.stores.frames:FrameGeneration.measure_error_rate",
+    "publishing": "bloomguard.rebuild:Rebuild._publish",
+    "retiring": "bloomguard.rebuild:Rebuild.retire",
+}
 
-def stop_before(step: str) -> None:
-    """Make the process halt the first time that it comes to ``step``."""
+
+def patch_step(step: str, wrapper: Callable[..., Any]) -> None:
+    """Let ``wrapper(original, *arguments)`` stand for ``step``, which is ``module:Class.method``."""
     module, _, path = step.partition(":")
     owner: Any = importlib.import_module(module)
     *owners, name = path.split(".")
     for each in owners:
         owner = getattr(owner, each)
     original = getattr(owner, name)
+    # A function, not a partial: it has to bind as a method does.
+    setattr(owner, name, functools.wraps(original)(lambda *args, **kwargs: wrapper(original, *args, **kwargs)))
+
+
+def stop_before(step: str) -> None:
+    """Make the process halt the first time that it comes to ``step``."""
     reached: list[int] = []
 
-    @functools.wraps(original)
-    def halted(*args: Any, **kwargs: Any) -> Any:
+    def halted(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         if not reached:
             reached.append(1)
-            signal.signal(signal.SIGUSR1, lambda *received: None)  # lets it go on
+            free: list[int] = []
+            signal.signal(signal.SIGUSR1, lambda *received: free.append(1))  # lets it go on
             print("reached", flush=True)
-            signal.pause()
+            while not free:
+                time.sleep(0.01)  # signal.pause() waits for ever if the signal comes just before it
         return original(*args, **kwargs)
 
-    setattr(owner, name, halted)
+    patch_step(step, halted)
 
 
 def main() -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from django.db import OperationalError, connections
 
-from bloomguard import rebuild
+from bloomguard import rebuild, spot_checks
 from bloomguard.guards import registry
 from bloomguard.stores import stores
 from bloomguard.sync import state
@@ -61,6 +61,12 @@ def each_database(request: pytest.FixtureRequest) -> Iterator[str]:
     database.current = {"sqlite": "default", "postgresql": "postgresql"}[request.param]
     yield request.param
     database.current = "default"
+
+
+@pytest.fixture(autouse=True)
+def no_spot_checks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No absence is held against the database, unless the test says so."""
+    monkeypatch.setattr(spot_checks, "drawn", spot_checks.never)
 
 
 @pytest.fixture

@@ -11,9 +11,12 @@ import subprocess
 import tempfile
 import time
 import warnings
+from collections.abc import Callable, Iterator
 
 import redis
 from psycopg.conninfo import conninfo_to_dict
+from redis.crc import REDIS_CLUSTER_HASH_SLOTS as SLOTS
+from redis.crc import key_slot
 
 
 @functools.cache
@@ -37,13 +40,30 @@ def postgresql() -> dict[str, str]:
     }
 
 
+def free_port() -> int:
+    """A port of this host that nobody listens on."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        port: int = taken.getsockname()[1]
+        return port
+
+
+def until(condition: Callable[[], bool]) -> None:
+    """Wait for a server to come to it: 10 s at most."""
+    for _ in range(1_000):
+        if condition():
+            return
+        time.sleep(0.01)
+    raise AssertionError("it takes too long")
+
+
 class Valkey:
     """One Valkey server on a free loopback port, without anything on disk. ``again()`` starts it anew where it was."""
 
+    bus_port: int  # of a node of a Cluster
+
     def __init__(self, *options: str) -> None:
-        with socket.socket() as taken:
-            taken.bind(("127.0.0.1", 0))
-            self.port: int = taken.getsockname()[1]
+        self.port = free_port()
         self._options = options
         self._folder = tempfile.mkdtemp(prefix="bloomguard-valkey-")
         atexit.register(self.stop)
@@ -88,3 +108,92 @@ class Valkey:
 def valkey() -> str:
     """The URL of a server that all tests share: one of our own, or ``BLOOMGUARD_TEST_REDIS_URL``."""
     return os.environ.get("BLOOMGUARD_TEST_REDIS_URL") or Valkey().url
+
+
+class Cluster:
+    """A Cluster of Valkey servers, the slots shared out evenly; ``replicas`` of the first node follow it."""
+
+    def __init__(self, primaries: int = 3, replicas: int = 0) -> None:
+        self.nodes = [self._node() for _ in range(primaries)]
+        share = -(-SLOTS // primaries)
+        for number, node in enumerate(self.nodes):
+            with node.client() as admin:
+                # Epochs that differ from the start: otherwise the nodes settle them among themselves later.
+                admin.execute_command("CLUSTER", "SET-CONFIG-EPOCH", number + 1)
+                first = number * share
+                admin.execute_command("CLUSTER", "ADDSLOTSRANGE", first, min(first + share, SLOTS) - 1)
+        self.replicas = [self._node() for _ in range(replicas)]
+        known: list[Valkey] = []
+        for node in [*self.nodes, *self.replicas]:  # each to each: gossip takes its time
+            with node.client() as admin:
+                for other in known:
+                    admin.execute_command("CLUSTER", "MEET", "127.0.0.1", other.port, other.bus_port)
+            known.append(node)
+        self._wait_until_known(known)
+        for node in self.replicas:
+            with node.client() as admin:
+                admin.execute_command("CLUSTER", "REPLICATE", self.id_of(self.nodes[0]))
+                until(lambda admin=admin: admin.info("replication").get("master_link_status") == "up")
+
+    @staticmethod
+    def _node() -> Valkey:
+        bus_port = free_port()
+        made = Valkey(
+            *("--cluster-enabled", "yes", "--cluster-port", str(bus_port), "--cluster-node-timeout", "15000"),
+            *("--cluster-require-full-coverage", "no", "--cluster-replica-no-failover", "yes"),
+        )
+        made.bus_port = bus_port
+        return made
+
+    @staticmethod
+    def _wait_until_known(nodes: list[Valkey]) -> None:
+        def knows(node: Valkey) -> bool:
+            with node.client() as admin:
+                told = admin.execute_command("CLUSTER", "INFO").decode()
+            return "cluster_state:ok" in told and f"cluster_known_nodes:{len(nodes)}\r" in told
+
+        for node in nodes:
+            until(lambda node=node: knows(node))
+
+    @property
+    def urls(self) -> list[str]:
+        return [node.url for node in self.nodes]
+
+    @staticmethod
+    def id_of(node: Valkey) -> str:
+        with node.client() as admin:
+            return admin.execute_command("CLUSTER", "MYID").decode()
+
+    def holder(self, key: str) -> Valkey:
+        """The node that holds the slot of ``key``."""
+        with self.nodes[0].client() as admin:
+            slot = key_slot(key.encode())
+            for first, last, (_, port, *_), *_ in admin.execute_command("CLUSTER", "SLOTS"):
+                if first <= slot <= last:
+                    return next(node for node in [*self.nodes, *self.replicas] if node.port == port)
+        raise LookupError(key)
+
+    def migrate(self, key: str, target: Valkey) -> Iterator[None]:
+        """Move the slot of ``key``; pauses where it is announced, where its keys have gone, and when it is done."""
+        source, slot = self.holder(key), key_slot(key.encode())
+        with source.client() as here, target.client() as there:
+            there.execute_command("CLUSTER", "SETSLOT", slot, "IMPORTING", self.id_of(source))
+            here.execute_command("CLUSTER", "SETSLOT", slot, "MIGRATING", self.id_of(target))
+            yield
+            keys = here.execute_command("CLUSTER", "GETKEYSINSLOT", slot, 1_000)
+            here.execute_command("MIGRATE", "127.0.0.1", target.port, "", 0, 5_000, "KEYS", *keys)
+            yield
+            for admin in (there, here):
+                admin.execute_command("CLUSTER", "SETSLOT", slot, "NODE", self.id_of(target))
+            until(lambda: self.holder(key) is target)
+            yield
+
+    def flush(self) -> None:
+        """Leave nothing on any node."""
+        for node in self.nodes:
+            with node.client() as admin:
+                admin.flushall()
+
+    def stop(self) -> None:
+        for node in [*self.nodes, *self.replicas]:
+            node.stop()

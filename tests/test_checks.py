@@ -198,7 +198,10 @@ def test_a_store_that_cannot_be_made(only, settings, store, value):
     assert found == "bloomguard.E009"
     assert "BLOOMGUARD['STORES']['default']" in message
     assert value in message
-    assert hint
+    assert hint == (
+        "See Settings in the README, and the docstring of the BACKEND for its OPTIONS; RedisStore needs pip install "
+        "bloomguard[redis]."
+    )
 
 
 @pytest.mark.parametrize(

@@ -115,7 +115,7 @@ def test_rows_that_lie_unevenly_are_read_from_both_ends(clock, monkeypatch):
 
 def test_other_primary_keys_are_read_from_both_ends(clock, monkeypatch):
     """A primary key that is neither an integer nor a UUID has no random places."""
-    monkeypatch.setattr(proof, "kind_of", lambda field: "text")
+    monkeypatch.setattr(sources, "kind_of", lambda field: "text")
     monkeypatch.setattr(proof, "RANDOM_ROWS", 20)
     Product.objects.bulk_create(Product(pk=pk) for pk in range(1, 101))
 

@@ -24,6 +24,7 @@ from bloomguard.sync.state import ARMED, FENCED, State, StateTable
 from bloomguard.verdicts import ABSENT, MAYBE
 
 from . import database
+from .child import STEPS
 from .conftest import Counting, forget
 from .shop.guards import OrderGuard, ProductGuard
 from .shop.models import Order, Product
@@ -647,19 +648,6 @@ def test_a_builder_beats_now_and_then(built, clock, monkeypatch):
 
 
 # -- kills
-
-
-STEPS = {
-    "announcing": "bloomguard.rebuild:Rebuild._announce",
-    "sweeping": "bloomguard.standby:sweep",
-    "waiting": "bloomguard.rebuild:Rebuild.wait_for_writers",
-    "scanning": "bloomguard.sources:Source._fetch",
-    "adding": "bloomguard.filters.codec:Frame.seal",
-    "sealing": "bloomguard.stores.file:FileGeneration.seal",
-    "measuring": "bloomguard.stores.frames:FrameGeneration.measure_error_rate",
-    "publishing": "bloomguard.rebuild:Rebuild._publish",
-    "retiring": "bloomguard.rebuild:Rebuild.retire",
-}
 
 
 def stopped_at(start, step: str):

@@ -11,6 +11,7 @@ from django.core.management import CommandError, call_command
 
 from bloomguard import rebuild, sources
 from bloomguard.guards import Registry, registry
+from bloomguard.management import durations
 from bloomguard.management.commands import rebuild_filter
 from bloomguard.rebuild import Rebuild
 from bloomguard.stores import stores
@@ -320,4 +321,4 @@ def test_arguments_that_make_no_sense_are_refused(arguments, said):
 
 def test_times_are_written_with_a_unit():
     """Seconds, minutes, hours and days."""
-    assert [rebuild_filter._seconds(text) for text in ("90s", "30m", "1h", "7d")] == [90, 1_800, 3_600, 604_800]
+    assert [durations.seconds(text) for text in ("90s", "30m", "1h", "7d")] == [90, 1_800, 3_600, 604_800]

@@ -70,6 +70,11 @@ class BloomShape:
         low = digest & MASK60
         return [8 * offset + low % size for offset, size in zip(self.offsets, self.sizes)]
 
+    @property
+    def starts(self) -> list[int]:
+        """First bit of each partition."""
+        return [8 * offset for offset in self.offsets]
+
 
 def check_sizes(sizes: tuple[int, ...]) -> None:
     """Raise :class:`InvalidShape` unless ``sizes`` can be a filter's partitions."""

@@ -19,6 +19,9 @@ from .hashing import KeyHash
 from .kinds import filter_class, held_class
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
     from .base import U64, Keys
 
 SHARD_BYTES = 32 << 20
@@ -137,19 +140,34 @@ class Layout:
 
     def locate_many(self, keys: Keys) -> Iterator[tuple[int, U64, U64]]:
         """Many keys by shard: each shard that has any, with the low and high parts that its filter's digests take."""
+        shards, low, high = self.filter_class.locate_many(self.headers[0], self.key_hash, keys)
+        for shard, mine in self._by_shard(shards):
+            yield shard, low[mine], high[mine]
+
+    def contains_many(self, filters: Sequence[BodyFilter], keys: Keys) -> NDArray[np.bool_]:
+        """Check many keys against the filters of all shards; a boolean array of shape ``(n,)``, in their order."""
         import numpy as np
 
         shards, low, high = self.filter_class.locate_many(self.headers[0], self.key_hash, keys)
+        found = np.empty(len(low), bool)
+        for shard, mine in self._by_shard(shards):
+            found[mine] = filters[shard].contains_digests(low[mine], high[mine])
+        return found
+
+    def _by_shard(self, shards: U64) -> Iterator[tuple[int, Any]]:
+        """Each shard that has any of the keys, with what selects its keys from an array of all."""
+        import numpy as np
+
         if len(self.headers) == 1:
-            if len(low):
-                yield 0, low, high
+            if len(shards):
+                yield 0, slice(None)
             return
         narrow = shards.astype(np.uint16)  # sorted by radix, several times as fast; MAX_SHARDS just fits
         order = np.argsort(narrow, kind="stable")
         counts = np.bincount(narrow, minlength=len(self.headers))
         for shard, mine in enumerate(np.split(order, np.cumsum(counts[:-1]))):
             if len(mine):
-                yield shard, low[mine], high[mine]
+                yield shard, mine
 
     def attach(self, frame: Frame) -> BodyFilter:
         """The filter over one shard's frame, which is shared, not copied. Raises :class:`CorruptFilter`."""

@@ -7,21 +7,25 @@ whose body does not fit its checksum, is not trusted. **Missing is not empty.**
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar
 
 from django.core.checks import CheckMessage
 
-from ..exceptions import UnknownGeneration
-from ..filters import CorruptFilter, KeyHash
-from ..filters.codec import Header
+from ..exceptions import StoreError, UnknownGeneration
+from ..filters import CorruptFilter, DiscardUnsupported, FilterError, KeyHash
+from ..filters.codec import Frame, Header
 from ..filters.layout import SHARD_BYTES, Layout
+from .pages import Page
 
 if TYPE_CHECKING:
-    from ..filters.base import Keys
+    from ..filters.base import BodyFilter, Keys
 
 #: Given a header's key id, how its keys are hashed; ``None`` where no secret and definition of today's fits.
 FindKeyHash = Callable[[int], KeyHash | None]
+
+#: A generation, and the keys that are to be put into it.
+Adds = tuple["Generation", Sequence[bytes]]
 
 
 class Generation(ABC):
@@ -39,7 +43,22 @@ class Generation(ABC):
 
     @abstractmethod
     def add(self, keys: Iterable[bytes]) -> None:
-        """Put keys in and see that they are; raises :class:`CorruptFilter` or :class:`StoreError` if that fails."""
+        """Put keys in and see that they are; raises :class:`CorruptFilter` or :class:`StoreError` if that fails.
+
+        A kind that can discard counts: what is put in twice is there twice, and has to be discarded twice.
+        """
+
+    @classmethod
+    def add_to_all(cls, adds: Sequence[Adds]) -> list[Exception | None]:
+        """Put keys into several generations of one store: for each what :meth:`add` would raise, if anything."""
+        outcomes: list[Exception | None] = []
+        for generation, keys in adds:
+            try:
+                generation.add(keys)
+                outcomes.append(None)
+            except (FilterError, StoreError) as error:
+                outcomes.append(error)
+        return outcomes
 
     @abstractmethod
     def add_many(self, keys: Keys, *, more: bool = False) -> None:
@@ -50,17 +69,45 @@ class Generation(ABC):
         Into a generation that this process has made they may go only when it is sealed.
         """
 
+    def discard(self, keys: Iterable[bytes]) -> None:
+        """Take each key out once; one that is saturated, or not there, leaves the generation as it is.
+
+        Never to be tried again: an attempt that failed may have taken something out. Raises
+        :class:`DiscardUnsupported`, :class:`CorruptFilter` or :class:`StoreError`.
+        """
+        raise DiscardUnsupported(
+            f"generation {self.name} is a {self.layout.kind} filter, of which nothing is taken out"
+        )
+
+    @abstractmethod
+    def filters(self) -> Iterable[BodyFilter]:
+        """The filter of each shard, in their order: the very ones, or copies of what a server holds now.
+
+        Raises :class:`CorruptFilter` or :class:`StoreError`.
+        """
+
+    def approximate_size(self) -> int:
+        """The number of keys in it, as near as its kind can tell; raises what :meth:`filters` raises."""
+        return sum(each.approximate_size() for each in self.filters())
+
     @abstractmethod
     def fill(self) -> float:
         """Share of the bits or slots in use, over all shards, 0 to 1."""
 
     @abstractmethod
-    def approximate_size(self) -> int:
-        """About how many keys are in it, over all shards."""
-
-    @abstractmethod
     def measure_error_rate(self, probes: int = 100_000) -> float:
         """The share of random keys that the generation lets through, probed evenly over the shards."""
+
+    @abstractmethod
+    def read_shard(self, shard: int) -> Frame:
+        """A copy of one shard, held against its checksum; raises :class:`CorruptFilter` or :class:`StoreError`."""
+
+    @abstractmethod
+    def merge(self, shard: int, body: memoryview) -> int:
+        """Set every bit that is set in ``body``, the same shard of a twin; returns how many were missing here.
+
+        For kinds of ``plain_bits``. Raises :class:`CorruptFilter` or :class:`StoreError`.
+        """
 
     def seal(self) -> None:  # noqa: B027
         """Make it complete and durable; called once, before it is published. Raises :class:`StoreError`."""
@@ -72,7 +119,7 @@ class Store(ABC):
     #: Whether a check waits for a network: an event loop must not make one.
     waits: ClassVar[bool] = False
     #: The most bytes that one shard of a new generation takes here.
-    shard_bytes: ClassVar[int] = SHARD_BYTES
+    shard_bytes: int = SHARD_BYTES
 
     def __init__(self, alias: str) -> None:
         self.alias = alias
@@ -108,6 +155,15 @@ class Store(ABC):
     @abstractmethod
     def free_bytes(self) -> int | None:
         """Bytes that a new generation could take, ``None`` where nobody can tell."""
+
+    # Figures are kept beside the filters. A store that keeps none serves its guards as well.
+
+    def add_figures(self, page: Page, cells: Mapping[int, int]) -> None:  # noqa: B027
+        """Add numbers to cells of a page, which is made where it is missing. Raises :class:`StoreError`."""
+
+    def read_figures(self, pages: Sequence[Page]) -> list[bytes]:
+        """The pages as they are, nothing in place of one that is not there. Raises :class:`StoreError`."""
+        return [b""] * len(pages)
 
     def check(self) -> list[CheckMessage]:
         """System check messages about the store's own options."""

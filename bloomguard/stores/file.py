@@ -15,7 +15,7 @@ import stat
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -29,6 +29,7 @@ from ..filters.layout import Layout
 from ..forks import after_fork
 from .base import FindKeyHash, Generation, Store
 from .frames import FrameGeneration
+from .pages import Page, PageFolder
 
 _SUFFIX = ".filter"
 #: The longest that a writer, or a reader that opens a generation, waits for another writer.
@@ -54,6 +55,7 @@ class FileStore(Store):
             path = Path(base) / ".bloomguard"
         self.path = Path(path)
         self._locks: dict[str, _WriteLock] = {}
+        self._figures = PageFolder(self.path)
 
     @property
     def identity(self) -> str:
@@ -173,6 +175,12 @@ class FileStore(Store):
         except OSError:
             return None
         return usage.free if usage.total else None  # what has no size is no disk: writing there will say why
+
+    def add_figures(self, page: Page, cells: Mapping[int, int]) -> None:
+        self._figures.add(page, cells)
+
+    def read_figures(self, pages: Sequence[Page]) -> list[bytes]:
+        return [self._figures.read(page) for page in pages]
 
     def check(self) -> list[CheckMessage]:
         existing = next(path for path in (self.path, *self.path.parents) if path.exists())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from ..exceptions import StoreError, UnknownGeneration
@@ -14,6 +14,7 @@ from ..filters.layout import Layout
 from ..forks import after_fork
 from .base import FindKeyHash, Generation, Store
 from .frames import FrameGeneration
+from .pages import PAGE_BYTES, Page, add_to
 
 
 class MemoryStore(Store):
@@ -24,6 +25,7 @@ class MemoryStore(Store):
         self._max_bytes = max_bytes
         self._life = uuid.uuid4().hex
         self._buffers: dict[tuple[str, str], list[memoryview]] = {}
+        self._pages: dict[Page, bytes] = {}
         self._lock = threading.Lock()
         after_fork(self._after_fork)
 
@@ -68,3 +70,12 @@ class MemoryStore(Store):
 
     def free_bytes(self) -> int:
         return self._max_bytes - sum(len(buffer) for buffers in self._buffers.values() for buffer in buffers)
+
+    def add_figures(self, page: Page, cells: Mapping[int, int]) -> None:
+        with self._lock:
+            self._pages[page] = add_to(self._pages.get(page, bytes(PAGE_BYTES)), cells)
+            for other in [other for other in self._pages if other.is_over(page)]:
+                del self._pages[other]
+
+    def read_figures(self, pages: Sequence[Page]) -> list[bytes]:
+        return [self._pages.get(page, b"") for page in pages]

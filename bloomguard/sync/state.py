@@ -20,6 +20,7 @@ from django.utils import timezone
 
 from ..forks import after_fork
 from ..models import GuardState
+from ..signals import guard_fenced, tell
 from .connection import StateConnection, is_locked
 
 logger = logging.getLogger("bloomguard")
@@ -96,6 +97,13 @@ class StateTable:
         if self.clock() - read_at < LEASE_SECONDS:
             return rows.get(name) or State(name)
         return None
+
+    def is_armed(self, name: str) -> bool | None:
+        """Whether the row of ``name`` says that a filter may answer; ``None`` if it could not be read. May wait."""
+        if self.lease(name) is None:
+            self.renew()
+        state = self.lease(name)
+        return None if state is None else bool(state.active) and state.status == ARMED
 
     def renew(self, *, after: float | None = None) -> bool:
         """Read the rows again, unless another thread just did; ``False`` if they could not be read.
@@ -243,8 +251,9 @@ class StateTable:
 
     @staticmethod
     def say_fenced(name: str, reason: str) -> None:
-        """Log that ``name`` is fenced, and why."""
+        """Log that ``name`` is fenced, and why, and tell whoever listens."""
         logger.error("bloomguard passes every request to %s until it is rebuilt: %s", name, reason)
+        tell(guard_fenced, GuardState, name=name, reason=reason)
 
 
 table = StateTable()

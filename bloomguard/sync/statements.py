@@ -8,7 +8,8 @@ that insert and update are wrapped; a statement of a model without a guard costs
 Keys are taken from what ``RETURNING`` tells, or from the instances where those certainly hold what is stored; else the
 rows are read back. What nobody can tell fences the guard.
 
-Deletes need nothing here: every filter forgets at the next build.
+A filter that can discard has to be told what is new and what is gone, see :mod:`bloomguard.sync.discards`; any other
+takes what it has already once more, and forgets at the next build.
 """
 
 from __future__ import annotations
@@ -21,12 +22,14 @@ from typing import Any, NamedTuple
 
 from django.core.exceptions import EmptyResultSet
 from django.db import DatabaseError, models, transaction
+from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models.constants import OnConflict
 from django.db.models.sql import compiler as compilers
 
 from ..guards import Guard
 from ..keys import OutOfRange, Unkeyable
-from . import fencing
+from . import discards, fencing
+from .discards import Alive, Before
 from .watches import Fields, Watch, watching
 
 Execute = Callable[..., Any]
@@ -57,11 +60,15 @@ def connect() -> None:
     """Wrap the compilers; done once, for all databases."""
     insert: Any = compilers.SQLInsertCompiler
     update: Any = compilers.SQLUpdateCompiler
+    delete: Any = compilers.SQLDeleteCompiler
+    wrapper: Any = BaseDatabaseWrapper
     if not hasattr(insert.execute_sql, "__wrapped__"):
         insert.execute_sql = _inserting(insert.execute_sql)
         update.execute_sql = _updating(update.execute_sql)
         if hasattr(update, "execute_returning_sql"):  # Django 6
             update.execute_returning_sql = _returning(update.execute_returning_sql)
+        delete.execute_sql = _deleting(delete.execute_sql)
+        wrapper.commit = discards.watched(wrapper.commit)
 
 
 def _run(execute: Execute, compiler: Any, *arguments: Any) -> Any:
@@ -70,6 +77,17 @@ def _run(execute: Execute, compiler: Any, *arguments: Any) -> Any:
         return execute(compiler, *arguments)
     finally:
         running.table = outer
+
+
+def _lock(compiler: Any, watches: Sequence[Watch], lock: Callable[[Any, Watch], Alive]) -> Before:
+    return discards.before(watches, compiler.using, lambda watch: _run(lock, compiler, watch))
+
+
+def _settle(before: Before, watch: Watch, using: str, told: Told | None) -> Told | None:
+    """Of the rows written, those that are new to a filter which would count them twice."""
+    if told is None or watch not in before:
+        return told
+    return Told(discards.settle(watch, using, before[watch], told.link, told.values), "", stored=True)
 
 
 # -- INSERT
@@ -83,11 +101,12 @@ def _inserting(execute: Execute) -> Execute:
             return execute(self, returning_fields)
         asked = list(returning_fields or ())
         with transaction.atomic(using=self.using, savepoint=False):
-            returned = [*asked, *_more_to_return(self, watches, asked)]
+            before = _lock(self, [watch for watch in watches if _is_partial(watch, self)], discards.lock_conflicting)
+            returned = [*asked, *_more_to_return(self, watches, asked, before)]
             # A single row that `ignore_conflicts` left out is returned as None.
             rows = [row for row in _run(execute, self, returned or None) if row is not None]
             for watch in watches:
-                _add(watch, self.using, lambda watch: _inserted(watch, self, returned, rows))
+                _add(watch, self.using, lambda watch: _inserted(watch, self, returned, rows, before))
         if len(returned) == len(asked):
             return rows
         return [row[: len(asked)] for row in rows] if asked else []
@@ -95,14 +114,23 @@ def _inserting(execute: Execute) -> Execute:
     return execute_sql
 
 
-def _more_to_return(compiler: Any, watches: Sequence[Watch], asked: Sequence[Any]) -> list[Any]:
+def _is_partial(watch: Watch, compiler: Any) -> bool:
+    """Whether not every row that is sent need be alive, or new, or all of its guard's row."""
+    return bool(watch.guard.alive or compiler.query.on_conflict or watch.link)
+
+
+def _more_to_return(compiler: Any, watches: Sequence[Watch], asked: Sequence[Any], before: Before) -> list[Any]:
     """The fields that have to be asked for besides: whose values the instances do not tell, for guards in use."""
     more: list[Any] = []
     if _returns(compiler):
         for watch in watches:
-            if watch.fields is None or fencing.is_idle(watch.guard) or _instances_tell(compiler.query, watch.fields):
+            fields = watch.primary_key if watch in before else watch.fields
+            if fields is None or fencing.is_idle(watch.guard):
                 continue
-            more += [field for field in watch.fields if field not in asked and field not in more]
+            # Of a row that was there already, the instance does not tell so.
+            if _instances_tell(compiler.query, fields) and not (watch in before and compiler.query.on_conflict):
+                continue
+            more += [field for field in fields if field not in asked and field not in more]
     return more if _converts(compiler, more) else []
 
 
@@ -120,32 +148,35 @@ def _converts(compiler: Any, fields: Sequence[Any]) -> bool:
     return not compiler.get_converters([field.get_col(compiler.query.model._meta.db_table) for field in fields])
 
 
-def _inserted(watch: Watch, compiler: Any, returned: Sequence[Any], rows: Values) -> Told | None:
+def _inserted(watch: Watch, compiler: Any, returned: Sequence[Any], rows: Values, before: Before) -> Told | None:
     """What is known of the rows inserted; ``None`` if it is not enough to have their keys."""
-    for fields, link in ((watch.fields, watch.link), (watch.primary_key, watch.link or "pk")):
-        if fields is None:
-            continue
-        if all(field in returned for field in fields) and (rows or _returns(compiler)):
-            values = _columns(rows, [list(returned).index(field) for field in fields])
-            if values is not None:
-                return Told(values, link, stored=True)
-        if _instances_tell(compiler.query, fields):
-            names = [field.attname for field in fields]
-            values = [tuple(getattr(instance, name) for name in names) for instance in compiler.query.objs]
-            return Told(values, link, stored=False)
-    return None
+    by_key, by_primary_key = (watch.fields, watch.link), (watch.primary_key, watch.link or "pk")
+    if watch in before and (told := _told(by_primary_key, compiler, returned, rows)):
+        return _settle(before, watch, compiler.using, told)
+    return _told(by_key, compiler, returned, rows) or _told(by_primary_key, compiler, returned, rows)
 
 
-def _columns(rows: Values, places: Sequence[int]) -> Values | None:
-    """Some columns of the rows; ``None`` if they do not have them: some databases tell the last ID and nothing else."""
+def _told(chosen: tuple[Fields | None, str], compiler: Any, returned: Sequence[Any], rows: Values) -> Told | None:
+    fields, link = chosen
+    if fields is None:
+        return None
+    known = all(field in returned for field in fields) and (rows or _returns(compiler))
+    if known and (told := _of_rows(fields, link, returned, rows)):
+        return told
+    if not _instances_tell(compiler.query, fields):
+        return None
+    names = [field.attname for field in fields]
+    values = [tuple(getattr(instance, name) for name in names) for instance in compiler.query.objs]
+    return Told(values, link, stored=False)
+
+
+def _of_rows(fields: Fields, link: str, returned: Sequence[Any], rows: Values) -> Told | None:
+    """What the returned rows tell; some databases tell the last ID and nothing else."""
+    places = [list(returned).index(field) for field in fields]
     if rows and len(rows[0]) <= max(places):
         return None
-    if not rows or (len(rows[0]) == 1 == len(places)):
-        return rows
-    if len(places) == 1:
-        (place,) = places
-        return [(row[place],) for row in rows]
-    return list(map(itemgetter(*places), rows))
+    values = rows if rows and len(rows[0]) == 1 else list(zip(*(map(itemgetter(place), rows) for place in places)))
+    return Told(values, link, stored=True)
 
 
 def _instances_tell(query: Any, fields: Fields) -> bool:
@@ -197,9 +228,11 @@ def _returning(execute: Execute) -> Execute:
         if not touched or not returning_fields or not self.connection.features.can_return_rows_from_update:
             return execute(self, returning_fields)
         with transaction.atomic(using=self.using, savepoint=False):
-            returned = [*returning_fields, *(field for field in _told_of(touched) if field not in returning_fields)]
+            before = _lock(self, touched, discards.lock)
+            more = [field for field in _told_of(touched, before) if field not in returning_fields]
+            returned = [*returning_fields, *more]
             rows = _run(execute, self, returned)
-            _add_all(touched, self.using, lambda watch: _updated(watch, returned, rows))
+            _add_all(touched, self.using, lambda watch: _updated(watch, self.using, returned, rows, before))
         return [row[: len(returning_fields)] for row in rows]
 
     return execute_returning_sql
@@ -213,15 +246,16 @@ def _touched(watches: Sequence[Watch], query: Any) -> list[Watch]:
     return [watch for watch in watches if not written.isdisjoint(watch.columns)]
 
 
-def _told_of(watches: Sequence[Watch]) -> list[Any]:
-    return list(dict.fromkeys(field for watch in watches for field in watch.fields or ()))
+def _told_of(watches: Sequence[Watch], before: Before) -> list[Any]:
+    fields = [watch.primary_key if watch in before else watch.fields for watch in watches]
+    return list(dict.fromkeys(field for some in fields for field in some or ()))
 
 
-def _updated(watch: Watch, returned: Sequence[Any], rows: Values) -> Told | None:
-    if watch.fields is None:
+def _updated(watch: Watch, using: str, returned: Sequence[Any], rows: Values, before: Before) -> Told | None:
+    fields, link = (watch.primary_key, watch.link or "pk") if watch in before else (watch.fields, watch.link)
+    if fields is None:
         return None
-    values = _columns(rows, [list(returned).index(field) for field in watch.fields])
-    return None if values is None else Told(values, watch.link, stored=True)
+    return _settle(before, watch, using, _of_rows(fields, link, returned, rows))
 
 
 def _update(compiler: Any, watches: Sequence[Watch], result_type: Any) -> int:
@@ -236,15 +270,16 @@ def _update(compiler: Any, watches: Sequence[Watch], result_type: Any) -> int:
     changed: int | None = None
     if sql:
         connection = compiler.connection
+        before = _lock(compiler, watches, discards.lock)
         if connection.vendor in ("postgresql", "sqlite") and connection.features.can_return_columns_from_insert:
-            returned = _told_of(watches)
+            returned = _told_of(watches, before)
             rows = _run(_execute_returning, compiler, sql, parameters, returned)
             changed = len(rows) if returned else rows
-            _add_all(watches, compiler.using, lambda watch: _updated(watch, returned, rows))
+            _add_all(watches, compiler.using, lambda watch: _updated(watch, compiler.using, returned, rows, before))
         else:
             keys = _locked(compiler)
             changed = _run(_execute_returning, compiler, sql, parameters, [])
-            _add_all(watches, compiler.using, lambda watch: _looked_up(watch, compiler.query, keys))
+            _add_all(watches, compiler.using, lambda watch: _looked_up(watch, compiler, keys, before))
     for query in compiler.query.get_related_updates():
         related = query.get_compiler(compiler.using).execute_sql(result_type)
         changed = related if changed is None and related else changed
@@ -273,10 +308,28 @@ def _locked(compiler: Any) -> Values:
     return list(rows.order_by().values_list(*(field.attname for field in model._meta.pk_fields)))
 
 
-def _looked_up(watch: Watch, query: Any, keys: Values) -> Told | None:
-    if watch.primary_key is None or any(field in watch.primary_key for field, _, _ in query.values):
+def _looked_up(watch: Watch, compiler: Any, keys: Values, before: Before) -> Told | None:
+    if watch.primary_key is None or any(field in watch.primary_key for field, _, _ in compiler.query.values):
         return None
-    return Told(keys, watch.link or "pk", stored=True)
+    return _settle(before, watch, compiler.using, Told(keys, watch.link or "pk", stored=True))
+
+
+# -- DELETE
+
+
+def _deleting(execute: Execute) -> Execute:
+    @wraps(execute)
+    def execute_sql(self: Any, *args: Any, **kwargs: Any) -> Any:
+        counted = [watch for watch in watching(self.query.model) if watch.counted]
+        if not counted:
+            return execute(self, *args, **kwargs)
+        with transaction.atomic(using=self.using, savepoint=False):
+            before = _lock(self, counted, discards.lock)
+            result = _run(partial(execute, **kwargs), self, *args)
+            _add_all(list(before), self.using, lambda watch: _settle(before, watch, self.using, Told((), "pk", True)))
+        return result
+
+    return execute_sql
 
 
 # -- after the statement, before the COMMIT

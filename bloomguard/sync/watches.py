@@ -26,6 +26,7 @@ class Watch:
     as a migration's may. They are the key itself if ``link`` is empty; else the guard's rows are found by it, the
     look-up to those values. ``primary_key`` are the fields to find them by where the key is not told. An UPDATE of none
     of the ``columns`` can bring up no new key. ``historical``: the table may lack what the guard's model has.
+    ``counted``: what is gone can be told from what is new, and is discarded.
     """
 
     guard: Guard
@@ -34,6 +35,7 @@ class Watch:
     primary_key: Fields | None
     columns: frozenset[str]
     historical: bool
+    counted: bool
 
 
 _tables: dict[str, tuple[Guard, ...]] = {}
@@ -94,13 +96,15 @@ def _watch(guard: Guard, model: type[Model], table: str) -> Watch:
     owner = next(each for each in _family(guard.model) if each._meta.db_table == table)
     primary_key = _same(owner._meta.pk_fields, known)
     whole = owner is guard.model and all(_table(field) == table for field in guard.fields)
+    historical = model._meta.apps is not apps
     return Watch(
         guard=guard,
         fields=_same(guard.fields, known) if whole else primary_key,
         link="" if whole else link(guard.model, owner),
         primary_key=primary_key,
         columns=columns(guard, table),
-        historical=model._meta.apps is not apps,
+        historical=historical,
+        counted=guard.discards and not historical,
     )
 
 

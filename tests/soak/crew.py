@@ -27,7 +27,7 @@ BATCH = 20
 FIRST_ROWS = 5_000
 ABSENT_FROM = 1 << 40
 TRAPS = ("add", "kick", "swap", "flush")
-#: Shorter leases than real ones: more of everything in the same time.
+#: Shorter leases than real ones, in seconds: more of everything in the same time.
 LEASE = 0.25
 
 
@@ -78,14 +78,14 @@ class Shared:
 shared = Shared()
 
 
-def haste() -> None:
+def haste(lease: float = LEASE) -> None:
     """Make leases, and all that is waited for because of them, shorter in this process and those it forks."""
     from bloomguard import live, proof, rebuild
     from bloomguard.sync import fencing, state
 
     for module in (state, live, proof):
-        module.LEASE_SECONDS = LEASE
-    rebuild.SETTLE_SECONDS = fencing.SETTLE_SECONDS = 2 * LEASE
+        module.LEASE_SECONDS = lease
+    rebuild.SETTLE_SECONDS = fencing.SETTLE_SECONDS = 2 * lease
 
 
 # -- traps

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from bloomguard.exceptions import StoreError, UnknownGeneration
-from bloomguard.filters import CorruptFilter, KeyHash
+from bloomguard.filters import CorruptFilter, DiscardUnsupported, KeyHash
 from bloomguard.filters.codec import Frame
 from bloomguard.stores.memory import MemoryStore
 
@@ -42,6 +42,62 @@ def test_what_is_added_is_found(place, layout):
     assert all(generation.might_contain(key(number)) for number in [*single.tolist(), *bulk.tolist()])
     assert sum(generation.might_contain(key(number)) for number in strangers.tolist()) < 0.03 * len(strangers)
     assert 0 < generation.fill() < 1
+
+
+@pytest.mark.parametrize("shard_bytes", [1 << 25, 1 << 12])
+def test_a_cuckoo_filter_counts(place, shard_bytes):
+    """What was added twice is there until it is discarded twice, through whichever hold; nothing else goes with it."""
+    made = place.store.create("city", "a", make_layout("cuckoo", shard_bytes))
+    opened = place.again().open("city", "a", find)
+    numbers = some(600)
+    made.add(map(key, numbers))
+    opened.add(map(key, numbers[:400]))
+    assert made.approximate_size() == opened.approximate_size() == 1_000
+
+    opened.discard(map(key, numbers[:300]))  # once of twice
+    made.discard(map(key, numbers[500:]))  # once of once
+    made.discard([key(RANGE + 5_000)])  # never there
+
+    assert [made.might_contain(key(number)) for number in numbers] == [True] * 500 + [False] * 100
+    assert made.approximate_size() == 600
+    assert place.again().open("city", "a", find).approximate_size() == 600  # and the checksums are true
+
+
+def test_a_saturated_key_stays(place):
+    """Once a key is in as often as can be counted, adds and discards of it change nothing."""
+    made = place.store.create("city", "a", make_layout("cuckoo"))
+    for _ in range(20):
+        made.add([key(1)])
+    full = made.approximate_size()
+
+    made.discard([key(1)] * 20)
+
+    assert made.might_contain(key(1))
+    assert made.approximate_size() == full <= 8
+
+
+@pytest.mark.parametrize("kind", ["bloom", "bitmap"])
+def test_other_kinds_discard_nothing(place, kind):
+    """Where a key cannot be taken out, that is said, and it stays."""
+    made = place.store.create("city", "a", make_layout(kind))
+    made.add([key(1)])
+
+    with pytest.raises(DiscardUnsupported):
+        made.discard([key(1)])
+
+    assert made.might_contain(key(1))
+
+
+def test_many_are_checked_at_once(place, layout):
+    """The filters of all shards together say of many keys, in their order, what the generation says of each."""
+    made = place.store.create("city", "a", layout)
+    made.add(map(key, some(2_000)))
+    asked = np.array(some(3_000, seed=2))
+
+    found = layout.contains_many(list(made.filters()), asked)
+
+    assert found.tolist() == [made.might_contain(key(number)) for number in asked.tolist()]
+    assert abs(made.approximate_size() - 2_000) < 200
 
 
 def test_whoever_opens_it_sees_what_was_added(place, layout):

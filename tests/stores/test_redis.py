@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import random
+import re
 import threading
+from contextlib import closing
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,21 +15,25 @@ import redis
 from django.core.checks import run_checks
 
 from bloomguard.exceptions import ConfigurationError, StoreError, StoreUnavailable, UnknownGeneration
-from bloomguard.filters import CorruptFilter, KeyHash
-from bloomguard.filters.codec import Frame, decode
-from bloomguard.stores import stores
+from bloomguard.filters import CorruptFilter, KeyHash, Layout
+from bloomguard.filters.codec import Frame, decode, new_tag
+from bloomguard.stores import redis_options, stores
 from bloomguard.stores.memory import MemoryStore
+from bloomguard.stores.pages import Page
 from bloomguard.stores.redis import RedisStore
 from tests import servers
 
-from .conftest import KEY_ID, RANGE, find, key, make_layout
+from .conftest import HASH, KEY_ID, KINDS, RANGE, find, key, make_layout
+
+#: Seconds that no busy machine takes.
+UNHURRIED = {"connect_timeout": 5, "read_timeout": 5, "add_timeout": 5}
 
 
 def some(count, low=-200, high=RANGE + 200, seed=1):
     return random.Random(seed).sample(range(low, high), count)
 
 
-@pytest.fixture(params=[(kind, size) for kind in ("bloom", "bitmap") for size in (1 << 25, 1 << 12)], ids=str)
+@pytest.fixture(params=[(kind, size) for kind in KINDS for size in (1 << 25, 1 << 12)], ids=str)
 def layout(request):
     """Each kind that a server can hold, in one shard and in several."""
     return make_layout(*request.param)
@@ -45,7 +53,7 @@ def make_store(server):
     made = []
 
     def make(**options):
-        made.append(RedisStore("default", url=servers.valkey(), **options))
+        made.append(RedisStore("default", **{"url": servers.valkey(), **UNHURRIED, **options}))
         return made[-1]
 
     yield make
@@ -126,7 +134,7 @@ def test_the_bytes_are_those_of_other_stores(store, layout):
     twin.add_many(numbers)
 
     for shard in range(len(layout.headers)):
-        copied = made.frame(shard)
+        copied = made.read_shard(shard)
         assert copied.buffer == Frame.open(twin._buffers[shard]).buffer
         assert decode(copied.buffer).header == layout.headers[shard]
     assert store.open("city", "a", find).fill() == twin.fill()
@@ -221,7 +229,7 @@ def test_a_shard_that_cannot_prove_itself_is_not_trusted(store, server, layout, 
     made = store.create("city", "a", layout)
     made.add([key(1)])
     opened = store.open("city", "a", find)
-    befall(server, server.keys("*:a:*"))
+    befall(server, server.keys("*:a:*[0-9]"))
 
     for generation in (made, opened):
         for number in (1, 2):
@@ -296,26 +304,64 @@ def test_keys_of_another_width_are_not_trusted(store):
         store.open("city", "a", lambda key_id: KeyHash(16, b"0123456789abcdef"))
 
 
-def test_a_kind_without_plain_bits_is_refused(store):
-    """A cuckoo filter is refused with the reason, and leaves nothing behind."""
-    with pytest.raises(StoreError, match="no cuckoo filters"):
-        store.create("city", "a", make_layout("cuckoo"))
+def test_a_kind_that_no_server_holds_is_refused(store):
+    """A counting filter is refused with the reason, and leaves nothing behind."""
+    layout = Layout.plan(key_hash=HASH, capacity=1_000, error_rate=0.01, tag=new_tag(), kind="counting")
+
+    with pytest.raises(StoreError, match="no counting filters"):
+        store.create("city", "a", layout)
 
     assert store.names("city") == []
 
 
-def test_processes_see_each_others_adds_at_once(store, make_store):
-    """An add that returned is seen by the next check of any other process: nobody keeps a copy of a no."""
-    made, other = store.create("city", "a", make_layout()), make_store().open("city", "a", find)
-    denied = 0
+def test_all_generations_get_a_key_in_one_trip(store, server, layout):
+    """Whatever the number of generations and shards, adds go out together; each generation's own fate is told."""
+    made = [store.create("city", name, layout) for name in "abc"]
+    keys = [key(number) for number in some(30)]
+    made[0].add_to_all([(each, keys) for each in made])
+    trips = []
+    store._adds.send = lambda commands, send=store._adds.send: trips.append(len(commands)) or send(commands)
 
+    assert made[0].add_to_all([(each, keys) for each in made]) == [None] * 3
+    assert len(trips) == 1
+    server.delete(*made[1].keys)
+    whole, gone, last = made[0].add_to_all([(each, keys) for each in made])
+
+    assert (whole, last) == (None, None)
+    assert isinstance(gone, CorruptFilter)
+    assert all(made[2].might_contain_many(keys))
+
+
+def answer(pipe, url):
+    """Another process: opens the generation, and says of each key that it is sent whether it may be in."""
+    other = RedisStore("default", url=url, read_timeout=5).open("city", "a", find)
+    for number in iter(pipe.recv, None):
+        pipe.send(other.might_contain(key(number)))
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
+def test_processes_see_each_others_adds_at_once(store):
+    """An add that returned is seen by the next check of another process: nobody keeps a copy of a no."""
+    made = store.create("city", "a", make_layout())
+    fork = multiprocessing.get_context("fork")
+    pipe, theirs = fork.Pipe()
+    process = fork.Process(target=answer, args=(theirs, servers.valkey()))
+    process.start()
+
+    def ask(number):
+        pipe.send(number)
+        return pipe.recv()
+
+    denied = 0
     for number in range(500):
-        before = other.might_contain(key(number))
+        denied += not ask(number)
         made.add([key(number)])
-        assert other.might_contain(key(number))
-        denied += not before
+        assert ask(number)
+    pipe.send(None)
+    process.join(10)
 
     assert denied > 450
+    assert process.exitcode == 0
 
 
 def test_checks_and_adds_are_each_one_command(store, server):
@@ -357,6 +403,96 @@ def test_a_cache_of_django_redis_gives_the_address(settings, server):
     with pytest.raises(ConfigurationError, match="no cache of django-redis"):
         RedisStore("default", cache="default")
     store.close()
+
+
+@pytest.mark.parametrize("name", ["connect_timeout", "read_timeout", "add_timeout", "bulk_timeout"])
+@pytest.mark.parametrize("seconds", [None, 0, -1, float("inf"), float("nan"), "50ms", True])
+def test_every_timeout_is_a_number_of_seconds(name, seconds):
+    """Without a timeout requests would wait for ever: the option, its value and the cure are named."""
+    with pytest.raises(ConfigurationError, match=rf"{name} is {seconds!r}; it has to be a number of seconds above 0"):
+        RedisStore("default", url="redis://127.0.0.1:1/0", **{name: seconds})
+
+
+PATIENT = {"SOCKET_TIMEOUT": 0.5, "SOCKET_CONNECT_TIMEOUT": 0.5}
+NOWHERE = "redis://127.0.0.1:1/0"
+
+
+def checked(settings, location=NOWHERE, **options):
+    """What is said of the django-redis cache that a store shares servers with; none of them answers."""
+    settings.CACHES = {"shared": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": location, "OPTIONS": options}}
+    return {message.id.rpartition(".")[2]: message for message in redis_options.cache("shared")}
+
+
+@pytest.mark.parametrize(
+    ("location", "options", "expected"),
+    [
+        (NOWHERE, PATIENT, set()),
+        (NOWHERE, {}, {"W023"}),
+        (NOWHERE, {"CONNECTION_POOL_KWARGS": {"socket_timeout": 1}}, set()),
+        (NOWHERE + "?socket_timeout=1", {}, set()),
+        (NOWHERE, {**PATIENT, "IGNORE_EXCEPTIONS": True}, {"I024"}),
+        ([NOWHERE, NOWHERE], PATIENT, {"I025"}),
+        (f"{NOWHERE},{NOWHERE}", PATIENT, {"I025"}),
+        (NOWHERE, {**PATIENT, "REDIS_CLIENT_KWARGS": {"read_from_replicas": True}}, {"I025"}),
+        (NOWHERE, {**PATIENT, "CLIENT_CLASS": "django_redis.client.HerdClient"}, set()),
+    ],
+)
+def test_a_cache_that_is_not_set_up_for_outages_is_said_to_be_so(settings, location, options, expected):
+    """No timeout, swallowed exceptions and replica reads of the shared cache: each is a message with its cure."""
+    found = checked(settings, location, **options)
+
+    assert set(found) == expected
+    assert all("CACHES['shared']" in message.msg and message.hint for message in found.values())
+
+
+def test_exceptions_ignored_by_all_caches_are_noticed(settings):
+    """``DJANGO_REDIS_IGNORE_EXCEPTIONS`` counts unless the cache says otherwise."""
+    settings.DJANGO_REDIS_IGNORE_EXCEPTIONS = True
+
+    assert set(checked(settings, **PATIENT)) == {"I024"}
+    assert set(checked(settings, **PATIENT, IGNORE_EXCEPTIONS=False)) == set()
+
+
+def test_a_store_says_what_is_wrong_with_its_cache(settings):
+    """``manage.py check`` has the messages of the cache whose server a store uses."""
+    assert set(checked(settings)) == {"W023"}
+
+    assert [message.id for message in RedisStore("default", cache="shared").check()] == ["bloomguard.W023"]
+
+
+def test_a_client_class_that_spreads_keys_is_refused(settings):
+    """``ShardClient`` has no one server to ask; one of Sentinels that is not set up is named as well."""
+    for client, says in (("ShardClient", "has the client class 'django_redis.client.ShardClient'"),
+                         ("SentinelClient", "cannot be used: .*CONNECTION_POOL_CLASS")):  # fmt: skip
+        checked(settings, CLIENT_CLASS=f"django_redis.client.{client}")
+        with pytest.raises(ConfigurationError, match=rf"CACHES\['shared'\] {says}"):
+            RedisStore("default", cache="shared")
+
+
+def test_the_rights_in_the_docs_suffice(server, make_store):
+    """An ACL user with the rights that the docs name can do all that a store does."""
+    text = (Path(__file__).parents[2] / "docs" / "redis.md").read_text()
+    rights = re.search(r"\*\*Rights\*\*: an ACL user needs `([^`]*)`\s+\([^)]*\) on `([^`]*)`", text)
+    granted, keys = " ".join(rights[1].split()), rights[2]
+    server.execute_command("ACL", "SETUSER", "guards", "reset", "on", ">secret", keys, *granted.split())
+    try:
+        url = servers.valkey().replace("redis://", "redis://guards:secret@")
+        with closing(RedisStore("default", url=url)) as store:
+            made = store.create("city", "a", make_layout())
+            made.add_many(np.arange(100))
+            made.seal()
+            opened = store.open("city", "a", find)
+            opened.add([key(100)])
+
+            assert opened.might_contain(key(5))
+            assert store.names("city") == ["a"]
+            assert store.check_deployed() == []
+            opened.read_shard(0)
+            store.drop("city", "a")
+            store.add_figures(Page("city", 60, 1), {0: 1})
+            assert store.read_figures([Page("city", 60, 1)]) != [b""]
+    finally:
+        server.execute_command("ACL", "DELUSER", "guards")
 
 
 def test_free_bytes_are_those_below_maxmemory(store, server):

@@ -48,13 +48,14 @@ def proxy(primary):
 
 
 @pytest.fixture
-def site(proxy, settings, clock, client):
-    """A site with 20 products, whose guard lives on the server behind the proxy."""
+def site(request, proxy, settings, clock, client):
+    """A site with 20 products, whose guard lives on the server behind the proxy; a parameter is its timeouts."""
+    timeouts = getattr(request, "param", TIMEOUTS)
     settings.BLOOMGUARD = {
         "STORES": {
             "default": {
                 "BACKEND": "bloomguard.stores.redis.RedisStore",
-                "OPTIONS": {"url": proxy.url, **TIMEOUTS, "clock": clock},
+                "OPTIONS": {"url": proxy.url, **timeouts, "clock": clock},
             }
         }
     }
@@ -152,7 +153,7 @@ def test_what_the_server_lost_is_not_taken_for_absent(site, primary, befall):
 @pytest.mark.parametrize("mode", ["refuse", "reset", "hole", "slow"])
 def test_a_server_that_does_not_answer_lets_everything_pass(site, proxy, mode):
     """Refused, reset, black-holed, 200 ms slow: requests pass, and they are answered again when it is over."""
-    for _ in range(DRILLS if mode in ("refuse", "reset") else 5):
+    for _ in range(DRILLS if mode in ("refuse", "reset") else 2):
         getattr(proxy, mode, lambda mode=mode: setattr(proxy, "mode", mode))()
         for _ in range(7):
             assert site.all_found()
@@ -168,7 +169,7 @@ def test_a_server_that_does_not_answer_lets_everything_pass(site, proxy, mode):
 @pytest.mark.parametrize("mode", ["refuse", "reset", "hole", "slow"])
 def test_an_add_that_fails_fences(site, proxy, mode):
     """A row that is saved while the server does not answer is found then, afterwards, and after a rebuild."""
-    for _ in range(5):
+    for _ in range(2):
         getattr(proxy, mode, lambda mode=mode: setattr(proxy, "mode", mode))()
         site.create()
         assert site.all_found()
@@ -197,20 +198,33 @@ def test_one_lost_reply_does_not_fence(site, proxy):
     assert site.all_found()
 
 
-def test_a_black_hole_costs_a_request_little(site, proxy):
-    """With the server black-holed a verdict takes one timeout, and nearly nothing once the breaker is open."""
-    proxy.mode = "hole"
-    taken = []
-    for _ in range(10):
-        start = time.perf_counter()
-        assert site.absent is Verdict.UNKNOWN
-        taken.append(time.perf_counter() - start)
+def _seconds(act):
+    start = time.perf_counter()
+    act()
+    return time.perf_counter() - start
 
-    assert max(taken) < 1.5 * PATIENCE
-    assert sorted(taken[5:])[2] < 0.01 * PATIENCE
-    failures = stores["default"].failures
-    assert failures["timeout"] == 5
-    assert failures["breaker"] == 5
+
+@pytest.mark.parametrize("site", [{}], indirect=True, ids=["default timeouts"])
+def test_a_black_hole_costs_a_request_55_ms_and_then_nothing(site, proxy):
+    """With the server black-holed a whole request takes at most 55 ms longer, and 0.1 ms once the breaker is open.
+
+    The quickest of each counts: on a busy machine any of them may be held up.
+    """
+
+    def request():
+        assert site.get(7) == 200
+
+    for _ in range(5):
+        request()
+    usual = min(_seconds(request) for _ in range(200))
+    proxy.mode = "hole"
+    waiting = [_seconds(request) for _ in range(5)]
+    assert stores["default"].failures["timeout"] == 5
+    passing = [_seconds(request) for _ in range(200)]
+
+    assert stores["default"].failures["breaker"] >= 200
+    assert 0.04 < min(waiting) - usual < 0.055
+    assert min(passing) - usual < 0.0001
 
 
 def test_over_maxmemory_everything_passes(site, primary):

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
-import sys
-from argparse import ArgumentTypeError
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import asdict
@@ -13,14 +10,16 @@ from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.db import DatabaseError
-from tqdm import tqdm
 
+from ...copying import Copy
 from ...exceptions import BuilderBusy, ConfigurationError, RebuildError, StoreError
 from ...filters import FilterError
 from ...guards import Guard, registry
 from ...needs import Need, assess
 from ...plans import Plan, Report
 from ...rebuild import Rebuild, clear_away, roll_back_all, run_all
+from ..durations import seconds
+from ..progress import Bar
 
 EX_TEMPFAIL = 75  # sysexits.h: try again later
 
@@ -32,6 +31,11 @@ class Command(BaseCommand):
 
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument("names", nargs="*", metavar="name", help="guards to build; all of them if none is named")
+        parser.add_argument(
+            "--from-store",
+            metavar="alias",
+            help="copy the filters from this store, in which they lie now, to their guards' own; no row is scanned",
+        )
         parser.add_argument("--json", action="store_true", help="print the figures as one JSON object")
         what = parser.add_mutually_exclusive_group()
         what.add_argument("--dry-run", action="store_true", help="tell rows, bytes and error rate, and build nothing")
@@ -40,11 +44,11 @@ class Command(BaseCommand):
             "--roll-back", action="store_true", help="return to the filter before, of the guards named, if it was kept"
         )
         parser.add_argument(
-            "--max-age", type=_seconds, metavar="AGE", help="with --if-needed: older filters are a reason; 12h, 7d, ..."
+            "--max-age", type=seconds, metavar="AGE", help="with --if-needed: older filters are a reason; 12h, 7d, ..."
         )
         parser.add_argument(
             "--keep-standby",
-            type=_seconds,
+            type=seconds,
             default=0.0,
             metavar="TIME",
             help="keep the filter before, and write to it, for a roll-back within 30m, 1h, ...",
@@ -57,6 +61,8 @@ class Command(BaseCommand):
                 raise CommandError("there is no guard to build: register one in an app's guards.py")
             if options["max_age"] is not None and not options["if_needed"]:
                 raise CommandError("--max-age says when a rebuild is needed: give it with --if-needed")
+            if options["from_store"] is not None and (options["roll_back"] or options["if_needed"]):
+                raise CommandError("--from-store copies filters: it goes with neither --roll-back nor --if-needed")
             if options["roll_back"] and not options["names"]:
                 raise CommandError("--roll-back returns to former filters: name the guards")
             figures = self._figures(guards, options)
@@ -75,15 +81,19 @@ class Command(BaseCommand):
         """What was planned or done for each guard, or why it was not."""
         say = self.stdout.write if options["verbosity"] and not options["json"] else _say_nothing
         if options["dry_run"]:
-            return self._plans(guards, say)
+            return self._plans(guards, options, say)
         if options["roll_back"]:
             return self._roll_backs(guards, say)
         if options["if_needed"]:
             return self._needed(guards, options, say)
         return self._builds(guards, options, say)
 
-    def _plans(self, guards: list[Guard], say: Say) -> list[dict[str, Any] | RebuildError]:
-        plans = [Rebuild(guard).plan() for guard in guards]
+    def _rebuild(self, guard: Guard, options: dict[str, Any], **more: Any) -> Rebuild:
+        origin = options["from_store"]
+        return Copy(guard, origin, **more) if origin is not None else Rebuild(guard, **more)
+
+    def _plans(self, guards: list[Guard], options: dict[str, Any], say: Say) -> list[dict[str, Any] | RebuildError]:
+        plans = [self._rebuild(guard, options).plan() for guard in guards]
         for plan in plans:
             say(
                 f"{plan.guard}: about {plan.rows:,} rows; a {plan.kind} filter with room for {plan.capacity:,} at an "
@@ -124,7 +134,9 @@ class Command(BaseCommand):
         quiet = options["verbosity"] == 0
         keep = options["keep_standby"]
         with ExitStack() as bars:
-            rebuilds = [Rebuild(guard, progress=_Bar(guard, bars, quiet), keep_standby=keep) for guard in guards]
+            rebuilds = [
+                self._rebuild(guard, options, progress=Bar(guard, bars, quiet), keep_standby=keep) for guard in guards
+            ]
             outcomes = run_all(rebuilds)
         for report in outcomes:
             if isinstance(report, Report):
@@ -136,32 +148,8 @@ class Command(BaseCommand):
         return [_named(outcome) if isinstance(outcome, Report) else outcome for outcome in outcomes]
 
 
-class _Bar:
-    """A guard's progress bar, there from its first page to the next guard's."""
-
-    def __init__(self, guard: Guard, stack: ExitStack, quiet: bool) -> None:
-        self._guard, self._stack, self._quiet = guard, stack, quiet
-        self._bar: tqdm[Any] | None = None
-
-    def __call__(self, done: int, total: int) -> None:
-        if self._bar is None:
-            self._stack.close()
-            bar = tqdm(desc=self._guard.name, unit=" rows", unit_scale=True, disable=self._quiet, file=sys.stderr)
-            self._bar = self._stack.enter_context(bar)
-        self._bar.total = total
-        self._bar.update(done - self._bar.n)
-
-
 def _say_nothing(text: str) -> None:
     pass
-
-
-def _seconds(text: str) -> float:
-    """``90s``, ``30m``, ``1h`` or ``7d`` in seconds."""
-    found = re.fullmatch(r"([0-9]{1,9})([smhd])", text)
-    if found is None:
-        raise ArgumentTypeError(f"{text!r} is no time; write a number with s, m, h or d, as in 30m or 1h")
-    return int(found[1]) * {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}[found[2]]
 
 
 def _named(figures: Plan | Report | Need) -> dict[str, Any]:

@@ -1,0 +1,18 @@
+"""What Django is told of ``bloomguard.contrib.opentelemetry``."""
+
+from __future__ import annotations
+
+from django.apps import AppConfig
+
+
+class OpenTelemetryConfig(AppConfig):
+    """Makes the instruments of the meter provider that the project sets."""
+
+    name = "bloomguard.contrib.opentelemetry"
+    label = "bloomguard_opentelemetry"
+    verbose_name = "Bloomguard's metrics for OpenTelemetry"
+
+    def ready(self) -> None:
+        from .metrics import install
+
+        install()

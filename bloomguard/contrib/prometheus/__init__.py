@@ -1,0 +1,1 @@
+"""Figures for Prometheus, as an app: put ``"bloomguard.contrib.prometheus"`` into ``INSTALLED_APPS``."""

@@ -1,0 +1,147 @@
+"""``manage.py filter_stats``: what the guards did in the last hour, or since another time."""
+
+from __future__ import annotations
+
+import json
+import time
+from argparse import ArgumentTypeError
+from collections.abc import Sequence
+from datetime import datetime, timedelta, timezone
+from typing import Any
+
+from django.core.management.base import BaseCommand, CommandError, CommandParser
+
+from ...counts import FALSE_ABSENCE, FALSE_POSITIVE
+from ...exceptions import ConfigurationError
+from ...figures import DAY, HOUR, MINUTE, Series, read_many
+from ...guards import Guard, registry
+from ..durations import seconds
+
+_MONTH = 31 * DAY
+_CLEAR = "\x1b[H\x1b[2J"
+_HEAD = (
+    "guard",
+    "checks",
+    "blocked",
+    "avoided",
+    "absent",
+    "maybe",
+    "unknown",
+    "false positives",
+    "promised",
+    "a check",
+)
+
+
+class Command(BaseCommand):
+    help = (
+        "Tell what every guard, or the guards named, did: verdicts and their reasons, requests blocked, look-ups "
+        "avoided, false positives. Figures of all processes that share a store, some seconds late."
+    )
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        parser.add_argument("names", nargs="*", metavar="name", help="guards; all of them if none is named")
+        parser.add_argument(
+            "--since",
+            type=_since,
+            default="1h",
+            metavar="TIME",
+            help="how far back: 15m, 1h, 7d, ..., at most 31d; to the hour where it is more than a day",
+        )
+        parser.add_argument("--json", action="store_true", help="print one JSON object")
+        parser.add_argument(
+            "--watch", type=seconds, nargs="?", const=5.0, metavar="TIME", help="again every 5s, until Ctrl-C"
+        )
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        try:
+            guards = [registry[name] for name in dict.fromkeys(options["names"])] or list(registry)
+        except ConfigurationError as error:
+            raise CommandError(str(error)) from error
+        if not guards:
+            raise CommandError("there is no guard: register one in an app's guards.py")
+        try:
+            while True:
+                self._tell(guards, options)
+                if options["watch"] is None:
+                    return
+                time.sleep(options["watch"])
+        except KeyboardInterrupt:
+            return
+
+    def _tell(self, guards: Sequence[Guard], options: dict[str, Any]) -> None:
+        now = datetime.now(timezone.utc)
+        start, step = now - timedelta(seconds=options["since"]), MINUTE if options["since"] <= DAY else HOUR
+        found = read_many(guards, start, now, step)
+        told = [(guard, found[guard.name]) for guard in guards]
+        if options["json"]:
+            since = min(series.start for _, series in told)
+            self.stdout.write(
+                json.dumps(
+                    {
+                        "since": datetime.fromtimestamp(since, timezone.utc).isoformat(),
+                        "until": now.isoformat(timespec="seconds"),
+                        "guards": [_figures(guard, series) for guard, series in told],
+                    }
+                )
+            )
+            return
+        if options["watch"] is not None and self.stdout.isatty():
+            self.stdout.write(_CLEAR, ending="")
+        for line in _table([_HEAD, *(_row(guard, series) for guard, series in told)]):
+            self.stdout.write(line)
+        for _, series in told:
+            for line in _remarks(series):
+                self.stdout.write(line)
+        if not any(series.total("checks") or series.error for _, series in told):
+            self.stdout.write("nothing was counted in this time")
+
+
+def _since(text: str) -> float:
+    found = seconds(text)
+    if not MINUTE <= found <= _MONTH:
+        raise ArgumentTypeError(f"{text!r} is out of reach: figures are kept for 31d, by minutes for the last 24h")
+    return found
+
+
+def _figures(guard: Guard, series: Series) -> dict[str, Any]:
+    check = series.mean_check_seconds
+    return {
+        "name": guard.name,
+        **{name: series.total(name) for name in ("checks", "blocked", "avoided", "absent", "maybe", "unknown")},
+        "unknown_reasons": series.by_reason("unknown"),
+        "false_positives": series.total(FALSE_POSITIVE),
+        "false_absences": series.total(FALSE_ABSENCE),
+        "error_rate_promised": guard.error_rate,
+        "error_rate_measured": series.false_positive_rate,
+        "check_microseconds": None if check is None else round(check * 1e6, 2),
+        "error": series.error,
+    }
+
+
+def _row(guard: Guard, series: Series) -> tuple[str, ...]:
+    totals = [f"{series.total(name):,}" for name in ("checks", "blocked", "avoided", "absent", "maybe", "unknown")]
+    rate, check = series.false_positive_rate, series.mean_check_seconds
+    wrong = f"{series.total(FALSE_POSITIVE):,}" + ("" if rate is None else f" ({rate:.3%})")
+    return guard.name, *totals, wrong, f"{guard.error_rate:.3%}", "-" if check is None else f"{check * 1e6:,.1f} us"
+
+
+def _remarks(series: Series) -> list[str]:
+    """What a table has no room for."""
+    said = []
+    if series.error:
+        said.append(f"{series.guard}: no figures: {series.error}")
+    if reasons := series.by_reason("unknown"):
+        why = ", ".join(f"{reason} {number:,}" for reason, number in reasons.items())
+        said.append(f"{series.guard}: passed without an answer: {why}")
+    if wrong := series.total(FALSE_ABSENCE):
+        said.append(f"{series.guard}: {wrong:,} rows that exist were found to be denied; run verify_filter")
+    return said
+
+
+def _table(rows: Sequence[Sequence[str]]) -> list[str]:
+    widths = [max(map(len, column)) for column in zip(*rows)]
+    return [
+        "  ".join([row[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:]))])
+        for row in rows
+    ]

@@ -1,0 +1,103 @@
+"""``manage.py verify_filter``: hold the filters of all guards, or of those named, against the database."""
+
+from __future__ import annotations
+
+import json
+from argparse import ArgumentTypeError
+from contextlib import ExitStack
+from dataclasses import asdict
+from typing import Any
+
+from django.core.management.base import BaseCommand, CommandError, CommandParser
+from django.db import DatabaseError
+
+from ...exceptions import ConfigurationError, RebuildError, StoreError
+from ...filters import FilterError
+from ...guards import Guard, registry
+from ...rebuild import Rebuild, run_all
+from ...verify import MOST_MISSING, Findings, Verification
+from ..progress import Bar
+
+
+class Command(BaseCommand):
+    help = (
+        "Ask the filter of every guard, or of the guards named, for every row of the database. A guard whose filter "
+        "lacks a row is taken out of use, and the exit code is 1."
+    )
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        parser.add_argument("names", nargs="*", metavar="name", help="guards to verify; all of them if none is named")
+        parser.add_argument("--sample", type=_count, metavar="N", help="ask for about N random rows, not for all")
+        parser.add_argument("--repair", action="store_true", help="rebuild at once each filter that lacks a row")
+        parser.add_argument("--json", action="store_true", help="print the figures as one JSON object")
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        try:
+            guards = [registry[name] for name in dict.fromkeys(options["names"])] or list(registry)
+            if not guards:
+                raise CommandError("there is no guard to verify: register one in an app's guards.py")
+            found = self._verify(guards, options)
+            wrong = [guard for guard, findings in found.items() if findings.missing]
+            repaired = self._rebuild(wrong, options) if options["repair"] else []
+        except (ConfigurationError, RebuildError, StoreError, FilterError, DatabaseError) as error:
+            raise CommandError(str(error)) from error
+        except KeyboardInterrupt:
+            raise CommandError(
+                "stopped; a guard of which a row was missing by then is out of use", returncode=130
+            ) from None
+        if options["json"]:
+            figures = [_named(findings, repaired=guard in repaired) for guard, findings in found.items()]
+            self.stdout.write(json.dumps({"guards": figures}))
+        left = [guard.name for guard in wrong if guard not in repaired]
+        if left:
+            raise CommandError(f"rows are missing from the filter of {', '.join(left)}: run rebuild_filter")
+
+    def _verify(self, guards: list[Guard], options: dict[str, Any]) -> dict[Guard, Findings]:
+        quiet = options["verbosity"] == 0
+        found = {}
+        for guard in guards:
+            with ExitStack() as bars:
+                verification = Verification(guard, sample=options["sample"], progress=Bar(guard, bars, quiet))
+                found[guard] = verification.run()
+            if not quiet and not options["json"]:
+                self.stdout.write(_told(found[guard]))
+        return found
+
+    def _rebuild(self, guards: list[Guard], options: dict[str, Any]) -> list[Guard]:
+        """Those of ``guards`` that were rebuilt; raises :class:`RebuildError` for one that was not."""
+        quiet = options["verbosity"] == 0
+        with ExitStack() as bars:
+            outcomes = run_all([Rebuild(guard, progress=Bar(guard, bars, quiet)) for guard in guards])
+        for outcome in outcomes:
+            if isinstance(outcome, RebuildError):
+                raise outcome
+            if not quiet and not options["json"]:
+                self.stdout.write(f"{outcome.guard}: rebuilt from {outcome.rows:,} rows")
+        return guards
+
+
+def _told(findings: Findings) -> str:
+    if not findings.generation:
+        return f"{findings.guard}: no filter answers, so there is nothing to verify; requests pass"
+    if findings.missing:
+        at_least = "at least " if findings.missing >= MOST_MISSING else ""
+        return (
+            f"{findings.guard}: {at_least}{findings.missing:,} of {findings.rows:,} rows are missing from its filter; "
+            "requests pass until it is rebuilt"
+        )
+    return (
+        f"{findings.guard}: all {findings.rows:,} rows are in its filter; error rate "
+        f"{findings.error_rate_measured:.4%} now, {findings.error_rate:.4%} when full; {findings.stale_share:.1%} of "
+        f"its keys are stale; {findings.seconds:.1f} s"
+    )
+
+
+def _named(findings: Findings, *, repaired: bool) -> dict[str, Any]:
+    figures = asdict(findings)
+    return {"name": figures.pop("guard"), **figures, "repaired": repaired}
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or not int(text):
+        raise ArgumentTypeError(f"{text!r} is no number of rows; give one from 1 on, as in --sample 10000")
+    return int(text)

@@ -1,0 +1,267 @@
+"""A generation on a server: what is asked of it, what is added to it, and looking at all of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
+from statistics import mean
+from typing import TYPE_CHECKING, Any, Protocol
+
+from ..exceptions import StoreError
+from ..filters import CorruptFilter, DiscardUnsupported, FilterError
+from ..filters.base import BodyFilter
+from ..filters.codec import Frame
+from ..filters.cuckoo import CuckooShape
+from ..filters.layout import Layout
+from .base import Adds, Generation
+from .redis_bits import Answers, Bits, See
+from .redis_cuckoo import MOST_BUCKETS, Fingerprints
+from .redis_link import Command, Words
+from .redis_loading import Draft, join_bits, join_fingerprints
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from ..filters.base import Keys
+
+PIECE = 1 << 18  # bytes a command carries in bulk: other clients wait some 5 ms for it
+_HEADERS = 256  # read in one trip
+_DIGESTS = 1_000  # added in one trip
+_POSITIONS = 8_000  # set in one trip
+
+
+class Trips(Protocol):
+    """What a generation needs of its store: trips with three kinds of patience, and the names of keys."""
+
+    def read(self, commands: Sequence[Command], identity: str | None = None) -> list[Any]:
+        """Ask on behalf of a request."""
+
+    def write(self, commands: Sequence[Command], identity: str) -> list[Any]:
+        """Add."""
+
+    def load(self, commands: Sequence[Command], identity: str | None = None) -> list[Any]:
+        """What builders do."""
+
+    def key(self, guard: str, name: str, shard: int) -> str:
+        """The server's key of one shard."""
+
+
+def kind_of(layout: Layout) -> type[Bits] | type[Fingerprints]:
+    """What speaks of this kind of filter to a server; raises :class:`StoreError` if nothing does."""
+    if layout.filter_class.plain_bits:
+        return Bits
+    if isinstance(layout.shape, CuckooShape):
+        if layout.shape.buckets > MOST_BUCKETS:
+            raise StoreError(f"{layout.shape.buckets:,} buckets in a shard; a server can work with {MOST_BUCKETS:,}")
+        return Fingerprints
+    raise StoreError(f"servers hold Bloom filters, exact bitmaps and cuckoo filters, no {layout.kind} filters")
+
+
+class RedisGeneration(Generation):
+    """Shards under ``keys``. What the process that makes it adds in bulk stays in ``draft`` until it is sealed."""
+
+    def __init__(
+        self, trips: Trips, guard: str, name: str, layout: Layout, identity: str, draft: Draft | None = None
+    ) -> None:
+        self.name = name
+        self.layout = layout
+        self.identity = identity
+        self.keys = [trips.key(guard, name, shard) for shard in range(len(layout.headers))]
+        self._trips = trips
+        self._draft = draft
+        self._kind = kind_of(layout)(layout, self.keys)
+        self.might_contain = self._might_contain
+
+    # -- asking
+
+    def _might_contain(self, key: bytes) -> bool:
+        shard, digest = self.layout.locate(key)
+        command = self.keys[shard], self._kind.asking(shard, digest)
+        (reply,) = self._trips.read([command], self.identity)
+        return self._kind.answer(shard, digest, reply) or (self._draft is not None and self._draft.might_contain(key))
+
+    def might_contain_many(self, keys: Iterable[bytes]) -> list[bool]:
+        """All in one trip, a command for some hundred keys of a shard."""
+        keys = list(keys)
+        if self._draft is not None:
+            return super().might_contain_many(keys)
+        placed = self._placed(keys)
+        commands: list[Command] = []
+        asked: list[tuple[Sequence[int], int, Answers]] = []
+        for shard, (numbers, digests) in placed.items():
+            mine, answers = self._kind.asking_many(shard, digests)
+            commands += [(self.keys[shard], each) for each in mine]
+            asked.append((numbers, len(mine), answers))
+        replies = self._trips.read(commands, self.identity) if commands else []
+        found, at = [True] * len(keys), 0
+        for numbers, count, answers in asked:
+            for number, answer in zip(numbers, answers(replies[at : at + count])):
+                found[number] = answer
+            at += count
+        return found
+
+    def _placed(self, keys: Sequence[bytes]) -> dict[int, tuple[Sequence[int], list[int]]]:
+        """By shard: which of ``keys`` are in it, and their digests."""
+        if len(self.keys) == 1:
+            return {0: (range(len(keys)), [digest for _, digest in map(self.layout.locate, keys)])} if keys else {}
+        placed: dict[int, tuple[list[int], list[int]]] = {}
+        for number, (shard, digest) in enumerate(map(self.layout.locate, keys)):
+            numbers, digests = placed.setdefault(shard, ([], []))
+            numbers.append(number)
+            digests.append(digest)
+        return {**placed}
+
+    # -- adding
+
+    def add(self, keys: Iterable[bytes]) -> None:
+        self._change(Change(self, keys, self._kind.adding))
+
+    def _change(self, change: Change) -> None:
+        if change.commands:
+            change.see(self._trips.write(change.commands, self.identity))
+
+    def discard(self, keys: Iterable[bytes]) -> None:
+        """Take each key out once. Raises :class:`DiscardUnsupported`, :class:`CorruptFilter`, :class:`StoreError`."""
+        if not isinstance(self._kind, Fingerprints):
+            raise DiscardUnsupported(f"a {self.layout.kind} filter cannot discard; choose a cuckoo filter")
+        self._change(Change(self, keys, self._kind.discarding))
+
+    @classmethod
+    def add_to_all(cls, adds: Sequence[Adds]) -> list[Exception | None]:
+        """All in one trip: see :meth:`Generation.add_to_all`."""
+        mine = [(each, keys) for each, keys in adds if isinstance(each, cls)]
+        first, _ = mine[0]
+        if len(mine) < len(adds) or any(each.identity != first.identity for each, _ in mine):
+            return super().add_to_all(adds)
+        changes = [Change(each, keys, each._kind.adding) for each, keys in mine]
+        try:
+            replies = iter(first._trips.write([one for each in changes for one in each.commands], first.identity))
+        except StoreError as error:
+            return [error] * len(adds)
+        outcomes: list[Exception | None] = []
+        for each in changes:
+            try:
+                each.see(list(islice(replies, len(each.commands))))
+                outcomes.append(None)
+            except FilterError as error:
+                outcomes.append(error)
+        return outcomes
+
+    def add_many(self, keys: Keys, *, more: bool = False) -> None:
+        if self._draft is not None:
+            self._draft.add_many(keys)
+            return
+        for shard, low, high in self.layout.locate_many(keys):
+            digests = (low.astype(object) | high.astype(object) << 64).tolist()
+            for start in range(0, len(digests), _DIGESTS):
+                self._write(shard, *self._kind.adding(shard, digests[start : start + _DIGESTS]))
+
+    def _write(self, shard: int, commands: Sequence[Words], see: See) -> None:
+        see(self._trips.write([(self.keys[shard], each) for each in commands], self.identity))
+
+    def seal(self) -> None:
+        """Bring the draft to the server, beside what others have added there meanwhile."""
+        if self._draft is None:
+            return
+        if isinstance(self._kind, Fingerprints):
+            join_fingerprints(self._trips, self._kind, self.keys, self._draft, self.identity)
+        else:
+            join_bits(self._trips, self.layout, self.keys, self._draft.frames, self.identity)
+        self._draft = None
+
+    # -- looking at all of it
+
+    def check_headers(self) -> None:
+        """Hold every shard's header and size against the layout; raises :class:`CorruptFilter`."""
+        headers = self.layout.headers
+        for start in range(0, len(headers), _HEADERS):
+            some = list(zip(self.keys, headers))[start : start + _HEADERS]
+            heads = [(key, ("GETRANGE", key, 0, header.body_offset - 1)) for key, header in some]
+            sizes = [(key, ("STRLEN", key)) for key, _ in some]
+            replies = self._trips.read([*heads, *sizes], self.identity)
+            for (key, header), head, size in zip(some, replies, replies[len(some) :]):
+                if head != header.pack() or size != header.frame_bytes:
+                    raise CorruptFilter(f"{key} belongs to another build, or is not whole")
+
+    def merge(self, shard: int, body: memoryview) -> int:
+        import numpy as np
+
+        theirs = np.frombuffer(body, np.uint8)
+        if self._draft is not None:
+            drafted = np.frombuffer(self._draft.frames[shard].body, np.uint8)
+            missing = theirs & ~drafted
+            drafted |= theirs
+        else:
+            missing = theirs & ~np.frombuffer(self.read_shard(shard).body, np.uint8)
+            self._set(shard, missing)
+        return int(np.bitwise_count(missing).sum())
+
+    def _set(self, shard: int, missing: NDArray[np.uint8]) -> None:
+        import numpy as np
+
+        assert isinstance(self._kind, Bits)
+        at = np.flatnonzero(missing)
+        rows, bits = np.nonzero(np.unpackbits(missing[at]).reshape(-1, 8))
+        positions = (8 * at[rows] + bits).tolist()
+        for start in range(0, len(positions), _POSITIONS):
+            self._write(shard, *self._kind.setting(shard, positions[start : start + _POSITIONS]))
+
+    def read_shard(self, shard: int) -> Frame:
+        key, size = self.keys[shard], self.layout.frame_bytes
+        buffer = memoryview(bytearray(size))
+        for start in range(0, size, PIECE):
+            end = min(start + PIECE, size)
+            (piece,) = self._trips.load([(key, ("GETRANGE", key, start, end - 1))], self.identity)
+            if len(piece) != end - start:
+                raise CorruptFilter(f"{key} is not whole: {len(piece):,} bytes where {end - start:,} were expected")
+            buffer[start:end] = piece
+        frame = Frame.open(buffer)
+        if frame.header != self.layout.headers[shard]:
+            raise CorruptFilter(f"{key} belongs to another build")
+        frame.seal()
+        return frame
+
+    def filters(self) -> Iterator[BodyFilter]:
+        if self._draft is not None:
+            yield from self._draft.filters
+            return
+        for shard in range(len(self.keys)):
+            yield self.layout.attach(self.read_shard(shard))
+
+    def fill(self) -> float:
+        return mean(each.fill for each in self.filters())
+
+    def measure_error_rate(self, probes: int = 100_000) -> float:
+        share = -(-probes // len(self.keys))
+        return mean(each.measure_error_rate(share) for each in self.filters())
+
+
+class Change:
+    """``keys`` on their way into one generation, or out of it: the commands, and what to make of the replies.
+
+    ``words`` puts a shard's digests in words.
+    """
+
+    def __init__(
+        self,
+        generation: RedisGeneration,
+        keys: Iterable[bytes],
+        words: Callable[[int, Sequence[int]], tuple[Sequence[Words], See]],
+    ) -> None:
+        placed: dict[int, list[int]] = {}
+        for shard, digest in map(generation.layout.locate, keys):
+            placed.setdefault(shard, []).append(digest)
+        self.commands: list[Command] = []
+        self._sees: list[tuple[int, See]] = []
+        for shard, digests in placed.items():
+            commands, see = words(shard, digests)
+            self.commands += [(generation.keys[shard], each) for each in commands]
+            self._sees.append((len(commands), see))
+
+    def see(self, replies: Sequence[Any]) -> None:
+        """See that it is done; raises :class:`CorruptFilter`, :class:`FilterFull`."""
+        at = 0
+        for count, see in self._sees:
+            see(replies[at : at + count])
+            at += count

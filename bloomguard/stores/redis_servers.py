@@ -1,0 +1,189 @@
+"""Which servers a store's options name: one, whichever Sentinel says is the primary, or the nodes of a Cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Protocol
+
+import redis
+from redis.cluster import RedisCluster
+from redis.exceptions import RedisClusterException
+from redis.sentinel import (
+    Sentinel,
+    SentinelConnectionPool,
+    SentinelManagedConnection,
+    SentinelManagedSSLConnection,
+)
+
+from ..exceptions import ConfigurationError, StoreUnavailable
+from .breaker import Breaker
+from .redis_cluster import Address, ClusterLink
+from .redis_link import Link
+
+Clock = Callable[[], float]
+
+
+class Servers(Protocol):
+    """Makes a store's links."""
+
+    def link(self, connect_timeout: float, timeout: float, clock: Clock, *, breaks: bool) -> Link | ClusterLink:
+        """A link with these timeouts in seconds; if it ``breaks``, with a circuit breaker for each server."""
+
+
+@dataclass(frozen=True)
+class Single(Servers):
+    """One server. ``options`` are the keyword arguments of its connections."""
+
+    connection_class: type[Any]
+    options: dict[str, Any]
+
+    def link(self, connect_timeout: float, timeout: float, clock: Clock, *, breaks: bool) -> Link:
+        breaker = Breaker(clock) if breaks else None
+        pool = partial(redis.ConnectionPool, connection_class=self.connection_class)
+        return Link(pool, self.options, connect_timeout, timeout, clock, breaker=breaker)
+
+
+@dataclass(frozen=True)
+class Watched(Servers):
+    """The primary of ``service``, as the ``sentinels`` name it; connections to those take ``sentinel_options``."""
+
+    service: str
+    sentinels: Sequence[Address]
+    sentinel_options: dict[str, Any]
+    options: dict[str, Any]
+    connection_class: type[Any] = SentinelManagedConnection
+
+    def link(self, connect_timeout: float, timeout: float, clock: Clock, *, breaks: bool) -> Link:
+        asking = self.sentinel_options | {
+            "socket_connect_timeout": connect_timeout,
+            "socket_timeout": timeout,
+            "retry": redis.retry.Retry(redis.backoff.NoBackoff(), 0),
+        }
+
+        def pool(**options: Any) -> redis.ConnectionPool:
+            # redis-py has no types for its Sentinel.
+            watchers: Any = Sentinel(list(self.sentinels), sentinel_kwargs=asking)  # type: ignore[no-untyped-call]
+            made: redis.ConnectionPool = SentinelConnectionPool(  # type: ignore[no-untyped-call]
+                self.service, watchers, connection_class=self.connection_class, **options
+            )
+            return made
+
+        breaker = Breaker(clock) if breaks else None
+        return Link(pool, self.options, connect_timeout, timeout, clock, breaker=breaker)
+
+
+@dataclass(frozen=True)
+class Clustered(Servers):
+    """The nodes of the Cluster that ``seeds`` belong to; all take the same ``options``."""
+
+    connection_class: type[Any]
+    seeds: Sequence[Address]
+    options: dict[str, Any]
+
+    def link(self, connect_timeout: float, timeout: float, clock: Clock, *, breaks: bool) -> ClusterLink:
+        pool = partial(redis.ConnectionPool, connection_class=self.connection_class)
+
+        def to_node(address: Address) -> Link:
+            options = self.options | {"host": address[0], "port": address[1]}
+            breaker = Breaker(clock) if breaks else None
+            return Link(pool, options, connect_timeout, timeout, clock, breaker=breaker, clustered=True)
+
+        return ClusterLink(self.seeds, to_node, clock)
+
+
+def find_servers(
+    alias: str,
+    *,
+    url: str | Sequence[str] | None,
+    cache: str | None,
+    cluster: bool,
+    sentinels: Sequence[Address] | None,
+    sentinel_options: dict[str, Any] | None,
+) -> Servers:
+    """What the options of the store ``alias`` name. Raises :class:`ConfigurationError`, or :class:`StoreUnavailable`
+    where a cache's own client cannot even be made while its servers are away."""
+    if (url is None) == (cache is None):
+        raise ConfigurationError(
+            f"the store {alias!r} needs either url, as in 'redis://host:6379/0', or cache, the alias of a "
+            f"django-redis cache; url is {'given' if url else 'missing'} and cache is {cache!r}"
+        )
+    if cache is not None:
+        if cluster or sentinels:
+            raise ConfigurationError(
+                f"the store {alias!r}: cluster and sentinels go with url; CACHES[{cache!r}] says by itself what its "
+                "servers are"
+            )
+        return _of_client(alias, cache, _client_of(alias, cache))
+    urls = [url] if isinstance(url, str) else list(url or ())
+    if not urls or (len(urls) > 1 and not cluster):
+        raise ConfigurationError(f"the store {alias!r} has {len(urls)} URLs; only one with cluster=True has several")
+    if cluster and sentinels:
+        raise ConfigurationError(f"the store {alias!r} has both cluster and sentinels; take one of them")
+    try:
+        pools = [redis.ConnectionPool.from_url(each) for each in urls]
+    except ValueError as error:
+        raise ConfigurationError(f"the store {alias!r}: its url is none of a Redis server: {error}") from error
+    pool = pools[0]
+    if cluster:
+        seeds = [_address(each.connection_kwargs) for each in pools]
+        return Clustered(pool.connection_class, seeds, dict(pool.connection_kwargs))
+    if sentinels:
+        options = dict(pool.connection_kwargs)
+        service = options.pop("host", "")
+        options.pop("port", None)
+        secure = issubclass(pool.connection_class, redis.SSLConnection)
+        managed = SentinelManagedSSLConnection if secure else SentinelManagedConnection
+        return Watched(service, [(host, port) for host, port in sentinels], sentinel_options or {}, options, managed)
+    return Single(pool.connection_class, dict(pool.connection_kwargs))
+
+
+def _address(options: dict[str, Any]) -> Address:
+    return options.get("host", "localhost"), int(options.get("port", 6379))
+
+
+def _client_of(alias: str, cache: str) -> Any:
+    from django.conf import settings
+    from django.core.cache import InvalidCacheBackendError
+    from django.core.exceptions import ImproperlyConfigured
+    from django_redis import get_redis_connection
+
+    try:
+        return get_redis_connection(cache)
+    except (InvalidCacheBackendError, NotImplementedError, AttributeError) as error:
+        client = settings.CACHES.get(cache, {}).get("OPTIONS", {}).get("CLIENT_CLASS")
+        raise ConfigurationError(
+            f"the store {alias!r}: CACHES[{cache!r}] has the client class {client!r}, which spreads keys over servers "
+            "by itself; give one server, or the nodes of a Cluster, by url"
+            if client
+            else f"the store {alias!r}: CACHES[{cache!r}] is no cache of django-redis; take one that is, or give the "
+            "server by url"
+        ) from error
+    except ImproperlyConfigured as error:
+        raise ConfigurationError(f"the store {alias!r}: CACHES[{cache!r}] cannot be used: {error}") from error
+    except (redis.RedisError, RedisClusterException, OSError) as error:  # a Cluster's client connects when it is made
+        raise StoreUnavailable(f"the client of CACHES[{cache!r}] cannot be made: {error}", "connection") from error
+
+
+def _of_client(alias: str, cache: str, client: Any) -> Servers:
+    pool: Any
+    if isinstance(client, RedisCluster):
+        nodes: list[Any] = client.get_nodes()  # type: ignore[no-untyped-call]
+        seeds = [(str(node.host), int(node.port)) for node in nodes]
+        pool = client.get_redis_connection(nodes[0]).connection_pool
+        return Clustered(pool.connection_class, seeds, dict(pool.connection_kwargs))
+    pool = getattr(client, "connection_pool", None)
+    if isinstance(pool, SentinelConnectionPool):
+        manager = pool.sentinel_manager
+        sentinels = [_address(each.connection_pool.connection_kwargs) for each in manager.sentinels]
+        options = dict(pool.connection_kwargs)
+        return Watched(
+            pool.service_name, sentinels, dict(manager.sentinel_kwargs or {}), options, pool.connection_class
+        )
+    if type(pool) in (redis.ConnectionPool, redis.BlockingConnectionPool):
+        return Single(pool.connection_class, dict(pool.connection_kwargs))
+    raise ConfigurationError(
+        f"the store {alias!r}: CACHES[{cache!r}] uses a {type(pool or client).__name__}, of which nothing is known: "
+        "give the address by url"
+    )

@@ -1,0 +1,253 @@
+"""Takes the keys of rows that are gone out of the filters that can forget them, without ever taking one too many.
+
+Such a filter counts: a key is in as often as it was added. Two keys may share a fingerprint, so one discard too many
+would make the other one's row a false 404, while one add too many is a harmless false positive. Hence:
+
+* The rows that a statement is about to change are read and locked before it, those that are alive; and read again
+  after it. What is new is added, what is gone is discarded, what stayed is left alone. Of two that delete one row, the
+  second one's read finds none.
+* What is gone becomes a *token*, the key with the generation that answered when the row was still there. It is redeemed
+  once, after the COMMIT, if that generation still answers; see :meth:`bloomguard.live.LiveFilter.discard`.
+* A token is void if its statement was rolled back by any means, also by those that Django's ``on_commit`` overlooks: a
+  savepoint of ``transaction.savepoint()``, an error that was swallowed and made the COMMIT a ROLLBACK.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import reduce, wraps
+from operator import or_
+from typing import Any
+
+from django.db import DatabaseError, connections, router, transaction
+from django.db.backends.base.base import BaseDatabaseWrapper
+from django.db.models import Q, QuerySet
+from django.db.models.constants import OnConflict
+from django.db.models.sql import Query
+
+from ..guards import Guard
+from ..keys import OutOfRange, Unkeyable
+from . import fencing
+from .watches import Watch
+
+#: Of a statement that changes more rows than this, the keys stay until the next build: they would take too much memory.
+MOST_ROWS = 100_000
+_AT_ONCE = 500  # primary keys in one question: below every database's limit of parameters
+_IN_ERROR = 3  # libpq's PQTRANS_INERROR
+
+
+@dataclass(frozen=True)
+class Alive:
+    """Rows that are alive and locked before a statement: primary key -> looked-up values, and what answers for them."""
+
+    generation: str = ""
+    rows: dict[Any, tuple[Any, ...]] = field(default_factory=dict)
+
+
+#: What a statement found alive, for each of the guards that discard.
+Before = dict[Watch, Alive]
+
+
+def before(watches: Iterable[Watch], using: str, lock: Callable[[Watch], Alive]) -> Before:
+    """What ``lock`` finds for those of ``watches`` that have to know afterwards which rows are gone."""
+    found: Before = {}
+    for watch in watches:
+        if watch.counted and not fencing.is_idle(watch.guard):
+            try:
+                with fencing.writing(watch.guard, using):
+                    found[watch] = lock(watch)
+            except DatabaseError:  # which may have ended the writer's transaction
+                raise
+            except Exception:  # the write goes on, and what is gone stays in the filter
+                found[watch] = Alive()
+    return found
+
+
+def lock(compiler: Any, watch: Watch) -> Alive:
+    """The guard's living rows that the UPDATE or DELETE of ``compiler`` is about to change, locked.
+
+    They are found by the statement's own WHERE, so whoever comes second waits here, and then finds what is left.
+    """
+    chosen = compiler.query.chain(klass=Query)
+    chosen.clear_ordering(force=True)
+    chosen.extra = {}
+    chosen.select = ()
+    chosen.add_fields([each.name for each in _primary_key(chosen.get_meta())])
+    return _lock(compiler, watch, [chosen])
+
+
+def lock_conflicting(compiler: Any, watch: Watch) -> Alive:
+    """The same for an INSERT: the rows that it updates because a row with their unique values is there."""
+    query = compiler.query
+    if query.on_conflict != OnConflict.UPDATE or not query.unique_fields:
+        return Alive()  # MySQL does not say what is unique: each row is then counted once more, which is harmless
+    names = [each.attname for each in query.unique_fields]
+    each_row = [Q(**{name: getattr(row, name) for name in names}) for row in query.objs]
+    every: Any = QuerySet(query.model, using=compiler.using).order_by()
+    chunks = [each_row[start : start + _AT_ONCE] for start in range(0, len(each_row), _AT_ONCE)]
+    return _lock(compiler, watch, [every.filter(reduce(or_, some)).values("pk") for some in chunks])
+
+
+def _primary_key(meta: Any) -> Sequence[Any]:
+    return getattr(meta, "pk_fields", None) or [meta.pk]
+
+
+def _lock(compiler: Any, watch: Watch, chosen: Iterable[Any]) -> Alive:
+    """``chosen`` are queries for primary keys of the statement's table."""
+    guard = watch.guard
+    # Rows of another database than the one that rebuilds read are nobody's to discard.
+    at_home = compiler.using == router.db_for_write(guard.model)
+    generation = guard.live.active() if at_home else ""
+    if compiler.connection.vendor == "sqlite":
+        # It locks no rows, and a transaction that read first could not wait for its turn to write: so write first.
+        table = compiler.connection.ops.quote_name(compiler.query.get_meta().db_table)
+        with compiler.connection.cursor() as cursor:
+            cursor.execute(f"DELETE FROM {table} WHERE 0")  # noqa: S608
+    rows: dict[Any, tuple[Any, ...]] = {}
+    living = guard.rows().using(compiler.using).select_for_update()
+    for some in chosen:
+        rows |= _values(guard, living.filter(**{f"{watch.link or 'pk'}__in": some}))
+        if len(rows) > MOST_ROWS:
+            return Alive()
+    return Alive(generation, rows)
+
+
+def settle(
+    watch: Watch, using: str, before: Alive, link: str, told: Iterable[tuple[Any, ...]]
+) -> list[tuple[Any, ...]]:
+    """After the statement: the values to add; what is gone from ``before`` becomes a token.
+
+    ``told`` are the primary keys of the rows that it wrote, as they are now, which the guard's rows are found by
+    through ``link``. What is left of both together tells what it did, whichever of the rows it changed, their primary
+    keys included.
+    """
+    guard = watch.guard
+    written = [value[0] if len(value) == 1 else value for value in told]
+    after: dict[Any, tuple[Any, ...]] = {}
+    for path, chosen in (("pk", list(before.rows)), (link, written)):
+        for start in range(0, len(chosen), _AT_ONCE):
+            some = chosen[start : start + _AT_ONCE]
+            after |= _values(guard, guard.rows().using(using).filter(**{f"{path}__in": some}))
+    was, now = Counter(before.rows.values()), Counter(after.values())
+    gone = [key for value in (was - now).elements() for key in _key(guard, value)]
+    if gone and before.generation:
+        Token.issue(guard, gone, before.generation, connections[using])
+    return list((now - was).elements())
+
+
+def _values(guard: Guard, rows: QuerySet[Any]) -> dict[Any, tuple[Any, ...]]:
+    """Primary key -> looked-up values, of at most one row more than ``MOST_ROWS``."""
+    return {row[0]: row[1:] for row in rows.order_by().values_list("pk", *guard.attnames)[: MOST_ROWS + 1]}
+
+
+def _key(guard: Guard, value: tuple[Any, ...]) -> Sequence[bytes]:
+    """The row's key, if it has any: what has none was never added."""
+    with suppress(Unkeyable, OutOfRange):
+        return [guard.keys.key(value[0] if len(value) == 1 else value)]
+    return []
+
+
+@dataclass(eq=False)
+class Token:
+    """The right to discard ``keys`` from ``generation`` once, after the COMMIT of what is going on now."""
+
+    guard: Guard
+    keys: list[bytes]
+    generation: str
+    outcome: Outcome
+    void: bool = False
+
+    @classmethod
+    def issue(cls, guard: Guard, keys: list[bytes], generation: str, connection: BaseDatabaseWrapper) -> None:
+        """Register a token for the open transaction of ``connection``."""
+        token = cls(guard, keys, generation, Outcome.over(connection))
+        token.outcome.tokens.append(token)
+        transaction.on_commit(token, using=connection.alias)
+
+    def __call__(self) -> None:
+        """Redeem it: called once, by Django."""
+        if self.outcome.connection.in_atomic_block:
+            return  # a test that runs the callbacks of a transaction which it rolls back
+        self.outcome.end()
+        if not self.void and not self.outcome.failed:
+            self.guard.live.discard(self.keys, self.generation)
+
+
+class Outcome:
+    """Sees what becomes of one transaction from its first token on, as an ``execute_wrapper`` of its connection.
+
+    Django forgets callbacks when it leaves an ``atomic`` block by an exception. It keeps those of a savepoint that was
+    made and rolled back by hand, and calls them after a COMMIT that PostgreSQL has answered by rolling back.
+    """
+
+    def __init__(self, connection: BaseDatabaseWrapper) -> None:
+        self.connection = connection
+        self.tokens: list[Token] = []
+        #: Whether an error may have undone everything since the last savepoint that was gone back to.
+        self.failed = False
+        self._savepoints: dict[str, int] = {}  # name -> tokens that there were
+
+    @classmethod
+    def over(cls, connection: BaseDatabaseWrapper) -> Outcome:
+        """The one over the open transaction, begun now if there is none."""
+        for known in [known for known in connection.execute_wrappers if isinstance(known, cls)]:
+            if any(
+                isinstance(each[1], Token) and each[1].outcome is known for each in reversed(connection.run_on_commit)
+            ):
+                return known
+            known.end()  # that transaction was rolled back
+        made = cls(connection)
+        # At the bottom: whoever puts a wrapper on top takes the topmost one off again.
+        connection.execute_wrappers.insert(0, made)
+        return made
+
+    def end(self) -> None:
+        """Look no more."""
+        if self in self.connection.execute_wrappers:
+            self.connection.execute_wrappers.remove(self)
+
+    def __call__(self, execute: Callable[..., Any], sql: Any, params: Any, many: bool, context: Any) -> Any:
+        """Run one statement."""
+        try:
+            result = execute(sql, params, many, context)
+        except Exception:
+            self.failed = True
+            raise
+        start = sql[:20].lstrip()[:9].upper() if isinstance(sql, str) else ""
+        if start.startswith(("SAVEPOINT", "ROLLBACK")):
+            self._note([word.strip('"`[];') for word in sql.split()])
+        return result
+
+    def _note(self, words: list[str]) -> None:
+        if words[0].upper() == "SAVEPOINT":
+            self._savepoints[words[-1]] = len(self.tokens)
+            return
+        to_savepoint = "TO" in map(str.upper, words)
+        self.failed = self.failed and not to_savepoint
+        # A savepoint that is not known was there before the first token.
+        kept = self._savepoints.get(words[-1], 0) if to_savepoint else 0
+        for token in self.tokens[kept:]:
+            token.void = True
+
+    def committing(self) -> None:
+        """Called before the COMMIT: if the database has given the transaction up, nothing of it will come true."""
+        raw: Any = self.connection.connection
+        if self.connection.vendor == "postgresql":
+            self.failed = self.failed or raw.info.transaction_status == _IN_ERROR
+        elif self.connection.vendor == "sqlite":
+            self.failed = self.failed or not raw.in_transaction
+
+
+def watched(commit: Callable[[Any], None]) -> Callable[[Any], None]:
+    """``BaseDatabaseWrapper.commit``, with a look at what is going to be committed."""
+
+    @wraps(commit)
+    def look_and_commit(self: BaseDatabaseWrapper) -> None:
+        for outcome in [known for known in self.execute_wrappers if isinstance(known, Outcome)]:
+            outcome.committing()
+        commit(self)
+
+    return look_and_commit

@@ -1,0 +1,180 @@
+"""A simulated database: rows, transactions that hold locks on the table and its rows from their first write to their
+end, and the state rows, which are real rows of a real in-memory SQLite, one statement at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache
+from typing import Any
+
+from django.db import OperationalError, connections
+
+from bloomguard.filters.choose import KeysSummary
+from bloomguard.sources import Page
+from bloomguard.sync.connection import StateConnection
+
+from .scheduler import TICK, Scheduler
+
+PAGE_ROWS = 3
+#: The database of the guarded rows; the state rows are in another, so a fence never waits for a writer.
+ROWS = "rows"
+
+
+class Transaction:
+    """An open transaction: what it has inserted and deleted, and whether it holds the table's lock."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.wrote = False
+        self.inserted: set[int] = set()
+        self.deleted: set[int] = set()
+        self.on_commit: list[Callable[[], None]] = []
+
+
+class Database:
+    """``rows`` is what everybody sees: keys, the latest last, with the number of the transaction that inserted them."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self.scheduler = scheduler
+        self.rows: dict[int, int] = {}
+        self.open: dict[Any, Transaction] = {}  # by agent
+        self.down_until = 0.0
+        self.lossy = 0.0  # the share of statements on the state rows whose answer is lost
+        self.slow = 0.0  # the share of those whose answer takes longer than a lease
+        #: Called after each commit of rows, and after each change of the state row.
+        self.committed: Callable[[Transaction], None] = lambda done: None
+        self.changed: Callable[[], None] = lambda: None
+        self.commits = 0
+        self.published = 0
+        self._numbers = 0
+
+    @contextmanager
+    def atomic(self, using: str | None = None, savepoint: bool = True) -> Iterator[None]:
+        """``transaction.atomic`` of the agent that is running."""
+        agent = self.scheduler.current
+        if agent in self.open:
+            yield
+            return
+        self._numbers += 1
+        mine = self.open[agent] = Transaction(self._numbers)
+        try:
+            yield
+            self.scheduler.hop()
+        except BaseException:
+            del self.open[agent]
+            raise
+        del self.open[agent]
+        self.rows.update(dict.fromkeys(mine.inserted, mine.number))
+        for key in mine.deleted:
+            self.rows.pop(key, None)
+        self.commits += 1
+        self.scheduler.note("COMMIT", *sorted(mine.inserted), *(f"-{key}" for key in sorted(mine.deleted)))
+        self.committed(mine)
+        for function in mine.on_commit:
+            function()
+
+    @property
+    def mine(self) -> Transaction:
+        """The open transaction of the agent that is running."""
+        return self.open[self.scheduler.current]
+
+    def lock(self, key: int) -> None:
+        """``SELECT ... FOR UPDATE``: wait for whoever has written the row before us."""
+        while any(key in each.inserted or key in each.deleted for each in self.open.values() if each is not self.mine):
+            self.scheduler.sleep(TICK)
+
+    def touched(self) -> set[int]:
+        """Rows that an open transaction has written."""
+        return {key for each in self.open.values() for key in (*each.inserted, *each.deleted)}
+
+    def writers(self) -> set[str]:
+        """Who holds the table's lock, as ``pg_locks`` tells it."""
+        self.scheduler.hop()
+        return {str(each.number) for each in self.open.values() if each.wrote}
+
+    def execute(self, sql: str, parameters: Sequence[Any]) -> tuple[list[tuple[Any, ...]], int]:
+        """One statement on the state rows, committed at once: on its way there, and back."""
+        scheduler = self.scheduler
+        scheduler.hop()
+        if scheduler.now < self.down_until:
+            raise OperationalError("the database is gone")
+        cursor = connections["default"].connection.execute(_plain(sql), parameters)
+        found = cursor.fetchall(), cursor.rowcount
+        if not sql.startswith("SELECT") and found[1]:
+            self.published += "published_at" in sql
+            self.changed()
+        if scheduler.trace is not None and not sql.startswith("SELECT"):
+            changed = [state_words()] if found[1] else ["no row changed"]
+            scheduler.note(sql.split(" ", 1)[0], *changed)
+        scheduler.hop()
+        if scheduler.random() < self.slow and sql.startswith("SELECT") and scheduler.current.name.startswith("web"):
+            scheduler.sleep(scheduler.rng.randrange(14, 56) * TICK)
+        if self.lossy and scheduler.random() < self.lossy:
+            raise OperationalError("the connection was lost before the answer came")
+        return found
+
+
+@cache
+def _plain(sql: str) -> str:
+    return sql.replace("%s", "?")
+
+
+def state_words() -> str:
+    """The state row in a few words."""
+    names = ("version", "status", "identity", "active", "standby", "building")
+    row = connections["default"].connection.execute(f"SELECT {', '.join(names)} FROM bloomguard_guardstate").fetchone()
+    return " ".join(f"{name}={value}" for name, value in zip(names, row) if value != "")
+
+
+class SimulatedConnection(StateConnection):
+    """A process's connection to the state rows: its retry after a lost connection is the real one."""
+
+    def __init__(self, database: Database) -> None:
+        super().__init__()
+        self._database = database
+
+    def _let_go(self) -> None:
+        pass
+
+    def _run(self, sql: str, parameters: Sequence[Any]) -> tuple[list[tuple[Any, ...]], int]:
+        self._connection = self  # type: ignore[assignment]
+        return self._database.execute(sql, parameters)
+
+    def quote(self, name: str) -> str:
+        return f'"{name}"'
+
+    def has_table(self, name: str) -> bool:
+        return True
+
+    def close(self) -> None:
+        self._connection = None
+
+
+class SimulatedSource:
+    """Scans the rows in key order, a page at a time; each page sees what is committed when it is read."""
+
+    def __init__(self, database: Database, make_key: Callable[[int], bytes]) -> None:
+        self.using = ROWS
+        self._database = database
+        self._make_key = make_key
+
+    def summary(self) -> KeysSummary:
+        self._database.scheduler.hop()
+        return KeysSummary(count=len(self._database.rows))
+
+    def pages(self) -> Iterator[Page]:
+        last = -1
+        while True:
+            self._database.scheduler.hop()
+            keys = sorted(key for key in self._database.rows if key > last)[:PAGE_ROWS]
+            if keys:
+                self._database.scheduler.note("scans", *keys)
+                yield self._page(keys)
+            if len(keys) < PAGE_ROWS:
+                return
+            last = keys[-1]
+            self._database.scheduler.sleep(TICK)
+
+    def _page(self, keys: list[int]) -> Page:
+        return Page(len(keys), lambda: [self._make_key(key) for key in keys])

@@ -1,0 +1,300 @@
+"""Rules of the protocol, each switched off by one small patch of the project's code. The simulation must notice."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+from unittest.mock import patch
+
+from bloomguard import rebuild
+from bloomguard.live import LiveFilter
+from bloomguard.rebuild import Rebuild
+from bloomguard.sync import fencing
+from bloomguard.sync.state import StateTable
+
+from .servers import Server, SimulatedStore
+from .world import Process, World
+
+Patches = list[Any]
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """One rule less. ``first`` is the seed to look at first: it is known to catch it, or was before the code changed.
+
+    ``rare`` are those that so little stands against that it takes a thousand schedules and more to find one again.
+    """
+
+    patches: Callable[[], Patches]
+    first: int
+    rare: bool
+
+
+MUTANTS: dict[str, Mutant] = {}
+
+
+def mutant(first: int, *, rare: bool = False) -> Callable[[Callable[[], Patches]], Callable[[], Patches]]:
+    """Register a mutant under its name."""
+
+    def register(patches: Callable[[], Patches]) -> Callable[[], Patches]:
+        MUTANTS[patches.__name__] = Mutant(patches, first, rare)
+        return patches
+
+    return register
+
+
+@contextmanager
+def mutated(name: str | None) -> Iterator[None]:
+    """The project's code with one rule less, while the block lasts."""
+    patches = MUTANTS[name].patches() if name else []
+    for each in patches:
+        each.start()
+    try:
+        yield
+    finally:
+        for each in patches:
+            each.stop()
+
+
+# -- the lease
+
+
+@mutant(1)
+def no_lease_on_reading() -> Patches:
+    """Readers and writers go by their copy of the row, however old."""
+
+    def lease(self: StateTable, name: str) -> Any:
+        return self._copy[1].get(name)
+
+    return [patch.object(StateTable, "lease", lease)]
+
+
+@mutant(55)
+def lease_from_the_answer() -> Patches:
+    """The lease counts from when the row arrived, not from when it was asked for."""
+
+    def late(real: Callable[..., Any]) -> Callable[..., Any]:
+        def wrapped(self: StateTable, *arguments: Any, **options: Any) -> Any:
+            before = self._copy
+            try:
+                return real(self, *arguments, **options)
+            finally:
+                if self._copy is not before:
+                    self._copy = self.clock(), self._copy[1]
+
+        return wrapped
+
+    return [patch.object(StateTable, name, late(getattr(StateTable, name))) for name in ("renew", "current")]
+
+
+# -- the write
+
+
+@mutant(21)
+def add_before_the_statement() -> Patches:
+    """A key is added before its transaction holds a lock that a barrier waits for."""
+
+    def insert(self: Process, keys: list[int]) -> None:
+        with self.world.database.atomic():
+            self.add(keys)
+            self.statement(keys)
+
+    return [patch.object(Process, "insert", insert)]
+
+
+@mutant(1)
+def add_after_the_commit() -> Patches:
+    """A key is added when its row can be seen already."""
+
+    def insert(self: Process, keys: list[int]) -> None:
+        with self.world.database.atomic():
+            self.statement(keys)
+        self.add(keys)
+
+    return [patch.object(Process, "insert", insert)]
+
+
+def _writes_only(narrow: Callable[[Any], Any]) -> Patches:
+    real = LiveFilter._add
+    return [patch.object(LiveFilter, "_add", lambda self, state, *rest: real(self, narrow(state), *rest))]
+
+
+@mutant(3)
+def add_to_the_active_alone() -> Patches:
+    """Writers leave out the generation that is being built."""
+    return _writes_only(lambda state: replace(state, standby="", building=""))
+
+
+@mutant(59)
+def no_add_to_the_standby() -> Patches:
+    """Writers leave out the generation that some processes still answer from."""
+    return _writes_only(lambda state: replace(state, standby=""))
+
+
+@mutant(3)
+def every_add_counts() -> Patches:
+    """An add is taken for done, whatever the store said."""
+    real = LiveFilter._add
+
+    def add(self: LiveFilter, *arguments: Any) -> bool:
+        real(self, *arguments)
+        return True
+
+    return [patch.object(LiveFilter, "_add", add)]
+
+
+# -- the fence
+
+
+@mutant(2)
+def no_fence() -> Patches:
+    """A failed add is ignored."""
+    return [patch.object(fencing, "fence", lambda guard, using, reason: None)]
+
+
+def _impatient(owner: Any, name: str) -> Patches:
+    """What waits on purpose inside of ``owner.name`` waits no more."""
+    real, sleep, hurried = getattr(owner, name), Process.sleep, set()
+
+    def hurry(*arguments: Any) -> Any:
+        agent = World.current.scheduler.current
+        hurried.add(agent)
+        try:
+            return real(*arguments)
+        finally:
+            hurried.discard(agent)
+
+    def wait(self: Process, seconds: float) -> None:
+        if self.world.scheduler.current not in hurried:
+            sleep(self, seconds)
+
+    return [patch.object(owner, name, hurry), patch.object(Process, "sleep", wait)]
+
+
+@mutant(5)
+def no_wait_after_the_fence() -> Patches:
+    """The writer who fences commits at once."""
+    return _impatient(fencing, "fence")
+
+
+@mutant(3)
+def fence_of_others_not_heeded() -> Patches:
+    """A writer who finds a fence of somebody else commits at once."""
+    return _impatient(LiveFilter, "add")
+
+
+# -- the store
+
+
+@mutant(16)
+def identity_not_checked() -> Patches:
+    """Any server is as good as any other."""
+    return [
+        patch.object(SimulatedStore, "identity", "life0"),
+        patch.object(SimulatedStore, "proves", lambda self, found, expected: True),
+    ]
+
+
+@mutant(11)
+def missing_is_empty() -> Patches:
+    """A generation that a server does not have is an empty one, and an add creates it."""
+    return [
+        patch.object(Server, "held", lambda self, name: self.generations.setdefault(name, Counter())),
+        patch.object(SimulatedStore, "has", lambda self, server, name: True),
+    ]
+
+
+# -- the rebuild
+
+
+def _hurried(hurries: Callable[[Rebuild], bool]) -> Patches:
+    real = Rebuild.run
+
+    def run(self: Rebuild) -> Any:
+        sleep = self._sleep
+        self._sleep = lambda seconds: None if hurries(self) else sleep(seconds)
+        return real(self)
+
+    return [patch.object(Rebuild, "run", run)]
+
+
+@mutant(1324, rare=True)
+def no_wait_after_fencing_a_replaced_store() -> Patches:
+    """The row names another store while some processes still answer from the one before."""
+    return _hurried(lambda one: one._mine is None)
+
+
+@mutant(3)
+def no_wait_after_the_announcement() -> Patches:
+    """The scan begins before every writer knows of the new generation."""
+    return _hurried(lambda one: one._mine is not None and not one.published)
+
+
+@mutant(339)
+def standby_dropped_at_once() -> Patches:
+    """The former generation goes while some processes still answer from it."""
+    return _hurried(lambda one: one.published)
+
+
+@mutant(21)
+def no_barrier() -> Patches:
+    """The scan begins while transactions are open that know nothing of the new generation."""
+    return [patch.object(rebuild, "wait_for_writers", lambda *arguments: None)]
+
+
+@mutant(5)
+def publish_without_compare_and_set() -> Patches:
+    """A builder publishes whatever happened to the row meanwhile."""
+    real = StateTable.swap
+
+    def swap(self: StateTable, seen: Any, **changes: Any) -> Any:
+        if "published_at" in changes:
+            seen = replace(seen, version=self.current(seen.name).version)
+        return real(self, seen, **changes)
+
+    return [patch.object(StateTable, "swap", swap)]
+
+
+@mutant(9509, rare=True)
+def standby_kept_though_an_add_missed_it() -> Patches:
+    """A roll-back returns to a generation that lacks what was written when it could not be reached."""
+    return [patch.object(fencing, "part_with_standby", lambda guard, using, seen: True)]
+
+
+# -- discards
+
+
+@mutant(247)
+def discard_without_a_token() -> Patches:
+    """A deleted row leaves whatever generation answers by then, whether it was ever added there or not."""
+    real = LiveFilter.discard
+    return [patch.object(LiveFilter, "discard", lambda self, keys, name: real(self, keys, self.active()))]
+
+
+@mutant(197)
+def discard_by_every_deleter() -> Patches:
+    """Of two that delete one row, both discard it."""
+    return [patch.object(Process, "finds", lambda self, key: True)]
+
+
+@mutant(7)
+def discard_before_the_commit() -> Patches:
+    """A row whose deletion is rolled back has left the filter."""
+
+    def delete(self: Process, key: int) -> None:
+        real(self, key)
+        hooks = self.world.database.mine.on_commit
+        while hooks:
+            hooks.pop()()
+
+    real = Process.delete
+    return [patch.object(Process, "delete", delete)]
+
+
+@mutant(7)
+def insert_if_absent() -> Patches:
+    """A key that seems to be there, because it shares its cell with another, is not added."""
+    return [patch.object(World, "counts_adds", lambda self: False)]

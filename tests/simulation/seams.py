@@ -1,0 +1,75 @@
+"""Puts simulated clocks, locks, names and barriers where the project's modules look for the real ones."""
+
+from __future__ import annotations
+
+import logging
+from types import SimpleNamespace
+from typing import Any
+
+import django
+from django.conf import settings
+
+_SQLITE = {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}
+
+
+def configure() -> None:
+    """Settings for a process that does nothing but simulate."""
+    settings.configure(
+        SECRET_KEY="for simulations alone",
+        INSTALLED_APPS=["django.contrib.contenttypes", "django.contrib.auth", "bloomguard", "tests.shop"],
+        DATABASES={"default": _SQLITE, "rows": _SQLITE},
+        USE_TZ=True,
+    )
+    django.setup()
+    logging.getLogger("bloomguard").disabled = True
+
+
+def _put(module: Any, **seams: Any) -> None:
+    for name, value in seams.items():
+        getattr(module, name)  # a seam that moved is an error, not a rule that is never tried
+        setattr(module, name, value)
+
+
+def install() -> None:
+    """Done once a process, and never undone."""
+    from bloomguard import barrier, live, rebuild, standby
+    from bloomguard.sync import connection, state
+
+    from .world import World
+
+    def kill(pid: int, signal: int) -> None:
+        if all(process.pid != pid or process.dead for process in World.current.processes.values()):
+            raise ProcessLookupError
+
+    for module in (live, state, connection):
+        _put(module, after_fork=lambda method: None)
+    wall = SimpleNamespace(now=lambda: World.current.running().wall())
+    for module in (rebuild, standby, state):
+        _put(module, timezone=wall)
+    _put(
+        rebuild,
+        os=SimpleNamespace(getpid=lambda: World.current.running().pid, kill=kill),
+        socket=SimpleNamespace(gethostname=lambda: World.current.running().host),
+        secrets=SimpleNamespace(token_hex=lambda size: World.current.new_name()),
+        lay_out=lambda guard, summary, tag=0: World.current.layout,
+        Proof=Unproved,
+    )
+    _put(
+        barrier,
+        connections={"rows": SimpleNamespace(vendor="postgresql")},
+        _postgresql_writers=lambda using, table: World.current.database.writers(),
+        _POLL_SECONDS=0.25,
+    )
+
+
+class Unproved:
+    """Instead of the proof before publishing: nothing but the protocol is to keep rows."""
+
+    def __init__(self, source: Any, sleep: Any) -> None:
+        pass
+
+    def rows_held(self, generation: Any) -> int:
+        return 0
+
+    def error_rate(self, generation: Any) -> float:
+        return 0.0

@@ -1,0 +1,259 @@
+"""One simulated world: hosts with processes, two servers, a database; and the oracle, which knows what is committed."""
+
+from __future__ import annotations
+
+import copy
+from collections import Counter
+from collections.abc import Callable
+from datetime import datetime, timedelta, timezone
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+from django.db import connections
+
+from bloomguard.guards import Guard
+from bloomguard.live import LiveFilter
+from bloomguard.models import GuardState
+from bloomguard.rebuild import Rebuild
+from bloomguard.sync import fencing
+from bloomguard.sync.state import StateTable
+from bloomguard.verdicts import Decision, Verdict
+from tests.guarding import make_guard
+from tests.shop.models import Product
+
+from .database import ROWS, Database, SimulatedConnection, SimulatedSource
+from .scheduler import PACES, START, TICK, Lock, Scheduler
+from .servers import Network, Server, SimulatedStore
+
+_EPOCH = datetime(2026, 1, 1, tzinfo=timezone.utc)
+
+GUARD = make_guard(Product, name="simulated", filter="bloom")
+make_key: Callable[[int], bytes] = GUARD.keys.key
+#: Few keys, so that the same come and go; and of a filter that counts, fewer cells.
+KEYS = [make_key(number) for number in range(40)]
+CELLS = 12
+
+
+def _layout(counted: bool) -> Any:
+    """What the code looks at of a layout."""
+    return SimpleNamespace(
+        kind="simulated",
+        capacity=1_000,
+        total_bytes=0,
+        headers=(),
+        error_rate=0.0,
+        filter_class=SimpleNamespace(supports_discard=counted),
+        cell=(lambda key: int.from_bytes(key, "little") % CELLS)
+        if counted
+        else (lambda key: int.from_bytes(key, "little")),
+    )
+
+
+EXACT, COUNTED = _layout(False), _layout(True)
+
+
+class FalseNotFound(Exception):
+    """A guard said ABSENT of a row that was committed before it was asked."""
+
+
+class SimulatedLive(LiveFilter):
+    """The real thing, with a simulated store."""
+
+    simulated: SimulatedStore
+
+    @property
+    def store(self) -> SimulatedStore:
+        return self.simulated
+
+    def key_hashes(self) -> list[Any]:
+        return [(0, None)]  # exact generations hash nothing
+
+
+class Process:
+    """One process of a host: its own copy of the state rows, its own store, its own clocks."""
+
+    def __init__(self, world: World, host: str, pid: int) -> None:
+        self.world = world
+        self.host = host
+        self.pid = pid
+        self.dead = False
+        scheduler = world.scheduler
+        self.pace = PACES[0] if world.swift else scheduler.rng.choice(PACES)
+        self._offset = float(world.scheduler.rng.randrange(-500, 500))
+        self.store = SimulatedStore(self, world.network)
+        self.table = StateTable(SimulatedConnection(world.database), self.clock)
+        self.table.sleep = self.sleep
+        self.table._lock = Lock(scheduler)  # type: ignore[assignment]
+        self.guard: Guard = copy.copy(GUARD)
+        live = SimulatedLive(
+            GUARD.name,
+            store_alias="simulated",
+            definition="words",
+            width=GUARD.keys.width,
+            counted=world.counts_adds(),
+            table=self.table,
+        )
+        live.simulated = self.store
+        live._lock = Lock(scheduler)  # type: ignore[assignment]
+        self.guard.__dict__["live"] = live
+
+    def clock(self) -> float:
+        """Monotonic; a thread may be put aside just before it looks, for long."""
+        scheduler = self.world.scheduler
+        if scheduler.random() < 0.04:
+            scheduler.hop()
+        return scheduler.now + self._offset
+
+    def clock_now(self) -> float:
+        """The same, looked at as part of something that nothing else comes between."""
+        return self.world.scheduler.now + self._offset
+
+    def wall(self) -> datetime:
+        """The host's idea of the time of day, which steps at times."""
+        world = self.world
+        return _EPOCH + timedelta(seconds=world.scheduler.now - START + world.wall.get(self.host, 0.0))
+
+    def sleep(self, seconds: float) -> None:
+        """What the code waits on purpose."""
+        self.world.scheduler.sleep(seconds)
+
+    def insert(self, keys: list[int]) -> None:
+        """The order of a write: statement, add, COMMIT; a fence before the COMMIT if the add was not proved."""
+        with self.world.database.atomic():
+            self.statement(keys)
+            self.add(keys)
+
+    def statement(self, keys: list[int]) -> None:
+        """INSERT."""
+        self.world.scheduler.hop()
+        mine = self.world.database.mine
+        mine.wrote = True
+        mine.inserted.update(keys)
+        self.world.scheduler.note("INSERT", *keys)
+        self.world.scheduler.hop()
+
+    def add(self, keys: list[int]) -> None:
+        """What follows an INSERT. Raises :class:`StoreError`: then it must not be committed."""
+        live = self.guard.live
+        if not live.add([KEYS[key] for key in keys], partial(fencing.part_with_standby, self.guard, ROWS)):
+            fencing.fence(self.guard, ROWS, live.why_not_added())
+
+    def delete(self, key: int) -> None:
+        """DELETE, with a token for the generation that answers, which is redeemed after the COMMIT."""
+        world, database = self.world, self.world.database
+        generation = self.guard.live.active() if world.counted else ""
+        database.mine.wrote = True
+        database.lock(key)
+        if not self.finds(key):
+            return
+        world.scheduler.note("DELETE", key, "with a token for", generation)
+        database.mine.deleted.add(key)
+        world.scheduler.hop()
+        if generation:
+            database.mine.on_commit.append(lambda: self.discard(key, generation))
+
+    def finds(self, key: int) -> bool:
+        """Whether the locked row is still there: of two that delete it, the second finds none."""
+        return key in self.world.database.rows
+
+    def discard(self, key: int, generation: str) -> None:
+        """Redeem a token."""
+        self.world.scheduler.hop()
+        if self.world.rng.random() < 0.4:
+            self.world.scheduler.sleep(self.world.rng.randrange(64) * TICK)  # other callbacks come first
+        self.world.scheduler.note("discards", key, "from", generation)
+        self.guard.live.discard([KEYS[key]], generation)
+        self.world.discarded(key)
+
+    def rebuild(self, keep_standby: float) -> Rebuild:
+        """A rebuild as the management command makes it, of the simulated rows."""
+        made = Rebuild(self.guard, keep_standby=keep_standby, sleep=self.sleep, clock=self.clock)
+        made.source = SimulatedSource(self.world.database, make_key)  # type: ignore[assignment]
+        return made
+
+
+class World:
+    """All of it, for one schedule."""
+
+    current: World
+
+    def __init__(self, seed: int, trace: list[str] | None = None) -> None:
+        World.current = self
+        self.scheduler = Scheduler(seed, trace)
+        self.rng = self.scheduler.rng
+        self.database = Database(self.scheduler)
+        self.servers = [Server(0, "life0", primary=True), Server(1, "", primary=False)]
+        self.network = Network(self.scheduler, self.servers)
+        self.processes: dict[str, Process] = {}
+        self.wall: dict[str, float] = {}
+        self.counts: Counter[str] = Counter()
+        #: Called after each discard.
+        self.discarded: Callable[[int], None] = lambda key: None
+        self._pids = 100
+        self._names = 0
+        self._lives = 0
+        #: Whether every host is quick; most races need one that is not, some need all.
+        self.swift = self.rng.random() < 0.5
+        #: Whether the guard's filter counts keys and can discard them.
+        self.counted = self.rng.random() < 0.4
+        self.layout = COUNTED if self.counted else EXACT
+        first = self.rng.sample(range(len(KEYS)), 6)
+        self.database.rows.update(dict.fromkeys(first, 0))
+        for server in self.servers:
+            server.generations["g0"] = Counter(self.layout.cell(KEYS[key]) for key in first)
+        raw = connections["default"].connection
+        raw.execute(
+            "UPDATE bloomguard_guardstate SET version=1, status='armed', identity='life0', active='g0', standby='', "
+            "standby_until=NULL, building='', builder='', builder_seen_at=NULL, host='', fenced_at=NULL, reason=''"
+        )
+
+    def process(self, host: str) -> Process:
+        """The host's process; a new one if the last was killed."""
+        process = self.processes.get(host)
+        if process is None or process.dead:
+            process = self.new_process(host)
+        return process
+
+    def new_process(self, host: str) -> Process:
+        """A process that knows nothing yet."""
+        self._pids += 1
+        made = self.processes[host] = Process(self, host, self._pids)
+        return made
+
+    def counts_adds(self) -> bool:
+        """Whether a key that seems to be there is added all the same."""
+        return self.counted
+
+    def running(self) -> Process:
+        """The process of the agent that runs."""
+        process: Process = self.scheduler.current.process
+        return process
+
+    def new_name(self) -> str:
+        self._names += 1
+        return f"g{self._names}"
+
+    def new_life(self) -> str:
+        self._lives += 1
+        return f"life{self._lives}"
+
+    def ask(self, process: Process, key: int) -> Decision:
+        """Ask for ``key`` as a request does, and hold the answer against what was committed when it began."""
+        committed = self.database.rows.get(key)
+        self.scheduler.note("asks for", key)
+        decision = process.guard.live.ask(KEYS[key])
+        self.scheduler.note("hears of", key, decision.reason)
+        self.counts[decision.reason] += 1
+        if decision.verdict is Verdict.ABSENT and committed is not None and self.database.rows.get(key) == committed:
+            raise FalseNotFound(f"row {key} was there all the time, and was answered 404")
+        return decision
+
+
+def prepare() -> None:
+    """The table of state rows with the guard's row, in memory; once a process."""
+    connection = connections["default"]
+    connection.ensure_connection()
+    with connection.schema_editor() as editor:
+        editor.create_model(GuardState)
+    GuardState.objects.create(name=GUARD.name)
