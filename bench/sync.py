@@ -209,10 +209,10 @@ class Site:
         row, other = self.guarded["file"].objects, self.other.objects
         table = self.other._meta.db_table
 
-        def raw(sql: str) -> Work:
+        def raw(sql: str, *parameters: str) -> Work:
             def run() -> None:
                 with self.connection.cursor() as cursor:
-                    cursor.execute(sql)
+                    cursor.execute(sql, parameters)
 
             return run
 
@@ -221,7 +221,7 @@ class Site:
             | self.both("other table, INSERT by the ORM", lambda: other.create(name="a row"))
             | self.both("other table, UPDATE by the ORM", lambda: other.filter(pk=77).update(name="b"))
             | self.both("raw SELECT", raw("SELECT 1"), times=4 * BATCH)
-            | self.both("other table, raw INSERT", raw(f"INSERT INTO {table} (name) VALUES ('x')"))
+            | self.both("other table, raw INSERT", raw(f"INSERT INTO {table} (name) VALUES (%s)", "x"))
         )
 
 

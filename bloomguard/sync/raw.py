@@ -34,8 +34,8 @@ _HARMLESS = frozenset(
 #: How the ORM and the schema editors write.
 _USUAL = re.compile(r'(?:INSERT INTO|UPDATE) (["`])([^"`.]+)\1 (?:\(|SET )')
 
-#: Texts of the usual kind that write to other tables: the ORM sends few, with marks for the values. To look at one
-#: takes a microsecond, to find it here a twentieth.
+#: Texts that write to other tables: there are few, with marks for the values. To look at one takes a microsecond, to
+#: find it here a twentieth.
 _passed: set[str] = set()
 _PASSED_TEXTS, _PASSED_LENGTH = 1_000, 1_000
 
@@ -91,6 +91,8 @@ def watch(execute: Execute, sql: Any, params: Any, many: bool, context: dict[str
                 return execute(sql, params, many, context)
         lower = sql.lower()
         if not any(name in lower for name in _tables):
+            if params:  # without, each has another text
+                _pass(sql)
             return execute(sql, params, many, context)
     written = _written(sql, context["connection"])
     if not written:
