@@ -36,31 +36,27 @@ class Thing:
 def counting() -> Seconds:
     """Seconds that ``CALLS`` calls take bare, and with what is done to count one request."""
     from bloomguard import counts
+    from bloomguard.guards import Guard
     from bloomguard.outcomes import blocked
     from bloomguard.verdicts import ABSENT, MAYBE, Decision
 
     guard, request = Thing(), Thing()
     guard.tallies = counts.Counts().of("city")
+    count = Guard._count
 
     def bare(decision: Decision) -> Decision:
         return decision
 
     def a_pass(decision: Decision) -> Decision:
         began = perf_counter_ns() if counts.drawn() else 0  # as Guard.decide does it
-        if decision is not None:
-            guard.tallies[decision.reason]()
-            if began:
-                guard.tallies.time(began)
+        decision = count(guard, decision, began)  # type: ignore[arg-type]
         if decision is MAYBE:  # and the middleware
             request.bloomguard_maybe = guard  # type: ignore[attr-defined]
         return decision
 
     def a_block(decision: Decision) -> Decision:
         began = perf_counter_ns() if counts.drawn() else 0
-        if decision is not None:
-            guard.tallies[decision.reason]()
-            if began:
-                guard.tallies.time(began)
+        decision = count(guard, decision, began)  # type: ignore[arg-type]
         blocked(guard, request)  # type: ignore[arg-type]
         return decision
 

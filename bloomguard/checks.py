@@ -27,6 +27,7 @@ from .stores import stores
 
 TAG = "bloomguard"
 SYNCS = ("statements", "signals")
+MODES = ("enforce", "shadow")
 KINDS = ("auto", "bloom", "bitmap", "cuckoo")
 
 #: Databases whose usual collation takes different texts for equal.
@@ -181,7 +182,11 @@ def _guard(guard: Guard) -> Iterator[CheckMessage]:
         )
     if guard.sync not in SYNCS:
         yield error(12, f"sync is {guard.sync!r}", f"Take one of {', '.join(SYNCS)}.")
-    elif guard.sync == "signals":
+    if guard.mode not in MODES:
+        yield error(
+            14, f"mode is {guard.mode!r}, so every request passes", f"Take one of {', '.join(map(repr, MODES))}."
+        )
+    if guard.sync == "signals":
         yield Warning(
             f"the guard {guard.name!r} follows signals alone: bulk_create, QuerySet.update, "
             "raw SQL and migrations write past it, and under autocommit a row is seen before its filter has it.",

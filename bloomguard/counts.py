@@ -24,6 +24,8 @@ BLOCKED = "blocked"
 SPARED = "spared"
 #: A guard said MAYBE, and then there was nothing.
 FALSE_POSITIVE = "false positive"
+#: A request to a guard in shadow mode would have been answered 404, and one of these that the site had a page for.
+WOULD_BLOCK, WOULD_HARM = "would-be 404", "would-be false 404"
 #: How many checks were timed, and what they took together.
 TIMED, MICROSECONDS = "timed", "microseconds"
 
@@ -39,9 +41,10 @@ UNKNOWNS = (
     "untrusted",
     "error",
     FALSE_ABSENCE,
+    "shadow",
 )
 #: What is kept in stores, in the order of their columns: a new name goes to the end.
-NAMES = (*ABSENCES, "maybe", *UNKNOWNS, BLOCKED, SPARED, FALSE_POSITIVE, TIMED, MICROSECONDS)
+NAMES = (*ABSENCES, "maybe", *UNKNOWNS, BLOCKED, SPARED, FALSE_POSITIVE, WOULD_BLOCK, WOULD_HARM, TIMED, MICROSECONDS)
 
 #: One check in so many is timed.
 EVERY = 128
@@ -49,14 +52,17 @@ EVERY = 128
 _SAMPLES = 10_000
 
 
-def _draws() -> Callable[[], bool]:
-    # From a place of each process's own: one that is replaced after a few requests still times some.
-    place = random.SystemRandom().randrange(EVERY)
-    return cycle([number == place for number in range(EVERY)]).__next__
+def one_in(every: int) -> Callable[[], bool]:
+    """A function that says yes once in so many times; it takes some 20 ns.
+
+    From a place of each process's own: of many that are replaced after a few requests, some still say it.
+    """
+    place = random.SystemRandom().randrange(every)
+    return cycle([number == place for number in range(every)]).__next__
 
 
 #: ``drawn()``: whether to time this check.
-drawn: Callable[[], bool] = _draws()
+drawn: Callable[[], bool] = one_in(EVERY)
 
 
 class Tallies(dict[str, Callable[[], object]]):

@@ -16,7 +16,7 @@ from django.urls import Resolver404, ResolverMatch, resolve
 from django.utils import translation
 
 from .discovery import NotFound, kwargs_of_decorator
-from .exceptions import BloomguardError, ConfigurationError
+from .exceptions import BloomguardError
 from .filters import FilterError
 from .frontdoor import is_certain
 from .guards import Guard, registry
@@ -27,7 +27,7 @@ from .needs import opened
 from .patterns import Pattern
 from .routes import NO_ID, RouteTable, table_for
 from .sync.state import LEASE_SECONDS
-from .verdicts import Verdict
+from .verdicts import ERROR, OUT_OF_RANGE, UNKEYABLE, Decision, Verdict
 
 #: What the reasons of decisions mean, and what mends it.
 MEANING = {
@@ -41,7 +41,9 @@ MEANING = {
     "identity": "the filter lies in another store, or in this one before a restart; run rebuild_filter",
     "unreachable": "the store does not answer",
     "untrusted": "the filter is damaged, or was built for another definition or SECRET_KEY; run rebuild_filter",
-    "error": "an error of bloomguard's own, which is logged",
+    "shadow": 'the filter does not have it, and mode = "shadow" lets it pass',
+    "false absence": "the database has it, though the filter does not; run rebuild_filter",
+    "error": "an error of bloomguard's own",
 }
 
 
@@ -130,9 +132,9 @@ def _answer(row: Row, table: RouteTable, pattern: Pattern, match: ResolverMatch,
     guard = registry[row.guard]
     value = _value(row, table, pattern, match)
     began = time.perf_counter()
-    decision = guard.decide(value)
+    decision, error = _decide(guard, value)
     first_us, began = _us_since(began), time.perf_counter()
-    decision = guard.decide(value)
+    decision, error = _decide(guard, value)
     again_us = _us_since(began)
     lease_seconds = _lease_seconds(guard)
     generation, state, identity, fault = _look_at(guard)
@@ -153,11 +155,23 @@ def _answer(row: Row, table: RouteTable, pattern: Pattern, match: ResolverMatch,
         identity=identity,
         generation=generation,
         state=state,
-        fault=fault,
+        fault=error or fault,
         lease_seconds=lease_seconds,
         first_us=first_us,
         again_us=again_us,
     )
+
+
+def _decide(guard: Guard, value: Any) -> tuple[Decision, str]:
+    """What :meth:`Guard.decide` says, neither counted nor held against the database, and the error behind it."""
+    try:
+        return guard.live.ask(guard.keys.key(value)), ""
+    except Unkeyable:
+        return UNKEYABLE, ""
+    except OutOfRange:
+        return OUT_OF_RANGE, ""
+    except Exception as error:
+        return ERROR, f"{type(error).__name__}: {error}"
 
 
 def _value(row: Row, table: RouteTable, pattern: Pattern, match: ResolverMatch) -> Any:
@@ -192,7 +206,7 @@ def _outcome(row: Row, table: RouteTable, pattern: Pattern, method: str, verdict
 def _key(guard: Guard, value: Any) -> str:
     try:
         return guard.keys.key(value).hex()
-    except (Unkeyable, OutOfRange, ConfigurationError, TypeError, ValueError):
+    except Exception:  # whose reason the verdict gives
         return ""
 
 

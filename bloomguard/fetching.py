@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from asgiref.sync import sync_to_async
@@ -16,6 +16,7 @@ from .verdicts import ERROR, Decision, Verdict
 
 if TYPE_CHECKING:
     from .counts import Tallies
+    from .keys import KeyMaker
     from .live import LiveFilter
 
 V = TypeVar("V")
@@ -38,7 +39,10 @@ class Fetching:
         def fields(self) -> tuple[models.Field[Any, Any], ...]: ...
         def decide(self, value: Any) -> Decision: ...
         def decide_now(self, value: Any) -> Decision | None: ...
-        def _decide(self, value: Any, ask: Callable[[bytes], Decision | None]) -> Decision | None: ...
+        def _undecided(self, error: Exception) -> Decision: ...
+        @property
+        def keys(self) -> KeyMaker: ...
+        def _concluded(self, value: Any, decision: Decision) -> Decision: ...
         def _say_once(self, error: Exception) -> None: ...
         def rows(self) -> models.QuerySet[Any]: ...
 
@@ -69,17 +73,20 @@ class Fetching:
     def decide_many(self, values: Sequence[Any]) -> list[Decision]:
         """The verdict on each of ``values`` with its reason, in their order and in one trip to the store."""
         keys: list[bytes] = []
-        decided = [self._decide(value, keys.append) for value in values]  # None where the store has to be asked
+        decided: list[Decision | None] = []  # None where the store has to be asked
+        for value in values:
+            try:
+                keys.append(self.keys.key(value))
+                decided.append(None)
+            except Exception as error:
+                decided.append(self._undecided(error))
         try:
             answers = iter(self.live.ask_many(keys))
         except Exception as error:
             self._say_once(error)
             answers = iter([ERROR] * len(keys))
-        return [self._counted(next(answers)) if decision is None else decision for decision in decided]
-
-    def _counted(self, decision: Decision) -> Decision:
-        self.tallies[decision.reason]()
-        return decision
+        decisions = [next(answers) if decision is None else decision for decision in decided]
+        return [self._concluded(value, decision) for value, decision in zip(values, decisions)]
 
     def filter_existing(self, values: Iterable[V]) -> list[V]:
         """Those of ``values`` that may exist, in their order; all of them where nothing can be said. Never raises."""

@@ -12,6 +12,7 @@ from array import array
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone
+from math import ceil
 
 from .counts import ABSENCES, BLOCKED, FALSE_POSITIVE, MICROSECONDS, NAMES, SPARED, TIMED, UNKNOWNS
 from .exceptions import BloomguardError
@@ -98,7 +99,7 @@ def read_many(guards: Iterable[Guard], start: datetime, end: datetime, step: int
         raise ValueError(f"step is {step!r}; it has to be a number of seconds that are whole minutes")
     unit = HOUR if step % HOUR == 0 else MINUTE
     first = int(start.timestamp()) // unit
-    length = max(0, -(-(int(end.timestamp()) - first * unit) // step))
+    length = max(0, ceil((end.timestamp() - first * unit) / step))
     rows = range(first, first + length * step // unit)
     # Of what is older nothing is kept, however long the time that was asked for.
     oldest = max(rows.start, rows.stop - KEPT_SECONDS[unit] // unit - ROWS)

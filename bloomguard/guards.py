@@ -28,7 +28,7 @@ from .fetching import Fetching
 from .filters.kinds import KINDS
 from .keys import KeyMaker, OutOfRange, Unkeyable
 from .live import LiveFilter
-from .verdicts import ABSENT, ERROR, OUT_OF_RANGE, UNKEYABLE, Decision, Verdict
+from .verdicts import ABSENT, ERROR, OUT_OF_RANGE, SHADOW, UNKEYABLE, Decision, Verdict
 
 __all__ = ["Guard", "Verdict", "guards", "register", "registry"]
 
@@ -49,9 +49,10 @@ class Guard(Fetching, CacheAside):
     follow from the lookup. ``filter`` is ``"bloom"``, ``"bitmap"`` (exact, for integers and dates), ``"cuckoo"``, or
     ``"auto"``: the bitmap where it is the smaller one, else Bloom. ``alive`` says which rows exist for the public
     (soft delete). ``sync`` is ``"statements"`` (every write of the ORM) or ``"signals"`` (``save()`` alone, and not
-    before the commit). ``capacity`` counts rows; by default a rebuild leaves room for half as many again as there are.
-    A view that demands a login is not answered for before that, for a 404 would tell strangers which IDs exist;
-    ``before_login`` allows it.
+    before the commit). ``mode`` is ``"enforce"``, or ``"shadow"``: then every request passes, and what would have been
+    a false 404 is counted. ``capacity`` counts rows; by default a rebuild leaves room for half as many again as
+    there are. A view that demands a login is not answered for before that, for a 404 would tell strangers which IDs
+    exist; ``before_login`` allows it.
     """
 
     name: str = ""
@@ -63,6 +64,7 @@ class Guard(Fetching, CacheAside):
     alive: Q = Q()
     store: str = "default"
     sync: str = "statements"
+    mode: str = "enforce"
     methods: Sequence[str] = ("GET", "HEAD")
     before_login: bool = False
 
@@ -184,37 +186,57 @@ class Guard(Fetching, CacheAside):
         May read the state rows, at most once a second and process.
         """
         began = perf_counter_ns() if counts.drawn() else 0
-        decision = self._decide(value, lambda key: self.live.ask(key)) or ERROR
-        if decision is ABSENT and (self._owes_check or spot_checks.drawn()):
-            self._owes_check = False
-            decision, began = spot_checks.checks.check(self, value), 0
-        return self._count(decision, began)
+        try:
+            decision = self.live.ask(self.keys.key(value))
+        except Exception as error:
+            decision = self._undecided(error)
+        if began:
+            self.tallies.time(began)
+        return self._concluded(value, decision)
 
     def decide_now(self, value: Any) -> Decision | None:
         """The same without waiting; ``None`` if that needs the state rows, or a filter, read first."""
         began = perf_counter_ns() if counts.drawn() else 0
-        decision = self._decide(value, lambda key: self.live.ask_now(key))
-        if decision is ABSENT and spot_checks.drawn():
+        try:
+            decision = self.live.ask_now(self.keys.key(value))
+        except Exception as error:
+            decision = self._undecided(error)
+        if decision is None:
+            return None
+        if decision is ABSENT and (spot_checks.checks.is_due(self) if self.is_shadow else spot_checks.drawn()):
             self._owes_check = True  # by whoever asks next, where waiting is allowed
             return None
-        return None if decision is None else self._count(decision, began)
-
-    def _decide(self, value: Any, ask: Callable[[bytes], Decision | None]) -> Decision | None:
-        try:
-            return ask(self.keys.key(value))
-        except Unkeyable:
-            return UNKEYABLE
-        except OutOfRange:
-            return OUT_OF_RANGE
-        except Exception as error:
-            self._say_once(error)
-            return ERROR
-
-    def _count(self, decision: Decision, began: int) -> Decision:
-        self.tallies[decision.reason]()
         if began:
             self.tallies.time(began)
+        if decision.verdict is Verdict.ABSENT and self.is_shadow:
+            decision = SHADOW
+        self.tallies[decision.reason]()
         return decision
+
+    def _undecided(self, error: Exception) -> Decision:
+        """What a value is that no key could be made of, or nobody could be asked for."""
+        if isinstance(error, Unkeyable):
+            return UNKEYABLE
+        if isinstance(error, OutOfRange):
+            return OUT_OF_RANGE
+        self._say_once(error)
+        return ERROR
+
+    def _concluded(self, value: Any, decision: Decision) -> Decision:
+        """Count a decision. Now and then an absence is held against the database; a shadow keeps it to itself."""
+        if decision.verdict is Verdict.ABSENT:
+            if decision is ABSENT and (self.is_shadow or self._owes_check or spot_checks.drawn()):
+                self._owes_check = False
+                decision = spot_checks.checks.check(self, value)
+            if self.is_shadow and decision.verdict is Verdict.ABSENT:
+                decision = SHADOW
+        self.tallies[decision.reason]()
+        return decision
+
+    @property
+    def is_shadow(self) -> bool:
+        """Whether everything passes, and is only compared with what the guard would have answered."""
+        return self.mode != "enforce"
 
     def _say_once(self, error: Exception) -> None:
         if type(error) not in self._failures:

@@ -13,6 +13,7 @@ from .guards import Guard
 from .outcomes import ablocked, blocked, settle
 from .responses import not_found, not_found_now
 from .routes import Decide, GuardedRoute, absent, absent_in_view
+from .shadow import Shadow
 from .telling import noting, tell
 
 GetResponse = Callable[[HttpRequest], HttpResponseBase | Awaitable[HttpResponseBase]]
@@ -35,7 +36,7 @@ class BloomGuardMiddleware:
     def __call__(self, request: HttpRequest) -> HttpResponseBase | Awaitable[HttpResponseBase]:
         if self._async:
             return self._acall(request)
-        guard = absent(request, self._noting(request, Guard.decide))
+        guard = absent(request, noting(request, Guard.decide) if self._tells else Guard.decide)
         response: HttpResponseBase
         if isinstance(guard, Guard):
             blocked(guard, request)
@@ -44,6 +45,8 @@ class BloomGuardMiddleware:
             response = self.get_response(request)  # type: ignore[assignment]
             if response.status_code == 404 and (by_view := settle(request)):
                 blocked(by_view, request)
+            if isinstance(guard, Shadow):
+                guard.compare(response.status_code)
         return tell(request, response) if self._tells else response
 
     async def _acall(self, request: HttpRequest) -> HttpResponseBase:
@@ -60,6 +63,8 @@ class BloomGuardMiddleware:
             response = await self.get_response(request)  # type: ignore[misc]
             if response.status_code == 404 and (by_view := settle(request)):
                 await ablocked(by_view, request)
+            if isinstance(guard, Shadow):
+                await sync_to_async(guard.compare, thread_sensitive=False)(response.status_code)
         return tell(request, response) if self._tells else response
 
     def _noting(self, request: HttpRequest, decide: Decide) -> Decide:
@@ -68,7 +73,7 @@ class BloomGuardMiddleware:
     # By now it is known who asks and which view it is: for views that demand a login, or make their own 404.
 
     def _view(self, request: HttpRequest, view: Any, args: Any, kwargs: Any) -> HttpResponseBase | None:
-        route = absent_in_view(request, view, kwargs, self._noting(request, Guard.decide))
+        route = absent_in_view(request, view, kwargs, noting(request, Guard.decide) if self._tells else Guard.decide)
         if not isinstance(route, GuardedRoute):
             return None
         if route.needs_login and not (hasattr(request, "user") and request.user.is_authenticated):

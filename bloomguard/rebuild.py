@@ -9,12 +9,10 @@ Until it is published the former generation answers; whatever stops the rebuild,
 from __future__ import annotations
 
 import logging
-import os
 import secrets
 import socket
 import time
 from collections.abc import Callable, Sequence
-from datetime import timedelta
 from typing import Any
 
 from django.db import DatabaseError, connections
@@ -22,6 +20,7 @@ from django.utils import timezone
 
 from . import standby
 from .barrier import wait_for_writers
+from .builders import myself, refuse_if_alive
 from .exceptions import BuilderBusy, ConfigurationError, RebuildError, StoreError
 from .filling import fill
 from .filters import FilterError
@@ -29,7 +28,6 @@ from .filters.choose import KeysSummary
 from .filters.codec import new_tag
 from .filters.layout import Layout
 from .guards import Guard
-from .models import GuardState
 from .plans import Plan, Report, lay_out
 from .proof import Proof
 from .signals import generation_published, tell
@@ -41,8 +39,6 @@ logger = logging.getLogger("bloomguard")
 
 #: Every process has read a row that was committed this long ago, or answers nothing.
 SETTLE_SECONDS = 2 * LEASE_SECONDS
-#: A builder that has not been heard of for this long is dead.
-DEAD_AFTER_SECONDS = 60.0
 _BEAT_SECONDS = 10.0
 
 Progress = Callable[[int, int], None]
@@ -128,7 +124,7 @@ class Rebuild:
         if not seen.active or seen.identity == self.store.identity:
             return False
         if seen.building:
-            self._refuse_if_alive(seen)
+            refuse_if_alive(self.table, seen)
         # It may be fenced already, by somebody who was faster than we are by less than a lease: we wait in any case.
         self.table.fence(self.guard.name, self._takeover(seen))
         self._replaced = seen.active
@@ -162,7 +158,7 @@ class Rebuild:
         # row is either not on that list, or the row is no longer as we read it and we are the one to give way.
         seen = self.table.current(self.guard.name)
         if seen.building:
-            self._refuse_if_alive(seen)
+            refuse_if_alive(self.table, seen)
         self._seen, self._lying = seen, self.store.names(self.guard.name)
         self._name = secrets.token_hex(12)
         self._generation = self.store.create(self.guard.name, self._name, layout)
@@ -244,7 +240,7 @@ class Rebuild:
         """Name the new generation in the row: from its next look at the row on, every writer writes to it as well."""
         changes = {
             "building": self._name,
-            "builder": f"{socket.gethostname()}/{os.getpid()}",
+            "builder": myself(),
             "builder_seen_at": timezone.now(),
         }
         identity = self.store.identity
@@ -267,19 +263,6 @@ class Rebuild:
     def _refuse_transaction(self) -> None:
         if connections[self.source.using].in_atomic_block:
             raise RebuildError("a rebuild inside a transaction would not see what others commit; call it outside")
-
-    def _refuse_if_alive(self, seen: State) -> None:
-        host, _, pid = seen.builder.rpartition("/")
-        row = GuardState.objects.using(self.table.connection.alias).get(name=seen.name)
-        silent = timezone.now() - (row.builder_seen_at or timezone.now())
-        dead = silent > timedelta(seconds=DEAD_AFTER_SECONDS)
-        if host == socket.gethostname() and not _runs(int(pid)):
-            dead = True
-        if not dead:
-            raise BuilderBusy(
-                f"{seen.name} is being built by process {pid} on {host}, heard of {silent.total_seconds():.0f} s ago; "
-                "run it again later"
-            )
 
     def _fill(self, generation: Generation, expected: int) -> int:
         """Scan and add; returns the number of rows."""
@@ -372,16 +355,6 @@ def run_all(rebuilds: Sequence[Rebuild], sleep: Callable[[float], None] = time.s
             one.withdraw()
         raise
     return [outcomes[one] for one in rebuilds]
-
-
-def _runs(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
 
 
 def roll_back_all(guards: Sequence[Guard], sleep: Callable[[float], None] = time.sleep) -> list[State | RebuildError]:

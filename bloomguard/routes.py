@@ -25,8 +25,9 @@ from .exceptions import ConfigurationError
 from .guards import AUTO, Guard, registry
 from .keys import OutOfRange, Unkeyable
 from .patterns import Pattern, patterns, rivals
+from .shadow import Shadow
 from .spare import Lookup, spared
-from .verdicts import MAYBE, Decision, Verdict
+from .verdicts import MAYBE, SHADOW, Decision, Verdict
 
 logger = logging.getLogger("bloomguard")
 
@@ -212,12 +213,15 @@ class Index:
         self._by_prefix: dict[str, list[GuardedRoute]] = {}
         for route in routes:
             self._by_prefix.setdefault(route.prefix, []).append(route)
-        self._depths = range(max((prefix.count("/") for prefix in self._by_prefix), default=0))
+        depths = [prefix.count("/") for prefix in self._by_prefix]
+        # Hardly a route begins with an ID, so most paths need not be looked at that soon.
+        self._first = 0 if 1 in depths else 1
+        self._depths = range(self._first, max(depths, default=0))
 
     def candidates(self, path: str) -> list[GuardedRoute]:
         """Routes that ``path`` may belong to: those whose prefix it has."""
         found: list[GuardedRoute] = []
-        end = 0
+        end = self._first
         for _ in self._depths:
             end = path.find("/", end) + 1
             if not end:
@@ -281,8 +285,8 @@ setting_changed.connect(_follow_settings, dispatch_uid="bloomguard.routes")
 Decide = Callable[[Guard, Any], Decision | None]
 
 
-def absent(request: HttpRequest, decide: Decide) -> Guard | bool | None:
-    """The guard that knows for certain that ``request`` asks for what does not exist.
+def absent(request: HttpRequest, decide: Decide) -> Guard | Shadow | bool | None:
+    """The guard that knows for certain that ``request`` asks for what does not exist; a shadow of it passes as well.
 
     ``None`` lets the request pass; ``False`` says that ``decide`` could not tell without the database. Never raises.
     """
@@ -305,6 +309,8 @@ def absent(request: HttpRequest, decide: Decide) -> Guard | bool | None:
                 request.bloomguard_maybe = route  # type: ignore[attr-defined]
             elif decision.verdict is Verdict.ABSENT and _confirmed(request, urlconf, route, asked, decide):
                 return route.guard
+            if decision is SHADOW and _confirmed(request, urlconf, route, asked, decide):
+                return Shadow(route.guard, asked)
     except Exception as error:
         _say_once(error)
     return None
@@ -361,7 +367,7 @@ def _confirmed(request: HttpRequest, urlconf: Any, route: GuardedRoute, asked: A
             return False
         if not _same_key(route.guard, value, asked):
             decision = decide(route.guard, value)
-            if decision is None or decision.verdict is not Verdict.ABSENT:
+            if decision is None or (decision.verdict is not Verdict.ABSENT and decision is not SHADOW):
                 return False
     return route.guard.applies(request)
 

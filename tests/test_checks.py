@@ -67,6 +67,7 @@ def only():
         (Product, {"lookup": ()}, "E001", "lookup is ()", "the model has id, name"),
         (Product, {"routes": ["prodcut"]}, "E002", "no URL pattern named 'prodcut'", "Did you mean 'product'"),
         (Product, {"routes": ["xyzzy"]}, "E002", "no URL pattern named 'xyzzy'", "Named patterns are "),
+        (Product, {"mode": "shade"}, "E014", "mode is 'shade'", "'enforce', 'shadow'"),
         (Product, {"routes": "product"}, "E002", "routes is the text 'product'", "routes = ['product']"),
         (Product, {"routes": ["article"]}, "E002", "captures slug", "routes = {'route': 'kwarg'}"),
         (Product, {"routes": {"product": "number"}}, "E002", "none of it is number", "routes = {'route': 'kwarg'}"),

@@ -60,7 +60,8 @@ def test_the_order_of_the_columns_is_for_good():
     """Figures lie in stores by column: a name never moves."""
     assert counts.NAMES == (
         "absent", "out of range", "maybe", "unkeyable", "cold", "fenced", "lease", "identity", "unreachable",
-        "untrusted", "error", "false absence", "blocked", "spared", "false positive", "timed", "microseconds",
+        "untrusted", "error", "false absence", "shadow", "blocked", "spared", "false positive",
+        "would-be 404", "would-be false 404", "timed", "microseconds",
     )  # fmt: skip
 
 

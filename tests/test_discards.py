@@ -16,7 +16,7 @@ from bloomguard.guards import Guard, Verdict
 from bloomguard.rebuild import Rebuild
 from bloomguard.sync import discards
 
-from . import database
+from . import database, servers
 from .conftest import forget
 from .guarding import registered
 from .shop.models import Article, Bundle, Place, Product
@@ -63,10 +63,14 @@ def atomic() -> Any:
 
 
 @on_one_database
-@pytest.mark.parametrize("store", ["memory.MemoryStore", "file.FileStore"])
+@pytest.mark.parametrize("store", ["memory.MemoryStore", "file.FileStore", "redis.RedisStore"])
 def test_created_deleted_and_restored(store, made, settings, tmp_path, django_assert_num_queries):
     """A row is MAYBE while it is there, ABSENT and without a query once it is deleted, MAYBE as soon as it is back."""
-    options = {"path": tmp_path / "other"} if "file" in store else {}
+    options: dict[str, Any] = {}
+    if store == "file.FileStore":
+        options = {"path": tmp_path / "other"}
+    elif store == "redis.RedisStore":
+        options = {"url": servers.valkey(), "connect_timeout": 5, "read_timeout": 5, "add_timeout": 5}
     settings.BLOOMGUARD = {"STORES": {"default": {"BACKEND": f"bloomguard.stores.{store}", "OPTIONS": options}}}
     forget()
     guard = made(Product)

@@ -10,10 +10,13 @@ from django.core.management import CommandError, call_command
 from django.test import AsyncClient, Client
 from django.urls import path
 
+from bloomguard import verdicts
+from bloomguard.counts import counts
+from bloomguard.explain import MEANING
 from bloomguard.guards import registry
 from tests.guarding import registered, urlconf
 from tests.shop import features, views
-from tests.shop.models import Place, Product
+from tests.shop.models import Article, Place, Product
 
 
 @pytest.fixture
@@ -71,14 +74,15 @@ def test_the_key_and_what_it_was_held_against_are_shown(shop, capsys):
 
 
 def test_it_changes_nothing(shop, capsys, django_assert_num_queries):
-    """Neither the row nor the filter is another one afterwards, and the guarded table is not asked."""
+    """The row is none other afterwards, the guarded table is not asked, and the figures do not count it."""
     table = registry["product"].live.table
-    before = table.current("product")
+    before, counted = table.current("product"), counts.read()
     with django_assert_num_queries(1) as queries:  # the state row
         told(capsys, "/products/8/")
 
     assert "bloomguard_guardstate" in queries.captured_queries[0]["sql"]
     assert table.current("product") == before
+    assert counts.read() == counted
 
 
 def test_a_guard_of_several_fields(build, capsys, settings):
@@ -89,6 +93,13 @@ def test_a_guard_of_several_fields(build, capsys, settings):
     [there], [gone] = (explained(capsys, f"/places/{code}/ulm/")["guards"] for code in ("DE", "FR"))
     assert (there["value"], there["verdict"], gone["verdict"]) == ("('DE', 'ulm')", "maybe", "absent")
     assert there["lookup"] == "country, slug"
+
+
+def test_every_reason_has_a_meaning():
+    """Whatever a guard may answer is put in words."""
+    reasons = {decision.reason for decision in vars(verdicts).values() if isinstance(decision, verdicts.Decision)}
+
+    assert set(MEANING) == reasons
 
 
 @pytest.mark.parametrize(
@@ -138,6 +149,20 @@ def test_before_the_first_build(fresh, transactional_db, capsys):
 
     assert "verdict     unknown: there is no filter yet; run rebuild_filter" in said
     assert "fault       there is no state row" in said
+
+
+def test_an_error_is_shown(shop, capsys):
+    """A guard whose own code fails passes requests, and the operator sees why."""
+
+    def normalize(self, value):
+        raise RuntimeError("a mistake in normalize")
+
+    with registered(Article, name="broken", lookup="slug", routes=["article"], normalize=normalize):
+        found = explained(capsys, "/articles/ulm/")
+
+    [broken] = [answer for answer in found["guards"] if answer["guard"] == "broken"]
+    assert (broken["verdict"], broken["reason"]) == ("unknown", "error")
+    assert broken["fault"] == "RuntimeError: a mistake in normalize"
 
 
 def test_a_fenced_guard_says_why(shop, capsys):

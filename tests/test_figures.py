@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import io
 import json
 import os
 import re
@@ -462,3 +463,31 @@ def test_servers_bring_their_figures_when_they_end(shop, start, server):
             connection.close()
 
     assert eventually(lambda: now().total("blocked"), 10) == 10
+
+
+def test_a_project_without_guards_is_told_how_to_have_one(memory, monkeypatch):
+    """Nothing registered: no empty table, but where to register."""
+    from bloomguard.guards import Registry
+    from bloomguard.management.commands import filter_stats
+
+    monkeypatch.setattr(filter_stats, "registry", Registry())
+    with pytest.raises(CommandError, match=r"no guard: register one in an app's guards\.py"):
+        call_command("filter_stats")
+
+
+def test_a_terminal_is_cleared_between_two_looks(told, monkeypatch):
+    """Each table stands at the top of the screen; a file gets no control characters."""
+
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    def sleep(seconds):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("time.sleep", sleep)
+    screen, file = Terminal(), io.StringIO()
+    call_command("filter_stats", "product", "--watch", stdout=screen)
+    call_command("filter_stats", "product", "--watch", stdout=file)
+
+    assert screen.getvalue().removeprefix("\x1b[H\x1b[2J") == file.getvalue()

@@ -10,12 +10,14 @@ from asgiref.sync import async_to_sync
 from django.db import transaction
 from django.test import AsyncClient, Client
 
-from bloomguard import rebuild, signals
+from bloomguard import rebuild, signals, spot_checks
 from bloomguard.guards import guards
 from bloomguard.models import GuardState
 from bloomguard.sync import state
+from bloomguard.verify import Verification
 from tests.front import Asgi, Wsgi
 from tests.shop.models import Product
+from tests.test_verify import insert_unseen
 
 #: What Django's signals hand over beside what is ours.
 DJANGOS = {"signal", "sender"}
@@ -166,3 +168,23 @@ def test_a_failing_receiver_lets_the_write_commit(shop, clock, monkeypatch):
 
     assert [each["name"] for each in sent] == ["product"]
     assert Product.objects.filter(pk=9).exists()
+
+
+@pytest.mark.parametrize("fails", [None, ValueError("a receiver of somebody's")], ids=["", "failing"])
+@pytest.mark.parametrize("by", ["a spot check", "a verification"])
+def test_a_false_absence_is_told(shop, clock, monkeypatch, fails, by):
+    """A row that no sync saw is told with its ID, whoever finds it; the request passes, and the guard is fenced."""
+    insert_unseen("shop_product", id=5_000, name="x")
+    monkeypatch.setattr(spot_checks, "drawn", spot_checks.always)
+    monkeypatch.setattr(spot_checks, "checks", spot_checks.SpotChecks())
+
+    with listening(signals.false_negative_found, fails=fails) as sent:
+        if by == "a spot check":
+            assert Client().get("/products/5000/").status_code == 200
+        else:
+            assert Verification(guards["product"]).run().missing == 1
+
+    assert [(each["sender"], each["guard"], each["value"]) for each in sent] == [
+        (type(guards["product"]), guards["product"], 5_000)
+    ]
+    assert GuardState.objects.get(name="product").status == "fenced"

@@ -12,7 +12,7 @@ import pytest
 from django.db import OperationalError, connections, transaction
 from django.utils import timezone
 
-from bloomguard import filling, rebuild, sources
+from bloomguard import builders, filling, sources
 from bloomguard.exceptions import BuilderBusy, RebuildError, StoreError
 from bloomguard.guards import Guard, registry
 from bloomguard.live import LiveFilter
@@ -611,7 +611,7 @@ def test_a_process_of_another_user_is_alive(monkeypatch):
 
     monkeypatch.setattr("os.kill", forbidden)
 
-    assert rebuild._runs(1)
+    assert builders._runs(1)
 
 
 def test_of_two_who_announce_at_once_one_gives_way(built, clock, monkeypatch):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import re
+from datetime import timedelta
 
 import pytest
 from django.core.management import CommandError, call_command
@@ -279,7 +280,7 @@ def test_if_needed_clears_away_what_was_kept_long_enough():
     run("product")
     run("product", "--keep-standby", "1h")
     kept = len(stores["default"].names("product"))
-    past = rebuild.timezone.now() - rebuild.timedelta(seconds=1)
+    past = rebuild.timezone.now() - timedelta(seconds=1)
     states.table.swap(states.table.current("product"), standby_until=past)
 
     run("product", "--if-needed")

@@ -52,17 +52,17 @@ def times_counted(name: str) -> int:
 
 def test_one_in_a_thousand_is_drawn(monkeypatch):
     """Each thousand absences of a process have one that is checked, at a place of the process's own."""
-    drawn = spot_checks._draws()
+    drawn = counts.one_in(spot_checks.EVERY)
     places = [number for number in range(5_000) if drawn()]
 
     assert [place - places[0] for place in places] == [0, 1_000, 2_000, 3_000, 4_000]
     assert len({next(filter(lambda number, draw=draw: draw(), itertools.count()))
-                for draw in [spot_checks._draws() for _ in range(20)]}) > 5  # fmt: skip
+                for draw in [counts.one_in(spot_checks.EVERY) for _ in range(20)]}) > 5  # fmt: skip
 
 
 def test_a_draw_costs_next_to_nothing():
     """Some 20 ns: an absence pays no more than a function call for it."""
-    drawn, nothing = spot_checks._draws(), (lambda: None)
+    drawn, nothing = counts.one_in(spot_checks.EVERY), (lambda: None)
 
     assert min(timeit.repeat(drawn, number=20_000, repeat=20)) < 3 * min(
         timeit.repeat(nothing, number=20_000, repeat=20)

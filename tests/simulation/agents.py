@@ -33,7 +33,8 @@ def writer(world: World, process: Process) -> None:
 def write(world: World, process: Process) -> None:
     """One transaction that inserts a row or two, or deletes one. Some dawdle, some are rolled back."""
     rng, database = world.rng, world.database
-    free = [key for key in range(len(KEYS)) if key not in database.rows and key not in database.touched()]
+    touched = database.touched()
+    free = [key for key in range(len(KEYS)) if key not in database.rows and key not in touched]
     deletes = rng.random() < (0.5 if world.counted else 0.4) and len(database.rows) > 3
     if not free and not deletes:
         return

@@ -19,6 +19,8 @@ def configure() -> None:
         INSTALLED_APPS=["django.contrib.contenttypes", "django.contrib.auth", "bloomguard", "tests.shop"],
         DATABASES={"default": _SQLITE, "rows": _SQLITE},
         USE_TZ=True,
+        # No other store than ours, which is never made from this.
+        BLOOMGUARD={"STORES": {"simulated": {"BACKEND": "bloomguard.stores.memory.MemoryStore"}}},
     )
     django.setup()
     logging.getLogger("bloomguard").disabled = True

@@ -220,6 +220,12 @@ class SimulatedGeneration(Generation):
     def filters(self) -> Iterable[Any]:
         return []
 
+    def read_shard(self, shard: int) -> Any:
+        raise NotImplementedError("cells are no bytes")
+
+    def merge(self, shard: int, body: memoryview) -> int:
+        raise NotImplementedError("cells are no bytes")
+
     def fill(self) -> float:
         return 0.5
 

@@ -31,10 +31,18 @@ TRAPS = ("add", "kick", "swap", "flush")
 LEASE = 0.25
 
 
+_DIRECTOR = os.getpid()
+
+
+def orphaned() -> bool:
+    """Whether the process that forked this one is gone: then there is nobody left to end it."""
+    return os.getppid() != _DIRECTOR
+
+
 class Shared:
     """What the crew knows together, and every kill leaves behind: a journal, and a few numbers for each member."""
 
-    _FIELDS = ("rows", "operations", "absents", "lost", "since", "longest", "failures")
+    _FIELDS = ("rows", "operations", "absents", "lost", "since", "longest", "failures", "late")
 
     def __init__(self) -> None:
         self.journal = mmap.mmap(-1, (WRITERS + 1) * ROWS_A_WRITER)
@@ -159,7 +167,7 @@ def write_and_ask(member: int, share_written: float) -> None:
             return add(self, *arguments, **named)
 
     LiveFilter.add = timed_add
-    while True:
+    while not orphaned():
         if random.random() < share_written:
             first = int(shared.get(member, "rows"))
             shared.set(member, "rows", first + BATCH)  # whatever becomes of these, no other row gets their keys
@@ -204,13 +212,21 @@ def build(member: int) -> None:
     from bloomguard.guards import registry
     from bloomguard.rebuild import Rebuild
 
-    while True:
+    while not orphaned():
         try:
             Rebuild(registry["product"]).run()
             shared.count(member, "rows")
         except RebuildError:
             shared.count(member, "failures")
             time.sleep(0.05)
+
+
+def keep_time(member: int) -> None:
+    """Note by how much a process that asks for nothing but to be woken up is woken too late: so busy is the machine."""
+    while not orphaned():
+        due = time.monotonic() + 0.005
+        time.sleep(0.005)
+        shared.set(member, "late", max(shared.get(member, "late"), time.monotonic() - due))
 
 
 def fork(member: int, share_written: float, hits: int = 0) -> int:
@@ -252,7 +268,12 @@ def direct(wanted: dict[str, Any], between: Callable[[int], None] = lambda kills
     if not first:
         start_with(FIRST_ROWS)
         os._exit(0)
-    os.waitpid(first, 0)
+    if os.waitpid(first, 0)[1]:
+        raise RuntimeError("the first build failed")
+    timekeeper = os.fork()
+    if not timekeeper:
+        keep_time(WRITERS)
+        os._exit(0)
     began, kills, worst = time.monotonic(), 0, 0.0
     crew = {fork(member, wanted["written"]): member for member in range(WRITERS + 1)}
     pause = wanted["seconds"] / wanted["kills"]
@@ -285,7 +306,7 @@ def direct(wanted: dict[str, Any], between: Callable[[int], None] = lambda kills
             between(kills)
         else:
             time.sleep(0.005)
-    for pid in crew:
+    for pid in (*crew, timekeeper):
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
     return {
@@ -299,6 +320,7 @@ def direct(wanted: dict[str, Any], between: Callable[[int], None] = lambda kills
         "lost": shared.total("lost"),
         "builds": int(shared.get(WRITERS, "rows")),
         "longest": round(max(worst, *(shared.get(member, "longest") for member in range(WRITERS))), 2),
+        "late": round(shared.get(WRITERS, "late"), 2),
     }
 
 

@@ -469,21 +469,24 @@ def test_a_client_class_that_spreads_keys_is_refused(settings):
             RedisStore("default", cache="shared")
 
 
-def test_the_rights_in_the_docs_suffice(server, make_store):
+@pytest.mark.parametrize("kind", ["bloom", "cuckoo"])
+def test_the_rights_in_the_docs_suffice(server, make_store, kind):
     """An ACL user with the rights that the docs name can do all that a store does."""
     text = (Path(__file__).parents[2] / "docs" / "redis.md").read_text()
-    rights = re.search(r"\*\*Rights\*\*: an ACL user needs `([^`]*)`\s+\([^)]*\) on `([^`]*)`", text)
+    rights = re.search(r"\*\*Rights\*\*: an ACL user needs `([^`]*)`\s+\([^)]*\)\s+on\s+`([^`]*)`", text)
     granted, keys = " ".join(rights[1].split()), rights[2]
     server.execute_command("ACL", "SETUSER", "guards", "reset", "on", ">secret", keys, *granted.split())
     try:
         url = servers.valkey().replace("redis://", "redis://guards:secret@")
         with closing(RedisStore("default", url=url)) as store:
-            made = store.create("city", "a", make_layout())
+            made = store.create("city", "a", make_layout(kind))
             made.add_many(np.arange(100))
+            store.open("city", "a", find).add([key(101)])
             made.seal()
             opened = store.open("city", "a", find)
             opened.add([key(100)])
 
+            assert opened.might_contain(key(101))
             assert opened.might_contain(key(5))
             assert store.names("city") == ["a"]
             assert store.check_deployed() == []

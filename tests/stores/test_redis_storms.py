@@ -214,6 +214,13 @@ def demote_and_promote(site):
     site.follow()
 
 
+def forget_scripts(site):
+    """The server forgets the scripts that change cuckoo filters, which is no harm at all."""
+    with site.primary.client() as admin:
+        admin.script_flush()
+    site.wait_for_writes()
+
+
 def flush(site):
     with site.primary.client() as admin:
         admin.flushall()
@@ -321,6 +328,14 @@ def test_a_site_weathers_a_move_of_slots(make_site):
 def test_a_site_weathers_it_fifty_times(make_site, harm):
     """Fifty times the same harm under load: 0 false 404s, 0 errors."""
     storm(make_site(Pair), [HARM[harm]] * ROUNDS)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_a_site_with_cuckoo_filters_weathers_it(make_site, monkeypatch):
+    """The same with a filter that scripts change."""
+    monkeypatch.setattr(registry["product"], "filter", "cuckoo")
+    storm(make_site(Pair), [kill_and_promote, forget_scripts] * (ROUNDS // 2))
 
 
 @pytest.mark.slow
