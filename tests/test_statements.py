@@ -199,39 +199,48 @@ def historical_model() -> Expected:
     return [("article", "historic")]
 
 
+def wait(work: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """What ``work`` gives, awaited."""
+
+    async def run() -> Any:
+        return await work(*args, **kwargs)
+
+    return async_to_sync(run)()
+
+
 def save_async() -> Expected:
     product = Product(name="a")
-    async_to_sync(product.asave)()
+    wait(product.asave)
     return [("product", product.pk)]
 
 
 def create_async() -> Expected:
-    return [("product", async_to_sync(Product.objects.acreate)(name="a").pk)]
+    return [("product", wait(Product.objects.acreate, name="a").pk)]
 
 
 def get_or_create_async() -> Expected:
-    return [("article", async_to_sync(Article.objects.aget_or_create)(slug="found")[0].slug)]
+    return [("article", wait(Article.objects.aget_or_create, slug="found")[0].slug)]
 
 
 def update_or_create_async() -> Expected:
-    async_to_sync(Article.objects.aupdate_or_create)(slug="old", defaults={"slug": "changed"})
+    wait(Article.objects.aupdate_or_create, slug="old", defaults={"slug": "changed"})
     return [("article", "changed")]
 
 
 def bulk_create_async() -> Expected:
-    made = async_to_sync(Product.objects.abulk_create)([Product(), Product()])
+    made = wait(Product.objects.abulk_create, [Product(), Product()])
     return [("product", each.pk) for each in made]
 
 
 def bulk_update_async() -> Expected:
     article = Article.objects.get(slug="old")
     article.slug = "bulky"
-    async_to_sync(Article.objects.abulk_update)([article], ["slug"])
+    wait(Article.objects.abulk_update, [article], ["slug"])
     return [("article", "bulky")]
 
 
 def update_async() -> Expected:
-    async_to_sync(Article.objects.filter(slug="old").aupdate)(slug="valued")
+    wait(Article.objects.filter(slug="old").aupdate, slug="valued")
     return [("article", "valued")]
 
 
