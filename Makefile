@@ -4,7 +4,7 @@ BIN := .venv/bin
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 
-.PHONY: help demo test lint format soak bench docs dist clean
+.PHONY: help demo test test-browser browser chromium lint format soak bench docs dist clean
 
 help: ## list the commands
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -24,6 +24,24 @@ demo: .venv/demo.installed ## attack the example site: unguarded, with null cach
 test: .venv/test.installed ## the whole suite, with coverage
 	$(BIN)/python -m pytest -n 2 -m "not slow" --cov --cov-report=term --cov-fail-under=95
 
+AXE := tests/browser/node_modules/axe-core/axe.min.js
+
+test-browser: browser ## the admin page, in a real Chromium
+	BLOOMGUARD_TEST_BROWSER=required $(BIN)/python -m pytest tests/browser
+
+browser: .venv/browser.installed $(AXE) | chromium
+
+$(AXE): tests/browser/package.json
+	cd tests/browser && npm install --silent --no-audit --no-fund --no-package-lock
+	@touch $@
+
+# Debian's, where there is none yet and we may install it.
+chromium:
+	@command -v chromium >/dev/null || command -v google-chrome >/dev/null || { \
+	  test "$$(id -u)" = 0 && command -v apt-get >/dev/null && apt-get update --quiet --quiet && \
+	  DEBIAN_FRONTEND=noninteractive apt-get install --quiet --quiet --yes --no-install-recommends chromium >/dev/null; \
+	} || { echo "install Chromium first: as root on Debian, apt-get install chromium"; exit 1; }
+
 soak: .venv/test.installed ## the long proofs
 	$(BIN)/python -m pytest -m slow --timeout=7200
 
@@ -37,9 +55,9 @@ format: .venv/lint.installed ## put the source in order
 	$(BIN)/python -m ruff check --fix .
 	$(BIN)/python -m ruff format .
 
-bench: bench-filters bench-rebuild bench-requests bench-redis bench-figures bench-sync ## every benchmark
+bench: bench-filters bench-rebuild bench-requests bench-redis bench-figures bench-admin bench-sync ## every benchmark
 
-bench-%: .venv/bench.installed ## one benchmark: bench-filters, bench-rebuild, bench-requests, bench-redis, bench-figures, bench-sync
+bench-%: .venv/bench.installed ## one benchmark: bench-filters, bench-rebuild, bench-requests, bench-redis, bench-figures, bench-admin, bench-sync
 	$(BIN)/python -m bench.$*
 
 docs: .venv/docs.installed ## these pages as HTML, in docs/_build; a warning is an error
@@ -52,6 +70,6 @@ dist: .venv/dist.installed ## wheel and sdist in dist/, checked, and the suite o
 	$(BIN)/python -m nox -s wheel
 
 clean: ## remove everything that the other commands made
-	rm -rf .venv .nox .coverage* .mypy_cache .pytest_cache .ruff_cache .hypothesis dist docs/_build bench/data demo-report.*
+	rm -rf .venv .nox tests/browser/node_modules .coverage* .mypy_cache .pytest_cache .ruff_cache .hypothesis dist docs/_build bench/data demo-report.*
 	rm -rf example_project/db.sqlite3* example_project/.bloomguard
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -27,7 +27,7 @@ from .needs import opened
 from .patterns import Pattern
 from .routes import NO_ID, RouteTable, table_for
 from .sync.state import LEASE_SECONDS
-from .verdicts import ERROR, OUT_OF_RANGE, UNKEYABLE, Decision, Verdict
+from .verdicts import ERROR, OUT_OF_RANGE, SHADOW, UNKEYABLE, Decision, Verdict
 
 #: What the reasons of decisions mean, and what mends it.
 MEANING = {
@@ -165,13 +165,15 @@ def _answer(row: Row, table: RouteTable, pattern: Pattern, match: ResolverMatch,
 def _decide(guard: Guard, value: Any) -> tuple[Decision, str]:
     """What :meth:`Guard.decide` says, neither counted nor held against the database, and the error behind it."""
     try:
-        return guard.live.ask(guard.keys.key(value)), ""
+        decision = guard.live.ask(guard.keys.key(value))
     except Unkeyable:
-        return UNKEYABLE, ""
+        decision = UNKEYABLE
     except OutOfRange:
-        return OUT_OF_RANGE, ""
+        decision = OUT_OF_RANGE
     except Exception as error:
         return ERROR, f"{type(error).__name__}: {error}"
+    is_shadow = guard.is_shadow and decision.verdict is Verdict.ABSENT
+    return SHADOW if is_shadow else decision, ""
 
 
 def _value(row: Row, table: RouteTable, pattern: Pattern, match: ResolverMatch) -> Any:

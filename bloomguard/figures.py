@@ -136,4 +136,4 @@ def _take(page: Page, cells: array[int], rows: range, found: dict[str, list[int]
 
 def _steps(column: list[int], rows: int) -> list[int]:
     """Summed up by so many rows a step."""
-    return column if rows == 1 else [sum(column[at : at + rows]) for at in range(0, len(column), rows)]
+    return column if rows == 1 else list(map(sum, zip(*[iter(column)] * rows)))

@@ -23,7 +23,7 @@ from .forks import after_fork
 from .stores import Generation, Store, stores
 from .sync import state as states
 from .sync.state import ARMED, LEASE_SECONDS, State, StateTable
-from .verdicts import ABSENT, COLD, FENCED, IDENTITY, LEASE, MAYBE, UNREACHABLE, UNTRUSTED, Decision
+from .verdicts import ABSENT, COLD, ERROR, FENCED, IDENTITY, LEASE, MAYBE, UNREACHABLE, UNTRUSTED, Decision
 
 logger = logging.getLogger("bloomguard")
 
@@ -137,6 +137,23 @@ class LiveFilter:
         if asked is None and not self._worth_reading():
             return COLD
         return None
+
+    def answering(self) -> Generation | Decision:
+        """What answers now, or why nothing does: for people, who want to know before anybody asks. Never raises."""
+        if self.table.lease(self.name) is None:
+            self.table.renew()
+        state = self.table.lease(self.name)
+        if state is None:
+            return LEASE
+        try:
+            return self._answering(state)
+        except StoreUnavailable:
+            return UNREACHABLE
+        except (CorruptFilter, StoreError) as error:
+            self._distrust(error, state.active)
+            return UNTRUSTED
+        except ConfigurationError:
+            return ERROR
 
     def _worth_reading(self) -> bool:
         """Whether there is any generation that the rows could name: a guard without one asks the database nothing."""

@@ -18,7 +18,7 @@ from typing import Any
 from django.db import DatabaseError, connections
 from django.utils import timezone
 
-from . import standby
+from . import growth, standby
 from .barrier import wait_for_writers
 from .builders import myself, refuse_if_alive
 from .exceptions import BuilderBusy, ConfigurationError, RebuildError, StoreError
@@ -28,6 +28,7 @@ from .filters.choose import KeysSummary
 from .filters.codec import new_tag
 from .filters.layout import Layout
 from .guards import Guard
+from .models import GuardState
 from .plans import Plan, Report, lay_out
 from .proof import Proof
 from .signals import generation_published, tell
@@ -184,7 +185,7 @@ class Rebuild:
         self._generation.seal()
         verified = self._proof.rows_held(self._generation)
         measured = self._proof.error_rate(self._generation)
-        self._publish(self._mine, rows)
+        self._publish(self._mine, rows, measured)
         self.published = True
         layout = self._generation.layout
         return Report(
@@ -282,7 +283,9 @@ class Rebuild:
             )
         return rows
 
-    def _publish(self, mine: State, rows: int) -> None:
+    def _publish(self, mine: State, rows: int, measured: float) -> None:
+        assert self._generation is not None
+        layout = self._generation.layout
         published = self.table.swap(
             mine,
             active=mine.building,
@@ -294,7 +297,12 @@ class Rebuild:
             status=ARMED,
             rows=rows,
             published_at=timezone.now(),
+            kind=layout.kind,
+            capacity=layout.capacity,
+            bytes=layout.total_bytes,
+            error_rate_measured=measured,
             reason="",
+            **growth.kept(GuardState.objects.using(self.table.connection.alias).get(name=mine.name)),
         )
         if published is None:
             raise RebuildError(

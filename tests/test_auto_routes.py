@@ -14,6 +14,7 @@ from django.test import AsyncClient, Client
 from django.urls import path
 from django.views.generic import DetailView
 
+from bloomguard import counts
 from bloomguard.discovery import NotFound, lookup_of
 from bloomguard.patterns import patterns
 from bloomguard.querysets import covers
@@ -279,3 +280,16 @@ def test_a_view_that_cannot_be_made_is_left_alone(guards, settings):
 
     with pytest.raises(NotFound, match="Nameless names neither model nor queryset"):
         lookup_of(guards, pattern)
+
+
+def test_what_a_view_blocks_is_counted(browser, shop):
+    """Once, where the answer is a 404: not for who is sent to the login, and a row that went is a false positive."""
+    user = get_user_model().objects.create_user("somebody")
+    counts.counts.forget()
+    for url, who in [("/rest/viewset/8/", None), ("/private/8/", None), ("/private/8/", user), ("/private/7/", user)]:
+        browser.get(url, who)
+    Product.objects.all().delete()
+    browser.get("/private/7/", user)
+
+    found = counts.counts.read()
+    assert [found.get(("auto", name), 0) for name in ("blocked", "absent", "maybe", "false positive")] == [2, 3, 2, 1]

@@ -151,6 +151,17 @@ def test_before_the_first_build(fresh, transactional_db, capsys):
     assert "fault       there is no state row" in said
 
 
+def test_shadow_mode_passes(build, capsys):
+    """What would have been answered is told, and that it is not."""
+    with registered(Product, name="watched", mode="shadow", routes=["product"]):
+        build("watched")
+        told_of = [explained(capsys, url)["guards"][-1] for url in ("/products/8/", f"/products/{10**30}/")]
+
+    assert [(one["guard"], one["verdict"], one["reason"], one["outcome"]) for one in told_of] == [
+        ("watched", "unknown", "shadow", "passes")
+    ] * 2
+
+
 def test_an_error_is_shown(shop, capsys):
     """A guard whose own code fails passes requests, and the operator sees why."""
 

@@ -388,6 +388,7 @@ def test_json(told, capsys):
     assert product == {
         "name": "product", "checks": 2_196, "blocked": 990, "avoided": 990, "absent": 990, "maybe": 1_200,
         "unknown": 6, "unknown_reasons": {"cold": 5, "lease": 1}, "false_positives": 10, "false_absences": 0,
+        "would_be_404": 0, "would_be_false_404": 0,
         "error_rate_promised": 0.001, "error_rate_measured": 0.01, "check_microseconds": None, "error": "",
     }  # fmt: skip
     assert len(found["guards"]) == len(guards)
@@ -410,6 +411,18 @@ def test_what_is_wrong_is_said(told, memory, capsys, monkeypatch):
     monkeypatch.setattr(memory, "read_figures", broken)
     call_command("filter_stats", "product")
     assert "product: no figures: the server did not answer in time" in capsys.readouterr().out
+
+
+def test_a_guard_in_shadow_mode_says_what_it_would_have_done(told, capsys):
+    """How many requests would have been answered 404, and how many of them falsely."""
+    count("would-be 404", 12)
+    count("would-be false 404")
+    Flusher().flush()
+    call_command("filter_stats", "product")
+
+    assert capsys.readouterr().out.splitlines()[-1] == (
+        "product: in shadow mode, 12 requests would have been answered 404, 1 falsely"
+    )
 
 
 def test_watching(told, capsys, monkeypatch):

@@ -29,13 +29,17 @@ LAYERS = [
     ["spot_checks"],
     ["querysets", "fetching", "steps", "cache_aside"],
     ["guards", "sources", "barrier"],
+    ["growth"],
     ["builders", "plans", "filling", "proof", "standby", "verify", "flushing", "figures", "outcomes"],
     ["pages", "needs", "patterns", "access", "spare", "shadow", "discovery"],
     ["sync.links", "sync.watches", "sync.sqltext", "sync.discards", "sync.fencing", "sync.adding"],
     ["sync.statements", "sync.raw", "sync.signals"],
     ["rebuild", "copying", "routes", "responses", "capture"],
     ["frontdoor", "listing", "explain", "telling"],
+    ["tasks", "jobs", "charts", "templatetags.", "overview", "admin"],
     ["middleware", "wsgi", "asgi", "decorators", "views", "managers", "contrib.", "management.", "checks"],
+    ["testing."],
+    ["pytest_plugin"],
     ["apps"],
 ]
 FOREIGN_TO_FILTERS = {"numpy", "mmh3", "bitarray"}

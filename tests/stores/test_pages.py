@@ -229,3 +229,11 @@ def test_who_may_not_set_an_expiry_adds_nothing():
         finally:
             store.close()
             client.execute_command("ACL", "DELUSER", "few")
+
+
+def test_the_bytes_of_a_page_are_for_good():
+    """240 rows of 24 numbers, 4 bytes each, the highest first: what one version writes, another one reads."""
+    page = add_to(bytes(PAGE_BYTES), {0: 1, COLUMNS: 258})
+
+    assert (len(page), ROWS, COLUMNS) == (23_040, 240, 24)
+    assert page == b"\0\0\0\1" + bytes(92) + b"\0\0\1\2" + bytes(23_040 - 100)

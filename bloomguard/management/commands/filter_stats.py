@@ -11,7 +11,7 @@ from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
-from ...counts import FALSE_ABSENCE, FALSE_POSITIVE
+from ...counts import FALSE_ABSENCE, FALSE_POSITIVE, WOULD_BLOCK, WOULD_HARM
 from ...exceptions import ConfigurationError
 from ...figures import DAY, HOUR, MINUTE, Series, read_many
 from ...guards import Guard, registry
@@ -112,6 +112,8 @@ def _figures(guard: Guard, series: Series) -> dict[str, Any]:
         "unknown_reasons": series.by_reason("unknown"),
         "false_positives": series.total(FALSE_POSITIVE),
         "false_absences": series.total(FALSE_ABSENCE),
+        "would_be_404": series.total(WOULD_BLOCK),
+        "would_be_false_404": series.total(WOULD_HARM),
         "error_rate_promised": guard.error_rate,
         "error_rate_measured": series.false_positive_rate,
         "check_microseconds": None if check is None else round(check * 1e6, 2),
@@ -134,6 +136,11 @@ def _remarks(series: Series) -> list[str]:
     if reasons := series.by_reason("unknown"):
         why = ", ".join(f"{reason} {number:,}" for reason, number in reasons.items())
         said.append(f"{series.guard}: passed without an answer: {why}")
+    if would := series.total(WOULD_BLOCK):
+        harm = series.total(WOULD_HARM)
+        said.append(
+            f"{series.guard}: in shadow mode, {would:,} requests would have been answered 404, {harm:,} falsely"
+        )
     if wrong := series.total(FALSE_ABSENCE):
         said.append(f"{series.guard}: {wrong:,} rows that exist were found to be denied; run verify_filter")
     return said

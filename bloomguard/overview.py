@@ -1,0 +1,305 @@
+"""What the admin page tells of the guards: how each one stands and why, its figures, and what became of requests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from functools import cached_property
+from typing import Any
+
+from django.db import DatabaseError
+from django.utils import formats, timezone
+from django.utils.functional import Promise
+from django.utils.translation import gettext_lazy as _
+
+from . import charts, figures
+from .exceptions import StoreError
+from .figures import HOUR, MINUTE, Series
+from .filters import FilterError
+from .growth import days_to_capacity, rows_a_day
+from .guards import Guard
+from .models import GuardState, GuardTask
+from .stores import Generation
+from .sync.state import table
+from .tasks import is_under_way
+from .verdicts import COLD, ERROR, FENCED, IDENTITY, LEASE, UNREACHABLE, UNTRUSTED
+
+#: The share of its room above which a filter is shown as nearly full.
+NEARLY_FULL = 0.9
+#: Filters whose bits are counted for one page, in bytes over all guards; of others the last build's rows are told.
+_COUNTED_BYTES = 16 << 20
+#: Absences of a period that say something about an error rate.
+_ENOUGH = 1_000
+
+ARMED, SHADOW = "armed", "shadow"
+_UNTRUSTED = _(
+    "its filter is damaged, or was built with another SECRET_KEY or for another definition: requests pass until a "
+    "rebuild"
+)
+#: State -> its name, and why it is so.
+STATES: dict[str, tuple[str | Promise, str | Promise]] = {
+    ARMED: (_("armed"), _("absent IDs are answered 404")),
+    SHADOW: (_("shadow"), _("requests pass, and what would have been answered 404 is counted")),
+    COLD.reason: (_("cold"), _("it has no filter yet: requests pass until a rebuild")),
+    FENCED.reason: (_("fenced"), _("requests pass until a rebuild")),
+    IDENTITY.reason: (
+        _("elsewhere"),
+        _("its filter is in another store, or from before a restart of this host: requests pass until a rebuild"),
+    ),
+    UNREACHABLE.reason: (_("unreachable"), _("its store does not answer: requests pass meanwhile")),
+    UNTRUSTED.reason: (_("untrusted"), _UNTRUSTED),
+    LEASE.reason: (_("unknown"), _("the database does not tell which filter is valid: requests pass meanwhile")),
+    ERROR.reason: (_("misconfigured"), _("manage.py check tells why: requests pass meanwhile")),
+}
+
+
+@dataclass(frozen=True)
+class Period:
+    """A stretch of time that ends now: its name in addresses, for people, its length and the step of its figures."""
+
+    name: str
+    label: str | Promise
+    length: timedelta
+    step: int
+    time_format: str
+
+
+PERIODS = {
+    period.name: period
+    for period in (
+        Period("hour", _("Hour"), timedelta(hours=1), MINUTE, "TIME_FORMAT"),
+        Period("day", _("Day"), timedelta(days=1), 15 * MINUTE, "TIME_FORMAT"),
+        Period("month", _("Month"), timedelta(days=31), 6 * HOUR, "SHORT_DATETIME_FORMAT"),
+    )
+}
+
+#: What is drawn: a name of the figures, for people, and what it means.
+DRAWN: tuple[tuple[str, str | Promise, str | Promise], ...] = (
+    ("blocked", _("Blocked"), _("requests answered 404 without a look-up")),
+    ("passed", _("Passed"), _("requests that went on to the cache or the database")),
+    ("avoided", _("Queries avoided"), _("look-ups that were never made")),
+)
+
+
+@dataclass(frozen=True)
+class Chart:
+    """One thing counted over a period."""
+
+    name: str
+    title: str | Promise
+    meaning: str | Promise
+    total: int
+    top: int
+    bars: list[charts.Bar]
+    times: list[str]
+
+
+@dataclass(frozen=True)
+class Line:
+    """One guard's line. Numbers are ``None`` where nobody knows them; ``fill`` is the share of its room, 0 to 1."""
+
+    guard: Guard
+    state: str
+    why: str | Promise
+    row: GuardState
+    task: GuardTask | None
+    series: Series
+    kind: str = ""
+    rows: int | None = None
+    capacity: int = 0
+    bytes: int = 0
+    error_rate: float = 0.0
+    error_rate_measured: float | None = None
+    measured_by_requests: bool = False
+    fill: float | None = None
+    rows_a_day: float | None = None
+    days_left: float | None = None
+
+    @property
+    def name(self) -> str:
+        """The guard's name."""
+        return self.guard.name
+
+    @property
+    def label(self) -> str | Promise:
+        """The state, for people."""
+        return STATES[self.state][0]
+
+    @property
+    def lookup(self) -> str:
+        """The model and what looks its rows up."""
+        looked_up = self.guard.lookup if isinstance(self.guard.lookup, str) else ", ".join(self.guard.lookup)
+        return f"{self.guard.model._meta.label}: {looked_up}"
+
+    @property
+    def is_well(self) -> bool:
+        """Whether the guard does what it was declared for."""
+        return self.state in (ARMED, SHADOW)
+
+    @property
+    def is_nearly_full(self) -> bool:
+        """Whether it should be rebuilt with more room soon."""
+        return self.fill is not None and self.fill >= NEARLY_FULL
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a worker has something to do with it."""
+        return self.task is not None and is_under_way(self.task)
+
+    @property
+    def spark(self) -> str:
+        """The data of an SVG path: requests blocked over the period."""
+        return charts.spark(self.series["blocked"])
+
+    @property
+    def blocked(self) -> int:
+        """Requests blocked over the period."""
+        return self.series.total("blocked")
+
+
+@dataclass
+class Overview:
+    """What the page shows of ``guards`` over ``period``, for ``chosen`` of them or for all.
+
+    Asks the database for the state rows and the tasks, and each store once for its figures; changes nothing.
+    """
+
+    guards: Sequence[Guard]
+    period: Period
+    chosen: Guard | None = None
+    now: datetime = field(default_factory=timezone.now)
+
+    @cached_property
+    def lines(self) -> list[Line]:
+        """A line a guard: those that need somebody first, then by name."""
+        table.renew(after=table.clock())  # what was changed a moment ago is to be seen
+        rows = GuardState.objects.using(table.connection.alias).in_bulk()
+        tasks = GuardTask.objects.in_bulk()
+        left = _COUNTED_BYTES
+        lines = []
+        for guard in self.guards:
+            row, answers = rows.get(guard.name) or GuardState(name=guard.name), guard_answers(guard)
+            line = Line(
+                guard=guard,
+                state=_state(guard, answers),
+                why=_why(guard, answers, row),
+                row=row,
+                task=tasks.get(guard.name),
+                series=self.series[guard.name],
+                **_numbers(guard, row, answers, self.series[guard.name], left, self.now),
+            )
+            left -= line.bytes if isinstance(answers, Generation) and line.bytes <= left else 0
+            lines.append(line)
+        return sorted(lines, key=lambda line: (line.is_well, line.name))
+
+    @cached_property
+    def series(self) -> dict[str, Series]:
+        """The figures of the period, by the guard's name."""
+        start = self.now - self.period.length
+        return figures.read_many(self.guards, start, self.now, self.period.step)
+
+    @property
+    def problems(self) -> list[Line]:
+        """Lines of guards that answer nothing."""
+        return [line for line in self.lines if not line.is_well]
+
+    @property
+    def errors(self) -> list[str]:
+        """What kept figures from being read, each said once."""
+        return list(dict.fromkeys(series.error for series in self._drawn if series.error))
+
+    @property
+    def false_absences(self) -> int:
+        """How often a spot check found a row that a filter denied: there should never be one."""
+        return sum(series.total("false absence") for series in self._drawn)
+
+    @property
+    def _drawn(self) -> list[Series]:
+        return [self.series[guard.name] for guard in ([self.chosen] if self.chosen else self.guards)]
+
+    @cached_property
+    def steps(self) -> list[tuple[str, list[int]]]:
+        """The period's steps: when each began, for people, and the numbers of :data:`DRAWN`."""
+        sums = [_summed(self._drawn, name) for name, *_rest in DRAWN]
+        return [(when, list(numbers)) for when, *numbers in zip(self._times(), *sums)]
+
+    @cached_property
+    def charts(self) -> list[Chart]:
+        """One chart for each of :data:`DRAWN`."""
+        made = []
+        times = [when for when, _numbers in self.steps]
+        for place, (name, title, meaning) in enumerate(DRAWN):
+            values = [numbers[place] for _when, numbers in self.steps]
+            words = [f"{when}: {number(value)}" for when, value in zip(times, values)]
+            marks = [times[0], times[len(times) // 2], times[-1]] if times else []
+            made.append(
+                Chart(name, title, meaning, sum(values), charts.scale_top(values), charts.bars(values, words), marks)
+            )
+        return made
+
+    def _times(self) -> list[str]:
+        if not self._drawn:
+            return []
+        return [
+            formats.date_format(timezone.localtime(begun), self.period.time_format) for begun in self._drawn[0].times
+        ]
+
+
+def number(value: int) -> str:
+    """A number with its thousands apart, as the reader's language has it."""
+    return formats.number_format(value, 0, force_grouping=True)
+
+
+def guard_answers(guard: Guard) -> Any:
+    """The generation that answers for the guard, or the decision why none does."""
+    try:
+        return guard.live.answering()
+    except Exception:  # a guard that cannot even be made, which the system checks tell of
+        return ERROR
+
+
+def _state(guard: Guard, answers: Any) -> str:
+    if not isinstance(answers, Generation):
+        return str(answers.reason) if answers.reason in STATES else ERROR.reason
+    return SHADOW if getattr(guard, "mode", "") == SHADOW else ARMED
+
+
+def _why(guard: Guard, answers: Any, row: GuardState) -> str | Promise:
+    state = _state(guard, answers)
+    return row.reason if state == FENCED.reason and row.reason else STATES[state][1]
+
+
+def _numbers(guard: Guard, row: GuardState, answers: Any, series: Series, left: int, now: datetime) -> dict[str, Any]:
+    """What is known of the filter: by what answers now, else by what was published last."""
+    known: dict[str, Any] = {"error_rate": guard.error_rate, "error_rate_measured": row.error_rate_measured}
+    if row.published_at is not None:
+        known |= {"kind": row.kind, "rows": row.rows, "capacity": row.capacity, "bytes": row.bytes}
+    counts = [(row.former_published_at, row.former_rows), (row.published_at, row.rows)]
+    if isinstance(answers, Generation):
+        layout = answers.layout
+        known |= {"kind": layout.kind, "capacity": layout.capacity, "bytes": layout.total_bytes}
+        known["error_rate"] = layout.error_rate
+        keys = _keys(guard, answers) if layout.total_bytes <= left else None
+        counts.append((now if keys is not None else None, keys))
+        if series.total("absent") >= _ENOUGH and series.false_positive_rate is not None:
+            known |= {"error_rate_measured": series.false_positive_rate, "measured_by_requests": True}
+    points = [(when, count) for when, count in counts if when is not None and count is not None]
+    if points and known.get("capacity"):
+        most, capacity = points[-1][1], known["capacity"]
+        known["fill"] = most / capacity
+        known["rows_a_day"] = rows_a_day(points)
+        known["days_left"] = days_to_capacity(most, capacity, known["rows_a_day"])
+    return known
+
+
+def _keys(guard: Guard, generation: Generation) -> int | None:
+    """About how many keys are in it now, where that can be counted here: not over a network."""
+    try:
+        return None if guard.live.store.waits else generation.approximate_size()
+    except (StoreError, FilterError, DatabaseError):
+        return None
+
+
+def _summed(series: Iterable[Series], name: str) -> list[int]:
+    return [sum(numbers) for numbers in zip(*(each[name] for each in series))]

@@ -1,0 +1,129 @@
+"""Guards whose filters and state rows lie in the memory of a test."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+from django.db import transaction
+
+from .. import spot_checks
+from ..filters.layout import Layout
+from ..guards import Guard, registry
+from ..keys import OutOfRange, Unkeyable
+from ..live import LiveFilter
+from ..stores import Store
+from ..stores.memory import MemoryStore
+from ..sync.state import Rows, State, StateTable
+
+_GENERATION = "test"
+#: Rows that a test adds; more make absences rarer, and none of them false.
+_CAPACITY = 50_000
+#: So small that a test which expects an absence never fails for a false positive.
+_ERROR_RATE = 1e-7
+
+
+class _Rows(StateTable):
+    """State rows that lie in no database, so that no transaction of a test hides or locks them."""
+
+    def __init__(self) -> None:
+        super().__init__(connection=SimpleNamespace(alias="", close=lambda: None))  # type: ignore[arg-type]
+        self.sleep = lambda seconds: self.forget()  # nobody else to wait for; our own copy is old by then
+        self.rows: Rows = {}
+
+    def _read(self) -> Rows:
+        return dict(self.rows)
+
+    def swap(self, seen: State, **changes: Any) -> State | None:
+        if self.rows.get(seen.name, State(seen.name)) != seen:
+            return None
+        known = {name: value for name, value in changes.items() if hasattr(seen, name)}
+        self.rows[seen.name] = after = replace(seen, version=seen.version + 1, **known)
+        return after
+
+
+class _TestFilter(LiveFilter):
+    """A guard's filter in a store of its own."""
+
+    def __init__(self, guard: Guard, table: StateTable) -> None:
+        super().__init__(
+            guard.name,
+            store_alias="test",
+            definition=guard.definition,
+            width=guard.keys.width,
+            counted=guard.discards,
+            table=table,
+        )
+        self._store = MemoryStore("test")
+
+    @property
+    def store(self) -> Store:
+        return self._store
+
+
+@contextmanager
+def guards_armed(*names: str) -> Iterator[None]:
+    """In this block each guard, or each one named, answers from a filter of the rows that exist when it begins.
+
+    It reads all rows of the guards' tables once. Rows that the ORM writes in the block are added; raw SQL fences the
+    guard, as it does in production.
+    """
+    table = _Rows()
+    with ExitStack() as block:
+        block.enter_context(mock.patch.object(spot_checks, "drawn", spot_checks.never))
+        for guard in _guards(names):
+            made = _TestFilter(guard, table)
+            _fill(guard, made, table)
+            block.enter_context(_instead(guard, live=made))
+        yield
+
+
+@contextmanager
+def guards_off(*names: str) -> Iterator[None]:
+    """In this block every guard, or each one named, lets everything pass, as if there were no bloomguard."""
+    table = _Rows()
+    with ExitStack() as block:
+        for guard in _guards(names):
+            block.enter_context(_instead(guard, live=_TestFilter(guard, table), mode="shadow"))
+        yield
+
+
+def _guards(names: Iterable[str]) -> list[Guard]:
+    return [registry[name] for name in names] or list(registry)
+
+
+@contextmanager
+def _instead(guard: Guard, **others: Any) -> Iterator[None]:
+    with mock.patch.dict(guard.__dict__, others):
+        yield
+
+
+def _fill(guard: Guard, made: _TestFilter, table: _Rows) -> None:
+    keys = list(_keys(guard))
+    key_id, key_hash = made.key_hashes()[0]
+    layout = Layout.plan(
+        key_hash=key_hash,
+        capacity=max(_CAPACITY, 2 * len(keys)),
+        error_rate=_ERROR_RATE,
+        tag=0,
+        key_id=key_id,
+        kind="cuckoo" if guard.discards else "bloom",
+        shard_bytes=made.store.shard_bytes,
+    )
+    made.store.create(guard.name, _GENERATION, layout).add(keys)
+    table.rows[guard.name] = State(guard.name, version=1, identity=made.store.identity, active=_GENERATION)
+    table.forget()
+
+
+def _keys(guard: Guard) -> Iterator[bytes]:
+    using = guard.database
+    with transaction.atomic(using=using):  # where a cursor may stay open for the time of the loop
+        for values in guard.rows().using(using).order_by().values_list(*guard.attnames).iterator(chunk_size=2_000):
+            try:
+                yield guard.keys.key(values[0] if len(values) == 1 else values)
+            except (Unkeyable, OutOfRange):
+                continue  # such as NULL, which nobody can look up

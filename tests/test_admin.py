@@ -1,0 +1,371 @@
+"""The guards' page of the admin: who may see it and act on it, what it tells, and that looking changes nothing."""
+
+from __future__ import annotations
+
+import json
+import re
+from datetime import timedelta
+
+import pytest
+from django.contrib.admin.models import LogEntry
+from django.contrib.auth.models import Permission, User
+from django.test import Client
+from django.utils import timezone
+
+from bloomguard import figures, tasks
+from bloomguard.guards import registry
+from bloomguard.models import GuardState, GuardTask
+from bloomguard.sync import state as states
+
+from .guarding import registered
+from .shop.models import Product
+
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fresh", "admin_urls")]
+
+PAGE = "/admin/bloomguard/guardstate/"
+OPERATE = f"{PAGE}operate/"
+
+
+@pytest.fixture
+def admin_urls(settings):
+    settings.ROOT_URLCONF = "config.urls"
+
+
+@pytest.fixture
+def staff(db):
+    """``staff("view_guardstate")`` is a client of a member of staff with these permissions alone."""
+
+    def make(*permissions: str) -> Client:
+        user = User.objects.create(username=f"user{User.objects.count()}", is_staff=True)
+        user.user_permissions.set(
+            Permission.objects.get(content_type__app_label="bloomguard", codename=name) for name in permissions
+        )
+        client = Client(enforce_csrf_checks=True)
+        client.force_login(user)
+        client.user = user
+        return client
+
+    return make
+
+
+def post(client: Client, path: str, **data):
+    """POST as a browser does that has opened the confirmation: with the token of its page."""
+    page = client.get(path, data)
+    token = re.search(r'name="csrfmiddlewaretoken" value="(\w+)"', page.content.decode())
+    return client.post(path, {**data, "csrfmiddlewaretoken": token[1] if token else ""})
+
+
+def rows():
+    """Everything that an operation may change."""
+    return (
+        list(GuardState.objects.order_by("name").values()),
+        list(GuardTask.objects.order_by("name").values()),
+        LogEntry.objects.count(),
+    )
+
+
+@pytest.mark.parametrize(
+    "path", [PAGE, f"{PAGE}progress/", OPERATE, f"{PAGE}product/change/", f"{PAGE}product/history/"]
+)
+def test_nobody_sees_anything_without_the_permission(staff, path):
+    """Strangers are sent to the login, staff without the permission are refused, and the index does not mention it."""
+    stranger, plain = Client().get(path), staff()
+
+    assert stranger.status_code == 302
+    assert stranger["Location"].startswith("/admin/login/")
+    assert plain.get(path).status_code == 403
+    assert "guardstate" not in plain.get("/admin/").content.decode()
+
+
+def test_to_look_is_not_to_act(staff, build):
+    """Who may view alone is offered no operation, and none is done for him, by GET or POST."""
+    build("product")
+    client = staff("view_guardstate")
+    before = rows()
+
+    page = client.get(PAGE).content.decode()
+
+    assert "product" in page
+    assert "operate/" not in re.sub(r'<form method="get" action="[^"]*">', "", page)
+    assert '<button class="button" name="action"' not in page
+    assert client.get(OPERATE, {"action": "fence", "guard": "product"}).status_code == 403
+    unchecked = Client()
+    unchecked.force_login(client.user)
+    assert unchecked.post(OPERATE, {"action": "fence", "guard": "product"}).status_code == 403
+    assert rows() == before
+
+
+@pytest.mark.parametrize("method", ["get", "head", "options", "put", "patch", "delete"])
+@pytest.mark.parametrize("operation", ["rebuild", "verify", "fence"])
+def test_only_post_changes_anything(staff, build, operation, method):
+    """No other method does an operation, whatever its parameters say."""
+    build("product")
+    client = staff("operate_guardstate")
+    before = rows()
+
+    answer = getattr(client, method)(f"{OPERATE}?action={operation}&guard=product&csrfmiddlewaretoken=x")
+
+    assert answer.status_code in (200, 403, 405)
+    assert rows() == before
+
+
+@pytest.mark.parametrize("path", [PAGE, f"{PAGE}progress/", f"{PAGE}product/change/"])
+def test_pages_that_only_read_change_nothing(staff, build, path):
+    """They answer GET, refuse POST, and leave every row as it was."""
+    build("product")
+    client = staff("operate_guardstate")
+    before = rows()
+
+    assert client.get(path).status_code in (200, 302)
+    assert client.post(path).status_code in (403, 405)
+    assert rows() == before
+
+
+def test_a_post_needs_the_token(staff, build):
+    """Without the token of the confirmation page nothing is done."""
+    build("product")
+    client = staff("operate_guardstate")
+    before = rows()
+
+    assert client.post(OPERATE, {"action": "fence", "guard": "product"}).status_code == 403
+    assert rows() == before
+
+
+def test_fence_asks_first_then_fences_and_is_logged(staff, build):
+    """The confirmation names the guard; after it the guard passes all requests, and the log says who did it."""
+    build("product")
+    client = staff("operate_guardstate")
+
+    asked = client.get(OPERATE, {"action": "fence", "guard": "product"}).content.decode()
+    answer = post(client, OPERATE, action="fence", guard="product")
+
+    assert "<strong>product</strong>" in asked
+    assert answer.status_code == 302
+    assert answer["Location"] == PAGE
+    row = GuardState.objects.get(name="product")
+    assert row.status == "fenced"
+    entry = LogEntry.objects.get()
+    assert (entry.user, entry.object_id, entry.content_type.model) == (client.user, "product", "guardstate")
+    assert "Fenced" in entry.change_message
+    page = client.get(PAGE).content.decode()
+    assert f"Fenced by {client.user.username} in the admin." in page
+    assert "Fenced: requests pass until it is rebuilt." in client.get(f"{PAGE}product/history/").content.decode()
+
+
+def test_a_guard_without_a_filter_is_not_fenced(staff):
+    """There is nothing to take out of use, which is said."""
+    client = staff("operate_guardstate")
+
+    post(client, OPERATE, action="fence", guard="product")
+
+    assert GuardState.objects.count() == 0
+    assert "There is no filter to take out of use." in client.get(PAGE).content.decode()
+
+
+def test_a_database_that_fails_is_said_and_not_raised(staff, build, monkeypatch):
+    """An operation that the database refuses leaves a message with the kind of error, not its words."""
+    from django.db import OperationalError
+
+    build("product")
+    client = staff("operate_guardstate")
+
+    def fail(*args):
+        raise OperationalError("the key 7 is broken")
+
+    monkeypatch.setattr(states.table, "fence", fail)
+    post(client, OPERATE, action="fence", guard="product")
+
+    page = client.get(PAGE).content.decode()
+    assert "nothing was done, for the database failed (OperationalError)" in page
+    assert "key 7" not in page
+    assert LogEntry.objects.count() == 0
+
+
+@pytest.mark.parametrize("operation", ["rebuild", "verify"])
+def test_without_a_worker_the_page_gives_the_command(staff, monkeypatch, operation):
+    """Where no worker would run a task, none is asked for: the page says what to type."""
+    monkeypatch.setattr(tasks, "queue", lambda: None)
+    monkeypatch.setattr("bloomguard.admin.queue", lambda: None)
+    client = staff("operate_guardstate")
+
+    page = client.get(OPERATE, {"action": operation, "guard": ["product", "order"]}).content.decode()
+    again = post(client, OPERATE, action=operation, guard="product")
+
+    assert f"python manage.py {operation}_filter product order" in page
+    assert '<form method="post" class="bg-confirm"' not in page
+    assert again.status_code in (200, 403)
+    assert GuardTask.objects.count() == LogEntry.objects.count() == 0
+
+
+@pytest.mark.parametrize(
+    "query",
+    ["action=drop&guard=product", "guard=product", "action=fence&guard=nobody", "action=fence&guard=product&guard=x"],
+)
+def test_what_does_not_exist_is_not_found(staff, query):
+    """An unknown operation or guard is a 404, not an error."""
+    assert staff("operate_guardstate").get(f"{OPERATE}?{query}").status_code == 404
+
+
+def test_no_guard_ticked_is_said(staff):
+    """The confirmation of nothing says so, and offers no button."""
+    client = staff("operate_guardstate")
+
+    page = client.get(OPERATE, {"action": "fence"}).content.decode()
+
+    assert "No guard was ticked." in page
+    assert "bg-confirm" not in page
+
+
+@pytest.mark.parametrize("query", ["?period=century", "?period=month", "?period=hour&guard=product"])
+def test_every_period_can_be_seen(staff, query):
+    """Unknown periods are a day."""
+    assert staff("view_guardstate").get(PAGE + query).status_code == 200
+
+
+def test_an_unknown_guard_has_no_charts(staff):
+    """A guard that does not exist is a 404."""
+    assert staff("view_guardstate").get(f"{PAGE}?guard=nobody").status_code == 404
+
+
+def test_the_page_tells_why(staff, build):
+    """Each guard's line has its state and why, rows, fill, error rates, size, and when it was built."""
+    Product.objects.bulk_create(Product() for _ in range(300))
+    build("product")
+
+    page = staff("view_guardstate").get(PAGE).content.decode()
+
+    line = re.search(r'<tr[^>]*data-guard="product".*?</tr>', page, re.DOTALL)[0]
+    for told in (
+        "armed",
+        "Absent IDs are answered 404.",
+        "300",
+        "30%",
+        "of 1,000",
+        "0.100% promised",
+        "at the build",
+        "bloom",
+    ):
+        assert told in line
+    cold = re.search(r'<tr[^>]*data-guard="order".*?</tr>', page, re.DOTALL)[0]
+    for told in ("cold", "It has no filter yet", "never", "–"):
+        assert told in cold
+
+
+def test_no_key_is_shown(staff, build):
+    """Neither IDs, nor names of generations, nor what a store calls itself."""
+    Product.objects.create(pk=424242)
+    build("product")
+    client = staff("operate_guardstate")
+
+    pages = "".join(
+        client.get(path).content.decode()
+        for path in (PAGE, f"{PAGE}?guard=product&period=month", f"{OPERATE}?action=fence&guard=product")
+    )
+
+    row = GuardState.objects.get(name="product")
+    for secret in ("424242", row.active, row.identity):
+        assert secret
+        assert secret not in pages
+
+
+def test_nothing_inline_that_a_strict_policy_blocks(staff, build):
+    """No script, style or handler stands in the page itself, and nothing comes from another host."""
+    build("product")
+    client = staff("operate_guardstate")
+    for path in (PAGE, f"{OPERATE}?action=fence&guard=product"):
+        page = client.get(path).content.decode()
+
+        assert re.findall(r"<style|\sstyle=|\son[a-z]+=|javascript:", page) == []
+        assert [tag for tag in re.findall(r"<script[^>]*>", page) if "src=" not in tag] == []
+        assert re.findall(r'(?:src|href)="(?:https?:)?//', page) == []
+
+
+def test_fifty_guards_take_fifteen_queries(staff, build, django_assert_max_num_queries, monkeypatch):
+    """However many guards there are, the page asks the database at most fifteen times, the state rows included."""
+    build("product")
+    client = staff("operate_guardstate")
+    asked = []
+    execute = states.table.connection.execute
+    monkeypatch.setattr(states.table.connection, "execute", lambda *args: asked.append(args) or execute(*args))
+    states.table.forget()
+
+    with fifty_guards(), django_assert_max_num_queries(15) as counted:
+        page = client.get(f"{PAGE}?period=month").content.decode()
+
+    assert len(re.findall(r"data-guard=", page)) >= 50
+    assert len(counted) + len(asked) <= 15
+
+
+class fifty_guards:
+    """Fifty guards more, as long as the block lasts."""
+
+    def __enter__(self):
+        self._entered = [registered(Product, name=f"guard-{number:02}") for number in range(50)]
+        for one in self._entered:
+            one.__enter__()
+
+    def __exit__(self, *args):
+        for one in self._entered:
+            one.__exit__(*args)
+
+
+def test_progress_says_who_is_busy(staff):
+    """The page's script learns which guards a worker is at, and how far."""
+    now = timezone.now()
+    GuardTask.objects.create(name="product", work="verify", status="running", done=5, total=10, seen_at=now)
+    GuardTask.objects.create(name="order", work="rebuild", status="done", done=9, total=9, seen_at=now)
+    GuardTask.objects.create(name="price", work="rebuild", status="running", seen_at=now - timedelta(hours=1))
+
+    answer = staff("view_guardstate").get(f"{PAGE}progress/")
+
+    busy = {task["guard"]: (task["busy"], task["done"], task["total"]) for task in json.loads(answer.content)["tasks"]}
+    assert busy == {"product": (True, 5, 10), "order": (False, 9, 9), "price": (False, 0, 0)}
+    page = staff("view_guardstate").get(PAGE).content.decode()
+    assert '<progress max="10" value="5"' in page
+
+
+def test_the_sum_of_all_guards_is_drawn(staff, monkeypatch):
+    """The charts add up what was counted for every guard; one guard's charts are its own."""
+
+    def read_many(guards, start, end, step):
+        length = -(-int((end - start).total_seconds()) // step)
+        return {
+            guard.name: figures.Series(
+                guard.name,
+                int(start.timestamp()),
+                step,
+                length,
+                {"blocked": [1_000] + [0] * (length - 1), "false absence": [0] * (length - 1) + [1]},
+                "the store is away" if guard.name == "order" else "",
+            )
+            for guard in guards
+        }
+
+    monkeypatch.setattr(figures, "read_many", read_many)
+    client = staff("view_guardstate")
+
+    page, own = client.get(PAGE).content.decode(), client.get(f"{PAGE}?guard=product").content.decode()
+
+    assert f'<span class="bg-total">{len(registry)},000</span>' in page
+    assert "the store is away" in page
+    assert "rows that a filter denied" in page
+    assert '<span class="bg-total">1,000</span>' in own
+    assert "the store is away" not in own
+    assert len(re.findall("<rect x=", own)) == 3  # blocked, so avoided as well; and a false absence passed
+
+
+def test_a_guard_that_cannot_work_does_not_take_the_page_away(staff):
+    """Its line says that the system checks tell why."""
+    with registered(Product, name="broken", lookup="nothing"):
+        page = staff("view_guardstate").get(PAGE).content.decode()
+
+    line = re.search(r'<tr[^>]*data-guard="broken".*?</tr>', page, re.DOTALL)[0]
+    assert "misconfigured" in line
+    assert "manage.py check" in line.replace("Manage.py", "manage.py")
+
+
+def test_without_guards_the_page_says_what_to_do(staff, monkeypatch):
+    """An app's guards.py declares them."""
+    monkeypatch.setattr("bloomguard.admin.registry", [])
+
+    assert "There is no guard yet" in staff("view_guardstate").get(PAGE).content.decode()
