@@ -385,7 +385,7 @@ def test_a_guard_may_follow_signals_alone(old_rows, monkeypatch):
     """With `sync = "signals"` a save is added by post_save, and the compilers leave it alone."""
     guard = registry["order"]
     monkeypatch.setattr(type(guard), "sync", "signals")
-    monkeypatch.setattr(registry, "version", registry.version + 1)
+    registry.changed()
 
     made = Order.objects.create()
     unseen = uuid.uuid4()
@@ -394,7 +394,7 @@ def test_a_guard_may_follow_signals_alone(old_rows, monkeypatch):
     assert guard.verdict(made.pk) is Verdict.MAYBE
     assert guard.verdict(unseen) is Verdict.ABSENT
     monkeypatch.undo()
-    registry.version += 1
+    registry.changed()
 
 
 def test_makes_no_query_on_a_table_without_a_guard(old_rows, django_assert_num_queries):

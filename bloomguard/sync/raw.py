@@ -2,7 +2,7 @@
 
 ``connection.execute_wrapper`` sees every statement that goes through a Django cursor, and psycopg's ``copy`` is seen by
 a cursor class. Those of the ORM's own compilers tell their keys themselves, and every other table is nobody's: both are
-let through for well under a microsecond. A DELETE or a TRUNCATE takes rows away, which harms nobody before the next
+let through within a microsecond or two. A DELETE or a TRUNCATE takes rows away, which harms nobody before the next
 build. Who knows the keys adds them in a block of :func:`~bloomguard.sync.adding.adding`, and nothing is fenced.
 """
 
