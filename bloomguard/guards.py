@@ -26,6 +26,7 @@ from .cache_aside import CacheAside
 from .exceptions import ConfigurationError
 from .fetching import Fetching
 from .filters.kinds import KINDS
+from .hearing import hear, listeners
 from .keys import KeyMaker, OutOfRange, Unkeyable
 from .live import LiveFilter
 from .verdicts import ABSENT, ERROR, OUT_OF_RANGE, SHADOW, UNKEYABLE, Decision, Verdict
@@ -211,6 +212,8 @@ class Guard(Fetching, CacheAside):
         if decision.verdict is Verdict.ABSENT and self.is_shadow:
             decision = SHADOW
         self.tallies[decision.reason]()
+        if listeners:
+            hear(self, value, decision)
         return decision
 
     def _undecided(self, error: Exception) -> Decision:
@@ -231,6 +234,8 @@ class Guard(Fetching, CacheAside):
             if self.is_shadow and decision.verdict is Verdict.ABSENT:
                 decision = SHADOW
         self.tallies[decision.reason]()
+        if listeners:
+            hear(self, value, decision)
         return decision
 
     @property

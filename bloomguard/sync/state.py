@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
-from django.db import DatabaseError, InterfaceError
+from django.db import DatabaseError, InterfaceError, connections
 from django.utils import timezone
 
 from ..forks import after_fork
@@ -169,6 +169,33 @@ class StateTable:
         self._copy = (float("-inf"), {})
         self._failed_at = float("-inf")
         self.connection.close()
+
+    def visible_to(self, using: str) -> Rows:
+        """The rows as ``using``, this thread's connection to the same SQLite file, has them just now.
+
+        It may be inside a transaction, or in the middle of a scan. Raises :class:`DatabaseError`.
+        """
+        connection: Any = connections[using]
+        with connection.wrap_database_errors:
+            try:
+                # Past Django's cursor: this is no query of the project's, to be counted or logged as one.
+                found = connection.connection.execute(self.query).fetchall()
+            except connection.Database.Error as error:
+                if "no such table" in str(error):
+                    return {}  # not migrated yet
+                raise
+        return {row[0]: State(*row) for row in found}
+
+    def is_published_for(self, using: str, name: str, generation: str) -> bool:
+        """Whether what this thread's connection to ``using`` sees is later than the publication of ``generation``.
+
+        That is so of every statement outside a transaction, but for SQLite while a scan of the same connection goes on.
+        Raises :class:`DatabaseError`.
+        """
+        if connections[using].vendor != "sqlite":
+            return True
+        seen = self.visible_to(using).get(name) if self.connection.alias == using else None
+        return seen is not None and seen.active == generation
 
     @property
     def query(self) -> str:
