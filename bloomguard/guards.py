@@ -310,6 +310,8 @@ class Registry:
         self.clashes: list[Guard] = []
         #: Counts changes, so that tables made from the registry know when to be made anew.
         self.version = 0
+        #: Called after each change.
+        self.listeners: list[Callable[[], None]] = []
 
     def add(self, guard: Guard) -> None:
         """Take ``guard`` in, unless its name is taken: then it is one of :attr:`clashes`."""
@@ -317,13 +319,19 @@ class Registry:
             self.clashes.append(guard)
             return
         self._guards[guard.name] = guard
-        self.version += 1
+        self.changed()
 
     def remove(self, guard: Guard) -> None:
         """Let ``guard`` go; nothing happens if it is not here."""
         if self._guards.get(guard.name) is guard:
             del self._guards[guard.name]
-            self.version += 1
+            self.changed()
+
+    def changed(self) -> None:
+        """Tell all that was made from the registry that it is out of date."""
+        self.version += 1
+        for listen in self.listeners:
+            listen()
 
     def __getitem__(self, name: str) -> Guard:
         """The guard ``name``; raises :class:`ConfigurationError` that lists those there are."""
