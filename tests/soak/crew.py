@@ -197,14 +197,28 @@ def write_and_ask(member: int, share_written: float) -> None:
 
 def start_with(rows: int) -> None:
     """Rows, and a filter that has them."""
-    from bloomguard.guards import registry
-    from bloomguard.rebuild import Rebuild
     from tests.shop.models import Product
 
     Product.objects.bulk_create([Product(pk=pk) for pk in range(rows)])
-    Rebuild(registry["product"]).run()
+    build_at_last()
     shared.set(0, "rows", rows)
     shared.journal[:rows] = b"\1" * rows
+
+
+def build_at_last() -> None:
+    """Build as cron does: what fails, because the machine is too busy for a server to answer in time, comes again."""
+    from bloomguard.exceptions import RebuildError
+    from bloomguard.guards import registry
+    from bloomguard.rebuild import Rebuild
+
+    for left in reversed(range(10)):
+        try:
+            Rebuild(registry["product"]).run()
+            return
+        except RebuildError:
+            if not left:
+                raise
+            time.sleep(0.5)
 
 
 def build(member: int) -> None:
@@ -247,7 +261,7 @@ def fork(member: int, share_written: float, hits: int = 0) -> int:
 
         state.table.sleep = outside
         builder = member == WRITERS
-        if hits and random.random() < 0.5:
+        if hits and random.random() < (0.9 if builder else 0.5):
             name = random.choice(("swap", "flush") if builder else ("add", "kick"))
             set_trap(name, random.randrange(1, 6 if builder else hits))
         if builder:
@@ -290,7 +304,7 @@ def direct(wanted: dict[str, Any], between: Callable[[int], None] = lambda kills
         for member in range(WRITERS):
             since = shared.get(member, "since")
             worst = max(worst, now - since if since else 0.0)
-        if now > next_kill and kills < wanted["kills"]:
+        if now > next_kill and kills < wanted["kills"] and shared.total("absents"):  # all is well before the first
             next_kill = now + random.uniform(0.5, 1.5) * pause
             os.kill(
                 random.choice([pid for pid in crew for _ in range(1 if crew[pid] == WRITERS else 2)]), signal.SIGKILL
@@ -327,18 +341,20 @@ def direct(wanted: dict[str, Any], between: Callable[[int], None] = lambda kills
 def judge(found: dict[str, Any]) -> dict[str, Any]:
     """Once all is quiet: build once more, and ask for every row that was acknowledged."""
     from bloomguard.guards import registry
-    from bloomguard.rebuild import Rebuild
     from bloomguard.verdicts import Verdict
     from tests.shop.models import Product
 
     guard = registry["product"]
     acknowledged = [pk for pk in range(len(shared.journal)) if shared.journal[pk]]
     denied = sum(guard.verdict(pk) is Verdict.ABSENT for pk in acknowledged)
-    Rebuild(guard).run()
+    build_at_last()
     there = set(Product.objects.values_list("pk", flat=True))
     denied += sum(guard.verdict(pk) is Verdict.ABSENT for pk in acknowledged)
-    unknown = sum(guard.verdict(pk) is Verdict.UNKNOWN for pk in acknowledged)
-    return found | {"not_stored": len(set(acknowledged) - there), "denied": denied, "unknown": unknown}
+    unknown = [pk for pk in acknowledged if guard.verdict(pk) is Verdict.UNKNOWN]
+    if unknown:  # a server may be late once
+        time.sleep(2)
+        unknown = [pk for pk in unknown if guard.verdict(pk) is Verdict.UNKNOWN]
+    return found | {"not_stored": len(set(acknowledged) - there), "denied": denied, "unknown": len(unknown)}
 
 
 def main() -> None:

@@ -51,7 +51,8 @@ def hold(found: dict[str, Any], wanted: dict[str, Any], longest: float = 1.0) ->
     assert found["unknown"] == 0  # the last build mended whatever was fenced
     assert found["absents"] > 0  # and most of the time the filter answered
     assert found["builds"] >= wanted["builds"]
-    assert found["longest"] < longest + found["late"]
+    # A call that waits is woken up several times, and so are those it waits for.
+    assert found["longest"] < longest + 5 * found["late"]
 
 
 def test_a_few_kills_lose_nothing(crew):
