@@ -55,9 +55,9 @@ format: .venv/lint.installed ## put the source in order
 	$(BIN)/python -m ruff check --fix .
 	$(BIN)/python -m ruff format .
 
-bench: bench-filters bench-rebuild bench-requests bench-redis bench-figures bench-admin ## every benchmark
+bench: bench-filters bench-rebuild bench-requests bench-redis bench-figures bench-admin bench-sync ## every benchmark
 
-bench-%: .venv/bench.installed ## one benchmark: bench-filters, bench-rebuild, bench-requests, bench-redis, bench-figures, bench-admin
+bench-%: .venv/bench.installed ## one benchmark: bench-filters, bench-rebuild, bench-requests, bench-redis, bench-figures, bench-admin, bench-sync
 	$(BIN)/python -m bench.$*
 
 docs: .venv/docs.installed ## these pages as HTML, in docs/_build; a warning is an error

@@ -27,6 +27,7 @@ from .overview import PERIODS, Overview
 from .tasks import REBUILD, VERIFY, ask_for, command, is_under_way, log, queue
 
 _READS = ("GET", "HEAD")
+SHADOW, ENFORCE = "shadow", "enforce"
 
 
 @dataclass(frozen=True)
@@ -70,6 +71,23 @@ OPERATIONS = {
             gettext_lazy(
                 "Within a second no process answers 404 for these guards any more: all requests pass to the cache "
                 "and the database until the guard is rebuilt."
+            ),
+        ),
+        Operation(
+            SHADOW,
+            gettext_lazy("Shadow"),
+            gettext_lazy("Let these guards only watch?"),
+            gettext_lazy(
+                "Within a second all requests pass. What would have been answered 404 is counted, and compared with "
+                "what the site answers."
+            ),
+        ),
+        Operation(
+            ENFORCE,
+            gettext_lazy("Enforce"),
+            gettext_lazy("Let these guards answer?"),
+            gettext_lazy(
+                "Within a second absent IDs are answered 404 again, where the guard has a filter that is valid."
             ),
         ),
     )
@@ -244,4 +262,18 @@ def _fence(guard: Guard, user: Any) -> str:
     return _("Fenced: requests pass until it is rebuilt.")
 
 
-_DO_NOW: dict[str, Callable[[Guard, Any], str]] = {"fence": _fence}
+def _shadow(guard: Guard, user: Any) -> str:
+    _switch(guard, SHADOW)
+    return _("In shadow mode: requests pass, and are compared.")
+
+
+def _enforce(guard: Guard, user: Any) -> str:
+    _switch(guard, ENFORCE)
+    return _("Enforcing: absent IDs are answered 404.")
+
+
+def _switch(guard: Guard, mode: str) -> None:
+    guard.live.table.switch(guard.name, "" if mode == guard.mode else mode)
+
+
+_DO_NOW: dict[str, Callable[[Guard, Any], str]] = {"fence": _fence, SHADOW: _shadow, ENFORCE: _enforce}

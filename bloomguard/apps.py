@@ -19,6 +19,7 @@ class BloomguardConfig(AppConfig):
         from . import checks  # noqa: F401
         from .counts import counts
         from .flushing import flusher
+        from .hearing import log_if_wanted
         from .sync import raw, signals, statements
 
         autodiscover_modules("guards")
@@ -27,3 +28,4 @@ class BloomguardConfig(AppConfig):
         raw.connect()
         counts.begin = flusher.start
         atexit.register(flusher.stop)
+        log_if_wanted()

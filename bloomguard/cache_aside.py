@@ -20,7 +20,7 @@ import secrets
 import threading
 import time
 from collections.abc import Awaitable, Callable
-from functools import lru_cache
+from functools import lru_cache, partial
 from operator import methodcaller
 from typing import TYPE_CHECKING, Any
 
@@ -186,6 +186,7 @@ class CacheAside:
         def definition(self) -> str: ...
         def decide(self, value: Any) -> Decision: ...
         async def _adecide(self, value: Any) -> Decision: ...
+        def confirm_missing(self, value: Any) -> None: ...
 
     def cache_key(self, value: Any) -> str | None:
         """The key under which what belongs to ``value`` is cached; ``None`` for what cannot be looked up.
@@ -216,11 +217,12 @@ class CacheAside:
         ``DoesNotExist``; neither is cached. Any other exception of ``load`` is its caller's alone. ``timeout`` is that
         of Django's cache, in seconds; ``patience`` is how long to wait for another's load before loading in its place.
         """
-        if self.decide(value).verdict is Verdict.ABSENT:
+        decision = self.decide(value)
+        if decision.verdict is Verdict.ABSENT:
             self.tallies[SPARED]()
             return None
         waiter = Waiter(caches[cache], lambda: load(value))
-        return run(get_or_load(self.cache_key(value), waiter, timeout, patience), waiter)
+        return run(self._steps(value, decision, waiter, timeout, patience), waiter)
 
     async def aget_or_load(
         self,
@@ -232,8 +234,16 @@ class CacheAside:
         patience: float = 5.0,
     ) -> Any:
         """:meth:`get_or_load` with an async ``load``, without a blocking call on the event loop."""
-        if (await self._adecide(value)).verdict is Verdict.ABSENT:
+        decision = await self._adecide(value)
+        if decision.verdict is Verdict.ABSENT:
             self.tallies[SPARED]()
             return None
         waiter = AsyncWaiter(caches[cache], lambda: load(value))
-        return await arun(get_or_load(self.cache_key(value), waiter, timeout, patience), waiter)
+        return await arun(self._steps(value, decision, waiter, timeout, patience), waiter)
+
+    def _steps(self, value: Any, decision: Decision, waiter: Waiter, timeout: float | None, patience: float) -> Steps:
+        found = yield from get_or_load(self.cache_key(value), waiter, timeout, patience)
+        if found is None and decision.verdict is Verdict.MAYBE:
+            # What the loader looked at is its own business, so it is no proof: the database has to say it.
+            yield methodcaller("call", partial(self.confirm_missing, value))
+        return found

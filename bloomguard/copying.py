@@ -133,6 +133,6 @@ class Copy(Rebuild):
         assert self._from is not None
         for name in self._from.generations:
             try:
-                self.origin.drop(self.guard.name, name)
+                standby.drop(self.guard, name, self.origin)
             except StoreError as error:
                 standby.left_behind(self.guard, error)

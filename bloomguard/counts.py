@@ -29,8 +29,11 @@ WOULD_BLOCK, WOULD_HARM = "would-be 404", "would-be false 404"
 #: How many checks were timed, and what they took together.
 TIMED, MICROSECONDS = "timed", "microseconds"
 
+#: The filter would have said MAYBE, but the database was asked before.
+REMEMBERED = "remembered"
+
 #: The reasons of an absence, and of saying nothing.
-ABSENCES = ("absent", "out of range")
+ABSENCES = ("absent", "out of range", REMEMBERED)
 UNKNOWNS = (
     "unkeyable",
     "cold",
@@ -44,7 +47,11 @@ UNKNOWNS = (
     "shadow",
 )
 #: What is kept in stores, in the order of their columns: a new name goes to the end.
-NAMES = (*ABSENCES, "maybe", *UNKNOWNS, BLOCKED, SPARED, FALSE_POSITIVE, WOULD_BLOCK, WOULD_HARM, TIMED, MICROSECONDS)
+NAMES = (
+    *("absent", "out of range", "maybe"),
+    *UNKNOWNS,
+    *(BLOCKED, SPARED, FALSE_POSITIVE, WOULD_BLOCK, WOULD_HARM, TIMED, MICROSECONDS, REMEMBERED),
+)
 
 #: One check in so many is timed.
 EVERY = 128

@@ -92,7 +92,7 @@ def guarded(name: str, *, arg: str | Mapping[str, str] | None = None) -> Callabl
                 if is_refused:
                     response = await sync_to_async(_refuse, thread_sensitive=False)(request, guard)
                 else:
-                    response = await view(*args, **kwargs)
+                    response = await _aask(view, guard, value, *args, **kwargs)
             except Http404:
                 missed(decision, guard, request)
                 raise
@@ -118,7 +118,7 @@ def guarded(name: str, *, arg: str | Mapping[str, str] | None = None) -> Callabl
             decision = guard.decide(value)
             is_refused = is_absent(decision, guard, request)
             try:
-                response = _refuse(request, guard) if is_refused else view(*args, **kwargs)
+                response = _refuse(request, guard) if is_refused else _ask(view, guard, value, *args, **kwargs)
             except Http404:
                 missed(decision, guard, request)
                 raise
@@ -127,6 +127,36 @@ def guarded(name: str, *, arg: str | Mapping[str, str] | None = None) -> Callabl
         return mark(guard_view)  # type: ignore[no-any-return]
 
     return decorate
+
+
+def _ask(view: Callable[..., Any], guard: Guard, value: Any, *args: Any, **kwargs: Any) -> Any:
+    """The view's answer, from which the guard learns if it is 404."""
+    try:
+        answer = view(*args, **kwargs)
+    except Exception as error:
+        if _says_404(error):
+            guard.confirm_missing(value)
+        raise
+    if _says_404(answer):
+        guard.confirm_missing(value)
+    return answer
+
+
+async def _aask(view: Callable[..., Any], guard: Guard, value: Any, *args: Any, **kwargs: Any) -> Any:
+    try:
+        answer = await view(*args, **kwargs)
+    except Exception as error:
+        if _says_404(error):
+            await sync_to_async(guard.confirm_missing)(value)
+        raise
+    if _says_404(answer):
+        await sync_to_async(guard.confirm_missing)(value)
+    return answer
+
+
+def _says_404(answer: Any) -> bool:
+    """Of a response, or of an exception: Django's, or one of REST framework's."""
+    return isinstance(answer, Http404) or getattr(answer, "status_code", None) == 404
 
 
 def _refuse(request: Any, guard: Guard) -> Any:

@@ -33,6 +33,7 @@ from .verdicts import ERROR, OUT_OF_RANGE, SHADOW, UNKEYABLE, Decision, Verdict
 MEANING = {
     "absent": "the filter does not have it",
     "out of range": "no column can hold it",
+    "remembered": "the filter takes it for another one that it has, and the database was asked a moment ago",
     "maybe": "the filter has it, or takes it for another one that it has",
     "unkeyable": "the lookup's field does not take it for a value",
     "cold": "there is no filter yet; run rebuild_filter",

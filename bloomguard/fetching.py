@@ -11,7 +11,8 @@ from django.db import models, router
 from django.http import Http404
 
 from .counts import SPARED
-from .querysets import covers, lookup_of
+from .keys import OutOfRange, Unkeyable
+from .querysets import covers, finds_all, is_exact, lookup_of
 from .verdicts import ERROR, Decision, Verdict
 
 if TYPE_CHECKING:
@@ -45,6 +46,7 @@ class Fetching:
         def _concluded(self, value: Any, decision: Decision) -> Decision: ...
         def _say_once(self, error: Exception) -> None: ...
         def rows(self) -> models.QuerySet[Any]: ...
+        def normalize(self, value: str) -> str: ...
 
     @property
     def database(self) -> str:
@@ -111,10 +113,7 @@ class Fetching:
         if covers(self, rows) and self.verdict(value) is Verdict.ABSENT:
             self.tallies[SPARED]()
             raise self._not_found(rows)
-        try:
-            return rows.filter(**lookup_of(self, value)).get()
-        except (ObjectDoesNotExist, *_NO_VALUE) as error:
-            raise self._not_found(rows) from error
+        return self._fetch(value, rows)
 
     async def aget_object_or_404(self, value: Any, queryset: Rows | None = None) -> Any:
         """:meth:`get_object_or_404`, without a blocking call on the event loop."""
@@ -122,10 +121,50 @@ class Fetching:
         if covers(self, rows) and await self.averdict(value) is Verdict.ABSENT:
             self.tallies[SPARED]()
             raise self._not_found(rows)
+        return await sync_to_async(self._fetch)(value, rows)
+
+    def _fetch(self, value: Any, rows: models.QuerySet[Any]) -> Any:
+        answering = self.live.answered_last
         try:
-            return await rows.filter(**lookup_of(self, value)).aget()
-        except (ObjectDoesNotExist, *_NO_VALUE) as error:
+            return rows.filter(**lookup_of(self, value)).get()
+        except ObjectDoesNotExist as error:
+            self.learn(value, rows, answering)
             raise self._not_found(rows) from error
+        except _NO_VALUE as error:
+            raise self._not_found(rows) from error
+
+    def learn(self, value: Any, rows: models.QuerySet[Any], answering: str) -> None:
+        """A query of ``rows`` for ``value`` alone found nothing: remember that, if it proves anything. Never raises.
+
+        ``answering`` is what :attr:`LiveFilter.answered_last` was before the query. See :mod:`bloomguard.remembered`.
+        """
+        try:
+            if answering and finds_all(self, rows) and is_exact(self, value):
+                self.live.remember(self.keys.key(value), answering, rows.db)
+        except (Unkeyable, OutOfRange):
+            pass
+        except Exception as error:
+            self._say_once(error)
+
+    def confirm_missing(self, value: Any) -> None:
+        """Somebody looked for ``value`` in vain, nobody knows where: ask the database, and remember what it says.
+
+        A query, but not for what was asked lately, was added lately, or is remembered. Nothing is asked where a
+        transaction is open: what it sees is not what others see. Never raises.
+        """
+        try:
+            answering, rows = self.live.answered_last, self.rows().using(self.database)
+            if not answering or not finds_all(self, rows) or not is_exact(self, value):
+                return
+            key = self.keys.key(value)
+            if self.live.ask(key).verdict is not Verdict.MAYBE or not self.live.worth_asking(key, answering):
+                return
+            if not rows.filter(**lookup_of(self, value)).exists():
+                self.live.remember(key, answering, rows.db)
+        except (Unkeyable, OutOfRange):
+            pass
+        except Exception as error:
+            self._say_once(error)
 
     def _rows(self, queryset: Rows | None) -> models.QuerySet[Any]:
         return self.rows() if queryset is None else queryset.all()

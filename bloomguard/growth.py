@@ -14,9 +14,9 @@ SHORTEST = timedelta(hours=1)
 _APART = timedelta(days=1)
 
 
-def kept(row: GuardState) -> dict[str, Any]:
-    """What the next publication has to keep of ``row``, as it is before: where growth is counted from."""
-    if row.published_at is None:
+def kept(row: GuardState | None) -> dict[str, Any]:
+    """What the next publication has to keep of ``row``, as it is before, if it is: where growth is counted from."""
+    if row is None or row.published_at is None:
         return {}
     former = row.former_published_at
     if former is not None and row.published_at - former < _APART:

@@ -26,6 +26,7 @@ from .cache_aside import CacheAside
 from .exceptions import ConfigurationError
 from .fetching import Fetching
 from .filters.kinds import KINDS
+from .hearing import hear, listeners
 from .keys import KeyMaker, OutOfRange, Unkeyable
 from .live import LiveFilter
 from .verdicts import ABSENT, ERROR, OUT_OF_RANGE, SHADOW, UNKEYABLE, Decision, Verdict
@@ -211,6 +212,8 @@ class Guard(Fetching, CacheAside):
         if decision.verdict is Verdict.ABSENT and self.is_shadow:
             decision = SHADOW
         self.tallies[decision.reason]()
+        if listeners:
+            hear(self, value, decision)
         return decision
 
     def _undecided(self, error: Exception) -> Decision:
@@ -231,12 +234,17 @@ class Guard(Fetching, CacheAside):
             if self.is_shadow and decision.verdict is Verdict.ABSENT:
                 decision = SHADOW
         self.tallies[decision.reason]()
+        if listeners:
+            hear(self, value, decision)
         return decision
 
     @property
     def is_shadow(self) -> bool:
-        """Whether everything passes, and is only compared with what the guard would have answered."""
-        return self.mode != "enforce"
+        """Whether everything passes, and is only compared with what the guard would have answered.
+
+        As somebody has switched it in the admin, else as ``mode`` says.
+        """
+        return (self.live.mode or self.mode) != "enforce"
 
     def _say_once(self, error: Exception) -> None:
         if type(error) not in self._failures:
@@ -302,6 +310,8 @@ class Registry:
         self.clashes: list[Guard] = []
         #: Counts changes, so that tables made from the registry know when to be made anew.
         self.version = 0
+        #: Called after each change.
+        self.listeners: list[Callable[[], None]] = []
 
     def add(self, guard: Guard) -> None:
         """Take ``guard`` in, unless its name is taken: then it is one of :attr:`clashes`."""
@@ -309,13 +319,19 @@ class Registry:
             self.clashes.append(guard)
             return
         self._guards[guard.name] = guard
-        self.version += 1
+        self.changed()
 
     def remove(self, guard: Guard) -> None:
         """Let ``guard`` go; nothing happens if it is not here."""
         if self._guards.get(guard.name) is guard:
             del self._guards[guard.name]
-            self.version += 1
+            self.changed()
+
+    def changed(self) -> None:
+        """Tell all that was made from the registry that it is out of date."""
+        self.version += 1
+        for listen in self.listeners:
+            listen()
 
     def __getitem__(self, name: str) -> Guard:
         """The guard ``name``; raises :class:`ConfigurationError` that lists those there are."""

@@ -10,20 +10,20 @@ from __future__ import annotations
 import hashlib
 import hmac
 import logging
-import socket
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from .conf import settings
 from .exceptions import ConfigurationError, StoreError, StoreUnavailable, UnknownGeneration
 from .filters import CorruptFilter, FilterError, FilterFull, KeyHash
 from .forks import after_fork
+from .homes import all_stores, home_of, whereabouts
+from .remembered import FoundOut, shelf
 from .stores import Generation, Store, stores
 from .sync import state as states
 from .sync.state import ARMED, LEASE_SECONDS, State, StateTable
-from .verdicts import ABSENT, COLD, ERROR, FENCED, IDENTITY, LEASE, MAYBE, UNREACHABLE, UNTRUSTED, Decision
+from .verdicts import ABSENT, COLD, ERROR, FENCED, IDENTITY, LEASE, MAYBE, REMEMBERED, UNREACHABLE, UNTRUSTED, Decision
 
 logger = logging.getLogger("bloomguard")
 
@@ -63,6 +63,7 @@ class LiveFilter:
         self._refused: dict[str, float] = {}
         self._looked_at = float("-inf")
         self._warned = 0
+        self._found_out = FoundOut(self._open_recent, lambda: self.table.clock())
         # The fence that this process saw last, and since when by our clock.
         self._fence: tuple[Any, float] = ("", float("-inf"))
         self._lock = threading.Lock()
@@ -116,7 +117,7 @@ class LiveFilter:
             name, check = asked
             try:
                 if check(key):
-                    return MAYBE
+                    return MAYBE if self._found_out.is_empty else self._recall(key, name)
             except StoreUnavailable:
                 return UNREACHABLE
             except (CorruptFilter, StoreError) as error:
@@ -137,6 +138,50 @@ class LiveFilter:
         if asked is None and not self._worth_reading():
             return COLD
         return None
+
+    @property
+    def mode(self) -> str:
+        """What the state row, as it was read last, has in place of the guard's own mode; empty if it has nothing."""
+        return self.table.known(self.name).mode
+
+    def _recall(self, key: bytes, name: str) -> Decision | None:
+        """What is remembered of a key that the generation ``name`` lets through; ``None`` if a lease is needed."""
+        if not self._found_out.knows(name, key):
+            return MAYBE
+        state = self.table.lease(self.name)
+        if state is None:
+            return None
+        return self._recalled(key, name) if state.active == name and state.status == ARMED else MAYBE
+
+    def _recalled(self, key: bytes, name: str) -> Decision:
+        known = self._found_out.knows(name, key) and not self._found_out.is_recent(name, key)
+        return REMEMBERED if known else MAYBE
+
+    @property
+    def answered_last(self) -> str:
+        """The generation that answered last, empty where none has: it has been published."""
+        return self._check[0] if self._check is not None else ""
+
+    def remember(self, key: bytes, name: str, using: str) -> None:
+        """No row has ``key``: found out on ``using`` just now, by a statement after ``name`` was :attr:`answered_last`.
+
+        The conditions stand in :mod:`bloomguard.remembered`. Raises :class:`DatabaseError`.
+        """
+        state = self._answered_by(name)
+        if state is not None and self.table.is_published_for(using, self.name, name):
+            self._found_out.remember(name, [key], state.identity)
+
+    def worth_asking(self, key: bytes, name: str) -> bool:
+        """Whether to ask the database for ``key``, to remember it if it is missing: not every time."""
+        state = self._answered_by(name)
+        return state is not None and self._found_out.worth_asking(name, key, state.identity)
+
+    def _answered_by(self, name: str) -> State | None:
+        """The row, under a valid lease, if ``name`` is what answers."""
+        if self.table.lease(self.name) is None:
+            self.table.renew()
+        state = self.table.lease(self.name)
+        return state if state is not None and state.active == name and state.status == ARMED else None
 
     def answering(self) -> Generation | Decision:
         """What answers now, or why nothing does: for people, who want to know before anybody asks. Never raises."""
@@ -160,7 +205,7 @@ class LiveFilter:
         now = self.table.clock()
         if now - self._looked_at < LEASE_SECONDS:
             return False
-        for store in self._stores():
+        for store in all_stores(self.store):
             try:
                 if store.names(self.name):
                     return True  # and so for whoever asks next: under ASGI the same request asks again, in a thread
@@ -182,7 +227,9 @@ class LiveFilter:
                 return [generation] * len(keys)
             self._check = state.active, generation.might_contain
             found = [generation.might_contain(keys[0])] if len(keys) == 1 else generation.might_contain_many(keys)
-            return [MAYBE if might else ABSENT for might in found]
+            if self._found_out.is_empty:
+                return [MAYBE if might else ABSENT for might in found]
+            return [self._recalled(key, state.active) if might else ABSENT for key, might in zip(keys, found)]
         except StoreUnavailable:
             return [UNREACHABLE] * len(keys)
         except (CorruptFilter, StoreError) as error:
@@ -204,26 +251,15 @@ class LiveFilter:
         """The row names another store, or this one before the host was restarted: say so once."""
         if self._warned != state.version:
             self._warned = state.version
-            logger.warning("bloomguard passes every request to %s: %s", self.name, self._whereabouts(state))
+            logger.warning("bloomguard passes every request to %s: %s", self.name, whereabouts(state, self.store))
         return IDENTITY
-
-    def _whereabouts(self, state: State) -> str:
-        """Where the filter is if it is not here, and what to do about it; at most 200 characters for usual hosts."""
-        here = socket.gethostname()
-        # A store that is reached over a network can be reached from both.
-        if state.host not in ("", here) and not self.store.waits:
-            return (
-                f"its filter is in a store of the host {state.host}, and {here} has another of its own; if both serve "
-                "this site, use a store that all hosts share, else run rebuild_filter"
-            )
-        return "its filter was built in another store, or before this one was restarted; run rebuild_filter"
 
     def why_not_added(self) -> str:
         """Why an add failed just now, for the log and the state row."""
         state = self.table.lease(self.name)
         try:
             if state is not None and state.active and state.identity != self.store.identity:
-                return self._whereabouts(state)
+                return whereabouts(state, self.store)
         except StoreError:
             pass  # a store that does not answer says nothing of where it is
         return "a written row could not be added to its filter"
@@ -246,7 +282,7 @@ class LiveFilter:
         generation = self._opened.get(name)
         if generation is not None:
             return generation
-        home = None if self._refused.get(name, 0) > self.table.clock() else self._home(state.identity)
+        home = None if self._refused.get(name, 0) > self.table.clock() else home_of(state.identity, self.store)
         if home is None:
             return None
         with self._lock:
@@ -257,26 +293,11 @@ class LiveFilter:
                 self._opened[name] = generation
         return generation
 
-    def _home(self, identity: str) -> Store | None:
-        """The store that the row names: the guard's own or, while it moves from one to another, any in the settings."""
-        unavailable: StoreError | None = None
-        for store in self._stores():
-            try:
-                if store.identity == identity:
-                    return store
-            except StoreError as error:
-                unavailable = unavailable or error
-        if unavailable is not None:
-            raise unavailable
-        return None
-
-    def _stores(self) -> Iterator[Store]:
-        """The guard's own store, then all others that can be made."""
-        yield self.store
-        for alias in settings.stores:
-            if alias != self._store_alias:
-                with suppress(ConfigurationError):  # a system check says so
-                    yield stores[alias]
+    def _open_recent(self, name: str, identity: str) -> Generation:
+        home = home_of(identity, self.store)
+        if home is None:
+            raise StoreError("the recent rows are in another store, or in another life of this one")
+        return home.open(shelf(self.name), name, self.find_key_hash, identity)
 
     def _tidy(self, state: State) -> None:
         """Let go of generations that the row no longer names: a mapped file takes its disk space until then."""
@@ -284,6 +305,7 @@ class LiveFilter:
             self._version = state.version
             self._opened = {name: opened for name, opened in self._opened.items() if name in state.generations}
             self._refused = {name: until for name, until in self._refused.items() if name in state.generations}
+        self._found_out.tidy(state.generations)
 
     # -- writing
 
@@ -327,7 +349,9 @@ class LiveFilter:
             try:
                 generation = self._generation(state, name)
                 if generation is not None:
+                    recent = self._found_out.recent(name, state.identity)
                     adds.append((generation, keys if self._counted else self._new(generation, keys)))
+                    adds += [(recent, keys)] if recent is not None else []
             except (FilterError, StoreError) as error:
                 self._doubt(state, name, error)
                 generation = None
@@ -339,7 +363,7 @@ class LiveFilter:
                     self._doubt(state, generation.name, failed)
                     missed.append(generation.name)
         # A standby that is not yet kept still answers those who have not read the row since it was replaced.
-        if not all(name == state.kept and part_with_standby(state) for name in missed):
+        if not all(name == state.kept and part_with_standby(state) for name in dict.fromkeys(missed)):
             return False
         # The copy was good when the adds began; it must still be when they are counted.
         return self.table.lease(self.name) is not None
@@ -390,3 +414,4 @@ class LiveFilter:
             self._version = self._warned = 0
             self._looked_at = float("-inf")
             self._waits = None
+        self._found_out.forget()

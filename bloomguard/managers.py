@@ -31,14 +31,20 @@ class GuardedQuerySet(models.QuerySet[M]):
 
     def get(self, *args: Any, **kwargs: Any) -> M:
         """As Django's, without a query for what certainly does not exist."""
-        if kwargs and not args:
-            for guard, names in guards_for(registry, self.model, tuple(kwargs)):
-                value = kwargs[names[0]] if len(names) == 1 else [kwargs[name] for name in names]
-                if guard.verdict(value) is Verdict.ABSENT and covers(guard, self):
-                    guard.tallies[SPARED]()
-                    missing: type[Exception] = self.model.DoesNotExist  # type: ignore[attr-defined]
-                    raise missing(f"{self.model._meta.object_name} matching query does not exist.")
-        return super().get(*args, **kwargs)
+        asked = []
+        for guard, names in guards_for(registry, self.model, tuple(kwargs)) if not args else ():
+            value = kwargs[names[0]] if len(names) == 1 else [kwargs[name] for name in names]
+            if guard.verdict(value) is Verdict.ABSENT and covers(guard, self):
+                guard.tallies[SPARED]()
+                missing: type[Exception] = self.model.DoesNotExist  # type: ignore[attr-defined]
+                raise missing(f"{self.model._meta.object_name} matching query does not exist.")
+            asked.append((guard, value, guard.live.answered_last))
+        try:
+            return super().get(*args, **kwargs)
+        except self.model.DoesNotExist:  # type: ignore[attr-defined]
+            for guard, value, answering in asked:
+                guard.learn(value, self, answering)
+            raise
 
     def in_bulk(self, id_list: Iterable[Any] | None = None, *, field_name: str = "pk") -> dict[Any, M]:
         """As Django's, without asking for what certainly does not exist."""

@@ -10,6 +10,7 @@ from django.conf import settings
 from django.http import HttpRequest, HttpResponseBase
 
 from .guards import Guard
+from .learning import is_worth_learning, learn_from
 from .outcomes import ablocked, blocked, settle
 from .responses import not_found, not_found_now
 from .routes import Decide, GuardedRoute, absent, absent_in_view
@@ -45,6 +46,8 @@ class BloomGuardMiddleware:
             response = self.get_response(request)  # type: ignore[assignment]
             if response.status_code == 404 and (by_view := settle(request)):
                 blocked(by_view, request)
+            if response.status_code == 404:
+                learn_from(request)
             if isinstance(guard, Shadow):
                 guard.compare(response.status_code)
         return tell(request, response) if self._tells else response
@@ -63,6 +66,8 @@ class BloomGuardMiddleware:
             response = await self.get_response(request)  # type: ignore[misc]
             if response.status_code == 404 and (by_view := settle(request)):
                 await ablocked(by_view, request)
+            if response.status_code == 404 and is_worth_learning(request):
+                await sync_to_async(learn_from)(request)
             if isinstance(guard, Shadow):
                 await sync_to_async(guard.compare, thread_sensitive=False)(response.status_code)
         return tell(request, response) if self._tells else response

@@ -34,6 +34,7 @@ class GuardState(models.Model):
     error_rate_measured = models.FloatField(null=True, blank=True, help_text="of the last build, before it answered")
     former_rows = models.BigIntegerField(null=True, blank=True, help_text="rows at a build some time before")
     former_published_at = models.DateTimeField(null=True, blank=True)
+    mode = models.CharField(max_length=10, default="", blank=True, help_text="in place of the guard's own")
     fenced_at = models.DateTimeField(null=True, blank=True)
     reason = models.CharField(max_length=200, default="", blank=True, help_text="why it is fenced")
 

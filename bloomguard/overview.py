@@ -14,6 +14,7 @@ from django.utils.functional import Promise
 from django.utils.translation import gettext_lazy as _
 
 from . import charts, figures
+from .counts import FALSE_ABSENCE, WOULD_BLOCK, WOULD_HARM
 from .exceptions import StoreError
 from .figures import HOUR, MINUTE, Series
 from .filters import FilterError
@@ -23,7 +24,7 @@ from .models import GuardState, GuardTask
 from .stores import Generation
 from .sync.state import table
 from .tasks import is_under_way
-from .verdicts import COLD, ERROR, FENCED, IDENTITY, LEASE, UNREACHABLE, UNTRUSTED
+from .verdicts import COLD, ERROR, FENCED, IDENTITY, LEASE, SHADOW, UNREACHABLE, UNTRUSTED
 
 #: The share of its room above which a filter is shown as nearly full.
 NEARLY_FULL = 0.9
@@ -32,7 +33,7 @@ _COUNTED_BYTES = 16 << 20
 #: Absences of a period that say something about an error rate.
 _ENOUGH = 1_000
 
-ARMED, SHADOW = "armed", "shadow"
+ARMED = "armed"
 _UNTRUSTED = _(
     "its filter is damaged, or was built with another SECRET_KEY or for another definition: requests pass until a "
     "rebuild"
@@ -40,7 +41,7 @@ _UNTRUSTED = _(
 #: State -> its name, and why it is so.
 STATES: dict[str, tuple[str | Promise, str | Promise]] = {
     ARMED: (_("armed"), _("absent IDs are answered 404")),
-    SHADOW: (_("shadow"), _("requests pass, and what would have been answered 404 is counted")),
+    SHADOW.reason: (_("shadow"), _("requests pass, and what would have been answered 404 is counted")),
     COLD.reason: (_("cold"), _("it has no filter yet: requests pass until a rebuild")),
     FENCED.reason: (_("fenced"), _("requests pass until a rebuild")),
     IDENTITY.reason: (
@@ -133,9 +134,24 @@ class Line:
         return f"{self.guard.model._meta.label}: {looked_up}"
 
     @property
+    def is_shadow(self) -> bool:
+        """Whether it only watches."""
+        return self.state == SHADOW.reason
+
+    @property
+    def would_block(self) -> int:
+        """Requests of the period that a shadow would have answered 404."""
+        return self.series.total(WOULD_BLOCK)
+
+    @property
+    def would_harm(self) -> int:
+        """Those of them that the site answered with a page."""
+        return self.series.total(WOULD_HARM)
+
+    @property
     def is_well(self) -> bool:
         """Whether the guard does what it was declared for."""
-        return self.state in (ARMED, SHADOW)
+        return self.state in (ARMED, SHADOW.reason)
 
     @property
     def is_nearly_full(self) -> bool:
@@ -212,7 +228,7 @@ class Overview:
     @property
     def false_absences(self) -> int:
         """How often a spot check found a row that a filter denied: there should never be one."""
-        return sum(series.total("false absence") for series in self._drawn)
+        return sum(series.total(FALSE_ABSENCE) for series in self._drawn)
 
     @property
     def _drawn(self) -> list[Series]:
@@ -261,8 +277,8 @@ def guard_answers(guard: Guard) -> Any:
 
 def _state(guard: Guard, answers: Any) -> str:
     if not isinstance(answers, Generation):
-        return str(answers.reason) if answers.reason in STATES else ERROR.reason
-    return SHADOW if getattr(guard, "mode", "") == SHADOW else ARMED
+        return str(answers.reason)
+    return SHADOW.reason if guard.is_shadow else ARMED
 
 
 def _why(guard: Guard, answers: Any, row: GuardState) -> str | Promise:

@@ -1,8 +1,8 @@
 """What a queryset's rows have to do with a guard's rows.
 
 A guard that says ABSENT speaks of its own rows: those of one table in one database, and with ``alive`` only some of
-them. It may answer in place of a queryset that has no other rows than these, and nothing is learnt from a queryset
-that might lack one of them.
+them. It may answer in place of a queryset that has no other rows than these, and learns nothing from a queryset that
+might lack one of them.
 """
 
 from __future__ import annotations
@@ -11,8 +11,12 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Protocol
 
+from django.db import connections
 from django.db.models import Field, Model, QuerySet
+from django.db.models.sql import Query
 from django.db.models.sql.where import AND
+
+from .keys import value_field
 
 if TYPE_CHECKING:
     from .guards import Guard, Registry
@@ -33,6 +37,9 @@ class Owner(Protocol):
 
     def rows(self) -> QuerySet[Any]:
         """The rows that the guard knows."""
+
+    def normalize(self, value: str) -> str:
+        """Text as the database compares it."""
 
 
 def covers(guard: Owner, queryset: Any) -> bool:
@@ -60,6 +67,30 @@ def _is_plain(guard: Owner, queryset: QuerySet[Any]) -> bool:
     return queryset.db == database
 
 
+def finds_all(guard: Owner, queryset: QuerySet[Any]) -> bool:
+    """Whether a query of ``queryset`` sees every row of the guard's that is committed when it begins. Never raises.
+
+    So it is a statement of its own on the guard's own database, no copy of it: a transaction may have an older
+    snapshot, and sees its own deletes, which may never be committed. It has no conditions but those of ``alive``, and
+    nothing that might leave a row out: no joins, no locks to skip.
+    """
+    try:
+        query = queryset.query
+        if type(query) is not Query or query.combinator or query.is_sliced or query.distinct or query.extra_tables:
+            return False
+        if query.select_related or query.select_for_update or len(query.alias_map) > 1:
+            return False
+        if _table_of(queryset.model) is not _table_of(guard.model) or not _is_djangos(type(queryset)):
+            return False
+        known, asked = guard.rows().query.where, query.where
+        simple = asked.connector == known.connector == AND and not asked.negated and not known.negated
+        if not simple or any(condition not in known.children for condition in asked.children):
+            return False
+        return queryset.db == guard.database and connections[queryset.db].get_autocommit()
+    except Exception:  # nothing is learnt
+        return False
+
+
 @lru_cache(maxsize=1_000)
 def _is_djangos(cls: type[QuerySet[Any]]) -> bool:
     """Whether a look-up means what Django means by it: some packages turn it into another."""
@@ -73,6 +104,22 @@ def _is_alive(guard: Owner, queryset: QuerySet[Any]) -> bool:
         return True
     simple = asked.connector == known.connector == AND and not asked.negated and not known.negated
     return simple and all(condition in asked.children for condition in known.children)
+
+
+def is_exact(guard: Owner, value: Any) -> bool:
+    """Whether no two values that the database tells apart have the key of ``value``: then a miss is the key's own.
+
+    A ``normalize``, or a field of somebody else's, may make one key of several values. Never raises.
+    """
+    try:
+        if not all(type(value_field(field)).__module__.startswith("django.") for field in guard.fields):
+            return False
+        if type(guard).normalize.__module__ != "bloomguard.guards":
+            return False
+        values = [field.to_python(one) for field, one in zip(guard.fields, lookup_of(guard, value).values())]
+        return not any(isinstance(one, int) and abs(one) >> 63 for one in values)
+    except Exception:
+        return False
 
 
 def lookup_of(guard: Owner, value: Any) -> dict[str, Any]:

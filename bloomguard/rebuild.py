@@ -31,6 +31,7 @@ from .guards import Guard
 from .models import GuardState
 from .plans import Plan, Report, lay_out
 from .proof import Proof
+from .remembered import create_recent, new_name
 from .signals import generation_published, tell
 from .sources import Source
 from .stores import Generation
@@ -160,9 +161,10 @@ class Rebuild:
         seen = self.table.current(self.guard.name)
         if seen.building:
             refuse_if_alive(self.table, seen)
-        self._seen, self._lying = seen, self.store.names(self.guard.name)
-        self._name = secrets.token_hex(12)
+        self._seen, self._lying = seen, standby.lying(self.guard)
+        self._name = new_name(secrets.token_hex(12))
         self._generation = self.store.create(self.guard.name, self._name, layout)
+        create_recent(self.store, self.guard.name, self._name, layout)
         return self._generation
 
     def wait_for_writers(self) -> None:
@@ -212,7 +214,7 @@ class Rebuild:
             if state.building == self._name:
                 state = self.table.swap(state, building="", builder="") or state
             if self._name not in state.generations:
-                self.store.drop(self.guard.name, self._name)
+                standby.drop(self.guard, self._name)
         except Exception as error:
             logger.warning("bloomguard left an unfinished generation of %s behind: %s", self.guard.name, error)
 
@@ -286,6 +288,7 @@ class Rebuild:
     def _publish(self, mine: State, rows: int, measured: float) -> None:
         assert self._generation is not None
         layout = self._generation.layout
+        row = GuardState.objects.using(self.table.connection.alias).filter(name=mine.name).first()
         published = self.table.swap(
             mine,
             active=mine.building,
@@ -302,7 +305,7 @@ class Rebuild:
             bytes=layout.total_bytes,
             error_rate_measured=measured,
             reason="",
-            **growth.kept(GuardState.objects.using(self.table.connection.alias).get(name=mine.name)),
+            **growth.kept(row),
         )
         if published is None:
             raise RebuildError(

@@ -18,7 +18,9 @@ from .exceptions import RebuildError, StoreError
 from .filters import FilterError
 from .guards import Guard
 from .models import GuardState
+from .remembered import shelf
 from .signals import generation_published, tell
+from .stores import Store
 from .sync.state import ARMED, State
 
 logger = logging.getLogger("bloomguard")
@@ -27,12 +29,24 @@ logger = logging.getLogger("bloomguard")
 _BUILDER_DIES_AFTER = timedelta(minutes=1)
 
 
-def sweep(guard: Guard, lying: Sequence[str], state: State) -> None:
-    """Remove what builders have left: all of ``lying`` that the row does not name."""
-    for name in lying:
+def lying(guard: Guard) -> list[str]:
+    """The generations that lie in the store, or of which anything does; raises :class:`StoreError`."""
+    store = guard.live.store
+    return list({name: None for place in (guard.name, shelf(guard.name)) for name in store.names(place)})
+
+
+def drop(guard: Guard, name: str, store: Store | None = None) -> None:
+    """Remove a generation and what lies beside it, by default from the guard's store; raises :class:`StoreError`."""
+    for place in (guard.name, shelf(guard.name)):
+        (store or guard.live.store).drop(place, name)
+
+
+def sweep(guard: Guard, there: Sequence[str], state: State) -> None:
+    """Remove what builders have left: all that is ``there`` and not named by the row."""
+    for name in there:
         if name not in state.generations:
             try:
-                guard.live.store.drop(guard.name, name)
+                drop(guard, name)
             except StoreError as error:
                 left_behind(guard, error)
 
@@ -46,7 +60,7 @@ def retire(guard: Guard, state: State, keep_seconds: float = 0.0) -> None:
     """Drop the standby, or name it as kept, two leases after it was replaced, and remove what no row names."""
     table = guard.live.table
     try:
-        lying = guard.live.store.names(guard.name)
+        there = lying(guard)
         after: State | None = state
         if state.standby and keep_seconds:
             after = table.swap(state, standby_until=timezone.now() + timedelta(seconds=keep_seconds))
@@ -56,7 +70,7 @@ def retire(guard: Guard, state: State, keep_seconds: float = 0.0) -> None:
         left_behind(guard, error)
         return
     if after is not None:
-        sweep(guard, lying, after)
+        sweep(guard, there, after)
 
 
 def roll_back(guard: Guard) -> State:

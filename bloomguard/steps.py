@@ -42,7 +42,7 @@ class Waiter:
         return event.wait(seconds)
 
     def call(self, function: Callable[[], Any]) -> Any:
-        """Something that may wait for a database."""
+        """Something that asks the database."""
         return function()
 
 
@@ -68,7 +68,7 @@ class AsyncWaiter(Waiter):
             return
 
     def call(self, function: Callable[[], Any]) -> Any:
-        return sync_to_async(function, thread_sensitive=False)()
+        return sync_to_async(function)()
 
 
 def run(steps: Steps, waiter: Waiter) -> Any:

@@ -23,6 +23,7 @@ class Decision(NamedTuple):
 
 ABSENT = Decision(Verdict.ABSENT, "absent")
 OUT_OF_RANGE = Decision(Verdict.ABSENT, "out of range")
+REMEMBERED = Decision(Verdict.ABSENT, "remembered")
 MAYBE = Decision(Verdict.MAYBE, "maybe")
 UNKEYABLE = Decision(Verdict.UNKNOWN, "unkeyable")
 COLD = Decision(Verdict.UNKNOWN, "cold")

@@ -52,7 +52,17 @@ class GuardedObjectMixin(Base):
         if is_absent(self.request, queryset.model, lookup, lambda: queryset):
             name = queryset.model._meta.verbose_name
             raise Http404(gettext("No %(verbose_name)s found matching the query") % {"verbose_name": name})
-        return super().get_object(queryset)
+        asked = _asked(queryset.model, lookup)
+        try:
+            return super().get_object(queryset)
+        except Http404:
+            # A get_object of the project's own may have other reasons.
+            is_djangos = super().get_object.__func__ is SingleObjectMixin.get_object  # type: ignore[attr-defined]
+            for guard, value, answering in asked:
+                if is_djangos:
+                    guard.learn(value, queryset, answering)
+                guard.confirm_missing(value)  # no query if that was proof
+            raise
 
 
 def is_absent(
@@ -87,6 +97,27 @@ def _sure(request: HttpRequest, model: type[Model], lookup: Mapping[str, Any]) -
     except Exception as error:
         _say_once(error, model)
     return None
+
+
+def _asked(model: type[Model], lookup: Mapping[str, Any]) -> list[tuple[Guard, Any, str]]:
+    """The guards that could learn from a query for this alone, with the value and what answers now. Never raises."""
+    given = [(name, value) for name, value in lookup.items() if value is not None]
+    try:
+        return [
+            (guard, value, guard.live.answered_last)
+            for name, value in given
+            for guard, _ in guards_for(registry, model, (name,))
+            if len(given) == 1
+        ]
+    except Exception as error:
+        _say_once(error, model)
+        return []
+
+
+def confirm_missing(model: type[Model], name: str, value: Any) -> None:
+    """A view answered 404 for the row whose ``name`` is ``value``: find out whether there is none. Never raises."""
+    for guard, one, _ in _asked(model, {name: value}):
+        guard.confirm_missing(one)
 
 
 def _say_once(error: Exception, model: type[Model]) -> None:

@@ -13,7 +13,7 @@ from django.test import Client
 from django.utils import timezone
 
 from bloomguard import figures, tasks
-from bloomguard.guards import registry
+from bloomguard.guards import Verdict, registry
 from bloomguard.models import GuardState, GuardTask
 from bloomguard.sync import state as states
 
@@ -96,7 +96,7 @@ def test_to_look_is_not_to_act(staff, build):
 
 
 @pytest.mark.parametrize("method", ["get", "head", "options", "put", "patch", "delete"])
-@pytest.mark.parametrize("operation", ["rebuild", "verify", "fence"])
+@pytest.mark.parametrize("operation", ["rebuild", "verify", "fence", "shadow", "enforce"])
 def test_only_post_changes_anything(staff, build, operation, method):
     """No other method does an operation, whatever its parameters say."""
     build("product")
@@ -119,6 +119,16 @@ def test_pages_that_only_read_change_nothing(staff, build, path):
     assert client.get(path).status_code in (200, 302)
     assert client.post(path).status_code in (403, 405)
     assert rows() == before
+
+
+@pytest.mark.parametrize("path", [PAGE, f"{PAGE}progress/"])
+def test_a_post_with_the_token_changes_nothing_there_either(staff, path):
+    """Pages that only read know GET and HEAD alone."""
+    client = Client()
+    client.force_login(staff("operate_guardstate").user)
+
+    assert client.post(path).status_code == client.put(path).status_code == 405
+    assert client.delete(OPERATE).status_code == 405
 
 
 def test_a_post_needs_the_token(staff, build):
@@ -324,8 +334,8 @@ def test_progress_says_who_is_busy(staff):
     assert '<progress max="10" value="5"' in page
 
 
-def test_the_sum_of_all_guards_is_drawn(staff, monkeypatch):
-    """The charts add up what was counted for every guard; one guard's charts are its own."""
+def test_the_sum_of_all_guards_is_drawn(staff, build, monkeypatch):
+    """Charts add up what was counted for every guard, or for one; a shadow tells what it would have done."""
 
     def read_many(guards, start, end, step):
         length = -(-int((end - start).total_seconds()) // step)
@@ -335,7 +345,12 @@ def test_the_sum_of_all_guards_is_drawn(staff, monkeypatch):
                 int(start.timestamp()),
                 step,
                 length,
-                {"blocked": [1_000] + [0] * (length - 1), "false absence": [0] * (length - 1) + [1]},
+                {
+                    "would-be 404": [2] * length,
+                    "would-be false 404": [1] * length,
+                    "blocked": [1_000] + [0] * (length - 1),
+                    "false absence": [0] * (length - 1) + [1],
+                },
                 "the store is away" if guard.name == "order" else "",
             )
             for guard in guards
@@ -351,6 +366,11 @@ def test_the_sum_of_all_guards_is_drawn(staff, monkeypatch):
     assert "rows that a filter denied" in page
     assert '<span class="bg-total">1,000</span>' in own
     assert "the store is away" not in own
+    assert "would have been blocked" not in page
+    monkeypatch.setattr(registry["product"], "mode", "shadow")
+    build("product")
+    watching = client.get(f"{PAGE}?period=hour").content.decode()
+    assert "120 would have been blocked, 60 of them wrongly." in watching
     assert len(re.findall("<rect x=", own)) == 3  # blocked, so avoided as well; and a false absence passed
 
 
@@ -369,3 +389,41 @@ def test_without_guards_the_page_says_what_to_do(staff, monkeypatch):
     monkeypatch.setattr("bloomguard.admin.registry", [])
 
     assert "There is no guard yet" in staff("view_guardstate").get(PAGE).content.decode()
+
+
+def test_shadow_and_enforce_switch_a_guard_while_it_runs(staff, build, clock):
+    """Within a lease every process follows; a build that is going on is not disturbed, and the log says who did it."""
+    build("product")
+    client, guard = staff("operate_guardstate"), registry["product"]
+    version = GuardState.objects.get(name="product").version
+    before = guard.verdict(99)
+
+    post(client, OPERATE, action="shadow", guard="product")
+    clock.now += 2
+    shadow, page = guard.verdict(99), client.get(PAGE).content.decode()
+    post(client, OPERATE, action="enforce", guard="product")
+    clock.now += 2
+
+    assert (before, shadow, guard.verdict(99)) == (Verdict.ABSENT, Verdict.UNKNOWN, Verdict.ABSENT)
+    assert re.search(r'data-guard="product".*?bg-is-shadow.*?</tr>', page, re.DOTALL)
+    row = GuardState.objects.get(name="product")
+    assert (row.mode, row.version) == ("", version)
+    assert [entry.change_message.partition(":")[0] for entry in LogEntry.objects.order_by("pk")] == [
+        "In shadow mode",
+        "Enforcing",
+    ]
+
+
+def test_a_guard_that_was_never_built_can_be_switched(staff, build, clock):
+    """What was switched before the first build holds after it, whatever the guard itself says."""
+    with registered(Product, name="new", mode="shadow") as guard:
+        client = staff("operate_guardstate")
+        post(client, OPERATE, action="enforce", guard="new")
+        build("new")
+        enforced = guard.verdict(99)
+        post(client, OPERATE, action="shadow", guard="new")
+        clock.now += 2
+
+        assert enforced is Verdict.ABSENT
+        assert guard.verdict(99) is Verdict.UNKNOWN
+        assert GuardState.objects.get(name="new").mode == ""

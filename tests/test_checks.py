@@ -46,7 +46,7 @@ def only():
     """``only(model, ...)`` is the one guard that there is."""
     others, clashes = registry._guards, registry.clashes
     registry._guards, registry.clashes = {}, []
-    registry.version += 1
+    registry.changed()
 
     def add(model, **attributes):
         guard = make_guard(model, name="mine", **attributes)
@@ -55,7 +55,7 @@ def only():
 
     yield add
     registry._guards, registry.clashes = others, clashes
-    registry.version += 1
+    registry.changed()
 
 
 @pytest.mark.parametrize(

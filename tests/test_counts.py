@@ -11,7 +11,7 @@ from django.http import Http404, HttpResponse
 from django.test import AsyncClient, Client
 from django.urls import path
 
-from bloomguard import counts, outcomes, verdicts
+from bloomguard import counts, learning, outcomes, verdicts
 from bloomguard.counts import Counts
 from bloomguard.decorators import guarded
 from bloomguard.guards import guards
@@ -61,7 +61,7 @@ def test_the_order_of_the_columns_is_for_good():
     assert counts.NAMES == (
         "absent", "out of range", "maybe", "unkeyable", "cold", "fenced", "lease", "identity", "unreachable",
         "untrusted", "error", "false absence", "shadow", "blocked", "spared", "false positive",
-        "would-be 404", "would-be false 404", "timed", "microseconds",
+        "would-be 404", "would-be false 404", "timed", "microseconds", "remembered",
     )  # fmt: skip
 
 
@@ -206,12 +206,16 @@ def test_a_mistake_in_counting_is_no_answer(counted, get, monkeypatch, caplog):
     from bloomguard.patterns import Pattern
 
     monkeypatch.setattr(outcomes, "_failures", set())
+    monkeypatch.setattr(learning, "_failures", set())
     monkeypatch.setattr(Pattern, "is_of", lambda *args: 1 / 0)
     Product.objects.all().delete()
 
     assert [get("/products/7/").status_code for _ in range(2)] == [404, 404]
     said = [record.getMessage() for record in caplog.records if record.name == "bloomguard"]
-    assert said == ["bloomguard could not count what became of a request because of an error of its own"]
+    assert said == [
+        "bloomguard could not count what became of a request because of an error of its own",
+        "bloomguard learns nothing from a 404 because of an error of its own",
+    ]
 
 
 def test_views_count_what_they_spare(counted):

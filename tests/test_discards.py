@@ -207,9 +207,9 @@ def roll_back(go: Callable[[], None], how: str) -> None:
                 go()
                 transaction.set_rollback(True, using=database.current)
         elif how == "by hand":
-            savepoint = transaction.savepoint(using=database.current)
+            savepoint = connection.savepoint()
             go()
-            transaction.savepoint_rollback(savepoint, using=database.current)
+            connection.savepoint_rollback(savepoint)
         elif how == "by SQL":
             with connection.cursor() as cursor:
                 cursor.execute("SAVEPOINT mine")

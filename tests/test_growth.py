@@ -39,7 +39,7 @@ def test_a_build_keeps_what_growth_is_counted_from():
     second = GuardState(name="city", rows=20, published_at=NOW + HOUR, former_rows=10, former_published_at=NOW)
     third = GuardState(name="city", rows=30, published_at=NOW + DAY, former_rows=10, former_published_at=NOW)
 
-    assert kept(GuardState(name="city")) == {}
+    assert kept(None) == kept(GuardState(name="city")) == {}
     assert kept(first) == {"former_rows": 10, "former_published_at": NOW}
     assert kept(second) == {}
     assert kept(third) == {"former_rows": 30, "former_published_at": NOW + DAY}

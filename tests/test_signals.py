@@ -15,6 +15,7 @@ from django.core.management import call_command
 from django.db import DatabaseError, connections, transaction
 from django.db.models import F, Q, Value
 from django.db.models.functions import Concat, Lower
+from django.db.models.signals import post_save
 
 from bloomguard.guards import Verdict, registry
 from bloomguard.rebuild import Rebuild
@@ -32,9 +33,10 @@ def _by_signals(monkeypatch):
     """The guards are kept in step by signals alone."""
     for guard in registry:
         monkeypatch.setattr(type(guard), "sync", "signals", raising=False)
-    registry.version += 1
+    registry.changed()
     yield
-    registry.version += 1
+    monkeypatch.undo()
+    registry.changed()
 
 
 @pytest.fixture
@@ -371,3 +373,14 @@ def test_a_guard_that_comes_later_hears_of_saves(fresh, db):
 def test_guards_are_found_by_table(model, guards):
     """A proxy writes its model's table, a child its parent's too."""
     assert {guard.name for guard in signals.guards_of(model)} == guards
+
+
+def test_saves_are_listened_to_only_where_a_guard_needs_it(each_database, monkeypatch):
+    """Every other project's saves pay nothing for it."""
+    assert signals._saved in post_save._live_receivers(Product)[0]
+
+    for guard in registry:
+        monkeypatch.setattr(type(guard), "sync", "statements")
+    registry.changed()
+
+    assert signals._saved not in post_save._live_receivers(Product)[0]

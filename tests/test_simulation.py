@@ -16,7 +16,18 @@ import pytest
 pytestmark = pytest.mark.filterwarnings("default")
 
 #: What nothing of is proved without.
-EVERYTHING = ("absent", "maybe", "commits", "published", "fenced", "lease", "unreachable", "untrusted", "identity")
+EVERYTHING = (
+    "absent",
+    "remembered",
+    "maybe",
+    "commits",
+    "published",
+    "fenced",
+    "lease",
+    "unreachable",
+    "untrusted",
+    "identity",
+)
 
 
 def simulate(*arguments: object, **environment: str) -> str:
@@ -42,7 +53,7 @@ def test_every_mutant_is_caught():
     """The simulation notices if any one rule of the protocol is switched off."""
     caught = json.loads(simulate("--mutants"))
 
-    assert len(caught) >= 14
+    assert len(caught) >= 15
     assert [name for name, seed in caught.items() if seed is None] == []
 
 

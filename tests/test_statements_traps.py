@@ -541,9 +541,9 @@ def test_a_fence_that_an_inner_block_took_back_is_set_again(sqlite, unproved, to
 def test_a_fence_that_a_savepoint_took_back_is_set_again(sqlite, unproved, told):
     """So it is with a savepoint of one's own, of which Django's hooks know nothing."""
     with transaction.atomic():
-        savepoint = transaction.savepoint()
+        savepoint = connections["default"].savepoint()
         Product.objects.create()
-        transaction.savepoint_rollback(savepoint)
+        connections["default"].savepoint_rollback(savepoint)
         Product.objects.create()
 
     assert told == ["wait"]

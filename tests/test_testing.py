@@ -111,6 +111,16 @@ def test_one_guard_can_be_armed_alone(db, client):
 
 
 @pytest.mark.usefixtures("armed_guards")
+def test_a_row_that_goes_and_comes_back_is_found(client):
+    """What a guard remembers of a row that was not there ends with the row's return."""
+    row = Product.objects.create(pk=7)
+    row.delete()
+    assert [assert_passes(client, "/products/7/").status_code for _ in range(3)] == [404] * 3
+    Product.objects.create(pk=7)
+    assert assert_passes(client, "/products/7/").status_code == 200
+
+
+@pytest.mark.usefixtures("armed_guards")
 def test_guards_can_be_turned_off(client):
     """Nothing is blocked then, not even what no row can have."""
     with guards_off():

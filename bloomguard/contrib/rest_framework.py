@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from django.http import Http404
 
-from ..views import is_absent
+from ..views import confirm_missing, is_absent
 
 if TYPE_CHECKING:
     from django.db.models import QuerySet
@@ -47,4 +47,9 @@ class GuardedObjectMixin:
         value = self.kwargs.get(self.lookup_url_kwarg or self.lookup_field)
         if model is not None and is_absent(self.request, model, {self.lookup_field: value}, rows):
             raise Http404(f"No {model._meta.object_name} matches the given query.")
-        return super().get_object()  # type: ignore[misc]
+        try:
+            return super().get_object()  # type: ignore[misc]
+        except Http404:
+            if model is not None:
+                confirm_missing(model, self.lookup_field, value)
+            raise

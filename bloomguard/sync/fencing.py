@@ -132,27 +132,13 @@ def _fenced_within(table: StateTable, name: str, using: str) -> bool:
     if all(fence.name != name for fence in _pending(using)):
         return False
     # Hooks know of `atomic` alone, and outlive a savepoint that was rolled back by hand: the row does not.
-    now = _visible(table, using).get(name)
+    now = table.visible_to(using).get(name)
     return now is not None and now.status == FENCED and not now.building
 
 
 def _committed(table: StateTable, using: str) -> Rows:
     """The state rows by the writer's connection, as everybody else has them."""
-    return _visible(table, using) | {fence.name: fence.before for fence in _pending(using)}
-
-
-def _visible(table: StateTable, using: str) -> Rows:
-    """The state rows as the open transaction has them."""
-    connection: Any = connections[using]
-    with connection.wrap_database_errors:
-        try:
-            # Past Django's cursor: this is no query of the project's, to be counted or logged as one.
-            found = connection.connection.execute(table.query).fetchall()
-        except connection.Database.Error as error:
-            if "no such table" in str(error):
-                return {}  # not migrated yet
-            raise
-    return {row[0]: State(*row) for row in found}
+    return table.visible_to(using) | {fence.name: fence.before for fence in _pending(using)}
 
 
 def _fence_within(table: StateTable, name: str, using: str, reason: str) -> None:

@@ -23,6 +23,8 @@ from .links import link
 
 logger = logging.getLogger("bloomguard")
 
+_UID = "bloomguard.sync.signals"
+
 _guards_of: dict[type[Model], tuple[Guard, ...]] = {}
 _version = -1
 
@@ -103,5 +105,14 @@ def _proved(guard: Guard, instance: Model, using: str, *, stored: bool) -> bool:
 
 
 def connect() -> None:
-    """Listen to every ``save()`` of the project."""
-    post_save.connect(_saved, dispatch_uid="bloomguard.sync.signals")
+    """Listen to every ``save()`` of the project, as long as there is a guard that needs it: it costs them 2 us."""
+    if _listen not in registry.listeners:
+        registry.listeners.append(_listen)
+    _listen()
+
+
+def _listen() -> None:
+    if any(guard.sync == "signals" for guard in registry):
+        post_save.connect(_saved, dispatch_uid=_UID)
+    else:
+        post_save.disconnect(dispatch_uid=_UID)

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
-from django.db import DatabaseError, InterfaceError
+from django.db import DatabaseError, InterfaceError, connections
 from django.utils import timezone
 
 from ..forks import after_fork
@@ -45,6 +45,7 @@ class State:
     building: str = ""
     builder: str = ""
     host: str = ""
+    mode: str = ""
     #: Both as the database gives them, and no times to reckon with: which fence it is, and whether the standby is kept.
     fenced_at: Any = field(default=None, compare=False)
     standby_until: Any = field(default=None, compare=False)
@@ -104,6 +105,10 @@ class StateTable:
             self.renew()
         state = self.lease(name)
         return None if state is None else bool(state.active) and state.status == ARMED
+
+    def known(self, name: str) -> State:
+        """The row of ``name`` as it was read last, however long ago: for what no answer depends on."""
+        return self._copy[1].get(name) or State(name)
 
     def renew(self, *, after: float | None = None) -> bool:
         """Read the rows again, unless another thread just did; ``False`` if they could not be read.
@@ -170,6 +175,33 @@ class StateTable:
         self._failed_at = float("-inf")
         self.connection.close()
 
+    def visible_to(self, using: str) -> Rows:
+        """The rows as ``using``, this thread's connection to the same SQLite file, has them just now.
+
+        It may be inside a transaction, or in the middle of a scan. Raises :class:`DatabaseError`.
+        """
+        connection: Any = connections[using]
+        with connection.wrap_database_errors:
+            try:
+                # Past Django's cursor: this is no query of the project's, to be counted or logged as one.
+                found = connection.connection.execute(self.query).fetchall()
+            except connection.Database.Error as error:
+                if "no such table" in str(error):
+                    return {}  # not migrated yet
+                raise
+        return {row[0]: State(*row) for row in found}
+
+    def is_published_for(self, using: str, name: str, generation: str) -> bool:
+        """Whether what this thread's connection to ``using`` sees is later than the publication of ``generation``.
+
+        That is so of every statement outside a transaction, but for SQLite while a scan of the same connection goes on.
+        Raises :class:`DatabaseError`.
+        """
+        if connections[using].vendor != "sqlite":
+            return True
+        seen = self.visible_to(using).get(name) if self.connection.alias == using else None
+        return seen is not None and seen.active == generation
+
     @property
     def query(self) -> str:
         """The statement that reads all rows, each a :class:`State`."""
@@ -229,6 +261,18 @@ class StateTable:
             f"WHERE {quote('name')} = %s AND {quote('building')} = %s",
             [self._adapt(timezone.now()), state.name, state.building],
         )
+
+    def switch(self, name: str, mode: str) -> None:
+        """Let ``mode`` take the place of the guard's own, none if it is empty; raises :class:`DatabaseError`.
+
+        Which generation is valid does not change, and so neither does the version: a build goes on undisturbed.
+        """
+        quote, table = self.connection.quote, self.connection.quote(GuardState._meta.db_table)
+        statement = f"UPDATE {table} SET {quote('mode')} = %s WHERE {quote('name')} = %s"  # noqa: S608
+        while True:
+            _, changed = self.connection.execute(statement, [mode, name])
+            if changed or self.swap(State(name), mode=mode):
+                return
 
     def fence(self, name: str, reason: str) -> None:
         """Stop every process from answering ABSENT, at the latest one lease from now; raises :class:`DatabaseError`.

@@ -17,6 +17,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from functools import lru_cache, partial, wraps
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 from django.core.exceptions import EmptyResultSet
@@ -159,15 +160,23 @@ def _told(chosen: tuple[Fields | None, str], compiler: Any, returned: Sequence[A
     fields, link = chosen
     if fields is None:
         return None
-    if all(field in returned for field in fields) and (rows or _returns(compiler)):
-        places = [list(returned).index(field) for field in fields]
-        if all(len(row) > max(places) for row in rows):  # some databases tell the last ID and nothing else
-            return Told([tuple(row[place] for place in places) for row in rows], link, stored=True)
+    known = all(field in returned for field in fields) and (rows or _returns(compiler))
+    if known and (told := _of_rows(fields, link, returned, rows)):
+        return told
     if not _instances_tell(compiler.query, fields):
         return None
     names = [field.attname for field in fields]
     values = [tuple(getattr(instance, name) for name in names) for instance in compiler.query.objs]
     return Told(values, link, stored=False)
+
+
+def _of_rows(fields: Fields, link: str, returned: Sequence[Any], rows: Values) -> Told | None:
+    """What the returned rows tell; some databases tell the last ID and nothing else."""
+    places = [list(returned).index(field) for field in fields]
+    if rows and len(rows[0]) <= max(places):
+        return None
+    values = rows if rows and len(rows[0]) == 1 else list(zip(*(map(itemgetter(place), rows) for place in places)))
+    return Told(values, link, stored=True)
 
 
 def _instances_tell(query: Any, fields: Fields) -> bool:
@@ -246,9 +255,7 @@ def _updated(watch: Watch, using: str, returned: Sequence[Any], rows: Values, be
     fields, link = (watch.primary_key, watch.link or "pk") if watch in before else (watch.fields, watch.link)
     if fields is None:
         return None
-    places = [list(returned).index(field) for field in fields]
-    told = Told([tuple(row[place] for place in places) for row in rows], link, stored=True)
-    return _settle(before, watch, using, told)
+    return _settle(before, watch, using, _of_rows(fields, link, returned, rows))
 
 
 def _update(compiler: Any, watches: Sequence[Watch], result_type: Any) -> int:

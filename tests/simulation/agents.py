@@ -63,7 +63,9 @@ def reader(world: World, process: Process) -> None:
     while True:
         world.scheduler.sleep(rng.randrange(20) * TICK)
         if rng.random() < 0.5:
-            world.ask(process, rng.randrange(len(KEYS)))
+            key = rng.randrange(len(KEYS))
+            for _ in range(rng.choice([1, 2])):
+                world.ask(process, key)
         keys = list(rows)
         if world.ask(process, keys[-1 - min(len(keys) - 1, int(rng.expovariate(0.5)))]) is not MAYBE:
             world.scheduler.sleep(rng.randrange(16) * TICK)  # out of service: nothing to see until that changes

@@ -12,6 +12,7 @@ from unittest.mock import patch
 from bloomguard import rebuild
 from bloomguard.live import LiveFilter
 from bloomguard.rebuild import Rebuild
+from bloomguard.remembered import FoundOut
 from bloomguard.sync import fencing
 from bloomguard.sync.state import StateTable
 
@@ -105,7 +106,7 @@ def add_before_the_statement() -> Patches:
     return [patch.object(Process, "insert", insert)]
 
 
-@mutant(1)
+@mutant(0)
 def add_after_the_commit() -> Patches:
     """A key is added when its row can be seen already."""
 
@@ -134,7 +135,7 @@ def no_add_to_the_standby() -> Patches:
     return _writes_only(lambda state: replace(state, standby=""))
 
 
-@mutant(3)
+@mutant(1)
 def every_add_counts() -> Patches:
     """An add is taken for done, whatever the store said."""
     real = LiveFilter._add
@@ -227,7 +228,7 @@ def no_wait_after_fencing_a_replaced_store() -> Patches:
     return _hurried(lambda one: one._mine is None)
 
 
-@mutant(3)
+@mutant(13)
 def no_wait_after_the_announcement() -> Patches:
     """The scan begins before every writer knows of the new generation."""
     return _hurried(lambda one: one._mine is not None and not one.published)
@@ -274,7 +275,7 @@ def discard_without_a_token() -> Patches:
     return [patch.object(LiveFilter, "discard", lambda self, keys, name: real(self, keys, self.active()))]
 
 
-@mutant(197)
+@mutant(28)
 def discard_by_every_deleter() -> Patches:
     """Of two that delete one row, both discard it."""
     return [patch.object(Process, "finds", lambda self, key: True)]
@@ -298,3 +299,9 @@ def discard_before_the_commit() -> Patches:
 def insert_if_absent() -> Patches:
     """A key that seems to be there, because it shares its cell with another, is not added."""
     return [patch.object(World, "counts_adds", lambda self: False)]
+
+
+@mutant(4)
+def memory_without_the_recent_filter() -> Patches:
+    """What was found to be absent stays so, though the row may have been made since."""
+    return [patch.object(FoundOut, "is_recent", lambda self, name, key: False)]

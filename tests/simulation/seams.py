@@ -34,7 +34,8 @@ def _put(module: Any, **seams: Any) -> None:
 
 def install() -> None:
     """Done once a process, and never undone."""
-    from bloomguard import barrier, builders, live, rebuild, standby
+    from bloomguard import barrier, builders, homes, live, rebuild, standby
+    from bloomguard.remembered import shelf
     from bloomguard.sync import connection, state
 
     from .world import World
@@ -49,7 +50,7 @@ def install() -> None:
     for module in (builders, rebuild, standby, state):
         _put(module, timezone=wall)
     network = SimpleNamespace(gethostname=lambda: World.current.running().host)
-    for module in (builders, live, rebuild):
+    for module in (builders, homes, rebuild):
         _put(module, socket=network)
     _put(builders, os=SimpleNamespace(getpid=lambda: World.current.running().pid, kill=kill))
     _put(
@@ -57,10 +58,13 @@ def install() -> None:
         secrets=SimpleNamespace(token_hex=lambda size: World.current.new_name()),
         lay_out=lambda guard, summary, tag=0: World.current.layout,
         Proof=Unproved,
+        create_recent=lambda store, guard, name, layout: store.create(shelf(guard), name, World.current.recent_layout),
     )
+    rows = {"rows": SimpleNamespace(vendor="postgresql")}
+    _put(state, connections=rows)
     _put(
         barrier,
-        connections={"rows": SimpleNamespace(vendor="postgresql")},
+        connections=rows,
         _postgresql_writers=lambda using, table: World.current.database.writers(),
         _POLL_SECONDS=0.25,
     )

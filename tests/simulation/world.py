@@ -18,7 +18,7 @@ from bloomguard.models import GuardState
 from bloomguard.rebuild import Rebuild
 from bloomguard.sync import fencing
 from bloomguard.sync.state import StateTable
-from bloomguard.verdicts import Decision, Verdict
+from bloomguard.verdicts import MAYBE, Decision, Verdict
 from tests.guarding import make_guard
 from tests.shop.models import Product
 
@@ -96,6 +96,7 @@ class Process:
         )
         live.simulated = self.store
         live._lock = Lock(scheduler)  # type: ignore[assignment]
+        live._found_out._lock = Lock(scheduler)  # type: ignore[assignment]
         self.guard.__dict__["live"] = live
 
     def clock(self) -> float:
@@ -198,13 +199,15 @@ class World:
         #: Whether the guard's filter counts keys and can discard them.
         self.counted = self.rng.random() < 0.4
         self.layout = COUNTED if self.counted else EXACT
+        self.recent_layout = EXACT
         first = self.rng.sample(range(len(KEYS)), 6)
         self.database.rows.update(dict.fromkeys(first, 0))
         for server in self.servers:
-            server.generations["g0"] = Counter(self.layout.cell(KEYS[key]) for key in first)
+            server.generations["rg0"] = Counter(self.layout.cell(KEYS[key]) for key in first)
+            server.generations["rg0+recent"] = Counter()
         raw = connections["default"].connection
         raw.execute(
-            "UPDATE bloomguard_guardstate SET version=1, status='armed', identity='life0', active='g0', standby='', "
+            "UPDATE bloomguard_guardstate SET version=1, status='armed', identity='life0', active='rg0', standby='', "
             "standby_until=NULL, building='', builder='', builder_seen_at=NULL, host='', fenced_at=NULL, reason=''"
         )
 
@@ -247,7 +250,19 @@ class World:
         self.counts[decision.reason] += 1
         if decision.verdict is Verdict.ABSENT and committed is not None and self.database.rows.get(key) == committed:
             raise FalseNotFound(f"row {key} was there all the time, and was answered 404")
+        if decision is MAYBE:
+            self.look_up(process, key)
         return decision
+
+    def look_up(self, process: Process, key: int) -> None:
+        """The query of a request that passed, from which the process learns if it finds nothing."""
+        answering = process.guard.live.answered_last
+        self.scheduler.hop()
+        there = key in self.database.rows
+        self.scheduler.hop()
+        if answering and not there:
+            self.scheduler.note("finds no", key)
+            process.guard.live.remember(KEYS[key], answering, ROWS)
 
 
 def prepare() -> None:

@@ -75,7 +75,7 @@ class Site:
 
     def rebuild(self):
         """As cron does it: again and again, until it is published and answers."""
-        for _ in range(20):
+        for _ in range(60):
             try:
                 Rebuild(registry["product"], sleep=state.table.sleep).run()
             except RebuildError:

@@ -1,0 +1,298 @@
+"""What it costs a write to keep filters true, and all other statements: ``make bench-sync`` (three minutes).
+
+The same statements with bloomguard's hooks in Django and without them, in turns and on the same tables: on SQLite as
+``startproject`` leaves it, on SQLite in WAL mode, where a COMMIT waits for no disk, and on PostgreSQL; with filters in
+files and in Valkey. A comparison is a median over the rounds of a database's one interleaved run. What statements of
+other tables pay is CPU time of this process: the hooks wait for nothing there, and whatever else runs does not count.
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from typing import Any
+
+from .report import Report, Seconds, interleave, median, ratio
+
+ROUNDS = {"default": 40, "wal": 300, "postgresql": 120}
+OTHER_ROUNDS = 300
+BULK_ROUNDS = 7
+BATCH = 5
+BULK = 10_000
+ROWS = 10_000
+VENDORS = {"default": "SQLite", "wal": "SQLite, WAL", "postgresql": "PostgreSQL"}  # by the alias of the database
+STORES = {"default": ["file"], "wal": ["file"], "postgresql": ["file", "Valkey"]}
+
+#: Statements that no guard minds, and how many of them are timed at once.
+OTHERS = {
+    "other table, INSERT by the ORM": BATCH,
+    "other table, UPDATE by the ORM": BATCH,
+    "other table, raw INSERT": BATCH,
+    "raw SELECT": 4 * BATCH,
+}
+
+Work = Callable[[], object]
+
+
+def configure(folder: str) -> None:
+    """Django with two databases, two stores, and nothing installed but bloomguard."""
+    import django
+    from django.conf import settings
+
+    from tests.servers import Valkey, postgresql  # real ones, of our own
+
+    settings.configure(
+        SECRET_KEY="for the benchmark alone",
+        INSTALLED_APPS=["bloomguard"],
+        DATABASES={
+            "default": {"ENGINE": "django.db.backends.sqlite3", "NAME": f"{folder}/db.sqlite3"},
+            "wal": {
+                "ENGINE": "django.db.backends.sqlite3",
+                "NAME": f"{folder}/wal.sqlite3",
+                "OPTIONS": {"init_command": "PRAGMA journal_mode=WAL; PRAGMA synchronous=NORMAL;"},
+            },
+            "postgresql": postgresql(),
+        },
+        DATABASE_ROUTERS=["tests.database.Router"],
+        DEFAULT_AUTO_FIELD="django.db.models.BigAutoField",
+        BLOOMGUARD={
+            "STORES": {
+                "default": {"BACKEND": "bloomguard.stores.file.FileStore", "OPTIONS": {"path": f"{folder}/filters"}},
+                "Valkey": {"BACKEND": "bloomguard.stores.redis.RedisStore", "OPTIONS": {"url": Valkey().url}},
+            }
+        },
+        USE_TZ=True,
+    )
+    django.setup()
+
+
+class Hooks:
+    """What bloomguard has put into Django; it can be taken out, and put back, within a microsecond."""
+
+    def __init__(self, connection: Any) -> None:
+        from django.db.models.signals import post_save
+        from django.db.models.sql.compiler import SQLInsertCompiler, SQLUpdateCompiler
+
+        self._signal: Any = post_save
+        self._wrappers = connection.execute_wrappers
+        self._on: list[tuple[Any, str, Any]] = []
+        self._off: list[tuple[Any, str, Any]] = []
+        for compiler in (SQLInsertCompiler, SQLUpdateCompiler):
+            for name in ("execute_sql", "execute_returning_sql"):
+                hook: Any = vars(compiler).get(name)
+                if hasattr(hook, "__wrapped__"):
+                    self._on.append((compiler, name, hook))
+                    self._off.append((compiler, name, hook.__wrapped__))
+        cache = type(post_save.sender_receivers_cache)
+        self._on += [(post_save, "receivers", post_save.receivers), (post_save, "sender_receivers_cache", cache())]
+        self._off += [(post_save, "receivers", []), (post_save, "sender_receivers_cache", cache())]
+        self._watch = list(self._wrappers)
+        assert self._watch, "no statement is watched: there is nothing to measure"
+
+    def on(self) -> None:
+        for thing, name, value in self._on:
+            setattr(thing, name, value)
+        self._wrappers[:] = self._watch
+
+    def off(self) -> None:
+        for thing, name, value in self._off:
+            setattr(thing, name, value)
+        self._wrappers.clear()
+
+
+class Site:
+    """The tables and guards of one database."""
+
+    def __init__(self, alias: str) -> None:
+        from django.db import connections, models
+
+        from tests import database
+
+        database.current = alias
+        self.alias = alias
+        self.connection: Any = connections[alias]
+        self._migrate()
+        about = {"name": models.CharField(max_length=100), "__module__": __name__}
+        self.guarded = {}
+        for store in STORES[alias]:
+            self.guarded[store] = self._table(f"{store}_{alias}", about)
+            self._guard(store)
+        self.other = self._table(f"Other_{alias}", about)
+        self.connection.ensure_connection()
+        self.hooks = Hooks(self.connection)
+
+    def _migrate(self) -> None:
+        from django.core.management import call_command
+
+        from bloomguard.sync import state
+
+        call_command("migrate", database=self.alias, verbosity=0)
+        state.table.forget()  # what it knows is in the other database
+
+    def _table(self, name: str, about: dict[str, Any]) -> Any:
+        from django.db import models
+
+        meta = type("Meta", (), {"app_label": "bench"})
+        fields = {key: value.clone() if isinstance(value, models.Field) else value for key, value in about.items()}
+        model: Any = type(name, (models.Model,), {**fields, "Meta": meta})
+        with self.connection.schema_editor() as editor:
+            editor.create_model(model)
+        model.objects.bulk_create(model(name="a row") for _ in range(ROWS))
+        return model
+
+    def _guard(self, store: str) -> None:
+        from bloomguard.guards import Guard, registry
+        from bloomguard.rebuild import Rebuild
+
+        alias = "default" if store == "file" else store
+        about = {"name": f"{store}-{self.alias}".lower(), "store": alias, "capacity": 1_000_000}
+        guard = type("BenchGuard", (Guard,), about)(self.guarded[store])
+        registry.add(guard)
+        Rebuild(guard).run()
+
+    def check(self) -> None:
+        """The filters were written to all along, and have what was written with the hooks in place."""
+        from bloomguard.guards import Verdict, registry
+        from bloomguard.sync import state
+
+        self.hooks.on()
+        for store, model in self.guarded.items():
+            guard = registry[f"{store}-{self.alias}".lower()]
+            assert state.table.current(guard.name).status == state.ARMED
+            assert guard.verdict(model.objects.create(name="the last").pk) is Verdict.MAYBE
+            assert guard.verdict(-1) is Verdict.ABSENT
+
+    # -- contestants
+
+    def repeat(self, work: Work, *, hooked: bool, times: int = BATCH) -> Work:
+        """``work`` so many times."""
+        switch = self.hooks.on if hooked else self.hooks.off
+
+        def run() -> None:
+            switch()
+            for _ in range(times):
+                work()
+
+        return run
+
+    def both(self, name: str, work: Work, **how: Any) -> dict[str, Work]:
+        return {
+            f"{name}, with": self.repeat(work, hooked=True, **how),
+            f"{name}, without": self.repeat(work, hooked=False, **how),
+        }
+
+    def inserts(self, store: str) -> dict[str, Work]:
+        from django.db import transaction
+
+        create = self.guarded[store].objects.create
+
+        def plain() -> None:
+            create(name="a row")
+
+        def atomic() -> None:
+            with transaction.atomic(using=self.alias):
+                create(name="a row")
+
+        return self.both(f"{store}, INSERT", plain) | self.both(f"{store}, INSERT inside atomic", atomic)
+
+    def bulk(self, store: str) -> dict[str, Work]:
+        model = self.guarded[store]
+
+        def create() -> None:
+            model.objects.bulk_create([model(name="a row") for _ in range(BULK)])
+
+        return self.both(f"{store}, bulk_create", create, times=1)
+
+    def selects(self) -> dict[str, Work]:
+        rows = self.guarded["file"].objects
+        return self.both("SELECT by the ORM", lambda: rows.get(pk=77), times=4 * BATCH)
+
+    def others(self) -> dict[str, Work]:
+        """Statements that bring no key of any guard; to be run in one transaction: a COMMIT hides what they take."""
+        other = self.other.objects
+        table = self.other._meta.db_table
+
+        def raw(sql: str, *parameters: str) -> Work:
+            def run() -> None:
+                with self.connection.cursor() as cursor:
+                    cursor.execute(sql, parameters)
+
+            return run
+
+        return (
+            self.both("other table, INSERT by the ORM", lambda: other.create(name="a row"))
+            | self.both("other table, UPDATE by the ORM", lambda: other.filter(pk=77).update(name="b"))
+            | self.both("raw SELECT", raw("SELECT 1"), times=4 * BATCH)
+            | self.both("other table, raw INSERT", raw(f"INSERT INTO {table} (name) VALUES (%s)", "x"))
+        )
+
+
+def more(taken: Seconds, name: str, times: int) -> float:
+    """The microseconds that the hooks add to one statement: the median of the differences."""
+    pairs = zip(taken[f"{name}, with"], taken[f"{name}, without"])
+    return statistics.median(ours - theirs for ours, theirs in pairs) / times * 1e6
+
+
+def tell(report: Report, alias: str, taken: Seconds) -> None:
+    """One database's rows."""
+    vendor = VENDORS[alias]
+    plain, atomic = "file, INSERT, without", "file, INSERT inside atomic, without"
+    report.add(f"{vendor}: INSERT without bloomguard", median(taken, plain) / BATCH * 1e3, "ms")
+    report.add(f"{vendor}: the same inside atomic", median(taken, atomic) / BATCH * 1e3, "ms")
+    for store in STORES[alias]:
+        of_insert = {"default": 1.10, "postgresql": 1.10 if store == "file" else 1.40}.get(alias)
+        by_itself, within = f"{store}, INSERT", f"{store}, INSERT inside atomic"
+        for ours, theirs, target in (
+            (by_itself, by_itself, of_insert if alias == "default" else None),
+            (by_itself, within, of_insert if alias == "postgresql" else None),
+            (within, within, of_insert),
+        ):
+            against = "without, inside atomic" if theirs == within else "without bloomguard"
+            value = ratio(taken, f"{ours}, with", f"{theirs}, without")
+            report.add(f"{vendor}, {ours}", value, against=against, at_most=target)
+        name = f"{store}, bulk_create"
+        report.add(
+            f"{vendor}, {name} of {BULK:,}", ratio(taken, f"{name}, with", f"{name}, without"),
+            against="without bloomguard", at_most=1.10,
+        )  # fmt: skip
+    name = "SELECT by the ORM"
+    report.add(
+        f"{vendor}: {name}", ratio(taken, f"{name}, with", f"{name}, without"),
+        against="without bloomguard", at_most=1.01,
+    )  # fmt: skip
+    for name, times in OTHERS.items():
+        report.add(
+            f"{vendor}: {name}", more(taken, name, times), "us of CPU",
+            against="without bloomguard", at_most=1,
+        )  # fmt: skip
+
+
+def main() -> int:
+    report = Report("sync", "Statements with bloomguard's hooks and without")
+    with tempfile.TemporaryDirectory(prefix="bloomguard-bench-") as folder:
+        configure(folder)
+        from django.db import transaction
+
+        report.start()
+        for alias in VENDORS:
+            site = Site(alias)
+            contestants = site.selects()
+            bulk: dict[str, Work] = {}
+            for store in STORES[alias]:
+                contestants |= site.inserts(store)
+                bulk |= site.bulk(store)
+            taken = interleave(contestants, ROUNDS[alias])
+            taken |= interleave(bulk, BULK_ROUNDS)
+            with transaction.atomic(using=alias):
+                taken |= interleave(site.others(), OTHER_ROUNDS, clock=time.process_time)
+            site.check()
+            tell(report, alias, taken)
+    report.finish()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

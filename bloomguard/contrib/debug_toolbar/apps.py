@@ -1,0 +1,12 @@
+"""What Django is told of ``bloomguard.contrib.debug_toolbar``."""
+
+from __future__ import annotations
+
+from django.apps import AppConfig
+
+
+class DebugToolbarConfig(AppConfig):
+    """Brings the panel's template."""
+
+    name = "bloomguard.contrib.debug_toolbar"
+    label = "bloomguard_debug_toolbar"

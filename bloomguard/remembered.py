@@ -1,0 +1,183 @@
+"""False positives that were found: keys that the filter lets through and the database does not have.
+
+Whoever has found one can replay it, and each replay costs a query. So a process remembers them, some thousands for a
+minute, and its guard says ABSENT. That this is never a false 404 takes a second, small filter beside each generation,
+shared as it is: the *recent* one. It is empty when the generation is announced, and every add to the generation goes
+into it as well. A remembered key counts only under a valid lease, while the generation is the active one that let it
+through, and only if it is not among the recent ones.
+
+Why that holds. Let G be the generation. The key is remembered because a statement of its own, in no transaction, on the
+database that G is built from, did not find the row, and began when G had been published. Say that a request begins
+after the row was committed, and G is active and armed. What wrote the row last committed before the scan of G, or it
+added to G (see :mod:`bloomguard.live`). In the first case the statement, later than the scan, would have seen the row,
+or the row was gone by then and has been written again since, which is the second case. In the second case the key went
+into the recent filter before the commit, and so before the request: the memory is not honoured. Another generation has
+a memory of its own.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import threading
+from collections.abc import Callable, Iterable, Sequence
+
+from .exceptions import StoreError
+from .filters import FilterError
+from .filters.codec import new_tag
+from .filters.layout import Layout
+from .stores import Generation, Store
+
+logger = logging.getLogger("bloomguard")
+
+#: How many keys a process remembers of one guard, and for how many seconds.
+MOST_KEYS = 10_000
+SECONDS = 60.0
+#: The recent filter is made for an eighth of the generation's rows, between these.
+_FEWEST, _MOST, _SHARE, _ERROR_RATE = 10_000, 1_000_000, 8, 0.01
+#: A generation's name begins with this where it has a recent filter: one that it should have and has lost is no
+#: generation to trust, one of a release that made none simply has no memory.
+_MARK = "r"
+
+
+def shelf(guard: str) -> str:
+    """Under which name a store keeps the recent filters of ``guard``; no guard can be called so."""
+    return f"{guard}+recent"
+
+
+def has_recent(name: str) -> bool:
+    """Whether the generation ``name`` was made with a recent filter."""
+    return name.startswith(_MARK)
+
+
+def new_name(token: str) -> str:
+    """The name of a new generation that has a recent filter."""
+    return _MARK + token
+
+
+def create_recent(store: Store, guard: str, name: str, layout: Layout) -> None:
+    """Make the recent filter of the generation ``name`` of this ``layout``; raises :class:`StoreError`."""
+    small = Layout.plan(
+        key_hash=layout.key_hash,
+        capacity=min(max(layout.capacity // _SHARE, _FEWEST), _MOST),
+        error_rate=_ERROR_RATE,
+        tag=new_tag(),
+        key_id=layout.key_id,
+        shard_bytes=store.shard_bytes,
+    )
+    store.create(shelf(guard), name, small).seal()
+
+
+class FoundOut:
+    """The false positives that one process remembers of one guard, and the recent filters that it has opened.
+
+    Keys are held as digests, under a secret of this object alone.
+
+    ``open_recent(name, identity)`` opens that of a generation, in the store that has this identity; it raises
+    :class:`StoreError` and :class:`FilterError`.
+    """
+
+    def __init__(self, open_recent: Callable[[str, str], Generation], clock: Callable[[], float]) -> None:
+        self._open = open_recent
+        self._clock = clock
+        self._secret = os.urandom(16)
+        self._missing = _Memory(clock)
+        self._asked = _Memory(clock)
+        self._recent: dict[str, Generation] = {}
+        self._lock = threading.Lock()
+
+    def recent(self, name: str, identity: str) -> Generation | None:
+        """What every add to the generation ``name`` goes into as well, if anything; raises what opening it raises."""
+        return self._recent_of(name, identity) if has_recent(name) else None
+
+    def remember(self, name: str, keys: Iterable[bytes], identity: str) -> None:
+        """The generation ``name`` let ``keys`` through, and none of them has a row. Never raises."""
+        if not has_recent(name):
+            return
+        if not self._can_open(name, identity):
+            return
+        with self._lock:
+            for key in keys:
+                self._missing.put(name, self._digest(key))
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing is remembered, as nearly always."""
+        return not self._missing.until
+
+    def knows(self, name: str, key: bytes) -> bool:
+        """Whether ``key`` is remembered as one that the generation ``name`` lets through."""
+        return self._missing.has(name, self._digest(key))
+
+    def worth_asking(self, name: str, key: bytes, identity: str) -> bool:
+        """Whether the database may be asked for ``key`` now, to remember it: once in a while. Never raises."""
+        digest = self._digest(key)
+        with self._lock:
+            if not has_recent(name) or self._asked.has(name, digest):
+                return False
+            self._asked.put(name, digest)
+        return self._can_open(name, identity) and not self.is_recent(name, key)
+
+    def is_recent(self, name: str, key: bytes) -> bool:
+        """Whether ``key`` may have been added since ``name`` was announced, or nobody can tell. Never raises."""
+        recent = self._recent.get(name)
+        try:
+            return recent is None or recent.might_contain(key)
+        except (FilterError, StoreError) as error:
+            logger.debug("bloomguard cannot tell which rows are recent: %s", error)
+            return True
+
+    def tidy(self, names: Sequence[str]) -> None:
+        """Let go of all generations but ``names``."""
+        with self._lock:
+            self._recent = {name: recent for name, recent in self._recent.items() if name in names}
+            self._missing.keep(names)
+            self._asked.keep(names)
+
+    def forget(self) -> None:
+        """Begin anew, as after a fork."""
+        self._lock = threading.Lock()
+        self._recent = {}
+        self._missing, self._asked = _Memory(self._clock), _Memory(self._clock)
+
+    def _can_open(self, name: str, identity: str) -> bool:
+        """Open the recent filter now: a request that is answered from memory opens nothing."""
+        try:
+            self._recent_of(name, identity)
+        except (FilterError, StoreError) as error:
+            logger.debug("bloomguard remembers no false positives: %s", error)
+            return False
+        return True
+
+    def _recent_of(self, name: str, identity: str) -> Generation:
+        recent = self._recent.get(name)
+        if recent is None:
+            with self._lock:
+                recent = self._recent.get(name) or self._open(name, identity)
+                self._recent[name] = recent
+        return recent
+
+    def _digest(self, key: bytes) -> bytes:
+        return hashlib.blake2b(key, key=self._secret, digest_size=16).digest()
+
+
+class _Memory:
+    """Up to :data:`MOST_KEYS` keys, each of one generation, for :data:`SECONDS` from when it was put in last."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self.until: dict[tuple[str, bytes], float] = {}
+
+    def put(self, name: str, digest: bytes) -> None:
+        self.until.pop((name, digest), None)  # to the end: the oldest are the first to go
+        self.until[name, digest] = self._clock() + SECONDS
+        if len(self.until) > MOST_KEYS:
+            del self.until[next(iter(self.until))]
+
+    def has(self, name: str, digest: bytes) -> bool:
+        until = self.until.get((name, digest))
+        return until is not None and until > self._clock()
+
+    def keep(self, names: Sequence[str]) -> None:
+        self.until = {entry: until for entry, until in self.until.items() if entry[0] in names}

@@ -1,0 +1,473 @@
+"""False positives that were found: each costs a query once, and a row made later is seen at once."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+from asgiref.sync import async_to_sync
+from django.db import connection, transaction
+from django.http import Http404, HttpResponse, HttpResponseNotFound
+from django.test import AsyncClient, Client
+from django.test.utils import CaptureQueriesContext
+from django.urls import path
+from django.views.generic import DetailView
+from rest_framework import serializers
+from rest_framework.generics import RetrieveAPIView
+
+from bloomguard import remembered
+from bloomguard.contrib.rest_framework import GuardedObjectMixin as GuardedApiMixin
+from bloomguard.decorators import guarded
+from bloomguard.guards import Verdict, guards
+from bloomguard.managers import GuardedManager
+from bloomguard.remembered import shelf
+from bloomguard.sync import state
+from bloomguard.verdicts import MAYBE, REMEMBERED
+from bloomguard.views import GuardedObjectMixin
+from tests import database
+from tests.conftest import forget
+from tests.guarding import urlconf
+from tests.servers import valkey
+from tests.shop import views
+from tests.shop.models import Article, Product
+
+GUARD = "bloomguard.middleware.BloomGuardMiddleware"
+
+
+def products():
+    """As many as fit a small filter."""
+    Product.objects.bulk_create(Product(pk=pk) for pk in range(1, 1_001))
+
+
+def porous(monkeypatch, name):
+    """Let the guard's filter have a lot of false positives."""
+    monkeypatch.setattr(guards[name], "filter", "bloom", raising=False)
+    monkeypatch.setattr(guards[name], "error_rate", 0.2, raising=False)
+    monkeypatch.setattr(guards[name], "capacity", 1_000, raising=False)
+
+
+@pytest.fixture
+def product(build, monkeypatch):
+    """The guard of a thousand products, with a filter that lets many others through."""
+    porous(monkeypatch, "product")
+    products()
+    build("product")
+    return guards["product"]
+
+
+def false_positives(guard, number, start=10_000):
+    """Absent IDs that the filter lets through."""
+    found, value = [], start
+    while len(found) < number:
+        found += [value] if guard.decide(value) is MAYBE else []
+        value += 1
+    return found
+
+
+@pytest.fixture
+def found(product):
+    """An absent ID that the filter lets through."""
+    return false_positives(product, 1)[0]
+
+
+def get_object_or_404(value):
+    try:
+        return guards["product"].get_object_or_404(value)
+    except Http404:
+        return None
+
+
+async def aget_object_or_404(value):
+    try:
+        return await guards["product"].aget_object_or_404(value)
+    except Http404:
+        return None
+
+
+def manager(value):
+    objects = GuardedManager()
+    objects.model = Product
+    try:
+        return objects.get(pk=value)
+    except Product.DoesNotExist:
+        return None
+
+
+def page(view, *middleware):
+    """Visits a view, under its own URLconf, with what may stand before it."""
+
+    def visit(value, settings, client=Client):
+        settings.MIDDLEWARE = list(middleware)
+        settings.ROOT_URLCONF = urlconf(path("<int:pk>/", view, name="product"))
+        visit = client().get if client is Client else async_to_sync(client().get)
+        return visit(f"/{value}/").status_code == 200 or None
+
+    return visit
+
+
+class Detail(DetailView):
+    model = Product
+
+    def render_to_response(self, context):
+        return HttpResponse(self.object.pk)
+
+
+class GuardedDetail(GuardedObjectMixin, Detail):
+    pass
+
+
+class Serializer(serializers.ModelSerializer):
+    class Meta:
+        model = Product
+        fields = ("pk",)
+
+
+class Api(GuardedApiMixin, RetrieveAPIView):
+    queryset = Product.objects.all()
+    serializer_class = Serializer
+
+
+@guarded("product")
+def answering(request, pk):
+    """Answers 404 itself."""
+    return HttpResponse() if Product.objects.filter(pk=pk).first() else HttpResponseNotFound()
+
+
+def apage(view, *middleware):
+    visit = page(view, *middleware)
+    return lambda value, settings: visit(value, settings, AsyncClient)
+
+
+#: How one looks for a product, and what that costs at most: where the guard cannot know what a view has asked the
+#: database, it asks for itself.
+WAYS = {
+    "get_object_or_404": (lambda value, settings: get_object_or_404(value), 1),
+    "aget_object_or_404": (lambda value, settings: async_to_sync(aget_object_or_404)(value), 1),
+    "manager": (lambda value, settings: manager(value), 1),
+    "mixin": (page(GuardedDetail.as_view()), 1),
+    "rest framework": (page(Api.as_view()), 2),
+    "middleware": (page(views.product, GUARD), 2),
+    "middleware, DetailView": (page(Detail.as_view(), GUARD), 2),
+    "middleware, mixin": (page(GuardedDetail.as_view(), GUARD), 1),
+    "middleware, decorator": (page(guarded("product")(views.product), GUARD), 2),
+    "decorator": (page(guarded("product")(views.product)), 2),
+    "decorator, no exception": (page(answering), 2),
+    "async middleware": (apage(views.product_async, GUARD), 2),
+    "async decorator": (apage(guarded("product")(views.product_async)), 2),
+}
+
+
+@pytest.fixture(params=WAYS)
+def look(request, settings):
+    """``look(value)`` gives something only if there is such a product."""
+    visit, most = WAYS[request.param]
+
+    def look(value):
+        return visit(value, settings)
+
+    look.most = most
+    return look
+
+
+def test_a_replay_costs_no_query(found, look, django_assert_num_queries, django_assert_max_num_queries):
+    """However one looks: the first time the database is asked, from then on nobody."""
+    with django_assert_max_num_queries(look.most):
+        assert look(found) is None
+
+    with django_assert_num_queries(0):
+        assert [look(found) for _ in range(5)] == [None] * 5
+
+
+def test_a_row_made_later_is_seen_at_once(found, look):
+    """The recent filter has it before the row is committed."""
+    look(found)
+    look(found)
+    Product.objects.create(pk=found)
+
+    assert look(found)
+    Product.objects.filter(pk=found).delete()
+    look(found)
+    Product.objects.bulk_create([Product(pk=found)])
+    assert look(found)
+
+
+def test_what_a_view_hides_is_not_taken_for_absent(product, settings, django_assert_num_queries):
+    """A view's 404 is no proof; and an ID that exists is asked for once a minute, not each time."""
+    visit = page(lambda request, pk: HttpResponse(status=404), GUARD)
+    with django_assert_num_queries(1):
+        for _ in range(5):
+            visit(7, settings)
+
+    assert product.decide(7) is MAYBE
+
+
+def test_other_requests_teach_nothing(found, product, settings, django_assert_num_queries):
+    """Neither do routes that nobody guards, nor methods, nor paths of no route."""
+    settings.ROOT_URLCONF = urlconf(
+        path("other/<int:pk>/", lambda request, pk: HttpResponse(status=404)),
+        path("<int:pk>/", lambda request, pk: HttpResponse(status=404), name="product"),
+    )
+    with django_assert_num_queries(0):
+        Client().get(f"/other/{found}/")
+        Client().post(f"/{found}/")
+        Client().get("/nowhere/")
+
+    assert product.decide(found) is MAYBE
+
+
+@pytest.mark.parametrize("kind", ["memory", "file", "redis"])
+def test_in_every_store(kind, build, settings, monkeypatch, tmp_path, django_assert_num_queries):
+    """Remembered, and forgotten the moment the row is made."""
+    settings.BLOOMGUARD = {"STORES": {"default": {
+        "memory": {"BACKEND": "bloomguard.stores.memory.MemoryStore"},
+        "file": {"BACKEND": "bloomguard.stores.file.FileStore", "OPTIONS": {"path": tmp_path / "filters"}},
+        "redis": {"BACKEND": "bloomguard.stores.redis.RedisStore",
+                  "OPTIONS": {"url": valkey(), "prefix": tmp_path.name}},
+    }[kind]}}  # fmt: skip
+    forget()
+    porous(monkeypatch, "product")
+    products()
+    build("product")
+    found = false_positives(guards["product"], 1)[0]
+    get_object_or_404(found)
+
+    with django_assert_num_queries(0):
+        assert get_object_or_404(found) is None
+    assert guards["product"].decide_many([1, found]) == [MAYBE, REMEMBERED]
+    Product.objects.create(pk=found)
+    assert get_object_or_404(found) is not None
+
+
+@pytest.mark.django_db(transaction=True, databases="__all__")
+@pytest.mark.usefixtures("fresh", "each_database")
+def test_on_every_database(clock, monkeypatch):
+    """The same on PostgreSQL as on SQLite."""
+    from bloomguard.rebuild import Rebuild
+
+    porous(monkeypatch, "product")
+    products()
+    Rebuild(guards["product"], sleep=clock.sleep).run()
+    found = false_positives(guards["product"], 1)[0]
+    get_object_or_404(found)
+
+    assert guards["product"].decide(found) is REMEMBERED
+    Product.objects.create(pk=found)
+    assert get_object_or_404(found) is not None
+
+
+def test_text_and_soft_deleted_rows(build, monkeypatch):
+    """A row that is alive again is seen at once, under any key."""
+    porous(monkeypatch, "article")
+    Article.objects.bulk_create(Article(slug=f"alive-{number}") for number in range(1_000))
+    Article.objects.bulk_create(Article(slug=f"dead-{number}", deleted=True) for number in range(1_000))
+    build("article")
+    guard = guards["article"]
+    slug = next(slug for slug in map("dead-{}".format, range(1_000)) if guard.decide(slug) is MAYBE)
+    with pytest.raises(Http404):
+        guard.get_object_or_404(slug)
+
+    known = guard.decide(slug)
+    Article.objects.filter(slug=slug).update(deleted=False)
+
+    assert known is REMEMBERED
+    assert guard.get_object_or_404(slug).slug == slug
+
+
+# -- what proves nothing
+
+
+def test_a_transaction_proves_nothing(found, product):
+    """Its snapshot may be old, and a row that it deleted may come back."""
+    Product.objects.create(pk=3_000_000)
+    with transaction.atomic():
+        Product.objects.filter(pk=5).delete()
+        for value in (found, 5):
+            assert get_object_or_404(value) is None
+            assert manager(value) is None
+            assert product.get_or_load(value, lambda value: None) is None
+        transaction.set_rollback(True)
+
+    assert product.decide(found) is MAYBE
+    assert get_object_or_404(5) is not None
+
+
+def test_other_rows_prove_nothing(product):
+    """A miss among some of the rows says nothing of the others."""
+    for rows in (Product.objects.exclude(name=""), Product.objects.filter(pk__gt=7), Product.objects.none()):
+        with pytest.raises(Http404):
+            product.get_object_or_404(7, rows)
+
+    assert get_object_or_404(7) is not None
+
+
+def test_a_loader_proves_nothing(found, product):
+    """What it found nothing in is its own business: the database is asked."""
+    assert product.get_or_load(7, lambda value: None) is None
+    assert product.get_or_load(found, lambda value: None) is None
+
+    assert product.decide(7) is MAYBE
+    assert product.decide(found) is REMEMBERED
+
+
+def test_a_scan_that_goes_on_proves_nothing(product, clock):
+    """On SQLite it holds on to a snapshot, which may be older than the generation that answers."""
+
+    def meanwhile():
+        from bloomguard.rebuild import Rebuild
+
+        Product.objects.create(pk=3_000_000)
+        Rebuild(product, sleep=clock.sleep).run()
+        connection.close()
+
+    scan = Product.objects.iterator(chunk_size=1)
+    next(scan)
+    thread = threading.Thread(target=meanwhile)
+    thread.start()
+    thread.join()
+    assert product.decide(1) is MAYBE  # by now the new generation answers
+    assert get_object_or_404(3_000_000) is None  # the snapshot's own truth
+    scan.close()
+
+    assert get_object_or_404(3_000_000) is not None
+
+
+def test_a_normalizer_proves_nothing(found, product, monkeypatch):
+    """Several values may have one key, and only one of them was looked for."""
+    monkeypatch.setattr(type(product), "normalize", lambda self, value: value.lower())
+    get_object_or_404(found)
+
+    assert product.decide(found) is MAYBE
+
+
+# -- how long, and how many
+
+
+def test_for_a_minute(found, product, clock):
+    """Then the database is asked again."""
+    get_object_or_404(found)
+    clock.now += 59
+    assert product.decide(found) is REMEMBERED
+    clock.now += 2
+
+    assert product.decide(found) is MAYBE
+
+
+def test_only_of_the_generation_that_answers(found, product, build):
+    """A rebuild, in whose recent filter the row need not be, begins anew."""
+    get_object_or_404(found)
+    build("product")
+
+    assert product.decide(found) is not REMEMBERED
+
+
+def test_the_last_ones_alone(product, monkeypatch):
+    """A process remembers so many keys and no more."""
+    monkeypatch.setattr(remembered, "MOST_KEYS", 3)
+    values = false_positives(product, 5)
+    for value in values:
+        get_object_or_404(value)
+
+    assert [product.decide(value) is REMEMBERED for value in values] == [False, False, True, True, True]
+
+
+def test_no_key_is_kept(found, product):
+    """What is remembered is a digest, which tells nothing of the ID."""
+    get_object_or_404(found)
+    (_, digest), *others = product.live._found_out._missing.until
+
+    assert others == []
+    assert len(digest) == 16
+    assert product.keys.key(found) not in digest
+
+
+def test_a_child_process_remembers_nothing(found, product):
+    """What a fork copies might be of a store that is another one here."""
+    get_object_or_404(found)
+    product.live._after_fork()
+
+    assert product.decide(found) is MAYBE
+
+
+# -- when in doubt
+
+
+def test_only_under_a_lease(found, product, clock, monkeypatch):
+    """Whoever may have missed a fence asks the database."""
+    get_object_or_404(found)
+    clock.now += 5
+    monkeypatch.setattr(state.table, "renew", lambda **kwargs: False)
+
+    assert product.decide(found).verdict is Verdict.UNKNOWN
+
+
+def test_not_while_fenced(found, product, clock):
+    """A writer that could not add has fenced the guard."""
+    get_object_or_404(found)
+    state.table.fence("product", "for a test")
+    clock.now += 5
+
+    assert product.decide(found).verdict is not Verdict.ABSENT
+
+
+def test_a_recent_filter_that_is_lost_is_not_an_empty_one(found, product, caplog):
+    """Who cannot open it remembers nothing, and a write that it does not reach fences the guard."""
+    get_object_or_404(found)
+    store = product.live.store
+    (name,) = store.names(shelf("product"))
+    store.drop(shelf("product"), name)
+    forget()
+
+    assert get_object_or_404(found) is None
+    assert product.decide(found) is MAYBE
+    Product.objects.create(pk=found)
+    assert state.table.current("product").status == "fenced"
+    assert get_object_or_404(found) is not None
+
+
+def test_a_store_that_fails_is_asked_for_nothing(found, product, monkeypatch):
+    """Whether the row is recent cannot be told, so the database is asked."""
+    from bloomguard.exceptions import StoreUnavailable
+
+    def fail(key):
+        raise StoreUnavailable("gone", "for a test")
+
+    get_object_or_404(found)
+    (recent,) = product.live._found_out._recent.values()
+    monkeypatch.setattr(recent, "might_contain", fail)
+
+    assert product.decide(found) is MAYBE
+
+
+def test_recent_filters_go_with_their_generations(product, build):
+    """One lies beside each generation, and none beside those that were dropped."""
+    store = product.live.store
+    before = store.names(shelf("product"))
+    build("product")
+
+    assert store.names(shelf("product")) == store.names("product") != before
+
+
+def test_a_generation_without_one_answers_as_before(found, product, monkeypatch):
+    """It was built by a release that made none."""
+    monkeypatch.setattr(remembered, "_MARK", "another")
+    get_object_or_404(found)
+
+    assert product.decide(found) is MAYBE
+    assert Product.objects.create(pk=found)
+    assert get_object_or_404(found) is not None
+
+
+def test_an_error_of_our_own_is_no_ones_error(found, product, monkeypatch, settings, caplog):
+    """It is logged once, and the answer is the view's."""
+
+    def fail(*args):
+        raise RuntimeError("oops")
+
+    monkeypatch.setattr(type(product.live), "remember", fail)
+    monkeypatch.setattr(product, "_failures", set())
+    with caplog.at_level("ERROR", logger="bloomguard"), CaptureQueriesContext(connection):
+        assert [get_object_or_404(found) for _ in range(3)] == [None] * 3
+        assert page(views.product, GUARD)(found, settings) is None
+
+    assert len(caplog.records) == 1
+    assert database.current == "default"
