@@ -15,7 +15,7 @@ from bloomguard.guards import registry
 from bloomguard.proof import Proof
 from bloomguard.rebuild import Rebuild
 from bloomguard.sources import Source
-from bloomguard.stores import stores
+from bloomguard.stores import Generation, stores
 from bloomguard.sync import state as states
 
 from . import database
@@ -182,3 +182,19 @@ def test_more_errors_than_promised_stop_the_build(kind, clock, monkeypatch):
 
     assert stores["default"].names("product") == [first.generation]
     assert states.table.current("product").active == first.generation
+
+
+def test_rows_are_asked_for_by_the_thousand(clock, monkeypatch):
+    """A trip to a store behind a network has as little time as a check: many keys take several."""
+    asked: list[int] = []
+    ask = Generation.might_contain_many
+
+    def counted(self, keys):
+        asked.append(len(keys))
+        return ask(self, keys)
+
+    monkeypatch.setattr(Generation, "might_contain_many", counted)
+    Product.objects.bulk_create(Product(pk=pk) for pk in range(1, 2_501))
+
+    assert rebuild("product", clock).rows_verified == 2_500
+    assert asked == [1_000, 1_000, 500]

@@ -185,6 +185,7 @@ def look() -> dict[str, Any]:
 def kill_and_build(step: str, after: bool, before: dict[str, Any], lease: float) -> dict[str, Any]:
     """One round; ``busy`` if the machine was too busy for writers to prove their adds within a lease, so that they
     fenced the guard: that was no harm done by the kill."""
+    shared.set(1, "late", max(shared.get(1, "late"), shared.get(0, "late")))
     shared.set(0, "late", 0.0)
     _, status = os.waitpid(fork(build_and_die, step, after), 0)
     now = result_of(look)
@@ -253,6 +254,7 @@ def main() -> None:
                 "seconds": round(seconds, 1),
                 "writes_a_second": round(total("writes") / seconds),
                 "ended_early": len(ended),
+                "late": round(max(shared.get(0, "late"), shared.get(1, "late")), 2),
             }
         )
     )
