@@ -274,14 +274,14 @@ def test_middleware_before_the_language_is_known(only, settings):
 )
 def test_middleware_before_one_that_answers_instead_of_a_404(only, settings, fallback, monkeypatch):
     """A middleware that turns a 404 into something else has to see the guard's 404 too."""
-    import bloomguard.checks
+    import bloomguard.checks.middleware as checked
 
     class Fallback:
         __module__, __name__ = fallback.rsplit(".", 1)
 
     Fallback.__name__ = fallback.rsplit(".", 1)[1]
-    whole = bloomguard.checks.import_string
-    monkeypatch.setattr(bloomguard.checks, "import_string", lambda path: Fallback if path == fallback else whole(path))
+    whole = checked.import_string
+    monkeypatch.setattr(checked, "import_string", lambda path: Fallback if path == fallback else whole(path))
 
     settings.MIDDLEWARE = [fallback, "bloomguard.middleware.BloomGuardMiddleware"]
     right = messages()

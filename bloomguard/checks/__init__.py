@@ -1,0 +1,13 @@
+"""System checks: a mistake in a guard, a setting or a deployment is said at start, with the value and the cure.
+
+A plain check reads settings, classes and the URLconf, and asks neither a database nor a server; what only they can
+tell is a matter of ``check --deploy``.
+"""
+
+from __future__ import annotations
+
+from .guards import check_guards
+from .middleware import check_order
+from .stores import check_servers, check_settings
+
+__all__ = ["check_guards", "check_order", "check_servers", "check_settings"]
