@@ -294,6 +294,83 @@ def test_middleware_before_one_that_answers_instead_of_a_404(only, settings, fal
     assert "after" in hint
 
 
+GUARD = "bloomguard.middleware.BloomGuardMiddleware"
+SECURITY = "django.middleware.security.SecurityMiddleware"
+UPDATE, FETCH = (f"django.middleware.cache.{name}CacheMiddleware" for name in ("Update", "FetchFrom"))
+BOTH = "django.middleware.cache.CacheMiddleware"
+
+
+@pytest.mark.parametrize(
+    ("order", "identifier", "named"),
+    [
+        ([UPDATE, FETCH, GUARD], "W011", FETCH),
+        ([BOTH, GUARD], "W011", BOTH),
+        ([GUARD, SECURITY], "W012", SECURITY),
+    ],
+)
+def test_the_guard_stands_between_security_and_the_cache(only, settings, order, identifier, named):
+    """Behind the cache an absent ID costs a look-up; outside security its 404 lacks the headers."""
+    settings.MIDDLEWARE = order
+
+    found, message, hint = the_message()
+
+    assert found == f"bloomguard.{identifier}"
+    assert named in message
+    assert named in hint
+
+
+@pytest.mark.parametrize("order", [[SECURITY, GUARD, UPDATE, FETCH], [UPDATE, SECURITY, GUARD, FETCH], [FETCH, UPDATE]])
+def test_an_order_that_costs_nothing_is_fine(only, settings, order):
+    """The half of the cache that keeps pages looks none up, so it may be outermost; without the guard all are fine."""
+    settings.MIDDLEWARE = order
+
+    assert messages() == []
+
+
+def test_guards_that_nobody_asks(only, settings):
+    """Routes without the middleware are answered by nobody, unless their views ask themselves."""
+    settings.MIDDLEWARE, settings.WSGI_APPLICATION = [SECURITY], None
+    only(Product, routes=["product"])
+
+    found, message, hint = the_message()
+
+    assert found == "bloomguard.W013"
+    assert "nobody answers for the routes of 'mine'" in message
+    assert GUARD in hint
+
+
+def test_views_that_ask_themselves_need_no_middleware(only, settings):
+    """``@guarded`` on every view of a guard's routes is enough."""
+    from bloomguard.decorators import guarded
+
+    settings.ROOT_URLCONF = urlconf(path("products/<int:pk>/", guarded("mine")(views.product), name="product"))
+    settings.MIDDLEWARE = [SECURITY]
+    only(Product, routes=["product"])
+
+    assert messages() == []
+
+
+@pytest.mark.parametrize("module", ["wsgi", "asgi"])
+def test_a_site_that_may_have_a_front_door_alone(only, settings, tmp_path, monkeypatch, module):
+    """``shield()`` in ``wsgi.py`` or ``asgi.py`` makes it a note; neither file is run for that."""
+    package = tmp_path / f"site_with_{module}"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / f"{module}.py").write_text("raise SystemExit\napplication = shield(get_application())\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    settings.MIDDLEWARE, settings.WSGI_APPLICATION = [], f"{package.name}.wsgi.application"
+    only(Product, routes=["product"])
+
+    found, message, hint = the_message()
+    (package / f"{module}.py").write_text("# application = shield(get_application())\n")
+    commented = the_message()
+
+    assert found == "bloomguard.I014"
+    assert "the routes of 'mine' the front door alone answers" in message
+    assert GUARD in hint
+    assert commented[0] == "bloomguard.W013"
+
+
 def test_check_fails_the_command(only):
     """``manage.py check`` ends with an error, so that no deployment goes on."""
     only(Product, routes=["prodcut"])

@@ -7,7 +7,7 @@ tell is a matter of ``check --deploy``.
 from __future__ import annotations
 
 from .guards import check_guards
-from .middleware import check_order
+from .middleware import check_order, check_presence
 from .stores import check_servers, check_settings
 
-__all__ = ["check_guards", "check_order", "check_servers", "check_settings"]
+__all__ = ["check_guards", "check_order", "check_presence", "check_servers", "check_settings"]
