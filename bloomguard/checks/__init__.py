@@ -6,8 +6,18 @@ tell is a matter of ``check --deploy``.
 
 from __future__ import annotations
 
+from .deployment import check_filters
 from .guards import check_guards
 from .middleware import check_order, check_presence
+from .routes import check_unguarded
 from .stores import check_servers, check_settings
 
-__all__ = ["check_guards", "check_order", "check_presence", "check_servers", "check_settings"]
+__all__ = [
+    "check_filters",
+    "check_guards",
+    "check_order",
+    "check_presence",
+    "check_servers",
+    "check_settings",
+    "check_unguarded",
+]
