@@ -8,41 +8,12 @@ from pathlib import Path
 
 TABLE = Path("/proc/self/mountinfo")
 
-NETWORK = frozenset(
-    [
-        "nfs",
-        "nfs4",
-        "cifs",
-        "smb3",
-        "smbfs",
-        "9p",
-        "afs",
-        "ceph",
-        "glusterfs",
-        "lustre",
-        "gpfs",
-        "beegfs",
-        "ocfs2",
-        "gfs2",
-        "virtiofs",
-        "vboxsf",
-        "prl_fs",
-        "fuse.sshfs",
-        "fuse.glusterfs",
-        "fuse.ceph",
-        "fuse.s3fs",
-        "fuse.gcsfuse",
-        "fuse.blobfuse",
-        "fuse.blobfuse2",
-        "fuse.rclone",
-        "fuse.goofys",
-        "fuse.mount-s3",
-        "fuse.juicefs",
-        "fuse.davfs",
-        "fuse.grpcfuse",
-        "fuse.vmhgfs-fuse",
-    ]
-)
+NETWORK = frozenset([
+    "nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "afs", "ceph", "glusterfs", "lustre", "gpfs", "beegfs", "ocfs2",
+    "gfs2", "virtiofs", "vboxsf", "prl_fs", "fuse.sshfs", "fuse.glusterfs", "fuse.ceph", "fuse.s3fs", "fuse.gcsfuse",
+    "fuse.blobfuse", "fuse.blobfuse2", "fuse.rclone", "fuse.goofys", "fuse.mount-s3", "fuse.juicefs", "fuse.davfs",
+    "fuse.grpcfuse", "fuse.vmhgfs-fuse",
+])  # fmt: skip
 OVERLAY = frozenset(["overlay", "aufs", "fuse.fuse-overlayfs"])
 MEMORY = frozenset(["tmpfs", "ramfs"])
 
