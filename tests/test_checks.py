@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from django.core.checks import run_checks
 from django.core.management import CommandError, call_command
-from django.db import models
+from django.db import connections, models
 from django.test.utils import isolate_apps
 from django.urls import path
 from gazetteer.models import Listing
@@ -385,3 +385,68 @@ def test_registered_guards_are_gone_after_the_block():
         assert "passing-by" in [guard.name for guard in registry]
 
     assert "passing-by" not in [guard.name for guard in registry]
+
+
+class Split:
+    """Sends the state rows to one database and all other rows to another."""
+
+    def __init__(self, states, rows):
+        self.states, self.rows = states, rows
+
+    def db_for_write(self, model, **hints):
+        return self.states if model._meta.app_label == "bloomguard" else self.rows
+
+
+def test_rows_in_another_database_than_the_state_rows(only, settings):
+    """It works, and its consequences are told."""
+    settings.DATABASE_ROUTERS = [Split("default", "postgresql")]
+    only(Product)
+
+    found, message, hint = the_message()
+
+    assert found == "bloomguard.I017"
+    assert "the rows of 'mine' are written to the database 'postgresql', and the state rows to 'default'" in message
+    assert "while 'default' does not answer, requests for them pass" in message
+    assert "rebuild_filter" in hint
+
+
+@pytest.mark.parametrize(
+    ("place", "name", "value", "shown"),
+    [
+        ("TEST", "MIRROR", "default", "TEST['MIRROR'] is 'default'"),
+        ("OPTIONS", "target_session_attrs", "prefer-standby", "OPTIONS['target_session_attrs'] is 'prefer-standby'"),
+        ("OPTIONS", "options", "-c default_transaction_read_only=on", "has default_transaction_read_only=on"),
+    ],
+)
+def test_state_rows_on_a_replica(only, settings, monkeypatch, place, name, value, shown):
+    """What the settings say of a database tells a replica before the first write fails."""
+    monkeypatch.setitem(connections["postgresql"].settings_dict[place], name, value)
+    settings.DATABASE_ROUTERS = [Split("postgresql", "postgresql")]
+    only(Product)
+
+    found, message, hint = the_message()
+
+    assert found == "bloomguard.W016"
+    assert "the state rows are written to the database 'postgresql'" in message
+    assert shown in message
+    assert "db_for_write" in hint
+
+
+def test_state_rows_in_a_file_that_may_only_be_read(only, monkeypatch):
+    """The same of SQLite."""
+    monkeypatch.setitem(connections["default"].settings_dict, "NAME", "file:site.sqlite3?mode=ro")
+    only(Product)
+
+    found, message, _ = the_message()
+
+    assert found == "bloomguard.W016"
+    assert "NAME has mode=ro" in message
+
+
+def test_state_rows_on_a_primary(only, settings, monkeypatch):
+    """Options that ask for a primary, and other options, are fine."""
+    monkeypatch.setitem(connections["postgresql"].settings_dict["OPTIONS"], "target_session_attrs", "read-write")
+    settings.DATABASE_ROUTERS = [Split("postgresql", "postgresql")]
+    only(Product)
+
+    assert messages() == []

@@ -6,6 +6,7 @@ tell is a matter of ``check --deploy``.
 
 from __future__ import annotations
 
+from .databases import check_databases
 from .deployment import check_filters
 from .guards import check_guards
 from .middleware import check_order, check_presence
@@ -13,6 +14,7 @@ from .routes import check_unguarded
 from .stores import check_servers, check_settings
 
 __all__ = [
+    "check_databases",
     "check_filters",
     "check_guards",
     "check_order",
