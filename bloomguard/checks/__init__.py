@@ -6,6 +6,7 @@ tell is a matter of ``check --deploy``.
 
 from __future__ import annotations
 
+from .collations import check_columns
 from .databases import check_databases
 from .deployment import check_filters
 from .guards import check_guards
@@ -14,6 +15,7 @@ from .routes import check_unguarded
 from .stores import check_servers, check_settings
 
 __all__ = [
+    "check_columns",
     "check_databases",
     "check_filters",
     "check_guards",
