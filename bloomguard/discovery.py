@@ -108,6 +108,30 @@ def _shown(cls: type, view: Any, looked_up: dict[str, str], by_view: bool, own_q
     return Shown(model, None if own_queryset else queryset, looked_up, by_view)
 
 
+def detail_model(pattern: Pattern) -> type[Model] | None:
+    """The model of which the pattern's view seems to show one by an ID in the path, be that certain or not."""
+    callback: Any = pattern.callback
+    cls = getattr(callback, "view_class", None) or getattr(callback, "cls", None)
+    given = {**getattr(callback, "initkwargs", {}), **getattr(callback, "view_initkwargs", {})}
+
+    def said(name: str) -> Any:
+        return given.get(name, getattr(cls, name, None))
+
+    if cls is None:
+        return None
+    if issubclass(cls, SingleObjectMixin):
+        if getattr(cls, "get", None) in (None, BaseCreateView.get):
+            return None
+        kwargs = {said("pk_url_kwarg"), said("slug_url_kwarg")}
+    elif issubclass(cls, getattr(sys.modules.get("rest_framework.generics"), "GenericAPIView", ())):
+        kwargs = {said("lookup_url_kwarg") or said("lookup_field")}
+    else:
+        return None
+    queryset = said("queryset")
+    model: type[Model] | None = said("model") if queryset is None else getattr(queryset, "model", None)
+    return model if kwargs.intersection(pattern.captured) else None
+
+
 def _is_bare(callback: Callable[..., Any], cls: Any) -> bool:
     """Whether the view is what ``as_view()`` makes, without a decorator that runs before it."""
     if actions := getattr(callback, "actions", None):

@@ -15,7 +15,7 @@ from django.db import OperationalError, connections
 
 from bloomguard import rebuild, spot_checks
 from bloomguard.guards import registry
-from bloomguard.stores import stores
+from bloomguard.stores import mounts, stores
 from bloomguard.sync import state
 from bloomguard.sync.connection import StateConnection
 
@@ -67,6 +67,12 @@ def each_database(request: pytest.FixtureRequest) -> Iterator[str]:
 def no_spot_checks(monkeypatch: pytest.MonkeyPatch) -> None:
     """No absence is held against the database, unless the test says so."""
     monkeypatch.setattr(spot_checks, "drawn", spot_checks.never)
+
+
+@pytest.fixture(autouse=True)
+def a_usual_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is known against the disk that the tests run on, be it a container's."""
+    monkeypatch.setattr(mounts, "TABLE", Path(os.devnull))
 
 
 @pytest.fixture

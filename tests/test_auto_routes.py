@@ -12,13 +12,14 @@ from django.db.models import Q
 from django.http import HttpResponse
 from django.test import AsyncClient, Client
 from django.urls import path
-from django.views.generic import DetailView
+from django.views.generic import CreateView, DetailView, ListView
 
 from bloomguard import counts
 from bloomguard.discovery import NotFound, lookup_of
 from bloomguard.patterns import patterns
 from bloomguard.querysets import covers
 from bloomguard.routes import table_for
+from bloomguard.views import GuardedObjectMixin
 from tests.guarding import make_guard, registered, urlconf
 from tests.shop import features, views
 from tests.shop.models import Article, Place, Product
@@ -260,6 +261,49 @@ def test_a_guard_that_finds_nothing_is_warned_of(settings):
         messages = [message.id for message in checks.run_checks(tags=["bloomguard"]) if message.obj is Place]
 
     assert "bloomguard.W010" in messages
+
+
+def notes():
+    return [found.msg for found in checks.run_checks(tags=["bloomguard"]) if found.id == "bloomguard.I015"]
+
+
+def test_pages_of_a_guarded_model_that_nobody_guards_are_told(guards):
+    """Each of the features that is left alone and shows a row is a note with the reason; what is guarded is none."""
+    told = {message.split("(")[1].split(")")[0]: message for message in notes()}
+
+    assert set(told) <= set(LEFT)
+    assert set(told) >= {"own-object", "wrapped", "deleted"}
+    assert "shows one shop.Product, and no guard answers for it: " in told["own-object"]
+    assert told["own-object"].endswith("OwnObject has a get_object of its own.")
+
+
+def test_a_route_that_was_forgotten_is_told(settings):
+    """A guard with routes of its own hears of those that it leaves out, and what would take them."""
+    view = type("Page", (DetailView,), {"model": Product}).as_view()
+    settings.ROOT_URLCONF = urlconf(path("a/<int:pk>/", view, name="a"), path("b/<int:pk>/", view, name="b"))
+    with registered(Product, name="first", routes=["a"]):
+        (message,) = notes()
+
+    assert message == (
+        "the route /b/<int:pk>/ (b) shows one shop.Product, and no guard answers for it: "
+        "the guard 'product' would, with routes = \"auto\"."
+    )
+
+
+def test_pages_of_other_models_and_other_pages_are_not_told(settings):
+    """Functions, lists, pages without an ID, forms for a new row, models without a guard, and views that ask."""
+    asking = type("Asking", (GuardedObjectMixin, DetailView), {"model": Product})
+    settings.ROOT_URLCONF = urlconf(
+        path("f/<int:pk>/", lambda request, pk: HttpResponse()),
+        path("l/<slug:slug>/", ListView.as_view(model=Product)),
+        path("p/<int:page>/", DetailView.as_view(model=Product)),
+        path("n/<int:pk>/", CreateView.as_view(model=Product, fields=["name"])),
+        path("u/<int:pk>/", DetailView.as_view(model=get_user_model())),
+        path("o/<int:pk>/", DetailView.as_view()),
+        path("m/<int:pk>/", asking.as_view()),
+    )
+
+    assert notes() == []
 
 
 def test_methods_other_than_get_and_head_pass(guards, settings):

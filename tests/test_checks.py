@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from django.core.checks import run_checks
 from django.core.management import CommandError, call_command
-from django.db import models
+from django.db import connections, models
 from django.test.utils import isolate_apps
 from django.urls import path
 from gazetteer.models import Listing
@@ -274,14 +274,14 @@ def test_middleware_before_the_language_is_known(only, settings):
 )
 def test_middleware_before_one_that_answers_instead_of_a_404(only, settings, fallback, monkeypatch):
     """A middleware that turns a 404 into something else has to see the guard's 404 too."""
-    import bloomguard.checks
+    import bloomguard.checks.middleware as checked
 
     class Fallback:
         __module__, __name__ = fallback.rsplit(".", 1)
 
     Fallback.__name__ = fallback.rsplit(".", 1)[1]
-    whole = bloomguard.checks.import_string
-    monkeypatch.setattr(bloomguard.checks, "import_string", lambda path: Fallback if path == fallback else whole(path))
+    whole = checked.import_string
+    monkeypatch.setattr(checked, "import_string", lambda path: Fallback if path == fallback else whole(path))
 
     settings.MIDDLEWARE = [fallback, "bloomguard.middleware.BloomGuardMiddleware"]
     right = messages()
@@ -292,6 +292,83 @@ def test_middleware_before_one_that_answers_instead_of_a_404(only, settings, fal
     assert found == "bloomguard.W004"
     assert fallback in message
     assert "after" in hint
+
+
+GUARD = "bloomguard.middleware.BloomGuardMiddleware"
+SECURITY = "django.middleware.security.SecurityMiddleware"
+UPDATE, FETCH = (f"django.middleware.cache.{name}CacheMiddleware" for name in ("Update", "FetchFrom"))
+BOTH = "django.middleware.cache.CacheMiddleware"
+
+
+@pytest.mark.parametrize(
+    ("order", "identifier", "named"),
+    [
+        ([UPDATE, FETCH, GUARD], "W011", FETCH),
+        ([BOTH, GUARD], "W011", BOTH),
+        ([GUARD, SECURITY], "W012", SECURITY),
+    ],
+)
+def test_the_guard_stands_between_security_and_the_cache(only, settings, order, identifier, named):
+    """Behind the cache an absent ID costs a look-up; outside security its 404 lacks the headers."""
+    settings.MIDDLEWARE = order
+
+    found, message, hint = the_message()
+
+    assert found == f"bloomguard.{identifier}"
+    assert named in message
+    assert named in hint
+
+
+@pytest.mark.parametrize("order", [[SECURITY, GUARD, UPDATE, FETCH], [UPDATE, SECURITY, GUARD, FETCH], [FETCH, UPDATE]])
+def test_an_order_that_costs_nothing_is_fine(only, settings, order):
+    """The half of the cache that keeps pages looks none up, so it may be outermost; without the guard all are fine."""
+    settings.MIDDLEWARE = order
+
+    assert messages() == []
+
+
+def test_guards_that_nobody_asks(only, settings):
+    """Routes without the middleware are answered by nobody, unless their views ask themselves."""
+    settings.MIDDLEWARE, settings.WSGI_APPLICATION = [SECURITY], None
+    only(Product, routes=["product"])
+
+    found, message, hint = the_message()
+
+    assert found == "bloomguard.W013"
+    assert "nobody answers for the routes of 'mine'" in message
+    assert GUARD in hint
+
+
+def test_views_that_ask_themselves_need_no_middleware(only, settings):
+    """``@guarded`` on every view of a guard's routes is enough."""
+    from bloomguard.decorators import guarded
+
+    settings.ROOT_URLCONF = urlconf(path("products/<int:pk>/", guarded("mine")(views.product), name="product"))
+    settings.MIDDLEWARE = [SECURITY]
+    only(Product, routes=["product"])
+
+    assert messages() == []
+
+
+@pytest.mark.parametrize("module", ["wsgi", "asgi"])
+def test_a_site_that_may_have_a_front_door_alone(only, settings, tmp_path, monkeypatch, module):
+    """``shield()`` in ``wsgi.py`` or ``asgi.py`` makes it a note; neither file is run for that."""
+    package = tmp_path / f"site_with_{module}"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / f"{module}.py").write_text("raise SystemExit\napplication = shield(get_application())\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    settings.MIDDLEWARE, settings.WSGI_APPLICATION = [], f"{package.name}.wsgi.application"
+    only(Product, routes=["product"])
+
+    found, message, hint = the_message()
+    (package / f"{module}.py").write_text("# application = shield(get_application())\n")
+    commented = the_message()
+
+    assert found == "bloomguard.I014"
+    assert "the routes of 'mine' the front door alone answers" in message
+    assert GUARD in hint
+    assert commented[0] == "bloomguard.W013"
 
 
 def test_check_fails_the_command(only):
@@ -308,3 +385,68 @@ def test_registered_guards_are_gone_after_the_block():
         assert "passing-by" in [guard.name for guard in registry]
 
     assert "passing-by" not in [guard.name for guard in registry]
+
+
+class Split:
+    """Sends the state rows to one database and all other rows to another."""
+
+    def __init__(self, states, rows):
+        self.states, self.rows = states, rows
+
+    def db_for_write(self, model, **hints):
+        return self.states if model._meta.app_label == "bloomguard" else self.rows
+
+
+def test_rows_in_another_database_than_the_state_rows(only, settings):
+    """It works, and its consequences are told."""
+    settings.DATABASE_ROUTERS = [Split("default", "postgresql")]
+    only(Product)
+
+    found, message, hint = the_message()
+
+    assert found == "bloomguard.I017"
+    assert "the rows of 'mine' are written to the database 'postgresql', and the state rows to 'default'" in message
+    assert "while 'default' does not answer, requests for them pass" in message
+    assert "rebuild_filter" in hint
+
+
+@pytest.mark.parametrize(
+    ("place", "name", "value", "shown"),
+    [
+        ("TEST", "MIRROR", "default", "TEST['MIRROR'] is 'default'"),
+        ("OPTIONS", "target_session_attrs", "prefer-standby", "OPTIONS['target_session_attrs'] is 'prefer-standby'"),
+        ("OPTIONS", "options", "-c default_transaction_read_only=on", "has default_transaction_read_only=on"),
+    ],
+)
+def test_state_rows_on_a_replica(only, settings, monkeypatch, place, name, value, shown):
+    """What the settings say of a database tells a replica before the first write fails."""
+    monkeypatch.setitem(connections["postgresql"].settings_dict[place], name, value)
+    settings.DATABASE_ROUTERS = [Split("postgresql", "postgresql")]
+    only(Product)
+
+    found, message, hint = the_message()
+
+    assert found == "bloomguard.W016"
+    assert "the state rows are written to the database 'postgresql'" in message
+    assert shown in message
+    assert "db_for_write" in hint
+
+
+def test_state_rows_in_a_file_that_may_only_be_read(only, monkeypatch):
+    """The same of SQLite."""
+    monkeypatch.setitem(connections["default"].settings_dict, "NAME", "file:site.sqlite3?mode=ro")
+    only(Product)
+
+    found, message, _ = the_message()
+
+    assert found == "bloomguard.W016"
+    assert "NAME has mode=ro" in message
+
+
+def test_state_rows_on_a_primary(only, settings, monkeypatch):
+    """Options that ask for a primary, and other options, are fine."""
+    monkeypatch.setitem(connections["postgresql"].settings_dict["OPTIONS"], "target_session_attrs", "read-write")
+    settings.DATABASE_ROUTERS = [Split("postgresql", "postgresql")]
+    only(Product)
+
+    assert messages() == []

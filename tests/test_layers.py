@@ -38,7 +38,7 @@ LAYERS = [
     ["rebuild", "copying", "routes", "responses", "capture"],
     ["frontdoor", "learning", "listing", "explain", "telling"],
     ["tasks", "jobs", "charts", "templatetags.", "overview", "admin"],
-    ["middleware", "wsgi", "asgi", "decorators", "views", "managers", "contrib.", "management.", "checks"],
+    ["middleware", "wsgi", "asgi", "decorators", "views", "managers", "contrib.", "management.", "checks."],
     ["testing."],
     ["pytest_plugin"],
     ["apps"],

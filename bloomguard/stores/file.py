@@ -20,13 +20,14 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from django.conf import settings as django_settings
-from django.core.checks import CheckMessage, Error
+from django.core.checks import CheckMessage, Error, Info, Warning
 
 from ..exceptions import ConfigurationError, StoreError, UnknownGeneration
 from ..filters import CorruptFilter
 from ..filters.codec import Frame, Header
 from ..filters.layout import Layout
 from ..forks import after_fork
+from . import mounts
 from .base import FindKeyHash, Generation, Store
 from .frames import FrameGeneration
 from .pages import Page, PageFolder
@@ -184,16 +185,50 @@ class FileStore(Store):
 
     def check(self) -> list[CheckMessage]:
         existing = next(path for path in (self.path, *self.path.parents) if path.exists())
-        if os.access(existing, os.W_OK | os.X_OK):
-            return []
-        return [
-            Error(
-                f"the store {self.alias!r} cannot write {existing} as user {os.geteuid()}.",
-                hint=f"Give this user a private folder on a local disk, by "
-                f"BLOOMGUARD['STORES'][{self.alias!r}]['OPTIONS']['path'].",
-                id="bloomguard.E010",
-            )
-        ]
+        if not os.access(existing, os.W_OK | os.X_OK):
+            return [
+                Error(
+                    f"the store {self.alias!r} cannot write {existing} as user {os.geteuid()}.",
+                    hint=f"Give this user a private folder on a local disk, by {self._option}.",
+                    id="bloomguard.E010",
+                )
+            ]
+        return self._check_disk()
+
+    def _check_disk(self) -> list[CheckMessage]:
+        kind = mounts.filesystem_of(self.path)
+        lies = f"the store {self.alias!r} lies on {kind}, at {self.path}: "
+        if kind in mounts.NETWORK:
+            return [
+                Warning(
+                    f"{lies}where the network fails, a worker that reads a mapped file waits or is killed, and no "
+                    "other host trusts what this one wrote.",
+                    hint=f"Give it a folder on a local disk, by {self._option}; several hosts share a Redis store.",
+                    id="bloomguard.W026",
+                )
+            ]
+        if kind in mounts.OVERLAY:
+            return [
+                Warning(
+                    f"{lies}its filters are gone with the container, and other containers do not see them.",
+                    hint=f"Give it a volume of the host, by {self._option}, and run rebuild_filter where the workers "
+                    "run; or take a Redis store.",
+                    id="bloomguard.W027",
+                )
+            ]
+        if kind in mounts.MEMORY:
+            return [
+                Info(
+                    f"{lies}its filters take memory, and are gone after a restart.",
+                    hint="Run rebuild_filter --if-needed at every start; until it is done, every request passes.",
+                    id="bloomguard.I028",
+                )
+            ]
+        return []
+
+    @property
+    def _option(self) -> str:
+        return f"BLOOMGUARD['STORES'][{self.alias!r}]['OPTIONS']['path']"
 
 
 class FileGeneration(FrameGeneration):

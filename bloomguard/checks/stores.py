@@ -1,0 +1,65 @@
+"""The setting ``BLOOMGUARD``, its stores, and their servers as they are set up now."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import Any
+
+from django.core.checks import CheckMessage, Error, Warning, register
+
+from .. import conf
+from ..exceptions import ConfigurationError, StoreUnavailable
+from ..stores import stores
+from .tags import TAG
+
+
+@register(TAG, deploy=True)
+def check_servers(app_configs: Any, **kwargs: Any) -> list[CheckMessage]:
+    """The servers behind stores, as they are set up now."""
+    messages: list[CheckMessage] = []
+    with suppress(ConfigurationError):  # which is E009
+        for alias in conf.settings.stores:
+            with suppress(ConfigurationError, StoreUnavailable):  # which the other checks tell of
+                messages += stores[alias].check_deployed()
+    return messages
+
+
+@register(TAG)
+def check_settings(app_configs: Any, **kwargs: Any) -> list[CheckMessage]:
+    """The setting ``BLOOMGUARD`` and its stores."""
+    try:
+        raw, aliases = conf.settings.raw, list(conf.settings.stores)
+    except ConfigurationError as error:
+        return [_unusable(error)]
+    messages: list[CheckMessage] = []
+    for unknown in sorted(map(str, set(raw) - conf.KNOWN)):
+        messages.append(
+            Error(
+                f"BLOOMGUARD has the key {unknown!r}, which nothing reads.",
+                hint=f"Known are {', '.join(sorted(conf.KNOWN))}.",
+                id="bloomguard.E008",
+            )
+        )
+    for alias in aliases:
+        try:
+            messages += stores[alias].check()
+        except ConfigurationError as error:
+            messages.append(_unusable(error))
+        except StoreUnavailable as error:  # a client that cannot be made while its servers are away
+            messages.append(
+                Warning(
+                    f"the store {alias!r} does not answer: {error}.",
+                    hint="Until it does, no request is answered by a guard, and saves take their guards out of use.",
+                    id="bloomguard.W021",
+                )
+            )
+    return messages
+
+
+def _unusable(error: ConfigurationError) -> Error:
+    return Error(
+        f"{error}.",
+        hint="See Settings in the README, and the docstring of the BACKEND for its OPTIONS; RedisStore needs "
+        "pip install bloomguard[redis].",
+        id="bloomguard.E009",
+    )

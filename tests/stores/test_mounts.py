@@ -1,0 +1,109 @@
+"""A file store lies on a disk of its host, or it is said what that means."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from bloomguard.stores import mounts
+from bloomguard.stores.file import FileStore
+
+LINES = """\
+22 27 0:21 / /proc rw,relatime - proc proc rw
+27 1 254:0 / / rw,relatime - ext4 /dev/vda rw,discard
+30 27 0:40 / {folder} rw,relatime shared:7 master:1 - {kind} there:/export rw,vers=4.2
+31 30 0:41 / {folder}/with\\040space rw - xfs /dev/vdb rw
+a line that nobody understands
+"""
+
+
+@pytest.fixture
+def mounted(tmp_path, monkeypatch):
+    """``mounted(kind)`` is a folder with a file system of that kind, as the kernel would tell."""
+
+    def mount(kind):
+        folder = tmp_path / "folder"
+        (folder / "with space").mkdir(parents=True, exist_ok=True)
+        table = tmp_path / "mountinfo"
+        table.write_text(LINES.format(folder=folder, kind=kind))
+        monkeypatch.setattr(mounts, "TABLE", table)
+        return folder
+
+    return mount
+
+
+def test_the_nearest_mount_counts(mounted, tmp_path):
+    """The longest mount point above a path tells, links are followed, and a name is no part of another one."""
+    folder = mounted("nfs4")
+    (tmp_path / "link").symlink_to(folder)
+
+    assert mounts.filesystem_of(folder / "not" / "yet") == "nfs4"
+    assert mounts.filesystem_of(tmp_path / "link" / "x") == "nfs4"
+    assert mounts.filesystem_of(folder / "with space" / "x") == "xfs"
+    assert mounts.filesystem_of(f"{folder}-beside") == "ext4"
+
+
+def test_of_two_mounts_on_one_point_the_later_counts(mounted):
+    """What is mounted over another file system hides it."""
+    folder = mounted("nfs4")
+    with mounts.TABLE.open("a") as table:
+        table.write(f"32 30 0:42 / {folder} rw - tmpfs tmpfs rw\n")
+
+    assert mounts.filesystem_of(folder) == "tmpfs"
+
+
+def test_where_nobody_tells_nothing_is_said(monkeypatch, tmp_path):
+    """Without the kernel's table, as elsewhere than on Linux, the check is silent."""
+    monkeypatch.setattr(mounts, "TABLE", tmp_path / "none")
+
+    assert mounts.filesystem_of(tmp_path) == ""
+    assert FileStore("default", path=tmp_path).check() == []
+
+
+@pytest.mark.skipif(shutil.which("findmnt") is None, reason="nobody else to ask")
+def test_the_kernel_is_understood(monkeypatch):
+    """What is read from the real table is what ``findmnt`` reads from it."""
+    monkeypatch.setattr(mounts, "TABLE", Path("/proc/self/mountinfo"))
+    for place in ("/proc", "/dev/shm", "/", os.getcwd()):
+        told = subprocess.run(
+            ["findmnt", "--noheadings", "--output", "FSTYPE", "--target", place],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if told.returncode == 0:
+            assert mounts.filesystem_of(place) == told.stdout.split()[-1]
+
+
+@pytest.mark.parametrize(
+    ("kind", "identifier", "text", "cure"),
+    [
+        ("nfs4", "W026", "where the network fails", "on a local disk"),
+        ("cifs", "W026", "where the network fails", "on a local disk"),
+        ("fuse.sshfs", "W026", "no other host trusts", "Redis store"),
+        ("overlay", "W027", "gone with the container", "a volume of the host"),
+        ("tmpfs", "I028", "gone after a restart", "rebuild_filter --if-needed"),
+    ],
+)
+def test_a_file_store_on_another_file_system(mounted, kind, identifier, text, cure):
+    """Never an error: the message names the store, the kind, the place, and what to do."""
+    folder = mounted(kind)
+
+    (found,) = FileStore("mine", path=folder / "filters").check()
+
+    assert found.id == f"bloomguard.{identifier}"
+    assert found.msg.startswith(f"the store 'mine' lies on {kind}, at {folder / 'filters'}: ")
+    assert text in found.msg
+    assert cure in found.hint
+    assert not found.is_serious(level=40)  # that of an error
+
+
+def test_a_local_disk_is_fine(mounted):
+    """The disks of a host are what the file store is for."""
+    folder = mounted("ext4")
+
+    assert FileStore("mine", path=folder).check() == []

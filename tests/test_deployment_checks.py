@@ -1,0 +1,278 @@
+"""``check --deploy``: every guard has a filter that can answer, or it is said why not."""
+
+from __future__ import annotations
+
+import struct
+from zlib import crc32
+
+import pytest
+from django.core.checks import run_checks
+from django.db import connection, connections, models
+from django.test.utils import isolate_apps
+
+from bloomguard.filters import codec
+from bloomguard.guards import registry
+from bloomguard.models import GuardState
+from bloomguard.rebuild import Rebuild
+from bloomguard.sync import state as states
+from tests import database
+from tests.conftest import Counting, forget
+from tests.guarding import make_guard
+from tests.shop.models import Product
+
+pytestmark = [
+    pytest.mark.django_db(transaction=True, databases="__all__"),
+    pytest.mark.usefixtures("fresh", "clock"),
+]
+
+
+@pytest.fixture
+def mine(monkeypatch):
+    """The one guard there is, of products."""
+    guard = make_guard(Product, name="mine", filter="bloom")
+    monkeypatch.setattr(registry, "_guards", {})
+    registry.add(guard)
+    yield guard
+    registry.changed()
+
+
+@pytest.fixture
+def built(mine, clock):
+    """The same with 1,000 rows and a filter for 1,500."""
+    Product.objects.bulk_create(Product(pk=pk) for pk in range(1, 1_001))
+    Rebuild(mine, sleep=clock.sleep).run()
+    return mine
+
+
+def messages(**options):
+    """What the checks of this package say with ``--deploy``, as ``(id, message, hint)``."""
+    found = run_checks(tags=["bloomguard"], include_deployment_checks=True, **options)
+    return [(message.id, message.msg, message.hint) for message in found]
+
+
+@pytest.mark.usefixtures("each_database")
+def test_a_filter_that_answers_is_no_matter(built):
+    """A guard that is armed, with room left, is not mentioned."""
+    assert messages() == []
+
+
+@pytest.mark.usefixtures("each_database")
+def test_a_guard_that_was_never_built(mine):
+    """Without a row every request passes, which nobody would notice."""
+    ((found, message, hint),) = messages()
+
+    assert found == "bloomguard.W030"
+    assert message == "the guard 'mine': it has no filter yet, so every request passes."
+    assert hint == "Run manage.py rebuild_filter mine."
+
+
+def test_a_guard_whose_first_build_never_ended(mine):
+    """A row that names no active generation is as good as none."""
+    GuardState.objects.create(name="mine", building="a")
+
+    ((found, _, _),) = messages()
+
+    assert found == "bloomguard.W030"
+
+
+@pytest.mark.usefixtures("each_database")
+def test_a_guard_that_is_fenced(built):
+    """The reason of the fence is told."""
+    states.table.fence("mine", "a write was not proved")
+
+    ((found, message, hint),) = messages()
+
+    assert found == "bloomguard.W031"
+    assert message == "the guard 'mine': it is fenced, so every request passes: a write was not proved."
+    assert "rebuild_filter mine" in hint
+
+
+def test_a_filter_with_more_keys_than_room(built):
+    """What a filter promises holds up to its capacity; both figures are told."""
+    Product.objects.bulk_create(Product(pk=pk) for pk in range(2_000, 4_000))
+
+    ((found, message, hint),) = messages()
+
+    assert found == "bloomguard.W032"
+    assert "keys are in its filter, which has room for 1,500: " in message
+    assert "more than the promised 0.10% of absent IDs pass" in message
+    assert "rebuild_filter mine, which makes more room" in hint
+
+
+def test_a_filter_that_its_guard_keeps_too_small(built, clock):
+    """A rebuild alone would make no more room than the guard's own ``capacity``, so the hint names that."""
+    built.capacity = 1_000
+    Rebuild(built, sleep=clock.sleep).run()
+    Product.objects.bulk_create(Product(pk=pk) for pk in range(2_000, 3_000))
+
+    ((found, message, hint),) = messages()
+
+    assert found == "bloomguard.W032"
+    assert "room for 1,000" in message
+    assert hint.startswith("Raise its capacity, which is 1,000, or remove the line; then run ")
+
+
+def test_a_filter_of_a_newer_release(built):
+    """A format that this release cannot read is told with both versions."""
+    state = states.table.current("mine")
+    path = built.live.store._file("mine", state.active)
+    forget()
+    data = bytearray(path.read_bytes())
+    struct.pack_into(">H", data, 16, codec.VERSION + 1)
+    count = struct.unpack_from(">H", data, 22)[0]
+    end = codec.FIXED_BYTES + 8 * count
+    struct.pack_into(">I", data, end, crc32(data[:end]))
+    path.write_bytes(data)
+
+    ((found, message, hint),) = messages()
+
+    assert found == "bloomguard.W033"
+    assert f"format version {codec.VERSION + 1}; this release reads version {codec.VERSION}" in message
+    assert "with the older one" in hint
+
+
+def test_a_filter_of_another_secret(built, settings):
+    """What was built with a key that the settings no longer have is of no use."""
+    settings.SECRET_KEY = "quite another"
+    forget()
+
+    ((found, message, hint),) = messages()
+
+    assert found == "bloomguard.W033"
+    assert "another SECRET_KEY" in message
+    assert "rebuild_filter mine" in hint
+
+
+def test_state_rows_that_cannot_be_read(mine):
+    """Before ``migrate``, one message says so, whatever the number of guards."""
+    with connection.schema_editor() as editor:
+        editor.delete_model(GuardState)
+    try:
+        ((found, message, hint),) = messages()
+    finally:
+        with connection.schema_editor() as editor:
+            editor.create_model(GuardState)
+
+    assert found == "bloomguard.W034"
+    assert "the database 'default' does not tell which filters are valid" in message
+    assert "bloomguard_guardstate" in message
+    assert "migrate" in hint
+
+
+def test_a_plain_check_asks_no_database(mine, django_assert_num_queries, monkeypatch):
+    """Without ``--deploy`` nothing is asked, and with ``--database`` only what is named."""
+    monkeypatch.setattr(states.table, "connection", Counting())
+    with django_assert_num_queries(0):
+        plain = run_checks(tags=["bloomguard"])
+        elsewhere = messages(databases=["postgresql"])
+
+    assert states.table.connection.statements == []
+    assert plain == []
+    assert elsewhere == []
+    assert [found for found, _, _ in messages(databases=["default"])] == ["bloomguard.W030"]
+
+
+@pytest.fixture
+def page(monkeypatch):
+    """``page(column)`` is a guard by the slug of a table that was made past Django, after some ``before`` and with an
+    ``after`` that goes when the test ends.
+    """
+    undone = []
+
+    def run(*statements):
+        with connections[database.current].cursor() as cursor:
+            for statement in statements:
+                cursor.execute(statement)
+
+    def make(column, before=(), after=(), **attributes):
+        with isolate_apps("tests.shop"):
+
+            class Page(models.Model):
+                slug = models.CharField(max_length=10)
+
+                class Meta:
+                    app_label = "shop"
+
+        run(*before)
+        undone.extend(["DROP TABLE IF EXISTS shop_page", *after])
+        run(f"CREATE TABLE shop_page (id bigint PRIMARY KEY, slug {column})")
+        guard = make_guard(Page, name="page", lookup="slug", **attributes)
+        monkeypatch.setattr(registry, "_guards", {"page": guard})
+        return guard
+
+    yield make
+    run(*undone)
+    registry.changed()
+
+
+def errors():
+    """What is worse than that the guard has no filter yet."""
+    return [(found, message, hint) for found, message, hint in messages() if found != "bloomguard.W030"]
+
+
+@pytest.mark.usefixtures("each_database")
+def test_a_column_of_exact_text(page):
+    """The usual column takes no two texts for equal."""
+    page("varchar(10)")
+
+    assert errors() == []
+
+
+@pytest.mark.parametrize(
+    ("collation", "told"), [("nocase", "takes 'A' for 'a'"), ("RTRIM", "takes 'a ' for 'a'"), ("binary", None)]
+)
+def test_a_column_that_sqlite_compares_in_another_way(page, collation, told):
+    """A collation that the model knows nothing of would make false 404s: the database is asked for it."""
+    page(f"varchar(10) collate {collation}")
+
+    found = errors()
+
+    assert [each[0] for each in found] == (["bloomguard.E006"] if told else [])
+    for _, message, hint in found:
+        assert f"the guard 'page': 'slug' {told} in the database 'default'" in message
+        assert "normalize" in hint
+
+
+@pytest.fixture
+def postgresql(monkeypatch):
+    """The test runs on PostgreSQL."""
+    monkeypatch.setattr(database, "current", "postgresql")
+
+
+@pytest.mark.usefixtures("postgresql")
+@pytest.mark.parametrize(
+    ("column", "before", "after", "told"),
+    [
+        ("char(10)", [], [], "is of the type bpchar"),
+        ("padded", ["CREATE DOMAIN padded AS char(10)"], ["DROP DOMAIN padded"], "is of the type bpchar"),
+        # The server of the tests has neither the extension nor ICU: the catalogue says of these what it says of those.
+        ("citext", ["CREATE TYPE citext AS ENUM ('a')"], ["DROP TYPE citext"], "is of the type citext"),
+        (
+            "varchar(10) COLLATE caseless",
+            [
+                'CREATE COLLATION caseless FROM "C"',
+                "UPDATE pg_collation SET collisdeterministic = false WHERE collname = 'caseless'",
+            ],
+            ["DROP COLLATION caseless"],
+            "is of the nondeterministic collation 'caseless'",
+        ),
+    ],
+    ids=["padded", "domain", "citext", "collation"],
+)
+def test_a_column_that_postgresql_compares_in_another_way(page, column, before, after, told):
+    """Padded text, text without case and a nondeterministic collation, by themselves or by a domain."""
+    page(column, before, after)
+
+    ((found, message, hint),) = errors()
+
+    assert found == "bloomguard.E006"
+    assert f"'slug' {told} in the database 'postgresql'" in message
+    assert "normalize" in hint
+
+
+@pytest.mark.usefixtures("postgresql")
+def test_a_column_whose_guard_has_a_normaliser(page):
+    """A guard that says which texts are equal may guard any column."""
+    page("char(10)", normalize=lambda self, value: value.rstrip(" "))
+
+    assert errors() == []
