@@ -6,6 +6,8 @@ import http.client
 import re
 import shlex
 import socket
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -76,17 +78,22 @@ def alone(gazetteer, monkeypatch):
     registry.changed()
 
 
-@pytest.mark.parametrize("page", ["deploying", "troubleshooting", "from-null-caching", "commands"])
+PAGES_OF_COMMANDS = [
+    *("commands", "deploying", "from-null-caching", "raw-sql", "rebuilds", "routes", "troubleshooting", "verify"),
+]
+
+
+@pytest.mark.parametrize("page", PAGES_OF_COMMANDS)
 def test_every_command_of_the_page_runs(page, alone):
     """Each ends well on the example project."""
-    typed = [line for line in commands(f"{page}.md") if not line.startswith(SERVERS)]
+    typed = [line for line in commands(f"{page}.md") if not line.startswith((*SERVERS, "curl"))]
     assert typed
     for line in typed:
         words = shlex.split(line.partition(" || ")[0])
         assert words[:2] == ["python", "manage.py"], line
         if words[2] == "shell":
             exec(words[4], {})
-            assert not GuardState.objects.exists()
+            assert not GuardState.objects.filter(name="city").exists()
         else:
             call_command(*words[2:])
 
@@ -212,6 +219,104 @@ def test_the_stores_of_the_page_can_be_made(settings, tmp_path):
 
     stores["default"].prepare("city")
     assert {path.stat().st_mode & 0o777 for path in (tmp_path / "filters", tmp_path / "filters" / "city")} == {0o700}
+
+
+def test_the_other_settings_and_guards_of_the_pages_are_right(gazetteer, fresh_registry, settings, tmp_path):
+    """Stores can be made, and guards have nothing that a check finds."""
+    from django.core import checks
+    from django.db.models import Q
+
+    from bloomguard.guards import Guard, register
+    from bloomguard.stores import stores
+
+    namespace = {"Guard": Guard, "Q": Q, "register": register}
+    [alive], [shadow] = blocks("soft-delete.md", "python"), blocks("verify.md", "python")
+    for block in (
+        alive.replace("City", "Room"),
+        shadow.replace("City", "Bed").replace("city-detail", "listing-detail"),
+    ):
+        exec(block, namespace | {"Room": Listing, "Bed": Listing})
+    assert registry["room"].alive == Q(deleted_at=None)
+    assert registry["bed"].is_shadow
+    for page, kind in (("settings.md", "FileStore"), ("redis.md", "RedisStore")):
+        [block] = blocks(page, "python")
+        exec(block.replace("/var/lib/mysite", str(tmp_path)), namespace)
+        settings.BLOOMGUARD, settings.CACHES = namespace["BLOOMGUARD"], namespace.get("CACHES", settings.CACHES)
+        stores.reset()
+        assert type(stores["default"]).__name__ == kind
+        assert [found.id for found in checks.run_checks(tags=["bloomguard"]) if "store" in found.msg] == []
+
+
+def test_the_routes_of_the_page_are_of_the_shapes_that_a_guard_takes():
+    """Names, kwargs of names, kwargs of fields, or all that can be found."""
+    [block] = blocks("routes.md", "python")
+    shapes = []
+    for line in block.splitlines():
+        namespace = {}
+        exec(line, namespace)
+        shapes.append(namespace["routes"])
+
+    assert shapes == [
+        ["city-detail", "api:city"],
+        {"city-detail": "number"},
+        {"place": {"country": "code", "slug": "slug"}},
+        "auto",
+    ]
+
+
+def test_the_schedules_of_the_protocol_run():
+    """The simulation takes the options that its page shows."""
+    typed = [line.removeprefix("$ python -m tests.simulation ") for line in commands("protocol.md")]
+    helped = subprocess.run(
+        [sys.executable, "-m", "tests.simulation", "--help"], cwd=ROOT, capture_output=True, text=True, timeout=60
+    ).stdout
+
+    assert all(option in helped for line in typed for option in line.split() if option.startswith("--"))
+
+
+#: Pages with code, and where it runs if not here.
+ELSEWHERE = {
+    "front-door": "test_frontdoor_servers.py",
+    "monitoring": "test_docs_monitoring.py",
+    "recipes": "filters/test_recipes.py",
+    "testing": "test_testing.py",
+    "tutorial": "test_tutorial.py",
+    "views": "test_docs_views.py",
+}
+
+
+def test_every_page_with_code_is_run():
+    """A new page, or the first block of one, needs a test."""
+    here = Path(__file__).read_text()
+    for page in DOCS.glob("*.md"):
+        if any(kind in ("python", "console") for kind, _ in BLOCK.findall(page.read_text())):
+            runs = ROOT / "tests" / ELSEWHERE.get(page.stem, Path(__file__).name)
+            assert runs.exists()
+            assert page.stem in ELSEWHERE or f'"{page.name}"' in here or page.stem in PAGES_OF_COMMANDS, page.name
+
+
+README = (ROOT / "README.md").read_text()
+
+
+def test_the_readme_is_short_and_its_links_lead_somewhere():
+    """What the pages say better is there; every page on running a site can be found from here."""
+    links = set(re.findall(r"\]\((?!https?:)([^)#]+)", README))
+
+    assert all((ROOT / link).exists() for link in links)
+    assert len(README.splitlines()) < 200
+    for page in ("deploying", "troubleshooting", "databases", "from-null-caching", "security", "testing", "admin"):
+        assert f"docs/{page}.md" in links
+
+
+def test_the_code_of_the_readme_runs(settings, tmp_path):
+    """The filter on its own, and the settings."""
+    python = [text for kind, text in BLOCK.findall(README) if kind == "python"]
+    namespace = {}
+    for block in python:
+        exec(block.replace("/var/lib/mysite", str(tmp_path)), namespace)
+
+    assert b"https://example.org/" in namespace["seen"]
+    assert set(namespace["BLOOMGUARD"]) == {"STORES"}
 
 
 def answered(port, child):
