@@ -20,7 +20,7 @@ from gazetteer.models import City, Listing
 
 from bloomguard import rebuild, verdicts
 from bloomguard.explain import MEANING
-from bloomguard.guards import guards, registry
+from bloomguard.guards import Guard, guards, register, registry
 from bloomguard.models import GuardState
 from bloomguard.sources import Source
 from bloomguard.sync.connection import StateConnection
@@ -168,6 +168,21 @@ def test_an_unknown_secret_or_definition_passes_and_its_write_fences(gazetteer, 
     assert GuardState.objects.get(name="city").status == "fenced"
 
 
+def test_another_normalize_counts_as_another_definition_under_another_class():
+    """What a function does cannot be told from outside; whose it is can."""
+
+    def guard(class_name, normalize):
+        normalize.__qualname__ = f"{class_name}.normalize"
+        return type(class_name, (Guard,), {"name": "city", "lookup": "slug", "normalize": normalize})(City)
+
+    before, changed, renamed = (
+        guard("CityGuard", lambda self, value: value),
+        guard("CityGuard", lambda self, value: value.lower()),
+        guard("LowerCityGuard", lambda self, value: value.lower()),
+    )
+    assert before.definition == changed.definition != renamed.definition
+
+
 def test_the_example_of_null_caching_moves_as_the_page_says(gazetteer, fresh_registry, django_assert_num_queries):
     """Its functions, before and after, answer the same."""
     namespace = {"City": City}
@@ -226,7 +241,6 @@ def test_the_other_settings_and_guards_of_the_pages_are_right(gazetteer, fresh_r
     from django.core import checks
     from django.db.models import Q
 
-    from bloomguard.guards import Guard, register
     from bloomguard.stores import stores
 
     namespace = {"Guard": Guard, "Q": Q, "register": register}
