@@ -80,8 +80,6 @@ class PageFolder:
     def add(self, page: Page, cells: Mapping[int, int]) -> None:
         """Add numbers to cells; raises :class:`StoreError`. A guard that never had a filter has no folder, and none."""
         file = self._file(page)
-        if not file.parent.is_dir():
-            return
         try:
             fd = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
             try:
@@ -95,6 +93,8 @@ class PageFolder:
                 os.pwrite(fd, after[start:end], start)
             finally:
                 os.close(fd)
+        except FileNotFoundError:
+            return
         except OSError as error:
             raise StoreError(f"cannot write figures to {file}: {error.strerror}") from error
 

@@ -237,3 +237,12 @@ def test_the_bytes_of_a_page_are_for_good():
 
     assert (len(page), ROWS, COLUMNS) == (23_040, 240, 24)
     assert page == b"\0\0\0\1" + bytes(92) + b"\0\0\1\2" + bytes(23_040 - 100)
+
+
+def test_a_place_that_cannot_be_reached_is_a_store_error(files):
+    """Not an error of another kind, which nobody would wait out; a guard that never had a filter has no figures."""
+    with pytest.raises(StoreError, match="cannot write figures"):
+        files.add_figures(Page("x" * 300, MINUTE, 100), {0: 1})
+    files.add_figures(Page("never-built", MINUTE, 100), {0: 1})
+
+    assert not (files.path / "never-built").exists()
