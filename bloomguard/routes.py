@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 from django.conf import settings
@@ -274,8 +274,15 @@ def table_for(urlconf: Any) -> RouteTable:
     return table
 
 
+@lru_cache(1)
+def _root_urlconf() -> Any:
+    # Django's settings take ten times as long to tell, on every request.
+    return settings.ROOT_URLCONF
+
+
 def _follow_settings(*, setting: str, **kwargs: Any) -> None:
     if setting in ("ROOT_URLCONF", "MIDDLEWARE"):
+        _root_urlconf.cache_clear()
         _tables.clear()
         _said.clear()
 
@@ -291,7 +298,7 @@ def absent(request: HttpRequest, decide: Decide) -> Guard | Shadow | bool | None
     ``None`` lets the request pass; ``False`` says that ``decide`` could not tell without the database. Never raises.
     """
     try:
-        urlconf = getattr(request, "urlconf", None) or settings.ROOT_URLCONF
+        urlconf = getattr(request, "urlconf", None) or _root_urlconf()
         table = table_for(urlconf)
         if request.method not in table.methods:
             return None
@@ -324,7 +331,7 @@ def absent_in_view(
     The caller sees to it that who asks is logged in, where :attr:`GuardedRoute.demand` says so.
     """
     try:
-        for route in table_for(getattr(request, "urlconf", None) or settings.ROOT_URLCONF).late.get(view, ()):
+        for route in table_for(getattr(request, "urlconf", None) or _root_urlconf()).late.get(view, ()):
             value = route.value(kwargs)
             if value is NO_ID or request.method not in route.methods or not route.pattern.is_of(request.resolver_match):
                 continue
