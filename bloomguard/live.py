@@ -365,8 +365,8 @@ class LiveFilter:
         # A standby that is not yet kept still answers those who have not read the row since it was replaced.
         if not all(name == state.kept and part_with_standby(state) for name in dict.fromkeys(missed)):
             return False
-        # The copy was good when the adds began; it must still be when they are counted, and another thread may have read
-        # a newer one meanwhile.
+        # The copy was good when the adds began; it must still be when they are counted. Another thread may have
+        # read a newer one meanwhile.
         now = self.table.lease(self.name)
         return now is not None and (now is state or now.names_no_more_than(state))
 

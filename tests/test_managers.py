@@ -204,7 +204,7 @@ def test_a_guard_that_cannot_work_is_no_error_of_a_lookup(db):
     """A system check tells of it; a site that was started without one answers as if the guard were not there."""
     product, article = Product.objects.create(pk=7, name="tea"), Article.objects.create(slug="alive")
 
-    with registered(Product, name="no-such-field", lookup="nothing"), registered(Article, name="flag", lookup="deleted"):
+    with registered(Product, name="lost", lookup="nothing"), registered(Article, name="flag", lookup="deleted"):
         assert Product.guarded.get(pk=7) == product
         assert Product.guarded.in_bulk([7]) == {7: product}
         assert GuardedQuerySet(Article).get(deleted=False) == article
