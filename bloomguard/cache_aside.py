@@ -14,7 +14,6 @@ between processes that share a cache, an entry made by ``cache.add`` says that s
 from __future__ import annotations
 
 import hashlib
-import logging
 import random
 import secrets
 import threading
@@ -28,6 +27,7 @@ from django.conf import settings as django_settings
 from django.core.cache import caches
 from django.core.exceptions import ObjectDoesNotExist
 
+from .complaints import Complaints
 from .conf import settings
 from .counts import SPARED
 from .forks import after_fork
@@ -38,12 +38,10 @@ if TYPE_CHECKING:
     from .counts import Tallies
     from .keys import KeyMaker
 
-logger = logging.getLogger("bloomguard")
-
 #: Between two looks at the cache while another process loads, in seconds.
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.005, 0.05
 _MISSING: Any = object()
-_failures: set[type[Exception]] = set()  # said already
+_complaints = Complaints()
 
 
 class Flight:
@@ -161,9 +159,7 @@ def _try(operation: str, *args: Any, otherwise: Any) -> Steps:
     try:
         return (yield methodcaller("cache", operation, *args))
     except Exception as error:
-        if type(error) not in _failures:
-            _failures.add(type(error))
-            logger.exception("bloomguard loads without a cache, which fails")
+        _complaints.say(error, "bloomguard loads without a cache, which fails")
         return otherwise
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import logging
 from collections.abc import Callable, Mapping
 from functools import lru_cache, partial, wraps
 from typing import Any, TypeVar
@@ -12,6 +11,7 @@ from asgiref.sync import iscoroutinefunction, sync_to_async
 from django.conf import settings
 from django.http import Http404, HttpRequest
 
+from .complaints import Complaints
 from .counts import FALSE_POSITIVE
 from .exceptions import ConfigurationError
 from .guards import Guard, registry
@@ -19,8 +19,6 @@ from .outcomes import blocked, is_remembered
 from .responses import not_found, not_found_by_framework
 from .telling import note, tell
 from .verdicts import MAYBE, Decision, Verdict
-
-logger = logging.getLogger("bloomguard")
 
 View = TypeVar("View", bound=Callable[..., Any])
 #: Who is asked, for which value, for which request: Django's, or REST framework's.
@@ -36,12 +34,10 @@ def guarded(name: str, *, arg: str | Mapping[str, str] | None = None) -> Callabl
     :class:`ConfigurationError` at once if the view has no argument ``arg``. A mistake that shows only when the view is
     called, such as a guard that there is not, is logged once, and requests pass.
     """
-    failures: set[type[Exception]] = set()  # said already: a flood of requests is none of log lines
+    complaints = Complaints()
 
     def failed(error: Exception) -> None:
-        if type(error) not in failures:
-            failures.add(type(error))
-            logger.exception("bloomguard passes requests to a view guarded by %r because of an error", name)
+        complaints.say(error, "bloomguard passes requests to a view guarded by %r because of an error", name)
 
     def mark(view: Callable[..., Any]) -> Any:
         # For who walks through a URLconf. Decorators on top copy all three, but are not the view named here.

@@ -124,7 +124,7 @@ class Fetching:
         return await sync_to_async(self._fetch)(value, rows)
 
     def _fetch(self, value: Any, rows: models.QuerySet[Any]) -> Any:
-        answering = self.live.answered_last
+        answering = self.answered_last
         try:
             return rows.filter(**lookup_of(self, value)).get()
         except ObjectDoesNotExist as error:
@@ -133,10 +133,19 @@ class Fetching:
         except _NO_VALUE as error:
             raise self._not_found(rows) from error
 
+    @property
+    def answered_last(self) -> str:
+        """:attr:`LiveFilter.answered_last`, empty also for a guard that cannot work. Never raises."""
+        try:
+            return self.live.answered_last
+        except Exception as error:
+            self._say_once(error)
+            return ""
+
     def learn(self, value: Any, rows: models.QuerySet[Any], answering: str) -> None:
         """A query of ``rows`` for ``value`` alone found nothing: remember that, if it proves anything. Never raises.
 
-        ``answering`` is what :attr:`LiveFilter.answered_last` was before the query. See :mod:`bloomguard.remembered`.
+        ``answering`` is what :attr:`answered_last` was before the query. See :mod:`bloomguard.remembered`.
         """
         try:
             if answering and finds_all(self, rows) and is_exact(self, value):

@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 
 from django.core import mail
 
+from .complaints import Complaints
 from .counts import NAMES, counts
 from .exceptions import BloomguardError
 from .forks import after_fork
@@ -46,7 +47,7 @@ class Flusher:
         self.clock = clock
         #: Called with the news of each flush, even where no store takes it.
         self.listeners: list[Callable[[News], None]] = []
-        self._failures: set[type[Exception]] = set()  # said already
+        self._complaints = Complaints()
         self._begin()
         after_fork(self._begin)
 
@@ -80,9 +81,7 @@ class Flusher:
         try:
             self.flush()
         except Exception as error:
-            if type(error) not in self._failures:
-                self._failures.add(type(error))
-                logger.exception("bloomguard could not keep its figures because of an error of its own")
+            self._complaints.say(error, "bloomguard could not keep its figures because of an error of its own")
 
     def flush(self) -> None:
         """Bring all there is to the stores; what one does not take waits for the next time."""

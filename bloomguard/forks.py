@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import os
+import threading
 import weakref
 from collections.abc import Callable
 from typing import Any
 
 _methods: list[weakref.WeakMethod[Callable[[], None]]] = []
+_lock = threading.Lock()
 
 
 def after_fork(method: Callable[[], Any]) -> None:
     """Call the bound ``method`` in every child forked from here on, as long as its object lives."""
-    _methods[:] = [known for known in _methods if known() is not None]
-    _methods.append(weakref.WeakMethod(method))
+    with _lock:
+        _methods[:] = [known for known in _methods if known() is not None]
+        _methods.append(weakref.WeakMethod(method))
 
 
 def _run() -> None:
+    global _lock
+    _lock = threading.Lock()
     for known in _methods:
         method = known()
         if method is not None:

@@ -15,6 +15,7 @@ from django.core.handlers.base import BaseHandler
 from django.http.request import split_domain_port, validate_host
 
 from .capture import Page, Unfit, capture
+from .complaints import Complaints
 from .exceptions import ConfigurationError
 from .guards import Guard
 from .routes import NO_ID, Decide, GuardedRoute, Index, table_for
@@ -35,7 +36,7 @@ class FrontDoor:
         self._index = Index(routes)
         self._pages = {secure: capture(handler, secure=secure) for secure in (False, True)} if routes else {}
         self._hosts: dict[str, bool] = {}
-        self._failures: set[type[Exception]] = set()
+        self._complaints = Complaints()
         self.takes_forwarded_host: bool = settings.USE_X_FORWARDED_HOST
         self.proxy_header: tuple[str, str] | None = settings.SECURE_PROXY_SSL_HEADER
 
@@ -82,9 +83,7 @@ class FrontDoor:
 
     def failed(self, error: Exception) -> None:
         """Log an error of our own, once for each kind."""
-        if type(error) not in self._failures:
-            self._failures.add(type(error))
-            logger.exception("bloomguard passes requests through the front door because of an error of its own")
+        self._complaints.say(error, "bloomguard passes requests through the front door because of an error of its own")
 
 
 def is_certain(route: GuardedRoute) -> bool:

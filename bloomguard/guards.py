@@ -8,7 +8,6 @@ class CityGuard(Guard):
 
 from __future__ import annotations
 
-import logging
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
@@ -23,6 +22,7 @@ from django.http import HttpRequest
 from . import counts, spot_checks
 from .alive import Unstable, in_words
 from .cache_aside import CacheAside
+from .complaints import Complaints
 from .exceptions import ConfigurationError
 from .fetching import Fetching
 from .filters.kinds import KINDS
@@ -32,8 +32,6 @@ from .live import LiveFilter
 from .verdicts import ABSENT, ERROR, OUT_OF_RANGE, SHADOW, UNKEYABLE, Decision, Verdict
 
 __all__ = ["Guard", "Verdict", "guards", "register", "registry"]
-
-logger = logging.getLogger("bloomguard")
 
 #: ``routes`` that are found by what the URLconf's views look up.
 AUTO = "auto"
@@ -75,7 +73,7 @@ class Guard(Fetching, CacheAside):
     def __init__(self, model: type[Model]) -> None:
         self.model = model
         self._owes_check = False
-        self._failures: set[type[Exception]] = set()  # said already: a flood of requests is none of log lines
+        self._complaints = Complaints()
         self.name = self.name or _kebab(type(self).__name__)
         if not self._known_names.fullmatch(self.name):
             raise ConfigurationError(
@@ -247,9 +245,7 @@ class Guard(Fetching, CacheAside):
         return (self.live.mode or self.mode) != "enforce"
 
     def _say_once(self, error: Exception) -> None:
-        if type(error) not in self._failures:
-            self._failures.add(type(error))
-            logger.exception("bloomguard passes requests to %s because of an error of its own", self.name)
+        self._complaints.say(error, "bloomguard passes requests to %s because of an error of its own", self.name)
 
     # -- writing
 

@@ -10,19 +10,19 @@ import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from .complaints import Complaints
 from .conf import settings
 from .verdicts import Decision
 
 if TYPE_CHECKING:
     from .guards import Guard
 
-logger = logging.getLogger("bloomguard")
 verdicts = logging.getLogger("bloomguard.verdicts")
 
 #: ``listener(guard, value, decision)`` is called after every verdict. What it raises is logged once.
 listeners: list[Callable[[Any, Any, Decision], None]] = []
 
-_failures: set[type[Exception]] = set()  # said already
+_complaints = Complaints()
 
 
 def hear(guard: Guard, value: Any, decision: Decision) -> None:
@@ -31,9 +31,7 @@ def hear(guard: Guard, value: Any, decision: Decision) -> None:
         try:
             listener(guard, value, decision)
         except Exception as error:
-            if type(error) not in _failures:
-                _failures.add(type(error))
-                logger.exception("bloomguard could not tell of a verdict of %s because of an error", guard.name)
+            _complaints.say(error, "bloomguard could not tell of a verdict of %s because of an error", guard.name)
 
 
 def digest(guard: Guard, value: Any) -> str:

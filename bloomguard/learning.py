@@ -6,19 +6,17 @@ each ID, after the view has answered.
 
 from __future__ import annotations
 
-import logging
 from typing import TYPE_CHECKING
 
 from django.http import HttpRequest
 
+from .complaints import Complaints
 from .routes import NO_ID
 
 if TYPE_CHECKING:
     from .routes import GuardedRoute
 
-logger = logging.getLogger("bloomguard")
-
-_failures: set[type[Exception]] = set()  # said already
+_complaints = Complaints()
 
 
 def is_worth_learning(request: HttpRequest) -> bool:
@@ -36,6 +34,4 @@ def learn_from(request: HttpRequest) -> None:
             if value is not NO_ID:
                 route.guard.confirm_missing(value)
     except Exception as error:
-        if type(error) not in _failures:
-            _failures.add(type(error))
-            logger.exception("bloomguard learns nothing from a 404 because of an error of its own")
+        _complaints.say(error, "bloomguard learns nothing from a 404 because of an error of its own")

@@ -365,8 +365,10 @@ class LiveFilter:
         # A standby that is not yet kept still answers those who have not read the row since it was replaced.
         if not all(name == state.kept and part_with_standby(state) for name in dict.fromkeys(missed)):
             return False
-        # The copy was good when the adds began; it must still be when they are counted.
-        return self.table.lease(self.name) is not None
+        # The copy was good when the adds began; it must still be when they are counted. Another thread may have
+        # read a newer one meanwhile.
+        now = self.table.lease(self.name)
+        return now is not None and (now is state or now.names_no_more_than(state))
 
     def _doubt(self, state: State, name: str, error: Exception) -> None:
         """An add did not reach the generation: that of a sound one is tried again, another one is asked no more."""

@@ -38,7 +38,7 @@ class GuardedQuerySet(models.QuerySet[M]):
                 guard.tallies[SPARED]()
                 missing: type[Exception] = self.model.DoesNotExist  # type: ignore[attr-defined]
                 raise missing(f"{self.model._meta.object_name} matching query does not exist.")
-            asked.append((guard, value, guard.live.answered_last))
+            asked.append((guard, value, guard.answered_last))
         try:
             return super().get(*args, **kwargs)
         except self.model.DoesNotExist:  # type: ignore[attr-defined]

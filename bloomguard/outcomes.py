@@ -6,9 +6,9 @@ nothing as ``bloomguard_absent``. Both are looked at only if the answer is a 404
 
 from __future__ import annotations
 
-import logging
 from typing import TYPE_CHECKING, Any
 
+from .complaints import Complaints
 from .counts import BLOCKED, FALSE_POSITIVE
 from .signals import atell, request_blocked, tell
 
@@ -16,9 +16,7 @@ if TYPE_CHECKING:
     from .guards import Guard
     from .routes import GuardedRoute
 
-logger = logging.getLogger("bloomguard")
-
-_failures: set[type[Exception]] = set()  # said already
+_complaints = Complaints()
 
 
 def is_remembered(request: Any) -> bool:
@@ -36,9 +34,7 @@ def settle(request: Any) -> Guard | None:
         if maybe is not None and maybe.pattern.is_of(request.resolver_match):
             maybe.guard.tallies[FALSE_POSITIVE]()
     except Exception as error:
-        if type(error) not in _failures:
-            _failures.add(type(error))
-            logger.exception("bloomguard could not count what became of a request because of an error of its own")
+        _complaints.say(error, "bloomguard could not count what became of a request because of an error of its own")
     return None
 
 

@@ -16,6 +16,7 @@ from django.db.models import Field, Model, QuerySet
 from django.db.models.sql import Query
 from django.db.models.sql.where import AND
 
+from .exceptions import ConfigurationError
 from .keys import value_field
 
 if TYPE_CHECKING:
@@ -146,7 +147,10 @@ def _guards_for(
     found = []
     for guard in registry:
         if guard.sync == "statements" and _table_of(guard.model) is _table_of(model):
-            chosen = tuple(_name_of(field, names) for field in guard.fields)
+            try:
+                chosen = tuple(_name_of(field, names) for field in guard.fields)
+            except ConfigurationError:  # a system check says so, and whoever looks something up shall not hear of it
+                continue
             if "" not in chosen and len(chosen) == len(names):
                 found.append((guard, chosen))
     return found

@@ -20,6 +20,7 @@ from django.urls import Resolver404, resolve
 from django.urls.converters import IntConverter, SlugConverter, StringConverter, UUIDConverter
 
 from .access import Demand, demand
+from .complaints import Complaints
 from .discovery import NotFound, lookup_of
 from .exceptions import ConfigurationError
 from .guards import AUTO, Guard, registry
@@ -263,7 +264,7 @@ class RouteTable:
 
 
 _tables: dict[Any, RouteTable] = {}
-_said: set[type[Exception]] = set()
+_complaints = Complaints()
 
 
 def table_for(urlconf: Any) -> RouteTable:
@@ -284,7 +285,7 @@ def _follow_settings(*, setting: str, **kwargs: Any) -> None:
     if setting in ("ROOT_URLCONF", "MIDDLEWARE"):
         _root_urlconf.cache_clear()
         _tables.clear()
-        _said.clear()
+        _complaints.forget()
 
 
 setting_changed.connect(_follow_settings, dispatch_uid="bloomguard.routes")
@@ -350,10 +351,7 @@ def absent_in_view(
 
 
 def _say_once(error: Exception) -> None:
-    """Log an error of our own, with its trace, unless one of its kind was: a flood of requests is none of log lines."""
-    if type(error) not in _said:
-        _said.add(type(error))
-        logger.exception("bloomguard passes requests because of an error of its own")
+    _complaints.say(error, "bloomguard passes requests because of an error of its own")
 
 
 def _confirmed(request: HttpRequest, urlconf: Any, route: GuardedRoute, asked: Any, decide: Decide) -> bool:

@@ -7,15 +7,17 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
+from .complaints import Complaints
 from .counts import WOULD_BLOCK, WOULD_HARM
 from .guards import Guard
 from .keys import OutOfRange
-from .verdicts import ABSENT
+from .verdicts import Verdict
 
 logger = logging.getLogger("bloomguard")
 
 #: By guard, how many would-be false 404s there were: what the log tells of.
 _harms: Counter[str] = Counter()
+_complaints = Complaints()
 
 
 @dataclass(frozen=True)
@@ -46,11 +48,11 @@ class Shadow:
                     self.guard.name,
                     found,
                 )
-        except Exception:
-            logger.exception("bloomguard could not compare an answer in shadow mode")
+        except Exception as error:
+            _complaints.say(error, "bloomguard could not compare an answer in shadow mode")
 
     def _is_still_absent(self) -> bool:
         try:
-            return self.guard.live.ask(self.guard.keys.key(self.value)) is ABSENT
+            return self.guard.live.ask(self.guard.keys.key(self.value)).verdict is Verdict.ABSENT
         except OutOfRange:
             return True

@@ -6,7 +6,6 @@ class CityDetail(GuardedObjectMixin, DetailView):
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -15,15 +14,13 @@ from django.http import Http404, HttpRequest
 from django.utils.translation import gettext
 from django.views.generic.detail import SingleObjectMixin
 
+from .complaints import Complaints
 from .counts import SPARED
 from .guards import Guard, registry
 from .querysets import covers, guards_for
 from .verdicts import Verdict
 
-logger = logging.getLogger("bloomguard")
-
-_failures: set[type[Exception]] = set()  # said already
-
+_complaints = Complaints()
 
 if TYPE_CHECKING:
     Base = SingleObjectMixin[Model]
@@ -121,6 +118,4 @@ def confirm_missing(model: type[Model], name: str, value: Any) -> None:
 
 
 def _say_once(error: Exception, model: type[Model]) -> None:
-    if type(error) not in _failures:
-        _failures.add(type(error))
-        logger.exception("bloomguard passes requests to views of %s because of an error", model._meta.label)
+    _complaints.say(error, "bloomguard passes requests to views of %s because of an error", model._meta.label)

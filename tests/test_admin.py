@@ -9,6 +9,7 @@ from datetime import timedelta
 import pytest
 from django.contrib.admin.models import LogEntry
 from django.contrib.auth.models import Permission, User
+from django.db import connections
 from django.test import Client
 from django.utils import timezone
 
@@ -18,7 +19,7 @@ from bloomguard.models import GuardState, GuardTask
 from bloomguard.sync import state as states
 
 from .guarding import registered
-from .shop.models import Product
+from .shop.models import Article, Product
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fresh", "admin_urls")]
 
@@ -427,3 +428,27 @@ def test_a_guard_that_was_never_built_can_be_switched(staff, build, clock):
         assert enforced is Verdict.ABSENT
         assert guard.verdict(99) is Verdict.UNKNOWN
         assert GuardState.objects.get(name="new").mode == ""
+
+
+def test_a_guard_that_cannot_work_is_no_error_of_the_page(staff):
+    """Its fence and its mode are rows like any other guard's: others that are ticked with it are seen to as well."""
+    client = staff("operate_guardstate")
+
+    with registered(Article, name="flag", lookup="deleted"):
+        for action in ("fence", "shadow", "enforce"):
+            assert post(client, OPERATE, action=action, guard=["flag", "product"]).status_code == 302
+
+    assert LogEntry.objects.filter(object_id="product").count() == 3
+
+
+def test_an_operation_is_not_held_up_by_the_transaction_of_a_request(staff, monkeypatch, build):
+    """``ATOMIC_REQUESTS`` on SQLite, which has one writer at a time: the rows are changed, and it is logged."""
+    monkeypatch.setitem(connections["default"].settings_dict, "ATOMIC_REQUESTS", True)
+    monkeypatch.setitem(connections["default"].settings_dict["OPTIONS"], "timeout", 0.1)
+    states.table.connection.close()
+
+    post(staff("operate_guardstate"), OPERATE, action="shadow", guard=["product", "article"])
+    states.table.forget()
+
+    assert {state.mode for state in map(states.table.current, ("product", "article"))} == {"shadow"}
+    assert LogEntry.objects.count() == 2

@@ -129,7 +129,7 @@ def test_an_error_keeps_everything(shop, monkeypatch, caplog, error):
         raise error
 
     guard = guards["product"]
-    monkeypatch.setattr(guard, "_failures", set())
+    guard._complaints.forget()
     assert guard.filter_existing([7, 11]) == [7]
     monkeypatch.setattr(next(iter(guard.live._opened.values())), "might_contain_many", fail)
 

@@ -44,6 +44,17 @@ def test_each_guard_has_its_state(armed, health):
     assert set(found["guards"]) == {guard.name for guard in guards}
 
 
+def test_the_mode_is_the_one_that_counts(armed, health):
+    """A guard that somebody has switched in the admin is shown as it acts, not as it was declared."""
+    state.table.switch("product", "shadow")
+    state.table.forget()
+
+    found = health().json()["guards"]
+
+    assert found["product"] == {"state": "armed", "mode": "shadow"}
+    assert found["article"]["mode"] == "enforce"
+
+
 def test_all_armed_is_armed(build, health):
     """Then nothing passes that does not exist."""
     for guard in guards:

@@ -18,7 +18,7 @@ from tests.shop.models import Product
 @pytest.fixture
 def product(build, monkeypatch):
     """The guard of product 7, and nobody who hears."""
-    monkeypatch.setattr(hearing, "_failures", set())
+    hearing._complaints.forget()
     before = hearing.listeners[:]
     Product.objects.create(pk=7)
     build("product")

@@ -22,7 +22,9 @@ ROOT = Path(bloomguard.__file__).parent
 #: end is a whole folder.
 LAYERS = [
     ["filters."],
-    ["", "alive", "exceptions", "keys", "conf", "forks", "models", "migrations.", "verdicts", "counts", "signals"],
+    ["", "alive", "exceptions", "keys", "conf", "forks", "models", "migrations.", "verdicts", "counts"],
+    ["complaints"],
+    ["signals"],
     ["stores."],
     ["sync", "sync.connection", "sync.state"],
     ["remembered", "homes"],

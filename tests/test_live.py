@@ -404,6 +404,27 @@ def test_an_add_needs_a_lease_to_its_end(product, clock, monkeypatch):
     assert len(taken) == 2
 
 
+def test_an_add_counts_under_the_copy_that_it_began_with(product, clock, monkeypatch):
+    """A copy that another thread has read meanwhile names other generations: the add is done again, for those."""
+    seen = states.table.current("product")
+    generation = product.live._opened[seen.active]
+    add, taken = generation.add, []
+
+    def slow(keys):
+        add(keys)
+        taken.append(1)
+        if len(taken) == 1:
+            stores["default"].create("product", "next", generation.layout)
+            states.table.swap(seen, building="next")
+            clock.now += 3
+            states.table.renew()  # as any thread does that answers a request
+
+    monkeypatch.setattr(generation, "add", slow)
+
+    assert product.add(50)
+    assert generations(product, seen.active, "next") == {seen.active: True, "next": True}
+
+
 def test_an_add_that_never_is_in_time_is_no_add(product, clock, monkeypatch):
     """Tried twice; then the caller has to fence."""
     generation = product.live._opened[states.table.current("product").active]

@@ -11,8 +11,9 @@ from django.shortcuts import get_object_or_404
 from django.test.utils import CaptureQueriesContext
 
 from bloomguard.guards import guards
+from bloomguard.managers import GuardedQuerySet
 from bloomguard.querysets import covers
-from tests.guarding import make_guard
+from tests.guarding import make_guard, registered
 from tests.shop.models import Article, Bargain, Bundle, Order, Place, Product
 
 
@@ -197,3 +198,14 @@ def test_without_a_filter_everything_is_as_ever(fresh, db):
         Product.guarded.get(pk=8)
     with pytest.raises(IntegrityError):
         Product.guarded.create(pk=7)
+
+
+def test_a_guard_that_cannot_work_is_no_error_of_a_lookup(db):
+    """A system check tells of it; a site that was started without one answers as if the guard were not there."""
+    product, article = Product.objects.create(pk=7, name="tea"), Article.objects.create(slug="alive")
+
+    with registered(Product, name="lost", lookup="nothing"), registered(Article, name="flag", lookup="deleted"):
+        assert Product.guarded.get(pk=7) == product
+        assert Product.guarded.in_bulk([7]) == {7: product}
+        assert GuardedQuerySet(Article).get(deleted=False) == article
+        assert guards["flag"].get_object_or_404(False) == article

@@ -11,6 +11,7 @@ from bloomguard.decorators import guarded
 from bloomguard.guards import Verdict
 from bloomguard.rebuild import Rebuild
 from bloomguard.sync import state as states
+from bloomguard.verdicts import ABSENT, MAYBE, REMEMBERED
 
 from . import front
 from .guarding import registered, urlconf
@@ -134,8 +135,20 @@ def test_an_absence_is_held_against_the_database(browser, guard, monkeypatch, cl
     assert states.table.current("watched").status == states.FENCED
 
 
+@pytest.mark.parametrize("decision", [ABSENT, REMEMBERED, MAYBE], ids=lambda each: each.reason)
+def test_whatever_would_have_been_a_404_counts(guard, monkeypatch, decision):
+    """An absence that was remembered would have been answered 404 as well, and is compared alike."""
+    before = counted(counts.WOULD_HARM)
+    monkeypatch.setattr(guard.live, "ask", lambda key: decision)
+
+    shadow.Shadow(guard, 8).compare(200)
+
+    assert counted(counts.WOULD_HARM) == before + (decision is not MAYBE)
+
+
 def test_a_comparison_that_fails_is_logged(guard, monkeypatch, caplog):
-    """No error of ours reaches the request."""
+    """No error of ours reaches the request, and each kind is said once."""
+    shadow._complaints.forget()
 
     def fail(key):
         raise RuntimeError("woe")
@@ -143,5 +156,6 @@ def test_a_comparison_that_fails_is_logged(guard, monkeypatch, caplog):
     monkeypatch.setattr(guard.live, "ask", fail)
 
     shadow.Shadow(guard, 8).compare(200)
+    shadow.Shadow(guard, 9).compare(200)
 
-    assert "could not compare" in caplog.text
+    assert caplog.text.count("could not compare") == 1

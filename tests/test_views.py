@@ -150,7 +150,7 @@ def test_an_error_inside_is_logged_once_and_the_view_answers(shop, get, monkeypa
     def fail(request):
         raise RuntimeError("oops")
 
-    monkeypatch.setattr(views, "_failures", set())
+    views._complaints.forget()
     monkeypatch.setattr(guards["product"], "applies", fail)
     with caplog.at_level(logging.ERROR, logger="bloomguard"):
         statuses = [get(ProductDetail, "/pk/8/").status_code for _ in range(3)]

@@ -92,6 +92,7 @@ class PageFolder:
                 start, end = 4 * min(cells), 4 * max(cells) + 4
                 os.pwrite(fd, after[start:end], start)
             finally:
+                fcntl.flock(fd, fcntl.LOCK_UN)  # a child forked meanwhile has the open file, too: closing is not enough
                 os.close(fd)
         except FileNotFoundError:
             return

@@ -40,7 +40,7 @@ class _Settle:
 @contextmanager
 def writing(guard: Guard, using: str) -> Iterator[None]:
     """Around whatever needs the state row after a statement on ``using`` that has not been committed yet."""
-    table = _table(guard)
+    table = table_of(guard)
     if not _locks_out(table, using):
         yield
         return
@@ -50,13 +50,13 @@ def writing(guard: Guard, using: str) -> Iterator[None]:
 
 def is_idle(guard: Guard) -> bool:
     """Whether, by a copy of the state row that may be relied on, the guard has no generation to add to."""
-    state = _table(guard).lease(guard.name)
+    state = table_of(guard).lease(guard.name)
     return state is not None and not state.generations
 
 
 def needs_nothing(guard: Guard, using: str) -> bool:
     """Whether rows just written need no add: the guard has no generation, or this very transaction fences it."""
-    table = _table(guard)
+    table = table_of(guard)
     if table.lease(guard.name) is None:
         table.renew()
     return is_idle(guard) or _fenced_within(table, guard.name, using)
@@ -69,7 +69,7 @@ def fence(guard: Guard, using: str, reason: str) -> bool:
     must not be committed.
     """
     try:
-        table = _table(guard)
+        table = table_of(guard)
         with writing(guard, using):
             if needs_nothing(guard, using):
                 return not is_idle(guard)
@@ -94,7 +94,7 @@ def part_with_standby(guard: Guard, using: str, seen: State) -> bool:
 
     Whoever wants to go back to it compares and sets the row's version: either our add is known to it, or we hear of it.
     """
-    table = _table(guard)
+    table = table_of(guard)
     if _locks_out(table, using):
         return False  # it could be done by this transaction alone, and undone with it after others have relied on it
     try:
@@ -107,10 +107,11 @@ def _heed(guard: Guard, state: State) -> None:
     try:
         guard.live.heed_fence(state)
     except ConfigurationError:
-        _table(guard).sleep(SETTLE_SECONDS)
+        table_of(guard).sleep(SETTLE_SECONDS)
 
 
-def _table(guard: Guard) -> StateTable:
+def table_of(guard: Guard) -> StateTable:
+    """The state rows that the guard lives by, also of one that cannot work."""
     try:
         return guard.live.table
     except ConfigurationError:  # a guard that cannot work now may have a filter from before

@@ -60,6 +60,10 @@ class State:
         """Every generation that a write goes to."""
         return tuple(name for name in (self.active, self.standby, self.building) if name)
 
+    def names_no_more_than(self, earlier: State) -> bool:
+        """Whether a write that went where ``earlier`` says has reached every generation that this row names."""
+        return self.identity == earlier.identity and set(self.generations) <= set(earlier.generations)
+
 
 _COLUMNS = tuple(field.name for field in fields(State))
 Rows = dict[str, State]

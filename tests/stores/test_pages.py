@@ -12,6 +12,7 @@ import pytest
 import redis
 
 from bloomguard.exceptions import StoreError, StoreUnavailable
+from bloomguard.stores import pages
 from bloomguard.stores.file import FileStore
 from bloomguard.stores.memory import MemoryStore
 from bloomguard.stores.pages import COLUMNS, HOUR, MINUTE, PAGE_BYTES, ROWS, Page, add_to, cells_of
@@ -176,6 +177,26 @@ def test_a_stopped_writer_holds_nobody_up_for_good(files, monkeypatch):
             files.add_figures(PAGE, {0: 1})
 
     files.add_figures(PAGE, {0: 1})
+    assert kept(files) == {0: 2}
+
+
+def test_a_child_forked_in_the_middle_of_a_write_holds_nobody_up(files, monkeypatch):
+    """It has the parent's open file, and with it the lock, which the parent has to let go of for both."""
+    monkeypatch.setattr(pages, "_LOCK_SECONDS", 0.05)
+    lock, inherited = pages._lock, []
+
+    def forked_after(fd, file):
+        lock(fd, file)
+        inherited.append(os.dup(fd))  # as a child has it
+
+    monkeypatch.setattr(pages, "_lock", forked_after)
+
+    try:
+        files.add_figures(PAGE, {0: 1})
+        files.add_figures(PAGE, {0: 1})
+    finally:
+        for fd in inherited:
+            os.close(fd)
     assert kept(files) == {0: 2}
 
 

@@ -1,0 +1,52 @@
+"""What is called in a forked child: every object that asked for it, whichever thread made it."""
+
+from __future__ import annotations
+
+import threading
+
+from bloomguard import forks
+
+
+class Told:
+    """Counts how often it is called."""
+
+    def __init__(self):
+        self.times = 0
+        forks.after_fork(self.tell)
+
+    def tell(self):
+        self.times += 1
+
+
+def test_objects_that_threads_make_at_once_are_all_told(monkeypatch):
+    """Two requests may make the first locks and filters of a process side by side."""
+    made, threads = [], []
+
+    class Methods(list):
+        def __setitem__(self, *args):
+            """Just before the list is replaced, another thread registers an object of its own."""
+            if not threads:
+                threads.append(threading.Thread(target=lambda: made.append(Told())))
+                threads[0].start()
+                threads[0].join(0.1)
+            super().__setitem__(*args)
+
+    monkeypatch.setattr(forks, "_methods", Methods())
+    made.append(Told())
+    threads[0].join()
+
+    forks._run()
+
+    assert [each.times for each in made] == [1, 1]
+
+
+def test_what_is_gone_is_not_told(monkeypatch):
+    """The list keeps nobody alive, and does not grow by those who are gone."""
+    monkeypatch.setattr(forks, "_methods", [])
+    Told()
+    kept = Told()
+
+    forks._run()
+
+    assert kept.times == 1
+    assert len(forks._methods) == 1
