@@ -205,6 +205,7 @@ def test_a_store_that_cannot_be_made(only, settings, store, value):
     )
 
 
+@pytest.mark.django_db
 @pytest.mark.parametrize(
     ("setting", "value"),
     [(["stores"], "['stores']"), ({"STORES": ["default"]}, "['default']"), ({"STORES": {"default": "x"}}, "'x'")],

@@ -276,3 +276,67 @@ def test_a_column_whose_guard_has_a_normaliser(page):
     page("char(10)", normalize=lambda self, value: value.rstrip(" "))
 
     assert errors() == []
+
+
+def trigger_of(body, on="shop_article", when="AFTER INSERT"):
+    """Statements that make a trigger ``wild``, and those that undo it, on the test's database."""
+    if database.current == "default":
+        return [f"CREATE TRIGGER wild {when} ON {on} BEGIN {body}; END"], ["DROP TRIGGER wild"]
+    return [
+        f"CREATE FUNCTION wild() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN {body}; RETURN NEW; END $$",
+        f"CREATE TRIGGER wild {when} ON {on} FOR EACH ROW EXECUTE FUNCTION wild()",
+    ], [f"DROP TRIGGER wild ON {on}", "DROP FUNCTION wild()"]
+
+
+@pytest.fixture
+def trigger():
+    """``trigger(body)`` is there until the test ends."""
+    undone = []
+
+    def run(statements):
+        with connections[database.current].cursor() as cursor:
+            for statement in statements:
+                cursor.execute(statement)
+
+    def make(*args, **options):
+        made, undo = trigger_of(*args, **options)
+        undone.extend(undo)
+        run(made)
+
+    yield make
+    run(undone)
+
+
+INSERTS = "INSERT INTO shop_product (id, name) VALUES (NEW.id, 'x')"
+
+
+@pytest.mark.usefixtures("each_database")
+def test_a_trigger_that_makes_rows(mine, trigger):
+    """A row that a trigger makes is in no filter, so the trigger and its table are named."""
+    trigger(INSERTS)
+
+    ((found, message, hint),) = [each for each in messages() if each[0] != "bloomguard.W030"]
+
+    assert found == "bloomguard.W035"
+    assert f"the trigger 'wild' on 'shop_article' in the database {database.current!r} may write its keys" in message
+    assert "verify_filter --repair" in hint
+
+
+@pytest.mark.usefixtures("each_database")
+@pytest.mark.parametrize(
+    "body", ["UPDATE shop_product SET name = 'x'", "UPDATE shop_place SET slug = 'x'", "DELETE FROM shop_product"]
+)
+def test_a_trigger_that_writes_no_key(mine, trigger, body):
+    """Other columns, other tables and deletes make no absent row present."""
+    trigger(body, when="AFTER UPDATE")
+
+    assert [found for found, _, _ in messages()] == ["bloomguard.W030"]
+
+
+@pytest.mark.usefixtures("postgresql")
+@pytest.mark.parametrize(("column", "count"), [("id", 1), ("name", 0)])
+def test_a_trigger_that_changes_a_row_before_it_is_written(mine, trigger, column, count):
+    """What Django wrote is not what is stored: that matters for the columns of the key."""
+    trigger(f"NEW.{column} := NEW.{column}", on="shop_product", when="BEFORE INSERT")
+
+    assert [found for found, _, _ in messages() if found == "bloomguard.W035"] == ["bloomguard.W035"] * count

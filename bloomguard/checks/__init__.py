@@ -13,6 +13,7 @@ from .guards import check_guards
 from .middleware import check_order, check_presence
 from .routes import check_unguarded
 from .stores import check_servers, check_settings
+from .writes import check_triggers
 
 __all__ = [
     "check_columns",
@@ -23,5 +24,6 @@ __all__ = [
     "check_presence",
     "check_servers",
     "check_settings",
+    "check_triggers",
     "check_unguarded",
 ]
