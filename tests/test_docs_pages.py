@@ -18,6 +18,7 @@ from django.http import Http404
 from django.test import RequestFactory
 from gazetteer.models import City, Listing
 
+import bloomguard
 from bloomguard import rebuild, verdicts
 from bloomguard.explain import MEANING
 from bloomguard.guards import Guard, guards, register, registry
@@ -30,6 +31,7 @@ from tests.shop.models import Product
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
+PACKAGE = Path(bloomguard.__file__).parent
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 COMMANDS = ("rebuild_filter", "verify_filter", "filter_stats", "explain_guard", "guard_routes")
 SERVERS = ("gunicorn", "uvicorn", "granian")
@@ -116,7 +118,7 @@ def test_every_option_of_a_command_stands_on_the_page(name):
 
 def test_every_command_stands_on_the_page():
     """All that the package brings."""
-    there = {file.stem for file in (ROOT / "bloomguard" / "management" / "commands").glob("[a-z]*.py")}
+    there = {file.stem for file in (PACKAGE / "management" / "commands").glob("[a-z]*.py")}
 
     assert there == set(COMMANDS) == set(re.findall(r"^## `(\w+)`", (DOCS / "commands.md").read_text(), re.MULTILINE))
 
@@ -133,7 +135,7 @@ def test_every_reason_has_a_cure():
 
 def test_the_messages_that_are_explained_are_given():
     """Each is a text of the package; dots stand for what differs."""
-    source = "\n".join(file.read_text() for file in (ROOT / "bloomguard").rglob("*.py"))
+    source = "\n".join(file.read_text() for file in PACKAGE.rglob("*.py"))
     source = re.sub(r'"\s*\n\s*f?"', "", source)
     page = (DOCS / "troubleshooting.md").read_text().partition("## `rebuild_filter` fails")[2]
     shown = re.findall(r"^\| `([^`]+)`", page, re.MULTILINE)
