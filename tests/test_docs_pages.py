@@ -18,6 +18,7 @@ from django.http import Http404
 from django.test import RequestFactory
 from gazetteer.models import City, Listing
 
+import bloomguard
 from bloomguard import rebuild, verdicts
 from bloomguard.explain import MEANING
 from bloomguard.guards import Guard, guards, register, registry
@@ -25,10 +26,12 @@ from bloomguard.models import GuardState
 from bloomguard.sources import Source
 from bloomguard.sync.connection import StateConnection
 from bloomguard.verdicts import Verdict
+from tests.guarding import registered, urlconf
 from tests.shop.models import Product
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
+PACKAGE = Path(bloomguard.__file__).parent
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 COMMANDS = ("rebuild_filter", "verify_filter", "filter_stats", "explain_guard", "guard_routes")
 SERVERS = ("gunicorn", "uvicorn", "granian")
@@ -115,7 +118,7 @@ def test_every_option_of_a_command_stands_on_the_page(name):
 
 def test_every_command_stands_on_the_page():
     """All that the package brings."""
-    there = {file.stem for file in (ROOT / "bloomguard" / "management" / "commands").glob("[a-z]*.py")}
+    there = {file.stem for file in (PACKAGE / "management" / "commands").glob("[a-z]*.py")}
 
     assert there == set(COMMANDS) == set(re.findall(r"^## `(\w+)`", (DOCS / "commands.md").read_text(), re.MULTILINE))
 
@@ -132,7 +135,7 @@ def test_every_reason_has_a_cure():
 
 def test_the_messages_that_are_explained_are_given():
     """Each is a text of the package; dots stand for what differs."""
-    source = "\n".join(file.read_text() for file in (ROOT / "bloomguard").rglob("*.py"))
+    source = "\n".join(file.read_text() for file in PACKAGE.rglob("*.py"))
     source = re.sub(r'"\s*\n\s*f?"', "", source)
     page = (DOCS / "troubleshooting.md").read_text().partition("## `rebuild_filter` fails")[2]
     shown = re.findall(r"^\| `([^`]+)`", page, re.MULTILINE)
@@ -200,6 +203,31 @@ def test_the_example_of_null_caching_moves_as_the_page_says(gazetteer, fresh_reg
     with django_assert_num_queries(0):
         assert namespace["city_from_cache_or_none"](8) is None
     cache.clear()
+
+
+def test_the_views_of_rest_framework_answer_as_their_page_says(
+    gazetteer, fresh_registry, settings, build, client, django_assert_num_queries
+):
+    """In JSON, without a query, by ``"auto"`` and by the mixin; before the view where the route is named."""
+    views, mixin = blocks("rest-framework.md", "python")
+    namespace = {"City": City, "__name__": "page"}
+    exec(views, namespace)
+    settings.ROOT_URLCONF = urlconf(*namespace["urlpatterns"])
+    build("api-city")
+
+    assert client.get("/api/cities/7/").json()["name"] == "Ulm"
+    with django_assert_num_queries(0):
+        missing = client.get("/api/cities/8/")
+    assert (missing.status_code, missing["Content-Type"]) == (404, "application/json")
+    exec(mixin, namespace)
+    view = namespace["GuardedCityViewSet"].as_view({"get": "retrieve", "delete": "destroy"})
+    for method, queries in {"get": 0, "delete": 1}.items():
+        with django_assert_num_queries(queries):
+            assert view(getattr(RequestFactory(), method)("/"), pk=8).status_code == 404
+    with registered(City, name="named", routes=["api-city-detail"]):
+        registry.remove(registry["api-city"])
+        build("named")
+        assert client.get("/api/cities/8/")["Content-Type"].startswith("text/html")
 
 
 def test_the_router_and_the_tenants_of_the_page(gazetteer, fresh_registry, settings, build):
@@ -307,30 +335,6 @@ def test_every_page_with_code_is_run():
             runs = ROOT / "tests" / ELSEWHERE.get(page.stem, Path(__file__).name)
             assert runs.exists()
             assert page.stem in ELSEWHERE or f'"{page.name}"' in here or page.stem in PAGES_OF_COMMANDS, page.name
-
-
-README = (ROOT / "README.md").read_text()
-
-
-def test_the_readme_is_short_and_its_links_lead_somewhere():
-    """What the pages say better is there; every page on running a site can be found from here."""
-    links = set(re.findall(r"\]\((?!https?:)([^)#]+)", README))
-
-    assert all((ROOT / link).exists() for link in links)
-    assert len(README.splitlines()) < 200
-    for page in ("deploying", "troubleshooting", "databases", "from-null-caching", "security", "testing", "admin"):
-        assert f"docs/{page}.md" in links
-
-
-def test_the_code_of_the_readme_runs(settings, tmp_path):
-    """The filter on its own, and the settings."""
-    python = [text for kind, text in BLOCK.findall(README) if kind == "python"]
-    namespace = {}
-    for block in python:
-        exec(block.replace("/var/lib/mysite", str(tmp_path)), namespace)
-
-    assert b"https://example.org/" in namespace["seen"]
-    assert set(namespace["BLOOMGUARD"]) == {"STORES"}
 
 
 def answered(port, child):

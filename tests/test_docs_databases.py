@@ -1,0 +1,58 @@
+"""What the page on databases and tenants warns of is so; where that changes, the page has to."""
+
+from __future__ import annotations
+
+import pytest
+from django.db import connections
+
+from bloomguard.guards import Verdict, registry
+from bloomguard.sync import state
+
+from . import database
+from .shop.models import Product
+
+pytestmark = pytest.mark.django_db(transaction=True, databases="__all__")
+
+
+@pytest.fixture
+def schema(monkeypatch):
+    """``schema("tenant")`` puts a tenant's schema before the shared one, ``schema()`` takes it away."""
+    monkeypatch.setattr(database, "current", "postgresql")
+
+    def run(sql):
+        with connections["postgresql"].cursor() as cursor:
+            cursor.execute(sql)
+
+    def use(*names):
+        run(f"SET search_path TO {', '.join([*names, 'public'])}")
+
+    run("CREATE SCHEMA tenant")
+    run("CREATE TABLE tenant.shop_product (LIKE public.shop_product INCLUDING ALL)")
+    yield use
+    use()
+    run("DROP SCHEMA tenant CASCADE")
+
+
+def test_a_rebuild_reads_one_database(build):
+    """Writes to another one go to the filter, and are gone from it by the next build."""
+    Product.objects.create(pk=1)
+    Product.objects.using("postgresql").create(pk=2)
+    build("product")
+    Product.objects.using("postgresql").create(pk=3)
+
+    assert [registry["product"].verdict(pk) for pk in (1, 2, 3)] == [Verdict.MAYBE, Verdict.ABSENT, Verdict.MAYBE]
+
+
+def test_a_rebuild_reads_one_schema(build, schema):
+    """The tenants' tables have one name, and so one filter, which the next build makes of the rows it sees."""
+    Product.objects.create(pk=1)
+    build("product")
+    schema("tenant")
+    Product.objects.create(pk=50)
+    assert registry["product"].verdict(50) is Verdict.MAYBE
+
+    schema()
+    build("product")
+    registry["product"].live.forget()
+    assert [registry["product"].verdict(pk) for pk in (1, 50)] == [Verdict.MAYBE, Verdict.ABSENT]
+    assert state.table.current("product").status == state.ARMED
