@@ -19,7 +19,7 @@ from psycopg.errors import UniqueViolation
 
 from bloomguard.guards import Verdict, registry
 from bloomguard.rebuild import Rebuild
-from bloomguard.sync import raw, state
+from bloomguard.sync import raw, state, watches
 from bloomguard.sync.adding import adding
 
 from . import database
@@ -250,6 +250,52 @@ def test_every_connection_is_watched(built):
 
     assert found == [1]
     assert status("product") == state.FENCED
+
+
+def test_threads_that_begin_at_once_overlook_no_table(monkeypatch):
+    """Two threads may work out which tables are guarded side by side: neither ever sees half of it."""
+    late_looked, late_may_go, late_began, late_may_end = (threading.Event() for _ in range(4))
+
+    class Late:
+        """The registry, for a second thread that is held up after its first look, and before it has read the guards."""
+
+        @property
+        def version(self):
+            if threading.current_thread() is late and not late_looked.is_set():
+                late_looked.set()
+                late_may_go.wait(5)
+            return registry.version
+
+        def __iter__(self):
+            if threading.current_thread() is late:
+                late_began.set()
+                late_may_end.wait(5)
+            return iter(registry)
+
+    for module in (watches, raw):
+        monkeypatch.setattr(module, "_version", -1)
+    monkeypatch.setattr(watches, "registry", Late())
+    late = threading.Thread(target=watches.watching, args=(Product,))
+    late.start()
+    assert late_looked.wait(5)
+    raw._renew()
+    late_may_go.set()
+    assert late_began.wait(5)
+
+    found = watches.watching(Order), "shop_order" in raw._known[0]
+
+    late_may_end.set()
+    late.join()
+    assert all(found)
+    assert [watch.guard for watch in watches.watching(Order)] == [registry["order"]]
+
+
+def test_copy_as_the_first_statement_of_a_process_is_seen(monkeypatch):
+    """Nothing else needs to have been executed for the tables to be known."""
+    monkeypatch.setattr(raw, "_version", -1)
+    monkeypatch.setattr(raw, "_known", ({}, set()))
+
+    assert set(raw._written("COPY shop_order FROM STDIN", connections["default"])) == {registry["order"]}
 
 
 def test_a_wrapper_of_the_projects_comes_and_goes(built):

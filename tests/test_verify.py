@@ -13,6 +13,7 @@ from django.core.management import CommandError, call_command
 from django.db import connections
 
 from bloomguard import rebuild, sources, verify
+from bloomguard.exceptions import StoreError
 from bloomguard.guards import Verdict, registry
 from bloomguard.rebuild import Rebuild
 from bloomguard.sync import state as states
@@ -116,6 +117,26 @@ def test_repair_builds_anew():
         ("product", 1, True),
         ("order", 0, False),
     ]
+    assert registry["product"].verdict(5_000) is Verdict.MAYBE
+    assert registry["product"].verdict(6_000) is Verdict.ABSENT
+
+
+@pytest.mark.usefixtures("rows")
+def test_one_that_cannot_be_verified_stops_no_other(monkeypatch):
+    """The others are verified, and with --repair built anew; then the command tells of the one, and fails."""
+    insert_unseen("shop_product", id=5_000, name="x")
+    verify = Verification.run
+
+    def fail(self):
+        if self.guard.name == "order":
+            raise StoreError("order: the disk is gone")
+        return verify(self)
+
+    monkeypatch.setattr(Verification, "run", fail)
+
+    with pytest.raises(CommandError, match=r"^order: the disk is gone$"):
+        run("order", "product", "--repair", "--json")
+
     assert registry["product"].verdict(5_000) is Verdict.MAYBE
     assert registry["product"].verdict(6_000) is Verdict.ABSENT
 

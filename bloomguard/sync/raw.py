@@ -34,13 +34,13 @@ _HARMLESS = frozenset(
 #: How the ORM and the schema editors write.
 _USUAL = re.compile(r'(?:INSERT INTO|UPDATE) (["`])([^"`.]+)\1 (?:\(|SET )')
 
-#: Texts that write to other tables: there are few, with marks for the values. To look at one takes a microsecond, to
-#: find it here a twentieth.
-_passed: set[str] = set()
-_PASSED_TEXTS, _PASSED_LENGTH = 1_000, 1_000
+Tables = dict[str, tuple[tuple[str, Guard], ...]]
 
-_tables: dict[str, tuple[tuple[str, Guard], ...]] = {}
+#: Guarded tables, and texts that write to others: there are few, with marks for the values. To look at one takes a
+#: microsecond, to find it here a twentieth. Both are made anew in one piece, for threads that look meanwhile.
+_known: tuple[Tables, set[str]] = ({}, set())
 _version = -1
+_PASSED_TEXTS, _PASSED_LENGTH = 1_000, 1_000
 _warned: set[tuple[str, str]] = set()
 
 
@@ -79,20 +79,21 @@ def watch(execute: Execute, sql: Any, params: Any, many: bool, context: dict[str
     """Let ``sql`` be executed; if it writes rows of a guard behind the ORM's back, fence the guard with it."""
     if _version != registry.version:
         _renew()
+    tables, passed = _known
     if type(sql) is str:
         if ";" not in sql:
-            if sql[:3] in _HARMLESS or sql in _passed or sql.lstrip()[:3].upper() in _HARMLESS:
+            if sql[:3] in _HARMLESS or sql in passed or sql.lstrip()[:3].upper() in _HARMLESS:
                 return execute(sql, params, many, context)
             usual = _USUAL.match(sql)
-            if usual is not None and usual[2].lower() not in _tables:
-                _pass(sql)
+            if usual is not None and usual[2].lower() not in tables:
+                _pass(sql, passed)
                 return execute(sql, params, many, context)
             if usual is not None and usual[2] == running.table:
                 return execute(sql, params, many, context)
         lower = sql.lower()
-        if not any(name in lower for name in _tables):
+        if not any(name in lower for name in tables):
             if params:  # without, each has another text
-                _pass(sql)
+                _pass(sql, passed)
             return execute(sql, params, many, context)
     written = _written(sql, context["connection"])
     if not written:
@@ -101,32 +102,35 @@ def watch(execute: Execute, sql: Any, params: Any, many: bool, context: dict[str
         return execute(sql, params, many, context)
 
 
-def _pass(sql: str) -> None:
+def _pass(sql: str, passed: set[str]) -> None:
     if len(sql) <= _PASSED_LENGTH:
-        if len(_passed) >= _PASSED_TEXTS:
-            _passed.clear()
-        _passed.add(sql)
+        if len(passed) >= _PASSED_TEXTS:
+            passed.clear()
+        passed.add(sql)
 
 
 def _renew() -> None:
-    global _version
-    _passed.clear()
-    _tables.clear()
+    global _known, _version
+    version, tables = registry.version, Tables()
     for table, guards in guarded_tables().items():
         name = sqltext.bare(table)
-        _tables[name] = (*_tables.get(name, ()), *((table, guard) for guard in guards))
-        _tables[f"new__{name}"] = _tables[name]  # what SQLite's schema editor makes anew
-    _version = registry.version
+        tables[name] = (*tables.get(name, ()), *((table, guard) for guard in guards))
+        tables[f"new__{name}"] = tables[name]  # what SQLite's schema editor makes anew
+    _known = tables, set()
+    _version = version
 
 
 def _written(sql: Any, connection: Any) -> dict[Guard, str]:
     """The guards that the statement may give a new key, and the table by which."""
+    if _version != registry.version:
+        _renew()
+    tables, _ = _known
     if not isinstance(sql, str):
         sql = sql.decode(errors="replace") if isinstance(sql, bytes) else _composed(sql, connection)
     names = {sqltext.bare(table) for table in guarded_tables()}
     found: dict[Guard, str] = {}
     for write in sqltext.writes(sql, names, connection.vendor):
-        for table, guard in _tables[write.table]:
+        for table, guard in tables[write.table]:
             if table == running.table:
                 continue  # a statement of the ORM's own
             minded = columns(guard, table)

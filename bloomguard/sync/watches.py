@@ -38,8 +38,11 @@ class Watch:
     counted: bool
 
 
-_tables: dict[str, tuple[Guard, ...]] = {}
-_watches: dict[type[Model], tuple[Watch, ...]] = {}
+Tables = dict[str, tuple[Guard, ...]]
+
+#: The guards by table, and what is known of models so far. Made anew in one piece: half of it, seen by another thread,
+#: would be a table whose writes are overlooked.
+_known: tuple[Tables, dict[type[Model], tuple[Watch, ...]]] = ({}, {})
 _version = -1
 
 
@@ -47,19 +50,20 @@ def watching(model: type[Model]) -> tuple[Watch, ...]:
     """The watches on statements of ``model``; one look-up in a dictionary after the first time."""
     if _version != registry.version:
         _renew()
-    found = _watches.get(model)
+    tables, watches = _known
+    found = watches.get(model)
     if found is None:
-        found = _of(model)
+        found = _of(model, tables)
         if model._meta.apps is apps:  # others come and go with their migration
-            _watches[model] = found
+            watches[model] = found
     return found
 
 
-def guarded_tables() -> dict[str, tuple[Guard, ...]]:
+def guarded_tables() -> Tables:
     """The guards that follow statements, by the tables that their keys, or who is alive, depend on."""
     if _version != registry.version:
         _renew()
-    return _tables
+    return _known[0]
 
 
 def columns(guard: Guard, table: str) -> frozenset[str]:
@@ -76,19 +80,19 @@ def columns(guard: Guard, table: str) -> frozenset[str]:
 
 
 def _renew() -> None:
-    global _version
-    _tables.clear()
-    _watches.clear()
+    global _known, _version
+    version, tables = registry.version, Tables()
     for guard in registry:
         if guard.sync == "statements":
             for table in guard.tables:
-                _tables[table] = (*_tables.get(table, ()), guard)
-    _version = registry.version
+                tables[table] = (*tables.get(table, ()), guard)
+    _known = tables, {}
+    _version = version
 
 
-def _of(model: type[Model]) -> tuple[Watch, ...]:
+def _of(model: type[Model], tables: Tables) -> tuple[Watch, ...]:
     table = model._meta.db_table
-    return tuple(_watch(guard, model, table) for guard in _tables.get(table, ()))
+    return tuple(_watch(guard, model, table) for guard in tables.get(table, ()))
 
 
 def _watch(guard: Guard, model: type[Model], table: str) -> Watch:

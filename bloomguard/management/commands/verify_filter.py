@@ -18,6 +18,8 @@ from ...rebuild import Rebuild, run_all
 from ...verify import MOST_MISSING, Findings, Verification
 from ..progress import Bar
 
+_EXPECTED = (ConfigurationError, RebuildError, StoreError, FilterError, DatabaseError)
+
 
 class Command(BaseCommand):
     help = (
@@ -36,10 +38,10 @@ class Command(BaseCommand):
             guards = [registry[name] for name in dict.fromkeys(options["names"])] or list(registry)
             if not guards:
                 raise CommandError("there is no guard to verify: register one in an app's guards.py")
-            found = self._verify(guards, options)
+            found, failed = self._verify(guards, options)
             wrong = [guard for guard, findings in found.items() if findings.missing]
             repaired = self._rebuild(wrong, options) if options["repair"] else []
-        except (ConfigurationError, RebuildError, StoreError, FilterError, DatabaseError) as error:
+        except _EXPECTED as error:
             raise CommandError(str(error)) from error
         except KeyboardInterrupt:
             raise CommandError(
@@ -49,19 +51,27 @@ class Command(BaseCommand):
             figures = [_named(findings, repaired=guard in repaired) for guard, findings in found.items()]
             self.stdout.write(json.dumps({"guards": figures}))
         left = [guard.name for guard in wrong if guard not in repaired]
+        problems = [str(error) for error in failed]
         if left:
-            raise CommandError(f"rows are missing from the filter of {', '.join(left)}: run rebuild_filter")
+            problems.append(f"rows are missing from the filter of {', '.join(left)}: run rebuild_filter")
+        if problems:
+            raise CommandError("\n".join(problems)) from (failed[0] if failed else None)
 
-    def _verify(self, guards: list[Guard], options: dict[str, Any]) -> dict[Guard, Findings]:
+    def _verify(self, guards: list[Guard], options: dict[str, Any]) -> tuple[dict[Guard, Findings], list[Exception]]:
+        """What was found, and the errors of guards that could not be verified: one stops no other."""
         quiet = options["verbosity"] == 0
-        found = {}
+        found, failed = {}, list[Exception]()
         for guard in guards:
-            with ExitStack() as bars:
-                verification = Verification(guard, sample=options["sample"], progress=Bar(guard, bars, quiet))
-                found[guard] = verification.run()
+            try:
+                with ExitStack() as bars:
+                    verification = Verification(guard, sample=options["sample"], progress=Bar(guard, bars, quiet))
+                    found[guard] = verification.run()
+            except _EXPECTED as error:
+                failed.append(error)
+                continue
             if not quiet and not options["json"]:
                 self.stdout.write(_told(found[guard]))
-        return found
+        return found, failed
 
     def _rebuild(self, guards: list[Guard], options: dict[str, Any]) -> list[Guard]:
         """Those of ``guards`` that were rebuilt; raises :class:`RebuildError` for one that was not."""
