@@ -82,7 +82,7 @@ def fill() -> list[Any]:
     """``GUARDS`` guards, each with a filter and with all the figures that are kept."""
     from django.core.management import call_command
 
-    from bloomguard.counts import NAMES
+    from bloomguard.counting.counts import NAMES
     from bloomguard.guards import Guard, registry
     from bloomguard.rebuild import Rebuild, run_all
     from bloomguard.stores import stores

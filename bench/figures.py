@@ -35,9 +35,9 @@ class Thing:
 
 def counting() -> Seconds:
     """Seconds that ``CALLS`` calls take bare, and with what is done to count one request."""
-    from bloomguard import counts
+    from bloomguard.counting import counts
+    from bloomguard.counting.outcomes import blocked
     from bloomguard.guards import Guard
-    from bloomguard.outcomes import blocked
     from bloomguard.verdicts import ABSENT, MAYBE, Decision
 
     guard, request = Thing(), Thing()
@@ -79,7 +79,7 @@ def counting() -> Seconds:
 
 def write(store: Any, step: int, times: range) -> float:
     """Write figures of all guards with every reason in each row; returns the seconds that a flush takes."""
-    from bloomguard.counts import NAMES
+    from bloomguard.counting.counts import NAMES
     from bloomguard.stores.pages import COLUMNS, ROWS, Page
 
     began = time.perf_counter()

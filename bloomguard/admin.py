@@ -23,9 +23,9 @@ from django.utils.translation import gettext_lazy, ngettext
 
 from .guards import Guard, registry
 from .models import GuardState, GuardTask
-from .overview import PERIODS, Overview
+from .operating.overview import PERIODS, Overview
+from .operating.tasks import REBUILD, VERIFY, ask_for, command, is_under_way, log, queue
 from .sync.fencing import table_of
-from .tasks import REBUILD, VERIFY, ask_for, command, is_under_way, log, queue
 
 _READS = ("GET", "HEAD")
 SHADOW, ENFORCE = "shadow", "enforce"

@@ -17,8 +17,8 @@ class BloomguardConfig(AppConfig):
 
     def ready(self) -> None:
         from . import checks  # noqa: F401
-        from .counts import counts
-        from .flushing import flusher
+        from .counting.counts import counts
+        from .counting.flushing import flusher
         from .hearing import log_if_wanted
         from .sync import raw, signals, statements
 

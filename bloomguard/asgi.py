@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 from asgiref.sync import sync_to_async
 
 if TYPE_CHECKING:
-    from .capture import Page
-    from .frontdoor import FrontDoor
+    from .answers.capture import Page
+    from .answers.frontdoor import FrontDoor
 
 Application = Callable[[dict[str, Any], Callable[..., Any], Callable[..., Any]], Awaitable[None]]
 #: What is sent: a start and a body.
@@ -26,9 +26,9 @@ def shield(application: Application) -> Application:
     the front door has to stay shut (see the docs), which is logged, ``application`` itself comes back. Nothing waits on
     the event loop: a verdict that needs a database or a network is asked for in a thread.
     """
-    from .frontdoor import front_door  # needs the apps, which asgi.py loads after its imports
+    from .answers.frontdoor import front_door  # needs the apps, which asgi.py loads after its imports
+    from .counting.outcomes import ablocked
     from .guards import Guard
-    from .outcomes import ablocked
 
     found = front_door(application)
     if found is None:

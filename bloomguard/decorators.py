@@ -11,13 +11,13 @@ from asgiref.sync import iscoroutinefunction, sync_to_async
 from django.conf import settings
 from django.http import Http404, HttpRequest
 
+from .answers.responses import not_found, not_found_by_framework
 from .complaints import Complaints
-from .counts import FALSE_POSITIVE
+from .counting.counts import FALSE_POSITIVE
+from .counting.outcomes import blocked, is_remembered
 from .exceptions import ConfigurationError
 from .guards import Guard, registry
-from .outcomes import blocked, is_remembered
-from .responses import not_found, not_found_by_framework
-from .telling import note, tell
+from .routing.telling import note, tell
 from .verdicts import MAYBE, Decision, Verdict
 
 View = TypeVar("View", bound=Callable[..., Any])

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone
 from math import ceil
 
-from .counts import ABSENCES, BLOCKED, FALSE_POSITIVE, MICROSECONDS, NAMES, SPARED, TIMED, UNKNOWNS
+from .counting.counts import ABSENCES, BLOCKED, FALSE_POSITIVE, MICROSECONDS, NAMES, SPARED, TIMED, UNKNOWNS
 from .exceptions import BloomguardError
 from .guards import Guard
 from .stores import stores
@@ -40,7 +40,8 @@ VERDICTS = {reason: verdict for verdict in ("absent", "unknown") for reason in S
 class Series:
     """One guard's figures in steps of ``step`` seconds, the first of which begins at ``start``, in Unix seconds.
 
-    ``counts`` has ``length`` numbers, one a step, for each of :data:`bloomguard.counts.NAMES` that was counted at all.
+    ``counts`` has ``length`` numbers, one a step, for each of
+    :data:`bloomguard.counting.counts.NAMES` that was counted at all.
     """
 
     guard: str

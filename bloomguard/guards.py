@@ -19,16 +19,17 @@ from django.db import models
 from django.db.models import Model, Q
 from django.http import HttpRequest
 
-from . import counts, spot_checks
+from . import spot_checks
 from .alive import Unstable, in_words
-from .cache_aside import CacheAside
 from .complaints import Complaints
+from .counting import counts
 from .exceptions import ConfigurationError
-from .fetching import Fetching
 from .filters.kinds import KINDS
 from .hearing import hear, listeners
 from .keys import KeyMaker, OutOfRange, Unkeyable
 from .live import LiveFilter
+from .lookups.cache_aside import CacheAside
+from .lookups.fetching import Fetching
 from .verdicts import ABSENT, ERROR, OUT_OF_RANGE, SHADOW, UNKEYABLE, Decision, Verdict
 
 __all__ = ["Guard", "Verdict", "guards", "register", "registry"]

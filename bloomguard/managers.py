@@ -14,9 +14,9 @@ from typing import Any, TypeVar
 
 from django.db import models
 
-from .counts import SPARED
+from .counting.counts import SPARED
 from .guards import registry
-from .querysets import covers, guards_for
+from .lookups.querysets import covers, guards_for
 from .verdicts import Verdict
 
 M = TypeVar("M", bound=models.Model, covariant=True)

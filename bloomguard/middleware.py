@@ -9,13 +9,13 @@ from asgiref.sync import iscoroutinefunction, markcoroutinefunction, sync_to_asy
 from django.conf import settings
 from django.http import HttpRequest, HttpResponseBase
 
+from .answers.learning import is_worth_learning, learn_from
+from .answers.responses import not_found, not_found_now
+from .answers.shadow import Shadow
+from .counting.outcomes import ablocked, blocked, settle
 from .guards import Guard
-from .learning import is_worth_learning, learn_from
-from .outcomes import ablocked, blocked, settle
-from .responses import not_found, not_found_now
 from .routes import Decide, GuardedRoute, absent, absent_in_view
-from .shadow import Shadow
-from .telling import noting, tell
+from .routing.telling import noting, tell
 
 GetResponse = Callable[[HttpRequest], HttpResponseBase | Awaitable[HttpResponseBase]]
 

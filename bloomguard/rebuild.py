@@ -18,19 +18,19 @@ from typing import Any
 from django.db import DatabaseError, connections
 from django.utils import timezone
 
-from . import growth, standby
-from .barrier import wait_for_writers
-from .builders import myself, refuse_if_alive
+from .building import growth, standby
+from .building.barrier import wait_for_writers
+from .building.builders import myself, refuse_if_alive
+from .building.filling import fill
+from .building.plans import Plan, Report, lay_out
+from .building.proof import Proof
 from .exceptions import BuilderBusy, ConfigurationError, RebuildError, StoreError
-from .filling import fill
 from .filters import FilterError
 from .filters.choose import KeysSummary
 from .filters.codec import new_tag
 from .filters.layout import Layout
 from .guards import Guard
 from .models import GuardState
-from .plans import Plan, Report, lay_out
-from .proof import Proof
 from .remembered import create_recent, new_name
 from .signals import generation_published, tell
 from .sources import Source

@@ -19,15 +19,15 @@ from django.http import HttpRequest
 from django.urls import Resolver404, resolve
 from django.urls.converters import IntConverter, SlugConverter, StringConverter, UUIDConverter
 
-from .access import Demand, demand
+from .answers.shadow import Shadow
 from .complaints import Complaints
-from .discovery import NotFound, lookup_of
 from .exceptions import ConfigurationError
 from .guards import AUTO, Guard, registry
 from .keys import OutOfRange, Unkeyable
-from .patterns import Pattern, patterns, rivals
-from .shadow import Shadow
-from .spare import Lookup, spared
+from .routing.access import Demand, demand
+from .routing.discovery import NotFound, lookup_of
+from .routing.patterns import Pattern, patterns, rivals
+from .routing.spare import Lookup, spared
 from .verdicts import MAYBE, SHADOW, Decision, Verdict
 
 logger = logging.getLogger("bloomguard")

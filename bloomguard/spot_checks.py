@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from django.db import DatabaseError, connections, router
 
-from .counts import one_in
+from .counting.counts import one_in
 from .forks import after_fork
 from .keys import value_field
 from .signals import false_negative_found, tell

@@ -15,9 +15,9 @@ from django.utils.translation import gettext
 from django.views.generic.detail import SingleObjectMixin
 
 from .complaints import Complaints
-from .counts import SPARED
+from .counting.counts import SPARED
 from .guards import Guard, registry
-from .querysets import covers, guards_for
+from .lookups.querysets import covers, guards_for
 from .verdicts import Verdict
 
 _complaints = Complaints()

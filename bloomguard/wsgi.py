@@ -17,9 +17,9 @@ def shield(application: Application) -> Application:
     ``application`` is what ``get_wsgi_application()`` returns. Raises :class:`ConfigurationError` if it is not. Where
     the front door has to stay shut (see the docs), which is logged, ``application`` itself comes back.
     """
-    from .frontdoor import front_door  # needs the apps, which wsgi.py loads after its imports
+    from .answers.frontdoor import front_door  # needs the apps, which wsgi.py loads after its imports
+    from .counting.outcomes import blocked
     from .guards import Guard
-    from .outcomes import blocked
 
     door = front_door(application)
     if door is None:

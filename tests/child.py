@@ -18,7 +18,7 @@ from typing import Any
 #: Where a rebuild can be stopped, in their order.
 STEPS = {
     "announcing": "bloomguard.rebuild:Rebuild._announce",
-    "sweeping": "bloomguard.standby:sweep",
+    "sweeping": "bloomguard.building.standby:sweep",
     "waiting": "bloomguard.rebuild:Rebuild.wait_for_writers",
     "scanning": "bloomguard.sources:Source._fetch",
     "adding": "bloomguard.filters.codec:Frame.seal",

@@ -13,9 +13,10 @@ from django.db import connections
 from django.test import Client
 from django.utils import timezone
 
-from bloomguard import figures, tasks
+from bloomguard import figures
 from bloomguard.guards import Verdict, registry
 from bloomguard.models import GuardState, GuardTask
+from bloomguard.operating import tasks
 from bloomguard.sync import state as states
 
 from .guarding import registered

@@ -14,11 +14,11 @@ from django.test import AsyncClient, Client
 from django.urls import path
 from django.views.generic import CreateView, DetailView, ListView
 
-from bloomguard import counts
-from bloomguard.discovery import NotFound, lookup_of
-from bloomguard.patterns import patterns
-from bloomguard.querysets import covers
+from bloomguard.counting import counts
+from bloomguard.lookups.querysets import covers
 from bloomguard.routes import table_for
+from bloomguard.routing.discovery import NotFound, lookup_of
+from bloomguard.routing.patterns import patterns
 from bloomguard.views import GuardedObjectMixin
 from tests.guarding import make_guard, registered, urlconf
 from tests.shop import features, views

@@ -7,7 +7,7 @@ import threading
 import pytest
 from django.db import OperationalError, connections, transaction
 
-from bloomguard.barrier import wait_for_writers
+from bloomguard.building.barrier import wait_for_writers
 from bloomguard.guards import registry
 from bloomguard.rebuild import Rebuild
 

@@ -12,8 +12,8 @@ from asgiref.sync import async_to_sync
 from django.core.cache import caches
 from django.core.cache.backends.locmem import LocMemCache
 
-from bloomguard import cache_aside
 from bloomguard.guards import guards
+from bloomguard.lookups import cache_aside
 from tests.guarding import make_guard
 from tests.servers import valkey
 from tests.shop.models import Article, Product

@@ -10,7 +10,7 @@ from django.core.management import CommandError, call_command
 from django.db import connections, transaction
 
 from bloomguard import rebuild
-from bloomguard.copying import Copy
+from bloomguard.building.copying import Copy
 from bloomguard.exceptions import RebuildError
 from bloomguard.filters.codec import Frame
 from bloomguard.guards import registry

@@ -11,8 +11,10 @@ from django.http import Http404, HttpResponse
 from django.test import AsyncClient, Client
 from django.urls import path
 
-from bloomguard import counts, learning, outcomes, verdicts
-from bloomguard.counts import Counts
+from bloomguard import verdicts
+from bloomguard.answers import learning
+from bloomguard.counting import counts, outcomes
+from bloomguard.counting.counts import Counts
 from bloomguard.decorators import guarded
 from bloomguard.guards import guards
 from bloomguard.stores.pages import COLUMNS
@@ -203,7 +205,7 @@ def test_the_front_door_counts(counted, site):
 @both
 def test_a_mistake_in_counting_is_no_answer(counted, get, monkeypatch, caplog):
     """Whatever goes wrong when a 404 is looked at, the answer is the view's; it is said once."""
-    from bloomguard.patterns import Pattern
+    from bloomguard.routing.patterns import Pattern
 
     outcomes._complaints.forget()
     learning._complaints.forget()

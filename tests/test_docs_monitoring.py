@@ -12,8 +12,8 @@ from django.core.management.base import OutputWrapper
 from django.dispatch import Signal
 
 from bloomguard import signals, verdicts
-from bloomguard.counts import NAMES, counts
-from bloomguard.flushing import Flusher
+from bloomguard.counting.counts import NAMES, counts
+from bloomguard.counting.flushing import Flusher
 
 PAGE = (Path(__file__).parents[1] / "docs" / "monitoring.md").read_text()
 SETTINGS = "INSTALLED_APPS"

@@ -20,9 +20,9 @@ from gazetteer.models import City, Listing
 
 import bloomguard
 from bloomguard import rebuild, verdicts
-from bloomguard.explain import MEANING
 from bloomguard.guards import Guard, guards, register, registry
 from bloomguard.models import GuardState
+from bloomguard.routing.explain import MEANING
 from bloomguard.sources import Source
 from bloomguard.sync.connection import StateConnection
 from bloomguard.verdicts import Verdict

@@ -21,9 +21,9 @@ from django.urls.resolvers import LocalePrefixPattern
 from django.utils.regex_helper import normalize
 from gazetteer.models import City, Listing
 
-from bloomguard.explain import explain
 from bloomguard.guards import Guard, registry
-from bloomguard.patterns import patterns
+from bloomguard.routing.explain import explain
+from bloomguard.routing.patterns import patterns
 from bloomguard.verdicts import COLD
 from tests.front import Wsgi
 from tests.guarding import registered, urlconf

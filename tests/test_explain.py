@@ -11,9 +11,9 @@ from django.test import AsyncClient, Client
 from django.urls import path
 
 from bloomguard import verdicts
-from bloomguard.counts import counts
-from bloomguard.explain import MEANING
+from bloomguard.counting.counts import counts
 from bloomguard.guards import registry
+from bloomguard.routing.explain import MEANING
 from tests.guarding import registered, urlconf
 from tests.shop import features, views
 from tests.shop.models import Article, Place, Product

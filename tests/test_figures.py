@@ -16,11 +16,12 @@ import pytest
 from django.core.management import CommandError, call_command
 from django.test import Client
 
-from bloomguard import figures, flushing
-from bloomguard.counts import counts
+from bloomguard import figures
+from bloomguard.counting import flushing
+from bloomguard.counting.counts import counts
+from bloomguard.counting.flushing import Flusher
 from bloomguard.exceptions import StoreUnavailable
 from bloomguard.figures import DAY, HOUR, MINUTE, Series
-from bloomguard.flushing import Flusher
 from bloomguard.guards import guards
 from bloomguard.stores import stores
 from bloomguard.stores.memory import MemoryStore
@@ -295,7 +296,7 @@ import os, sys, time
 import django
 django.setup()
 from django.test import Client
-from bloomguard import flushing
+from bloomguard.counting import flushing
 flushing.SECONDS = 0.05
 client = Client(raise_request_exception=False)
 for number in range(100):

@@ -274,7 +274,7 @@ def test_hosts_without_www_are_redirected_as_ever(shop, shielded, settings):
 
 def test_invented_hosts_fill_no_memory(shop, shielded, settings):
     """With a wildcard in ``ALLOWED_HOSTS`` only so many hosts are remembered."""
-    from bloomguard import frontdoor
+    from bloomguard.answers import frontdoor
 
     settings.ALLOWED_HOSTS = ["*"]
     door = frontdoor.front_door(shielded().handler)

@@ -6,7 +6,7 @@ from datetime import datetime, timedelta, timezone
 
 import pytest
 
-from bloomguard.growth import days_to_capacity, kept, rows_a_day
+from bloomguard.building.growth import days_to_capacity, kept, rows_a_day
 from bloomguard.models import GuardState
 
 NOW = datetime(2026, 3, 1, tzinfo=timezone.utc)

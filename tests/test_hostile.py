@@ -16,8 +16,8 @@ from django.core.handlers.wsgi import WSGIHandler
 from django.db import connections
 
 from bloomguard import middleware
+from bloomguard.answers.responses import not_found
 from bloomguard.guards import registry
-from bloomguard.responses import not_found
 from tests.shop.models import Article, Diary, Order, Place, Price, Product
 
 GUARD = "bloomguard.middleware.BloomGuardMiddleware"

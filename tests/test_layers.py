@@ -18,11 +18,16 @@ import bloomguard
 
 ROOT = Path(bloomguard.__file__).parent
 
+#: Packages whose modules stand in several layers.
+PACKAGES = ["answers", "building", "counting", "lookups", "operating", "routing"]
 #: From the ground up. A module may import from its own layer and from those before it. A name with a dot at its
 #: end is a whole folder.
 LAYERS = [
     ["filters."],
-    ["", "alive", "exceptions", "keys", "conf", "forks", "models", "migrations.", "verdicts", "counts"],
+    [
+        "", *PACKAGES, "alive", "exceptions", "keys", "conf", "forks", "models", "migrations.", "verdicts",
+        "counting.counts",
+    ],
     ["complaints"],
     ["signals"],
     ["stores."],
@@ -30,21 +35,27 @@ LAYERS = [
     ["remembered", "homes"],
     ["live"],
     ["spot_checks", "hearing"],
-    ["querysets", "fetching", "steps", "cache_aside"],
-    ["guards", "sources", "barrier"],
-    ["growth"],
-    ["builders", "plans", "filling", "proof", "standby", "verify", "flushing", "figures", "outcomes"],
-    ["pages", "needs", "patterns", "access", "spare", "shadow", "discovery"],
+    ["lookups.querysets", "lookups.fetching", "lookups.steps", "lookups.cache_aside"],
+    ["guards", "sources", "building.barrier"],
+    ["building.growth"],
+    [
+        "building.builders", "building.plans", "building.filling", "building.proof", "building.standby",
+        "building.verify", "counting.flushing", "figures", "counting.outcomes",
+    ],
+    [
+        "answers.pages", "building.needs", "routing.patterns", "routing.access", "routing.spare", "answers.shadow",
+        "routing.discovery",
+    ],
     ["sync.links", "sync.watches", "sync.sqltext", "sync.discards", "sync.fencing", "sync.adding"],
     ["sync.statements", "sync.raw", "sync.signals"],
-    ["rebuild", "copying", "routes", "responses", "capture"],
-    ["frontdoor", "learning", "listing", "explain", "telling"],
-    ["tasks", "jobs", "charts", "templatetags.", "overview", "admin"],
+    ["rebuild", "building.copying", "routes", "answers.responses", "answers.capture"],
+    ["answers.frontdoor", "answers.learning", "routing.listing", "routing.explain", "routing.telling"],
+    ["operating.tasks", "operating.jobs", "operating.charts", "templatetags.", "operating.overview", "admin"],
     ["middleware", "wsgi", "asgi", "decorators", "views", "managers", "contrib.", "management.", "checks."],
     ["testing."],
     ["pytest_plugin"],
     ["apps"],
-]
+]  # fmt: skip
 FOREIGN_TO_FILTERS = {"numpy", "mmh3", "bitarray"}
 
 

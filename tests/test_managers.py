@@ -11,8 +11,8 @@ from django.shortcuts import get_object_or_404
 from django.test.utils import CaptureQueriesContext
 
 from bloomguard.guards import guards
+from bloomguard.lookups.querysets import covers
 from bloomguard.managers import GuardedQuerySet
-from bloomguard.querysets import covers
 from tests.guarding import make_guard, registered
 from tests.shop.models import Article, Bargain, Bundle, Order, Place, Product
 

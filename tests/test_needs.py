@@ -8,8 +8,8 @@ import pytest
 from django.db.models import Q
 from django.utils import timezone
 
+from bloomguard.building.needs import assess
 from bloomguard.guards import registry
-from bloomguard.needs import assess
 from bloomguard.rebuild import Rebuild
 from bloomguard.stores import stores
 from bloomguard.sync import state as states

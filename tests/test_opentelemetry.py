@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bloomguard.counts import counts
+from bloomguard.counting.counts import counts
 from bloomguard.guards import guards
 from bloomguard.sync import state
 from tests.shop.models import Product

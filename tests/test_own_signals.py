@@ -11,10 +11,10 @@ from django.db import transaction
 from django.test import AsyncClient, Client
 
 from bloomguard import rebuild, signals, spot_checks
+from bloomguard.building.verify import Verification
 from bloomguard.guards import guards
 from bloomguard.models import GuardState
 from bloomguard.sync import state
-from bloomguard.verify import Verification
 from tests.front import Asgi, Wsgi
 from tests.shop.models import Product
 from tests.test_verify import insert_unseen

@@ -7,8 +7,8 @@ from django.http import HttpResponseNotFound
 from django.test import RequestFactory
 from django.views.defaults import page_not_found
 
-from bloomguard import pages
-from bloomguard.responses import not_found, not_found_now
+from bloomguard.answers import pages
+from bloomguard.answers.responses import not_found, not_found_now
 from tests.guarding import urlconf
 
 

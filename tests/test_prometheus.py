@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from bloomguard.counts import counts
-from bloomguard.flushing import Flusher
+from bloomguard.counting.counts import counts
+from bloomguard.counting.flushing import Flusher
 from bloomguard.guards import guards
 from bloomguard.sync import state
 from tests.shop.models import Product
@@ -117,7 +117,7 @@ django.setup()
 from django.test import Client
 for number in range(20):
     assert Client().get("/products/%d/" % (10 + number)).status_code == 404
-from bloomguard.flushing import flusher
+from bloomguard.counting.flushing import flusher
 flusher.flush()
 from prometheus_client import CollectorRegistry, REGISTRY, generate_latest
 if "PROMETHEUS_MULTIPROC_DIR" in os.environ:

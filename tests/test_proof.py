@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 from django.db import connections
 
-from bloomguard import proof, sources
+from bloomguard import sources
+from bloomguard.building import proof
+from bloomguard.building.proof import Proof
 from bloomguard.exceptions import RebuildError
 from bloomguard.guards import registry
-from bloomguard.proof import Proof
 from bloomguard.rebuild import Rebuild
 from bloomguard.sources import Source
 from bloomguard.stores import Generation, stores

@@ -12,7 +12,8 @@ import pytest
 from django.db import OperationalError, connections, transaction
 from django.utils import timezone
 
-from bloomguard import builders, filling, sources
+from bloomguard import sources
+from bloomguard.building import builders, filling
 from bloomguard.exceptions import BuilderBusy, RebuildError, StoreError
 from bloomguard.guards import Guard, registry
 from bloomguard.live import LiveFilter

@@ -15,7 +15,7 @@ from django.utils.functional import lazystr
 
 from bloomguard import routes
 from bloomguard.guards import registry
-from bloomguard.patterns import patterns
+from bloomguard.routing.patterns import patterns
 from bloomguard.verdicts import ABSENT, ERROR, MAYBE
 from tests.guarding import registered, urlconf
 from tests.shop.models import Article, Place, Product

@@ -6,7 +6,9 @@ import pytest
 from django.http import HttpResponse, HttpResponseRedirect
 from django.urls import path
 
-from bloomguard import counts, shadow, spot_checks
+from bloomguard import spot_checks
+from bloomguard.answers import shadow
+from bloomguard.counting import counts
 from bloomguard.decorators import guarded
 from bloomguard.guards import Verdict
 from bloomguard.rebuild import Rebuild

@@ -12,7 +12,8 @@ from asgiref.sync import async_to_sync
 from django.db import DatabaseError, connections, transaction
 from django.test import AsyncClient, Client
 
-from bloomguard import counts, spot_checks
+from bloomguard import spot_checks
+from bloomguard.counting import counts
 from bloomguard.guards import Verdict, registry
 from bloomguard.rebuild import Rebuild
 from bloomguard.signals import false_negative_found

@@ -10,10 +10,12 @@ from django.contrib.auth.models import User
 from django.db import DatabaseError, OperationalError
 from django.utils import timezone
 
-from bloomguard import rebuild, tasks, verify
+from bloomguard import rebuild
+from bloomguard.building import verify
 from bloomguard.exceptions import ConfigurationError, RebuildError
 from bloomguard.guards import registry
 from bloomguard.models import GuardState, GuardTask
+from bloomguard.operating import tasks
 
 from .guarding import registered
 from .shop.models import Product

@@ -11,9 +11,9 @@ import pytest
 from django.db import DatabaseError, connections, transaction
 from django.db.models import Q
 
+from bloomguard.building.verify import Verification
 from bloomguard.guards import Guard, Verdict
 from bloomguard.rebuild import Rebuild
-from bloomguard.verify import Verification
 
 from . import database
 from .conftest import forget

@@ -12,12 +12,13 @@ import pytest
 from django.core.management import CommandError, call_command
 from django.db import connections
 
-from bloomguard import rebuild, sources, verify
+from bloomguard import rebuild, sources
+from bloomguard.building import verify
+from bloomguard.building.verify import Verification
 from bloomguard.exceptions import StoreError
 from bloomguard.guards import Verdict, registry
 from bloomguard.rebuild import Rebuild
 from bloomguard.sync import state as states
-from bloomguard.verify import Verification
 
 from . import database
 from .guarding import registered
@@ -283,7 +284,7 @@ def test_ctrl_c_ends_it_cleanly(start):
     """Stopped in the middle it says so in one line, and nothing has changed."""
     before = states.table.current("product")
     child = start(
-        "verify_filter", "product", "--skip-checks", BLOOMGUARD_STOP="bloomguard.verify:Verification._missing"
+        "verify_filter", "product", "--skip-checks", BLOOMGUARD_STOP="bloomguard.building.verify:Verification._missing"
     )
     assert child.stdout.readline() == "reached\n"
 

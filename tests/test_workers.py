@@ -10,8 +10,9 @@ from django.contrib.admin.models import LogEntry
 from django.contrib.auth.models import User
 from django.test import Client
 
-from bloomguard import rebuild, tasks
+from bloomguard import rebuild
 from bloomguard.models import GuardState, GuardTask
+from bloomguard.operating import tasks
 
 from .shop.models import Product
 from .test_admin import OPERATE, PAGE, post
@@ -39,13 +40,13 @@ def workers(settings, monkeypatch):
 def configure(settings, backends):
     """``TASKS`` as if the process had started with it."""
     settings.TASKS = backends
-    sys.modules.pop("bloomguard.jobs", None)
+    sys.modules.pop("bloomguard.operating.jobs", None)
 
 
 @pytest.fixture(autouse=True)
 def jobs_anew():
     yield
-    sys.modules.pop("bloomguard.jobs", None)
+    sys.modules.pop("bloomguard.operating.jobs", None)
 
 
 @pytest.mark.parametrize(

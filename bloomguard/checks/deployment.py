@@ -9,11 +9,11 @@ from typing import Any
 from django.core.checks import CheckMessage, Warning, register
 from django.db import DatabaseError
 
+from ..building.needs import opened
 from ..exceptions import ConfigurationError, StoreError, StoreUnavailable
 from ..filters import FilterError
 from ..guards import Guard, registry
 from ..models import GuardState
-from ..needs import opened
 from ..stores import Generation
 from ..sync.state import ARMED, table
 from .tags import TAG

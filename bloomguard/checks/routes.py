@@ -8,10 +8,10 @@ from typing import Any
 from django.conf import settings
 from django.core.checks import CheckMessage, Info, register
 
-from ..discovery import detail_model
 from ..guards import registry
-from ..listing import PASSES, rows_of_pattern
 from ..routes import table_for
+from ..routing.discovery import detail_model
+from ..routing.listing import PASSES, rows_of_pattern
 from .tags import TAG
 
 

@@ -13,8 +13,8 @@ from django.db import DatabaseError, connections
 from django.test import Client
 
 from ..exceptions import ConfigurationError
-from ..explain import explain
 from ..guards import Guard
+from ..routing.explain import explain
 from ..signals import request_blocked
 from .filters import guards_armed
 

@@ -34,7 +34,8 @@ def _put(module: Any, **seams: Any) -> None:
 
 def install() -> None:
     """Done once a process, and never undone."""
-    from bloomguard import barrier, builders, homes, live, rebuild, standby
+    from bloomguard import homes, live, rebuild
+    from bloomguard.building import barrier, builders, standby
     from bloomguard.remembered import shelf
     from bloomguard.sync import connection, state
 

@@ -88,7 +88,8 @@ shared = Shared()
 
 def haste(lease: float = LEASE) -> None:
     """Make leases, and all that is waited for because of them, shorter in this process and those it forks."""
-    from bloomguard import live, proof, rebuild
+    from bloomguard import live, rebuild
+    from bloomguard.building import proof
     from bloomguard.sync import fencing, state
 
     for module in (state, live, proof):

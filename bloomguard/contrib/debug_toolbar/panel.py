@@ -8,9 +8,9 @@ from typing import Any
 from debug_toolbar.panels import Panel
 from django.http import HttpRequest, HttpResponse
 
-from ...explain import MEANING
 from ...guards import Guard
 from ...hearing import digest, listeners
+from ...routing.explain import MEANING
 from ...verdicts import Decision, Verdict
 
 Heard = list[dict[str, str]]

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from opentelemetry.metrics import CallbackOptions, MeterProvider, Observation, get_meter
 
 from ... import __version__
-from ...counts import BLOCKED, FALSE_POSITIVE, MICROSECONDS, SPARED, TIMED, counts
+from ...counting.counts import BLOCKED, FALSE_POSITIVE, MICROSECONDS, SPARED, TIMED, counts
 from ...figures import VERDICTS
 from ...guards import registry
 from ...sync import state as states

@@ -13,9 +13,9 @@ from typing import Any
 from prometheus_client import REGISTRY, CollectorRegistry, Counter
 from prometheus_client.core import GaugeMetricFamily
 
-from ...counts import BLOCKED, FALSE_POSITIVE, MICROSECONDS, SPARED, TIMED
+from ...counting.counts import BLOCKED, FALSE_POSITIVE, MICROSECONDS, SPARED, TIMED
+from ...counting.flushing import News, flusher
 from ...figures import VERDICTS
-from ...flushing import News, flusher
 from ...guards import registry as guards
 from ...sync import state as states
 

@@ -10,7 +10,7 @@ from urllib.parse import unquote, urlsplit
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
 from ...exceptions import ConfigurationError
-from ...explain import Answer, Explanation, explain
+from ...routing.explain import Answer, Explanation, explain
 
 
 class Command(BaseCommand):

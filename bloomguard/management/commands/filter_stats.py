@@ -11,7 +11,7 @@ from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
-from ...counts import FALSE_ABSENCE, FALSE_POSITIVE, WOULD_BLOCK, WOULD_HARM
+from ...counting.counts import FALSE_ABSENCE, FALSE_POSITIVE, WOULD_BLOCK, WOULD_HARM
 from ...exceptions import ConfigurationError
 from ...figures import DAY, HOUR, MINUTE, Series, read_many
 from ...guards import Guard, registry

@@ -9,8 +9,8 @@ from typing import Any
 from django.conf import settings
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
-from ...listing import rows_of
 from ...routes import table_for
+from ...routing.listing import rows_of
 
 
 class Command(BaseCommand):

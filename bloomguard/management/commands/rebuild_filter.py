@@ -11,12 +11,12 @@ from typing import Any
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.db import DatabaseError
 
-from ...copying import Copy
+from ...building.copying import Copy
+from ...building.needs import Need, assess
+from ...building.plans import Plan, Report
 from ...exceptions import BuilderBusy, ConfigurationError, RebuildError, StoreError
 from ...filters import FilterError
 from ...guards import Guard, registry
-from ...needs import Need, assess
-from ...plans import Plan, Report
 from ...rebuild import Rebuild, clear_away, roll_back_all, run_all
 from ..durations import seconds
 from ..progress import Bar

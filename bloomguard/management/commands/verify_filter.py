@@ -11,11 +11,11 @@ from typing import Any
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.db import DatabaseError
 
+from ...building.verify import MOST_MISSING, Findings, Verification
 from ...exceptions import ConfigurationError, RebuildError, StoreError
 from ...filters import FilterError
 from ...guards import Guard, registry
 from ...rebuild import Rebuild, run_all
-from ...verify import MOST_MISSING, Findings, Verification
 from ..progress import Bar
 
 _EXPECTED = (ConfigurationError, RebuildError, StoreError, FilterError, DatabaseError)

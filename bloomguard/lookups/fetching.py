@@ -10,15 +10,15 @@ from django.core.exceptions import ObjectDoesNotExist, ValidationError
 from django.db import models, router
 from django.http import Http404
 
-from .counts import SPARED
-from .keys import OutOfRange, Unkeyable
+from ..counting.counts import SPARED
+from ..keys import OutOfRange, Unkeyable
+from ..verdicts import ERROR, Decision, Verdict
 from .querysets import covers, finds_all, is_exact, lookup_of
-from .verdicts import ERROR, Decision, Verdict
 
 if TYPE_CHECKING:
-    from .counts import Tallies
-    from .keys import KeyMaker
-    from .live import LiveFilter
+    from ..counting.counts import Tallies
+    from ..keys import KeyMaker
+    from ..live import LiveFilter
 
 V = TypeVar("V")
 Rows = models.QuerySet[Any] | models.Manager[Any]

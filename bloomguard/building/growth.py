@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
-from .models import GuardState
+from ..models import GuardState
 
 #: Growth over less than this says nothing.
 SHORTEST = timedelta(hours=1)

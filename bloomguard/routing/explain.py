@@ -15,19 +15,19 @@ from django.forms.models import model_to_dict
 from django.urls import Resolver404, ResolverMatch, resolve
 from django.utils import translation
 
+from ..answers.frontdoor import is_certain
+from ..building.needs import opened
+from ..exceptions import BloomguardError
+from ..filters import FilterError
+from ..guards import Guard, registry
+from ..keys import OutOfRange, Unkeyable
+from ..models import GuardState
+from ..routes import NO_ID, RouteTable, table_for
+from ..sync.state import LEASE_SECONDS
+from ..verdicts import ERROR, OUT_OF_RANGE, SHADOW, UNKEYABLE, Decision, Verdict
 from .discovery import NotFound, kwargs_of_decorator
-from .exceptions import BloomguardError
-from .filters import FilterError
-from .frontdoor import is_certain
-from .guards import Guard, registry
-from .keys import OutOfRange, Unkeyable
 from .listing import EARLY, IN_VIEW, PASSES, Row, rows_of_pattern
-from .models import GuardState
-from .needs import opened
 from .patterns import Pattern
-from .routes import NO_ID, RouteTable, table_for
-from .sync.state import LEASE_SECONDS
-from .verdicts import ERROR, OUT_OF_RANGE, SHADOW, UNKEYABLE, Decision, Verdict
 
 #: What the reasons of decisions mean, and what mends it.
 MEANING = {

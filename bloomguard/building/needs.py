@@ -6,14 +6,14 @@ from dataclasses import dataclass
 
 from django.utils import timezone
 
-from .exceptions import StoreError
-from .filters import FilterError
-from .guards import Guard
-from .models import GuardState
+from ..exceptions import StoreError
+from ..filters import FilterError
+from ..guards import Guard
+from ..models import GuardState
+from ..sources import Source
+from ..stores import Generation
+from ..sync.state import ARMED, State
 from .plans import lay_out
-from .sources import Source
-from .stores import Generation
-from .sync.state import ARMED, State
 
 #: The share of a filter's capacity above which it is full.
 FULL = 0.9

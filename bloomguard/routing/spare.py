@@ -13,8 +13,8 @@ from typing import Any
 
 from django.db.models import QuerySet
 
-from .guards import Guard
-from .querysets import covers
+from ..guards import Guard
+from ..lookups.querysets import covers
 
 
 @dataclass(frozen=True)

@@ -16,11 +16,11 @@ from django.contrib.auth import get_user_model
 from django.utils import timezone
 from django.utils.translation import gettext as _
 
-from .exceptions import BloomguardError, ConfigurationError, RebuildError
-from .guards import Guard, registry
-from .models import GuardState, GuardTask
-from .rebuild import Rebuild, run_all
-from .verify import MOST_MISSING, Findings, Verification
+from ..building.verify import MOST_MISSING, Findings, Verification
+from ..exceptions import BloomguardError, ConfigurationError, RebuildError
+from ..guards import Guard, registry
+from ..models import GuardState, GuardTask
+from ..rebuild import Rebuild, run_all
 
 logger = logging.getLogger("bloomguard")
 

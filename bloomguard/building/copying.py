@@ -18,18 +18,18 @@ from typing import TYPE_CHECKING, Any
 
 from django.utils import timezone
 
+from ..exceptions import BuilderBusy, RebuildError, StoreError
+from ..filters.choose import KeysSummary
+from ..filters.layout import Layout
+from ..guards import Guard
+from ..models import GuardState
+from ..rebuild import Rebuild
+from ..stores import Generation, Store, stores
+from ..sync.state import ARMED, FENCED, State
 from . import standby
-from .exceptions import BuilderBusy, RebuildError, StoreError
-from .filters.choose import KeysSummary
-from .filters.layout import Layout
-from .guards import Guard
-from .models import GuardState
-from .rebuild import Rebuild
-from .stores import Generation, Store, stores
-from .sync.state import ARMED, FENCED, State
 
 if TYPE_CHECKING:
-    from .filters.codec import Frame
+    from ..filters.codec import Frame
 
 
 class Copy(Rebuild):

@@ -14,12 +14,12 @@ from django.conf import settings
 from django.core.handlers.base import BaseHandler
 from django.http.request import split_domain_port, validate_host
 
+from ..complaints import Complaints
+from ..exceptions import ConfigurationError
+from ..guards import Guard
+from ..routes import NO_ID, Decide, GuardedRoute, Index, table_for
+from ..verdicts import Verdict
 from .capture import Page, Unfit, capture
-from .complaints import Complaints
-from .exceptions import ConfigurationError
-from .guards import Guard
-from .routes import NO_ID, Decide, GuardedRoute, Index, table_for
-from .verdicts import Verdict
 
 logger = logging.getLogger("bloomguard")
 

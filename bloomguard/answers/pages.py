@@ -76,4 +76,4 @@ def _follow_settings(*, setting: str, **kwargs: Any) -> None:
         _body = None
 
 
-setting_changed.connect(_follow_settings, dispatch_uid="bloomguard.pages")
+setting_changed.connect(_follow_settings, dispatch_uid="bloomguard.answers.pages")

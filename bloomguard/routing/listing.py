@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ..routes import GuardedRoute, RouteTable
 from .discovery import reason_against
 from .patterns import Pattern
-from .routes import GuardedRoute, RouteTable
 
 #: How a route is answered.
 EARLY, LATE, IN_VIEW, PASSES = "by the middleware", "by its view", "by @guarded", ""

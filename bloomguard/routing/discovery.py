@@ -2,7 +2,7 @@
 
 Taken is only what is certain. A view whose class does nothing of its own before it looks its object up is answered
 with the site's 404 page. One that does (a permission, a queryset of its own) is run as it is, with a look-up that finds
-nothing and asks nothing: see :mod:`bloomguard.spare`. Of all others, the reason why not is told.
+nothing and asks nothing: see :mod:`bloomguard.routing.spare`. Of all others, the reason why not is told.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from django.views.generic.dates import BaseDateDetailView
 from django.views.generic.detail import BaseDetailView, SingleObjectMixin
 from django.views.generic.edit import BaseCreateView, BaseUpdateView
 
+from ..exceptions import ConfigurationError
+from ..guards import Guard, registry
+from ..lookups.querysets import covers
 from .access import demand, layers
-from .exceptions import ConfigurationError
-from .guards import Guard, registry
 from .patterns import Pattern
-from .querysets import covers
 from .spare import Lookup
 
 #: Each method of Django's whose own code alone runs before the object is looked up.

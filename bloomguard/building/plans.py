@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .exceptions import RebuildError
-from .filters.choose import Choice, KeysSummary, choose
-from .filters.layout import Layout
-from .guards import Guard
+from ..exceptions import RebuildError
+from ..filters.choose import Choice, KeysSummary, choose
+from ..filters.layout import Layout
+from ..guards import Guard
 
 #: What a filter has room for beyond today's rows, unless the guard says how many.
 HEADROOM = 1.5

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 
 from django.http import HttpRequest
 
-from .complaints import Complaints
-from .routes import NO_ID
+from ..complaints import Complaints
+from ..routes import NO_ID
 
 if TYPE_CHECKING:
-    from .routes import GuardedRoute
+    from ..routes import GuardedRoute
 
 _complaints = Complaints()
 

@@ -7,11 +7,11 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
-from .complaints import Complaints
-from .counts import WOULD_BLOCK, WOULD_HARM
-from .guards import Guard
-from .keys import OutOfRange
-from .verdicts import Verdict
+from ..complaints import Complaints
+from ..counting.counts import WOULD_BLOCK, WOULD_HARM
+from ..guards import Guard
+from ..keys import OutOfRange
+from ..verdicts import Verdict
 
 logger = logging.getLogger("bloomguard")
 

@@ -7,9 +7,9 @@ from typing import TypeVar
 from django.http import HttpRequest
 from django.http.response import HttpResponseBase
 
-from .guards import Guard
-from .routes import Decide
-from .verdicts import Decision
+from ..guards import Guard
+from ..routes import Decide
+from ..verdicts import Decision
 
 HEADER = "X-Bloomguard"
 _NOTES = "_bloomguard_decisions"

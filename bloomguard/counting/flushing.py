@@ -15,13 +15,13 @@ from collections.abc import Callable, Mapping
 
 from django.core import mail
 
-from .complaints import Complaints
+from ..complaints import Complaints
+from ..exceptions import BloomguardError
+from ..forks import after_fork
+from ..guards import registry
+from ..stores import Store, stores
+from ..stores.pages import COLUMNS, HOUR, MINUTE, ROWS, Page
 from .counts import NAMES, counts
-from .exceptions import BloomguardError
-from .forks import after_fork
-from .guards import registry
-from .stores import Store, stores
-from .stores.pages import COLUMNS, HOUR, MINUTE, ROWS, Page
 
 logger = logging.getLogger("bloomguard")
 

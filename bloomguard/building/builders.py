@@ -8,9 +8,9 @@ from datetime import timedelta
 
 from django.utils import timezone
 
-from .exceptions import BuilderBusy
-from .models import GuardState
-from .sync.state import State, StateTable
+from ..exceptions import BuilderBusy
+from ..models import GuardState
+from ..sync.state import State, StateTable
 
 #: A builder that has not been heard of for this long is dead.
 DEAD_AFTER_SECONDS = 60.0

@@ -16,11 +16,11 @@ from django.db.models import Field, Model, QuerySet
 from django.db.models.sql import Query
 from django.db.models.sql.where import AND
 
-from .exceptions import ConfigurationError
-from .keys import value_field
+from ..exceptions import ConfigurationError
+from ..keys import value_field
 
 if TYPE_CHECKING:
-    from .guards import Guard, Registry
+    from ..guards import Guard, Registry
 
 
 class Owner(Protocol):

@@ -21,11 +21,11 @@ from itertools import islice
 from math import sqrt
 from typing import Any
 
-from .exceptions import RebuildError
-from .keys import OutOfRange, Unkeyable
-from .sources import Source
-from .stores import Generation
-from .sync.state import LEASE_SECONDS
+from ..exceptions import RebuildError
+from ..keys import OutOfRange, Unkeyable
+from ..sources import Source
+from ..stores import Generation
+from ..sync.state import LEASE_SECONDS
 
 NEWEST_ROWS = 100_000
 RANDOM_ROWS = 10_000

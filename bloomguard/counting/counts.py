@@ -14,7 +14,7 @@ from itertools import count as numbers
 from itertools import cycle
 from time import perf_counter_ns
 
-from .forks import after_fork
+from ..forks import after_fork
 
 #: A guard said ABSENT of a row that is there.
 FALSE_ABSENCE = "false absence"

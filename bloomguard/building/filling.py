@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
-from .sources import Page
-from .stores import Generation
+from ..sources import Page
+from ..stores import Generation
 
 _BATCH_KEYS = 400_000
 

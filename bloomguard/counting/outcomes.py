@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from .complaints import Complaints
+from ..complaints import Complaints
+from ..signals import atell, request_blocked, tell
 from .counts import BLOCKED, FALSE_POSITIVE
-from .signals import atell, request_blocked, tell
 
 if TYPE_CHECKING:
-    from .guards import Guard
-    from .routes import GuardedRoute
+    from ..guards import Guard
+    from ..routes import GuardedRoute
 
 _complaints = Complaints()
 

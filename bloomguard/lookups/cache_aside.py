@@ -27,16 +27,16 @@ from django.conf import settings as django_settings
 from django.core.cache import caches
 from django.core.exceptions import ObjectDoesNotExist
 
-from .complaints import Complaints
-from .conf import settings
-from .counts import SPARED
-from .forks import after_fork
+from ..complaints import Complaints
+from ..conf import settings
+from ..counting.counts import SPARED
+from ..forks import after_fork
+from ..verdicts import Decision, Verdict
 from .steps import AsyncWaiter, Event, Steps, Waiter, arun, run
-from .verdicts import Decision, Verdict
 
 if TYPE_CHECKING:
-    from .counts import Tallies
-    from .keys import KeyMaker
+    from ..counting.counts import Tallies
+    from ..keys import KeyMaker
 
 #: Between two looks at the cache while another process loads, in seconds.
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.005, 0.05

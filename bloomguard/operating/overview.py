@@ -13,18 +13,19 @@ from django.utils import formats, timezone
 from django.utils.functional import Promise
 from django.utils.translation import gettext_lazy as _
 
-from . import charts, figures
-from .counts import FALSE_ABSENCE, WOULD_BLOCK, WOULD_HARM
-from .exceptions import StoreError
-from .figures import HOUR, MINUTE, Series
-from .filters import FilterError
-from .growth import days_to_capacity, rows_a_day
-from .guards import Guard
-from .models import GuardState, GuardTask
-from .stores import Generation
-from .sync.state import table
+from .. import figures
+from ..building.growth import days_to_capacity, rows_a_day
+from ..counting.counts import FALSE_ABSENCE, WOULD_BLOCK, WOULD_HARM
+from ..exceptions import StoreError
+from ..figures import HOUR, MINUTE, Series
+from ..filters import FilterError
+from ..guards import Guard
+from ..models import GuardState, GuardTask
+from ..stores import Generation
+from ..sync.state import table
+from ..verdicts import COLD, ERROR, FENCED, IDENTITY, LEASE, SHADOW, UNREACHABLE, UNTRUSTED
+from . import charts
 from .tasks import is_under_way
-from .verdicts import COLD, ERROR, FENCED, IDENTITY, LEASE, SHADOW, UNREACHABLE, UNTRUSTED
 
 #: The share of its room above which a filter is shown as nearly full.
 NEARLY_FULL = 0.9

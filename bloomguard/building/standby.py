@@ -14,14 +14,14 @@ from datetime import timedelta
 from django.db import DatabaseError
 from django.utils import timezone
 
-from .exceptions import RebuildError, StoreError
-from .filters import FilterError
-from .guards import Guard
-from .models import GuardState
-from .remembered import shelf
-from .signals import generation_published, tell
-from .stores import Store
-from .sync.state import ARMED, State
+from ..exceptions import RebuildError, StoreError
+from ..filters import FilterError
+from ..guards import Guard
+from ..models import GuardState
+from ..remembered import shelf
+from ..signals import generation_published, tell
+from ..stores import Store
+from ..sync.state import ARMED, State
 
 logger = logging.getLogger("bloomguard")
 

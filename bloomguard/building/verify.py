@@ -16,19 +16,19 @@ from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from .filters.base import BodyFilter
-from .filters.layout import Layout
-from .guards import Guard
-from .keys import OutOfRange, Unkeyable
-from .signals import false_negative_found, tell
-from .sources import Page, Source
-from .spot_checks import is_denied
-from .stores import Generation
-from .sync.state import ARMED, LEASE_SECONDS
-from .verdicts import ABSENT
+from ..filters.base import BodyFilter
+from ..filters.layout import Layout
+from ..guards import Guard
+from ..keys import OutOfRange, Unkeyable
+from ..signals import false_negative_found, tell
+from ..sources import Page, Source
+from ..spot_checks import is_denied
+from ..stores import Generation
+from ..sync.state import ARMED, LEASE_SECONDS
+from ..verdicts import ABSENT
 
 if TYPE_CHECKING:
-    from .filters.base import Keys
+    from ..filters.base import Keys
 
 #: Rows that are missing, after which there is no need to look for more: the guard needs a rebuild.
 MOST_MISSING = 1_000

@@ -1,0 +1,1 @@
+"""What a request is answered, and what becomes of that."""

@@ -1,0 +1,1 @@
+"""What the admin page shows and does."""

@@ -1,0 +1,1 @@
+"""Which paths are guarded: URL patterns, the views behind them, and what can be told of both."""
