@@ -22,7 +22,7 @@ demo: .venv/demo.installed ## attack the example site: unguarded, with null cach
 	$(BIN)/python example_project/manage.py demo
 
 test: .venv/test.installed ## the whole suite, with coverage
-	$(BIN)/python -m pytest -n 2 -m "not slow" --cov --cov-report=term --cov-fail-under=95
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow" --cov --cov-report=term --cov-fail-under=95
 
 AXE := tests/browser/node_modules/axe-core/axe.min.js
 

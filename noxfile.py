@@ -27,7 +27,7 @@ SUPPORTED = [
 def tests(session: nox.Session, django: str) -> None:
     """The suite, from the source."""
     session.install("--editable", ".[test]", f"django~={django}.0")
-    session.run("python", "-m", "pytest", "-n", "2", "-m", "not slow", *session.posargs)
+    session.run("python", "-m", "pytest", "-n", "2", "--dist", "loadfile", "-m", "not slow", *session.posargs)
 
 
 @nox.session
@@ -42,4 +42,4 @@ def wheel(session: nox.Session) -> None:
     for name in ("pyproject.toml", "README.md", "CHANGELOG.md", "CONTRIBUTING.md", "Makefile"):
         shutil.copy(name, folder / name)
     session.chdir(folder)
-    session.run("python", "-m", "pytest", "-n", "2", "-m", "not slow", *session.posargs)
+    session.run("python", "-m", "pytest", "-n", "2", "--dist", "loadfile", "-m", "not slow", *session.posargs)

@@ -197,10 +197,26 @@ class Cluster:
         def knows(node: Valkey) -> bool:
             with node.client() as admin:
                 told = admin.execute_command("CLUSTER", "INFO").decode()
-            return "cluster_state:ok" in told and f"cluster_known_nodes:{len(nodes)}\r" in told
+            # A node that is met is known before it tells of its slots.
+            wanted = ("cluster_state:ok", f"cluster_known_nodes:{len(nodes)}\r", f"cluster_slots_ok:{SLOTS}\r")
+            return all(line in told for line in wanted)
 
-        for node in nodes:
-            until(lambda node=node: knows(node))
+        def slots(node: Valkey) -> list[tuple[int, int, bytes]]:
+            with node.client() as admin:
+                told = admin.execute_command("CLUSTER", "SLOTS")
+            return sorted((first, last, holder[2]) for first, last, holder, *_ in told)
+
+        def agree() -> bool:
+            return all(map(knows, nodes)) and all(slots(node) == slots(nodes[0]) for node in nodes)
+
+        agreed = [False]  # for half a second: what one node has told, another one may still correct
+
+        def settled() -> bool:
+            agreed.append(agree())
+            time.sleep(0.05)
+            return all(agreed[-10:]) and len(agreed) > 10
+
+        until(settled)
 
     @property
     def urls(self) -> list[str]:
@@ -232,7 +248,7 @@ class Cluster:
             yield
             for admin in (there, here):
                 admin.execute_command("CLUSTER", "SETSLOT", slot, "NODE", self.id_of(target))
-            until(lambda: self.holder(key) is target)
+            self._wait_until_known([*self.nodes, *self.replicas])
             yield
 
     def flush(self) -> None:

@@ -98,8 +98,17 @@ def _guards(names: Iterable[str]) -> list[Guard]:
 
 @contextmanager
 def _instead(guard: Guard, **others: Any) -> Iterator[None]:
-    with mock.patch.dict(guard.__dict__, others):
+    # One by one: a thread of a live server may ask the guard meanwhile.
+    before = {name: guard.__dict__[name] for name in others if name in guard.__dict__}
+    guard.__dict__.update(others)
+    try:
         yield
+    finally:
+        for name in others:
+            if name in before:
+                guard.__dict__[name] = before[name]
+            else:
+                guard.__dict__.pop(name, None)
 
 
 def _fill(guard: Guard, made: _TestFilter, table: _Rows) -> None:
