@@ -178,16 +178,12 @@ class LiveFilter:
 
     def _answered_by(self, name: str) -> State | None:
         """The row, under a valid lease, if ``name`` is what answers."""
-        if self.table.lease(self.name) is None:
-            self.table.renew()
-        state = self.table.lease(self.name)
+        state = self.table.renewed(self.name)
         return state if state is not None and state.active == name and state.status == ARMED else None
 
     def answering(self) -> Generation | Decision:
         """What answers now, or why nothing does: for people, who want to know before anybody asks. Never raises."""
-        if self.table.lease(self.name) is None:
-            self.table.renew()
-        state = self.table.lease(self.name)
+        state = self.table.renewed(self.name)
         if state is None:
             return LEASE
         try:
@@ -215,9 +211,7 @@ class LiveFilter:
         return False
 
     def _renew_and_decide(self, keys: Sequence[bytes]) -> list[Decision]:
-        if self.table.lease(self.name) is None:
-            self.table.renew()
-        state = self.table.lease(self.name)
+        state = self.table.renewed(self.name)
         return [LEASE] * len(keys) if state is None else self._decide(state, keys)
 
     def _decide(self, state: State, keys: Sequence[bytes]) -> list[Decision]:
@@ -318,9 +312,7 @@ class LiveFilter:
         keys = list(keys)
         for _ in range(2):
             began = self.table.clock()
-            state = self.table.lease(self.name)
-            if state is None and self.table.renew():
-                state = self.table.lease(self.name)
+            state = self.table.renewed(self.name)
             if state is not None:
                 self.heed_fence(state)
                 if self._add(state, keys, part_with_standby):
@@ -387,9 +379,7 @@ class LiveFilter:
 
     def active(self) -> str:
         """The generation that answers now, empty where none does: what a later :meth:`discard` has to name."""
-        if self.table.lease(self.name) is None:
-            self.table.renew()
-        state = self.table.lease(self.name)
+        state = self.table.renewed(self.name)
         return state.active if state is not None and state.status == ARMED else ""
 
     def discard(self, keys: Iterable[bytes], name: str) -> None:
@@ -400,7 +390,7 @@ class LiveFilter:
         harmless false positive, and one too few a false 404.
         """
         try:
-            state = self.table.lease(self.name) if self.active() == name else None
+            state = self._answered_by(name)
             generation = self._generation(state, name) if state is not None else None
             if generation is not None:
                 generation.discard(keys)

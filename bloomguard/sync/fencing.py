@@ -57,8 +57,7 @@ def is_idle(guard: Guard) -> bool:
 def needs_nothing(guard: Guard, using: str) -> bool:
     """Whether rows just written need no add: the guard has no generation, or this very transaction fences it."""
     table = table_of(guard)
-    if table.lease(guard.name) is None:
-        table.renew()
+    table.renewed(guard.name)
     return is_idle(guard) or _fenced_within(table, guard.name, using)
 
 

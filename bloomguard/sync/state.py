@@ -103,11 +103,15 @@ class StateTable:
             return rows.get(name) or State(name)
         return None
 
-    def is_armed(self, name: str) -> bool | None:
-        """Whether the row of ``name`` says that a filter may answer; ``None`` if it could not be read. May wait."""
+    def renewed(self, name: str) -> State | None:
+        """:meth:`lease`, after the rows were read again if the copy was too old. May wait."""
         if self.lease(name) is None:
             self.renew()
-        state = self.lease(name)
+        return self.lease(name)
+
+    def is_armed(self, name: str) -> bool | None:
+        """Whether the row of ``name`` says that a filter may answer; ``None`` if it could not be read. May wait."""
+        state = self.renewed(name)
         return None if state is None else bool(state.active) and state.status == ARMED
 
     def known(self, name: str) -> State:
