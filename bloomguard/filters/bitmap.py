@@ -81,6 +81,14 @@ class BitmapShape:
         start = 8 * self.bit_bytes
         return [start + position for position in self.overflow.positions(digest)]
 
+    def positions_many(self, low: U64) -> NDArray[np.int64]:
+        """The same for many digests, shape ``(n,)``; all positions, in no order."""
+        import numpy as np
+
+        outside = low >= np.uint64(self.span)
+        beside = self.overflow.positions_many(low[outside] & np.uint64(MASK60)) + 8 * self.bit_bytes
+        return np.concatenate((low[~outside].view(np.int64), beside))
+
 
 class ExactBitmap(BodyFilter):
     """A set of integers in ``[low, high]``, exact; integers outside go to a Bloom filter of ``error_rate``.

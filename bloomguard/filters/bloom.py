@@ -70,6 +70,16 @@ class BloomShape:
         low = digest & MASK60
         return [8 * offset + low % size for offset, size in zip(self.offsets, self.sizes)]
 
+    def positions_many(self, low: U64) -> NDArray[np.int64]:
+        """The same for digests whose low 60 bits are given, shape ``(n,)``; all positions, in no order."""
+        import numpy as np
+
+        found = np.empty((len(self.sizes), len(low)), np.uint64)
+        for row, start, size in zip(found, self.starts, self.sizes):
+            bulk.remainders(low, size, row)
+            row += np.uint64(start)
+        return found.reshape(-1).view(np.int64)
+
     @property
     def starts(self) -> list[int]:
         """First bit of each partition."""
