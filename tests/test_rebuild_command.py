@@ -92,9 +92,9 @@ def test_whoever_builds_a_first_filter_is_told_who_must_not_write_any_more(capfd
     run("product", "article", "order", "place")
     then = capfd.readouterr().err
 
-    assert "product: built for the first time. Rows that processes write which were started before" in first
-    assert "order, place: built for the first time" in then
-    assert then.count("built for the first time") == 1
+    assert "product: the first filter. A process that started before the guard existed does not add the rows" in first
+    assert "order, place: the first filter." in then
+    assert then.count("the first filter") == 1
 
 
 def test_before_migrate_the_command_says_so():

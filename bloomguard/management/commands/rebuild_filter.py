@@ -159,8 +159,8 @@ class Command(BaseCommand):
         first = [guard.name for guard in guards if guard.name not in built and not guard.is_shadow]
         if first:
             self.stderr.write(
-                f"{', '.join(first)}: built for the first time. Rows that processes write which were started before "
-                "the guard was there will be answered 404: if one still runs, end it, and run rebuild_filter again",
+                f"{', '.join(first)}: the first filter. A process that started before the guard existed does not add "
+                "the rows that it writes, and they are answered 404: if one still runs, build again when it has ended",
                 self.style.WARNING,
             )
 
