@@ -17,10 +17,11 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from bitarray import bitarray
 
 from . import bulk, codec, sizing
-from .base import BodyFilter, compile_check
+from .base import BodyFilter
 from .bloom import BloomFilter, BloomShape
 from .errors import InvalidShape
 from .hashing import MASK60, KeyHash
+from .unrolled import compile_check
 
 if TYPE_CHECKING:
     import numpy as np
