@@ -58,6 +58,8 @@ class LiveFilter:
         self._waits: bool | None = None  # whether the store's checks wait for a network, once that is known
         # The active generation and its check, in one piece: threads replace it while others read it.
         self._check: tuple[str, Callable[[bytes], bool]] | None = None
+        #: The same check where it takes no wait: a ``True`` of it is a MAYBE, unless :attr:`found_out` knows better.
+        self.check_at_hand: Callable[[bytes], bool] | None = None
         self._version = 0  # of the row that the two below were last tidied for
         self._opened: dict[str, Generation] = {}
         self._refused: dict[str, float] = {}
@@ -124,7 +126,7 @@ class LiveFilter:
             except (CorruptFilter, StoreError) as error:
                 state = self.table.lease(self.name)
                 if state is None or state.active != name:
-                    self._check = None  # it was replaced, perhaps, and dropped: the row has to say
+                    self._take(None)  # it was replaced, perhaps, and dropped: the row has to say
                     return None
                 self._distrust(error, name)
                 return UNTRUSTED
@@ -188,7 +190,7 @@ class LiveFilter:
             generation = self._answering(state)
             if not isinstance(generation, Generation):
                 return [generation] * len(keys)
-            self._check = state.active, generation.might_contain
+            self._take((state.active, generation.might_contain))
             found = [generation.might_contain(keys[0])] if len(keys) == 1 else generation.might_contain_many(keys)
             if self.found_out.is_empty:
                 return [MAYBE if might else ABSENT for might in found]
@@ -198,6 +200,10 @@ class LiveFilter:
         except (CorruptFilter, StoreError) as error:
             self._distrust(error, state.active)
             return [UNTRUSTED] * len(keys)
+
+    def _take(self, check: tuple[str, Callable[[bytes], bool]] | None) -> None:
+        self._check = check
+        self.check_at_hand = check[1] if check is not None and self._waits is False else None
 
     def _answering(self, state: State) -> Generation | Decision:
         """The generation that may answer, or why none may."""
@@ -230,7 +236,7 @@ class LiveFilter:
     def _distrust(self, error: Exception, name: str) -> None:
         """Say once what is wrong with a generation, and ask it no more until it is replaced."""
         with self._lock:
-            self._check = None
+            self._take(None)
             first = name not in self._refused
             self._opened.pop(name, None)
             forever = isinstance(error, (CorruptFilter, UnknownGeneration))
@@ -369,7 +375,7 @@ class LiveFilter:
     def forget(self) -> None:
         """Close everything, as if the process had just started."""
         with self._lock:
-            self._check = None
+            self._take(None)
             self._opened = {}
             self._refused = {}
             self._version = self._warned = 0

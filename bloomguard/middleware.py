@@ -37,7 +37,8 @@ class BloomGuardMiddleware:
     def __call__(self, request: HttpRequest) -> HttpResponseBase | Awaitable[HttpResponseBase]:
         if self._async:
             return self._acall(request)
-        guard = absent(request, noting(request, Guard.decide) if self._tells else Guard.decide)
+        tells = self._tells
+        guard = absent(request, noting(request, Guard.decide) if tells else Guard.decide, quickly=not tells)
         response: HttpResponseBase
         if isinstance(guard, Guard):
             blocked(guard, request)
@@ -54,7 +55,7 @@ class BloomGuardMiddleware:
 
     async def _acall(self, request: HttpRequest) -> HttpResponseBase:
         # Nearly always answered from memory; only where the state rows have to be read does a thread do that.
-        guard = absent(request, self._noting(request, Guard.decide_now))
+        guard = absent(request, self._noting(request, Guard.decide_now), quickly=not self._tells)
         if guard is False:
             decide = self._noting(request, Guard.decide)
             guard = await sync_to_async(absent, thread_sensitive=False)(request, decide)
