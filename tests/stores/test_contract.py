@@ -125,14 +125,17 @@ def test_a_generation_can_be_opened_before_it_is_sealed(place, layout):
 
 
 def test_an_add_keeps_the_checksum_true(place, layout):
-    """After adds, single or bulk, every shard still proves itself."""
+    """After adds of few, several and many keys, whichever way each took, every shard holds them and proves itself."""
     generation = place.store.create("city", "a", layout)
-    generation.add(map(key, some(100)))
-    generation.add_many(np.array(some(3_000, seed=2)))
-    generation.add(map(key, some(100, seed=3)))
+    sizes = [1, generation._several - 1, generation._several, generation._many - 1, generation._many]
+    added = [some(size, seed=at) for at, size in enumerate(sizes)]
+    for numbers in added:
+        generation.add(map(key, numbers))
+    generation.add_many(np.array(some(3_000, seed=9)))
 
     reopened = place.again().open("city", "a", find)
 
+    assert all(reopened.might_contain(key(number)) for numbers in added for number in numbers)
     assert reopened.fill() == generation.fill()  # verified shard by shard
 
 
@@ -149,6 +152,23 @@ def test_a_build_is_whole_once_it_is_sealed(place, layout):
 
     assert not any(Frame.open(buffer).dirty for buffer in generation._buffers)
     assert reopened.fill() == generation.fill() == other.fill()
+
+
+@pytest.mark.parametrize("step", ["_places", "_write"])
+def test_each_of_several_generations_has_its_own_fate(place, layout, step, monkeypatch):
+    """Keys go to all generations that a row names, and one that fails keeps them from no other."""
+    made = [place.store.create("city", name, layout) for name in "abc"]
+    keys = [key(number) for number in some(20)]
+    broken = CorruptFilter("its bytes are another's")
+
+    def fail(argument):
+        raise broken
+
+    monkeypatch.setattr(made[1], step, fail)
+
+    assert made[0].add_to_all([(each, keys) for each in made]) == [None, broken, None]
+    assert all(made[0].might_contain_many(keys))
+    assert all(made[2].might_contain_many(keys))
 
 
 @pytest.mark.parametrize("name", ["a", "b"])
