@@ -37,16 +37,17 @@ class BloomGuardMiddleware:
     def __call__(self, request: HttpRequest) -> HttpResponseBase | Awaitable[HttpResponseBase]:
         if self._async:
             return self._acall(request)
-        guard = absent(request, noting(request, Guard.decide) if self._tells else Guard.decide)
+        tells = self._tells
+        guard = absent(request, noting(request, Guard.decide) if tells else Guard.decide, quickly=not tells)
         response: HttpResponseBase
         if isinstance(guard, Guard):
             blocked(guard, request)
             response = not_found(request, guard.name)
         else:
             response = self.get_response(request)  # type: ignore[assignment]
-            if response.status_code == 404 and (by_view := settle(request)):
-                blocked(by_view, request)
             if response.status_code == 404:
+                if by_view := settle(request):
+                    blocked(by_view, request)
                 learn_from(request)
             if isinstance(guard, Shadow):
                 guard.compare(response.status_code)
@@ -54,7 +55,7 @@ class BloomGuardMiddleware:
 
     async def _acall(self, request: HttpRequest) -> HttpResponseBase:
         # Nearly always answered from memory; only where the state rows have to be read does a thread do that.
-        guard = absent(request, self._noting(request, Guard.decide_now))
+        guard = absent(request, self._noting(request, Guard.decide_now), quickly=not self._tells)
         if guard is False:
             decide = self._noting(request, Guard.decide)
             guard = await sync_to_async(absent, thread_sensitive=False)(request, decide)
@@ -64,10 +65,11 @@ class BloomGuardMiddleware:
             response = await _anot_found(request, guard.name)
         else:
             response = await self.get_response(request)  # type: ignore[misc]
-            if response.status_code == 404 and (by_view := settle(request)):
-                await ablocked(by_view, request)
-            if response.status_code == 404 and is_worth_learning(request):
-                await sync_to_async(learn_from)(request)
+            if response.status_code == 404:
+                if by_view := settle(request):
+                    await ablocked(by_view, request)
+                if is_worth_learning(request):
+                    await sync_to_async(learn_from)(request)
             if isinstance(guard, Shadow):
                 await sync_to_async(guard.compare, thread_sensitive=False)(response.status_code)
         return tell(request, response) if self._tells else response

@@ -10,14 +10,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
 from typing import Any
 
 from django.conf import settings
 from django.core.signals import setting_changed
 from django.http import HttpRequest
 from django.urls import Resolver404, resolve
-from django.urls.converters import IntConverter, SlugConverter, StringConverter, UUIDConverter
 
 from .answers.shadow import Shadow
 from .complaints import Complaints
@@ -27,13 +26,12 @@ from .keys import OutOfRange, Unkeyable
 from .routing.access import Demand, demand
 from .routing.discovery import NotFound, lookup_of
 from .routing.patterns import Pattern, patterns, rivals
+from .routing.reading import NO_ID, Between, pick, reader
+from .routing.shortcut import LetsPass, shortcut
 from .routing.spare import Lookup, spared
 from .verdicts import MAYBE, SHADOW, Decision, Verdict
 
 logger = logging.getLogger("bloomguard")
-
-#: What a path that is not the route's has in place of an ID.
-NO_ID: Any = object()
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,11 +80,7 @@ class GuardedRoute:
 
     def value(self, captured: dict[str, Any]) -> Any:
         """The ID among a match's kwargs: one value, or a tuple for several fields; ``NO_ID`` where one is left out."""
-        try:
-            values = tuple([captured[name] for name in self.kwargs])
-        except KeyError:  # an optional group of a regular expression
-            return NO_ID
-        return values[0] if len(values) == 1 else values
+        return pick(captured, self.kwargs)
 
     @cached_property
     def is_plain(self) -> bool:
@@ -104,58 +98,13 @@ class GuardedRoute:
 
         A first look: Django may resolve the path to something else.
         """
-        expression = self.pattern.expression
-        if expression is None:
-            return self._read_by_steps
-        match, index = expression.match, expression.groupindex
-        converters = {name: converter for step in self.pattern.steps for name, converter in step.converters.items()}
-        groups = [(index[name], converters[name].to_python) for name in self.kwargs]
-        if len(groups) > 1:
+        return reader(self.pattern, self.kwargs)
 
-            def read_all(path: str) -> Any:
-                found = match(path)
-                if found is None:
-                    return NO_ID
-                try:
-                    return tuple([convert(found[group]) for group, convert in groups])
-                except ValueError:
-                    return NO_ID
-
-            return read_all
-
-        [(group, convert)] = groups
-        before, _, after = self.pattern.text.partition("<")
-        after = after.partition(">")[2]
-        kind = type(converters[self.kwargs[0]])
-        if "<" not in after and kind in (IntConverter, SlugConverter, StringConverter, UUIDConverter):
-            # The usual route is one ID between two texts. An expression costs more than all the rest.
-            low, high = len(before), -len(after) or None
-
-            def read_between(path: str) -> Any:
-                text = path[low:high]
-                if not text or "/" in text or not (path.startswith(before) and path.endswith(after)):
-                    return NO_ID
-                try:
-                    return convert(text)
-                except ValueError:
-                    return NO_ID
-
-            return read_between
-
-        def read(path: str) -> Any:
-            found = match(path)
-            if found is None:
-                return NO_ID
-            try:
-                return convert(found[group])
-            except ValueError:
-                return NO_ID
-
-        return read
-
-    def _read_by_steps(self, path: str) -> Any:
-        captured = self.pattern.match(path)
-        return NO_ID if captured is None else self.value(captured)
+    @cached_property
+    def lets_pass(self) -> LetsPass | None:
+        """A shortcut for paths with :attr:`prefix`, if there is one."""
+        between = Between.texts(self.pattern, self.kwargs)
+        return shortcut(self.guard, between) if between is not None and between.before == self.prefix else None
 
 
 def guarded_routes(guard: Guard, urlconf: Any = None) -> list[GuardedRoute]:
@@ -214,21 +163,18 @@ class Index:
         self._by_prefix: dict[str, list[GuardedRoute]] = {}
         for route in routes:
             self._by_prefix.setdefault(route.prefix, []).append(route)
-        depths = [prefix.count("/") for prefix in self._by_prefix]
-        # Hardly a route begins with an ID, so most paths need not be looked at that soon.
-        self._first = 0 if 1 in depths else 1
-        self._depths = range(self._first, max(depths, default=0))
+        self._lengths = sorted({len(prefix) for prefix in self._by_prefix})
 
     def candidates(self, path: str) -> list[GuardedRoute]:
         """Routes that ``path`` may belong to: those whose prefix it has."""
         found: list[GuardedRoute] = []
-        end = self._first
-        for _ in self._depths:
-            end = path.find("/", end) + 1
-            if not end:
+        by_prefix, most = self._by_prefix, len(path)
+        for length in self._lengths:
+            if length > most:
                 break
-            if routes := self._by_prefix.get(path[:end]):
-                found = [*found, *routes] if found else routes
+            prefix = path[:length]
+            if prefix in by_prefix:
+                found = [*found, *by_prefix[prefix]] if found else by_prefix[prefix]
         return found
 
 
@@ -237,7 +183,6 @@ class RouteTable:
 
     def __init__(self, urlconf: Any) -> None:
         self.urlconf = urlconf
-        self.registry_version = registry.version
         routes: list[GuardedRoute] = []
         known = list(patterns(urlconf))
         for guard in registry:
@@ -267,46 +212,48 @@ _tables: dict[Any, RouteTable] = {}
 _complaints = Complaints()
 
 
-def table_for(urlconf: Any) -> RouteTable:
-    """The table of one URLconf, made when first asked for."""
+def table_for(urlconf: Any = None) -> RouteTable:
+    """The table of one URLconf, made when first asked for; of ``ROOT_URLCONF`` where it is ``None``."""
     table = _tables.get(urlconf)
-    if table is None or table.registry_version != registry.version:
-        table = _tables[urlconf] = RouteTable(urlconf)
+    if table is None:
+        version = registry.version
+        table = table_for(settings.ROOT_URLCONF) if urlconf is None else RouteTable(urlconf)
+        _tables[urlconf] = table
+        if registry.version != version:  # by another thread, whose guard may not be in it
+            _tables.clear()
     return table
-
-
-@lru_cache(1)
-def _root_urlconf() -> Any:
-    # Django's settings take ten times as long to tell, on every request.
-    return settings.ROOT_URLCONF
 
 
 def _follow_settings(*, setting: str, **kwargs: Any) -> None:
     if setting in ("ROOT_URLCONF", "MIDDLEWARE"):
-        _root_urlconf.cache_clear()
         _tables.clear()
         _complaints.forget()
 
 
+registry.listeners.append(_tables.clear)
 setting_changed.connect(_follow_settings, dispatch_uid="bloomguard.routes")
 
 Decide = Callable[[Guard, Any], Decision | None]
 
 
-def absent(request: HttpRequest, decide: Decide) -> Guard | Shadow | bool | None:
+def absent(request: HttpRequest, decide: Decide, *, quickly: bool = False) -> Guard | Shadow | bool | None:
     """The guard that knows for certain that ``request`` asks for what does not exist; a shadow of it passes as well.
 
-    ``None`` lets the request pass; ``False`` says that ``decide`` could not tell without the database. Never raises.
+    ``None`` lets the request pass; ``False`` says that ``decide`` could not tell without the database. ``quickly`` does
+    not ask ``decide`` where a :mod:`~bloomguard.routing.shortcut` says that the ID may exist. Never raises.
     """
     try:
-        urlconf = getattr(request, "urlconf", None) or _root_urlconf()
-        table = table_for(urlconf)
+        urlconf = getattr(request, "urlconf", None)
+        table = _tables.get(urlconf) or table_for(urlconf)
         if request.method not in table.methods:
             return None
         if table.by_language and not hasattr(request, "LANGUAGE_CODE"):
             return None  # LocaleMiddleware has yet to choose the language, so nobody knows which pattern will match
         path = request.path_info
         for route in table.candidates(path):
+            if quickly and route.lets_pass is not None and route.lets_pass(path):
+                request.bloomguard_maybe = route  # type: ignore[attr-defined]
+                continue
             asked = route.read(path)
             if asked is NO_ID:
                 continue
@@ -315,9 +262,9 @@ def absent(request: HttpRequest, decide: Decide) -> Guard | Shadow | bool | None
                 return False
             if decision is MAYBE:
                 request.bloomguard_maybe = route  # type: ignore[attr-defined]
-            elif decision.verdict is Verdict.ABSENT and _confirmed(request, urlconf, route, asked, decide):
+            elif decision.verdict is Verdict.ABSENT and _confirmed(request, table.urlconf, route, asked, decide):
                 return route.guard
-            if decision is SHADOW and _confirmed(request, urlconf, route, asked, decide):
+            if decision is SHADOW and _confirmed(request, table.urlconf, route, asked, decide):
                 return Shadow(route.guard, asked)
     except Exception as error:
         _say_once(error)
@@ -332,7 +279,9 @@ def absent_in_view(
     The caller sees to it that who asks is logged in, where :attr:`GuardedRoute.demand` says so.
     """
     try:
-        for route in table_for(getattr(request, "urlconf", None) or _root_urlconf()).late.get(view, ()):
+        urlconf = getattr(request, "urlconf", None)
+        table = _tables.get(urlconf) or table_for(urlconf)
+        for route in table.late.get(view, ()):
             value = route.value(kwargs)
             if value is NO_ID or request.method not in route.methods or not route.pattern.is_of(request.resolver_match):
                 continue
