@@ -14,6 +14,7 @@ from bloomguard.guards import Guard, guards
 from bloomguard.routes import absent, table_for
 from bloomguard.routing.reading import Between
 from bloomguard.routing.shortcut import shortcut
+from bloomguard.testing import guards_armed, guards_off
 from bloomguard.verdicts import MAYBE, REMEMBERED
 from tests.conftest import forget
 from tests.servers import valkey
@@ -110,6 +111,20 @@ def test_a_filter_that_is_not_open_says_nothing(build):
     forget()
 
     assert (before, open_by_now, shortcut_of("/products/1/")("/products/1/")) == (False, True, False)
+
+
+@pytest.mark.usefixtures("shop")
+def test_it_asks_the_filter_that_the_guard_has_now():
+    """A test gives a guard another filter, and takes it away: no path goes by one that the guard had once."""
+    lets_pass = shortcut_of("/products/1/")
+    with guards_armed("product"):
+        Product.objects.create(pk=100)
+        guards["product"].decide(100)
+        meanwhile = lets_pass("/products/100/"), lets_pass("/products/102/")
+    with guards_off():
+        off = lets_pass("/products/1/")
+
+    assert (meanwhile, off, lets_pass("/products/1/")) == ((True, False), False, True)
 
 
 def test_a_store_that_waits_is_asked_once(build, settings, tmp_path):

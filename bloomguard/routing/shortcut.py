@@ -24,12 +24,13 @@ def shortcut(guard: Guard, between: Between) -> LetsPass | None:
     """For paths with an integer in ``between``; ``None`` where there is none, or it is not all of the guard's key."""
     if between.convert is not int or guard.keys.kinds != ("integer",):
         return None
-    live, found_out, tallies, drawn = guard.live, guard.live.found_out, guard.tallies, one_in(EVERY)
+    tallies, drawn = guard.tallies, one_in(EVERY)
     after, body, tail = between.after, between.body, between.tail
 
     def lets_pass(path: str) -> bool:
+        live = guard.live  # each time: a test may give the guard another one
         check = live.check_at_hand
-        if check is None or listeners or not found_out.is_empty or path[tail] != after:
+        if check is None or listeners or not live.found_out.is_empty or path[tail] != after:
             return False
         began = perf_counter_ns() if drawn() else 0
         try:
