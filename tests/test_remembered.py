@@ -386,6 +386,18 @@ def test_the_last_ones_alone(product, monkeypatch):
     assert [product.decide(value) is REMEMBERED for value in values] == [False, False, True, True, True]
 
 
+def test_what_is_over_leaves_nothing_behind(product, clock):
+    """After a minute the next one that is remembered takes the place of those before."""
+    old, new = false_positives(product, 5), false_positives(product, 1, start=50_000)[0]
+    for value in old:
+        get_object_or_404(value)
+    clock.sleep(remembered.SECONDS + 1)
+    get_object_or_404(new)
+
+    assert product.live.found_out.marks == {hash(product.keys.key(new))}
+    assert len(product.live.found_out._missing.until) == 1
+
+
 def test_no_key_is_kept(found, product):
     """What is remembered is a digest, which tells nothing of the ID."""
     get_object_or_404(found)
