@@ -49,7 +49,7 @@ class Fingerprints:
         self._shape = shape
         self._keys = keys
         self._fields = Fields(layout, keys)
-        self._get = (3, words("GET", f"u{shape.bits}"), "")
+        self._get = (3, words("GET", f"u{shape.bits}"), b"")
         self._shared = (
             (layout.tag << 1).to_bytes(8, "big"),
             layout.frame_bytes - 8,
