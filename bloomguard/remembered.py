@@ -28,6 +28,7 @@ from .filters import FilterError
 from .filters.codec import new_tag
 from .filters.layout import Layout
 from .stores import Generation, Store
+from .stores.base import BESIDE
 
 logger = logging.getLogger("bloomguard")
 
@@ -43,7 +44,7 @@ _MARK = "r"
 
 def shelf(guard: str) -> str:
     """Under which name a store keeps the recent filters of ``guard``; no guard can be called so."""
-    return f"{guard}+recent"
+    return f"{guard}{BESIDE}recent"
 
 
 def has_recent(name: str) -> bool:

@@ -322,10 +322,10 @@ def test_a_standby_that_an_add_did_not_reach_makes_it_no_add(product, clock, mon
     states.table.swap(seen, active="new", standby=seen.active)
     clock.now += 1
 
-    def fail(keys):
+    def fail(places):
         raise StoreUnavailable("no answer", "timeout")
 
-    monkeypatch.setattr(opened, "add", fail)
+    monkeypatch.setattr(opened, "_write", fail)
 
     assert not product.add(50)
 
@@ -347,7 +347,7 @@ def test_a_kept_standby_that_an_add_did_not_reach_has_to_go(parts, product, cloc
 def test_an_add_to_a_fenced_guard_asks_no_store(product, clock, monkeypatch):
     """While a guard is fenced, and nothing is being built, saves do not wait for a server that may be gone."""
     seen = states.table.current("product")
-    monkeypatch.setattr(product.live._opened[seen.active], "add", lambda keys: pytest.fail("asked"))
+    monkeypatch.setattr(product.live._opened[seen.active], "_write", lambda places: pytest.fail("asked"))
     states.table.swap(seen, status=FENCED)
     clock.now += 1
 
@@ -377,10 +377,10 @@ def test_an_add_that_is_refused_is_no_add(product, clock, monkeypatch):
     """A store that fails an add makes it ``False``, and the generation is not trusted afterwards."""
     generation = product.live._opened[states.table.current("product").active]
 
-    def fail(keys):
+    def fail(places):
         raise StoreError("the disk is gone")
 
-    monkeypatch.setattr(generation, "add", fail)
+    monkeypatch.setattr(generation, "_write", fail)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(stores["default"], "open", lambda *a: fail(a))
         assert not product.add(50)
@@ -391,14 +391,14 @@ def test_an_add_that_is_refused_is_no_add(product, clock, monkeypatch):
 def test_an_add_needs_a_lease_to_its_end(product, clock, monkeypatch):
     """An add during which the lease ran out is done again under a fresh one: the row may name another generation."""
     generation = product.live._opened[states.table.current("product").active]
-    add, taken = generation.add, []
+    write, taken = generation._write, []
 
-    def slow(keys):
-        add(keys)
+    def slow(places):
+        write(places)
         taken.append(1)
         clock.now += 1 if len(taken) == 1 else 0
 
-    monkeypatch.setattr(generation, "add", slow)
+    monkeypatch.setattr(generation, "_write", slow)
 
     assert product.add(50)
     assert len(taken) == 2
@@ -408,18 +408,19 @@ def test_an_add_counts_under_the_copy_that_it_began_with(product, clock, monkeyp
     """A copy that another thread has read meanwhile names other generations: the add is done again, for those."""
     seen = states.table.current("product")
     generation = product.live._opened[seen.active]
-    add, taken = generation.add, []
+    places, taken = generation._places, []
 
     def slow(keys):
-        add(keys)
+        found = places(keys)
         taken.append(1)
         if len(taken) == 1:
             stores["default"].create("product", "next", generation.layout)
             states.table.swap(seen, building="next")
             clock.now += 3
             states.table.renew()  # as any thread does that answers a request
+        return found
 
-    monkeypatch.setattr(generation, "add", slow)
+    monkeypatch.setattr(generation, "_places", slow)
 
     assert product.add(50)
     assert generations(product, seen.active, "next") == {seen.active: True, "next": True}
@@ -428,13 +429,13 @@ def test_an_add_counts_under_the_copy_that_it_began_with(product, clock, monkeyp
 def test_an_add_that_never_is_in_time_is_no_add(product, clock, monkeypatch):
     """Tried twice; then the caller has to fence."""
     generation = product.live._opened[states.table.current("product").active]
-    add = generation.add
+    write = generation._write
 
-    def slow(keys):
-        add(keys)
+    def slow(places):
+        write(places)
         clock.now += 1
 
-    monkeypatch.setattr(generation, "add", slow)
+    monkeypatch.setattr(generation, "_write", slow)
 
     assert not product.add(50)
 

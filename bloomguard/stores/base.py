@@ -24,8 +24,16 @@ if TYPE_CHECKING:
 #: Given a header's key id, how its keys are hashed; ``None`` where no secret and definition of today's fits.
 FindKeyHash = Callable[[int], KeyHash | None]
 
+#: Between a guard's name and what lies in a store beside its filters: no guard can be called so.
+BESIDE = "+"
+
 #: A generation, and the keys that are to be put into it.
 Adds = tuple["Generation", Sequence[bytes]]
+
+
+def owner(place: str) -> str:
+    """The guard that a place in a store belongs to."""
+    return place.partition(BESIDE)[0]
 
 
 class Generation(ABC):

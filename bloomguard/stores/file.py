@@ -28,7 +28,7 @@ from ..filters.codec import Frame, Header
 from ..filters.layout import Layout
 from ..forks import after_fork
 from . import mounts
-from .base import FindKeyHash, Generation, Store
+from .base import FindKeyHash, Generation, Store, owner
 from .frames import FrameGeneration
 from .pages import Page, PageFolder
 
@@ -80,22 +80,25 @@ class FileStore(Store):
         return self._folder(guard) / (name + _SUFFIX)
 
     def _lock(self, guard: str) -> _WriteLock:
+        """The lock of a guard and of what belongs to it: who writes to one writes to the other."""
+        guard = owner(guard)
         lock = self._locks.get(guard)
         if lock is None:
             lock = self._locks.setdefault(guard, _WriteLock(self._folder(guard)))
+        lock.doubt()
         return lock
 
     def prepare(self, guard: str) -> None:
         """Make the folders, private; raises :class:`StoreError` that says who cannot write where."""
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            for folder in (self.path, self._folder(guard)):
+            for folder in (self.path, self._folder(owner(guard)), self._folder(guard)):
                 with suppress(FileExistsError):
                     folder.mkdir(mode=0o700)
                     folder.chmod(0o700)  # whatever the umask took away
             self._write_once(self.path / ".gitignore", "*\n")
             self._write_once(self.path / "identity", uuid.uuid4().hex)
-            self._write_once(self._folder(guard) / "lock", "")
+            self._write_once(self._folder(owner(guard)) / "lock", "")
         except OSError as error:
             raise StoreError(self._cannot("write", error)) from error
 
@@ -267,6 +270,8 @@ class _WriteLock:
         self._path = folder / "lock"
         self._thread = threading.Lock()
         self._fd: int | None = None
+        self._doubts = 1
+        self._sure = 0  # after how many doubts the open file was the one that the path names
         after_fork(self._after_fork)
 
     def _after_fork(self) -> None:
@@ -279,21 +284,30 @@ class _WriteLock:
             close(self._fd)
             self._fd = None
 
-    @contextmanager
-    def __call__(self, exclusive: bool) -> Iterator[None]:
+    def __call__(self, exclusive: bool) -> _Held:
+        """A block that holds the lock, alone or with others; raises :class:`StoreError` if that takes too long."""
+        return _Held(self, fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH)
+
+    def take(self, how: int) -> int:
         if not self._thread.acquire(timeout=_LOCK_SECONDS):
             raise StoreError(f"another thread has held {self._path} for {_LOCK_SECONDS:g} s")
         try:
-            try:
-                fd = self._locked(fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH)
-            except OSError as error:
+            return self._locked(how)
+        except BaseException as error:
+            self._thread.release()
+            if isinstance(error, OSError):
                 raise StoreError(f"cannot lock {self._path}: {error.strerror}") from error
-            try:
-                yield
-            finally:
-                fcntl.flock(fd, fcntl.LOCK_UN)
+            raise
+
+    def leave(self, fd: int) -> None:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_UN)
         finally:
             self._thread.release()
+
+    def doubt(self) -> None:
+        """The folder may have been moved away, and another one made: the next to lock looks."""
+        self._doubts += 1
 
     def _locked(self, how: int) -> int:
         """Lock the very file that the path names now.
@@ -303,9 +317,12 @@ class _WriteLock:
         while True:
             if self._fd is None:
                 self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+                self.doubt()
             self._flock(self._fd, how)
+            about, doubts = os.fstat(self._fd), self._doubts
             with suppress(FileNotFoundError):
-                if os.path.samestat(os.fstat(self._fd), os.stat(self._path)):
+                if about.st_nlink and (self._sure == doubts or os.path.samestat(about, os.stat(self._path))):
+                    self._sure = doubts
                     return self._fd
             self._close()
 
@@ -326,6 +343,22 @@ class _WriteLock:
 
     def __del__(self) -> None:
         self._close()
+
+
+class _Held:
+    """The block of a :class:`_WriteLock`. Each INSERT comes by, and a generator costs it two microseconds."""
+
+    __slots__ = ("_fd", "_how", "_lock")
+
+    def __init__(self, lock: _WriteLock, how: int) -> None:
+        self._lock = lock
+        self._how = how
+
+    def __enter__(self) -> None:
+        self._fd = self._lock.take(self._how)
+
+    def __exit__(self, *exception: object) -> None:
+        self._lock.leave(self._fd)
 
 
 @contextmanager

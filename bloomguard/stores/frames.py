@@ -7,11 +7,12 @@ from contextlib import AbstractContextManager, contextmanager
 from statistics import mean
 from typing import TYPE_CHECKING, Any
 
-from ..filters import CorruptFilter
+from ..exceptions import StoreError
+from ..filters import CorruptFilter, FilterError
 from ..filters.base import BodyFilter
 from ..filters.codec import Frame
 from ..filters.layout import Layout
-from .base import Generation
+from .base import Adds, Generation
 
 if TYPE_CHECKING:
     from ..filters.base import U64, Keys
@@ -21,6 +22,10 @@ _MANY_KEYS = 256
 _BYTES_A_KEY = 16_384
 # Keys that are discarded under one lock: others wait for some 5 ms.
 _DISCARDED_AT_ONCE = 256
+
+
+#: Of each key the shard that it belongs to, and its digest.
+Places = list[tuple[Frame, BodyFilter, int]]
 
 
 class FrameGeneration(Generation):
@@ -39,6 +44,7 @@ class FrameGeneration(Generation):
         self._locked = locked
         self._frames: list[Frame | None] = [None] * len(buffers)
         self._filters: list[BodyFilter | None] = [None] * len(buffers)
+        self._many = max(_MANY_KEYS, layout.total_bytes // _BYTES_A_KEY)
         self.might_contain = self._might_contain
         if len(buffers) == 1:
             self._shard(0)
@@ -65,17 +71,47 @@ class FrameGeneration(Generation):
 
     def add(self, keys: Iterable[bytes]) -> None:
         keys = list(keys)
-        if len(keys) >= max(_MANY_KEYS, self.layout.total_bytes // _BYTES_A_KEY):
+        if self._are_many(keys):
             self.add_many(keys)
             if not all(attached.contains_digests(low, high).all() for attached, low, high in self._placed(keys)):
-                raise CorruptFilter(f"generation {self.name} did not keep what was written")
+                raise CorruptFilter(self._lost)
             return
-        placed = [(self._shard(shard), digest) for shard, digest in map(self.layout.locate, keys)]
+        places = self._places(keys)
         with self._locked(True):
-            for (frame, attached), digest in placed:
-                frame.write(attached.writes(digest))
-                if not attached.might_contain_digest(digest):
-                    raise CorruptFilter(f"generation {self.name} did not keep what was written")
+            self._write(places)
+
+    @classmethod
+    def add_to_all(cls, adds: Sequence[Adds]) -> list[Exception | None]:
+        """See :meth:`Generation.add_to_all`: under one lock where it is everyone's, which half of an add's time is."""
+        mine: list[tuple[FrameGeneration, Sequence[bytes]]] = adds  # type: ignore[assignment]
+        locked = mine[0][0]._locked
+        if any(each._locked != locked or each._are_many(keys) for each, keys in mine):
+            return super().add_to_all(adds)
+        outcomes: list[Exception | None] = []
+        try:
+            places = [_outcome(each._places, keys) for each, keys in mine]
+            with locked(True):
+                for (each, _), found in zip(mine, places):
+                    outcomes.append(found if isinstance(found, Exception) else _outcome(each._write, found))
+        except StoreError as error:  # the lock was not to be had
+            return [error] * len(adds)
+        return outcomes
+
+    def _are_many(self, keys: Sequence[bytes]) -> bool:
+        return len(keys) >= self._many
+
+    def _places(self, keys: Iterable[bytes]) -> Places:
+        return [(*self._shard(shard), digest) for shard, digest in map(self.layout.locate, keys)]
+
+    def _write(self, places: Places) -> None:
+        for frame, attached, digest in places:
+            frame.write(attached.writes(digest))
+            if not attached.might_contain_digest(digest):
+                raise CorruptFilter(self._lost)
+
+    @property
+    def _lost(self) -> str:
+        return f"generation {self.name} did not keep what was written"
 
     def add_many(self, keys: Keys, *, more: bool = False) -> None:
         if len(self._buffers) == 1:
@@ -89,10 +125,10 @@ class FrameGeneration(Generation):
                 attached.add_digests(low, high)
 
     def discard(self, keys: Iterable[bytes]) -> None:
-        placed = [(self._shard(shard), digest) for shard, digest in map(self.layout.locate, keys)]
-        for start in range(0, len(placed), _DISCARDED_AT_ONCE):
+        places = self._places(keys)
+        for start in range(0, len(places), _DISCARDED_AT_ONCE):
             with self._locked(True):
-                for (frame, attached), digest in placed[start : start + _DISCARDED_AT_ONCE]:
+                for frame, attached, digest in places[start : start + _DISCARDED_AT_ONCE]:
                     frame.write(attached.discard_writes(digest))
 
     @contextmanager
@@ -142,3 +178,11 @@ class FrameGeneration(Generation):
     def measure_error_rate(self, probes: int = 100_000) -> float:
         each = -(-probes // len(self._buffers))
         return mean(attached.measure_error_rate(each) for attached in self.filters())
+
+
+def _outcome(function: Callable[[Any], Any], argument: Any) -> Any:
+    """What it returns, or raises."""
+    try:
+        return function(argument)
+    except (FilterError, StoreError) as error:
+        return error

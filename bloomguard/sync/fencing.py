@@ -9,8 +9,8 @@ own process's for the state rows too. So it also reads them by its own; nobody e
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any
 
 from django.db import DatabaseError, connections, transaction
@@ -23,6 +23,8 @@ from . import state as states
 from .state import FENCED, LEASE_SECONDS, Rows, State, StateTable
 
 SETTLE_SECONDS = 2 * LEASE_SECONDS
+
+_NOTHING = nullcontext()
 
 
 class _Settle:
@@ -37,15 +39,10 @@ class _Settle:
         self.table.sleep(SETTLE_SECONDS)
 
 
-@contextmanager
-def writing(guard: Guard, using: str) -> Iterator[None]:
+def writing(guard: Guard, using: str) -> AbstractContextManager[None]:
     """Around whatever needs the state row after a statement on ``using`` that has not been committed yet."""
     table = table_of(guard)
-    if not _locks_out(table, using):
-        yield
-        return
-    with table.reading_by(lambda: _committed(table, using)):
-        yield
+    return table.reading_by(partial(_committed, table, using)) if _locks_out(table, using) else _NOTHING
 
 
 def is_idle(guard: Guard) -> bool:
@@ -57,8 +54,8 @@ def is_idle(guard: Guard) -> bool:
 def needs_nothing(guard: Guard, using: str) -> bool:
     """Whether rows just written need no add: the guard has no generation, or this very transaction fences it."""
     table = table_of(guard)
-    table.renewed(guard.name)
-    return is_idle(guard) or _fenced_within(table, guard.name, using)
+    state = table.renewed(guard.name)
+    return (state is not None and not state.generations) or _fenced_within(table, guard.name, using)
 
 
 def fence(guard: Guard, using: str, reason: str) -> bool:

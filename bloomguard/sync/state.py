@@ -10,8 +10,8 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
@@ -73,6 +73,22 @@ class _Within(threading.local):
     """What this thread reads the rows by just now, if not by the connection of their own."""
 
     read: Callable[[], Rows] | None = None
+
+
+class _Reading:
+    """The block of :meth:`StateTable.reading_by`. Each INSERT comes by, and a generator costs it two microseconds."""
+
+    __slots__ = ("_before", "_read", "_within")
+
+    def __init__(self, within: _Within, read: Callable[[], Rows]) -> None:
+        self._within = within
+        self._read = read
+
+    def __enter__(self) -> None:
+        self._before, self._within.read = self._within.read, self._read
+
+    def __exit__(self, *exception: object) -> None:
+        self._within.read = self._before
 
 
 class StateTable:
@@ -149,17 +165,12 @@ class StateTable:
     def _is_fresh(self, now: float, after: float | None) -> bool:
         return self.read_at > after if after is not None else now - self.read_at < LEASE_SECONDS
 
-    @contextmanager
-    def reading_by(self, read: Callable[[], Rows]) -> Iterator[None]:
+    def reading_by(self, read: Callable[[], Rows]) -> AbstractContextManager[None]:
         """In this block and thread the rows are read by ``read``: by a writer that locks all others out.
 
         It gives the committed rows, and raises :class:`DatabaseError`.
         """
-        before, self._within.read = self._within.read, read
-        try:
-            yield
-        finally:
-            self._within.read = before
+        return _Reading(self._within, read)
 
     def _renew_within(self, read: Callable[[], Rows], after: float | None) -> bool:
         now = self.clock()

@@ -14,7 +14,7 @@ import pytest
 
 from bloomguard.exceptions import StoreError, UnknownGeneration
 from bloomguard.filters import CorruptFilter
-from bloomguard.stores.file import FileStore
+from bloomguard.stores.file import FileStore, _WriteLock
 
 from .conftest import find, key, make_layout
 
@@ -26,6 +26,13 @@ def modes(folder: Path) -> dict[str, str]:
         str(path.relative_to(folder.parent)): stat.filemode(path.stat().st_mode)
         for path in [folder, *folder.rglob("*")]
     }
+
+
+def counted_locks(monkeypatch) -> list[int]:
+    """An entry for each time that anyone takes, or tries to take, a store's lock."""
+    taken, take = [], _WriteLock.take
+    monkeypatch.setattr(_WriteLock, "take", lambda self, how: taken.append(how) or take(self, how))
+    return taken
 
 
 @pytest.mark.parametrize("umask", [0o000, 0o022, 0o077, 0o277])
@@ -202,6 +209,44 @@ def test_a_lock_is_the_one_that_the_folder_has_now(files, monkeypatch):
 
     with made._locked(True), pytest.raises(StoreError, match=r"has been locked for 0\.01 s"):
         mine.add([key(1)])
+
+
+def test_a_lock_is_the_one_of_a_folder_that_took_anothers_place(files, monkeypatch):
+    """A folder that was moved away keeps its lock: whoever held on to that would lock out nobody in the new one."""
+    monkeypatch.setattr("bloomguard.stores.file._LOCK_SECONDS", 0.01)
+    files.create("city", "a", make_layout()).add([key(1)])
+    files.path.rename(files.path.with_name("moved"))
+    made = FileStore("default", path=files.path).create("city", "b", make_layout())
+    mine = files.open("city", "b", find)
+
+    with made._locked(True), pytest.raises(StoreError, match=r"has been locked for 0\.01 s"):
+        mine.add([key(1)])
+
+
+def test_generations_of_one_guard_get_a_key_under_one_lock(files, monkeypatch):
+    """A filter and its recent rows are written by each INSERT: a lock that both share is taken once."""
+    made = [files.create(place, "a", make_layout()) for place in ("city", "city+recent")]
+    taken = counted_locks(monkeypatch)
+
+    assert made[0].add_to_all([(each, [key(1)]) for each in made]) == [None, None]
+    assert len(taken) == 1
+    assert all(each.might_contain(key(1)) for each in made)
+
+
+def test_a_lock_that_is_not_to_be_had_is_waited_for_once(files, monkeypatch):
+    """Another process that stopped in the middle of a write holds up an INSERT for one wait, not one a generation."""
+    monkeypatch.setattr("bloomguard.stores.file._LOCK_SECONDS", 0.01)
+    made = [files.create(place, "a", make_layout()) for place in ("city", "city+recent")]
+    waits = counted_locks(monkeypatch)
+    other = FileStore("default", path=files.path).open("city", "a", find)
+
+    with other._locked(True):
+        waits.clear()
+        outcomes = made[0].add_to_all([(each, [key(1)]) for each in made])
+
+    assert [type(outcome) for outcome in outcomes] == [StoreError, StoreError]
+    assert len(waits) == 1
+    assert not any(each.might_contain(key(1)) for each in made)
 
 
 def test_an_add_to_a_removed_folder_is_no_add(files):
