@@ -25,7 +25,7 @@ PACKAGES = ["answers", "building", "counting", "lookups", "operating", "routing"
 LAYERS = [
     ["filters."],
     [
-        "", *PACKAGES, "alive", "exceptions", "keys", "conf", "forks", "models", "migrations.", "verdicts",
+        "", *PACKAGES, "alive", "exceptions", "keys", "conf", "forks", "models", "migrations.", "steps", "verdicts",
         "counting.counts",
     ],
     ["complaints"],

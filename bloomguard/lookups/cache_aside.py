@@ -31,8 +31,9 @@ from ..complaints import Complaints
 from ..conf import settings
 from ..counting.counts import SPARED
 from ..forks import after_fork
+from ..steps import Steps, arun, run
 from ..verdicts import Decision, Verdict
-from .steps import AsyncWaiter, Event, Steps, Waiter, arun, run
+from .steps import AsyncWaiter, Event, Waiter
 
 if TYPE_CHECKING:
     from ..counting.counts import Tallies

@@ -1,22 +1,16 @@
-"""One algorithm for threads and for event loops.
-
-It is a generator: each step yields what it waits for, a function of the :class:`Waiter`, and goes on with what came of
-it. :func:`run` does the steps in a thread, :func:`arun` awaits them in a task.
-"""
+"""What the steps of a load wait for, and how a thread and a task wait: see :mod:`bloomguard.steps`."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
 import time
-from collections.abc import Awaitable, Callable, Generator
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from asgiref.sync import sync_to_async
 
 Event = threading.Event | asyncio.Event
-Step = Callable[[Any], Any]
-Steps = Generator[Step, Any, Any]
 
 
 class Waiter:
@@ -69,33 +63,3 @@ class AsyncWaiter(Waiter):
 
     def call(self, function: Callable[[], Any]) -> Any:
         return sync_to_async(function)()
-
-
-def run(steps: Steps, waiter: Waiter) -> Any:
-    """Run the steps in this thread, to their result."""
-    try:
-        step = next(steps)
-        while True:
-            try:
-                done = step(waiter)
-            except BaseException as error:
-                step = steps.throw(error)
-            else:
-                step = steps.send(done)
-    except StopIteration as end:
-        return end.value
-
-
-async def arun(steps: Steps, waiter: AsyncWaiter) -> Any:
-    """Run the steps in this task, to their result."""
-    try:
-        step = next(steps)
-        while True:
-            try:
-                done = await step(waiter)
-            except BaseException as error:
-                step = steps.throw(error)
-            else:
-                step = steps.send(done)
-    except StopIteration as end:
-        return end.value

@@ -33,7 +33,8 @@ from .pages import COLUMNS, KEPT_SECONDS, ROWS, Page
 from .redis_cluster import Address, ClusterLink, spread
 from .redis_cuckoo import in_full
 from .redis_generation import RedisGeneration, kind_of
-from .redis_link import Command, Link
+from .redis_exchange import Command
+from .redis_link import Link
 from .redis_loading import Draft, gathering_key, journal_key, make
 from .redis_servers import Clustered, find_servers
 

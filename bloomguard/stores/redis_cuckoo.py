@@ -17,7 +17,7 @@ from ..filters.codec import Frame
 from ..filters.cuckoo import CuckooShape
 from ..filters.layout import Layout
 from .redis_bits import Answers, Fields, See, words
-from .redis_link import Command
+from .redis_exchange import Command
 from .redis_loading import journal_key
 
 _ASKED = 200  # keys that one command asks for

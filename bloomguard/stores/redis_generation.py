@@ -16,7 +16,7 @@ from ..filters.layout import Layout
 from .base import Adds, Generation
 from .redis_bits import Answers, Bits, See
 from .redis_cuckoo import MOST_BUCKETS, Fingerprints
-from .redis_link import Command, Words
+from .redis_exchange import Command, Words
 from .redis_loading import Draft, join_bits, join_fingerprints
 
 if TYPE_CHECKING:

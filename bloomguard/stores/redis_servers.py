@@ -19,7 +19,8 @@ from redis.sentinel import (
 
 from ..exceptions import ConfigurationError, StoreUnavailable
 from .breaker import Breaker
-from .redis_cluster import Address, ClusterLink
+from .redis_cluster import Address, Cluster, ClusterLink
+from .redis_exchange import Server
 from .redis_link import Link
 
 Clock = Callable[[], float]
@@ -40,9 +41,8 @@ class Single(Servers):
     options: dict[str, Any]
 
     def link(self, connect_timeout: float, timeout: float, clock: Clock, *, breaks: bool) -> Link:
-        breaker = Breaker(clock) if breaks else None
         pool = partial(redis.ConnectionPool, connection_class=self.connection_class)
-        return Link(pool, self.options, connect_timeout, timeout, clock, breaker=breaker)
+        return Link(_server(clock, breaks), pool, self.options, connect_timeout, timeout)
 
 
 @dataclass(frozen=True)
@@ -70,8 +70,7 @@ class Watched(Servers):
             )
             return made
 
-        breaker = Breaker(clock) if breaks else None
-        return Link(pool, self.options, connect_timeout, timeout, clock, breaker=breaker)
+        return Link(_server(clock, breaks), pool, self.options, connect_timeout, timeout)
 
 
 @dataclass(frozen=True)
@@ -87,10 +86,13 @@ class Clustered(Servers):
 
         def to_node(address: Address) -> Link:
             options = self.options | {"host": address[0], "port": address[1]}
-            breaker = Breaker(clock) if breaks else None
-            return Link(pool, options, connect_timeout, timeout, clock, breaker=breaker, clustered=True)
+            return Link(_server(clock, breaks, clustered=True), pool, options, connect_timeout, timeout)
 
-        return ClusterLink(self.seeds, to_node, clock)
+        return ClusterLink(Cluster(self.seeds, clock), to_node)
+
+
+def _server(clock: Clock, breaks: bool, *, clustered: bool = False) -> Server:
+    return Server(clock, breaker=Breaker(clock) if breaks else None, clustered=clustered)
 
 
 def find_servers(
