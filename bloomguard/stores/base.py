@@ -49,6 +49,14 @@ class Generation(ABC):
         """:attr:`might_contain` of each key, in their order; raises what it raises."""
         return [self.might_contain(key) for key in keys]
 
+    async def amight_contain(self, key: bytes) -> bool:
+        """:attr:`might_contain` on an event loop, which a store that :attr:`Store.awaits` does not hold up."""
+        return self.might_contain(key)
+
+    async def amight_contain_many(self, keys: Iterable[bytes]) -> list[bool]:
+        """:meth:`might_contain_many`, likewise."""
+        return self.might_contain_many(keys)
+
     @abstractmethod
     def add(self, keys: Iterable[bytes]) -> None:
         """Put keys in and see that they are; raises :class:`CorruptFilter` or :class:`StoreError` if that fails.
@@ -126,6 +134,8 @@ class Store(ABC):
 
     #: Whether a check waits for a network: an event loop must not make one.
     waits: ClassVar[bool] = False
+    #: Whether one that waits can be awaited by an event loop: if not, it is made in a thread.
+    awaits: bool = False
     #: The most bytes that one shard of a new generation takes here.
     shard_bytes: int = SHARD_BYTES
 

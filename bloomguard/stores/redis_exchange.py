@@ -152,10 +152,14 @@ def is_demoted(replies: Sequence[Any]) -> bool:
     return any(isinstance(reply, redis.ReadOnlyError) for reply in replies)
 
 
+def own_options(options: dict[str, Any]) -> dict[str, Any]:
+    """Those of a pool's connections that are not about the pool."""
+    return {name: value for name, value in options.items() if not name.startswith(_LEFT_OUT)}
+
+
 def connection_options(options: dict[str, Any], connect_timeout: float, timeout: float, retry: Any) -> dict[str, Any]:
     """The keyword arguments of a connection, of which ``options`` are the user's; nothing is tried twice."""
-    kept = {name: value for name, value in options.items() if not name.startswith(_LEFT_OUT)}
-    return kept | {
+    return own_options(options) | {
         "socket_connect_timeout": connect_timeout,
         "socket_timeout": timeout,
         "retry": retry,
