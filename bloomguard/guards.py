@@ -30,7 +30,7 @@ from .keys import KeyMaker, OutOfRange, Unkeyable
 from .live import LiveFilter
 from .lookups.cache_aside import CacheAside
 from .lookups.fetching import Fetching
-from .verdicts import ABSENT, ERROR, OUT_OF_RANGE, SHADOW, UNKEYABLE, Decision, Verdict
+from .verdicts import ABSENT, ERROR, MAYBE, OUT_OF_RANGE, SHADOW, UNKEYABLE, Decision, Verdict
 
 __all__ = ["Guard", "Verdict", "guards", "register", "registry"]
 
@@ -192,6 +192,9 @@ class Guard(Fetching, CacheAside):
             decision = self._undecided(error)
         if began:
             self.tallies.time(began)
+        if decision is MAYBE and not listeners:  # the normal request: no more code than it takes
+            self.tallies["maybe"]()
+            return decision
         return self._concluded(value, decision)
 
     def decide_now(self, value: Any) -> Decision | None:

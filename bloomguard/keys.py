@@ -17,7 +17,7 @@ from django.db import models
 
 Encode = Callable[[Any], bytes]
 
-_LOW, _HIGH, _MASK = -(1 << 63), 1 << 64, (1 << 64) - 1
+_LOW, _MASK = -(1 << 63), (1 << 64) - 1
 _EXACT_DIGITS = 15  # SQLite keeps decimals as doubles: beyond this many digits "equal" is not what it seems
 
 
@@ -102,9 +102,12 @@ def _encoder(
     def integer(value: Any) -> bytes:
         if type(value) is not int:
             value = convert(value)
-        if _LOW <= value < _HIGH:
-            return (value & _MASK).to_bytes(8, "little")  # type: ignore[no-any-return]
-        raise OutOfRange(f"outside every column of {field}")
+        try:
+            return value.to_bytes(8, "little")  # type: ignore[no-any-return]
+        except OverflowError:
+            if _LOW <= value < 0:
+                return (value & _MASK).to_bytes(8, "little")  # type: ignore[no-any-return]
+            raise OutOfRange(f"outside every column of {field}") from None
 
     def uuid(value: Any) -> bytes:
         return convert(value).bytes  # type: ignore[no-any-return]

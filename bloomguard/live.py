@@ -23,7 +23,7 @@ from .remembered import FoundOut, shelf
 from .stores import Generation, Store, stores
 from .sync import state as states
 from .sync.state import ARMED, LEASE_SECONDS, State, StateTable
-from .verdicts import ABSENT, COLD, ERROR, FENCED, IDENTITY, LEASE, MAYBE, REMEMBERED, UNREACHABLE, UNTRUSTED, Decision
+from .verdicts import ABSENT, COLD, ERROR, FENCED, IDENTITY, LEASE, MAYBE, UNREACHABLE, UNTRUSTED, Decision
 
 logger = logging.getLogger("bloomguard")
 
@@ -63,7 +63,8 @@ class LiveFilter:
         self._refused: dict[str, float] = {}
         self._looked_at = float("-inf")
         self._warned = 0
-        self._found_out = FoundOut(self._open_recent, lambda: self.table.clock())
+        #: The false positives that this process has found.
+        self.found_out = FoundOut(name, self.table, self._open_recent)
         # The fence that this process saw last, and since when by our clock.
         self._fence: tuple[Any, float] = ("", float("-inf"))
         self._lock = threading.Lock()
@@ -117,7 +118,7 @@ class LiveFilter:
             name, check = asked
             try:
                 if check(key):
-                    return MAYBE if self._found_out.is_empty else self._recall(key, name)
+                    return MAYBE if self.found_out.is_empty else self.found_out.recall(key, name)
             except StoreUnavailable:
                 return UNREACHABLE
             except (CorruptFilter, StoreError) as error:
@@ -130,7 +131,7 @@ class LiveFilter:
             denied_by = name
         state = self.table.lease(self.name)
         if state is not None:
-            if denied_by and state.active == denied_by and state.status == ARMED and state.version == self._version:
+            if denied_by and state.is_answered_by(denied_by) and state.version == self._version:
                 return ABSENT  # what the generation said is still what counts: no need to ask it again
             if state.active in self._opened or state.active in self._refused or not state.active:
                 return self._decide(state, [key])[0]
@@ -144,42 +145,10 @@ class LiveFilter:
         """What the state row, as it was read last, has in place of the guard's own mode; empty if it has nothing."""
         return self.table.known(self.name).mode
 
-    def _recall(self, key: bytes, name: str) -> Decision | None:
-        """What is remembered of a key that the generation ``name`` lets through; ``None`` if a lease is needed."""
-        if not self._found_out.knows(name, key):
-            return MAYBE
-        state = self.table.lease(self.name)
-        if state is None:
-            return None
-        return self._recalled(key, name) if state.active == name and state.status == ARMED else MAYBE
-
-    def _recalled(self, key: bytes, name: str) -> Decision:
-        known = self._found_out.knows(name, key) and not self._found_out.is_recent(name, key)
-        return REMEMBERED if known else MAYBE
-
     @property
     def answered_last(self) -> str:
         """The generation that answered last, empty where none has: it has been published."""
         return self._check[0] if self._check is not None else ""
-
-    def remember(self, key: bytes, name: str, using: str) -> None:
-        """No row has ``key``: found out on ``using`` just now, by a statement after ``name`` was :attr:`answered_last`.
-
-        The conditions stand in :mod:`bloomguard.remembered`. Raises :class:`DatabaseError`.
-        """
-        state = self._answered_by(name)
-        if state is not None and self.table.is_published_for(using, self.name, name):
-            self._found_out.remember(name, [key], state.identity)
-
-    def worth_asking(self, key: bytes, name: str) -> bool:
-        """Whether to ask the database for ``key``, to remember it if it is missing: not every time."""
-        state = self._answered_by(name)
-        return state is not None and self._found_out.worth_asking(name, key, state.identity)
-
-    def _answered_by(self, name: str) -> State | None:
-        """The row, under a valid lease, if ``name`` is what answers."""
-        state = self.table.renewed(self.name)
-        return state if state is not None and state.active == name and state.status == ARMED else None
 
     def answering(self) -> Generation | Decision:
         """What answers now, or why nothing does: for people, who want to know before anybody asks. Never raises."""
@@ -221,9 +190,9 @@ class LiveFilter:
                 return [generation] * len(keys)
             self._check = state.active, generation.might_contain
             found = [generation.might_contain(keys[0])] if len(keys) == 1 else generation.might_contain_many(keys)
-            if self._found_out.is_empty:
+            if self.found_out.is_empty:
                 return [MAYBE if might else ABSENT for might in found]
-            return [self._recalled(key, state.active) if might else ABSENT for key, might in zip(keys, found)]
+            return [self.found_out.recalled(key, state.active) if might else ABSENT for key, might in zip(keys, found)]
         except StoreUnavailable:
             return [UNREACHABLE] * len(keys)
         except (CorruptFilter, StoreError) as error:
@@ -299,7 +268,7 @@ class LiveFilter:
             self._version = state.version
             self._opened = {name: opened for name, opened in self._opened.items() if name in state.generations}
             self._refused = {name: until for name, until in self._refused.items() if name in state.generations}
-        self._found_out.tidy(state.generations)
+        self.found_out.tidy(state.generations)
 
     # -- writing
 
@@ -341,7 +310,7 @@ class LiveFilter:
             try:
                 generation = self._generation(state, name)
                 if generation is not None:
-                    recent = self._found_out.recent(name, state.identity)
+                    recent = self.found_out.recent(name, state.identity)
                     adds.append((generation, keys if self._counted else self._new(generation, keys)))
                     adds += [(recent, keys)] if recent is not None else []
             except (FilterError, StoreError) as error:
@@ -390,7 +359,7 @@ class LiveFilter:
         harmless false positive, and one too few a false 404.
         """
         try:
-            state = self._answered_by(name)
+            state = self.table.answered_by(name, self.name)
             generation = self._generation(state, name) if state is not None else None
             if generation is not None:
                 generation.discard(keys)
@@ -406,4 +375,4 @@ class LiveFilter:
             self._version = self._warned = 0
             self._looked_at = float("-inf")
             self._waits = None
-        self._found_out.forget()
+        self.found_out.forget()

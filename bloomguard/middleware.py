@@ -44,9 +44,9 @@ class BloomGuardMiddleware:
             response = not_found(request, guard.name)
         else:
             response = self.get_response(request)  # type: ignore[assignment]
-            if response.status_code == 404 and (by_view := settle(request)):
-                blocked(by_view, request)
             if response.status_code == 404:
+                if by_view := settle(request):
+                    blocked(by_view, request)
                 learn_from(request)
             if isinstance(guard, Shadow):
                 guard.compare(response.status_code)
@@ -64,10 +64,11 @@ class BloomGuardMiddleware:
             response = await _anot_found(request, guard.name)
         else:
             response = await self.get_response(request)  # type: ignore[misc]
-            if response.status_code == 404 and (by_view := settle(request)):
-                await ablocked(by_view, request)
-            if response.status_code == 404 and is_worth_learning(request):
-                await sync_to_async(learn_from)(request)
+            if response.status_code == 404:
+                if by_view := settle(request):
+                    await ablocked(by_view, request)
+                if is_worth_learning(request):
+                    await sync_to_async(learn_from)(request)
             if isinstance(guard, Shadow):
                 await sync_to_async(guard.compare, thread_sensitive=False)(response.status_code)
         return tell(request, response) if self._tells else response

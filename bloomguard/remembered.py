@@ -21,7 +21,7 @@ import hashlib
 import logging
 import os
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 
 from .exceptions import StoreError
 from .filters import FilterError
@@ -29,6 +29,8 @@ from .filters.codec import new_tag
 from .filters.layout import Layout
 from .stores import Generation, Store
 from .stores.base import BESIDE
+from .sync.state import StateTable
+from .verdicts import MAYBE, REMEMBERED, Decision
 
 logger = logging.getLogger("bloomguard")
 
@@ -71,54 +73,90 @@ def create_recent(store: Store, guard: str, name: str, layout: Layout) -> None:
 
 
 class FoundOut:
-    """The false positives that one process remembers of one guard, and the recent filters that it has opened.
+    """The false positives that one process remembers of ``guard``, and the recent filters that it has opened.
 
     Keys are held as digests, under a secret of this object alone.
 
-    ``open_recent(name, identity)`` opens that of a generation, in the store that has this identity; it raises
-    :class:`StoreError` and :class:`FilterError`.
+    ``table`` has the guard's state row. ``open_recent(name, identity)`` opens the recent filter of a generation, in the
+    store that has this identity; it raises :class:`StoreError` and :class:`FilterError`.
     """
 
-    def __init__(self, open_recent: Callable[[str, str], Generation], clock: Callable[[], float]) -> None:
+    def __init__(self, guard: str, table: StateTable, open_recent: Callable[[str, str], Generation]) -> None:
+        self._guard = guard
+        self._table = table
         self._open = open_recent
-        self._clock = clock
         self._secret = os.urandom(16)
-        self._missing = _Memory(clock)
-        self._asked = _Memory(clock)
-        self._recent: dict[str, Generation] = {}
         self._lock = threading.Lock()
+        self._begin()
+
+    def _begin(self) -> None:
+        #: Whether nothing is remembered, as nearly always.
+        self.is_empty = True
+        self._missing, self._asked = _Memory(self._clock), _Memory(self._clock)
+        self._recent: dict[str, Generation] = {}
+
+    def _clock(self) -> float:
+        return self._table.clock()
+
+    # -- what is remembered
+
+    def recall(self, key: bytes, name: str) -> Decision | None:
+        """What is remembered of a key that the generation ``name`` lets through; ``None`` if a lease is needed."""
+        if not self._missing.has(name, self._digest(key)):
+            return MAYBE
+        state = self._table.lease(self._guard)
+        if state is None:
+            return None
+        return self.recalled(key, name) if state.is_answered_by(name) else MAYBE
+
+    def recalled(self, key: bytes, name: str) -> Decision:
+        """The same where ``name`` is known, by a valid lease, to be what answers."""
+        known = self._missing.has(name, self._digest(key)) and not self.is_recent(name, key)
+        return REMEMBERED if known else MAYBE
+
+    def remember(self, key: bytes, name: str, using: str) -> None:
+        """No row has ``key``: found out on ``using`` just now, by a statement that began when ``name`` had answered.
+
+        The conditions stand above. Raises :class:`DatabaseError`.
+        """
+        state = self._table.answered_by(name, self._guard)
+        if state is None or not self._table.is_published_for(using, self._guard, name):
+            return
+        if has_recent(name) and self._can_open(name, state.identity):
+            with self._lock:
+                self._missing.put(name, self._digest(key))
+                self.is_empty = False
+
+    def worth_asking(self, key: bytes, name: str) -> bool:
+        """Whether to ask the database for ``key``, to remember it if it is missing: once in a while. May wait."""
+        state = self._table.answered_by(name, self._guard)
+        if state is None or not has_recent(name):
+            return False
+        digest = self._digest(key)
+        with self._lock:
+            if self._asked.has(name, digest):
+                return False
+            self._asked.put(name, digest)
+        return self._can_open(name, state.identity) and not self.is_recent(name, key)
+
+    def tidy(self, names: Sequence[str]) -> None:
+        """Let go of all generations but ``names``."""
+        with self._lock:
+            self._recent = {name: recent for name, recent in self._recent.items() if name in names}
+            self._missing.keep(names)
+            self._asked.keep(names)
+            self.is_empty = not self._missing.until
+
+    def forget(self) -> None:
+        """Begin anew, as after a fork."""
+        self._lock = threading.Lock()
+        self._begin()
+
+    # -- the recent filters
 
     def recent(self, name: str, identity: str) -> Generation | None:
         """What every add to the generation ``name`` goes into as well, if anything; raises what opening it raises."""
         return self._recent_of(name, identity) if has_recent(name) else None
-
-    def remember(self, name: str, keys: Iterable[bytes], identity: str) -> None:
-        """The generation ``name`` let ``keys`` through, and none of them has a row. Never raises."""
-        if not has_recent(name):
-            return
-        if not self._can_open(name, identity):
-            return
-        with self._lock:
-            for key in keys:
-                self._missing.put(name, self._digest(key))
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether nothing is remembered, as nearly always."""
-        return not self._missing.until
-
-    def knows(self, name: str, key: bytes) -> bool:
-        """Whether ``key`` is remembered as one that the generation ``name`` lets through."""
-        return self._missing.has(name, self._digest(key))
-
-    def worth_asking(self, name: str, key: bytes, identity: str) -> bool:
-        """Whether the database may be asked for ``key`` now, to remember it: once in a while. Never raises."""
-        digest = self._digest(key)
-        with self._lock:
-            if not has_recent(name) or self._asked.has(name, digest):
-                return False
-            self._asked.put(name, digest)
-        return self._can_open(name, identity) and not self.is_recent(name, key)
 
     def is_recent(self, name: str, key: bytes) -> bool:
         """Whether ``key`` may have been added since ``name`` was announced, or nobody can tell. Never raises."""
@@ -128,19 +166,6 @@ class FoundOut:
         except (FilterError, StoreError) as error:
             logger.debug("bloomguard cannot tell which rows are recent: %s", error)
             return True
-
-    def tidy(self, names: Sequence[str]) -> None:
-        """Let go of all generations but ``names``."""
-        with self._lock:
-            self._recent = {name: recent for name, recent in self._recent.items() if name in names}
-            self._missing.keep(names)
-            self._asked.keep(names)
-
-    def forget(self) -> None:
-        """Begin anew, as after a fork."""
-        self._lock = threading.Lock()
-        self._recent = {}
-        self._missing, self._asked = _Memory(self._clock), _Memory(self._clock)
 
     def _can_open(self, name: str, identity: str) -> bool:
         """Open the recent filter now: a request that is answered from memory opens nothing."""

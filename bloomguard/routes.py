@@ -10,8 +10,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
 from typing import Any
+from uuid import UUID
 
 from django.conf import settings
 from django.core.signals import setting_changed
@@ -129,14 +130,15 @@ class GuardedRoute:
         kind = type(converters[self.kwargs[0]])
         if "<" not in after and kind in (IntConverter, SlugConverter, StringConverter, UUIDConverter):
             # The usual route is one ID between two texts. An expression costs more than all the rest.
-            low, high = len(before), -len(after) or None
+            convert = {IntConverter: int, UUIDConverter: UUID}.get(kind, _segment)
+            head, body = slice(len(before)), slice(len(before), -len(after) or None)
+            tail = slice(-len(after), None) if after else slice(0)
 
             def read_between(path: str) -> Any:
-                text = path[low:high]
-                if not text or "/" in text or not (path.startswith(before) and path.endswith(after)):
+                if path[head] != before or path[tail] != after:
                     return NO_ID
                 try:
-                    return convert(text)
+                    return convert(path[body])
                 except ValueError:
                     return NO_ID
 
@@ -156,6 +158,13 @@ class GuardedRoute:
     def _read_by_steps(self, path: str) -> Any:
         captured = self.pattern.match(path)
         return NO_ID if captured is None else self.value(captured)
+
+
+def _segment(text: str) -> str:
+    """``text`` between two slashes; raises :class:`ValueError` if it is empty or has one in it."""
+    if not text or "/" in text:
+        raise ValueError("no segment of a path")
+    return text
 
 
 def guarded_routes(guard: Guard, urlconf: Any = None) -> list[GuardedRoute]:
@@ -214,21 +223,18 @@ class Index:
         self._by_prefix: dict[str, list[GuardedRoute]] = {}
         for route in routes:
             self._by_prefix.setdefault(route.prefix, []).append(route)
-        depths = [prefix.count("/") for prefix in self._by_prefix]
-        # Hardly a route begins with an ID, so most paths need not be looked at that soon.
-        self._first = 0 if 1 in depths else 1
-        self._depths = range(self._first, max(depths, default=0))
+        self._lengths = sorted({len(prefix) for prefix in self._by_prefix})
 
     def candidates(self, path: str) -> list[GuardedRoute]:
         """Routes that ``path`` may belong to: those whose prefix it has."""
         found: list[GuardedRoute] = []
-        end = self._first
-        for _ in self._depths:
-            end = path.find("/", end) + 1
-            if not end:
+        by_prefix, most = self._by_prefix, len(path)
+        for length in self._lengths:
+            if length > most:
                 break
-            if routes := self._by_prefix.get(path[:end]):
-                found = [*found, *routes] if found else routes
+            prefix = path[:length]
+            if prefix in by_prefix:
+                found = [*found, *by_prefix[prefix]] if found else by_prefix[prefix]
         return found
 
 
@@ -237,7 +243,6 @@ class RouteTable:
 
     def __init__(self, urlconf: Any) -> None:
         self.urlconf = urlconf
-        self.registry_version = registry.version
         routes: list[GuardedRoute] = []
         known = list(patterns(urlconf))
         for guard in registry:
@@ -267,27 +272,25 @@ _tables: dict[Any, RouteTable] = {}
 _complaints = Complaints()
 
 
-def table_for(urlconf: Any) -> RouteTable:
-    """The table of one URLconf, made when first asked for."""
+def table_for(urlconf: Any = None) -> RouteTable:
+    """The table of one URLconf, made when first asked for; of ``ROOT_URLCONF`` where it is ``None``."""
     table = _tables.get(urlconf)
-    if table is None or table.registry_version != registry.version:
-        table = _tables[urlconf] = RouteTable(urlconf)
+    if table is None:
+        version = registry.version
+        table = table_for(settings.ROOT_URLCONF) if urlconf is None else RouteTable(urlconf)
+        _tables[urlconf] = table
+        if registry.version != version:  # by another thread, whose guard may not be in it
+            _tables.clear()
     return table
-
-
-@lru_cache(1)
-def _root_urlconf() -> Any:
-    # Django's settings take ten times as long to tell, on every request.
-    return settings.ROOT_URLCONF
 
 
 def _follow_settings(*, setting: str, **kwargs: Any) -> None:
     if setting in ("ROOT_URLCONF", "MIDDLEWARE"):
-        _root_urlconf.cache_clear()
         _tables.clear()
         _complaints.forget()
 
 
+registry.listeners.append(_tables.clear)
 setting_changed.connect(_follow_settings, dispatch_uid="bloomguard.routes")
 
 Decide = Callable[[Guard, Any], Decision | None]
@@ -299,8 +302,7 @@ def absent(request: HttpRequest, decide: Decide) -> Guard | Shadow | bool | None
     ``None`` lets the request pass; ``False`` says that ``decide`` could not tell without the database. Never raises.
     """
     try:
-        urlconf = getattr(request, "urlconf", None) or _root_urlconf()
-        table = table_for(urlconf)
+        table = table_for(getattr(request, "urlconf", None))
         if request.method not in table.methods:
             return None
         if table.by_language and not hasattr(request, "LANGUAGE_CODE"):
@@ -315,9 +317,9 @@ def absent(request: HttpRequest, decide: Decide) -> Guard | Shadow | bool | None
                 return False
             if decision is MAYBE:
                 request.bloomguard_maybe = route  # type: ignore[attr-defined]
-            elif decision.verdict is Verdict.ABSENT and _confirmed(request, urlconf, route, asked, decide):
+            elif decision.verdict is Verdict.ABSENT and _confirmed(request, table.urlconf, route, asked, decide):
                 return route.guard
-            if decision is SHADOW and _confirmed(request, urlconf, route, asked, decide):
+            if decision is SHADOW and _confirmed(request, table.urlconf, route, asked, decide):
                 return Shadow(route.guard, asked)
     except Exception as error:
         _say_once(error)
@@ -332,7 +334,8 @@ def absent_in_view(
     The caller sees to it that who asks is logged in, where :attr:`GuardedRoute.demand` says so.
     """
     try:
-        for route in table_for(getattr(request, "urlconf", None) or _root_urlconf()).late.get(view, ()):
+        table = table_for(getattr(request, "urlconf", None))
+        for route in table.late.get(view, ()):
             value = route.value(kwargs)
             if value is NO_ID or request.method not in route.methods or not route.pattern.is_of(request.resolver_match):
                 continue

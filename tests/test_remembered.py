@@ -373,7 +373,7 @@ def test_the_last_ones_alone(product, monkeypatch):
 def test_no_key_is_kept(found, product):
     """What is remembered is a digest, which tells nothing of the ID."""
     get_object_or_404(found)
-    (_, digest), *others = product.live._found_out._missing.until
+    (_, digest), *others = product.live.found_out._missing.until
 
     assert others == []
     assert len(digest) == 16
@@ -432,7 +432,7 @@ def test_a_store_that_fails_is_asked_for_nothing(found, product, monkeypatch):
         raise StoreUnavailable("gone", "for a test")
 
     get_object_or_404(found)
-    (recent,) = product.live._found_out._recent.values()
+    (recent,) = product.live.found_out._recent.values()
     monkeypatch.setattr(recent, "might_contain", fail)
 
     assert product.decide(found) is MAYBE
@@ -463,7 +463,7 @@ def test_an_error_of_our_own_is_no_ones_error(found, product, monkeypatch, setti
     def fail(*args):
         raise RuntimeError("oops")
 
-    monkeypatch.setattr(type(product.live), "remember", fail)
+    monkeypatch.setattr(product.live.found_out, "remember", fail)
     product._complaints.forget()
     with caplog.at_level("ERROR", logger="bloomguard"), CaptureQueriesContext(connection):
         assert [get_object_or_404(found) for _ in range(3)] == [None] * 3

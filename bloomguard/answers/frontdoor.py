@@ -18,7 +18,7 @@ from ..complaints import Complaints
 from ..exceptions import ConfigurationError
 from ..guards import Guard
 from ..routes import NO_ID, Decide, GuardedRoute, Index, table_for
-from ..verdicts import Verdict
+from ..verdicts import MAYBE, Verdict
 from .capture import Page, Unfit, capture
 
 logger = logging.getLogger("bloomguard")
@@ -75,6 +75,8 @@ class FrontDoor:
             if value is NO_ID:
                 continue
             decision = decide(route.guard, value)
+            if decision is MAYBE:
+                continue
             if decision is None:
                 return None
             if decision.verdict is Verdict.ABSENT and method in route.methods and route.takes(path):

@@ -149,7 +149,7 @@ class Fetching:
         """
         try:
             if answering and finds_all(self, rows) and is_exact(self, value):
-                self.live.remember(self.keys.key(value), answering, rows.db)
+                self.live.found_out.remember(self.keys.key(value), answering, rows.db)
         except (Unkeyable, OutOfRange):
             pass
         except Exception as error:
@@ -166,10 +166,10 @@ class Fetching:
             if not answering or not finds_all(self, rows) or not is_exact(self, value):
                 return
             key = self.keys.key(value)
-            if self.live.ask(key).verdict is not Verdict.MAYBE or not self.live.worth_asking(key, answering):
+            if self.live.ask(key).verdict is not Verdict.MAYBE or not self.live.found_out.worth_asking(key, answering):
                 return
             if not rows.filter(**lookup_of(self, value)).exists():
-                self.live.remember(key, answering, rows.db)
+                self.live.found_out.remember(key, answering, rows.db)
         except (Unkeyable, OutOfRange):
             pass
         except Exception as error:

@@ -60,6 +60,10 @@ class State:
         """Every generation that a write goes to."""
         return tuple(name for name in (self.active, self.standby, self.building) if name)
 
+    def is_answered_by(self, generation: str) -> bool:
+        """Whether ``generation`` is what may say that a row is not there."""
+        return self.active == generation and self.status == ARMED
+
     def names_no_more_than(self, earlier: State) -> bool:
         """Whether a write that went where ``earlier`` says has reached every generation that this row names."""
         return self.identity == earlier.identity and set(self.generations) <= set(earlier.generations)
@@ -124,6 +128,11 @@ class StateTable:
         if self.lease(name) is None:
             self.renew()
         return self.lease(name)
+
+    def answered_by(self, generation: str, name: str) -> State | None:
+        """:meth:`renewed`, if ``generation`` is what answers for ``name``. May wait."""
+        state = self.renewed(name)
+        return state if state is not None and state.is_answered_by(generation) else None
 
     def is_armed(self, name: str) -> bool | None:
         """Whether the row of ``name`` says that a filter may answer; ``None`` if it could not be read. May wait."""

@@ -96,7 +96,7 @@ class Process:
         )
         live.simulated = self.store
         live._lock = Lock(scheduler)  # type: ignore[assignment]
-        live._found_out._lock = Lock(scheduler)  # type: ignore[assignment]
+        live.found_out._lock = Lock(scheduler)  # type: ignore[assignment]
         self.guard.__dict__["live"] = live
 
     def clock(self) -> float:
@@ -262,7 +262,7 @@ class World:
         self.scheduler.hop()
         if answering and not there:
             self.scheduler.note("finds no", key)
-            process.guard.live.remember(KEYS[key], answering, ROWS)
+            process.guard.live.found_out.remember(KEYS[key], answering, ROWS)
 
 
 def prepare() -> None:
