@@ -33,6 +33,7 @@ LAYERS = [
     ["stores."],
     ["sync", "sync.connection", "sync.state"],
     ["remembered", "homes"],
+    ["awaited"],
     ["live"],
     ["spot_checks", "hearing"],
     ["lookups.querysets", "lookups.fetching", "lookups.steps", "lookups.cache_aside"],

@@ -182,7 +182,7 @@ class CacheAside:
         @property
         def definition(self) -> str: ...
         def decide(self, value: Any) -> Decision: ...
-        async def _adecide(self, value: Any) -> Decision: ...
+        async def adecide(self, value: Any) -> Decision: ...
         def confirm_missing(self, value: Any) -> None: ...
 
     def cache_key(self, value: Any) -> str | None:
@@ -231,7 +231,7 @@ class CacheAside:
         patience: float = 5.0,
     ) -> Any:
         """:meth:`get_or_load` with an async ``load``, without a blocking call on the event loop."""
-        decision = await self._adecide(value)
+        decision = await self.adecide(value)
         if decision.verdict is Verdict.ABSENT:
             self.tallies[SPARED]()
             return None

@@ -41,6 +41,8 @@ class Generation(ABC):
 
     name: str
     layout: Layout
+    #: Whether an event loop can await :meth:`amight_contain`; if not, a check that waits is made in a thread.
+    awaits: bool = False
     #: ``might_contain(key: bytes) -> bool``; raises :class:`CorruptFilter` where a shard cannot be trusted, and
     #: :class:`StoreError` where the store does not answer.
     might_contain: Callable[[bytes], bool]
@@ -50,7 +52,7 @@ class Generation(ABC):
         return [self.might_contain(key) for key in keys]
 
     async def amight_contain(self, key: bytes) -> bool:
-        """:attr:`might_contain` on an event loop, which a store that :attr:`Store.awaits` does not hold up."""
+        """:attr:`might_contain` on an event loop, which one that :attr:`awaits` does not hold up."""
         return self.might_contain(key)
 
     async def amight_contain_many(self, keys: Iterable[bytes]) -> list[bool]:
@@ -134,8 +136,6 @@ class Store(ABC):
 
     #: Whether a check waits for a network: an event loop must not make one.
     waits: ClassVar[bool] = False
-    #: Whether one that waits can be awaited by an event loop: if not, it is made in a thread.
-    awaits: bool = False
     #: The most bytes that one shard of a new generation takes here.
     shard_bytes: int = SHARD_BYTES
 

@@ -95,6 +95,7 @@ class RedisStore(Store):
         self._adds = servers.link(connect_timeout, add_timeout, clock, breaks=False)
         self._bulk = servers.link(bulk_timeout, bulk_timeout, clock, breaks=False)
         self._async_reads = servers.async_link(self._reads, connect_timeout, read_timeout)
+        #: Whether an event loop can ask: its client has to know all that the connections' options say.
         self.awaits = self._async_reads is not None
         #: How often a read got no answer, by reason.
         self.failures: Counter[str] = Counter()
@@ -118,7 +119,7 @@ class RedisStore(Store):
             raise
 
     async def aread(self, commands: Sequence[Command], identity: str) -> list[Any]:
-        """:meth:`read` on an event loop, where the store :attr:`awaits`."""
+        """:meth:`read` on an event loop, if :attr:`awaits` says so."""
         assert self._async_reads is not None
         try:
             return await self._async_reads.trip(commands, identity)

@@ -34,6 +34,9 @@ _POSITIONS = 8_000  # set in one trip
 class Trips(Protocol):
     """What a generation needs of its store: trips with three kinds of patience, and the names of keys."""
 
+    #: Whether :meth:`aread` works.
+    awaits: bool
+
     def read(self, commands: Sequence[Command], identity: str | None = None) -> list[Any]:
         """Ask on behalf of a request."""
 
@@ -71,6 +74,7 @@ class RedisGeneration(Generation):
         self.layout = layout
         self.identity = identity
         self.keys = [trips.key(guard, name, shard) for shard in range(len(layout.headers))]
+        self.awaits = trips.awaits
         self._trips = trips
         self._draft = draft
         self._kind = kind_of(layout)(layout, self.keys)
