@@ -125,7 +125,7 @@ class LiveFilter(Awaited):
             denied_by = name
         state = self.table.lease(self.name)
         if state is not None:
-            if denied_by and self._denies(state, denied_by):
+            if self._denies(state, denied_by):
                 return ABSENT
             if state.active in self._opened or state.active in self._refused or not state.active:
                 return self._decide(state, [key])[0]
@@ -135,8 +135,8 @@ class LiveFilter(Awaited):
         return None
 
     def _denies(self, state: State, name: str) -> bool:
-        """Whether a no of the generation ``name`` is still what counts: then there is no need to ask it again."""
-        return state.is_answered_by(name) and state.version == self._version
+        """Whether the generation ``name``, if any, said no, and that still counts: no need to ask it again."""
+        return bool(name) and state.is_answered_by(name) and state.version == self._version
 
     def _failed(self, error: Exception, name: str) -> Decision | None:
         """What is to be said where the generation ``name`` gave no answer; ``None`` if the row has to say it."""

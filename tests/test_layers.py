@@ -50,7 +50,10 @@ LAYERS = [
     ["sync.links", "sync.watches", "sync.sqltext", "sync.discards", "sync.fencing", "sync.adding"],
     ["sync.statements", "sync.raw", "sync.signals"],
     ["rebuild", "building.copying", "routes", "answers.responses", "answers.capture"],
-    ["answers.frontdoor", "answers.learning", "routing.listing", "routing.explain", "routing.telling"],
+    [
+        "answers.frontdoor", "answers.learning", "routing.listing", "routing.explain", "routing.telling",
+        "routing.awaiting",
+    ],
     ["operating.tasks", "operating.jobs", "operating.charts", "templatetags.", "operating.overview", "admin"],
     ["middleware", "wsgi", "asgi", "decorators", "views", "managers", "contrib.", "management.", "checks."],
     ["testing."],
