@@ -273,9 +273,11 @@ def _decimal_integers(gathered: Any, rows: int) -> Any:
 
     try:
         numbers: Any = np.fromstring(gathered, np.int64, sep=",")
-    except ValueError:
+    except (ValueError, DeprecationWarning):
         numbers = []
-    return _integers(numbers, rows)
+    # Older versions of numpy only warn, and give what they could read.
+    whole = len(numbers) > 0 and gathered.rpartition(",")[2] == str(numbers[-1])
+    return _integers(numbers if whole else numbers[:-1], rows)
 
 
 def _uuids(data: bytes, rows: int) -> bytes:

@@ -61,6 +61,7 @@ def stop_before(step: str) -> None:
 def main() -> None:
     import django
 
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # which a suite that runs in the background ignores
     django.setup()
     from django.core.management import execute_from_command_line
 

@@ -48,7 +48,7 @@ LAYERS = [
         "routing.discovery",
     ],
     ["sync.links", "sync.watches", "sync.sqltext", "sync.discards", "sync.fencing", "sync.adding"],
-    ["sync.statements", "sync.raw", "sync.signals"],
+    ["sync.written", "sync.statements", "sync.raw", "sync.signals"],
     ["rebuild", "building.copying", "routes", "answers.responses", "answers.capture"],
     [
         "answers.frontdoor", "answers.learning", "routing.listing", "routing.explain", "routing.telling",

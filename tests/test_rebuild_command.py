@@ -9,11 +9,13 @@ from datetime import timedelta
 
 import pytest
 from django.core.management import CommandError, call_command
+from django.db import connection
 
 from bloomguard import rebuild, sources
 from bloomguard.guards import Registry, registry
 from bloomguard.management import durations
 from bloomguard.management.commands import rebuild_filter
+from bloomguard.models import GuardState
 from bloomguard.rebuild import Rebuild
 from bloomguard.stores import stores
 from bloomguard.sync import state as states
@@ -79,6 +81,35 @@ def test_progress_is_shown_with_rate_and_time_left(capfd, monkeypatch):
     assert "product: 100%" in shown
     assert "1.00k/1.00k" in shown
     assert "rows/s" in shown
+
+
+def test_whoever_builds_a_first_filter_is_told_who_must_not_write_any_more(capfd, monkeypatch):
+    """Once for all guards that never had a filter and are to answer: what older processes write is not in it."""
+    monkeypatch.setattr(type(registry["article"]), "mode", "shadow")
+    run("product")
+    first = capfd.readouterr().err
+
+    run("product", "article", "order", "place")
+    then = capfd.readouterr().err
+
+    assert "product: the first filter. A process that started before the guard existed does not add the rows" in first
+    assert "order, place: the first filter." in then
+    assert then.count("the first filter") == 1
+
+
+def test_before_migrate_the_command_says_so():
+    """Without the table of states nothing is built, and the message is the command that makes the table."""
+    with connection.schema_editor() as editor:
+        editor.delete_model(GuardState)
+    try:
+        for arguments in (["product"], ["--if-needed"], ["--roll-back", "product"]):
+            with pytest.raises(CommandError, match=r"no table bloomguard_guardstate yet: run manage\.py migrate"):
+                run(*arguments)
+    finally:
+        with connection.schema_editor() as editor:
+            editor.create_model(GuardState)
+
+    assert stores["default"].names("product") == []
 
 
 def test_quiet_says_nothing(capfd):

@@ -48,7 +48,7 @@ def check_settings(app_configs: Any, **kwargs: Any) -> list[CheckMessage]:
         except StoreUnavailable as error:  # a client that cannot be made while its servers are away
             messages.append(
                 Warning(
-                    f"the store {alias!r} does not answer: {error}.",
+                    f"the store {alias!r} does not answer: {str(error).rstrip('.')}.",
                     hint="Until it does, no request is answered by a guard, and saves take their guards out of use.",
                     id="bloomguard.W021",
                 )

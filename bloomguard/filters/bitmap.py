@@ -17,10 +17,11 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from bitarray import bitarray
 
 from . import bulk, codec, sizing
-from .base import BodyFilter, compile_check
+from .base import BodyFilter
 from .bloom import BloomFilter, BloomShape
 from .errors import InvalidShape
 from .hashing import MASK60, KeyHash
+from .unrolled import compile_check
 
 if TYPE_CHECKING:
     import numpy as np
@@ -80,6 +81,14 @@ class BitmapShape:
             return [digest]
         start = 8 * self.bit_bytes
         return [start + position for position in self.overflow.positions(digest)]
+
+    def positions_many(self, low: U64) -> NDArray[np.int64]:
+        """The same for many digests, shape ``(n,)``; all positions, in no order."""
+        import numpy as np
+
+        outside = low >= np.uint64(self.span)
+        beside = self.overflow.positions_many(low[outside] & np.uint64(MASK60)) + 8 * self.bit_bytes
+        return np.concatenate((low[~outside].view(np.int64), beside))
 
 
 class ExactBitmap(BodyFilter):

@@ -17,10 +17,11 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from bitarray import bitarray
 
 from . import bulk, codec, sizing
-from .base import BodyFilter, compile_check
+from .base import BodyFilter
 from .errors import InvalidShape, MismatchedFilters
 from .hashing import MASK60, KeyHash
 from .parallel import Crew
+from .unrolled import compile_check
 
 if TYPE_CHECKING:
     import numpy as np
@@ -69,6 +70,16 @@ class BloomShape:
         """The bit positions, from the body's first bit, that the low 60 bits of ``digest`` take."""
         low = digest & MASK60
         return [8 * offset + low % size for offset, size in zip(self.offsets, self.sizes)]
+
+    def positions_many(self, low: U64) -> NDArray[np.int64]:
+        """The same for digests whose low 60 bits are given, shape ``(n,)``; all positions, in no order."""
+        import numpy as np
+
+        found = np.empty((len(self.sizes), len(low)), np.uint64)
+        for row, start, size in zip(found, self.starts, self.sizes):
+            bulk.remainders(low, size, row)
+            row += np.uint64(start)
+        return found.reshape(-1).view(np.int64)
 
     @property
     def starts(self) -> list[int]:

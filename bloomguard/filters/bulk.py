@@ -126,15 +126,24 @@ class BitSetter:
 
 
 def set_few(cells: NDArray[np.uint8], positions: NDArray[np.int64]) -> None:
-    """Set bits by sorting them: what falls into one byte is joined first, and only those bytes are touched."""
+    """Set bits by sorting them, so that only their bytes are touched."""
+    for start in range(0, len(positions), _BLOCK):
+        offsets, values = with_bits(cells, positions[start : start + _BLOCK])
+        cells[offsets] = values
+
+
+def with_bits(cells: NDArray[np.uint8], positions: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.uint8]]:
+    """The bytes that bits lie in, by offset, each once, and what they will be when the bits are set."""
     import numpy as np
 
-    for start in range(0, len(positions), _BLOCK):
-        ordered = np.sort(positions[start : start + _BLOCK])
-        offsets = ordered >> 3
-        masks = (128 >> (ordered & 7)).astype(np.uint8)
-        starts = np.flatnonzero(np.concatenate(([True], offsets[1:] != offsets[:-1])))
-        cells[offsets[starts]] |= np.bitwise_or.reduceat(masks, starts)
+    ordered = np.sort(positions)
+    offsets = ordered >> 3
+    masks = (128 >> (ordered & 7)).astype(np.uint8)
+    first = np.ones(len(offsets), bool)
+    np.not_equal(offsets[1:], offsets[:-1], out=first[1:])
+    starts = np.flatnonzero(first)
+    offsets = offsets[starts]
+    return offsets, cells[offsets] | np.bitwise_or.reduceat(masks, starts)
 
 
 def test_bits(body: memoryview, offsets: tuple[int, ...], sizes: tuple[int, ...], low: U64) -> NDArray[np.bool_]:

@@ -16,9 +16,15 @@ import secrets
 import struct
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 from zlib import adler32, crc32
 
+from .bulk import with_bits
 from .errors import CorruptFilter
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 MAGIC = b"\x89bloomg\n"  # not ASCII, and ends in a newline: a transfer that mangles text mangles this first
 VERSION = 1
@@ -182,11 +188,7 @@ class Frame:
 
     def write(self, writes: Iterable[tuple[int, bytes]]) -> None:
         """Replace bytes of the body, each ``(offset, bytes)`` in the order given, and bring the checksum up to date."""
-        checksum, dirty, _ = self._trailer()
-        if dirty:  # somebody died here; what they left is whole bytes, all of them meant
-            self.seal()
-            checksum = self._trailer()[0]
-        self._set_trailer(checksum, 1)
+        checksum = self._start()
         low, high, size, body = checksum & 0xFFFF, checksum >> 16, len(self.body), self.body
         for offset, data in writes:
             for at, new in enumerate(data, offset):
@@ -195,6 +197,28 @@ class Frame:
                 high += delta * (size - at)
             body[offset : offset + len(data)] = data
         self._set_trailer((high % _ADLER) << 16 | low % _ADLER, 0)
+
+    def write_bits(self, positions: NDArray[np.int64]) -> None:
+        """Set many bits of the body, by their positions from its first one, and bring the checksum up to date."""
+        import numpy as np
+
+        checksum = self._start()
+        cells = np.frombuffer(self.body, np.uint8)
+        offsets, values = with_bits(cells, positions)
+        deltas = values.astype(np.int64) - cells[offsets]
+        low = (checksum & 0xFFFF) + int(deltas.sum())
+        high = (checksum >> 16) + int((deltas * ((len(cells) - offsets) % _ADLER)).sum())
+        cells[offsets] = values
+        self._set_trailer((high % _ADLER) << 16 | low % _ADLER, 0)
+
+    def _start(self) -> int:
+        """Mark that the body is about to change; returns its checksum until then."""
+        checksum, dirty, _ = self._trailer()
+        if dirty:  # somebody died here; what they left is whole bytes, all of them meant
+            self.seal()
+            checksum = self._trailer()[0]
+        self._set_trailer(checksum, 1)
+        return checksum
 
 
 def header_bytes(start: bytes | bytearray | memoryview) -> int:

@@ -13,10 +13,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from . import codec, sizing
-from .base import BodyFilter, compile_check
+from .base import BodyFilter
 from .bloom import BloomFilter, check_sizes, estimate_size
 from .hashing import MASK60, KeyHash
 from .parallel import Crew
+from .unrolled import compile_check
 
 if TYPE_CHECKING:
     import numpy as np

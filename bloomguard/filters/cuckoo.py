@@ -22,9 +22,10 @@ from struct import Struct
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from . import codec, cuckoo_bulk, sizing
-from .base import BodyFilter, compile_check
+from .base import BodyFilter
 from .errors import FilterFull, InvalidShape
 from .hashing import MASK60, KeyHash
+from .unrolled import compile_check
 
 if TYPE_CHECKING:
     import numpy as np

@@ -153,8 +153,8 @@ class KeyHash:
             keys = list(keys)
             if keys and isinstance(keys[0], int):
                 return self._words(_integers(keys))
-            wrong = next((key for key in keys if len(key) != self.width), None)
-            if wrong is not None:
+            if set(map(len, keys)) - {self.width}:
+                wrong = next(key for key in keys if len(key) != self.width)
                 raise InvalidShape(f"a key of {len(wrong)} bytes in a filter for keys of {self.width} bytes")
             keys = b"".join(keys)
         keys = memoryview(keys).cast("B")

@@ -17,10 +17,13 @@ from .base import Adds, Generation
 if TYPE_CHECKING:
     from ..filters.base import U64, Keys
 
-# Adding keys in bulk costs a tenth for each, and then a pass over the shard for its checksum: 0.4 ms a MiB.
+# Adding one key takes 6 us a shard that gets any; several at once, where bits are all that is set, 150 us a shard and
+# 0.5 us each. In bulk a key costs a tenth of that, and then there is a pass over each shard for its checksum.
+_SEVERAL_KEYS = 32
 _MANY_KEYS = 256
-_BYTES_A_KEY = 16_384
-# Keys that are discarded under one lock: others wait for some 5 ms.
+_BYTES_A_KEY = {True: 256, False: 16_384}  # by whether several at once is a way
+# Keys that are written or discarded under one lock: others wait for some 5 ms.
+_WRITTEN_AT_ONCE = 8_192
 _DISCARDED_AT_ONCE = 256
 
 
@@ -44,7 +47,9 @@ class FrameGeneration(Generation):
         self._locked = locked
         self._frames: list[Frame | None] = [None] * len(buffers)
         self._filters: list[BodyFilter | None] = [None] * len(buffers)
-        self._many = max(_MANY_KEYS, layout.total_bytes // _BYTES_A_KEY)
+        plain = layout.filter_class.plain_bits
+        self._many = max(_MANY_KEYS, layout.total_bytes // _BYTES_A_KEY[plain])
+        self._several = _SEVERAL_KEYS * len(buffers) if plain else self._many
         self.might_contain = self._might_contain
         if len(buffers) == 1:
             self._shard(0)
@@ -71,21 +76,33 @@ class FrameGeneration(Generation):
 
     def add(self, keys: Iterable[bytes]) -> None:
         keys = list(keys)
-        if self._are_many(keys):
-            self.add_many(keys)
-            if not all(attached.contains_digests(low, high).all() for attached, low, high in self._placed(keys)):
-                raise CorruptFilter(self._lost)
-            return
-        places = self._places(keys)
+        if len(keys) >= self._many:
+            for frame, attached, low, high in self._placed(keys):
+                with self._changing(frame, False):
+                    attached.add_digests(low, high)
+                self._see(attached, low, high)
+        elif len(keys) >= self._several:
+            for start in range(0, len(keys), _WRITTEN_AT_ONCE):
+                self._add_several(keys[start : start + _WRITTEN_AT_ONCE])
+        else:
+            places = self._places(keys)
+            with self._locked(True):
+                self._write(places)
+
+    def _add_several(self, keys: Sequence[bytes]) -> None:
+        placed = list(self._placed(keys))
         with self._locked(True):
-            self._write(places)
+            for frame, attached, low, _ in placed:
+                frame.write_bits(attached.layout.positions_many(low))
+        for _, attached, low, high in placed:
+            self._see(attached, low, high)
 
     @classmethod
     def add_to_all(cls, adds: Sequence[Adds]) -> list[Exception | None]:
         """See :meth:`Generation.add_to_all`: under one lock where it is everyone's, which half of an add's time is."""
         mine: list[tuple[FrameGeneration, Sequence[bytes]]] = adds  # type: ignore[assignment]
         locked = mine[0][0]._locked
-        if any(each._locked != locked or each._are_many(keys) for each, keys in mine):
+        if any(each._locked != locked or len(keys) >= each._several for each, keys in mine):
             return super().add_to_all(adds)
         outcomes: list[Exception | None] = []
         try:
@@ -96,9 +113,6 @@ class FrameGeneration(Generation):
         except StoreError as error:  # the lock was not to be had
             return [error] * len(adds)
         return outcomes
-
-    def _are_many(self, keys: Sequence[bytes]) -> bool:
-        return len(keys) >= self._many
 
     def _places(self, keys: Iterable[bytes]) -> Places:
         return [(*self._shard(shard), digest) for shard, digest in map(self.layout.locate, keys)]
@@ -165,9 +179,14 @@ class FrameGeneration(Generation):
                 frame.seal()
         return missing
 
-    def _placed(self, keys: Keys) -> Iterator[tuple[BodyFilter, U64, U64]]:
+    def _placed(self, keys: Keys) -> Iterator[tuple[Frame, BodyFilter, U64, U64]]:
+        """Each shard that has any of the keys, checked whole, and their digests."""
         for index, low, high in self.layout.locate_many(keys):
-            yield self._shard(index)[1], low, high
+            yield *self._shard(index), low, high
+
+    def _see(self, attached: BodyFilter, low: U64, high: U64) -> None:
+        if not attached.contains_digests(low, high).all():
+            raise CorruptFilter(self._lost)
 
     def filters(self) -> list[BodyFilter]:
         return [self._shard(index)[1] for index in range(len(self._buffers))]

@@ -18,25 +18,20 @@ import threading
 from collections.abc import Callable, Sequence
 from functools import lru_cache, partial, wraps
 from operator import itemgetter
-from typing import Any, NamedTuple
+from typing import Any
 
 from django.core.exceptions import EmptyResultSet
-from django.db import DatabaseError, models, transaction
+from django.db import models, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models.constants import OnConflict
 from django.db.models.sql import compiler as compilers
 
-from ..guards import Guard
-from ..keys import OutOfRange, Unkeyable
 from . import discards, fencing
 from .discards import Alive, Before
 from .watches import Fields, Watch, watching
+from .written import Told, Values, add, add_all
 
 Execute = Callable[..., Any]
-Values = Sequence[tuple[Any, ...]]
-
-#: How many rows are read back by one query: below every database's limit of parameters.
-_PAGE = 500
 
 
 class _Running(threading.local):
@@ -46,14 +41,6 @@ class _Running(threading.local):
 
 
 running = _Running()
-
-
-class Told(NamedTuple):
-    """What is known of the rows that a statement wrote. ``stored``: by the database, not by the instances."""
-
-    values: Values
-    link: str
-    stored: bool
 
 
 def connect() -> None:
@@ -106,7 +93,7 @@ def _inserting(execute: Execute) -> Execute:
             # A single row that `ignore_conflicts` left out is returned as None.
             rows = [row for row in _run(execute, self, returned or None) if row is not None]
             for watch in watches:
-                _add(watch, self.using, lambda watch: _inserted(watch, self, returned, rows, before))
+                add(watch, self.using, lambda watch: _inserted(watch, self, returned, rows, before))
         if len(returned) == len(asked):
             return rows
         return [row[: len(asked)] for row in rows] if asked else []
@@ -214,7 +201,7 @@ def _updating(execute: Execute) -> Execute:
         with transaction.atomic(using=self.using, savepoint=False):
             if all(fencing.is_idle(watch.guard) for watch in touched):
                 changed = _run(execute, self, result_type)
-                _add_all(touched, self.using, lambda watch: None)
+                add_all(touched, self.using, lambda watch: None)
                 return changed
             return _update(self, touched, result_type)
 
@@ -232,7 +219,7 @@ def _returning(execute: Execute) -> Execute:
             more = [field for field in _told_of(touched, before) if field not in returning_fields]
             returned = [*returning_fields, *more]
             rows = _run(execute, self, returned)
-            _add_all(touched, self.using, lambda watch: _updated(watch, self.using, returned, rows, before))
+            add_all(touched, self.using, lambda watch: _updated(watch, self.using, returned, rows, before))
         return [row[: len(returning_fields)] for row in rows]
 
     return execute_returning_sql
@@ -275,11 +262,11 @@ def _update(compiler: Any, watches: Sequence[Watch], result_type: Any) -> int:
             returned = _told_of(watches, before)
             rows = _run(_execute_returning, compiler, sql, parameters, returned)
             changed = len(rows) if returned else rows
-            _add_all(watches, compiler.using, lambda watch: _updated(watch, compiler.using, returned, rows, before))
+            add_all(watches, compiler.using, lambda watch: _updated(watch, compiler.using, returned, rows, before))
         else:
             keys = _locked(compiler)
             changed = _run(_execute_returning, compiler, sql, parameters, [])
-            _add_all(watches, compiler.using, lambda watch: _looked_up(watch, compiler, keys, before))
+            add_all(watches, compiler.using, lambda watch: _looked_up(watch, compiler, keys, before))
     for query in compiler.query.get_related_updates():
         related = query.get_compiler(compiler.using).execute_sql(result_type)
         changed = related if changed is None and related else changed
@@ -326,75 +313,7 @@ def _deleting(execute: Execute) -> Execute:
         with transaction.atomic(using=self.using, savepoint=False):
             before = _lock(self, counted, discards.lock)
             result = _run(partial(execute, **kwargs), self, *args)
-            _add_all(list(before), self.using, lambda watch: _settle(before, watch, self.using, Told((), "pk", True)))
+            add_all(list(before), self.using, lambda watch: _settle(before, watch, self.using, Told((), "pk", True)))
         return result
 
     return execute_sql
-
-
-# -- after the statement, before the COMMIT
-
-
-def _add_all(watches: Sequence[Watch], using: str, tell: Callable[[Watch], Told | None]) -> None:
-    for watch in watches:
-        _add(watch, using, tell)
-
-
-def _add(watch: Watch, using: str, tell: Callable[[Watch], Told | None]) -> None:
-    """Add the keys of the rows just written; what cannot be proved fences the guard.
-
-    Whatever goes wrong with the filter, the write goes on: only a query that fails is the writer's own trouble, for it
-    may have ended the transaction.
-    """
-    try:
-        with fencing.writing(watch.guard, using):
-            if fencing.needs_nothing(watch.guard, using):
-                return
-            problem = _problem(watch, using, tell(watch))
-    except DatabaseError:
-        raise
-    except Exception as error:
-        problem = f"adding a written row failed with {type(error).__name__}"
-    if problem:
-        fencing.fence(watch.guard, using, problem)
-
-
-def _problem(watch: Watch, using: str, told: Told | None) -> str:
-    """Add the keys; why that could not be proved, or nothing."""
-    guard = watch.guard
-    if told is not None and told.link:
-        told = _read_back(watch, using, told)
-    if told is None:
-        return "rows were written whose keys the database did not tell"
-    keys = []
-    for value in told.values:
-        try:
-            keys.append(guard.keys.key(value[0] if len(value) == 1 else value))
-        except Unkeyable:
-            if not told.stored and None not in value:  # what is stored and has no key, nobody can look up
-                return "a row was written whose key cannot be made"
-        except OutOfRange:
-            return "a row was written whose key cannot be made"
-    if keys and not guard.live.add(keys, partial(fencing.part_with_standby, guard, using)):
-        return guard.live.why_not_added()
-    return ""
-
-
-def _read_back(watch: Watch, using: str, told: Told) -> Told | None:
-    """The guard's values of its rows with these links, as they are now."""
-    if not watch.historical:
-        return Told(_rows(watch.guard, using, told), "", stored=True)
-    try:
-        with transaction.atomic(using=using):  # in the middle of a migration a column may be missing
-            return Told(_rows(watch.guard, using, told), "", stored=True)
-    except DatabaseError:
-        return None
-
-
-def _rows(guard: Guard, using: str, told: Told) -> Values:
-    rows: Any = models.QuerySet(guard.model, using=using).order_by()
-    keys = [value[0] if len(value) == 1 else value for value in told.values if None not in value]
-    found: list[tuple[Any, ...]] = []
-    for start in range(0, len(keys), _PAGE):
-        found += rows.filter(**{f"{told.link}__in": keys[start : start + _PAGE]}).values_list(*guard.attnames)
-    return found

@@ -125,14 +125,17 @@ def test_a_generation_can_be_opened_before_it_is_sealed(place, layout):
 
 
 def test_an_add_keeps_the_checksum_true(place, layout):
-    """After adds, single or bulk, every shard still proves itself."""
+    """After adds of few, several and many keys, whichever way each took, every shard holds them and proves itself."""
     generation = place.store.create("city", "a", layout)
-    generation.add(map(key, some(100)))
-    generation.add_many(np.array(some(3_000, seed=2)))
-    generation.add(map(key, some(100, seed=3)))
+    sizes = [1, generation._several - 1, generation._several, generation._many - 1, generation._many]
+    added = [some(size, seed=at) for at, size in enumerate(sizes)]
+    for numbers in added:
+        generation.add(map(key, numbers))
+    generation.add_many(np.array(some(3_000, seed=9)))
 
     reopened = place.again().open("city", "a", find)
 
+    assert all(reopened.might_contain(key(number)) for numbers in added for number in numbers)
     assert reopened.fill() == generation.fill()  # verified shard by shard
 
 

@@ -46,11 +46,11 @@ class Command(BaseCommand):
             type=_since,
             default="1h",
             metavar="TIME",
-            help="how far back: 15m, 1h, 7d, ..., at most 31d; to the hour where it is more than a day",
+            help="how far back: 15m, 1h (unless given), 7d, ..., at most 31d; to the hour where it is more than a day",
         )
         parser.add_argument("--json", action="store_true", help="print one JSON object")
         parser.add_argument(
-            "--watch", type=seconds, nargs="?", const=5.0, metavar="TIME", help="again every 5s, until Ctrl-C"
+            "--watch", type=seconds, nargs="?", const=5.0, metavar="TIME", help="again every 5s, or TIME, until Ctrl-C"
         )
 
     def handle(self, *args: Any, **options: Any) -> None:

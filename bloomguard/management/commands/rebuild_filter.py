@@ -9,7 +9,7 @@ from dataclasses import asdict
 from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser
-from django.db import DatabaseError
+from django.db import DEFAULT_DB_ALIAS, DatabaseError
 
 from ...building.copying import Copy
 from ...building.needs import Need, assess
@@ -17,7 +17,9 @@ from ...building.plans import Plan, Report
 from ...exceptions import BuilderBusy, ConfigurationError, RebuildError, StoreError
 from ...filters import FilterError
 from ...guards import Guard, registry
+from ...models import GuardState
 from ...rebuild import Rebuild, clear_away, roll_back_all, run_all
+from ...sync.state import table
 from ..durations import seconds
 from ..progress import Bar
 
@@ -82,6 +84,7 @@ class Command(BaseCommand):
         say = self.stdout.write if options["verbosity"] and not options["json"] else _say_nothing
         if options["dry_run"]:
             return self._plans(guards, options, say)
+        _refuse_unmigrated()
         if options["roll_back"]:
             return self._roll_backs(guards, say)
         if options["if_needed"]:
@@ -133,6 +136,8 @@ class Command(BaseCommand):
     def _builds(self, guards: list[Guard], options: dict[str, Any], say: Say) -> list[dict[str, Any] | RebuildError]:
         quiet = options["verbosity"] == 0
         keep = options["keep_standby"]
+        if not quiet:
+            self._warn_of_first_builds(guards)
         with ExitStack() as bars:
             rebuilds = [
                 self._rebuild(guard, options, progress=Bar(guard, bars, quiet), keep_standby=keep) for guard in guards
@@ -146,6 +151,28 @@ class Command(BaseCommand):
                     f"{report.error_rate_measured:.4%} now, {report.error_rate:.4%} when full"
                 )
         return [_named(outcome) if isinstance(outcome, Report) else outcome for outcome in outcomes]
+
+    def _warn_of_first_builds(self, guards: list[Guard]) -> None:
+        """Nobody can see who writes without knowing a guard, so whoever builds its first filter is told of it."""
+        published = GuardState.objects.using(table.connection.alias).filter(published_at__isnull=False)
+        built = set(published.values_list("name", flat=True))
+        first = [guard.name for guard in guards if guard.name not in built and not guard.is_shadow]
+        if first:
+            self.stderr.write(
+                f"{', '.join(first)}: the first filter. A process that started before the guard existed does not add "
+                "the rows that it writes, and they are answered 404: if one still runs, build again when it has ended",
+                self.style.WARNING,
+            )
+
+
+def _refuse_unmigrated() -> None:
+    connection = table.connection
+    if not connection.has_table(GuardState._meta.db_table):
+        where = "" if connection.alias == DEFAULT_DB_ALIAS else f" --database {connection.alias}"
+        raise CommandError(
+            f"the database {connection.alias!r} has no table {GuardState._meta.db_table} yet: "
+            f"run manage.py migrate bloomguard{where}"
+        )
 
 
 def _say_nothing(text: str) -> None:
