@@ -59,6 +59,8 @@ class LiveFilter(Awaited):
         self._waits: bool | None = None  # whether the store's checks wait for a network, once that is known
         # The active generation and its check, in one piece: threads replace it while others read it.
         self._check: tuple[str, Callable[[bytes], bool]] | None = None
+        #: The same check where it takes no wait: a ``True`` of it is a MAYBE, unless :attr:`found_out` knows better.
+        self.check_at_hand: Callable[[bytes], bool] | None = None
         self._version = 0  # of the row that the two below were last tidied for
         self._opened: dict[str, Generation] = {}
         self._refused: dict[str, float] = {}
@@ -114,7 +116,7 @@ class LiveFilter(Awaited):
         return self._renew_and_decide(keys)
 
     def _ask(self, key: bytes) -> Decision | None:
-        asked, denied_by = self._check, ""
+        asked, name = self._check, ""
         if asked is not None:
             name, check = asked
             try:
@@ -122,10 +124,9 @@ class LiveFilter(Awaited):
                     return MAYBE if self.found_out.is_empty else self.found_out.recall(key, name)
             except (CorruptFilter, StoreError) as error:
                 return self._failed(error, name)
-            denied_by = name
         state = self.table.lease(self.name)
         if state is not None:
-            if self._denies(state, denied_by):
+            if self._denies(state, name):
                 return ABSENT
             if state.active in self._opened or state.active in self._refused or not state.active:
                 return self._decide(state, [key])[0]
@@ -143,7 +144,7 @@ class LiveFilter(Awaited):
         if not isinstance(error, StoreUnavailable):
             state = self.table.lease(self.name)
             if state is None or state.active != name:
-                self._check = None  # it was replaced, perhaps, and dropped
+                self._take(None)  # it was replaced, perhaps, and dropped
                 return None
         return self._doubted(error, name)
 
@@ -199,7 +200,7 @@ class LiveFilter(Awaited):
             generation = self._answering(state)
             if not isinstance(generation, Generation):
                 return [generation] * len(keys)
-            self._check = state.active, generation.might_contain
+            self._take((state.active, generation.might_contain))
             found = [generation.might_contain(keys[0])] if len(keys) == 1 else generation.might_contain_many(keys)
             if self.found_out.is_empty:
                 return [MAYBE if might else ABSENT for might in found]
@@ -207,15 +208,16 @@ class LiveFilter(Awaited):
         except (CorruptFilter, StoreError) as error:
             return [self._doubted(error, state.active)] * len(keys)
 
+    def _take(self, check: tuple[str, Callable[[bytes], bool]] | None) -> None:
+        self._check = check
+        self.check_at_hand = check[1] if check is not None and self._waits is False else None
+
     def _answering(self, state: State) -> Generation | Decision:
         """The generation that may answer, or why none may."""
-        settled = self._settled(state)
-        if settled is not None:
-            return settled
-        generation = self._generation(state, state.active)
-        if generation is None:
+        answering = self._settled(state) or self._generation(state, state.active)
+        if answering is None:
             return UNTRUSTED if state.active in self._refused else self._elsewhere(state)
-        return generation
+        return answering
 
     def _settled(self, state: State) -> Generation | Decision | None:
         """The same as far as it takes neither a look at a store nor a lock; ``None`` if it takes one."""
@@ -250,7 +252,7 @@ class LiveFilter(Awaited):
     def _distrust(self, error: Exception, name: str) -> None:
         """Say once what is wrong with a generation, and ask it no more until it is replaced."""
         with self._lock:
-            self._check = None
+            self._take(None)
             first = name not in self._refused
             self._opened.pop(name, None)
             forever = isinstance(error, (CorruptFilter, UnknownGeneration))
@@ -389,7 +391,7 @@ class LiveFilter(Awaited):
     def forget(self) -> None:
         """Close everything, as if the process had just started."""
         with self._lock:
-            self._check = None
+            self._take(None)
             self._opened = {}
             self._refused = {}
             self._version = self._warned = 0

@@ -38,7 +38,8 @@ class BloomGuardMiddleware:
     def __call__(self, request: HttpRequest) -> HttpResponseBase | Awaitable[HttpResponseBase]:
         if self._async:
             return self._acall(request)
-        guard = absent(request, noting(request, Guard.decide) if self._tells else Guard.decide)
+        tells = self._tells
+        guard = absent(request, noting(request, Guard.decide) if tells else Guard.decide, quickly=not tells)
         response: HttpResponseBase
         if isinstance(guard, Guard):
             blocked(guard, request)
@@ -55,7 +56,7 @@ class BloomGuardMiddleware:
 
     async def _acall(self, request: HttpRequest) -> HttpResponseBase:
         # Nearly always answered from memory. A store on a server is awaited, and the state rows are read in a thread.
-        guard = absent(request, self._noting(request, Guard.decide_now))
+        guard = absent(request, self._noting(request, Guard.decide_now), quickly=not self._tells)
         if guard is False:
             guard = await awaited(lambda decide: absent(request, self._noting(request, decide)))
         response: HttpResponseBase

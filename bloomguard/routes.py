@@ -12,13 +12,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
-from uuid import UUID
 
 from django.conf import settings
 from django.core.signals import setting_changed
 from django.http import HttpRequest
 from django.urls import Resolver404, resolve
-from django.urls.converters import IntConverter, SlugConverter, StringConverter, UUIDConverter
 
 from .answers.shadow import Shadow
 from .complaints import Complaints
@@ -28,13 +26,12 @@ from .keys import OutOfRange, Unkeyable
 from .routing.access import Demand, demand
 from .routing.discovery import NotFound, lookup_of
 from .routing.patterns import Pattern, patterns, rivals
+from .routing.reading import NO_ID, Between, pick, reader
+from .routing.shortcut import LetsPass, shortcut
 from .routing.spare import Lookup, spared
 from .verdicts import MAYBE, SHADOW, Decision, Verdict
 
 logger = logging.getLogger("bloomguard")
-
-#: What a path that is not the route's has in place of an ID.
-NO_ID: Any = object()
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,11 +80,7 @@ class GuardedRoute:
 
     def value(self, captured: dict[str, Any]) -> Any:
         """The ID among a match's kwargs: one value, or a tuple for several fields; ``NO_ID`` where one is left out."""
-        try:
-            values = tuple([captured[name] for name in self.kwargs])
-        except KeyError:  # an optional group of a regular expression
-            return NO_ID
-        return values[0] if len(values) == 1 else values
+        return pick(captured, self.kwargs)
 
     @cached_property
     def is_plain(self) -> bool:
@@ -105,66 +98,13 @@ class GuardedRoute:
 
         A first look: Django may resolve the path to something else.
         """
-        expression = self.pattern.expression
-        if expression is None:
-            return self._read_by_steps
-        match, index = expression.match, expression.groupindex
-        converters = {name: converter for step in self.pattern.steps for name, converter in step.converters.items()}
-        groups = [(index[name], converters[name].to_python) for name in self.kwargs]
-        if len(groups) > 1:
+        return reader(self.pattern, self.kwargs)
 
-            def read_all(path: str) -> Any:
-                found = match(path)
-                if found is None:
-                    return NO_ID
-                try:
-                    return tuple([convert(found[group]) for group, convert in groups])
-                except ValueError:
-                    return NO_ID
-
-            return read_all
-
-        [(group, convert)] = groups
-        before, _, after = self.pattern.text.partition("<")
-        after = after.partition(">")[2]
-        kind = type(converters[self.kwargs[0]])
-        if "<" not in after and kind in (IntConverter, SlugConverter, StringConverter, UUIDConverter):
-            # The usual route is one ID between two texts. An expression costs more than all the rest.
-            convert = {IntConverter: int, UUIDConverter: UUID}.get(kind, _segment)
-            head, body = slice(len(before)), slice(len(before), -len(after) or None)
-            tail = slice(-len(after), None) if after else slice(0)
-
-            def read_between(path: str) -> Any:
-                if path[head] != before or path[tail] != after:
-                    return NO_ID
-                try:
-                    return convert(path[body])
-                except ValueError:
-                    return NO_ID
-
-            return read_between
-
-        def read(path: str) -> Any:
-            found = match(path)
-            if found is None:
-                return NO_ID
-            try:
-                return convert(found[group])
-            except ValueError:
-                return NO_ID
-
-        return read
-
-    def _read_by_steps(self, path: str) -> Any:
-        captured = self.pattern.match(path)
-        return NO_ID if captured is None else self.value(captured)
-
-
-def _segment(text: str) -> str:
-    """``text`` between two slashes; raises :class:`ValueError` if it is empty or has one in it."""
-    if not text or "/" in text:
-        raise ValueError("no segment of a path")
-    return text
+    @cached_property
+    def lets_pass(self) -> LetsPass | None:
+        """A shortcut for paths with :attr:`prefix`, if there is one."""
+        between = Between.texts(self.pattern, self.kwargs)
+        return shortcut(self.guard, between) if between is not None and between.before == self.prefix else None
 
 
 def guarded_routes(guard: Guard, urlconf: Any = None) -> list[GuardedRoute]:
@@ -296,19 +236,24 @@ setting_changed.connect(_follow_settings, dispatch_uid="bloomguard.routes")
 Decide = Callable[[Guard, Any], Decision | None]
 
 
-def absent(request: HttpRequest, decide: Decide) -> Guard | Shadow | bool | None:
+def absent(request: HttpRequest, decide: Decide, *, quickly: bool = False) -> Guard | Shadow | bool | None:
     """The guard that knows for certain that ``request`` asks for what does not exist; a shadow of it passes as well.
 
-    ``None`` lets the request pass; ``False`` says that ``decide`` could not tell without the database. Never raises.
+    ``None`` lets the request pass; ``False`` says that ``decide`` could not tell without the database. ``quickly`` does
+    not ask ``decide`` where a :mod:`~bloomguard.routing.shortcut` says that the ID may exist. Never raises.
     """
     try:
-        table = table_for(getattr(request, "urlconf", None))
+        urlconf = getattr(request, "urlconf", None)
+        table = _tables.get(urlconf) or table_for(urlconf)
         if request.method not in table.methods:
             return None
         if table.by_language and not hasattr(request, "LANGUAGE_CODE"):
             return None  # LocaleMiddleware has yet to choose the language, so nobody knows which pattern will match
         path = request.path_info
         for route in table.candidates(path):
+            if quickly and route.lets_pass is not None and route.lets_pass(path):
+                request.bloomguard_maybe = route  # type: ignore[attr-defined]
+                continue
             asked = route.read(path)
             if asked is NO_ID:
                 continue
@@ -334,7 +279,8 @@ def absent_in_view(
     The caller sees to it that who asks is logged in, where :attr:`GuardedRoute.demand` says so.
     """
     try:
-        table = table_for(getattr(request, "urlconf", None))
+        urlconf = getattr(request, "urlconf", None)
+        table = _tables.get(urlconf) or table_for(urlconf)
         for route in table.late.get(view, ()):
             value = route.value(kwargs)
             if value is NO_ID or request.method not in route.methods or not route.pattern.is_of(request.resolver_match):

@@ -45,8 +45,9 @@ LAYERS = [
     ],
     [
         "answers.pages", "building.needs", "routing.patterns", "routing.access", "routing.spare", "answers.shadow",
-        "routing.discovery",
+        "routing.discovery", "routing.reading",
     ],
+    ["routing.shortcut"],
     ["sync.links", "sync.watches", "sync.sqltext", "sync.discards", "sync.fencing", "sync.adding"],
     ["sync.written", "sync.statements", "sync.raw", "sync.signals"],
     ["rebuild", "building.copying", "routes", "answers.responses", "answers.capture"],

@@ -17,7 +17,8 @@ from django.http.request import split_domain_port, validate_host
 from ..complaints import Complaints
 from ..exceptions import ConfigurationError
 from ..guards import Guard
-from ..routes import NO_ID, Decide, GuardedRoute, Index, table_for
+from ..routes import Decide, GuardedRoute, Index, table_for
+from ..routing.reading import NO_ID
 from ..verdicts import MAYBE, Verdict
 from .capture import Page, Unfit, capture
 

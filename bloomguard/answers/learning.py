@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from django.http import HttpRequest
 
 from ..complaints import Complaints
-from ..routes import NO_ID
+from ..routing.reading import NO_ID
 
 if TYPE_CHECKING:
     from ..routes import GuardedRoute

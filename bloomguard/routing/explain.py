@@ -22,12 +22,13 @@ from ..filters import FilterError
 from ..guards import Guard, registry
 from ..keys import OutOfRange, Unkeyable
 from ..models import GuardState
-from ..routes import NO_ID, RouteTable, table_for
+from ..routes import RouteTable, table_for
 from ..sync.state import LEASE_SECONDS
 from ..verdicts import ERROR, OUT_OF_RANGE, SHADOW, UNKEYABLE, Decision, Verdict
 from .discovery import NotFound, kwargs_of_decorator
 from .listing import EARLY, IN_VIEW, PASSES, Row, rows_of_pattern
 from .patterns import Pattern
+from .reading import NO_ID
 
 #: What the reasons of decisions mean, and what mends it.
 MEANING = {

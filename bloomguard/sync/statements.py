@@ -112,12 +112,13 @@ def _more_to_return(compiler: Any, watches: Sequence[Watch], asked: Sequence[Any
     if _returns(compiler):
         for watch in watches:
             fields = watch.primary_key if watch in before else watch.fields
-            if fields is None or fencing.is_idle(watch.guard):
+            missing = [field for field in fields or () if field not in asked and field not in more]
+            if fields is None or not missing or fencing.is_idle(watch.guard):
                 continue
             # Of a row that was there already, the instance does not tell so.
             if _instances_tell(compiler.query, fields) and not (watch in before and compiler.query.on_conflict):
                 continue
-            more += [field for field in fields if field not in asked and field not in more]
+            more += missing
     return more if _converts(compiler, more) else []
 
 
