@@ -46,9 +46,10 @@ def proxy(valkey):
 
 
 @pytest.fixture
-def site(proxy, settings, clock):
-    """A site with 20 products, whose guard lives on the server behind the proxy."""
-    patient = {"connect_timeout": 5, "read_timeout": 5, "add_timeout": 5}
+def site(request, proxy, settings, clock):
+    """A site with 20 products, whose guard lives on the server behind the proxy; a parameter is its patience."""
+    seconds = getattr(request, "param", 5)
+    patient = {"connect_timeout": seconds, "read_timeout": seconds, "add_timeout": 5}
     settings.BLOOMGUARD = {
         "STORES": {
             "default": {
@@ -310,6 +311,38 @@ def test_a_black_hole_holds_up_nobody_but_who_asks(site, proxy, monkeypatch):
 
     assert asyncio.run(ask()) == [UNREACHABLE] * 5
     assert longest[0] < 0.25
+
+
+FAULTS = ["refuse", "reset", "hole", "slow", "cut", "flush"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("site", [0.1], indirect=True, ids=["100 ms"])
+@pytest.mark.parametrize("fault", FAULTS)
+def test_no_fault_under_asgi_is_a_404_or_an_error(site, proxy, valkey, fault):
+    """Fifty times in the middle of requests for rows that exist: each gets its page, and later absent IDs get 404."""
+    client = AsyncClient()
+
+    async def drill():
+        visits = [asyncio.create_task(client.get(f"/products-async/{pk}/")) for pk in (*ROWS, *ROWS)]
+        await asyncio.sleep(0.005)
+        if fault == "flush":
+            with valkey.client() as admin:
+                admin.flushall()
+        elif fault in ("hole", "slow"):
+            proxy.mode = fault
+        else:
+            getattr(proxy, fault)()
+        visits += [asyncio.create_task(client.get(f"/products-async/{pk}/")) for pk in ROWS]
+        return [visit.status_code for visit in await asyncio.gather(*visits)]
+
+    for _ in range(50):
+        assert async_to_sync(drill)() == [200] * 60
+        proxy.mend()
+        site.clock.sleep(20)  # the breaker lets somebody try
+        if fault == "flush":
+            site.rebuild()
+        servers.until(lambda: site.clock.sleep(2) or site(999) == [ABSENT])
 
 
 def test_no_decision_is_waited_for_or_counted_twice(site):
