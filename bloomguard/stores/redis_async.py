@@ -71,11 +71,12 @@ class AsyncLink:
         await self._wait_for_turn(lines.free)
         try:
             self.server.check()
-            connection = await lines.pool.get_connection()
+            # Not by `get_connection`, which in older versions of redis-py makes one connection after the other.
+            connection = lines.pool.get_available_connection()
             try:
-                if connection._writer.is_closing():  # it was reset, which the pool does not see
-                    await connection.disconnect(nowait=True)
-                    await connection.connect()
+                if connection.is_connected and connection._writer.is_closing():
+                    await connection.disconnect(nowait=True)  # it was reset, which the pool does not see
+                await lines.pool.ensure_connection(connection)
                 return await self._talk(connection, commands)
             except BaseException:
                 await connection.disconnect(nowait=True)

@@ -27,6 +27,7 @@ PROVED_SECONDS = 0.05
 
 #: Errors of a server that may be itself again in a moment, by the first word of the reply.
 _PASSING = {"BUSY", "CLUSTERDOWN", "LOADING", "MASTERDOWN", "MISCONF", "NOREPLICAS", "OOM", "READONLY", "TRYAGAIN"}
+_MOVED = {"ASK", "MOVED"}
 #: redis-py takes the first word away where it has a class for the error.
 _WORDS: dict[type[Exception], str] = {
     redis.ReadOnlyError: "READONLY",
@@ -212,7 +213,7 @@ def _unavailable(error: Exception) -> StoreError:
 
 def _refusal(error: Exception) -> StoreError:
     word = next((word for kind, word in _WORDS.items() if isinstance(error, kind)), str(error).partition(" ")[0])
-    if isinstance(error, redis.exceptions.AskError):  # and MovedError, which is one
+    if isinstance(error, redis.exceptions.AskError) or word in _MOVED:  # and MovedError, which is one
         return StoreError("the key's slot was moved to another node, or is on its way there")
     if word in _PASSING:
         return StoreUnavailable(f"the server refuses commands: {word}", word.lower())
