@@ -65,7 +65,7 @@ def _page(door: FrontDoor, scope: dict[str, Any]) -> Page | None:
     header, secure_value = door.proxy_header or ("", "")
     forwarded_proto = header.removeprefix("HTTP_").replace("_", "-").lower().encode()
     host = forwarded_host = None
-    scheme, has_cookie = scope.get("scheme", "http"), False
+    scheme, has_cookie, told = scope.get("scheme", "http"), False, None
     for name, value in scope["headers"]:
         if name == b"host":
             if host is not None:
@@ -78,6 +78,8 @@ def _page(door: FrontDoor, scope: dict[str, Any]) -> Page | None:
                 return None
             forwarded_host = value
         elif name == forwarded_proto:
+            if told is not None:
+                return None
             told = value.decode("latin-1").split(",", 1)[0].strip()
             scheme = "https" if told == secure_value else "http"
     if door.takes_forwarded_host and forwarded_host is not None:

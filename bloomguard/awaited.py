@@ -43,7 +43,7 @@ class Awaited:
                 return None
             try:
                 if await generation.amight_contain(key):
-                    return MAYBE if self.found_out.is_empty else await self.found_out.arecall(key, name)
+                    return await self.found_out.arecall(key, name) if hash(key) in self.found_out.marks else MAYBE
             except (CorruptFilter, StoreError) as error:
                 return self._failed(error, name)
         state = self.table.lease(self.name)
@@ -75,7 +75,7 @@ class Awaited:
             return [self._doubted(error, state.active)] * len(keys)
         decided: list[Decision | None] = []
         for key, might in zip(keys, found):
-            if might and not self.found_out.is_empty:
+            if might and hash(key) in self.found_out.marks:
                 decided.append(await self.found_out.arecall(key, state.active))
             else:
                 decided.append(MAYBE if might else ABSENT)

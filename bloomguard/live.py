@@ -121,7 +121,7 @@ class LiveFilter(Awaited):
             name, check = asked
             try:
                 if check(key):
-                    return MAYBE if self.found_out.is_empty else self.found_out.recall(key, name)
+                    return self.found_out.recall(key, name) if hash(key) in self.found_out.marks else MAYBE
             except (CorruptFilter, StoreError) as error:
                 return self._failed(error, name)
         state = self.table.lease(self.name)
@@ -202,8 +202,6 @@ class LiveFilter(Awaited):
                 return [generation] * len(keys)
             self._take((state.active, generation.might_contain))
             found = [generation.might_contain(keys[0])] if len(keys) == 1 else generation.might_contain_many(keys)
-            if self.found_out.is_empty:
-                return [MAYBE if might else ABSENT for might in found]
             return [self.found_out.recalled(key, state.active) if might else ABSENT for key, might in zip(keys, found)]
         except (CorruptFilter, StoreError) as error:
             return [self._doubted(error, state.active)] * len(keys)

@@ -30,7 +30,7 @@ def shield(application: Application) -> Application:
     decide = Guard.decide
 
     def shielded(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
-        method = environ["REQUEST_METHOD"]
+        method, page = environ["REQUEST_METHOD"], None
         if method in methods:
             try:
                 path = environ.get("PATH_INFO", "")
@@ -44,11 +44,12 @@ def shield(application: Application) -> Application:
                     page = page_for(host, scheme == "https", "HTTP_COOKIE" in environ)
                     if page is not None:
                         blocked(guard, None)
-                        start_response("404 Not Found", list(page.headers))
-                        return [] if method == "HEAD" else [page.body]
             except Exception as error:
                 door.failed(error)
-        return application(environ, start_response)
+        if page is None:
+            return application(environ, start_response)
+        start_response("404 Not Found", list(page.headers))  # an error of the server's own is its own
+        return [] if method == "HEAD" else [page.body]
 
     return shielded
 

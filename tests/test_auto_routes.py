@@ -8,10 +8,12 @@ from django.conf import settings as django_settings
 from django.contrib.auth import get_user_model
 from django.contrib.auth.decorators import login_not_required, login_required, permission_required
 from django.core import checks
+from django.db import connections, transaction
 from django.db.models import Q
 from django.http import HttpResponse
 from django.test import AsyncClient, Client
 from django.urls import path
+from django.utils.decorators import method_decorator
 from django.views.generic import CreateView, DetailView, ListView
 
 from bloomguard.counting import counts
@@ -177,6 +179,36 @@ def test_nobody_learns_of_an_id_before_logging_in(browser, shop, url):
     absent, existing = browser.get(url.format(8)), browser.get(url.format(7))
 
     assert (absent.status_code, existing.status_code) == (302, 302)
+
+
+class Noting(DetailView):
+    """Writes a row before it looks for its own."""
+
+    model = Product
+
+    def get(self, request, *args, **kwargs):
+        Article.objects.create(slug="visited")
+        return super().get(request, *args, **kwargs)
+
+
+class NotingAnyhow(Noting):
+    @method_decorator(transaction.non_atomic_requests)
+    def dispatch(self, *args, **kwargs):
+        return super().dispatch(*args, **kwargs)
+
+
+@pytest.mark.parametrize(("view", "left"), [(Noting, 0), (NotingAnyhow, 1)])
+@pytest.mark.parametrize("middleware", [[], ["bloomguard.middleware.BloomGuardMiddleware"]], ids=["bare", "guarded"])
+def test_a_view_that_makes_its_404_is_in_its_own_transaction(
+    browser, shop, settings, monkeypatch, view, left, middleware
+):
+    """With ``ATOMIC_REQUESTS`` what it wrote before the 404 is rolled back, unless the view is exempt."""
+    monkeypatch.setitem(connections.settings["default"], "ATOMIC_REQUESTS", True)
+    settings.MIDDLEWARE = middleware
+    settings.ROOT_URLCONF = urlconf(path("p/<int:pk>/", view.as_view()))
+
+    assert browser.get("/p/8/").status_code == 404
+    assert Article.objects.filter(slug="visited").count() == left
 
 
 def test_rest_framework_refuses_before_it_looks(browser, shop):

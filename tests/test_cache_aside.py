@@ -11,9 +11,10 @@ import pytest
 from asgiref.sync import async_to_sync
 from django.core.cache import caches
 from django.core.cache.backends.locmem import LocMemCache
+from django.db import connections
 
 from bloomguard.guards import guards
-from bloomguard.lookups import cache_aside
+from bloomguard.lookups import cache_aside, steps
 from tests.guarding import make_guard
 from tests.servers import valkey
 from tests.shop.models import Article, Product
@@ -41,7 +42,8 @@ def shop(build, settings):
     Product.objects.create(pk=7)
     build("product")
     caches["default"].clear()
-    return guards["product"]
+    yield guards["product"]
+    caches["default"].clear()
 
 
 class Loader:
@@ -85,6 +87,8 @@ def crowd(call, size=CROWD):
             return call()
         except RuntimeError as error:
             return error
+        finally:
+            connections.close_all()
 
     with ThreadPoolExecutor(size) as pool:
         return list(pool.map(one, range(size)))
@@ -103,10 +107,17 @@ def acrowd(call, size=CROWD):
 
 
 @pytest.mark.parametrize("cache", ["default", "none"])
-def test_threads_share_one_load(shop, cache):
+def test_threads_share_one_load(shop, cache, monkeypatch):
     """Two hundred who want one cold key cause one load, even where nothing is cached."""
-    begun = threading.Event()
-    loader = Loader(lambda value: begun.wait(0.1) or {"name": "tea"})
+    waiting, wait = threading.Semaphore(0), steps.Waiter.wait
+    monkeypatch.setattr(steps.Waiter, "wait", lambda *args: waiting.release() or wait(*args))
+
+    def load(value):
+        """Takes until all the others wait for it."""
+        assert all(waiting.acquire(timeout=4) for _ in range(CROWD - 1))
+        return {"name": "tea"}
+
+    loader = Loader(load)
 
     assert crowd(lambda: shop.get_or_load(7, loader, cache=cache)) == [{"name": "tea"}] * CROWD
     assert loader.calls == 1
@@ -204,6 +215,23 @@ def test_nothing_is_an_answer_and_is_not_cached(shop, nothing):
     assert acrowd(lambda: shop.aget_or_load(7, Loader(nothing).later), 20) == [None] * 20
     assert list(caches["default"]._cache) == []
     assert loader.most == 1
+
+
+def test_nothing_is_no_answer_for_who_came_during_the_load(shop, monkeypatch):
+    """The row may have been made after the load had looked, and before they asked."""
+    looked, waiting, made = threading.Event(), threading.Event(), threading.Event()
+    loader = Loader(lambda value: looked.set() or (made.wait(10) and None), "tea")
+    wait = steps.Waiter.wait
+    monkeypatch.setattr(steps.Waiter, "wait", lambda *args: waiting.set() or wait(*args))
+
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(shop.get_or_load, 7, loader)
+        assert looked.wait(10)
+        second = pool.submit(shop.get_or_load, 7, loader)
+        assert waiting.wait(10)
+        made.set()
+
+        assert (first.result(10), second.result(10)) == (None, "tea")
 
 
 def test_falsy_values_are_values(shop):

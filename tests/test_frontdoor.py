@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import threading
 
@@ -263,6 +264,38 @@ def test_a_proxys_word_counts_as_it_does_for_django(shop, shielded, settings):
     assert (ask("https", "elsewhere.example"), len(site.reached)) == (400, 2)
 
 
+def test_a_proxys_word_that_is_said_twice_is_for_django(shop, settings):
+    """Which of the two counts is Django's business."""
+    settings.SECURE_SSL_REDIRECT = True
+    settings.SECURE_PROXY_SSL_HEADER = ("HTTP_X_FORWARDED_PROTO", "https")
+    site = Asgi()
+    told = [(b"x-forwarded-proto", b"http"), (b"x-forwarded-proto", b"https")]
+    scope = {"type": "http", "method": "GET", "path": "/products/8/", "headers": [(b"host", b"testserver"), *told]}
+
+    assert asyncio.run(site._ask(scope | {"query_string": b""})).status == 301
+    assert site.reached == ["/products/8/"]
+
+
+def test_an_error_of_the_servers_own_is_not_answered_twice(shop):
+    """Whoever refuses the 404, since the visitor has gone, is not asked to begin another answer."""
+    site, begun = Wsgi(), []
+
+    def start_response(status, headers):
+        begun.append(status)
+        raise OSError("gone")
+
+    environ = {
+        "REQUEST_METHOD": "GET",
+        "PATH_INFO": "/products/8/",
+        "HTTP_HOST": "testserver",
+        "wsgi.url_scheme": "http",
+    }
+    with pytest.raises(OSError, match="gone"):
+        site.application(environ, start_response)
+
+    assert (begun, site.reached) == (["404 Not Found"], [])
+
+
 def test_hosts_without_www_are_redirected_as_ever(shop, shielded, settings):
     """``PREPEND_WWW`` redirects before anything is not found."""
     settings.PREPEND_WWW, settings.ALLOWED_HOSTS = True, [".site.example"]
@@ -338,6 +371,10 @@ def test_routes_that_are_not_certain_by_their_path_go_on(build, shielded, settin
         ({"DISALLOWED_USER_AGENTS": ["x"]}, "DISALLOWED_USER_AGENTS is set"),
         ({"ROOT_URLCONF": urlconf()}, "no guarded route is certain"),
         ({"MIDDLEWARE": ["tests.test_frontdoor.sets_urlconf"]}, "a middleware sets request.urlconf"),
+        (
+            {"MIDDLEWARE": ["tests.test_frontdoor.sets_urlconf_of_one"], "ALLOWED_HOSTS": ["a", "one", "b", ".c"]},
+            "a middleware sets request.urlconf",
+        ),
         ({"MIDDLEWARE": ["tests.test_frontdoor.rewrites_path"]}, "a middleware rewrites request.path_info"),
         ({"MIDDLEWARE": ["tests.test_frontdoor.answers_all"]}, "the site answers no plain 404"),
         ({"ROOT_URLCONF": "no.such.urls"}, "an error"),
@@ -363,8 +400,6 @@ def test_only_djangos_own_application_is_taken(shield):
 
 def test_a_websocket_is_nobodys_business(shop, settings):
     """Other kinds of connections go on."""
-    import asyncio
-
     settings.MIDDLEWARE = STARTPROJECT
     site = Asgi()
     with pytest.raises(ValueError, match="Django can only handle ASGI/HTTP"):
@@ -374,6 +409,17 @@ def test_a_websocket_is_nobodys_business(shop, settings):
 def sets_urlconf(get_response):
     def middleware(request):
         request.urlconf = "tests.shop.urls"
+        return get_response(request)
+
+    return middleware
+
+
+def sets_urlconf_of_one(get_response):
+    """One of the site's hosts has a URLconf of its own."""
+
+    def middleware(request):
+        if request.get_host() == "one":
+            request.urlconf = "tests.shop.urls"
         return get_response(request)
 
     return middleware

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 import pytest
 
 from bloomguard.sync import state
+from tests.conftest import forget
 from tests.front import Asgi
 from tests.shop.models import Product
 
@@ -23,6 +24,9 @@ SERVERS = {
     "granian wsgi": "granian --interface wsgi --port {port} tests.front_site:application",
     "granian asgi": "granian --interface asginl --port {port} tests.front_site:async_application",
 }
+
+#: So often in a row a busy machine does not hit the same request.
+RUNS = 20
 
 
 def free_port():
@@ -86,12 +90,11 @@ def test_the_front_door_stands_behind(server, build, start):
 @pytest.mark.parametrize(
     "middleware", [[], ["bloomguard.middleware.BloomGuardMiddleware"]], ids=["front door", "middleware"]
 )
-@pytest.mark.parametrize(
-    ("reading", "allowed"),
-    [(0.4, 0.2), pytest.param(0.02, 0.005, marks=pytest.mark.slow)],  # a busy machine takes 5 ms from anybody
-)
-def test_nothing_holds_the_event_loop_up(build, settings, caplog, clock, middleware, monkeypatch, reading, allowed):
-    """With asyncio's debug mode on, no step of an answer takes as long as it takes to read the state rows."""
+def test_nothing_holds_the_event_loop_up(build, settings, caplog, clock, middleware, monkeypatch):
+    """With asyncio's debug mode on, no step of an answer takes 5 ms, though reading the state rows takes 20.
+
+    A busy machine takes as much from anybody, but not from the same request in every run.
+    """
     settings.MIDDLEWARE = middleware
     Product.objects.create(pk=7)
     build("product")
@@ -99,16 +102,22 @@ def test_nothing_holds_the_event_loop_up(build, settings, caplog, clock, middlew
     if middleware:
         site.application = site.handler
     execute = state.table.connection.execute
-    monkeypatch.setattr(state.table.connection, "execute", lambda *args: (time.sleep(reading), execute(*args))[1])
+    monkeypatch.setattr(state.table.connection, "execute", lambda *args: (time.sleep(0.02), execute(*args))[1])
 
     async def flood():
-        asyncio.get_running_loop().slow_callback_duration = allowed
+        asyncio.get_running_loop().slow_callback_duration = 0.005
+        slow = set()
         for number in range(60):
             if number % 20 == 0:
                 clock.sleep(5)
             answer = await asyncio.create_task(site._ask(scope(number)))
+            await asyncio.sleep(0)  # by now the step that got the answer has been timed
             assert answer.status == 404
             assert answer.headers["cache-control"] == "no-store"
+            if any(record.name == "asyncio" for record in caplog.records):
+                slow.add(number)
+            caplog.clear()
+        return slow
 
     def scope(number):
         return {
@@ -116,6 +125,11 @@ def test_nothing_holds_the_event_loop_up(build, settings, caplog, clock, middlew
             "query_string": b"", "headers": [(b"host", b"testserver")],
         }  # fmt: skip
 
-    asyncio.run(flood(), debug=True)
+    always = set(range(60))
+    for _ in range(RUNS):
+        forget()
+        always &= asyncio.run(flood(), debug=True)
+        if not always:
+            break
 
-    assert [record.getMessage() for record in caplog.records if record.name == "asyncio"] == []
+    assert always == set()

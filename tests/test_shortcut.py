@@ -148,7 +148,7 @@ def test_a_store_that_waits_is_asked_once(build, settings, tmp_path):
 
 
 def test_what_was_found_out_takes_the_longer_way(build, client, settings, monkeypatch, django_assert_num_queries):
-    """A replay is answered by the middleware, though the filter lets it through."""
+    """A replay is answered by the middleware, though the filter lets it through; others go by the shortcut."""
     settings.MIDDLEWARE = ["bloomguard.middleware.BloomGuardMiddleware"]
     for name, value in (("filter", "bloom"), ("error_rate", 0.2), ("capacity", 1_000)):
         monkeypatch.setattr(guards["product"], name, value, raising=False)
@@ -162,4 +162,5 @@ def test_what_was_found_out_takes_the_longer_way(build, client, settings, monkey
     with django_assert_num_queries(0):
         assert client.get(f"/products/{found}/").status_code == 404
     assert passed
+    assert shortcut_of("/products/1/")("/products/1/")
     assert guards["product"].decide(found) is REMEMBERED

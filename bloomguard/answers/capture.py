@@ -35,6 +35,8 @@ _OF_THE_ANSWER = frozenset(
 _OF_THE_BODY = frozenset({"content-encoding", "content-language", "content-type"})
 #: What a page may vary with while one body is right for everybody who is answered.
 _HARMLESS = frozenset({"accept-encoding", "cookie", "origin"})
+#: Each costs a run through all middleware at start.
+_MOST_HOSTS = 100
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,7 +64,10 @@ def capture(handler: BaseHandler, *, secure: bool) -> Page | None:
     def ask() -> None:
         try:
             with _probing(handler, reasons):
-                found.extend([_answer(handler, secure, visitor) for visitor in (0, 1)])
+                one, other, *more = _hosts()
+                found.extend([_answer(handler, secure, 0, one), _answer(handler, secure, 1, other)])
+                for host in more:  # they may have a URLconf of their own
+                    _answer(handler, secure, 0, host)
         finally:
             connections.close_all()
 
@@ -89,8 +94,8 @@ def _common(one: HttpResponse, other: HttpResponse) -> Page:
     return Page(body, tuple(kept.items()), "cookie" in varies)
 
 
-def _answer(handler: BaseHandler, secure: bool, visitor: int) -> HttpResponse | None:
-    request = _request(handler, secure, visitor)
+def _answer(handler: BaseHandler, secure: bool, visitor: int, host: str) -> HttpResponse | None:
+    request = _request(handler, secure, visitor, host)
     if isinstance(handler, ASGIHandler):
         response: HttpResponseBase = async_to_sync(handler.get_response_async)(request)
     else:
@@ -98,9 +103,9 @@ def _answer(handler: BaseHandler, secure: bool, visitor: int) -> HttpResponse | 
     return response if response.status_code == 404 and isinstance(response, HttpResponse) else None
 
 
-def _request(handler: BaseHandler, secure: bool, visitor: int) -> HttpRequest:
+def _request(handler: BaseHandler, secure: bool, visitor: int, host: str) -> HttpRequest:
     path = ("/bloomguard/probe/", "/another/7/")[visitor]
-    headers = {"host": _hosts()[visitor]}
+    headers = {"host": host}
     if visitor:
         headers |= {
             "accept-language": "de,fr;q=0.5",
@@ -141,16 +146,16 @@ def _request(handler: BaseHandler, secure: bool, visitor: int) -> HttpRequest:
     return request
 
 
-def _hosts() -> tuple[str, str]:
-    """Two hosts that the site takes for its own, different ones if there are."""
-    allowed = settings.ALLOWED_HOSTS or ["localhost"]
-    found = []
-    for host, prefix in ((allowed[0], ""), (allowed[-1], "probe.")):
-        name = "localhost" if host == "*" else f"{prefix}{host[1:]}" if host.startswith(".") else host
-        if settings.PREPEND_WWW and not name.startswith("www."):
-            name = f"www.{name}"
-        found.append(name)
-    return found[0], found[1]
+def _hosts() -> list[str]:
+    """Hosts that the site takes for its own, two at least: different ones if there are, then all others it names."""
+    first, *others = settings.ALLOWED_HOSTS or ["localhost"]
+    last = others.pop() if others else first
+    return [_host(first), _host(last, "probe."), *map(_host, others[:_MOST_HOSTS])]
+
+
+def _host(allowed: str, prefix: str = "") -> str:
+    name = "localhost" if allowed == "*" else f"{prefix}{allowed[1:]}" if allowed.startswith(".") else allowed
+    return f"www.{name}" if settings.PREPEND_WWW and not name.startswith("www.") else name
 
 
 @contextmanager

@@ -5,6 +5,8 @@ between processes that share a cache, an entry made by ``cache.add`` says that s
 
 - What is loaded is cached for ``timeout`` seconds, less up to a tenth, so that entries made together do not end
   together. ``None`` is nothing: it is not cached, so a flood of IDs that do not exist fills no cache.
+- Nothing is the answer of a load for those alone who were there when it began: the row may have been made since. Who
+  came later waits for the next load.
 - An exception is nobody's result: it goes to the caller whose load it was, and the next one who waits tries itself.
 - Nobody waits longer than twice ``patience``. A flight older than ``patience`` is given up: the next to come, or to
   lose patience, loads in its place. Who has waited twice as long loads for itself alone.
@@ -100,7 +102,8 @@ def get_or_load(key: str | None, waiter: Waiter, timeout: float | None, patience
     found = yield from _cached(key)
     if found is not None:
         return found
-    deadline = time.monotonic() + 2 * patience
+    came = time.monotonic()
+    deadline = came + 2 * patience
     while (now := time.monotonic()) < deadline:
         flight, mine = flights.join(waiter.scope, key, now, patience, waiter.event)
         if mine:
@@ -112,8 +115,9 @@ def get_or_load(key: str | None, waiter: Waiter, timeout: float | None, patience
         seconds = min(flight.began + patience, deadline) - now
         yield methodcaller("wait", flight.done, seconds)
         if flight.result is None:
-            return None
-        if flight.result is not _MISSING:
+            if flight.began >= came:
+                return None
+        elif flight.result is not _MISSING:
             # An object of one's own, where the cache has it: threads that share one would see each other's changes.
             found = yield from _cached(key)
             return flight.result if found is None else found

@@ -30,11 +30,12 @@ def shortcut(guard: Guard, between: Between) -> LetsPass | None:
     def lets_pass(path: str) -> bool:
         live = guard.live  # each time: a test may give the guard another one
         check = live.check_at_hand
-        if check is None or listeners or not live.found_out.is_empty or path[tail] != after:
+        if check is None or listeners or path[tail] != after:
             return False
         began = perf_counter_ns() if drawn() else 0
         try:
-            if not check(int(path[body]).to_bytes(8, "little")):
+            key = int(path[body]).to_bytes(8, "little")
+            if not check(key) or hash(key) in live.found_out.marks:
                 return False
         except Exception:
             return False

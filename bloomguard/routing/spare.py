@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from django.core.handlers.base import BaseHandler
 from django.db.models import QuerySet
 
 from ..guards import Guard
@@ -27,13 +28,22 @@ class Lookup:
 
 
 def spared(lookup: Lookup, callback: Any) -> Callable[..., Any]:
-    """``callback``, a class-based view, with a look-up that finds nothing; its first argument is what was asked for."""
+    """``callback``, a class-based view, with a look-up that finds nothing; in a transaction with ``ATOMIC_REQUESTS``.
+
+    Raises :class:`RuntimeError` where Django does: for an async view with ``ATOMIC_REQUESTS``.
+    """
     cls = getattr(callback, "view_class", None) or callback.cls
     mixin = _SparedRestView if hasattr(callback, "cls") else _SparedView
     made = type(cls.__name__, (mixin, cls), {"bloomguard_lookup": lookup, "__module__": cls.__module__})
+    view: Any
     if actions := getattr(callback, "actions", None):
-        return made.as_view(actions, **callback.initkwargs)  # type: ignore[attr-defined, no-any-return]
-    return made.as_view(**getattr(callback, "view_initkwargs", {}))  # type: ignore[attr-defined, no-any-return]
+        view = made.as_view(actions, **callback.initkwargs)  # type: ignore[attr-defined]
+    else:
+        view = made.as_view(**getattr(callback, "view_initkwargs", {}))  # type: ignore[attr-defined]
+    # Django does this to every view, but not to what a middleware calls.
+    view._non_atomic_requests = getattr(callback, "_non_atomic_requests", set())
+    atomic: Callable[..., Any] = BaseHandler().make_view_atomic(view)
+    return atomic
 
 
 class _Spared:
