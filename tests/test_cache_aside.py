@@ -11,6 +11,7 @@ import pytest
 from asgiref.sync import async_to_sync
 from django.core.cache import caches
 from django.core.cache.backends.locmem import LocMemCache
+from django.db import connections
 
 from bloomguard.guards import guards
 from bloomguard.lookups import cache_aside, steps
@@ -41,7 +42,8 @@ def shop(build, settings):
     Product.objects.create(pk=7)
     build("product")
     caches["default"].clear()
-    return guards["product"]
+    yield guards["product"]
+    caches["default"].clear()
 
 
 class Loader:
@@ -85,6 +87,8 @@ def crowd(call, size=CROWD):
             return call()
         except RuntimeError as error:
             return error
+        finally:
+            connections.close_all()
 
     with ThreadPoolExecutor(size) as pool:
         return list(pool.map(one, range(size)))

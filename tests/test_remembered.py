@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from asgiref.sync import async_to_sync
-from django.db import connection, transaction
+from django.db import connection, connections, transaction
 from django.http import Http404, HttpResponse, HttpResponseNotFound
 from django.test import AsyncClient, Client
 from django.test.utils import CaptureQueriesContext
@@ -22,7 +23,7 @@ from bloomguard.guards import Verdict, guards
 from bloomguard.managers import GuardedManager
 from bloomguard.remembered import shelf
 from bloomguard.sync import state
-from bloomguard.verdicts import MAYBE, REMEMBERED
+from bloomguard.verdicts import ABSENT, MAYBE, REMEMBERED
 from bloomguard.views import GuardedObjectMixin
 from tests import database
 from tests.conftest import forget
@@ -289,6 +290,21 @@ def test_a_transaction_proves_nothing(found, product):
 
     assert product.decide(found) is MAYBE
     assert get_object_or_404(5) is not None
+
+
+def test_a_thread_without_a_connection_needs_none_where_nothing_is_asked(found, product):
+    """What is absent, or remembered, opens no connection to the database; a false positive that is new does."""
+    absent = next(value for value in range(10_000, 20_000) if product.decide(value) is ABSENT)
+
+    def opened(value):
+        product.confirm_missing(value)
+        try:
+            return connection.connection is not None
+        finally:
+            connections.close_all()
+
+    with ThreadPoolExecutor(1) as elsewhere:
+        assert list(elsewhere.map(opened, [absent, found, found])) == [False, True, False]
 
 
 def test_other_rows_prove_nothing(product):

@@ -87,7 +87,9 @@ def finds_all(guard: Owner, queryset: QuerySet[Any]) -> bool:
         simple = asked.connector == known.connector == AND and not asked.negated and not known.negated
         if not simple or any(condition not in known.children for condition in asked.children):
             return False
-        return queryset.db == guard.database and connections[queryset.db].get_autocommit()
+        connection = connections[queryset.db]
+        # A thread that has no connection is in no transaction; `get_autocommit` would open one to say so.
+        return queryset.db == guard.database and (connection.connection is None or connection.get_autocommit())
     except Exception:  # nothing is learnt
         return False
 
