@@ -6,19 +6,22 @@ one after the other, with the same redis-py and hiredis, each through a pool of 
 
 from __future__ import annotations
 
+import asyncio
 import os
 import statistics
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import django
 import numpy as np
 import redis
+import redis.asyncio
+from asgiref.sync import sync_to_async
 
 from . import spread
 from .report import Report, interleave, median, ratio
@@ -118,13 +121,17 @@ def single(server: Valkey, store: RedisStore) -> None:
         ratio(taken, "batch", "check"),
         against="one check",
         at_most=5,
-        reason="500 bits are 1,500 words of one command; the server alone takes as long for them as for four checks",
+        reason="500 bits are 1,500 words of one command: reading and answering those takes the server as long as four "
+        "checks take in all; hashing, putting them together and reading replies takes as long as another four",
     )
     for name, what in (("check", "a check"), ("add", "an add"), ("batch", "a batch of 100 checks")):
         report.add(what, ratio(taken, name, "exists"), against="one .exists(), PostgreSQL")
     for name in ("check", "GETRANGE", "add", "SETBIT", "exists"):
         report.add(f"one {name}", median(taken, name) / LOOPS * 1e6, "us")
     report.add("a batch of 100 checks, time", median(taken, "batch") / LOOPS * 1e6, "us")
+
+    batch(made, admin, hundred)
+    on_a_loop(made, server, absent)
 
     for name, act in (("check", made.might_contain), ("add", lambda each: made.add([each]))):
         admin.config_resetstat()
@@ -134,6 +141,51 @@ def single(server: Valkey, store: RedisStore) -> None:
         report.add(f"server time of one {name}", usec, "us")
         report.add(f"processor time that a server spends on one {name}", processor(admin, act, absent) * 1e6, "us")
     admin.close()
+
+
+def batch(made: RedisGeneration, admin: redis.Redis, hundred: list[bytes]) -> None:
+    """What a batch is made of: hashing, the command, and what the server has to do for it."""
+    digests = [digest for _, digest in map(made.layout.locate, hundred)]
+    taken = interleave(
+        {
+            "hashed": times(100, lambda _: list(map(made.layout.locate, hundred))),
+            "made": times(100, lambda _: made._kind.asking_many(0, digests)),
+        },
+        rounds=21,
+    )
+    report.add("a batch of 100 checks: hashing", median(taken, "hashed") / 100 * 1e6, "us")
+    report.add("a batch of 100 checks: the command, made", median(taken, "made") / 100 * 1e6, "us")
+    spent = processor(admin, lambda _: made.might_contain_many(hundred), hundred)
+    report.add("a batch of 100 checks: processor time of the server", spent * 1e6, "us")
+
+
+def on_a_loop(made: RedisGeneration, server: Valkey, absent: list[bytes]) -> None:
+    """A check that an event loop awaits, beside a bare command of the same client, and beside a check in a thread."""
+    loop, client = asyncio.new_event_loop(), redis.asyncio.Redis(port=server.port)
+    in_thread = sync_to_async(made.might_contain, thread_sensitive=False)
+
+    def awaiting(act: Callable[[int], Awaitable[object]]) -> Callable[[], None]:
+        async def all_of_them() -> None:
+            for number in range(LOOPS):
+                await act(number)
+
+        return lambda: loop.run_until_complete(all_of_them())
+
+    taken = interleave(
+        {
+            "check": awaiting(lambda i: made.amight_contain(absent[i])),
+            "GETRANGE": awaiting(lambda i: client.getrange(made.keys[0], 64 * i, 64 * i + 63)),
+            "thread": awaiting(lambda i: in_thread(absent[i])),
+        },
+        rounds=21,
+    )
+    for name, against in (("GETRANGE", "GETRANGE, redis.asyncio"), ("thread", "one in a thread")):
+        report.add("an awaited check with its whole proof", ratio(taken, "check", name), against=against)
+    for name, what in (("check", "an awaited check"), ("GETRANGE", "GETRANGE of redis.asyncio")):
+        report.add(f"one {what.removeprefix('an ')}", median(taken, name) / LOOPS * 1e6, "us")
+    loop.run_until_complete(client.aclose())
+    loop.run_until_complete(loop.shutdown_asyncgens())
+    loop.close()
 
 
 def processor(admin: redis.Redis, act: Callable[[bytes], object], keys: list[bytes]) -> float:

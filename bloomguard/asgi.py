@@ -8,8 +8,6 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
-from asgiref.sync import sync_to_async
-
 if TYPE_CHECKING:
     from .answers.capture import Page
     from .answers.frontdoor import FrontDoor
@@ -24,17 +22,17 @@ def shield(application: Application) -> Application:
 
     ``application`` is what ``get_asgi_application()`` returns. Raises :class:`ConfigurationError` if it is not. Where
     the front door has to stay shut (see the docs), which is logged, ``application`` itself comes back. Nothing waits on
-    the event loop: a verdict that needs a database or a network is asked for in a thread.
+    the event loop: a store is awaited, and a verdict that needs the database asked for in a thread.
     """
     from .answers.frontdoor import front_door  # needs the apps, which asgi.py loads after its imports
     from .counting.outcomes import ablocked
     from .guards import Guard
+    from .routing.awaiting import awaited
 
     found = front_door(application)
     if found is None:
         return application
     door, methods, absent, decide_now = found, found.methods, found.absent, Guard.decide_now
-    in_thread = sync_to_async(absent, thread_sensitive=False)
     ready: dict[tuple[Page, str], Messages] = {}
 
     async def shielded(scope: dict[str, Any], receive: Callable[..., Any], send: Callable[..., Any]) -> None:
@@ -45,7 +43,7 @@ def shield(application: Application) -> Application:
                 if path.isascii() and not scope.get("root_path"):
                     guard = absent(method, path, decide_now)
                     if guard is None:
-                        guard = await in_thread(method, path, Guard.decide)
+                        guard = await awaited(lambda decide: absent(method, path, decide))
                     page = _page(door, scope) if guard else None
                     if guard and page is not None:
                         await ablocked(guard, None)

@@ -80,9 +80,7 @@ def guarded(name: str, *, arg: str | Mapping[str, str] | None = None) -> Callabl
 
         async def answer(found: Found, *args: Any, **kwargs: Any) -> Any:
             guard, value, request = found
-            decision = guard.decide_now(value)
-            if decision is None:
-                decision = await sync_to_async(guard.decide, thread_sensitive=False)(value)
+            decision = await guard.adecide(value)
             is_refused = is_absent(decision, guard, request)
             try:
                 if is_refused:

@@ -206,17 +206,11 @@ class Guard(Fetching, CacheAside):
             decision = self._undecided(error)
         if decision is None:
             return None
-        if decision is ABSENT and (spot_checks.checks.is_due(self) if self.is_shadow else spot_checks.drawn()):
-            self._owes_check = True  # by whoever asks next, where waiting is allowed
+        if self._owes(decision):
             return None
         if began:
             self.tallies.time(began)
-        if decision.verdict is Verdict.ABSENT and self.is_shadow:
-            decision = SHADOW
-        self.tallies[decision.reason]()
-        if listeners:
-            hear(self, value, decision)
-        return decision
+        return self._told(value, decision)
 
     def _undecided(self, error: Exception) -> Decision:
         """What a value is that no key could be made of, or nobody could be asked for."""
@@ -228,13 +222,23 @@ class Guard(Fetching, CacheAside):
         return ERROR
 
     def _concluded(self, value: Any, decision: Decision) -> Decision:
-        """Count a decision. Now and then an absence is held against the database; a shadow keeps it to itself."""
-        if decision.verdict is Verdict.ABSENT:
-            if decision is ABSENT and (self.is_shadow or self._owes_check or spot_checks.drawn()):
-                self._owes_check = False
-                decision = spot_checks.checks.check(self, value)
-            if self.is_shadow and decision.verdict is Verdict.ABSENT:
-                decision = SHADOW
+        """Count a decision. Now and then an absence is held against the database."""
+        if decision is ABSENT and (self.is_shadow or self._owes_check or spot_checks.drawn()):
+            self._owes_check = False
+            decision = spot_checks.checks.check(self, value)
+        return self._told(value, decision)
+
+    def _owes(self, decision: Decision) -> bool:
+        """Whether an absence is to be held against the database: by whoever asks next where waiting is allowed."""
+        if decision is ABSENT and (spot_checks.checks.is_due(self) if self.is_shadow else spot_checks.drawn()):
+            self._owes_check = True
+            return True
+        return False
+
+    def _told(self, value: Any, decision: Decision) -> Decision:
+        """Count a decision, which a shadow keeps to itself."""
+        if decision.verdict is Verdict.ABSENT and self.is_shadow:
+            decision = SHADOW
         self.tallies[decision.reason]()
         if listeners:
             hear(self, value, decision)

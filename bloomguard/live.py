@@ -14,6 +14,7 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from .awaited import Awaited
 from .conf import settings
 from .exceptions import ConfigurationError, StoreError, StoreUnavailable, UnknownGeneration
 from .filters import CorruptFilter, FilterError, FilterFull, KeyHash
@@ -31,7 +32,7 @@ logger = logging.getLogger("bloomguard")
 _REOPEN_SECONDS = 10.0
 
 
-class LiveFilter:
+class LiveFilter(Awaited):
     """The filter of the guard ``name`` in the store ``store_alias``.
 
     ``definition`` says in words what a key stands for (table, columns, which rows); a generation that was built for
@@ -115,32 +116,44 @@ class LiveFilter:
         return self._renew_and_decide(keys)
 
     def _ask(self, key: bytes) -> Decision | None:
-        asked, denied_by = self._check, ""
+        asked, name = self._check, ""
         if asked is not None:
             name, check = asked
             try:
                 if check(key):
                     return self.found_out.recall(key, name) if hash(key) in self.found_out.marks else MAYBE
-            except StoreUnavailable:
-                return UNREACHABLE
             except (CorruptFilter, StoreError) as error:
-                state = self.table.lease(self.name)
-                if state is None or state.active != name:
-                    self._take(None)  # it was replaced, perhaps, and dropped: the row has to say
-                    return None
-                self._distrust(error, name)
-                return UNTRUSTED
-            denied_by = name
+                return self._failed(error, name)
         state = self.table.lease(self.name)
         if state is not None:
-            if denied_by and state.is_answered_by(denied_by) and state.version == self._version:
-                return ABSENT  # what the generation said is still what counts: no need to ask it again
+            if self._denies(state, name):
+                return ABSENT
             if state.active in self._opened or state.active in self._refused or not state.active:
                 return self._decide(state, [key])[0]
             return None  # opening a generation reads all of it
         if asked is None and not self._worth_reading():
             return COLD
         return None
+
+    def _denies(self, state: State, name: str) -> bool:
+        """Whether the generation ``name``, if any, said no, and that still counts: no need to ask it again."""
+        return bool(name) and state.is_answered_by(name) and state.version == self._version
+
+    def _failed(self, error: Exception, name: str) -> Decision | None:
+        """What is to be said where the generation ``name`` gave no answer; ``None`` if the row has to say it."""
+        if not isinstance(error, StoreUnavailable):
+            state = self.table.lease(self.name)
+            if state is None or state.active != name:
+                self._take(None)  # it was replaced, perhaps, and dropped
+                return None
+        return self._doubted(error, name)
+
+    def _doubted(self, error: Exception, name: str) -> Decision:
+        """The same where the row names the generation."""
+        if isinstance(error, StoreUnavailable):
+            return UNREACHABLE
+        self._distrust(error, name)
+        return UNTRUSTED
 
     @property
     def mode(self) -> str:
@@ -159,11 +172,8 @@ class LiveFilter:
             return LEASE
         try:
             return self._answering(state)
-        except StoreUnavailable:
-            return UNREACHABLE
         except (CorruptFilter, StoreError) as error:
-            self._distrust(error, state.active)
-            return UNTRUSTED
+            return self._doubted(error, state.active)
         except ConfigurationError:
             return ERROR
 
@@ -193,11 +203,8 @@ class LiveFilter:
             self._take((state.active, generation.might_contain))
             found = [generation.might_contain(keys[0])] if len(keys) == 1 else generation.might_contain_many(keys)
             return [self.found_out.recalled(key, state.active) if might else ABSENT for key, might in zip(keys, found)]
-        except StoreUnavailable:
-            return [UNREACHABLE] * len(keys)
         except (CorruptFilter, StoreError) as error:
-            self._distrust(error, state.active)
-            return [UNTRUSTED] * len(keys)
+            return [self._doubted(error, state.active)] * len(keys)
 
     def _take(self, check: tuple[str, Callable[[bytes], bool]] | None) -> None:
         self._check = check
@@ -205,14 +212,23 @@ class LiveFilter:
 
     def _answering(self, state: State) -> Generation | Decision:
         """The generation that may answer, or why none may."""
+        answering = self._settled(state) or self._generation(state, state.active)
+        if answering is None:
+            return UNTRUSTED if state.active in self._refused else self._elsewhere(state)
+        return answering
+
+    def _settled(self, state: State) -> Generation | Decision | None:
+        """The same as far as it takes neither a look at a store nor a lock; ``None`` if it takes one."""
         if not state.active:
             return COLD
         if state.status != ARMED:
             return FENCED
-        generation = self._generation(state, state.active)
-        if generation is None:
-            return UNTRUSTED if state.active in self._refused else self._elsewhere(state)
-        return generation
+        if self._version != state.version:
+            return None
+        return UNTRUSTED if self._is_refused(state.active) else self._opened.get(state.active)
+
+    def _is_refused(self, name: str) -> bool:
+        return self._refused.get(name, 0) > self.table.clock()
 
     def _elsewhere(self, state: State) -> Decision:
         """The row names another store, or this one before the host was restarted: say so once."""
@@ -249,7 +265,7 @@ class LiveFilter:
         generation = self._opened.get(name)
         if generation is not None:
             return generation
-        home = None if self._refused.get(name, 0) > self.table.clock() else home_of(state.identity, self.store)
+        home = None if self._is_refused(name) else home_of(state.identity, self.store)
         if home is None:
             return None
         with self._lock:

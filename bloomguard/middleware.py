@@ -15,6 +15,7 @@ from .answers.shadow import Shadow
 from .counting.outcomes import ablocked, blocked, settle
 from .guards import Guard
 from .routes import Decide, GuardedRoute, absent, absent_in_view
+from .routing.awaiting import awaited
 from .routing.telling import noting, tell
 
 GetResponse = Callable[[HttpRequest], HttpResponseBase | Awaitable[HttpResponseBase]]
@@ -54,11 +55,10 @@ class BloomGuardMiddleware:
         return tell(request, response) if self._tells else response
 
     async def _acall(self, request: HttpRequest) -> HttpResponseBase:
-        # Nearly always answered from memory; only where the state rows have to be read does a thread do that.
+        # Nearly always answered from memory. A store on a server is awaited, and the state rows are read in a thread.
         guard = absent(request, self._noting(request, Guard.decide_now), quickly=not self._tells)
         if guard is False:
-            decide = self._noting(request, Guard.decide)
-            guard = await sync_to_async(absent, thread_sensitive=False)(request, decide)
+            guard = await awaited(lambda decide: absent(request, self._noting(request, decide)))
         response: HttpResponseBase
         if isinstance(guard, Guard):
             await ablocked(guard, request)
@@ -94,8 +94,7 @@ class BloomGuardMiddleware:
     async def _aview(self, request: HttpRequest, view: Any, args: Any, kwargs: Any) -> HttpResponseBase | None:
         route = absent_in_view(request, view, kwargs, self._noting(request, Guard.decide_now))
         if route is False:
-            decide = self._noting(request, Guard.decide)
-            route = await sync_to_async(absent_in_view, thread_sensitive=False)(request, view, kwargs, decide)
+            route = await awaited(lambda decide: absent_in_view(request, view, kwargs, self._noting(request, decide)))
         if not isinstance(route, GuardedRoute):
             return None
         if route.needs_login and not (hasattr(request, "auser") and (await request.auser()).is_authenticated):

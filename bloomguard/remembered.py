@@ -116,6 +116,20 @@ class FoundOut:
             return MAYBE
         return MAYBE if self.is_recent(name, key) else REMEMBERED
 
+    async def arecall(self, key: bytes, name: str) -> Decision | None:
+        """:meth:`recall` on an event loop, of a generation that ``awaits``."""
+        if not self._missing.has(name, self._digest(key)):
+            return MAYBE
+        recent = self._recent.get(name)
+        try:
+            is_recent = recent is None or await recent.amight_contain(key)
+        except (FilterError, StoreError) as error:
+            is_recent = self._cannot_tell(error)
+        state = self._table.lease(self._guard)  # that of now, after the wait
+        if state is None:
+            return None
+        return REMEMBERED if state.is_answered_by(name) and not is_recent else MAYBE
+
     def remember(self, key: bytes, name: str, using: str) -> None:
         """No row has ``key``: found out on ``using`` just now, by a statement that began when ``name`` had answered.
 
@@ -164,8 +178,12 @@ class FoundOut:
         try:
             return recent is None or recent.might_contain(key)
         except (FilterError, StoreError) as error:
-            logger.debug("bloomguard cannot tell which rows are recent: %s", error)
-            return True
+            return self._cannot_tell(error)
+
+    @staticmethod
+    def _cannot_tell(error: Exception) -> bool:
+        logger.debug("bloomguard cannot tell which rows are recent: %s", error)
+        return True
 
     def _can_open(self, name: str, identity: str) -> bool:
         """Open the recent filter now: a request that is answered from memory opens nothing."""

@@ -25,7 +25,7 @@ PACKAGES = ["answers", "building", "counting", "lookups", "operating", "routing"
 LAYERS = [
     ["filters."],
     [
-        "", *PACKAGES, "alive", "exceptions", "keys", "conf", "forks", "models", "migrations.", "verdicts",
+        "", *PACKAGES, "alive", "exceptions", "keys", "conf", "forks", "models", "migrations.", "steps", "verdicts",
         "counting.counts",
     ],
     ["complaints"],
@@ -33,6 +33,7 @@ LAYERS = [
     ["stores."],
     ["sync", "sync.connection", "sync.state"],
     ["remembered", "homes"],
+    ["awaited"],
     ["live"],
     ["spot_checks", "hearing"],
     ["lookups.querysets", "lookups.fetching", "lookups.steps", "lookups.cache_aside"],
@@ -50,7 +51,10 @@ LAYERS = [
     ["sync.links", "sync.watches", "sync.sqltext", "sync.discards", "sync.fencing", "sync.adding"],
     ["sync.written", "sync.statements", "sync.raw", "sync.signals"],
     ["rebuild", "building.copying", "routes", "answers.responses", "answers.capture"],
-    ["answers.frontdoor", "answers.learning", "routing.listing", "routing.explain", "routing.telling"],
+    [
+        "answers.frontdoor", "answers.learning", "routing.listing", "routing.explain", "routing.telling",
+        "routing.awaiting",
+    ],
     ["operating.tasks", "operating.jobs", "operating.charts", "templatetags.", "operating.overview", "admin"],
     ["middleware", "wsgi", "asgi", "decorators", "views", "managers", "contrib.", "management.", "checks."],
     ["testing."],

@@ -26,15 +26,15 @@ from operator import methodcaller
 from typing import TYPE_CHECKING, Any
 
 from django.conf import settings as django_settings
-from django.core.cache import caches
 from django.core.exceptions import ObjectDoesNotExist
 
 from ..complaints import Complaints
 from ..conf import settings
 from ..counting.counts import SPARED
 from ..forks import after_fork
+from ..steps import Steps, arun, run
 from ..verdicts import Decision, Verdict
-from .steps import AsyncWaiter, Event, Steps, Waiter, arun, run
+from .steps import AsyncWaiter, Event, Waiter
 
 if TYPE_CHECKING:
     from ..counting.counts import Tallies
@@ -185,7 +185,7 @@ class CacheAside:
         @property
         def definition(self) -> str: ...
         def decide(self, value: Any) -> Decision: ...
-        async def _adecide(self, value: Any) -> Decision: ...
+        async def adecide(self, value: Any) -> Decision: ...
         def confirm_missing(self, value: Any) -> None: ...
 
     def cache_key(self, value: Any) -> str | None:
@@ -216,12 +216,13 @@ class CacheAside:
         ``None`` where the guard knows that there is no such row, and where ``load`` returns ``None`` or raises
         ``DoesNotExist``; neither is cached. Any other exception of ``load`` is its caller's alone. ``timeout`` is that
         of Django's cache, in seconds; ``patience`` is how long to wait for another's load before loading in its place.
+        A value has one entry in a cache, whatever ``load`` makes of it.
         """
         decision = self.decide(value)
         if decision.verdict is Verdict.ABSENT:
             self.tallies[SPARED]()
             return None
-        waiter = Waiter(caches[cache], lambda: load(value))
+        waiter = Waiter(cache, lambda: load(value))
         return run(self._steps(value, decision, waiter, timeout, patience), waiter)
 
     async def aget_or_load(
@@ -234,11 +235,11 @@ class CacheAside:
         patience: float = 5.0,
     ) -> Any:
         """:meth:`get_or_load` with an async ``load``, without a blocking call on the event loop."""
-        decision = await self._adecide(value)
+        decision = await self.adecide(value)
         if decision.verdict is Verdict.ABSENT:
             self.tallies[SPARED]()
             return None
-        waiter = AsyncWaiter(caches[cache], lambda: load(value))
+        waiter = AsyncWaiter(cache, lambda: load(value))
         return await arun(self._steps(value, decision, waiter, timeout, patience), waiter)
 
     def _steps(self, value: Any, decision: Decision, waiter: Waiter, timeout: float | None, patience: float) -> Steps:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from asgiref.sync import sync_to_async
@@ -10,6 +11,7 @@ from django.core.exceptions import ObjectDoesNotExist, ValidationError
 from django.db import models, router
 from django.http import Http404
 
+from ..counting import counts
 from ..counting.counts import SPARED
 from ..keys import OutOfRange, Unkeyable
 from ..verdicts import ERROR, Decision, Verdict
@@ -25,6 +27,8 @@ Rows = models.QuerySet[Any] | models.Manager[Any]
 
 #: What ``filter`` raises of a value that the field cannot hold.
 _NO_VALUE = (TypeError, ValueError, ValidationError, KeyError)
+#: More values than these would hold up an event loop for longer than a millisecond.
+_ON_LOOP = 500
 
 
 class Fetching:
@@ -44,6 +48,8 @@ class Fetching:
         @property
         def keys(self) -> KeyMaker: ...
         def _concluded(self, value: Any, decision: Decision) -> Decision: ...
+        def _owes(self, decision: Decision) -> bool: ...
+        def _told(self, value: Any, decision: Decision) -> Decision: ...
         def _say_once(self, error: Exception) -> None: ...
         def rows(self) -> models.QuerySet[Any]: ...
         def normalize(self, value: str) -> str: ...
@@ -64,42 +70,77 @@ class Fetching:
 
     async def averdict(self, value: Any) -> Verdict:
         """:meth:`verdict`, without a blocking call on the event loop."""
-        return (await self._adecide(value)).verdict
+        return (await self.adecide(value)).verdict
 
-    async def _adecide(self, value: Any) -> Decision:
+    async def adecide(self, value: Any) -> Decision:
+        """The verdict with its reason: what needs a network is awaited, what needs the database asked in a thread."""
         decision = self.decide_now(value)
+        if decision is not None:
+            return decision
+        began = perf_counter_ns() if counts.drawn() else 0
+        try:
+            decision = await self.live.aask(self.keys.key(value))
+        except Exception as error:
+            decision = self._undecided(error)
         if decision is None:
-            decision = await sync_to_async(self.decide, thread_sensitive=False)(value)
-        return decision
+            return await sync_to_async(self.decide, thread_sensitive=False)(value)
+        if began:
+            self.tallies.time(began)
+        return await self._aconcluded(value, decision)
+
+    async def _aconcluded(self, value: Any, decision: Decision) -> Decision:
+        if self._owes(decision):
+            return await sync_to_async(self._concluded, thread_sensitive=False)(value, decision)
+        return self._told(value, decision)
 
     def decide_many(self, values: Sequence[Any]) -> list[Decision]:
         """The verdict on each of ``values`` with its reason, in their order and in one trip to the store."""
+        keys, decided = self._keyed(values)
+        try:
+            answers = self.live.ask_many(keys)
+        except Exception as error:
+            answers = self._unanswered(keys, error)
+        return [self._concluded(value, decision) for value, decision in zip(values, _filled(decided, answers))]
+
+    async def adecide_many(self, values: Sequence[Any]) -> list[Decision]:
+        """:meth:`decide_many` without a blocking call on the event loop; many values are dealt with in a thread."""
+        if len(values) > _ON_LOOP:
+            return await sync_to_async(self.decide_many, thread_sensitive=False)(values)
+        keys, decided = self._keyed(values)
+        try:
+            answers = await self.live.aask_many(keys)
+            if answers is None:
+                answers = await sync_to_async(self.live.ask_many, thread_sensitive=False)(keys)
+        except Exception as error:
+            answers = self._unanswered(keys, error)
+        return [await self._aconcluded(value, decision) for value, decision in zip(values, _filled(decided, answers))]
+
+    def _keyed(self, values: Sequence[Any]) -> tuple[list[bytes], list[Decision | None]]:
+        """The keys to ask the store for, and the decisions where there is none, with ``None`` in the others' places."""
         keys: list[bytes] = []
-        decided: list[Decision | None] = []  # None where the store has to be asked
+        decided: list[Decision | None] = []
         for value in values:
             try:
                 keys.append(self.keys.key(value))
                 decided.append(None)
             except Exception as error:
                 decided.append(self._undecided(error))
-        try:
-            answers = iter(self.live.ask_many(keys))
-        except Exception as error:
-            self._say_once(error)
-            answers = iter([ERROR] * len(keys))
-        decisions = [next(answers) if decision is None else decision for decision in decided]
-        return [self._concluded(value, decision) for value, decision in zip(values, decisions)]
+        return keys, decided
+
+    def _unanswered(self, keys: Sequence[bytes], error: Exception) -> list[Decision]:
+        self._say_once(error)
+        return [ERROR] * len(keys)
 
     def filter_existing(self, values: Iterable[V]) -> list[V]:
         """Those of ``values`` that may exist, in their order; all of them where nothing can be said. Never raises."""
         values = list(values)
-        decided = self.decide_many(values)
-        return [value for value, decision in zip(values, decided) if decision.verdict is not Verdict.ABSENT]
+        return _possible(values, self.decide_many(values))
 
     async def afilter_existing(self, values: Iterable[V]) -> list[V]:
-        """:meth:`filter_existing`, in a thread."""
-        found: list[V] = await sync_to_async(self.filter_existing, thread_sensitive=False)(values)
-        return found
+        """:meth:`filter_existing`, without a blocking call on the event loop."""
+        values = list(values)
+        decided = await self.adecide_many(values)
+        return _possible(values, decided)
 
     # -- rows
 
@@ -182,3 +223,13 @@ class Fetching:
     def _not_found(rows: models.QuerySet[Any]) -> Http404:
         """What Django's ``get_object_or_404`` raises."""
         return Http404(f"No {rows.model._meta.object_name} matches the given query.")
+
+
+def _filled(decided: Sequence[Decision | None], answers: Sequence[Decision]) -> list[Decision]:
+    """``decided``, with one of the ``answers`` after the other where there is none."""
+    rest = iter(answers)
+    return [next(rest) if decision is None else decision for decision in decided]
+
+
+def _possible(values: Sequence[V], decided: Sequence[Decision]) -> list[V]:
+    return [value for value, decision in zip(values, decided) if decision.verdict is not Verdict.ABSENT]

@@ -1,33 +1,31 @@
-"""One algorithm for threads and for event loops.
-
-It is a generator: each step yields what it waits for, a function of the :class:`Waiter`, and goes on with what came of
-it. :func:`run` does the steps in a thread, :func:`arun` awaits them in a task.
-"""
+"""What the steps of a load wait for, and how a thread and a task wait: see :mod:`bloomguard.steps`."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
 import time
-from collections.abc import Awaitable, Callable, Generator
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from asgiref.sync import sync_to_async
+from django.core.cache import caches
 
 Event = threading.Event | asyncio.Event
-Step = Callable[[Any], Any]
-Steps = Generator[Step, Any, Any]
 
 
 class Waiter:
-    """How a thread does things; those of one ``scope`` can wait for each other's ``event``."""
+    """How a thread does things; those of one ``scope`` can wait for each other's ``event``.
 
-    scope: Any = None
+    ``cache`` is the alias of a cache: what is loaded for another one may be something else.
+    """
+
     event: Callable[[], Event] = threading.Event
 
-    def __init__(self, cache: Any, load: Callable[[], Any]) -> None:
-        self._cache = cache
+    def __init__(self, cache: str, load: Callable[[], Any]) -> None:
+        self._cache: Any = caches[cache]
         self.load = load
+        self.scope: Any = cache
 
     def cache(self, operation: str, *args: Any) -> Any:
         """One operation of the cache."""
@@ -51,9 +49,9 @@ class AsyncWaiter(Waiter):
 
     event = asyncio.Event
 
-    def __init__(self, cache: Any, load: Callable[[], Awaitable[Any]]) -> None:
+    def __init__(self, cache: str, load: Callable[[], Awaitable[Any]]) -> None:
         super().__init__(cache, load)
-        self.scope = asyncio.get_running_loop()
+        self.scope = cache, asyncio.get_running_loop()
 
     def cache(self, operation: str, *args: Any) -> Any:
         return getattr(self._cache, f"a{operation}")(*args)
@@ -69,33 +67,3 @@ class AsyncWaiter(Waiter):
 
     def call(self, function: Callable[[], Any]) -> Any:
         return sync_to_async(function)()
-
-
-def run(steps: Steps, waiter: Waiter) -> Any:
-    """Run the steps in this thread, to their result."""
-    try:
-        step = next(steps)
-        while True:
-            try:
-                done = step(waiter)
-            except BaseException as error:
-                step = steps.throw(error)
-            else:
-                step = steps.send(done)
-    except StopIteration as end:
-        return end.value
-
-
-async def arun(steps: Steps, waiter: AsyncWaiter) -> Any:
-    """Run the steps in this task, to their result."""
-    try:
-        step = next(steps)
-        while True:
-            try:
-                done = await step(waiter)
-            except BaseException as error:
-                step = steps.throw(error)
-            else:
-                step = steps.send(done)
-    except StopIteration as end:
-        return end.value

@@ -41,6 +41,8 @@ class Generation(ABC):
 
     name: str
     layout: Layout
+    #: Whether an event loop can await :meth:`amight_contain`; if not, a check that waits is made in a thread.
+    awaits: bool = False
     #: ``might_contain(key: bytes) -> bool``; raises :class:`CorruptFilter` where a shard cannot be trusted, and
     #: :class:`StoreError` where the store does not answer.
     might_contain: Callable[[bytes], bool]
@@ -48,6 +50,14 @@ class Generation(ABC):
     def might_contain_many(self, keys: Iterable[bytes]) -> list[bool]:
         """:attr:`might_contain` of each key, in their order; raises what it raises."""
         return [self.might_contain(key) for key in keys]
+
+    async def amight_contain(self, key: bytes) -> bool:
+        """:attr:`might_contain` on an event loop, which one that :attr:`awaits` does not hold up."""
+        return self.might_contain(key)
+
+    async def amight_contain_many(self, keys: Iterable[bytes]) -> list[bool]:
+        """:meth:`might_contain_many`, likewise."""
+        return self.might_contain_many(keys)
 
     @abstractmethod
     def add(self, keys: Iterable[bytes]) -> None:

@@ -32,8 +32,9 @@ from .base import FindKeyHash, Generation, Store
 from .pages import COLUMNS, KEPT_SECONDS, ROWS, Page
 from .redis_cluster import Address, ClusterLink, spread
 from .redis_cuckoo import in_full
+from .redis_exchange import Command
 from .redis_generation import RedisGeneration, kind_of
-from .redis_link import Command, Link
+from .redis_link import Link
 from .redis_loading import Draft, gathering_key, journal_key, make
 from .redis_servers import Clustered, find_servers
 
@@ -93,6 +94,9 @@ class RedisStore(Store):
         self._reads = servers.link(connect_timeout, read_timeout, clock, breaks=True)
         self._adds = servers.link(connect_timeout, add_timeout, clock, breaks=False)
         self._bulk = servers.link(bulk_timeout, bulk_timeout, clock, breaks=False)
+        self._async_reads = servers.async_link(self._reads, connect_timeout, read_timeout)
+        #: Whether an event loop can ask: its client has to know all that the connections' options say.
+        self.awaits = self._async_reads is not None
         #: How often a read got no answer, by reason.
         self.failures: Counter[str] = Counter()
         self._lock = threading.Lock()
@@ -110,6 +114,15 @@ class RedisStore(Store):
         """
         try:
             return self._reads.trip(commands, identity)
+        except StoreUnavailable as error:
+            self._count(error)
+            raise
+
+    async def aread(self, commands: Sequence[Command], identity: str) -> list[Any]:
+        """:meth:`read` on an event loop, if :attr:`awaits` says so."""
+        assert self._async_reads is not None
+        try:
+            return await self._async_reads.trip(commands, identity)
         except StoreUnavailable as error:
             self._count(error)
             raise
@@ -260,6 +273,11 @@ class RedisStore(Store):
         """Hang up; the next command connects anew."""
         for link in (self._reads, self._adds, self._bulk):
             link.close()
+
+    async def aclose(self) -> None:
+        """Hang up in the running event loop; the next command there connects anew. A loop that is shut down does it."""
+        if self._async_reads is not None:
+            await self._async_reads.close()
 
 
 def _figures(info: bytes) -> dict[str, str]:

@@ -21,12 +21,15 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from itertools import count
-from typing import Any
+from operator import methodcaller
+from typing import Any, NamedTuple
 
 from redis.crc import REDIS_CLUSTER_HASH_SLOTS, key_slot
 
 from ..exceptions import StoreError, StoreUnavailable
-from .redis_link import PROVED_SECONDS, Call, Command, Link
+from ..steps import Steps, run
+from .redis_exchange import PROVED_SECONDS, Command
+from .redis_link import Call, Link
 
 Address = tuple[str, int]
 
@@ -76,82 +79,81 @@ class ClusterMap:
             raise StoreUnavailable("the cluster does not serve all slots", "clusterdown")
         return found
 
+    def ask(self, node: int, commands: Sequence[Command]) -> Ask:
+        """Commands to the node with this number, which has to be who it was."""
+        return Ask(self.nodes[node], commands, self.proofs[node])
 
-class ClusterLink:
-    """What :class:`Link` is for one server. ``make_link(address)`` makes the links to nodes, ``seeds`` are asked first.
+
+class Ask(NamedTuple):
+    """Commands to the node at ``address``, which has to have this ``identity``, if one is given."""
+
+    address: Address
+    commands: Sequence[Command]
+    identity: str | None = None
+
+
+#: Who answered, and the replies.
+Answer = tuple[str, list[Any]]
+
+
+class Cluster:
+    """What this process knows of a Cluster, and how to work with it; ``seeds`` are asked first.
+
+    Every method with ``yield`` is a generator for :mod:`bloomguard.steps`, whose steps are done by what has a method
+    ``ask(asks: list[Ask]) -> list[Answer]``: a :class:`ClusterLink`, or its twin for event loops.
 
     Every command has to have a key. Without an identity a trip goes by the map of this moment.
     """
 
-    def __init__(
-        self, seeds: Iterable[Address], make_link: Callable[[Address], Link], clock: Callable[[], float]
-    ) -> None:
+    def __init__(self, seeds: Iterable[Address], clock: Callable[[], float]) -> None:
         self._seeds = list(seeds)  # the one that answered last comes first
-        self._make_link = make_link
         self._clock = clock
-        self._links: dict[Address, Link] = {}
         self._maps: dict[str, ClusterMap] = {}
         self._latest: tuple[float, ClusterMap] | None = None
 
-    def trip(self, commands: Sequence[Command], identity: str | None = None) -> list[Any]:
-        """Send all to the nodes that they are meant for, then read all; see :meth:`Link.trip`.
+    def trip(self, commands: Sequence[Command], identity: str | None = None) -> Steps:
+        """Send all to the nodes that they are meant for, then read all: see :meth:`Link.trip`.
 
         What goes without an identity goes again, once, if slots have moved since the map was read.
         """
         try:
-            return self._trip(commands, self._map(identity))
+            return (yield from self._trip(commands, (yield from self.map(identity))))
         except StoreUnavailable:
             raise
         except StoreError:
             if identity is not None:
                 raise
             self._latest = None
-            return self._trip(commands, self._map(None))
+            return (yield from self._trip(commands, (yield from self.map(None))))
 
-    def _trip(self, commands: Sequence[Command], known: ClusterMap) -> list[Any]:
+    @staticmethod
+    def _trip(commands: Sequence[Command], known: ClusterMap) -> Steps:
         numbers: dict[int, list[int]] = {}
         for number, (key, _) in enumerate(commands):
             numbers.setdefault(known.holder(key), []).append(number)
-        found = self._ask(known, {node: [commands[number] for number in some] for node, some in numbers.items()})
+        asks = [known.ask(node, [commands[number] for number in some]) for node, some in numbers.items()]
+        answers = yield methodcaller("ask", asks)
         replies: list[Any] = [None] * len(commands)
-        for node, some in numbers.items():
-            for number, reply in zip(some, found[node]):
+        for some, (_, found) in zip(numbers.values(), answers):
+            for number, reply in zip(some, found):
                 replies[number] = reply
         return replies
 
-    def everywhere(self, *words: object) -> list[Any]:
+    def everywhere(self, *words: object) -> Steps:
         """The reply of every node to one command without a key."""
-        known = self._map(None)
-        command: Command = ("", words)
-        return [reply for (reply,) in self._ask(known, {node: [command] for node in range(len(known.nodes))}).values()]
-
-    def identity(self) -> str:
-        """The digest of the cluster's map, read a moment ago or now. Raises :class:`StoreError`."""
-        return self._map(None).identity
-
-    def _ask(self, known: ClusterMap, commands: dict[int, list[Command]]) -> dict[int, list[Any]]:
-        calls: dict[int, Call] = {}
-        try:
-            for node, some in commands.items():
-                calls[node] = self._link(known.nodes[node]).send(some)
-            return {node: call.replies(known.proofs[node]) for node, call in calls.items()}
-        finally:
-            for call in calls.values():
-                call.abandon()
-
-    def _link(self, address: Address) -> Link:
-        link = self._links.get(address)
-        return link or self._links.setdefault(address, self._make_link(address))
+        known = yield from self.map(None)
+        answers = yield methodcaller("ask", [known.ask(node, [("", words)]) for node in range(len(known.nodes))])
+        return [reply for _, (reply,) in answers]
 
     # -- the map
 
-    def _map(self, identity: str | None) -> ClusterMap:
+    def map(self, identity: str | None) -> Steps:
         """The map with this identity, or that of this moment. Raises :class:`StoreError`."""
         if identity in self._maps:
             return self._maps[identity]
         if self._latest is None or self._clock() - self._latest[0] >= PROVED_SECONDS:
             asked = self._clock()
-            self._latest = asked, self._read()
+            self._latest = asked, (yield from self._read())
         latest = self._latest[1]
         if identity is None:
             return latest
@@ -162,19 +164,20 @@ class ClusterLink:
             self._maps.pop(old, None)
         return latest
 
-    def _read(self) -> ClusterMap:
+    def _read(self) -> Steps:
         failure: StoreError = StoreUnavailable("the cluster has no node to ask", "connection")
-        for address in dict.fromkeys([*self._seeds, *self._links]):
+        known = self._latest[1].nodes if self._latest is not None else ()
+        for address in dict.fromkeys([*self._seeds, *known]):
             try:
-                (slots,) = self._link(address).trip([("", ("CLUSTER", "SLOTS"))])
+                [(_, (slots,))] = yield methodcaller("ask", [Ask(address, [("", ("CLUSTER", "SLOTS"))])])
             except StoreError as error:
                 failure = error
                 continue
             self._seeds = [address, *(other for other in self._seeds if other != address)]
-            return self._described(slots, address)
+            return (yield from self._described(slots, address))
         raise failure
 
-    def _described(self, slots: Sequence[Any], asked: Address) -> ClusterMap:
+    def _described(self, slots: Sequence[Any], asked: Address) -> Steps:
         numbers: dict[Address, int] = {}
         ranges: dict[int, list[tuple[int, int]]] = {}
         holders = [_NOBODY] * REDIS_CLUSTER_HASH_SLOTS
@@ -184,22 +187,54 @@ class ClusterLink:
             node = numbers.setdefault(address, len(numbers))
             ranges.setdefault(node, []).append((first, last))
             holders[first : last + 1] = [node] * (last + 1 - first)
-        proofs = self._proofs(tuple(numbers))
+        answers = yield methodcaller("ask", [Ask(address, [("", ("PING",))]) for address in numbers])
+        proofs = tuple(identity for identity, _ in answers)
         told = sorted(f"{proofs[node]} {sorted(some)}" for node, some in ranges.items())
         digest = hashlib.sha256("\n".join(told).encode()).hexdigest()
         return ClusterMap(tuple(numbers), proofs, tuple(holders), f"cluster:{digest[:40]}")
 
-    def _proofs(self, addresses: tuple[Address, ...]) -> tuple[str, ...]:
+
+class ClusterLink:
+    """What :class:`Link` is for one server: threads' connections to the nodes of ``cluster``.
+
+    ``make_link(address)`` makes the links to nodes.
+    """
+
+    def __init__(self, cluster: Cluster, make_link: Callable[[Address], Link]) -> None:
+        self.cluster = cluster
+        self._make_link = make_link
+        self._links: dict[Address, Link] = {}
+
+    def trip(self, commands: Sequence[Command], identity: str | None = None) -> list[Any]:
+        """See :meth:`Cluster.trip`."""
+        replies: list[Any] = run(self.cluster.trip(commands, identity), self)
+        return replies
+
+    def everywhere(self, *words: object) -> list[Any]:
+        """See :meth:`Cluster.everywhere`."""
+        replies: list[Any] = run(self.cluster.everywhere(*words), self)
+        return replies
+
+    def identity(self) -> str:
+        """The digest of the cluster's map, read a moment ago or now. Raises :class:`StoreError`."""
+        known: ClusterMap = run(self.cluster.map(None), self)
+        return known.identity
+
+    def ask(self, asks: Sequence[Ask]) -> list[Answer]:
+        """Send all, then read all; raises :class:`StoreError`."""
         calls: list[Call] = []
         try:
-            for address in addresses:
-                calls.append(self._link(address).send([("", ("PING",))]))
-            for call in calls:
-                call.replies()
+            for address, commands, _ in asks:
+                calls.append(self.link(address).send(commands))
+            return [call.proved(each.identity) for call, each in zip(calls, asks)]
         finally:
             for call in calls:
                 call.abandon()
-        return tuple(self._link(address).identity() for address in addresses)
+
+    def link(self, address: Address) -> Link:
+        """The link to one node."""
+        link = self._links.get(address)
+        return link or self._links.setdefault(address, self._make_link(address))
 
     def close(self) -> None:
         """Hang up everywhere; the next trip connects anew."""

@@ -17,7 +17,7 @@ from ..filters.codec import Frame
 from ..filters.cuckoo import CuckooShape
 from ..filters.layout import Layout
 from .redis_bits import Answers, Fields, See, words
-from .redis_link import Command
+from .redis_exchange import Command
 from .redis_loading import journal_key
 
 _ASKED = 200  # keys that one command asks for
@@ -49,7 +49,7 @@ class Fingerprints:
         self._shape = shape
         self._keys = keys
         self._fields = Fields(layout, keys)
-        self._get = (3, words("GET", f"u{shape.bits}"), "")
+        self._get = (3, words("GET", f"u{shape.bits}"), b"")
         self._shared = (
             (layout.tag << 1).to_bytes(8, "big"),
             layout.frame_bytes - 8,

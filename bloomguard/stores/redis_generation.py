@@ -16,7 +16,7 @@ from ..filters.layout import Layout
 from .base import Adds, Generation
 from .redis_bits import Answers, Bits, See
 from .redis_cuckoo import MOST_BUCKETS, Fingerprints
-from .redis_link import Command, Words
+from .redis_exchange import Command, Words
 from .redis_loading import Draft, join_bits, join_fingerprints
 
 if TYPE_CHECKING:
@@ -34,8 +34,14 @@ _POSITIONS = 8_000  # set in one trip
 class Trips(Protocol):
     """What a generation needs of its store: trips with three kinds of patience, and the names of keys."""
 
+    #: Whether :meth:`aread` works.
+    awaits: bool
+
     def read(self, commands: Sequence[Command], identity: str | None = None) -> list[Any]:
         """Ask on behalf of a request."""
+
+    async def aread(self, commands: Sequence[Command], identity: str) -> list[Any]:
+        """The same on an event loop."""
 
     def write(self, commands: Sequence[Command], identity: str) -> list[Any]:
         """Add."""
@@ -68,6 +74,7 @@ class RedisGeneration(Generation):
         self.layout = layout
         self.identity = identity
         self.keys = [trips.key(guard, name, shard) for shard in range(len(layout.headers))]
+        self.awaits = trips.awaits
         self._trips = trips
         self._draft = draft
         self._kind = kind_of(layout)(layout, self.keys)
@@ -76,41 +83,33 @@ class RedisGeneration(Generation):
     # -- asking
 
     def _might_contain(self, key: bytes) -> bool:
-        shard, digest = self.layout.locate(key)
-        command = self.keys[shard], self._kind.asking(shard, digest)
+        command, shard, digest = self._asking(key)
         (reply,) = self._trips.read([command], self.identity)
         return self._kind.answer(shard, digest, reply) or (self._draft is not None and self._draft.might_contain(key))
+
+    async def amight_contain(self, key: bytes) -> bool:
+        command, shard, digest = self._asking(key)
+        (reply,) = await self._trips.aread([command], self.identity)
+        return self._kind.answer(shard, digest, reply) or (self._draft is not None and self._draft.might_contain(key))
+
+    def _asking(self, key: bytes) -> tuple[Command, int, int]:
+        shard, digest = self.layout.locate(key)
+        return (self.keys[shard], self._kind.asking(shard, digest)), shard, digest
 
     def might_contain_many(self, keys: Iterable[bytes]) -> list[bool]:
         """All in one trip, a command for some hundred keys of a shard."""
         keys = list(keys)
         if self._draft is not None:
             return super().might_contain_many(keys)
-        placed = self._placed(keys)
-        commands: list[Command] = []
-        asked: list[tuple[Sequence[int], int, Answers]] = []
-        for shard, (numbers, digests) in placed.items():
-            mine, answers = self._kind.asking_many(shard, digests)
-            commands += [(self.keys[shard], each) for each in mine]
-            asked.append((numbers, len(mine), answers))
-        replies = self._trips.read(commands, self.identity) if commands else []
-        found, at = [True] * len(keys), 0
-        for numbers, count, answers in asked:
-            for number, answer in zip(numbers, answers(replies[at : at + count])):
-                found[number] = answer
-            at += count
-        return found
+        batch = Batch(self, keys)
+        return batch.answers(self._trips.read(batch.commands, self.identity) if batch.commands else [])
 
-    def _placed(self, keys: Sequence[bytes]) -> dict[int, tuple[Sequence[int], list[int]]]:
-        """By shard: which of ``keys`` are in it, and their digests."""
-        if len(self.keys) == 1:
-            return {0: (range(len(keys)), [digest for _, digest in map(self.layout.locate, keys)])} if keys else {}
-        placed: dict[int, tuple[list[int], list[int]]] = {}
-        for number, (shard, digest) in enumerate(map(self.layout.locate, keys)):
-            numbers, digests = placed.setdefault(shard, ([], []))
-            numbers.append(number)
-            digests.append(digest)
-        return {**placed}
+    async def amight_contain_many(self, keys: Iterable[bytes]) -> list[bool]:
+        keys = list(keys)
+        if self._draft is not None:
+            return [await self.amight_contain(key) for key in keys]
+        batch = Batch(self, keys)
+        return batch.answers(await self._trips.aread(batch.commands, self.identity) if batch.commands else [])
 
     # -- adding
 
@@ -235,6 +234,41 @@ class RedisGeneration(Generation):
     def measure_error_rate(self, probes: int = 100_000) -> float:
         share = -(-probes // len(self.keys))
         return mean(each.measure_error_rate(share) for each in self.filters())
+
+
+class Batch:
+    """``keys`` on their way to be looked for in one generation: the commands, and what to make of the replies."""
+
+    def __init__(self, generation: RedisGeneration, keys: Sequence[bytes]) -> None:
+        self._count = len(keys)
+        self.commands: list[Command] = []
+        self._asked: list[tuple[Sequence[int], int, Answers]] = []
+        for shard, (numbers, digests) in _placed(generation, keys).items():
+            mine, answers = generation._kind.asking_many(shard, digests)
+            self.commands += [(generation.keys[shard], each) for each in mine]
+            self._asked.append((numbers, len(mine), answers))
+
+    def answers(self, replies: Sequence[Any]) -> list[bool]:
+        """Which keys are in, in their order; raises :class:`CorruptFilter`."""
+        found, at = [True] * self._count, 0
+        for numbers, count, answers in self._asked:
+            for number, answer in zip(numbers, answers(replies[at : at + count])):
+                found[number] = answer
+            at += count
+        return found
+
+
+def _placed(generation: RedisGeneration, keys: Sequence[bytes]) -> dict[int, tuple[Sequence[int], list[int]]]:
+    """By shard: which of ``keys`` are in it, and their digests."""
+    located = map(generation.layout.locate, keys)
+    if len(generation.keys) == 1:
+        return {0: (range(len(keys)), [digest for _, digest in located])} if keys else {}
+    placed: dict[int, tuple[list[int], list[int]]] = {}
+    for number, (shard, digest) in enumerate(located):
+        numbers, digests = placed.setdefault(shard, ([], []))
+        numbers.append(number)
+        digests.append(digest)
+    return {**placed}
 
 
 class Change:

@@ -13,7 +13,7 @@ from ..filters import CorruptFilter
 from ..filters.codec import Frame
 from ..filters.layout import Layout
 from .redis_bits import Fields
-from .redis_link import Command
+from .redis_exchange import Command
 
 if TYPE_CHECKING:
     from ..filters.base import Keys

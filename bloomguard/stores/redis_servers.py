@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from inspect import signature
+from typing import Any, NamedTuple, Protocol
 
 import redis
+import redis.asyncio
+from redis.asyncio import sentinel
 from redis.cluster import RedisCluster
 from redis.exceptions import RedisClusterException
 from redis.sentinel import (
@@ -19,10 +22,49 @@ from redis.sentinel import (
 
 from ..exceptions import ConfigurationError, StoreUnavailable
 from .breaker import Breaker
-from .redis_cluster import Address, ClusterLink
+from .redis_async import AsyncClusterLink, AsyncLink
+from .redis_cluster import Address, Cluster, ClusterLink
+from .redis_exchange import Server, own_options
 from .redis_link import Link
 
 Clock = Callable[[], float]
+
+
+class Asyncio(NamedTuple):
+    """How an asyncio client connects."""
+
+    connection_class: type[Any]
+    options: dict[str, Any]
+
+
+#: The asyncio client's classes for those of threads.
+_ASYNCIO: dict[type[Any], type[Any]] = {
+    redis.Connection: redis.asyncio.Connection,
+    redis.SSLConnection: redis.asyncio.SSLConnection,
+    redis.UnixDomainSocketConnection: redis.asyncio.UnixDomainSocketConnection,
+    SentinelManagedConnection: sentinel.SentinelManagedConnection,
+    SentinelManagedSSLConnection: sentinel.SentinelManagedSSLConnection,
+}
+#: Options that have to do with how threads read a socket, whatever they say.
+_OF_THREADS = {"parser_class", "socket_type"}
+
+
+def for_asyncio(connection_class: type[Any], options: dict[str, Any]) -> Asyncio | None:
+    """The same connections for an event loop; ``None`` where its client lacks the class, or takes not all that is set.
+
+    None is left out: one of them may be what makes a connection safe.
+    """
+    found = _ASYNCIO.get(connection_class)
+    if found is None:
+        return None
+    kept = {name: value for name, value in own_options(options).items() if name not in _OF_THREADS}
+    on_connect = kept.get("redis_connect_func")
+    owner = getattr(on_connect, "__self__", None)
+    if isinstance(owner, RedisCluster) and owner.user_on_connect_func is None:
+        del kept["redis_connect_func"]  # it only logs in, as every connection does by itself
+    taken = {name for cls in found.__mro__ for name in signature(cls).parameters} - {"redis_connect_func"}
+    given = {name: value for name, value in kept.items() if name in taken}
+    return Asyncio(found, given) if all(kept[name] is None for name in kept.keys() - given) else None
 
 
 class Servers(Protocol):
@@ -30,6 +72,9 @@ class Servers(Protocol):
 
     def link(self, connect_timeout: float, timeout: float, clock: Clock, *, breaks: bool) -> Link | ClusterLink:
         """A link with these timeouts in seconds; if it ``breaks``, with a circuit breaker for each server."""
+
+    def async_link(self, link: Any, connect_timeout: float, timeout: float) -> AsyncLink | AsyncClusterLink | None:
+        """The twin of such a ``link`` for event loops; ``None`` where no asyncio client takes the options."""
 
 
 @dataclass(frozen=True)
@@ -40,9 +85,15 @@ class Single(Servers):
     options: dict[str, Any]
 
     def link(self, connect_timeout: float, timeout: float, clock: Clock, *, breaks: bool) -> Link:
-        breaker = Breaker(clock) if breaks else None
         pool = partial(redis.ConnectionPool, connection_class=self.connection_class)
-        return Link(pool, self.options, connect_timeout, timeout, clock, breaker=breaker)
+        return Link(_server(clock, breaks), pool, self.options, connect_timeout, timeout)
+
+    def async_link(self, link: Link, connect_timeout: float, timeout: float) -> AsyncLink | None:
+        found = for_asyncio(self.connection_class, self.options)
+        if found is None:
+            return None
+        pool = partial(redis.asyncio.ConnectionPool, connection_class=found.connection_class)
+        return AsyncLink(link.server, pool, found.options, connect_timeout, timeout)
 
 
 @dataclass(frozen=True)
@@ -56,11 +107,7 @@ class Watched(Servers):
     connection_class: type[Any] = SentinelManagedConnection
 
     def link(self, connect_timeout: float, timeout: float, clock: Clock, *, breaks: bool) -> Link:
-        asking = self.sentinel_options | {
-            "socket_connect_timeout": connect_timeout,
-            "socket_timeout": timeout,
-            "retry": redis.retry.Retry(redis.backoff.NoBackoff(), 0),
-        }
+        asking = self._asking(connect_timeout, timeout, redis.retry.Retry(redis.backoff.NoBackoff(), 0))
 
         def pool(**options: Any) -> redis.ConnectionPool:
             # redis-py has no types for its Sentinel.
@@ -70,8 +117,26 @@ class Watched(Servers):
             )
             return made
 
-        breaker = Breaker(clock) if breaks else None
-        return Link(pool, self.options, connect_timeout, timeout, clock, breaker=breaker)
+        return Link(_server(clock, breaks), pool, self.options, connect_timeout, timeout)
+
+    def async_link(self, link: Link, connect_timeout: float, timeout: float) -> AsyncLink | None:
+        found = for_asyncio(self.connection_class, self.options)
+        if found is None:
+            return None
+        asking = self._asking(connect_timeout, timeout, redis.asyncio.retry.Retry(redis.backoff.NoBackoff(), 0))
+
+        def pool(**options: Any) -> redis.asyncio.ConnectionPool:
+            watchers: Any = sentinel.Sentinel(list(self.sentinels), sentinel_kwargs=asking)  # type: ignore[no-untyped-call]
+            made: redis.asyncio.ConnectionPool = sentinel.SentinelConnectionPool(  # type: ignore[no-untyped-call]
+                self.service, watchers, connection_class=found.connection_class, **options
+            )
+            return made
+
+        return AsyncLink(link.server, pool, found.options, connect_timeout, timeout)
+
+    def _asking(self, connect_timeout: float, timeout: float, retry: Any) -> dict[str, Any]:
+        times = {"socket_connect_timeout": connect_timeout, "socket_timeout": timeout}
+        return {**self.sentinel_options, **times, "retry": retry}
 
 
 @dataclass(frozen=True)
@@ -87,10 +152,25 @@ class Clustered(Servers):
 
         def to_node(address: Address) -> Link:
             options = self.options | {"host": address[0], "port": address[1]}
-            breaker = Breaker(clock) if breaks else None
-            return Link(pool, options, connect_timeout, timeout, clock, breaker=breaker, clustered=True)
+            return Link(_server(clock, breaks, clustered=True), pool, options, connect_timeout, timeout)
 
-        return ClusterLink(self.seeds, to_node, clock)
+        return ClusterLink(Cluster(self.seeds, clock), to_node)
+
+    def async_link(self, link: ClusterLink, connect_timeout: float, timeout: float) -> AsyncClusterLink | None:
+        found = for_asyncio(self.connection_class, self.options)
+        if found is None:
+            return None
+        pool = partial(redis.asyncio.ConnectionPool, connection_class=found.connection_class)
+
+        def to_node(address: Address) -> AsyncLink:
+            options = found.options | {"host": address[0], "port": address[1]}
+            return AsyncLink(link.link(address).server, pool, options, connect_timeout, timeout)
+
+        return AsyncClusterLink(link.cluster, to_node)
+
+
+def _server(clock: Clock, breaks: bool, *, clustered: bool = False) -> Server:
+    return Server(clock, breaker=Breaker(clock) if breaks else None, clustered=clustered)
 
 
 def find_servers(

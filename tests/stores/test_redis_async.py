@@ -1,0 +1,523 @@
+"""The Redis store on event loops: the answers of threads, and what can befall a task, a loop, or the server."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import multiprocessing
+import random
+import time
+from contextlib import suppress
+from functools import partial
+
+import numpy as np
+import pytest
+import redis
+
+from bloomguard.exceptions import StoreError, StoreUnavailable
+from bloomguard.filters import CorruptFilter
+from bloomguard.stores.breaker import PROBE_SECONDS
+from bloomguard.stores.redis import RedisStore
+from tests import servers
+from tests.proxy import Proxy
+
+from .conftest import KINDS, RANGE, key, make_layout
+from .test_redis_cluster import ClusterFactory
+from .test_redis_sentinel import stores as sentinel_stores
+from .test_redis_sentinel import watched  # noqa: F401
+
+PATIENT = {"connect_timeout": 5, "read_timeout": 5, "add_timeout": 5}
+NUMBERS = random.Random(1).sample(range(RANGE), 3_000)
+#: Half of them were added.
+ASKED = [*NUMBERS[:200], *range(RANGE, RANGE + 200)]
+
+
+@pytest.fixture(scope="module")
+def valkey():
+    made = servers.Valkey()
+    yield made
+    made.stop()
+
+
+@pytest.fixture
+def server(valkey):
+    """A server that is a primary, and empty."""
+    with valkey.client() as admin:
+        admin.replicaof("NO", "ONE")
+        admin.flushall()
+    return valkey
+
+
+@pytest.fixture
+def proxy(server):
+    made = Proxy(server.port)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def make_store(server):
+    """``make_store()``: the store, by default straight to the server and patient."""
+    made = []
+
+    def make(url=server.url, **options):
+        made.append(RedisStore("default", url=url, **{**PATIENT, **options}))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.close()
+
+
+@pytest.fixture
+def store(make_store):
+    return make_store()
+
+
+def built(store, kind="bloom", shard_bytes=1 << 25):
+    """A sealed generation that holds :data:`NUMBERS`."""
+    made = store.create("city", "a", make_layout(kind, shard_bytes))
+    made.add_many(np.array(NUMBERS))
+    made.seal()
+    return made
+
+
+def connections(server):
+    """How many clients the server has, beside the one that asks."""
+    with server.client() as admin:
+        return len(admin.client_list()) - 1
+
+
+async def reasons(generation, number, times):
+    """Why so many checks, one after the other, get no answer."""
+    found = []
+    for _ in range(times):
+        with pytest.raises(StoreUnavailable) as caught:
+            await generation.amight_contain(key(number))
+        found.append(caught.value.reason)
+    return found
+
+
+def hurried(generation, store):
+    """A generation that is asked with the patience of another store to the same server."""
+    generation._trips = store
+    return generation
+
+
+async def eventually(generation):
+    """A busy machine may take longer for a check than a request has time."""
+    for _ in range(20):
+        with suppress(StoreUnavailable):
+            return await generation.amight_contain(key(NUMBERS[0]))
+    return False
+
+
+async def same(generation):
+    """See that a loop gets the very answers that a thread gets."""
+    keys = [key(number) for number in ASKED]
+    wanted = generation.might_contain_many(keys)
+    assert all(wanted[:200])
+    assert not all(wanted)
+    assert await generation.amight_contain_many(keys) == wanted
+    assert [await generation.amight_contain(each) for each in keys[150:250]] == wanted[150:250]
+    assert await generation.amight_contain_many([]) == []
+
+
+@pytest.mark.parametrize("shard_bytes", [1 << 25, 1 << 12])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_loop_gets_the_answers_of_threads(store, kind, shard_bytes):
+    """Every kind, in one shard and in many, one key and many: as the same process asks without a loop."""
+    asyncio.run(same(built(store, kind, shard_bytes)))
+
+
+def test_a_builder_may_be_asked_too(store):
+    """What a process has not brought to the server yet, it finds."""
+    made = store.create("city", "a", make_layout())
+    made.add_many(np.array(NUMBERS))
+
+    asyncio.run(same(made))
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    made = servers.Cluster(3)
+    yield made
+    made.stop()
+
+
+def test_a_cluster_gives_the_answers_of_threads(cluster):
+    """Whatever the number of shards; a batch is one trip a node, and a slot that moves is not followed."""
+    store = RedisStore("default", url=cluster.urls, cluster=True, **PATIENT)
+    made = built(store, shard_bytes=1 << 12)
+    keys = [key(number) for number in NUMBERS]
+
+    async def ask():
+        await same(made)
+        sent = []
+        for link in store._async_reads._links.values():
+            link._talk = lambda *args, link=link, talk=link._talk: sent.append(link) or talk(*args)
+        assert all(await made.amight_contain_many(keys))
+        assert len(sent) == len(set(sent)) == 3
+        moved = made.keys[0]
+        mine = next(each for each in keys if made.layout.locate(each)[0] == 0)
+        other = next(node for node in cluster.nodes if node is not cluster.holder(moved))
+        steps = cluster.migrate(moved, other)
+        next(steps)
+        assert await made.amight_contain(mine)  # that it will be moved changes nothing
+        for _ in steps:
+            with pytest.raises(StoreError, match="slot was moved"):
+                await made.amight_contain(mine)
+            with pytest.raises(StoreError, match="slot was moved"):
+                await made.amight_contain_many(keys)
+
+    asyncio.run(ask())
+    store.close()
+
+
+def test_a_node_that_is_gone_opens_its_own_breaker(cluster, settings):
+    """With one node killed, checks of its shards soon cost nothing, for threads too, and those of others' go on."""
+    cache = {
+        "BACKEND": "django_redis.cache.RedisCache",
+        "LOCATION": cluster.urls[0],
+        "OPTIONS": {"CONNECTION_FACTORY": f"{ClusterFactory.__module__}.ClusterFactory"},
+    }
+    settings.CACHES = settings.CACHES | {"shared": cache}
+    cluster.flush()
+    store = RedisStore("default", cache="shared", **PATIENT)
+    made = built(store, shard_bytes=1 << 12)
+    gone, there = (
+        next(n for n in NUMBERS if cluster.holder(made.keys[made.layout.locate(key(n))[0]]) is node)
+        for node in cluster.nodes[:2]
+    )
+
+    async def ask():
+        assert await made.amight_contain(key(gone))
+        cluster.nodes[0].kill()
+        assert await reasons(made, gone, 8) == ["connection"] * 5 + ["breaker"] * 3
+        assert await made.amight_contain(key(there))
+
+    asyncio.run(ask())
+    with pytest.raises(StoreUnavailable, match="lately"):
+        made.might_contain(key(gone))
+    store.close()
+
+
+def test_a_failover_is_followed_and_nothing_from_before_is_trusted(watched):  # noqa: F811
+    """The primary dies, Sentinel promotes the replica: a loop asks that one from then on, and believes nothing of what
+    was built before."""
+    primary, replica, sentinel = watched
+    with replica.client() as admin:
+        admin.config_set("replica-priority", 1)
+
+    async def ask():
+        made = []
+        for number, store in enumerate(sentinel_stores(sentinel)):
+            made.append((store, store.create("city", f"before-{number}", make_layout())))
+            made[-1][1].seal()
+            assert not await made[-1][1].amight_contain(key(1))
+        servers.until(sentinel.knows_replica)
+        primary.kill()
+        sentinel.be_quick()
+        servers.until(lambda: sentinel.primary() == replica.port)
+        with replica.client() as admin:
+            servers.until(lambda: admin.info("replication")["role"] == "master")
+        for number, (store, before) in enumerate(made):
+            for _ in range(3):
+                with pytest.raises(StoreError):
+                    await before.amight_contain(key(1))
+            servers.until(partial(_answers, store))
+            after = store.create("city", f"after-{number}", make_layout())
+            after.seal()
+            assert not await after.amight_contain(key(1))
+            with pytest.raises(StoreError):
+                await before.amight_contain(key(1))
+            store.close()
+
+    asyncio.run(ask())
+
+
+def _answers(store):
+    try:
+        return bool(store.identity)
+    except StoreUnavailable:
+        return False
+
+
+def test_a_black_hole_costs_55_ms_and_then_nothing(make_store, proxy):
+    """A server that answers nothing costs a task at most 55 ms, many at once not much more, and once the breaker is
+    open 0.1 ms; after a while one of them looks whether it is back. The quickest of each counts: machines are busy."""
+    made = built(make_store(proxy.url))
+    now = [0.0]
+
+    async def seconds(*acts):
+        start = time.perf_counter()
+        for found in await asyncio.gather(*acts, return_exceptions=True):
+            assert isinstance(found, StoreUnavailable)
+        return time.perf_counter() - start
+
+    async def ask(store):
+        opened = hurried(made, store)
+        assert await eventually(opened)
+        store.failures.clear()
+        proxy.mode = "hole"
+        waiting = [await seconds(opened.amight_contain(key(1))) for _ in range(4)]
+        flood = await seconds(*(opened.amight_contain(key(number)) for number in range(200)))
+        passing = [await seconds(opened.amight_contain(key(1))) for _ in range(100)]
+        assert store.failures["timeout"] >= 5
+        assert store.failures["breaker"] >= 100
+        proxy.mode = "pass"
+        for _ in range(20):
+            now[0] += PROBE_SECONDS  # a probe is one attempt, which a busy machine may spoil
+            with suppress(StoreUnavailable):
+                assert await opened.amight_contain(key(NUMBERS[0]))
+                return min(waiting), flood, min(passing)
+        raise AssertionError("it is never asked again")
+
+    hurry = {"clock": lambda: now[0], "connect_timeout": 0.05, "read_timeout": 0.05}
+    waiting, flood, passing = map(min, zip(*(asyncio.run(ask(make_store(proxy.url, **hurry))) for _ in range(3))))
+
+    assert 0.04 < waiting < 0.055
+    assert flood < 0.15
+    assert passing < 0.0001
+
+
+def test_refused_and_reset_connections_are_counted(make_store, proxy):
+    """Nobody there, or one who hangs up: unavailable, and there again when the server is."""
+    store = make_store(proxy.url, clock=lambda: 0.0)
+    made = built(store)
+
+    async def ask():
+        proxy.refuse()
+        assert await reasons(made, 1, 2) == ["connection"] * 2
+        proxy.mend()
+        assert await made.amight_contain(key(NUMBERS[0]))
+        proxy.reset()
+        assert await reasons(made, 1, 2) == ["connection"] * 2
+        proxy.mend()
+        assert await made.amight_contain(key(NUMBERS[0]))
+
+    asyncio.run(ask())
+    assert store.failures == {"connection": 4}
+
+
+def test_a_replica_refuses_checks(store, server):
+    """A primary that is demoted refuses checks on the connections that it keeps, and on new ones."""
+    made, other = built(store), servers.Valkey()
+
+    async def ask():
+        assert await made.amight_contain(key(NUMBERS[0]))
+        with server.client() as admin:
+            admin.replicaof("127.0.0.1", other.port)
+        assert await reasons(made, NUMBERS[0], 3) == ["readonly"] * 3
+
+    try:
+        asyncio.run(ask())
+    finally:
+        other.stop()
+
+
+def test_another_server_is_not_believed(make_store, proxy, server):
+    """Another server behind the same address, even with the same bytes, answers nothing that counts."""
+    made, other = built(make_store(proxy.url)), servers.Valkey()
+
+    async def ask():
+        assert await made.amight_contain(key(NUMBERS[0]))
+        with server.client() as here, other.client() as there:
+            there.set(made.keys[0], here.get(made.keys[0]))
+        proxy._target = other.port
+        proxy.cut()
+        await asyncio.sleep(0.05)  # for the loop to learn of it
+        for _ in range(3):
+            with pytest.raises(StoreError, match="another server answers"):
+                await made.amight_contain(key(RANGE))
+
+    try:
+        asyncio.run(ask())
+    finally:
+        other.stop()
+
+
+def test_a_failover_behind_an_unused_connection_is_noticed(store, server):
+    """Demoted and promoted again while nobody asked: the open connection's identity is read again."""
+    made, other = built(store), servers.Valkey()
+
+    async def ask():
+        assert await made.amight_contain(key(NUMBERS[0]))
+        with server.client() as admin:
+            admin.replicaof("127.0.0.1", other.port)
+            servers.until(lambda: admin.info("replication").get("master_link_status") == "up")
+            admin.replicaof("NO", "ONE")
+        with pytest.raises(StoreError, match="another server answers"):
+            await made.amight_contain(key(RANGE))
+
+    try:
+        asyncio.run(ask())
+    finally:
+        other.stop()
+
+
+def test_a_shard_that_is_gone_is_not_trusted(store, server):
+    """A missing shard is corrupt, and no empty one."""
+    made = built(store)
+    with server.client() as admin:
+        admin.flushall()
+
+    async def ask():
+        with pytest.raises(CorruptFilter):
+            await made.amight_contain(key(1))
+        with pytest.raises(CorruptFilter):
+            await made.amight_contain_many([key(1), key(2)])
+
+    asyncio.run(ask())
+
+
+@pytest.mark.parametrize("waits_for", ["a connection", "a reply"])
+def test_a_cancelled_task_leaves_no_reply_behind(make_store, proxy, waits_for):
+    """Whoever is cancelled hangs up, at whatever it waits for: the next to ask gets no answer of another question."""
+    store = make_store(proxy.url)
+    made = built(store)
+    there, gone = key(NUMBERS[0]), key(RANGE + 1)
+    assert [made.might_contain(each) for each in (there, gone)] == [True, False]
+
+    async def ask():
+        if waits_for == "a reply":
+            assert await made.amight_contain(there)
+        for _ in range(2):
+            proxy.mode = "slow"
+            tasks = [asyncio.create_task(made.amight_contain(there)) for _ in range(5)]
+            await asyncio.sleep(0.05)
+            for task in tasks:
+                task.cancel()
+            ended = await asyncio.gather(*tasks, return_exceptions=True)
+            assert all(isinstance(each, asyncio.CancelledError) for each in ended)
+            proxy.mode = "pass"
+            asked = [gone, there] * 10
+            assert [await made.amight_contain(each) for each in asked] == [False, True] * 10
+            assert await asyncio.gather(*map(made.amight_contain, asked)) == [False, True] * 10
+
+    asyncio.run(ask())
+    assert not store.failures
+
+
+def test_a_loop_takes_its_connections_with_it(store, server):
+    """Loops that come and go: each has connections of its own, and none is left when it is gone."""
+    made = built(store)
+    store.close()
+    before = connections(server)
+
+    async def ask():
+        assert all(await asyncio.gather(*(made.amight_contain(key(number)) for number in NUMBERS[:50])))
+        assert connections(server) > before
+
+    for _ in range(3):
+        asyncio.run(ask())
+        servers.until(lambda: connections(server) == before)
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+def test_the_connections_of_a_loop_that_was_just_closed_are_dropped(store, server):
+    """A loop that nobody shut down leaves nothing that another loop would use, and nothing that stays."""
+    made = built(store)
+    store.close()
+    before = connections(server)
+    for _ in range(3):
+        loop = asyncio.new_event_loop()
+        assert loop.run_until_complete(made.amight_contain(key(NUMBERS[0])))
+        loop.close()
+
+    assert asyncio.run(made.amight_contain(key(NUMBERS[0])))
+
+    assert not store._async_reads._lines._made
+    del loop
+    gc.collect()
+    servers.until(lambda: connections(server) == before)
+
+
+def test_closing_the_store_in_a_loop_hangs_up(store, server):
+    """``aclose`` closes what the loop has open; whoever asks next connects anew."""
+    made = built(store)
+    store.close()
+    before = connections(server)
+
+    async def ask():
+        assert await made.amight_contain(key(NUMBERS[0]))
+        await store.aclose()
+        await store.aclose()
+        servers.until(lambda: connections(server) == before)
+        assert await made.amight_contain(key(NUMBERS[0]))
+
+    asyncio.run(ask())
+
+
+def test_many_tasks_take_few_connections(store, server):
+    """A thousand tasks at once share a few connections, and all get their answers."""
+    made = built(store)
+    before = connections(server)
+    keys = [key(number) for number in [*NUMBERS[:500], *range(RANGE, RANGE + 500)]]
+
+    async def ask():
+        found = await asyncio.gather(*map(made.amight_contain, keys))
+        assert 1 < connections(server) - before <= 16
+        return found
+
+    assert asyncio.run(ask()) == made.might_contain_many(keys)
+    assert not store.failures
+
+
+def test_a_loop_that_was_held_up_still_reads_its_replies(make_store):
+    """A reply that came in time counts, however late the loop comes to read it."""
+    opened = hurried(built(make_store()), make_store(connect_timeout=0.05, read_timeout=0.05))
+
+    async def held_up():
+        assert await eventually(opened)
+        task = asyncio.create_task(eventually(opened))
+        await asyncio.sleep(0)
+        failed = opened._trips.failures.total()
+        time.sleep(0.08)
+        assert await task
+        return opened._trips.failures.total() == failed
+
+    assert any(asyncio.run(held_up()) for _ in range(5))
+
+
+def _ask_in_child(made, answers):
+    answers.put(asyncio.run(made.amight_contain(key(NUMBERS[0]))))
+
+
+def test_a_forked_child_connects_by_itself(store):
+    """A child that is forked while a loop has connections open uses none of them, and does not disturb them."""
+    made = built(store)
+    context = multiprocessing.get_context("fork")
+    answers = context.Queue()
+
+    async def ask():
+        assert await made.amight_contain(key(NUMBERS[0]))
+        child = context.Process(target=_ask_in_child, args=(made, answers))
+        child.start()
+        await asyncio.get_running_loop().run_in_executor(None, child.join)
+        assert child.exitcode == 0
+        assert [await made.amight_contain(key(number)) for number in (NUMBERS[1], RANGE + 1)] == [True, False]
+
+    asyncio.run(ask())
+    assert answers.get(timeout=5)
+
+
+def test_connections_that_only_threads_can_make_stay_with_threads(server, settings):
+    """A connection class of the project's own, or an option that an event loop's client does not take."""
+
+    class Own(redis.Connection):
+        pass
+
+    for number, options in enumerate(
+        ({"connection_class": Own}, {"redis_connect_func": lambda each: each.on_connect()})
+    ):
+        cache = {
+            "BACKEND": "django_redis.cache.RedisCache",
+            "LOCATION": f"{server.url}?health_check_interval={number}",  # django-redis keeps pools by URL
+            "OPTIONS": {"CONNECTION_POOL_KWARGS": options},
+        }
+        settings.CACHES = settings.CACHES | {f"own-{number}": cache}
+        store = RedisStore("default", cache=f"own-{number}")
+
+        assert not store.awaits
+        store.close()

@@ -1,0 +1,371 @@
+"""A guarded site under ASGI whose filters lie on a server: awaited on the loop, and as sure as with threads."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+
+import pytest
+from asgiref.sync import async_to_sync
+from django.test import AsyncClient
+
+from bloomguard import spot_checks
+from bloomguard.guards import registry
+from bloomguard.models import GuardState
+from bloomguard.rebuild import Rebuild
+from bloomguard.routing.awaiting import awaited
+from bloomguard.stores import stores
+from bloomguard.sync import state
+from bloomguard.verdicts import ABSENT, CAUGHT, COLD, FENCED, MAYBE, OUT_OF_RANGE, REMEMBERED, UNREACHABLE, UNTRUSTED
+from tests import servers
+from tests.conftest import forget
+from tests.front import Asgi
+from tests.proxy import Proxy
+from tests.shop.models import Product
+from tests.test_verify import insert_unseen
+
+pytestmark = pytest.mark.django_db(transaction=True)
+ROWS = range(1, 21)
+
+
+@pytest.fixture(scope="module")
+def valkey():
+    made = servers.Valkey()
+    yield made
+    made.stop()
+
+
+@pytest.fixture
+def proxy(valkey):
+    with valkey.client() as admin:
+        admin.flushall()
+    made = Proxy(valkey.port)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def site(request, proxy, settings, clock):
+    """A site with 20 products, whose guard lives on the server behind the proxy; a parameter is its patience."""
+    seconds = getattr(request, "param", 5)
+    patient = {"connect_timeout": seconds, "read_timeout": seconds, "add_timeout": 5}
+    settings.BLOOMGUARD = {
+        "STORES": {
+            "default": {
+                "BACKEND": "bloomguard.stores.redis.RedisStore",
+                "OPTIONS": {"url": proxy.url, **patient, "clock": clock},
+            }
+        }
+    }
+    forget()
+    Product.objects.bulk_create(Product(pk=pk) for pk in ROWS)
+    made = Site(clock)
+    made.rebuild()
+    yield made
+    stores["default"].close()
+    forget()
+
+
+class Site:
+    def __init__(self, clock):
+        self.clock = clock
+        self.guard = registry["product"]
+        self.in_threads: list[int] = []
+
+    def rebuild(self):
+        Rebuild(self.guard, sleep=self.clock.sleep).run()
+        self.guard.decide(1)  # so that the generation is open, and the lease valid
+
+    def watch(self, monkeypatch):
+        """Note from now on which threads ask the store."""
+        store = stores["default"]
+        read = store.read
+        monkeypatch.setattr(store, "read", lambda *args: self.in_threads.append(threading.get_ident()) or read(*args))
+
+    def __call__(self, *values):
+        """What the guard decides of each, in one loop."""
+
+        async def ask():
+            return [await self.guard.adecide(value) for value in values]
+
+        return asyncio.run(ask())
+
+
+def test_a_decision_is_awaited(site, monkeypatch):
+    """While the lease is valid no thread asks anything: present, absent, out of range, one or many."""
+    site.watch(monkeypatch)
+    values = [7, 999, "8", 10**30, *ROWS]
+
+    async def ask():
+        return await site.guard.adecide_many(values), await site.guard.afilter_existing(values)
+
+    decided, existing = asyncio.run(ask())
+
+    assert site(*values) == decided == [MAYBE, ABSENT, MAYBE, OUT_OF_RANGE, *[MAYBE] * 20]
+    assert existing == [7, "8", *ROWS]
+    assert asyncio.run(site.guard.adecide_many([])) == []
+    assert not site.in_threads
+
+
+def test_very_many_values_do_not_hold_up_the_loop(site, monkeypatch):
+    """A batch that takes long to put together is put together in a thread, with the same answers."""
+    site.watch(monkeypatch)
+    values = list(range(-500, 500))
+
+    async def ask():
+        return await site.guard.afilter_existing(values), threading.get_ident()
+
+    existing, loop = asyncio.run(ask())
+
+    assert existing == site.guard.filter_existing(values)
+    assert set(ROWS) <= set(existing)
+    assert loop not in site.in_threads[:1]
+
+
+@pytest.mark.parametrize("door", ["middleware", "shield", "decorator"])
+def test_requests_are_answered_without_a_thread_for_the_store(site, settings, monkeypatch, door):
+    """Absent IDs get 404 and present ones their page, and each asks the server once."""
+    if door == "middleware":
+        answer = lambda pk: async_to_sync(AsyncClient().get)(f"/products-async/{pk}/").status_code  # noqa: E731
+    elif door == "shield":
+        settings.MIDDLEWARE = []
+        shielded = Asgi()
+        answer = lambda pk: shielded(f"/products-async/{pk}/").status  # noqa: E731
+    else:
+        settings.MIDDLEWARE = []
+        answer = lambda pk: async_to_sync(AsyncClient().get)(f"/decorated-async/{pk}/").status_code  # noqa: E731
+    store = stores["default"]
+    site.watch(monkeypatch)
+    aread, asked = store.aread, []
+    monkeypatch.setattr(store, "aread", lambda *args: asked.append(args) or aread(*args))
+
+    assert [answer(pk) for pk in (7, 999, 8, 1_000)] == [200, 404, 200, 404]
+    assert len(asked) == 4
+    assert not site.in_threads
+
+
+def test_state_rows_are_read_in_a_thread_and_the_filter_too(site, monkeypatch):
+    """Without a lease, or a generation that is open, a thread asks; the next one is awaited again."""
+    site.watch(monkeypatch)
+    asked_by = set()
+    execute = state.table.connection.execute
+    monkeypatch.setattr(
+        state.table.connection, "execute", lambda *args: asked_by.add(threading.get_ident()) or execute(*args)
+    )
+
+    async def ask():
+        site.clock.sleep(5)
+        first = await site.guard.adecide(999), await site.guard.adecide(999)
+        site.clock.sleep(5)
+        many = await site.guard.adecide_many([7, 999])
+        site.guard.live.forget()
+        second = await site.guard.adecide(999), await site.guard.adecide_many([7, 999])
+        return first, many, second, threading.get_ident()
+
+    first, many, second, loop = asyncio.run(ask())
+
+    assert first == (ABSENT, ABSENT)
+    assert many == [MAYBE, ABSENT]
+    assert second == (ABSENT, [MAYBE, ABSENT])
+    assert asked_by
+    assert loop not in {*asked_by, *site.in_threads}
+
+
+def test_a_row_that_is_saved_passes_at_once(site):
+    """An add that is acknowledged is seen by the next to ask on a loop."""
+    assert site(21) == [ABSENT]
+    Product.objects.create(pk=21)
+
+    assert site(21) == [MAYBE]
+
+
+def test_a_rebuilt_filter_is_taken_up(site):
+    """A new generation answers as soon as the row names it, and the old one no more."""
+    assert site(999) == [ABSENT]
+    site.rebuild()
+    site.clock.sleep(5)
+
+    assert site(7, 999, 7, 999) == [MAYBE, ABSENT] * 2
+
+
+def test_what_is_out_of_use_passes_without_a_thread(site, monkeypatch, proxy, valkey):
+    """Fenced, corrupt, unreachable: each is told as itself, and nobody asks in a thread until the lease is over."""
+    site.watch(monkeypatch)
+    proxy.refuse()
+    assert site(7, 999) == [UNREACHABLE, UNREACHABLE]
+    assert asyncio.run(site.guard.adecide_many([7, 999])) == [UNREACHABLE, UNREACHABLE]
+    proxy.mend()
+    assert site(999) == [ABSENT]
+    with valkey.client() as admin:
+        admin.flushall()
+    assert site(7, 999) == [UNTRUSTED, UNTRUSTED]
+    assert asyncio.run(site.guard.adecide_many([7, 999])) == [UNTRUSTED, UNTRUSTED]
+    state.table.fence("product", "a test says so")
+    site.clock.sleep(5)
+    state.table.renew()
+    assert site(7, 999) == [FENCED, FENCED]
+    assert not site.in_threads
+
+
+def test_a_cold_guard_passes(site, monkeypatch):
+    """A guard that was never built: one thread looks for a filter, and the others take its word for a while."""
+    guard = registry["order"]
+    assert guard.decide("0" * 32) is COLD
+    site.watch(monkeypatch)
+
+    async def ask():
+        return [await guard.adecide("0" * 32) for _ in range(3)]
+
+    assert asyncio.run(ask()) == [COLD] * 3
+    site.clock.sleep(5)
+    assert asyncio.run(ask()) == [COLD] * 3
+
+
+def test_a_lease_that_ends_while_a_task_waits_is_renewed(site, monkeypatch):
+    """An answer that the loop comes to read late counts only under a lease that is valid then."""
+    store = stores["default"]
+    aread = store.aread
+
+    async def late(*args):
+        replies = await aread(*args)
+        site.clock.sleep(5)
+        await GuardState.objects.aupdate(status=state.FENCED, version=1_000)
+        return replies
+
+    async def ask(values):
+        monkeypatch.setattr(store, "aread", late)
+        try:
+            return await (site.guard.adecide_many(values) if len(values) > 1 else site.guard.adecide(*values))
+        finally:
+            monkeypatch.setattr(store, "aread", aread)
+
+    updated = GuardState.objects.values_list("status", "version").get(name="product")
+    for values, wanted in (([999], FENCED), ([7, 999], [FENCED, FENCED])):
+        GuardState.objects.update(status=updated[0], version=updated[1])
+        site.clock.sleep(5)
+        assert site.guard.decide(999) is ABSENT
+        assert async_to_sync(ask)(values) == wanted
+
+
+def test_what_is_remembered_is_told_on_a_loop(site, monkeypatch):
+    """A false positive that was found is absent, but for one that was saved since."""
+    key = site.guard.keys.key
+    live = site.guard.live
+    positive, other = 7, 8
+    Product.objects.filter(pk__in=(positive, other)).delete()  # a Bloom filter keeps what was deleted
+    site.guard.confirm_missing(positive)
+    site.guard.confirm_missing(other)
+    assert [live.ask(key(pk)) for pk in (positive, other)] == [REMEMBERED] * 2
+    site.watch(monkeypatch)
+
+    assert site(positive, other, 9, 999) == [REMEMBERED, REMEMBERED, MAYBE, ABSENT]
+    assert asyncio.run(site.guard.adecide_many([positive, 9, 999])) == [REMEMBERED, MAYBE, ABSENT]
+    Product.objects.create(pk=positive)
+    assert site(positive, other) == [MAYBE, REMEMBERED]
+    assert asyncio.run(site.guard.adecide_many([positive, other])) == [MAYBE, REMEMBERED]
+    site.clock.sleep(5)
+    assert site(other) == [REMEMBERED]
+
+
+def test_a_spot_check_asks_the_database_in_a_thread(site, monkeypatch):
+    """An absence that is held against the database, and proves wrong, passes and fences the guard."""
+    monkeypatch.setattr(spot_checks, "drawn", spot_checks.always)
+    site.clock.sleep(5)
+    assert site(999) == [ABSENT]
+    insert_unseen("shop_product", id=999, name="x")
+    site.clock.sleep(5)
+    site.guard.decide(1)
+
+    assert site(999) == [CAUGHT]
+    assert state.table.current("product").status == state.FENCED
+
+
+def test_a_shadow_keeps_absences_to_itself_on_a_loop(site, monkeypatch):
+    """In shadow mode an awaited absence passes as well."""
+    monkeypatch.setattr(type(site.guard), "mode", "shadow")
+
+    [decision] = site(999)
+
+    assert decision.reason == "shadow"
+
+
+def test_a_black_hole_holds_up_nobody_but_who_asks(site, proxy, monkeypatch):
+    """While tasks wait for a server that answers nothing, the loop goes on."""
+    monkeypatch.setattr(stores["default"]._async_reads, "_timeout", 0.3)
+    longest = [0.0]
+
+    async def beat():
+        while True:
+            began = time.perf_counter()
+            await asyncio.sleep(0.01)
+            longest[0] = max(longest[0], time.perf_counter() - began)
+
+    async def ask():
+        assert await site.guard.adecide(999) is ABSENT
+        proxy.mode = "hole"
+        beating = asyncio.create_task(beat())
+        decided = await asyncio.gather(*(site.guard.adecide(pk) for pk in range(5)))
+        beating.cancel()
+        return decided
+
+    assert asyncio.run(ask()) == [UNREACHABLE] * 5
+    assert longest[0] < 0.25
+
+
+FAULTS = ["refuse", "reset", "hole", "slow", "cut", "flush"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("site", [0.1], indirect=True, ids=["100 ms"])
+@pytest.mark.parametrize("fault", FAULTS)
+def test_no_fault_under_asgi_is_a_404_or_an_error(site, proxy, valkey, fault):
+    """Fifty times in the middle of requests for rows that exist: each gets its page, and later absent IDs get 404."""
+    client = AsyncClient()
+
+    async def drill():
+        visits = [asyncio.create_task(client.get(f"/products-async/{pk}/")) for pk in (*ROWS, *ROWS)]
+        await asyncio.sleep(0.005)
+        if fault == "flush":
+            with valkey.client() as admin:
+                admin.flushall()
+        elif fault in ("hole", "slow"):
+            proxy.mode = fault
+        else:
+            getattr(proxy, fault)()
+        visits += [asyncio.create_task(client.get(f"/products-async/{pk}/")) for pk in ROWS]
+        return [visit.status_code for visit in await asyncio.gather(*visits)]
+
+    for _ in range(50):
+        assert async_to_sync(drill)() == [200] * 60
+        proxy.mend()
+        site.clock.sleep(20)  # the breaker lets somebody try
+        if fault == "flush":
+            site.rebuild()
+        servers.until(lambda: site.clock.sleep(2) or site(999) == [ABSENT])
+
+
+def test_no_decision_is_waited_for_or_counted_twice(site):
+    """A path that two routes may take asks for each once, whatever it has to wait for."""
+    guard, counted = site.guard, []
+    waits = {7: True, 8: False, 999: True}
+
+    class Counted:
+        name = guard.name
+        keys = guard.keys
+
+        def decide_now(self, value):
+            if waits[value]:
+                return None
+            counted.append(value)
+            return guard.decide(value)
+
+        async def adecide(self, value):
+            counted.append(value)
+            return guard.decide(value)
+
+    asked = Counted()
+    found = asyncio.run(awaited(lambda decide: [decide(asked, value) for value in (8, 7, 999, 7)]))
+
+    assert found == [MAYBE, MAYBE, ABSENT, MAYBE]
+    assert counted == [8, 7, 999]
