@@ -464,6 +464,26 @@ def test_many_tasks_take_few_connections(store, server):
     assert not store.failures
 
 
+def test_who_waits_too_long_for_a_connection_passes(make_store, proxy):
+    """With a slow server and more tasks than connections, those that come last have no answer, and it is not the
+    server that is blamed for it."""
+    store = make_store(proxy.url, read_timeout=0.3)
+    made = hurried(built(make_store(proxy.url)), store)
+    keys = [key(number) for number in NUMBERS[:64]]
+
+    async def ask():
+        await asyncio.gather(*map(made.amight_contain, keys), return_exceptions=True)  # all connections are open
+        store.failures.clear()
+        proxy.mode = "slow"
+        return await asyncio.gather(*map(made.amight_contain, keys), return_exceptions=True)
+
+    found = asyncio.run(ask())
+
+    assert all(each is True or isinstance(each, StoreUnavailable) for each in found)
+    assert store.failures["crowded"] >= 16
+    assert store.failures["breaker"] == 0
+
+
 def test_a_loop_that_was_held_up_still_reads_its_replies(make_store):
     """A reply that came in time counts, however late the loop comes to read it."""
     opened = hurried(built(make_store()), make_store(connect_timeout=0.05, read_timeout=0.05))
