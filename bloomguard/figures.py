@@ -111,7 +111,7 @@ def read_many(guards: Iterable[Guard], start: datetime, end: datetime, step: int
     found = {}
     for alias, some in by_store.items():
         wanted = [Page(guard.name, unit, number) for guard in some for number in numbers]
-        counts: dict[str, dict[str, list[int]]] = {guard.name: {} for guard in some}
+        counts: dict[str, dict[str, array[int]]] = {guard.name: {} for guard in some}
         error = ""
         try:
             for page, kept in zip(wanted, stores[alias].read_figures(wanted)):
@@ -125,16 +125,18 @@ def read_many(guards: Iterable[Guard], start: datetime, end: datetime, step: int
     return found
 
 
-def _take(page: Page, cells: array[int], rows: range, found: dict[str, list[int]]) -> None:
+def _take(page: Page, cells: array[int], rows: range, found: dict[str, array[int]]) -> None:
     """Put a page's part of ``rows`` into ``found``: one number a row for each name that was counted."""
     first = page.number * ROWS
     low, high = max(rows.start, first), min(rows.stop, first + ROWS)
     for column, name in enumerate(NAMES):
         counted = cells[(low - first) * COLUMNS + column : (high - first) * COLUMNS : COLUMNS]
         if any(counted):
-            found.setdefault(name, [0] * len(rows))[low - rows.start : high - rows.start] = counted
+            if name not in found:
+                found[name] = array("I", bytes(cells.itemsize * len(rows)))
+            found[name][low - rows.start : high - rows.start] = counted
 
 
-def _steps(column: list[int], rows: int) -> list[int]:
+def _steps(column: array[int], rows: int) -> list[int]:
     """Summed up by so many rows a step."""
-    return column if rows == 1 else list(map(sum, zip(*[iter(column)] * rows)))
+    return column.tolist() if rows == 1 else list(map(sum, zip(*[iter(column)] * rows)))

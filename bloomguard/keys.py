@@ -113,8 +113,9 @@ def _encoder(
         return convert(value).bytes  # type: ignore[no-any-return]
 
     def text(value: Any) -> bytes:
-        if hasattr(value, "resolve_expression"):  # it would convert, to the expression's own name
-            raise Unkeyable(f"an expression, whose value for {field} only the database knows")
+        if type(value) is not str and (hasattr(value, "resolve_expression") or isinstance(value, models.Model)):
+            # It would convert, to its own name: but of an expression the database knows the value, of a row Django.
+            raise Unkeyable(f"an expression or a row, not a value of {field}")
         value = convert(value)
         if normalize is not None:
             value = normalize(value)

@@ -234,6 +234,20 @@ def test_nothing_is_no_answer_for_who_came_during_the_load(shop, monkeypatch):
         assert (first.result(10), second.result(10)) == (None, "tea")
 
 
+def test_what_is_loaded_for_another_cache_is_something_else(shop):
+    """A value has one entry in each cache, so loads for two caches do not stand in for each other."""
+    begun, end = threading.Event(), threading.Event()
+    loader = Loader(lambda value: begun.set() or (end.wait(3) and "tea"))
+
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(shop.get_or_load, 7, loader)
+        assert begun.wait(10)
+        second = shop.get_or_load(7, lambda value: "coffee", cache="none", patience=60)
+        end.set()
+
+        assert (first.result(10), second) == ("tea", "coffee")
+
+
 def test_falsy_values_are_values(shop):
     """Zero is cached as any other."""
     loader = Loader(0)

@@ -39,6 +39,23 @@ def test_every_page_can_be_found(page):
         assert max(map(len, block.splitlines())) <= 120
 
 
+def test_every_make_command_is_there():
+    """What pages and workflows call stands in the Makefile, and what that lists stands in CONTRIBUTING."""
+    root = DOCS.parent
+    pages = [*root.glob("*.md"), *PAGES, *root.glob(".github/workflows/*.yml")]
+    called = {
+        name
+        for page in pages
+        for name in re.findall(r"(?:`|\$ |run: )(?:\w+=\S+ )*make ([a-z-]+)", page.read_text())
+        if not name.startswith("bench-")
+    }
+    makefile, contributing = ((root / name).read_text() for name in ("Makefile", "CONTRIBUTING.md"))
+    listed = set(re.findall(r"^([a-z-]+):.*## ", makefile, re.MULTILINE))
+
+    assert called <= listed
+    assert listed - {"help", "bench", "clean"} <= set(re.findall(r"`make ([a-z-]+)`", contributing))
+
+
 def test_the_options_of_the_stores_are_on_their_page():
     """Every option that a store takes stands on the settings' page with its default."""
     from inspect import signature

@@ -204,6 +204,7 @@ def test_different_dates_have_different_keys():
         (Article, "slug", "\ud800"),
         (Article, "slug", models.F("slug")),
         (Article, "slug", Lower("slug")),
+        (Article, "slug", Article(slug="a")),  # as in ``get(parent=row)``, for a foreign key to a text
         (Price, "amount", "NaN"),
         (Price, "amount", "sNaN"),
         (Price, "amount", "Infinity"),

@@ -56,8 +56,8 @@ class Proof:
         if missing:
             raise RebuildError(
                 f"{self._source.guard.name}: of {read:,} rows that were read again, {missing:,} are not in the new "
-                "generation, which was not published. Did COPY, a trigger or another program write rows meanwhile? "
-                "Run it again"
+                "generation, which was not published. Did COPY, a trigger, another program or a process from before "
+                "the guard write rows meanwhile? Run it again"
             )
         return read
 

@@ -26,7 +26,6 @@ from operator import methodcaller
 from typing import TYPE_CHECKING, Any
 
 from django.conf import settings as django_settings
-from django.core.cache import caches
 from django.core.exceptions import ObjectDoesNotExist
 
 from ..complaints import Complaints
@@ -217,12 +216,13 @@ class CacheAside:
         ``None`` where the guard knows that there is no such row, and where ``load`` returns ``None`` or raises
         ``DoesNotExist``; neither is cached. Any other exception of ``load`` is its caller's alone. ``timeout`` is that
         of Django's cache, in seconds; ``patience`` is how long to wait for another's load before loading in its place.
+        A value has one entry in a cache, whatever ``load`` makes of it.
         """
         decision = self.decide(value)
         if decision.verdict is Verdict.ABSENT:
             self.tallies[SPARED]()
             return None
-        waiter = Waiter(caches[cache], lambda: load(value))
+        waiter = Waiter(cache, lambda: load(value))
         return run(self._steps(value, decision, waiter, timeout, patience), waiter)
 
     async def aget_or_load(
@@ -239,7 +239,7 @@ class CacheAside:
         if decision.verdict is Verdict.ABSENT:
             self.tallies[SPARED]()
             return None
-        waiter = AsyncWaiter(caches[cache], lambda: load(value))
+        waiter = AsyncWaiter(cache, lambda: load(value))
         return await arun(self._steps(value, decision, waiter, timeout, patience), waiter)
 
     def _steps(self, value: Any, decision: Decision, waiter: Waiter, timeout: float | None, patience: float) -> Steps:

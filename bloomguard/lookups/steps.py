@@ -9,19 +9,23 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from asgiref.sync import sync_to_async
+from django.core.cache import caches
 
 Event = threading.Event | asyncio.Event
 
 
 class Waiter:
-    """How a thread does things; those of one ``scope`` can wait for each other's ``event``."""
+    """How a thread does things; those of one ``scope`` can wait for each other's ``event``.
 
-    scope: Any = None
+    ``cache`` is the alias of a cache: what is loaded for another one may be something else.
+    """
+
     event: Callable[[], Event] = threading.Event
 
-    def __init__(self, cache: Any, load: Callable[[], Any]) -> None:
-        self._cache = cache
+    def __init__(self, cache: str, load: Callable[[], Any]) -> None:
+        self._cache: Any = caches[cache]
         self.load = load
+        self.scope: Any = cache
 
     def cache(self, operation: str, *args: Any) -> Any:
         """One operation of the cache."""
@@ -45,9 +49,9 @@ class AsyncWaiter(Waiter):
 
     event = asyncio.Event
 
-    def __init__(self, cache: Any, load: Callable[[], Awaitable[Any]]) -> None:
+    def __init__(self, cache: str, load: Callable[[], Awaitable[Any]]) -> None:
         super().__init__(cache, load)
-        self.scope = asyncio.get_running_loop()
+        self.scope = cache, asyncio.get_running_loop()
 
     def cache(self, operation: str, *args: Any) -> Any:
         return getattr(self._cache, f"a{operation}")(*args)
