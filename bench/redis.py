@@ -345,7 +345,8 @@ def outage(server: Valkey) -> None:
 def main() -> None:
     report.start()
     server = Valkey()
-    store = RedisStore("bench", url=server.url)
+    # Patient: what else the machine does may hold up a process for longer than a request would wait.
+    store = RedisStore("bench", url=server.url, connect_timeout=1, read_timeout=1)
     single(server, store)
     load(store)
     stall(server, store)

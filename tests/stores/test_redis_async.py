@@ -16,7 +16,7 @@ import redis
 
 from bloomguard.exceptions import StoreError, StoreUnavailable
 from bloomguard.filters import CorruptFilter
-from bloomguard.stores.breaker import PROBE_SECONDS
+from bloomguard.stores.breaker import PROBE_SECONDS, WITHIN_SECONDS
 from bloomguard.stores.redis import RedisStore
 from tests import servers
 from tests.proxy import Proxy
@@ -259,6 +259,7 @@ def test_a_black_hole_costs_55_ms_and_then_nothing(make_store, proxy):
         opened = hurried(made, store)
         assert await eventually(opened)
         store.failures.clear()
+        now[0] += 2 * WITHIN_SECONDS  # whatever failed until now is no reason to open the breaker
         proxy.mode = "hole"
         waiting = [await seconds(opened.amight_contain(key(1))) for _ in range(4)]
         flood = await seconds(*(opened.amight_contain(key(number)) for number in range(200)))
@@ -462,6 +463,26 @@ def test_many_tasks_take_few_connections(store, server):
 
     assert asyncio.run(ask()) == made.might_contain_many(keys)
     assert not store.failures
+
+
+def test_who_waits_too_long_for_a_connection_passes(make_store, proxy):
+    """With a slow server and more tasks than connections, those that come last have no answer, and it is not the
+    server that is blamed for it."""
+    store = make_store(proxy.url, read_timeout=0.3)
+    made = hurried(built(make_store(proxy.url)), store)
+    keys = [key(number) for number in NUMBERS[:64]]
+
+    async def ask():
+        await asyncio.gather(*map(made.amight_contain, keys), return_exceptions=True)  # all connections are open
+        store.failures.clear()
+        proxy.mode = "slow"
+        return await asyncio.gather(*map(made.amight_contain, keys), return_exceptions=True)
+
+    found = asyncio.run(ask())
+
+    assert all(each is True or isinstance(each, StoreUnavailable) for each in found)
+    assert store.failures["crowded"] >= 16
+    assert store.failures["breaker"] == 0
 
 
 def test_a_loop_that_was_held_up_still_reads_its_replies(make_store):
