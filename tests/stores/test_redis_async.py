@@ -559,3 +559,6 @@ def test_connections_that_only_threads_can_make_stay_with_threads(server, settin
 
         assert not store.awaits
         store.close()
+    options = {"ssl_validate_ocsp": False}
+    store = RedisStore("default", url="redis://mymaster/0", sentinels=[("127.0.0.1", 1)], sentinel_options=options)
+    assert not store.awaits
