@@ -230,10 +230,11 @@ class Guard(Fetching, CacheAside):
 
     def _owes(self, decision: Decision) -> bool:
         """Whether an absence is to be held against the database: by whoever asks next where waiting is allowed."""
-        if decision is ABSENT and (spot_checks.checks.is_due(self) if self.is_shadow else spot_checks.drawn()):
-            self._owes_check = True
-            return True
-        return False
+        if decision is not ABSENT:
+            return False
+        if not self._owes_check:
+            self._owes_check = spot_checks.checks.is_due(self) if self.is_shadow else spot_checks.drawn()
+        return self._owes_check
 
     def _told(self, value: Any, decision: Decision) -> Decision:
         """Count a decision, which a shadow keeps to itself."""

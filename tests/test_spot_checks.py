@@ -164,6 +164,20 @@ def test_no_event_loop_waits_for_it(clock, asked):
     assert asked[0] is not loop[0]
 
 
+def test_a_check_that_was_drawn_on_an_event_loop_is_made(clock, asked, monkeypatch):
+    """A request that is asked about several times over on its way to a thread pays the check that it drew."""
+    Rebuild(registry["product"], sleep=clock.sleep).run()
+    registry["product"].verdict(5)
+    asked.clear()
+    clock.sleep(1)
+    registry["product"].live.table.renew()
+    draws = iter([True])
+    monkeypatch.setattr(spot_checks, "drawn", lambda: next(draws, False))
+
+    assert async_to_sync(AsyncClient().get)("/products-async/5/").status_code == 404
+    assert len(asked) == 1
+
+
 @pytest.mark.usefixtures("each_database")
 def test_a_broken_transaction_is_no_hindrance(clock, asked):
     """A request whose transaction has failed is checked like any other."""

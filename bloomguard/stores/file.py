@@ -294,6 +294,7 @@ class _WriteLock:
         try:
             return self._locked(how)
         except BaseException as error:
+            self._close()  # and so unlocks it, if it came that far
             self._thread.release()
             if isinstance(error, OSError):
                 raise StoreError(f"cannot lock {self._path}: {error.strerror}") from error

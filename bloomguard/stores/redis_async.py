@@ -76,7 +76,7 @@ class AsyncLink:
             try:
                 if connection.is_connected and connection._writer.is_closing():
                     await connection.disconnect(nowait=True)  # it was reset, which the pool does not see
-                await lines.pool.ensure_connection(connection)
+                await self._connect(lines.pool, connection)
                 return await self._talk(connection, commands)
             except BaseException:
                 await connection.disconnect(nowait=True)
@@ -85,6 +85,19 @@ class AsyncLink:
                 await lines.pool.release(connection)
         finally:
             lines.free.release()
+
+    async def _connect(self, pool: Any, connection: Any) -> None:
+        """Connect, unless it is; of the server a loop that was held up meanwhile says nothing."""
+        if connection.is_connected:
+            await pool.ensure_connection(connection)
+            return
+        with _Pulse(self._timeout / 2) as pulse:
+            try:
+                await pool.ensure_connection(connection)
+            except redis.TimeoutError as error:
+                if pulse.missed:
+                    raise StoreUnavailable("the event loop was held up while it connected", "timeout") from error
+                raise
 
     async def _wait_for_turn(self, free: asyncio.Semaphore) -> None:
         if not free.locked():
@@ -210,6 +223,29 @@ class _Patience:
         self._timer.cancel()
         if self._ran_out and not isinstance(error, asyncio.CancelledError):
             raise redis.TimeoutError("no reply in time") from error
+
+
+class _Pulse:
+    """Tells whether the loop was held up: ``missed`` is set once it was so for more than twice as many ``seconds``."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._loop = asyncio.get_running_loop()
+        self.missed = False
+
+    def __enter__(self) -> _Pulse:
+        self._wait()
+        return self
+
+    def _wait(self) -> None:
+        self._timer = self._loop.call_later(self._seconds, self._beat)
+
+    def _beat(self) -> None:
+        self.missed = self.missed or self._loop.time() - self._timer.when() > self._seconds
+        self._wait()
+
+    def __exit__(self, *exception: object) -> None:
+        self._timer.cancel()
 
 
 async def _reply(connection: Any) -> Any:

@@ -110,6 +110,7 @@ class Cluster:
         self._clock = clock
         self._maps: dict[str, ClusterMap] = {}
         self._latest: tuple[float, ClusterMap] | None = None
+        self._nodes: tuple[Address, ...] = ()  # of the last map, also once that is out of date
 
     def trip(self, commands: Sequence[Command], identity: str | None = None) -> Steps:
         """Send all to the nodes that they are meant for, then read all: see :meth:`Link.trip`.
@@ -149,12 +150,15 @@ class Cluster:
 
     def map(self, identity: str | None) -> Steps:
         """The map with this identity, or that of this moment. Raises :class:`StoreError`."""
-        if identity in self._maps:
-            return self._maps[identity]
-        if self._latest is None or self._clock() - self._latest[0] >= PROVED_SECONDS:
+        kept = self._maps.get(identity or "")
+        if kept is not None:
+            return kept
+        known = self._latest  # once: another thread may find out meanwhile that it is out of date
+        if known is None or self._clock() - known[0] >= PROVED_SECONDS:
             asked = self._clock()
-            self._latest = asked, (yield from self._read())
-        latest = self._latest[1]
+            known = self._latest = asked, (yield from self._read())
+            self._nodes = known[1].nodes
+        latest = known[1]
         if identity is None:
             return latest
         if identity != latest.identity:
@@ -166,8 +170,7 @@ class Cluster:
 
     def _read(self) -> Steps:
         failure: StoreError = StoreUnavailable("the cluster has no node to ask", "connection")
-        known = self._latest[1].nodes if self._latest is not None else ()
-        for address in dict.fromkeys([*self._seeds, *known]):
+        for address in dict.fromkeys([*self._seeds, *self._nodes]):
             try:
                 [(_, (slots,))] = yield methodcaller("ask", [Ask(address, [("", ("CLUSTER", "SLOTS"))])])
             except StoreError as error:

@@ -121,7 +121,7 @@ class Watched(Servers):
 
     def async_link(self, link: Link, connect_timeout: float, timeout: float) -> AsyncLink | None:
         found = for_asyncio(self.connection_class, self.options)
-        if found is None:
+        if found is None or not self.sentinel_options.keys() <= signature(redis.asyncio.Redis).parameters.keys():
             return None
         asking = self._asking(connect_timeout, timeout, redis.asyncio.retry.Retry(redis.backoff.NoBackoff(), 0))
 

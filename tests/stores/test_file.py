@@ -223,6 +223,25 @@ def test_a_lock_is_the_one_of_a_folder_that_took_anothers_place(files, monkeypat
         mine.add([key(1)])
 
 
+def test_a_lock_that_fails_is_let_go(files):
+    """Who locked a file and then could not say whether it was the right one does not go on to lock others out."""
+    made = files.create("city", "a", make_layout())
+    other = FileStore("other", path=files.path).open("city", "a", find)
+    made.add([key(1)])
+    folder, aside = files.path / "city", files.path / "aside"
+    files._lock("city")  # as whoever opens a generation: the next to lock looks where the folder is
+    folder.rename(aside)
+    folder.touch()
+    with pytest.raises(StoreError, match="cannot lock"):
+        made.add([key(2)])
+    folder.unlink()
+    aside.rename(folder)
+
+    other.add([key(2)])
+    made.add([key(3)])
+    assert all(map(other.might_contain, map(key, (1, 2, 3))))
+
+
 def test_generations_of_one_guard_get_a_key_under_one_lock(files, monkeypatch):
     """A filter and its recent rows are written by each INSERT: a lock that both share is taken once."""
     made = [files.create(place, "a", make_layout()) for place in ("city", "city+recent")]

@@ -501,6 +501,23 @@ def test_a_loop_that_was_held_up_still_reads_its_replies(make_store):
     assert any(asyncio.run(held_up()) for _ in range(5))
 
 
+def test_a_loop_that_was_held_up_while_it_connects_blames_no_server(make_store):
+    """Whoever waits for the connection passes, and nobody else: the breaker, which threads share, stays closed."""
+    store = make_store(connect_timeout=0.2, read_timeout=0.2)
+    made = hurried(built(make_store()), store)
+
+    async def held_up():
+        tasks = [asyncio.create_task(made.amight_contain(key(NUMBERS[0]))) for _ in range(10)]
+        for _ in range(3):
+            await asyncio.sleep(0.0005)
+            time.sleep(0.25)
+        return await asyncio.gather(*tasks, return_exceptions=True)
+
+    assert any(isinstance(each, StoreUnavailable) for each in asyncio.run(held_up()))
+    assert not store._reads.server.breaker.is_open
+    assert made.might_contain(key(NUMBERS[0]))
+
+
 def _ask_in_child(made, answers):
     answers.put(asyncio.run(made.amight_contain(key(NUMBERS[0]))))
 
@@ -542,3 +559,6 @@ def test_connections_that_only_threads_can_make_stay_with_threads(server, settin
 
         assert not store.awaits
         store.close()
+    options = {"ssl_validate_ocsp": False}
+    store = RedisStore("default", url="redis://mymaster/0", sentinels=[("127.0.0.1", 1)], sentinel_options=options)
+    assert not store.awaits

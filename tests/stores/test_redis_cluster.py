@@ -19,6 +19,7 @@ from bloomguard.stores.pages import Page, cells_of
 from bloomguard.stores.redis import RedisStore
 from bloomguard.stores.redis_cluster import spread
 from tests import servers
+from tests.proxy import Proxy
 
 from .conftest import RANGE, find, key, make_layout
 
@@ -210,6 +211,22 @@ def test_what_is_built_after_a_move_answers(make_store, cluster):
 
     assert all(again.might_contain_many([key(number) for number in NUMBERS]))
     assert all(make_store(cluster).open("city", "a", find).might_contain_many(map(key, NUMBERS)))
+
+
+def test_known_nodes_are_asked_where_the_given_address_is_gone(cluster):
+    """A slot that moves after the address in the settings is gone is found all the same, by the nodes known so far."""
+    front = Proxy(cluster.nodes[0].port)
+    store = RedisStore("default", url=front.url, cluster=True, **PATIENT, clock=lambda: 0.0)
+    built(store)
+    assert store.names("city") == ["a"]
+    front.close()
+    listed = store._listed("city")[0]
+    target = next(node for node in cluster.nodes if node is not cluster.holder(listed))
+    for _ in cluster.migrate(listed, target):
+        pass
+
+    assert store.names("city") == ["a"]
+    store.close()
 
 
 def test_an_identity_is_one_clusters_own(store, make_store, cluster):
