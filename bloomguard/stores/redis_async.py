@@ -91,7 +91,7 @@ class AsyncLink:
         if connection.is_connected:
             await pool.ensure_connection(connection)
             return
-        with _Pulse(self._timeout / 2) as pulse:
+        with _Pulse(self._timeout) as pulse:
             try:
                 await pool.ensure_connection(connection)
             except redis.TimeoutError as error:
@@ -226,10 +226,11 @@ class _Patience:
 
 
 class _Pulse:
-    """Tells whether the loop was held up: ``missed`` is set once it was so for more than twice as many ``seconds``."""
+    """Tells whether the loop was held up: ``missed`` is set if it was so for as many ``seconds`` without a break."""
 
     def __init__(self, seconds: float) -> None:
-        self._seconds = seconds
+        self._pause = seconds / 5
+        self._late = seconds - self._pause
         self._loop = asyncio.get_running_loop()
         self.missed = False
 
@@ -238,10 +239,10 @@ class _Pulse:
         return self
 
     def _wait(self) -> None:
-        self._timer = self._loop.call_later(self._seconds, self._beat)
+        self._timer = self._loop.call_later(self._pause, self._beat)
 
     def _beat(self) -> None:
-        self.missed = self.missed or self._loop.time() - self._timer.when() > self._seconds
+        self.missed = self.missed or self._loop.time() - self._timer.when() >= self._late
         self._wait()
 
     def __exit__(self, *exception: object) -> None:
