@@ -267,7 +267,7 @@ def test_a_black_hole_costs_55_ms_and_then_nothing(make_store, proxy):
             await seconds(opened.amight_contain(key(1)))
         passing = [await seconds(opened.amight_contain(key(1))) for _ in range(100)]
         assert store.failures["timeout"] >= 5
-        assert store.failures["breaker"] >= 90  # on a busy machine the first of these is what opens it
+        assert store.failures["breaker"] >= 100
         proxy.mode = "pass"
         for _ in range(20):
             now[0] += PROBE_SECONDS  # a probe is one attempt, which a busy machine may spoil
