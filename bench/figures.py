@@ -31,6 +31,7 @@ class Thing:
     """Stands for a request, or for a guard: something with attributes."""
 
     tallies: Any
+    is_shadow: bool
 
 
 def counting() -> Seconds:
@@ -38,25 +39,31 @@ def counting() -> Seconds:
     from bloomguard.counting import counts
     from bloomguard.counting.outcomes import blocked
     from bloomguard.guards import Guard
+    from bloomguard.hearing import listeners
     from bloomguard.verdicts import ABSENT, MAYBE, Decision
 
     guard, request = Thing(), Thing()
     guard.tallies = counts.Counts().of("city")
-    count = Guard._count
+    guard.is_shadow = False
+    told = Guard._told
 
     def bare(decision: Decision) -> Decision:
         return decision
 
     def a_pass(decision: Decision) -> Decision:
         began = perf_counter_ns() if counts.drawn() else 0  # as Guard.decide does it
-        decision = count(guard, decision, began)  # type: ignore[arg-type]
-        if decision is MAYBE:  # and the middleware
-            request.bloomguard_maybe = guard  # type: ignore[attr-defined]
+        if began:
+            guard.tallies.time(began)
+        if decision is MAYBE and not listeners:
+            guard.tallies["maybe"]()
+        request.bloomguard_maybe = guard  # type: ignore[attr-defined]  # and the middleware
         return decision
 
     def a_block(decision: Decision) -> Decision:
         began = perf_counter_ns() if counts.drawn() else 0
-        decision = count(guard, decision, began)  # type: ignore[arg-type]
+        if began:
+            guard.tallies.time(began)
+        decision = told(guard, None, decision)  # type: ignore[arg-type]
         blocked(guard, request)  # type: ignore[arg-type]
         return decision
 

@@ -11,6 +11,7 @@ from django.http import Http404, HttpResponse
 from django.test import AsyncClient, Client
 from django.urls import path
 
+from bench import figures
 from bloomguard import verdicts
 from bloomguard.answers import learning
 from bloomguard.counting import counts, outcomes
@@ -250,3 +251,12 @@ def test_a_guard_without_a_filter_says_why(fresh, transactional_db):
         ("product", "cold"), ("product", "timed"), ("product", "microseconds")
     }  # fmt: skip
     assert counts.counts.read()["product", "cold"] == 1
+
+
+def test_the_benchmark_counts_as_a_request_does(monkeypatch):
+    """What is said of the cost of counting is measured with what counts."""
+    monkeypatch.setattr(figures, "CALLS", 10)
+
+    taken = figures.counting()
+
+    assert set(taken) == {"bare", "a request that passes", "a request that is blocked"}
