@@ -75,7 +75,8 @@ class Command(BaseCommand):
 def rebuild(verbosity: int) -> report.BuildFigures:
     """Build all filters, with a progress bar on stderr. Returns the figures of the one that is attacked."""
     output = io.StringIO()
-    call_command("rebuild_filter", json=True, verbosity=verbosity, stdout=output)
+    # What it advises at a first build is for sites with processes from before.
+    call_command("rebuild_filter", json=True, verbosity=verbosity, stdout=output, stderr=io.StringIO())
     guards = {guard["name"]: guard for guard in json.loads(output.getvalue())["guards"]}
     names = report.BuildFigures.__dataclass_fields__
     return report.BuildFigures(**{name: guards[GUARD][name] for name in names})
