@@ -99,7 +99,7 @@ class FrameGeneration(Generation):
 
     @classmethod
     def add_to_all(cls, adds: Sequence[Adds]) -> list[Exception | None]:
-        """See :meth:`Generation.add_to_all`: under one lock where it is everyone's, which half of an add's time is."""
+        """See :meth:`Generation.add_to_all`: under one lock where all of them share it."""
         mine: list[tuple[FrameGeneration, Sequence[bytes]]] = adds  # type: ignore[assignment]
         locked = mine[0][0]._locked
         if any(each._locked != locked or len(keys) >= each._several for each, keys in mine):

@@ -128,15 +128,28 @@ def test_an_add_keeps_the_checksum_true(place, layout):
     """After adds of few, several and many keys, whichever way each took, every shard holds them and proves itself."""
     generation = place.store.create("city", "a", layout)
     sizes = [1, generation._several - 1, generation._several, generation._many - 1, generation._many]
-    added = [some(size, seed=at) for at, size in enumerate(sizes)]
-    for numbers in added:
-        generation.add(map(key, numbers))
-    generation.add_many(np.array(some(3_000, seed=9)))
+    added = []
+    for seed, size in enumerate([*sizes, *reversed(sizes)]):
+        added += some(size, seed=seed)
+        generation.add(map(key, added[-size:]))
 
-    reopened = place.again().open("city", "a", find)
+        reopened = place.again().open("city", "a", find)  # each time: an add in bulk would mend the checksum
 
-    assert all(reopened.might_contain(key(number)) for numbers in added for number in numbers)
-    assert reopened.fill() == generation.fill()  # verified shard by shard
+        assert all(reopened.might_contain(key(number)) for number in added)
+        assert reopened.fill() == generation.fill()  # verified shard by shard
+
+
+@pytest.mark.parametrize("way", ["few", "several", "many"])
+def test_an_add_that_is_not_kept_is_no_add(place, layout, way, monkeypatch):
+    """Whichever way keys are written, they are looked for before the add counts."""
+    generation = place.store.create("city", "a", layout)
+    keys = [key(number) for number in some({"few": 1, "several": generation._several, "many": generation._many}[way])]
+    monkeypatch.setattr(Frame, "write", lambda frame, writes: None)
+    monkeypatch.setattr(Frame, "write_bits", lambda frame, positions: None)
+    monkeypatch.setattr(layout.filter_class, "add_digests", lambda held, low, high=None: None)
+
+    with pytest.raises(CorruptFilter, match="did not keep what was written"):
+        generation.add(keys)
 
 
 def test_a_build_is_whole_once_it_is_sealed(place, layout):
