@@ -48,6 +48,19 @@ def free_port() -> int:
         return port
 
 
+def wait_for(port: int, child: subprocess.Popen[str], seconds: float = 60) -> None:
+    """Wait until ``child`` listens on the port: so many ``seconds`` at most, and as long as it lives."""
+    deadline = time.monotonic() + seconds
+    while True:
+        try:
+            return socket.create_connection(("127.0.0.1", port), timeout=1).close()
+        except OSError:
+            if child.poll() is not None:
+                raise AssertionError(child.stderr.read() if child.stderr else "it has ended") from None
+            assert time.monotonic() < deadline, "nobody listens"
+            time.sleep(0.05)
+
+
 def until(condition: Callable[[], bool]) -> None:
     """Wait for a server to come to it: 10 s at most."""
     for _ in range(1_000):

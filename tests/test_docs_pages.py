@@ -5,10 +5,8 @@ from __future__ import annotations
 import http.client
 import re
 import shlex
-import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -27,6 +25,7 @@ from bloomguard.sources import Source
 from bloomguard.sync.connection import StateConnection
 from bloomguard.verdicts import Verdict
 from tests.guarding import registered, urlconf
+from tests.servers import free_port, wait_for
 from tests.shop.models import Product
 
 ROOT = Path(__file__).parents[1]
@@ -339,15 +338,7 @@ def test_every_page_with_code_is_run():
 
 def answered(port, child):
     """The status of a page that there is, and of one that there is not and no cache may keep."""
-    deadline = time.monotonic() + 60
-    while True:
-        try:
-            socket.create_connection(("127.0.0.1", port), timeout=1).close()
-            break
-        except OSError:
-            assert child.poll() is None, child.stderr.read()
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+    wait_for(port, child)
     told = []
     for path in ("/products/7/", "/products/8/"):
         connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
@@ -366,9 +357,7 @@ def test_the_servers_of_the_page_start(build, start):
     assert len(lines) == 4
     running = []
     for line in lines:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
+        port = free_port()
         module, *words = shlex.split(line.replace("mysite", "config").replace("--workers 4", "--workers 1"))
         words += ["--bind", f"127.0.0.1:{port}"] if module == "gunicorn" else ["--port", str(port)]
         code = f"import os, sys; os.execv(sys.executable, [sys.executable, '-m', {module!r}, *{words!r}])"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import http.client
 import signal
-import socket
 import time
 from contextlib import contextmanager
 
@@ -14,6 +13,7 @@ import pytest
 from bloomguard.sync import state
 from tests.conftest import forget
 from tests.front import Asgi
+from tests.servers import free_port, wait_for
 from tests.shop.models import Product
 
 SERVERS = {
@@ -29,12 +29,6 @@ SERVERS = {
 RUNS = 20
 
 
-def free_port():
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        return taken.getsockname()[1]
-
-
 @contextmanager
 def running(start, command):
     """The server's port, once it answers; it ends with the block."""
@@ -42,15 +36,7 @@ def running(start, command):
     module, *arguments = command.format(port=port).split()
     child = start(code=f"import os, sys; os.execv(sys.executable, [sys.executable, '-m', {module!r}, *{arguments!r}])")
     try:
-        deadline = time.monotonic() + 60
-        while True:
-            try:
-                socket.create_connection(("127.0.0.1", port), timeout=1).close()
-                break
-            except OSError:
-                assert child.poll() is None, child.stderr.read()
-                assert time.monotonic() < deadline
-                time.sleep(0.05)
+        wait_for(port, child)
         yield port
     finally:
         child.send_signal(signal.SIGTERM)  # a server takes its workers with it

@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
+
+from tests.servers import free_port, wait_for
 
 TUTORIAL = Path(__file__).parent.parent / "docs" / "tutorial.md"
 ROOT = Path(__file__).parent.parent
@@ -24,8 +24,7 @@ class Reader:
     def __init__(self, folder):
         self.folder = folder
         self.server = None
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            self.port = free.getsockname()[1]
+        self.port = free_port()
         kept = {name: value for name, value in os.environ.items() if not name.startswith(("DJANGO", "COVERAGE"))}
         paths = [str(Path(sys.executable).parent), os.environ["PATH"]]
         self.environment = {**kept, "PATH": os.pathsep.join(paths), "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": ""}
@@ -64,13 +63,7 @@ class Reader:
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         )
-        deadline = time.monotonic() + 30
-        while True:
-            try:
-                return socket.create_connection(("127.0.0.1", self.port), 1).close()
-            except OSError:
-                assert time.monotonic() < deadline, "the server did not start"
-                time.sleep(0.05)
+        wait_for(self.port, self.server, seconds=30)
 
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="the page asks with curl")

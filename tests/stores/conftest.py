@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,8 @@ from bloomguard.filters.codec import new_tag
 from bloomguard.stores import Store
 from bloomguard.stores.file import FileStore
 from bloomguard.stores.memory import MemoryStore
+from tests.proxy import Proxy
+from tests.servers import Valkey
 
 SECRET = b"0123456789abcdef"
 HASH = KeyHash(8, SECRET)
@@ -77,3 +79,29 @@ def layout(request: pytest.FixtureRequest) -> Layout:
     made = make_layout(kind, shard_bytes)
     assert (len(made.headers) > 1) == (shard_bytes == 1 << 12)
     return made
+
+
+@pytest.fixture(scope="module")
+def valkey() -> Iterator[Valkey]:
+    """A server that one module's tests may put out of order."""
+    made = Valkey()
+    yield made
+    made.stop()
+
+
+@pytest.fixture
+def primary(valkey: Valkey) -> Valkey:
+    """A server that is a primary, and empty."""
+    with valkey.client() as admin:
+        admin.replicaof("NO", "ONE")
+        admin.config_set("maxmemory", 0)
+        admin.flushall()
+    return valkey
+
+
+@pytest.fixture
+def proxy(primary: Valkey) -> Iterator[Proxy]:
+    """What stands between a store and the server, and fails as it is told."""
+    made = Proxy(primary.port)
+    yield made
+    made.close()

@@ -19,7 +19,6 @@ from bloomguard.filters import CorruptFilter
 from bloomguard.stores.breaker import PROBE_SECONDS, WITHIN_SECONDS
 from bloomguard.stores.redis import RedisStore
 from tests import servers
-from tests.proxy import Proxy
 
 from .conftest import KINDS, RANGE, key, make_layout
 from .test_redis_cluster import ClusterFactory
@@ -32,27 +31,9 @@ NUMBERS = random.Random(1).sample(range(RANGE), 3_000)
 ASKED = [*NUMBERS[:200], *range(RANGE, RANGE + 200)]
 
 
-@pytest.fixture(scope="module")
-def valkey():
-    made = servers.Valkey()
-    yield made
-    made.stop()
-
-
 @pytest.fixture
-def server(valkey):
-    """A server that is a primary, and empty."""
-    with valkey.client() as admin:
-        admin.replicaof("NO", "ONE")
-        admin.flushall()
-    return valkey
-
-
-@pytest.fixture
-def proxy(server):
-    made = Proxy(server.port)
-    yield made
-    made.close()
+def server(primary):
+    return primary
 
 
 @pytest.fixture

@@ -21,28 +21,11 @@ from bloomguard.verdicts import ABSENT, CAUGHT, COLD, FENCED, MAYBE, OUT_OF_RANG
 from tests import servers
 from tests.conftest import forget
 from tests.front import Asgi
-from tests.proxy import Proxy
 from tests.shop.models import Product
 from tests.test_verify import insert_unseen
 
 pytestmark = pytest.mark.django_db(transaction=True)
 ROWS = range(1, 21)
-
-
-@pytest.fixture(scope="module")
-def valkey():
-    made = servers.Valkey()
-    yield made
-    made.stop()
-
-
-@pytest.fixture
-def proxy(valkey):
-    with valkey.client() as admin:
-        admin.flushall()
-    made = Proxy(valkey.port)
-    yield made
-    made.close()
 
 
 @pytest.fixture

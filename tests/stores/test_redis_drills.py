@@ -15,7 +15,6 @@ from bloomguard.stores.breaker import PROBE_SECONDS
 from bloomguard.sync import state
 from bloomguard.verdicts import Verdict
 from tests.conftest import forget
-from tests.proxy import Proxy
 from tests.servers import Valkey
 from tests.shop.models import Product
 
@@ -23,30 +22,6 @@ pytestmark = pytest.mark.django_db(transaction=True)
 DRILLS = 50
 PATIENCE = 0.15  # seconds: less than the proxy's slowness, and enough for a busy machine
 TIMEOUTS = {"connect_timeout": PATIENCE, "read_timeout": PATIENCE, "add_timeout": PATIENCE}
-
-
-@pytest.fixture(scope="module")
-def valkey():
-    server = Valkey()
-    yield server
-    server.stop()
-
-
-@pytest.fixture
-def primary(valkey):
-    """A server that is a primary, and empty."""
-    with valkey.client() as client:
-        client.replicaof("NO", "ONE")
-        client.config_set("maxmemory", 0)
-        client.flushall()
-    return valkey
-
-
-@pytest.fixture
-def proxy(primary):
-    made = Proxy(primary.port)
-    yield made
-    made.close()
 
 
 @pytest.fixture
