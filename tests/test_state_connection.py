@@ -93,7 +93,7 @@ def test_a_server_that_does_not_answer_is_cut_off(kept, each_database, monkeypat
     monkeypatch.setattr(connection_module, "READ_SECONDS", 0.2)
     kept.execute("SELECT 1")
 
-    with pytest.raises(TimedOut, match="0.2 s"):
+    with pytest.raises(TimedOut, match="has not answered"):
         kept.execute("SELECT pg_sleep(600)")
 
     assert kept.execute("SELECT 1")[0] == [(1,)]
