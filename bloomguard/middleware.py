@@ -13,6 +13,7 @@ from .answers.learning import is_worth_learning, learn_from
 from .answers.responses import not_found, not_found_now
 from .answers.shadow import Shadow
 from .counting.outcomes import ablocked, blocked, settle
+from .door.page import probing
 from .guards import Guard
 from .routes import Decide, GuardedRoute, absent, absent_in_view
 from .routing.awaiting import awaited
@@ -36,6 +37,8 @@ class BloomGuardMiddleware:
             markcoroutinefunction(self)
 
     def __call__(self, request: HttpRequest) -> HttpResponseBase | Awaitable[HttpResponseBase]:
+        if probing.get():  # the door wants the site's own answer
+            return self.get_response(request)
         if self._async:
             return self._acall(request)
         tells = self._tells

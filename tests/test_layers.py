@@ -19,7 +19,7 @@ import bloomguard
 ROOT = Path(bloomguard.__file__).parent
 
 #: Packages whose modules stand in several layers.
-PACKAGES = ["answers", "building", "counting", "lookups", "operating", "routing"]
+PACKAGES = ["answers", "building", "counting", "door", "lookups", "operating", "routing"]
 #: From the ground up. A module may import from its own layer and from those before it. A name with a dot at its
 #: end is a whole folder.
 LAYERS = [
@@ -50,9 +50,11 @@ LAYERS = [
     ["routing.shortcut"],
     ["sync.links", "sync.watches", "sync.sqltext", "sync.discards", "sync.fencing", "sync.adding"],
     ["sync.written", "sync.statements", "sync.raw", "sync.signals"],
-    ["rebuild", "building.copying", "routes", "answers.responses", "answers.capture"],
+    ["rebuild", "building.copying", "routes", "answers.responses", "door.page"],
+    ["door.paths"],
+    ["door.probes"],
     [
-        "answers.frontdoor", "answers.learning", "routing.listing", "routing.explain", "routing.telling",
+        "door.door", "answers.learning", "routing.listing", "routing.explain", "routing.telling",
         "routing.awaiting",
     ],
     ["operating.tasks", "operating.jobs", "operating.charts", "templatetags.", "operating.overview", "admin"],

@@ -59,7 +59,7 @@ def check_presence(app_configs: Any, **kwargs: Any) -> list[CheckMessage]:
     if _has_front_door():
         return [
             Info(
-                f"MIDDLEWARE has no BloomGuardMiddleware: for the routes of {names} the front door alone answers, and "
+                f"MIDDLEWARE has no BloomGuardMiddleware: for the routes of {names} the door alone answers, and "
                 "what it leaves to Django (other hosts, other methods, views that demand a login) passes.",
                 hint=f"If that is not meant, add {path!r} right after SecurityMiddleware.",
                 id="bloomguard.I014",
@@ -121,7 +121,7 @@ def _after(middleware: type) -> Iterator[CheckMessage]:
 def _has_front_door() -> bool:
     """Whether ``wsgi.py`` or ``asgi.py`` seems to call ``shield()``.
 
-    They are read, not imported: importing one starts the whole site, and a front door renders the 404 page.
+    They are read, not imported: importing one starts the whole site, and a door renders the 404 page.
     """
     module = str(settings.WSGI_APPLICATION or "").rpartition(".")[0]
     package = (module or str(settings.ROOT_URLCONF)).rpartition(".")[0]

@@ -15,8 +15,8 @@ from django.forms.models import model_to_dict
 from django.urls import Resolver404, ResolverMatch, resolve
 from django.utils import translation
 
-from ..answers.frontdoor import is_certain
 from ..building.needs import opened
+from ..door.door import may_answer
 from ..exceptions import BloomguardError
 from ..filters import FilterError
 from ..guards import Guard, registry
@@ -200,7 +200,7 @@ def _outcome(row: Row, table: RouteTable, pattern: Pattern, method: str, verdict
         return f"passes: the guard answers {', '.join(sorted(methods))} alone"
     if verdict is not Verdict.ABSENT:
         return "passes"
-    who = " or the front door" if row.answered == EARLY and is_certain(routes[0]) else ""
+    who = " or the door" if row.answered == EARLY and not may_answer(routes[0]) else ""
     whom = " to users who are logged in" if row.answered == EARLY and not routes[0].is_early else ""
     when = ", if what stands on top of it lets the request pass" if row.answered == IN_VIEW else ""
     unless = "" if type(guard).applies is Guard.applies else ", if applies(request) says so"
