@@ -95,6 +95,8 @@ def rows_with(guard: Guard, value: Any, using: str) -> int:
     values = value if len(guard.fields) > 1 else [value]
     if isinstance(values, dict):
         values = [values[field.name] for field in guard.fields]
+    if any(type(one) is int and abs(one) >> 63 for one in values):
+        return 0  # no column holds it, and drivers refuse it
     wheres = [f"{field.model._meta.db_table}.{field.column} = %s" for field in guard.fields]
     sql = f"SELECT COUNT(*) FROM {meta.db_table}{''.join(tables.values())} WHERE {' AND '.join(wheres)}"
     with connection.cursor() as cursor:

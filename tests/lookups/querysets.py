@@ -180,15 +180,21 @@ class Draw:
         """A column, mostly of the model's own."""
         return self.one_of(*columns(model, self.weighted({0: 60, 1: 28, 2: 12})))
 
+    def alike(self, model: type[Model], field: Field[Any, Any]) -> str:
+        """A column whose values compare with the field's, mostly; of others PostgreSQL wants to know nothing."""
+        kind = type(value_of(field, 0))
+        found = [path for hops in (0, 0, 1) for path, other in columns(model, hops) if type(value_of(other, 0)) is kind]
+        return self.one_of(*found) if found else "pk"
+
     def operand(self, model: type[Model], field: Field[Any, Any], number: int | None = None) -> str:
         """The right-hand side of ``exact``: a value, or something that the database works out."""
         kind = self.weighted({"value": 90, "Value": 3, "F": 3, "queryset": 3, "row": 3})
         if kind == "Value":
             return f"Value({self.value(field, number)})"
         if kind == "F":
-            return f"F({self.column(model)[0]!r})"
+            return f"F({self.alike(model, field)!r})"
         if kind == "queryset":
-            return f"{self.source(model)}.filter({self.key(model)}).values('pk'){self.one_of('', '[:1]')}"
+            return f"{self.source(model)}.filter({self.key(model)}).values({self.alike(model, field)!r}){self.one_of('', '[:1]')}"
         if kind == "row" and field.remote_field is not None:
             other = field.related_model
             return f"{other.__name__}(pk={self.value(other._meta.pk, number)})"
@@ -256,9 +262,8 @@ class Draw:
     def exists(self, model: type[Model]) -> str:
         """Whether a subquery has rows: one that asks for the outer row, mostly."""
         other = self.one_of(*ALL)
-        _, field = self.one_of(*columns(model, 0))
-        path, _ = self.one_of(*columns(other, 0))
-        outer = self.one_of(f"{path}=OuterRef({field.name!r})", f"pk=OuterRef({field.name!r})", self.key(other))
+        path, field = self.one_of(*columns(other, 0))
+        outer = self.one_of(f"{path}=OuterRef({self.alike(model, field)!r})", self.key(other))
         return f"{self.one_of('', '', '~')}Exists({other.__name__}.objects.filter({outer}, {self.condition(other)}))"
 
     # -- where a queryset comes from
@@ -411,9 +416,9 @@ class Draw:
         return self.one_of(f".defer({name!r})", f".only({name!r})", ".only('pk')")
 
     def extra(self, model: type[Model]) -> str:
-        table, column = model._meta.db_table, model._meta.concrete_fields[0].column
+        column = f"{model._meta.db_table}.{model._meta.concrete_model._meta.local_concrete_fields[0].column}"
         return self.one_of(
-            f".extra(where=['{table}.{column} IS NOT NULL'])",
+            f".extra(where=['{column} IS NOT NULL'])",
             ".extra(select={'more': '1 + %s'}, select_params=[1])",
             f".extra(tables=['lookups_tag'], where=['lookups_tag.id = %s'], params=[{self.number()}])",
         )
