@@ -14,15 +14,17 @@ from bloomguard.guards import Guard
 from ..guarding import registered
 from .models import Annex, Article, Author, Diary, Hall, Listing, Page, Place, Seat, Tag, Tagging, Token, Writer
 
+EVERY_ROW = Q()
+
 
 @dataclass(frozen=True)
 class Guarded:
-    """One guard to be registered. ``alive_sql`` is ``alive`` as this file's author, not Django, puts it."""
+    """One guard to be registered. ``alive_sql`` is ``alive`` in SQL that no compiler has made."""
 
     model: type[Model]
     lookup: str | tuple[str, ...]
     filter: str
-    alive: Q = Q()
+    alive: Q = EVERY_ROW
     alive_sql: str = "1 = 1"
     error_rate: float = 0.001
 

@@ -1,7 +1,7 @@
 """Draws Python expressions of querysets: one function for each of Django's features.
 
-An expression is text, so that a failing case can be printed and evaluated anew: ``evaluate(text)``. Rows are numbered;
-row 7 of each model has the key that is made of 7 (7, ``"a7"``, ``UUID(int=7)``, ...), so that about half of what is drawn exists.
+An expression is text, so that a failing case can be printed and evaluated anew: ``evaluate(text)``. Rows are numbered:
+row 7 of each model has a key that is made of 7 (7, ``"a7"``, ``UUID(int=7)``). About half of what is drawn exists.
 """
 
 from __future__ import annotations
@@ -16,8 +16,30 @@ from uuid import UUID
 
 from asgiref.sync import async_to_sync
 from django.db import connections, models, transaction
-from django.db.models import Avg, Case, Count, Exists, F, Max, Min, OuterRef, Prefetch, Q, Subquery, Sum, Value, When
-from django.db.models import BooleanField, DateField, DecimalField, Field, IntegerField, Model, UUIDField, Window
+from django.db.models import (
+    Avg,
+    BooleanField,
+    Case,
+    Count,
+    DateField,
+    DecimalField,
+    Exists,
+    F,
+    Field,
+    IntegerField,
+    Max,
+    Min,
+    Model,
+    OuterRef,
+    Prefetch,
+    Q,
+    Subquery,
+    Sum,
+    UUIDField,
+    Value,
+    When,
+    Window,
+)
 from django.db.models.functions import Coalesce, Length, Lower, Rank, RowNumber
 
 from .. import database
@@ -138,16 +160,21 @@ def accessors(model: type[Model], *, single: bool) -> tuple[tuple[str, type[Mode
     found = []
     for one in model._meta.get_fields():
         if one.is_relation and single == bool(one.many_to_one or one.one_to_one):
-            found.append((one.get_accessor_name() if one.auto_created and not one.concrete else one.name, one.related_model))
+            name = one.get_accessor_name() if one.auto_created and not one.concrete else one.name
+            found.append((name, one.related_model))
     return tuple(found)
 
 
 class Draw:
-    """Draws expressions; ``recent`` are numbers of rows that were written lately, which are drawn more often."""
+    """Draws expressions; ``recent`` are numbers of rows that were written lately, which are drawn more often.
 
-    def __init__(self, draw: random.Random, recent: Sequence[int]) -> None:
+    ``written`` is the model of which they were, if they were of one.
+    """
+
+    def __init__(self, draw: random.Random, recent: Sequence[int], written: type[Model] | None = None) -> None:
         self.random = draw
         self.recent = recent
+        self.written = written
 
     # -- chances
 
@@ -165,7 +192,7 @@ class Draw:
 
     def number(self) -> int:
         """The number of a row, which is there or is not."""
-        if self.recent and self.chance(0.35):
+        if self.recent and self.chance(0.9 if self.written else 0.35):
             return self.one_of(*self.recent)
         return self.random.randrange(NUMBERS)
 
@@ -194,7 +221,8 @@ class Draw:
         if kind == "F":
             return f"F({self.alike(model, field)!r})"
         if kind == "queryset":
-            return f"{self.source(model)}.filter({self.key(model)}).values({self.alike(model, field)!r}){self.one_of('', '[:1]')}"
+            found = f"{self.source(model)}.filter({self.key(model)}).values({self.alike(model, field)!r})"
+            return found + self.one_of("", "[:1]")
         if kind == "row" and field.remote_field is not None:
             other = field.related_model
             return f"{other.__name__}(pk={self.value(other._meta.pk, number)})"
@@ -219,15 +247,15 @@ class Draw:
             return f"{path}__in={self.source(model)}.filter({self.condition(model)}).values({path!r})"
         return f"{path}{self.one_of('', '', '__exact')}={self.operand(model, field)}"
 
-    def key(self, model: type[Model], alive: bool = True) -> str:
+    def key(self, model: type[Model]) -> str:
         """Keyword arguments that look one row up by a guard's lookup, in one of many spellings."""
         guarded = self.one_of(*lookups_of(model))
         number = self.number()
-        parts = [f"{guarded.alive!r}".replace("<", "").replace(">", "")] if False else []
+        parts = []
         for name in guarded.names:
             field = model._meta.pk if name == "pk" else model._meta.get_field(name)
             spelling = self.one_of(*self.spellings(name, field))
-            if guarded.model._meta.model_name == "page" and name in ("author", "slug"):
+            if len(guarded.names) > 1:
                 value = number % 5 if name == "author" else f"a{number // 5}"
                 parts.append(f"{spelling}={written(value)}")
             else:
@@ -273,7 +301,7 @@ class Draw:
         managers = {"objects": 90, "_base_manager": 4, "_default_manager": 4, "objects.all()": 3, "objects.none()": 1}
         managers |= {"undeleted": 60} if model.__name__ == "Article" else {}
         managers |= {"good": 40} if model.__name__ == "Writer" else {}
-        managers |= {f"using({alias!r})" if False else f"objects.using({alias!r})": 3 for alias in connections}
+        managers |= {f"objects.using({alias!r})": 3 for alias in connections}
         return f"{model.__name__}.{self.weighted(managers)}"
 
     def related(self, model: type[Model]) -> tuple[str, type[Model]]:
@@ -353,15 +381,17 @@ class Draw:
     def annotate(self, model: type[Model]) -> str:
         path, _ = self.column(model)
         made = self.one_of(f"F({path!r})", f"Value({self.number()})", f"Coalesce(F({path!r}), F({path!r}))")
-        made = self.one_of(made, made, f"Case(When({self.q(model)}, then=Value(1)), default=Value(0))", f"Q({self.key(model)})")
+        case = f"Case(When({self.q(model)}, then=Value(1)), default=Value(0))"
+        made = self.one_of(made, made, case, f"Q({self.key(model)})")
         return f".annotate(noted={made}){self.one_of('', '', f'.filter(noted={self.number()})')}"
 
     def group(self, model: type[Model]) -> str:
         """Counts rows of a relation; after ``values`` it counts the model's own."""
         path = self.one_of(*relations(model))
-        made = self.one_of(f"Count({path!r})", f"Count({path!r}, distinct=True)", f"Count({path!r}, filter={self.q(model)})")
+        options = self.one_of("", ", distinct=True", f", filter={self.q(model)}")
         before = self.one_of("", "", "", f".values({self.one_of(*columns(model, 0))[0]!r})", ".values()")
-        return f"{before}.annotate(counted={made}){self.one_of('', '', '.filter(counted__gt=0)', '.filter(counted=0)')}"
+        after = self.one_of("", "", ".filter(counted__gt=0)", ".filter(counted=0)")
+        return f"{before}.annotate(counted=Count({path!r}{options})){after}"
 
     def subquery(self, model: type[Model]) -> str:
         other = self.one_of(*ALL)
@@ -396,20 +426,23 @@ class Draw:
         path, _ = self.column(model)
         return self.one_of(
             ".values()", ".values_list()", f".values({path!r})", f".values_list({path!r}, flat=True)",
-            f".values_list('pk', {path!r}, named=True)", ".values_list('pk', flat=True)", f".values('pk', up=F({path!r}))",
+            f".values_list('pk', {path!r}, named=True)", ".values_list('pk', flat=True)",
+            f".values('pk', up=F({path!r}))",
         )  # fmt: skip
 
     def select_related(self, model: type[Model]) -> str:
         names = relations(model, single=True)
-        nested = [f"{name}__{each}" for name in names for each in relations(model._meta.get_field(name).related_model, single=True)]
+        others = {name: model._meta.get_field(name).related_model for name in names}
+        nested = [f"{name}__{each}" for name, other in others.items() for each in relations(other, single=True)]
         return f".select_related({self.one_of('', *map(repr, names), *map(repr, nested))})"
 
     def prefetch_related(self, model: type[Model]) -> str:
         name, other = self.one_of(*accessors(model, single=False) + accessors(model, single=True))
         if self.chance(0.4):
             return f".prefetch_related({name!r})"
+        fetched = f"{self.source(other)}{self.alive(other)}{self.filter(other)}"
         attribute = self.one_of("", ", to_attr='fetched'")
-        return f".prefetch_related(Prefetch({name!r}, {self.source(other)}{self.alive(other)}{self.filter(other)}{attribute}))"
+        return f".prefetch_related(Prefetch({name!r}, {fetched}{attribute}))"
 
     def defer(self, model: type[Model]) -> str:
         name = self.one_of(*model._meta.concrete_fields).name
@@ -473,7 +506,7 @@ class Draw:
 
     def expression(self) -> str:
         """One expression."""
-        model = self.one_of(*ALL)
+        model = self.written or self.one_of(*ALL)
         made: Callable[[type[Model]], str] = self.weighted({
             self.usual: 78, self.of_relation: 8, self.forward: 5, self.refresh: 3, self.raw: 2, self.write: 4,
         })  # fmt: skip
@@ -498,24 +531,23 @@ class Draw:
         return f"refreshed({self.row(model)})"
 
     def raw(self, model: type[Model]) -> str:
-        meta = model._meta
-        column, field = self.one_of(*((f"{one.model._meta.db_table}.{one.column}", one) for one in meta.local_fields or [meta.pk]))
-        sql = f"SELECT * FROM {meta.db_table} WHERE {column} = %s"
-        return f"list({model.__name__}.objects.raw({sql!r}, [{value_of(target_of(field), self.number())!r}]))".replace(
-            "datetime.", ""
-        )
+        """Raw SQL, which no guard answers."""
+        field = self.one_of(*model._meta.concrete_model._meta.local_concrete_fields)
+        table = model._meta.db_table
+        sql = f"SELECT * FROM {table} WHERE {table}.{field.column} = %s"
+        return f"list({model.__name__}.objects.raw({sql!r}, [{written(value_of(field, self.number()))}]))"
 
     def write(self, model: type[Model]) -> str:
         """Something that looks before it writes; whoever evaluates it takes it back."""
-        key = self.key(model)
-        extra = f"'id': {NUMBERS + self.number()}" if model._meta.get_field(model._meta.concrete_fields[0].name) and any(
-            field.name == "id" and isinstance(field, IntegerField) for field in model._meta.fields
-        ) else ""  # fmt: skip
+        rows, key = self.source(model), self.key(model)
+        numbered = any(field.name == "id" and isinstance(field, IntegerField) for field in model._meta.fields)
+        defaults = f"defaults={ {'id': NUMBERS + self.number()} if numbered else {} }"
+        field = model._meta.concrete_fields[-1]
         return self.one_of(
-            f"{self.source(model)}.get_or_create({key}, defaults={{{extra}}})",
-            f"{self.source(model)}.update_or_create({key}, defaults={{{extra}}})",
-            f"{self.source(model)}.filter({key}).delete()",
-            f"{self.source(model)}.filter({key}).update({model._meta.concrete_fields[-1].name}={self.value(model._meta.concrete_fields[-1])})",
+            f"{rows}.get_or_create({key}, {defaults})",
+            f"{rows}.update_or_create({key}, {defaults})",
+            f"{rows}.filter({key}).delete()",
+            f"{rows}.filter({key}).update({field.name}={self.value(field)})",
         )
 
 

@@ -1,4 +1,4 @@
-"""Querysets drawn at random give the same with the guards at their lookups and without them, and no row goes missing."""
+"""Querysets drawn at random give the same with guards at their lookups and without: no row goes missing."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import random
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 from django.db import DatabaseError, IntegrityError, connections, transaction
@@ -25,7 +25,7 @@ from bloomguard.verdicts import ABSENT, REMEMBERED, Decision
 from .. import database
 from .guarded import register_all, rows_with
 from .models import Author, Tag
-from .querysets import Draw, evaluate, writes
+from .querysets import NUMBERS, Draw, evaluate, writes
 from .writes import PLAIN, Writes
 
 try:
@@ -132,8 +132,16 @@ def evaluated(expression: str, guarded: bool) -> Evaluated:
 # -- the run
 
 
+class Scene(NamedTuple):
+    """What a queryset is evaluated in. ``model`` and ``number`` are of a row that raw SQL has just written."""
+
+    what: str
+    model: type[Model] | None = None
+    number: int = -1
+
+
 class Run:
-    """Draws states and querysets, evaluates each twice, and compares."""
+    """Draws states and querysets, evaluates each queryset twice, and compares."""
 
     def __init__(self, seed: int, guards: dict[str, Guard], rearm: Callable[[], None], clock: Any) -> None:
         self.random = random.Random(seed)
@@ -142,29 +150,30 @@ class Run:
         self.clock = clock
         self.writes = Writes(self.random)
         self.answered = self.refused = 0
-        self.steps = 0
+        self.compared = 0
         self.differences: list[str] = []
 
     def step(self) -> None:
-        """Change the state now and then, and compare one queryset in it."""
-        self.steps += 1
+        """Change the state now and then, and compare some querysets in it."""
         if self.random.random() < 0.3:
             self.writes()
         if self.random.random() < 0.05:
             self.clock.sleep(self.random.random() * 3)  # leases are renewed
         scenes = [self.autocommit, self.atomic, self.savepoint, self.raw, self.adding]
         with self.random.choices(scenes, [700, 180, 100, 4, 8])[0]() as scene:
-            expression = Draw(self.random, self.writes.recent).expression()
-            self.compare(expression, scene)
+            for _ in range(10 if scene.model else 1):
+                numbers = [scene.number] if scene.model else self.writes.recent
+                self.compare(Draw(self.random, numbers, scene.model).expression(), scene)
 
-    def compare(self, expression: str, scene: str) -> None:
+    def compare(self, expression: str, scene: Scene) -> None:
         """Evaluate without and with the hook, in either order."""
+        self.compared += 1
         order = self.random.choice([(False, True), (True, False)])
         results = {guarded: evaluated(expression, guarded) for guarded in order}
         without, with_hook = results[False], results[True]
         if without.outcome != with_hook.outcome and not self.is_refused(without, with_hook):
             self.report(
-                f"{scene}: {expression}\n  without: {without.outcome}\n  with: {with_hook.outcome}"
+                f"{scene.what}: {expression}\n  without: {without.outcome}\n  with: {with_hook.outcome}"
                 f"\n  absent: {with_hook.absent}"
             )
         if len(with_hook.statements) < len(without.statements):
@@ -173,7 +182,8 @@ class Run:
                 self.ask_database(expression, scene, with_hook.absent)
 
     def report(self, difference: str) -> None:
-        self.differences.append(f"queryset {self.steps}, {difference}")
+        """Note a difference, and where in the run it is."""
+        self.differences.append(f"queryset {self.compared}, {difference}")
 
     def is_refused(self, without: Evaluated, with_hook: Evaluated) -> bool:
         """Whether the database takes the statement for wrong, which nobody learns who does not send it.
@@ -185,31 +195,31 @@ class Run:
         self.refused += raised
         return raised and not any(type(key) is int and abs(key) >> 63 for key in keys)
 
-    def ask_database(self, expression: str, scene: str, absent: list[tuple[Guard, Any]]) -> None:
+    def ask_database(self, expression: str, scene: Scene, absent: list[tuple[Guard, Any]]) -> None:
         """No row has a key that a guard has called absent, and there was one."""
         found = [(guard, value) for guard, value in absent if rows_with(guard, value, database.current)]
         if found or not absent:
-            self.report(f"{scene}: {expression}\n  there are rows of {found or 'no key that was asked for'}")
+            self.report(f"{scene.what}: {expression}\n  there are rows of {found or 'no key that was asked for'}")
 
     # -- states to evaluate in
 
     @contextmanager
-    def autocommit(self) -> Iterator[str]:
+    def autocommit(self) -> Iterator[Scene]:
         """Nothing is open."""
-        yield "autocommit"
+        yield Scene("autocommit")
 
     @contextmanager
-    def atomic(self) -> Iterator[str]:
+    def atomic(self) -> Iterator[Scene]:
         """A transaction that has written, and is committed or rolled back."""
         using = database.current
         outer = suppress(IntegrityError) if self.random.random() < 0.5 else undone(using)  # a key that was pointed at
         with outer, transaction.atomic(using=using):
             for _ in range(self.random.randrange(3)):
                 self.writes()
-            yield "atomic"
+            yield Scene("atomic")
 
     @contextmanager
-    def savepoint(self) -> Iterator[str]:
+    def savepoint(self) -> Iterator[Scene]:
         """A transaction in which a savepoint's writes were rolled back."""
         with suppress(IntegrityError), transaction.atomic(using=database.current):
             if self.random.random() < 0.5:
@@ -217,24 +227,25 @@ class Run:
             with undone(database.current):
                 self.writes()
                 self.writes()
-            yield "savepoint rolled back"
+            yield Scene("savepoint rolled back")
 
     @contextmanager
-    def raw(self) -> Iterator[str]:
+    def raw(self) -> Iterator[Scene]:
         """A transaction that has just inserted by raw SQL, and is rolled back."""
         with undone(database.current):
-            self.writes.raw_insert(self.random.choice(PLAIN), self.random.randrange(40))
-            yield "raw SQL"
+            model, number = self.random.choice(PLAIN), self.random.randrange(NUMBERS)
+            self.writes.raw_insert(model, number)
+            yield Scene("raw SQL", model, number)
         self.rearm()
 
     @contextmanager
-    def adding(self) -> Iterator[str]:
+    def adding(self) -> Iterator[Scene]:
         """A block of `adding` whose row is inserted, and whose key is not added yet."""
         name, model = self.random.choice([("lookups-author-pk-bloom", Author), ("lookups-tag-pk-bitmap", Tag)])
-        number = self.random.randrange(40)
+        number = self.random.randrange(NUMBERS)
         with undone(database.current), adding(self.guards[name], database.current) as add:
             self.writes.raw_insert(model, number)
-            yield f"adding {model.__name__} {number}"
+            yield Scene("adding", model, number)
             add([number])
         self.rearm()
 
@@ -270,11 +281,9 @@ def test_querysets_give_the_same_rows(guards, clock, count):
     run = Run(seed, guards, rearm, clock)
     run.writes.seed()
     rearm()
-    for index in range(int(os.environ.get("COUNT") or count)):
+    while run.compared < count and len(run.differences) < 10:
         run.step()
-        if len(run.differences) == 10:
-            break
-        if index % 500 == 499:
+        if run.compared % 500 == 0:
             rearm()
 
     different = "\n".join(run.differences)
