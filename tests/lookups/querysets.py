@@ -340,13 +340,13 @@ class Draw:
         """The condition of a soft-deleted model: as its guard has it, in other words, or another one."""
         if model.__name__ == "Article":
             return self.weighted({
-                ".filter(deleted=False)": 50, ".filter(Article.ALIVE)": 30, ".exclude(deleted=True)": 5, "": 15,
+                ".filter(deleted=False)": 50, ".filter(Article.ALIVE)": 30, ".exclude(deleted=True)": 5, "": 40,
                 ".filter(deleted=0)": 4, ".filter(deleted=True)": 3, ".filter(~Q(deleted=True))": 3,
                 ".filter(Q(deleted=False) | Q(author=None))": 3,
             })  # fmt: skip
         if model.__name__ == "Listing":
             return self.weighted({
-                ".filter(Listing.ALIVE)": 50, ".filter(Q(hidden=False) | Q(kept=True))": 30, "": 10,
+                ".filter(Listing.ALIVE)": 50, ".filter(Q(hidden=False) | Q(kept=True))": 30, "": 40,
                 ".filter(Q(kept=True) | Q(hidden=False))": 5, ".filter(hidden=False)": 5, ".filter(kept=True)": 5,
                 ".filter(Q(hidden=False) & Q(kept=True))": 3, ".exclude(hidden=True, kept=False)": 3,
             })  # fmt: skip
