@@ -540,8 +540,9 @@ class Draw:
     def write(self, model: type[Model]) -> str:
         """Something that looks before it writes; whoever evaluates it takes it back."""
         rows, key = self.source(model), self.key(model)
-        numbered = any(field.name == "id" and isinstance(field, IntegerField) for field in model._meta.fields)
-        defaults = f"defaults={ {'id': NUMBERS + self.number()} if numbered else {} }"
+        key_field = next((field for field in model._meta.fields if field.name == "id"), None)
+        new = {} if key_field is None else {"id": value_of(key_field, NUMBERS + self.number())}
+        defaults = f"defaults={new}"
         field = model._meta.concrete_fields[-1]
         return self.one_of(
             f"{rows}.get_or_create({key}, {defaults})",

@@ -8,10 +8,11 @@ import random
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
+from traceback import extract_tb
 from typing import Any, NamedTuple
 
 import pytest
-from django.db import DatabaseError, IntegrityError, connections, transaction
+from django.db import IntegrityError, connections, transaction
 from django.db.models import Model, QuerySet
 
 from bloomguard import hearing
@@ -75,7 +76,7 @@ def outcome(found: Any, expression: str) -> Any:
 class Evaluated:
     """What came of one evaluation: the SELECTs that were sent, and the keys that a guard called absent.
 
-    ``refused`` says that the database raised the error, or its driver.
+    ``refused`` says that the error came of the statement: Django could not write it, or the database not read it.
     """
 
     outcome: Any = None
@@ -125,7 +126,7 @@ def evaluated(expression: str, guarded: bool) -> Evaluated:
             result.outcome = outcome(evaluate(expression), expression)
         except Exception as error:
             result.outcome = "raised", type(error).__qualname__, str(error)
-            result.refused = isinstance(error, (DatabaseError, OverflowError, UnicodeEncodeError))
+            result.refused = any(frame.name == "execute_sql" for frame in extract_tb(error.__traceback__))
     return result
 
 
@@ -186,14 +187,14 @@ class Run:
         self.differences.append(f"queryset {self.compared}, {difference}")
 
     def is_refused(self, without: Evaluated, with_hook: Evaluated) -> bool:
-        """Whether the database takes the statement for wrong, which nobody learns who does not send it.
+        """Whether the statement is wrong, which nobody learns who does not send it: that is no difference.
 
         A key that no column holds is none of these.
         """
-        raised = without.refused and len(with_hook.statements) < len(without.statements)
         keys = [value for _, value in with_hook.absent]
-        self.refused += raised
-        return raised and not any(type(key) is int and abs(key) >> 63 for key in keys)
+        refused = without.refused and bool(keys)
+        self.refused += refused
+        return refused and not any(type(key) is int and abs(key) >> 63 for key in keys)
 
     def ask_database(self, expression: str, scene: Scene, absent: list[tuple[Guard, Any]]) -> None:
         """No row has a key that a guard has called absent, and there was one."""
