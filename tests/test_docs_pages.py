@@ -317,7 +317,7 @@ def test_the_schedules_of_the_protocol_run():
 
 #: Pages with code, and where it runs if not here.
 ELSEWHERE = {
-    "front-door": "test_frontdoor_servers.py",
+    "door": "test_frontdoor_servers.py",
     "monitoring": "test_docs_monitoring.py",
     "recipes": "filters/test_recipes.py",
     "testing": "test_testing.py",
