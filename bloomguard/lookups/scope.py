@@ -23,12 +23,15 @@ if TYPE_CHECKING:
 
 _log = LogOnce()
 
+#: A request asks for few keys; a block may run for hours.
+_MOST_KNOWN = 1_000
+
 
 class Scope:
     """One request, or one block without a request: what its guards have said so far.
 
     ``asked`` says that a guard was asked, whatever it answered. ``decisions`` has the last decision of each guard by
-    name. ``shadows`` are the absences that guards in shadow mode have let pass.
+    name.
     """
 
     __slots__ = ("_known", "_spared", "asked", "decisions", "is_over", "request", "shadowed")
@@ -79,13 +82,18 @@ class Scope:
 
     def _keep(self, guard: Guard, question: tuple[str, bytes] | None, decision: Decision) -> Decision:
         self.decisions[guard.name] = decision
+        if len(self._known) >= _MOST_KNOWN:
+            self._known.clear()
         if question is not None and decision.verdict is not Verdict.ABSENT:
             self._known[question] = decision
         return decision
 
     def spare(self, guard: Guard) -> None:
         """A query was answered by ``guard`` and not sent."""
-        self._spared.append(guard)
+        if self.request is None:
+            guard.tallies[SPARED]()
+        else:
+            self._spared.append(guard)
 
     def close(self, status: int = 0) -> Guard | None:
         """End the scope; return the guard that a response with ``status`` 404 is owed to, if any.

@@ -2,17 +2,24 @@
 
 A request or a command may be inside a transaction, whose snapshot can be older than the row's last change; and what
 it writes is seen by nobody until it commits. So state rows are never touched through the caller's connection.
+
+The connection proves itself at each use: to the same SQLite file as Django opens now, and to a PostgreSQL server that
+is no standby. Nothing waits for it without a limit: whoever holds a request, or a write, is told that it failed.
 """
 
 from __future__ import annotations
 
 import copy
+import os
+import socket
 import threading
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from django.core import mail
-from django.db import DatabaseError, InterfaceError, connections, router
+from django.db import DatabaseError, InterfaceError, OperationalError, connections, router
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from ..forks import after_fork
@@ -44,10 +51,19 @@ def is_aborted(connection: Any) -> bool:
     return connection.vendor == "postgresql" and raw is not None and raw.info.transaction_status == _IN_ERROR
 
 
+#: How long, in seconds, a connection may take to be made, and a read and a change of the rows may take.
+CONNECT_SECONDS, READ_SECONDS, CHANGE_SECONDS = 2, 2.0, 10.0
+#: A connection that was not used for so long is made anew: a firewall on the way may have forgotten it.
+IDLE_SECONDS = 30.0
+
+
 class StateConnection:
     """Runs one statement at a time for all threads of the process."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self.clock = clock
+        self._used_at = float("-inf")
+        self._file: tuple[int, int] | None = None
         self._lock = threading.RLock()
         self._connection: BaseDatabaseWrapper | None = None
         self._abandoned: list[BaseDatabaseWrapper] = []
@@ -68,46 +84,77 @@ class StateConnection:
     def execute(self, sql: str, parameters: Sequence[Any] = ()) -> tuple[list[tuple[Any, ...]], int]:
         """The rows and the row count of one statement, which is committed when this returns.
 
-        A connection that went away while it lay idle is opened again, once. Raises :class:`DatabaseError`.
+        A connection that went away while it lay idle is opened again, once. Raises :class:`DatabaseError`, also if the
+        server has not answered in time, or if other threads have kept the connection that long.
         """
-        with self._lock:
+        seconds = READ_SECONDS if sql.startswith("SELECT") else CHANGE_SECONDS
+        with self._turn(seconds):
             reused = self._connection is not None
             try:
-                return self._run(sql, parameters)
+                return self._run(sql, parameters, seconds)
             except (DatabaseError, InterfaceError) as error:
                 if is_locked(error):
                     raise
                 self.close()
-                if not reused:
+                if not reused or isinstance(error, TimedOut):
                     raise
-                return self._run(sql, parameters)
+                return self._run(sql, parameters, seconds)
             finally:
                 self._let_go()
+
+    @contextmanager
+    def _turn(self, seconds: float) -> Iterator[None]:
+        """Keep other threads out; raises :class:`OperationalError` if they keep us out."""
+        if not self._lock.acquire(timeout=seconds + CONNECT_SECONDS):
+            raise OperationalError("another thread has kept the connection to the state rows for too long")
+        try:
+            yield
+        finally:
+            self._lock.release()
 
     def _let_go(self) -> None:
         if hasattr(mail, "outbox"):
             # Django's test runner is at work: a connection left open would keep it from dropping the database.
             self.close()
 
-    def _run(self, sql: str, parameters: Sequence[Any]) -> tuple[list[tuple[Any, ...]], int]:
-        with self._open().cursor() as cursor:
+    def _run(self, sql: str, parameters: Sequence[Any], seconds: float) -> tuple[list[tuple[Any, ...]], int]:
+        connection = self._open()
+        connection.ensure_connection()
+        with _cut_off(connection, seconds), connection.cursor() as cursor:
             cursor.execute(sql, parameters)
-            return (cursor.fetchall() if cursor.description else []), cursor.rowcount
+            found = (cursor.fetchall() if cursor.description else []), cursor.rowcount
+        self._used_at = self.clock()
+        return found
 
     def _open(self) -> BaseDatabaseWrapper:
         configured = connections[self.alias].settings_dict
         current = self._connection
-        if current is not None and current.settings_dict["NAME"] != configured["NAME"]:
+        if current is not None and (
+            current.settings_dict["NAME"] != configured["NAME"]
+            or self.clock() - self._used_at > IDLE_SECONDS
+            or self._file != _file_of(current)
+        ):
             self.close()
             current = None
         if current is None:
             current = connections.create_connection(self.alias)
             current.settings_dict = copy.deepcopy(configured)
             current.settings_dict["AUTOCOMMIT"] = True
-            current.settings_dict["OPTIONS"].pop("pool", None)
+            options = current.settings_dict["OPTIONS"]
+            options.pop("pool", None)
+            if current.vendor in ("postgresql", "mysql"):
+                options.setdefault("connect_timeout", CONNECT_SECONDS)
             current.inc_thread_sharing()
             self._connection = current
+            self._used_at = self.clock()
+            # Before the file is opened: one that takes its place meanwhile is seen at the next use.
+            self._file = _file_of(current)
         return current
+
+    @property
+    def is_standby(self) -> str:
+        """An SQL expression: is the server a standby, whose rows may be old?"""
+        return "pg_is_in_recovery()" if connections[self.alias].vendor == "postgresql" else "0"
 
     def quote(self, name: str) -> str:
         """``name`` as the database quotes identifiers."""
@@ -115,7 +162,7 @@ class StateConnection:
 
     def has_table(self, name: str) -> bool:
         """Whether the database has the table; raises :class:`DatabaseError`."""
-        with self._lock:
+        with self._turn(READ_SECONDS):
             try:
                 return name in self._open().introspection.table_names()
             finally:
@@ -127,7 +174,54 @@ class StateConnection:
 
     def close(self) -> None:
         """Close the connection; the next statement opens another."""
-        with self._lock:
+        with self._turn(READ_SECONDS):
             connection, self._connection = self._connection, None
             if connection is not None:
                 connection.close()
+
+
+class TimedOut(OperationalError):
+    """The server has not answered in time, and the connection was cut."""
+
+
+@contextmanager
+def _cut_off(connection: BaseDatabaseWrapper, seconds: float) -> Iterator[None]:
+    """In this block the connection is cut after ``seconds``, so that whoever waits for its server gets an error.
+
+    No driver has a limit for one statement, and the server's own does not help where the server is not reached.
+    """
+    raw: Any = connection.connection
+    if not hasattr(raw, "fileno"):  # SQLite, which has its own limit
+        yield
+        return
+    is_cut = threading.Event()
+
+    def cut() -> None:
+        is_cut.set()
+        with suppress(OSError), socket.socket(fileno=os.dup(number)) as link:
+            link.shutdown(socket.SHUT_RDWR)
+
+    with connection.wrap_database_errors:
+        number = raw.fileno()
+    timer = threading.Timer(seconds, cut)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    except DatabaseError as error:
+        if is_cut.is_set():
+            raise TimedOut(f"the database of the state rows has not answered for {seconds:g} s") from error
+        raise
+    finally:
+        timer.cancel()
+
+
+def _file_of(connection: BaseDatabaseWrapper) -> tuple[int, int] | None:
+    """Which file Django would open for a SQLite database now: another one may have taken its place and name."""
+    if connection.vendor != "sqlite":
+        return None
+    try:
+        found = os.stat(connection.settings_dict["NAME"])
+    except (OSError, TypeError, ValueError):  # in memory, or a URI
+        return None
+    return found.st_dev, found.st_ino

@@ -100,12 +100,12 @@ def _lock(compiler: Any, watch: Watch, chosen: Iterable[Any]) -> Alive:
     guard = watch.guard
     # Rows of another database than the one that rebuilds read are nobody's to discard.
     at_home = compiler.using == router.db_for_write(guard.model)
-    generation = guard.live.active() if at_home else ""
     if compiler.connection.vendor == "sqlite":
         # It locks no rows, and a transaction that read first could not wait for its turn to write: so write first.
         table = compiler.connection.ops.quote_name(compiler.query.get_meta().db_table)
         with compiler.connection.cursor() as cursor:
             cursor.execute(f"DELETE FROM {table} WHERE 0")  # noqa: S608
+    generation = guard.live.active() if at_home else ""  # by now nobody else can change the state rows on SQLite
     rows: dict[Any, tuple[Any, ...]] = {}
     living = guard.rows().using(compiler.using).select_for_update()
     for some in chosen:

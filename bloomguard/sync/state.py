@@ -15,7 +15,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
-from django.db import DatabaseError, InterfaceError, connections
+from django.db import DatabaseError, InterfaceError, OperationalError, connections
 from django.utils import timezone
 
 from ..forks import after_fork
@@ -28,6 +28,15 @@ logger = logging.getLogger("bloomguard")
 LEASE_SECONDS = 1.0
 #: How long a reader waits for another thread of its process that is reading the rows already.
 _RENEWAL_PATIENCE = 0.25
+
+
+def seconds() -> float:
+    """Seconds that also pass while the host sleeps: a process that wakes up must not take its copy for a fresh one."""
+    return time.clock_gettime(_CLOCK) if _CLOCK is not None else time.monotonic()
+
+
+#: Linux counts the sleep on a clock of its own, macOS on the monotonic one, where Python's ``monotonic`` does not.
+_CLOCK: int | None = getattr(time, "CLOCK_BOOTTIME", getattr(time, "CLOCK_MONOTONIC", None))
 
 ARMED, FENCED = GuardState.Status.ARMED.value, GuardState.Status.FENCED.value
 
@@ -73,10 +82,17 @@ _COLUMNS = tuple(field.name for field in fields(State))
 Rows = dict[str, State]
 
 
+_NEVER: tuple[float, Rows] = (float("-inf"), {})
+
+
 class _Within(threading.local):
-    """What this thread reads the rows by just now, if not by the connection of their own."""
+    """What this thread reads the rows by just now, if not by the connection of their own, and what it read.
+
+    Other threads never see that: a writer's own snapshot says nothing of what is committed.
+    """
 
     read: Callable[[], Rows] | None = None
+    copy: tuple[float, Rows] = _NEVER
 
 
 class _Reading:
@@ -93,12 +109,14 @@ class _Reading:
 
     def __exit__(self, *exception: object) -> None:
         self._within.read = self._before
+        if self._before is None:
+            self._within.copy = _NEVER
 
 
 class StateTable:
     """All state rows, as one process knows them. ``clock`` counts seconds and never goes back."""
 
-    def __init__(self, connection: StateConnection | None = None, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, connection: StateConnection | None = None, clock: Callable[[], float] = seconds) -> None:
         self.connection = connection or StateConnection()
         self.clock = clock
         self.sleep: Callable[[float], None] = time.sleep
@@ -121,6 +139,10 @@ class StateTable:
         read_at, rows = self._copy
         if self.clock() - read_at < LEASE_SECONDS:
             return rows.get(name) or State(name)
+        if self._within.read is not None:
+            read_at, rows = self._within.copy
+            if self.clock() - read_at < LEASE_SECONDS:
+                return rows.get(name) or State(name)
         return None
 
     def renewed(self, name: str) -> State | None:
@@ -183,9 +205,9 @@ class StateTable:
 
     def _renew_within(self, read: Callable[[], Rows], after: float | None) -> bool:
         now = self.clock()
-        if not self._is_fresh(now, after):
+        if not (self._is_fresh(now, after) or self._within.copy[0] > (now - LEASE_SECONDS if after is None else after)):
             try:
-                self._copy = now, read()
+                self._within.copy = now, read()
             except DatabaseError:
                 return False
         return True
@@ -239,12 +261,25 @@ class StateTable:
 
     def _read(self) -> Rows:
         try:
-            rows, _ = self.connection.execute(self.query)
+            rows, _ = self.connection.execute(self._proved_query)
         except DatabaseError as error:
             if is_locked(error) or self.connection.has_table(GuardState._meta.db_table):
                 raise
             return {}  # not migrated yet: no rows, no generations, nothing to guard
-        return {row[0]: State(*row) for row in rows}
+        if rows and rows[0][0]:
+            self.connection.close()
+            raise OperationalError("the state rows were read from a standby, which may lag behind")
+        return {row[1]: State(*row[1:]) for row in rows if row[1] is not None}
+
+    @property
+    def _proved_query(self) -> str:
+        """The same with a column in front that says whether the server is a standby; one row at least says so."""
+        quote = self.connection.quote
+        columns = ", ".join(f"found.{quote(column)}" for column in _COLUMNS)
+        return (
+            f"SELECT server.is_standby, {columns} FROM (SELECT {self.connection.is_standby} AS is_standby) server "  # noqa: S608
+            f"LEFT JOIN {quote(GuardState._meta.db_table)} found ON 1 = 1"
+        )
 
     def swap(self, seen: State, **changes: Any) -> State | None:
         """Change the row if it still is as ``seen``; the new state, or ``None`` if somebody else was faster."""

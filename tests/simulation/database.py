@@ -137,7 +137,9 @@ class SimulatedConnection(StateConnection):
     def _let_go(self) -> None:
         pass
 
-    def _run(self, sql: str, parameters: Sequence[Any]) -> tuple[list[tuple[Any, ...]], int]:
+    is_standby = "0"
+
+    def _run(self, sql: str, parameters: Sequence[Any], seconds: float) -> tuple[list[tuple[Any, ...]], int]:
         self._connection = self  # type: ignore[assignment]
         return self._database.execute(sql, parameters)
 
