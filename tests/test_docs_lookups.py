@@ -1,8 +1,10 @@
-"""What the pages on lookups and views show does what it says."""
+"""What the pages on lookups, routes and views show does what it says."""
 
 from __future__ import annotations
 
 import re
+from fnmatch import fnmatch
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -17,7 +19,8 @@ from gazetteer.models import City, Listing
 
 from bloomguard.guards import Verdict, registry
 from bloomguard.lookups import scope
-from tests.guarding import urlconf
+from bloomguard.routes.openness import why_closed
+from tests.guarding import make_guard, urlconf
 
 DOCS = Path(__file__).parents[1] / "docs"
 
@@ -174,3 +177,45 @@ def test_every_block_of_the_page_runs(page):
 
     assert kinds <= {"python", "console"}
     assert (DOCS / page).read_text().count("```console") == (page == "lookups.md")
+
+
+#: How each decorator that the page on routes calls harmless is written; those without an entry take the view alone.
+ARGUMENTS = {
+    "cache_page": (60,),
+    "require_http_methods": (["GET"],),
+    "vary_on_headers": ("Accept",),
+    "cache_control": {"private": True},
+}
+MODULES = ("cache", "clickjacking", "common", "csrf", "gzip", "http", "vary")
+
+
+def view(request, pk):
+    """A view of one row."""
+
+
+def decorators(pattern):
+    """Django's decorators of views whose names match; a star stands for any end."""
+    for name in MODULES:
+        module = import_module(f"django.views.decorators.{name}")
+        found = [each for each in vars(module) if fnmatch(each, pattern) and callable(getattr(module, each))]
+        yield from (getattr(module, each) for each in found)
+
+
+def test_the_decorators_that_leave_a_view_open_are_those_of_the_page():
+    """Every one that the page names; a login, a permission and one of the project's own close the view."""
+    from django.contrib.admin.views.decorators import staff_member_required
+    from django.contrib.auth.decorators import login_required, permission_required
+
+    guard = make_guard(City)
+    row = next(line for line in (DOCS / "routes.md").read_text().splitlines() if line.startswith("| a function, plain"))
+    for pattern in re.findall(r"`([a-z_*]+)`", row):
+        found = list(decorators(pattern))
+        assert found, pattern
+        for decorator in found:
+            given = ARGUMENTS.get(decorator.__name__)
+            made = decorator(**given) if isinstance(given, dict) else decorator(*given) if given else decorator
+            assert why_closed(guard, made(view)) == "", pattern
+
+    assert why_closed(guard, view) == ""
+    for close in (login_required, permission_required("gazetteer.view_city"), staff_member_required):
+        assert "decorator" in why_closed(guard, close(view))
