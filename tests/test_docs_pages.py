@@ -251,7 +251,7 @@ def test_the_other_settings_and_guards_of_the_pages_are_right(gazetteer, fresh_r
     [alive], [shadow] = blocks("soft-delete.md", "python"), blocks("verify.md", "python")
     for block in (
         alive.replace("City", "Room"),
-        shadow.replace("City", "Bed").replace("city-detail", "listing-detail"),
+        shadow.replace("City", "Bed"),
     ):
         exec(block, namespace | {"Room": Listing, "Bed": Listing})
     assert registry["room"].alive == Q(deleted_at=None)
