@@ -19,7 +19,13 @@ from bloomguard.stores import mounts, stores
 from bloomguard.sync import state
 from bloomguard.sync.connection import StateConnection
 
-from . import database
+from . import database, servers
+from .processes import Watch, end, spawn
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """No process outlives the run."""
+    config.pluginmanager.register(Watch(config, servers.stop_all), "bloomguard-processes")
 
 
 class Clock:
@@ -128,7 +134,7 @@ def start(fresh: None, transactional_db: None, settings: Any) -> Iterator[Callab
             "bloomguard": settings.BLOOMGUARD,
             "current": database.current,
         }
-        child = subprocess.Popen(
+        child = spawn(
             [sys.executable, *(["-c", code] if code else ["-m", "tests.child"]), *arguments],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -148,6 +154,5 @@ def start(fresh: None, transactional_db: None, settings: Any) -> Iterator[Callab
 
     yield run
     for child in started:
-        if child.poll() is None:
-            child.kill()
+        end(child)
         child.communicate()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import http.client
-import signal
 import time
 from contextlib import contextmanager
 
@@ -13,6 +12,7 @@ import pytest
 from bloomguard.sync import state
 from tests.conftest import forget
 from tests.front import Asgi
+from tests.processes import end
 from tests.servers import free_port, wait_for
 from tests.shop.models import Product
 
@@ -39,8 +39,7 @@ def running(start, command):
         wait_for(port, child)
         yield port
     finally:
-        child.send_signal(signal.SIGTERM)  # a server takes its workers with it
-        child.wait(20)
+        end(child)
 
 
 def ask(connection, path, method="GET"):
@@ -56,7 +55,7 @@ def test_the_front_door_stands_behind(server, build, start):
     build("product")
 
     with running(start, SERVERS[server]) as port:
-        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
         for _ in range(2):
             status, body, headers = ask(connection, "/products/8/")
             assert (status, "not found" in body.decode().lower(), headers["x-frame-options"]) == (404, True, "DENY")
@@ -68,7 +67,7 @@ def test_the_front_door_stands_behind(server, build, start):
             assert (status, body, headers["x-django"]) == (200, b"product 7", "yes")
         connection.close()
         Product.objects.create(pk=8)
-        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
         assert ask(connection, "/products/8/")[0] == 200
         connection.close()
 
