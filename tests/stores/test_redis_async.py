@@ -20,12 +20,11 @@ from bloomguard.stores.breaker import PROBE_SECONDS, WITHIN_SECONDS
 from bloomguard.stores.redis import RedisStore
 from tests import servers
 
-from .conftest import KINDS, RANGE, key, make_layout
+from .conftest import KINDS, PATIENT, RANGE, key, make_layout
 from .test_redis_cluster import ClusterFactory
 from .test_redis_sentinel import stores as sentinel_stores
 from .test_redis_sentinel import watched  # noqa: F401
 
-PATIENT = {"connect_timeout": 5, "read_timeout": 5, "add_timeout": 5}
 NUMBERS = random.Random(1).sample(range(RANGE), 3_000)
 #: Half of them were added.
 ASKED = [*NUMBERS[:200], *range(RANGE, RANGE + 200)]
