@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +16,7 @@ from bloomguard.stores import Store
 from bloomguard.stores.file import FileStore
 from bloomguard.stores.memory import MemoryStore
 from tests.proxy import Proxy
-from tests.servers import Valkey
+from tests.servers import Valkey, until
 
 #: Timeouts of a store whose server answers: no busy machine takes so long. See :func:`wait_at_most`.
 PATIENT = {"connect_timeout": 60, "read_timeout": 60, "add_timeout": 60, "bulk_timeout": 60}
@@ -72,6 +73,14 @@ def wait_at_most(store: Any, seconds: float) -> None:
         lines.pool.connection_kwargs.update(times)
         for connection in lines.pool._available_connections:
             connection.socket_connect_timeout = seconds
+
+
+def reached(proxy: Proxy) -> int:
+    """How many connections have been made by now: one more comes after all of them."""
+    with socket.create_connection(("127.0.0.1", proxy.port), timeout=60) as last:
+        port = last.getsockname()[1]
+        until(lambda: port in proxy.clients)
+    return proxy.clients.index(port)
 
 
 @dataclass(frozen=True)
