@@ -30,7 +30,7 @@ class BeforeTheView:
 
 
 class BeforeTheRest(BeforeTheView):
-    """The same from the front of the list."""
+    """The same from the front of the list, where there is no session yet for the site's page."""
 
     def __call__(self, request: HttpRequest) -> HttpResponse:
         digits = [part for part in request.path.split("/") if part.isdigit()]
@@ -107,7 +107,6 @@ def stores_nothing(get_response: GetResponse) -> GetResponse:
     return middleware
 
 
-FRONT = "tests.transparency.broken.BeforeTheRest"
 #: Each stands last but the one that is at the front, and those that change an answer when it is complete.
 BROKEN = {
     "BeforeTheView": "last",

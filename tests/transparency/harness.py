@@ -15,7 +15,7 @@ import pickle
 import re
 import shutil
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
@@ -39,6 +39,7 @@ from django.core.handlers.asgi import ASGIHandler
 from django.core.handlers.wsgi import WSGIHandler
 from django.core.management import call_command
 from django.db import connection, transaction
+from django.forms.models import model_to_dict
 from guardian.models import UserObjectPermission
 
 from bloomguard import asgi, wsgi
@@ -77,7 +78,7 @@ class Pass:
     """What one pass saw."""
 
     answers: dict[str, list[Answer]] = field(default_factory=dict)
-    rows: dict[str, list[Any]] = field(default_factory=dict)  # of the site's tables, at the end
+    rows: dict[str, Any] = field(default_factory=dict)  # each combination's row and session, at the end
     queries: int = 0  # that read a guarded table
     reached: int = 0  # requests that reached Django
     verdicts: Counter[str] = field(default_factory=Counter)  # on the combinations' IDs
@@ -97,7 +98,9 @@ def prepare(template: Path, table: list[Combination]) -> None:
     Entry.objects.create(pk=1, slug="first")
     for model, rows in _rows(table, {"present", "hidden", "deleted"}).items():
         model._base_manager.bulk_create(rows)
-    OldSlug.objects.bulk_create(OldSlug(slug=each.values["slug"], now="first") for each in table if each.number % 3 == 0)
+    OldSlug.objects.bulk_create(
+        OldSlug(slug=each.values["slug"], now="first") for each in table if each.number % 3 == 0
+    )
     Session.objects.bulk_create(_session(each, users) for each in table if each.has_session)
     _fallbacks(table)
     permissions = Permission.objects.filter(codename__in=["view_entry", "change_entry"])
@@ -181,15 +184,15 @@ def _lookup(row: Any) -> dict[str, Any]:
 # -- one pass
 
 
-def run(mode: str, table: list[Combination], template: Path) -> Pass:
-    """The answers to the whole table in one mode; ``mode`` may begin with ``"asgi-"``."""
+def run(mode: str, chosen: list[Combination], table: list[Combination], template: Path) -> Pass:
+    """The answers to what is chosen of the table, in one mode; ``mode`` may begin with ``"asgi-"``."""
     database = settings.DATABASES["default"]["NAME"]
     shutil.rmtree(site.FOLDER / "filters", ignore_errors=True)
     for left in database.parent.glob(f"{database.name}*"):  # the last pass's, with its WAL
         left.unlink()
     shutil.copy(template, database)
     result = site.FOLDER / f"{mode}.pickle"
-    child = multiprocessing.get_context("fork").Process(target=_run, args=(mode, table, result))
+    child = multiprocessing.get_context("fork").Process(target=_run, args=(mode, chosen, table, result))
     child.start()
     child.join()
     if child.exitcode:
@@ -198,7 +201,7 @@ def run(mode: str, table: list[Combination], template: Path) -> Pass:
     return seen
 
 
-def _run(mode: str, table: list[Combination], result: Path) -> None:
+def _run(mode: str, chosen: list[Combination], table: list[Combination], result: Path) -> None:
     logging.getLogger("django").setLevel(logging.CRITICAL)
     seen = Pass()
     kind = mode.removeprefix("asgi-")
@@ -212,14 +215,27 @@ def _run(mode: str, table: list[Combination], result: Path) -> None:
     after_the_build(table)
     seen.verdicts = _verdicts(table)
     if mode.startswith("asgi-"):
-        asyncio.run(_drive_asgi(kind, table, seen))
+        asyncio.run(_drive_asgi(kind, chosen, seen))
     else:
-        _drive_wsgi(kind, table, seen)
-    for model in (Entry, Note, Place, OldSlug):
-        seen.rows[model.__name__] = sorted(model._base_manager.values_list(), key=str)
-    sessions = Session.objects.values_list("session_data", flat=True)
-    seen.rows["sessions"] = sorted((SessionStore().decode(data) for data in sessions), key=str)
+        _drive_wsgi(kind, chosen, seen)
+    seen.rows = dict(_ends(chosen))
     result.write_bytes(pickle.dumps(seen))
+
+
+def _ends(chosen: list[Combination]) -> Iterator[tuple[str, Any]]:
+    """What the requests have left in the database."""
+    found = {
+        "entry": {str(row.pk): row for row in Entry.objects.all()},
+        "note": {row.name: row for row in Note.objects.all()},
+        "place": {row.slug: row for row in Place.objects.all()},
+    }
+    key = {"entry": "pk", "note": "name", "place": "slug"}
+    sessions = {session.session_key: session.get_decoded() for session in Session.objects.all()}
+    for each in chosen:
+        model = each.page.model
+        row = found[model].get(each.values[key[model]])
+        yield str(each), (row and model_to_dict(row), sessions.get(_session_key(each)))
+    yield "old slugs", list(OldSlug.objects.exclude(now="first").values_list("slug", "now"))
 
 
 def _arm(mode: str) -> None:
@@ -244,7 +260,9 @@ def _verdicts(table: list[Combination]) -> Counter[str]:
 
 def _value(guard: str, each: Combination) -> Any:
     values = each.values
-    return {"entry-slug": values["slug"], "note": values["name"], "place": (values["code"], values["slug"])}.get(guard, each.pk)
+    return {"entry-slug": values["slug"], "note": values["name"], "place": (values["code"], values["slug"])}.get(
+        guard, each.pk
+    )
 
 
 # -- requests
@@ -413,6 +431,7 @@ _NONCE = re.compile(r"'nonce-([\w-]+)'")
 _TOKEN = re.compile(rb'(csrfmiddlewaretoken" value="|csrfToken"?: ")\w{64}')
 #: A new session's key is as random as a token is; the rest of a cookie's line is compared.
 _COOKIE = re.compile(r"^\s*(csrftoken|sessionid)=\w{32,}")
+_DIGEST = re.compile(r'^(W/)?"[0-9a-f]{32}"$')
 _EXPIRES = re.compile(r"expires=[^;]+")
 
 
@@ -436,8 +455,8 @@ def normalized(answer: Answer) -> Answer:
             value = _EXPIRES.sub("expires=TIME", _COOKIE.sub(r"\1=RANDOM", value))
         elif lower == "content-security-policy":
             value = _NONCE.sub("'nonce-NONCE'", value)
-        elif lower == "etag" and plain != body:
-            value = "OF A RANDOM BODY"
+        elif lower == "etag" and (plain != body or (not body and _DIGEST.match(value))):
+            value = "OF A RANDOM BODY"  # where no body comes along, it may be one
         headers.append((lower, value))
     return Answer(answer.status, sorted(headers), plain, answer.mails)
 
@@ -470,13 +489,11 @@ def _excerpt(one: bytes, other: bytes) -> str:
 def differences(bare: Pass, guarded: Pass) -> list[str]:
     """One line for each combination that is answered otherwise, and for each table that ends otherwise."""
     found = []
-    for name, answers in bare.answers.items():
-        for time, (one, other) in enumerate(zip(answers, guarded.answers[name]), 1):
+    for name, answers in guarded.answers.items():
+        for time, (one, other) in enumerate(zip(bare.answers[name], answers), 1):
             if words := difference(one, other):
                 found.append(f"{name} ({time}): {words}")
-    for name, rows in bare.rows.items():
-        if rows != guarded.rows[name]:
-            one = [row for row in rows if row not in guarded.rows[name]][:3]
-            other = [row for row in guarded.rows[name] if row not in rows][:3]
-            found.append(f"table {name}: {one} -> {other}")
+    for name, rows in guarded.rows.items():
+        if rows != bare.rows[name]:
+            found.append(f"{name}: left {bare.rows[name]} -> {rows}")
     return found

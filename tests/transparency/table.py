@@ -90,30 +90,36 @@ class Combination:
     def has_session(self) -> bool:
         return self.person != "anonymous" or self.number % 2 == 1
 
-    @property
-    def is_read(self) -> bool:
-        return self.method in {"GET", "HEAD"}
+    def is_for(self, mode: str) -> bool:
+        """Whether the mode may answer here as no other mode does, or this is one of a few that it looks at besides."""
+        if mode.startswith("asgi-"):
+            return self.number % 8 == 0 and self.page.name != "streamed"  # of which Django itself warns there
+        if mode in {"route", "door"}:
+            return bool(self.page.guard) or self.number % 4 == 0
+        if mode == "auto":
+            return self.page.is_class_based or self.number % 4 == 0
+        return True
 
 
-#: Of how many combinations of a method one is taken.
+#: Of how many combinations one is taken.
 SHARES = {"GET": 2, "HEAD": 5, "OPTIONS": 12, "POST": 6}
 
 
-def combinations(share: int = 1) -> Iterator[Combination]:
+def combinations(share: int = 1) -> list[Combination]:
     """The table of this variant: a draw, the same in each run, from all that there is; ``share`` thins it."""
+    chosen = dict.fromkeys(_drawn(share))
+    return [Combination(number, *what) for number, what in enumerate(chosen, 1)]
+
+
+def _drawn(share: int) -> Iterator[tuple[Page, str, str, str, str]]:
     kinds = list(KINDS)
-    number = 0
+    # Who may ask for what in which way; every other request is a plain one.
     for page, state, person, method in product(PAGES, STATES, PERSONS, METHODS):
         drawn = crc32(f"{VARIANT} {page.name} {state} {person} {method}".encode())
-        if drawn % (SHARES[method] * share):
-            continue
-        number += 1
-        # Every other request is a plain one.
-        yield Combination(number, page, state, person, method, kinds[max(0, drawn // 97 % (2 * len(kinds)) - len(kinds))])
+        if drawn % (SHARES[method] * share) == 0:
+            yield page, state, person, method, kinds[max(0, drawn // 97 % (2 * len(kinds)) - len(kinds))]
     # What an attacker sends, and each thing that can be special about it.
     for page, kind in product(PAGES, kinds):
         drawn = crc32(f"{VARIANT} {page.name} {kind}".encode())
-        if drawn % (8 * share):
-            continue
-        number += 1
-        yield Combination(number, page, "absent", PERSONS[drawn // 97 % 3], "GET", kind)
+        if drawn % (8 * share) == 0:
+            yield page, "absent", PERSONS[drawn // 97 % 3], "GET", kind

@@ -16,7 +16,7 @@ from rest_framework.routers import DefaultRouter
 from . import views
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Page:
     """One view at one address.
 
@@ -32,6 +32,11 @@ class Page:
     address: str = ""  # where the route does not tell it
     model: str = "entry"
     repeat: int = 1  # how often it is asked for in a combination
+
+    @property
+    def is_class_based(self) -> bool:
+        """Whether ``auto`` looks at the page's view."""
+        return self.name.startswith(("class-", "braces-", "rest-", "router", "admin-"))
 
     def address_of(self, values: Mapping[str, str]) -> str:
         shape = self.address or "/" + re.sub(r"<(?:\w+:)?(\w+)>", r"{\1}", self.route)
@@ -50,7 +55,14 @@ def _pages() -> list[Page]:
         Page("values", f"values/{number}", views.values, "entry"),
         Page("listed", f"listed/{number}", views.listed, "entry"),
         Page("note", "note/<str:name>/of/old/", views.note, "note", "name", model="note"),
-        Page("place", "place/<str:code>/<slug:slug>/", views.place, "place", {"country": "code", "slug": "slug"}, model="place"),
+        Page(
+            "place",
+            "place/<str:code>/<slug:slug>/",
+            views.place,
+            "place",
+            {"country": "code", "slug": "slug"},
+            model="place",
+        ),
         Page("awaited", f"awaited/{number}", views.awaited, "entry"),
         Page("awaited-first", "awaited-first/<slug:slug>/", views.awaited_first, "entry-slug", "slug"),
         Page("feed", f"feed/{number}", views.EntryFeed(), "entry"),
@@ -79,17 +91,42 @@ def _pages() -> list[Page]:
         # Class-based; `auto` finds what there is to be found.
         Page("class-detail", f"class/detail/{number}", views.Detail.as_view(), "entry"),
         Page("class-detail-slug", "class/detail/<slug:slug>/by-slug/", views.Detail.as_view(), "entry-slug", "slug"),
-        Page("class-detail-note", "class/detail/<str:name>/note/", views.DetailOfNote.as_view(), "note", "name", model="note"),
+        Page(
+            "class-detail-note",
+            "class/detail/<str:name>/note/",
+            views.DetailOfNote.as_view(),
+            "note",
+            "name",
+            model="note",
+        ),
         Page("class-detail-place", "class/place/<str:code>/<slug:slug>/", views.DetailOfPlace.as_view(), model="place"),
         Page("class-by-date", f"class/<int:year>/<int:month>/<int:day>/{number}", views.ByDate.as_view()),
-        Page("class-update-note", "class/update/<str:pk>/note/", views.UpdateNote.as_view(), "note", address="/class/update/{name}/note/", model="note"),
-        Page("class-delete-note", "class/delete/<str:pk>/note/", views.DeleteNote.as_view(), address="/class/delete/{name}/note/", model="note"),
-        Page("class-folds-case", "class/folds-case/<slug:slug>/", views.FoldsCase.as_view(), address="/class/folds-case/{upper}/"),
+        Page(
+            "class-update-note",
+            "class/update/<str:pk>/note/",
+            views.UpdateNote.as_view(),
+            "note",
+            address="/class/update/{name}/note/",
+            model="note",
+        ),
+        Page(
+            "class-delete-note",
+            "class/delete/<str:pk>/note/",
+            views.DeleteNote.as_view(),
+            address="/class/delete/{name}/note/",
+            model="note",
+        ),
+        Page(
+            "class-folds-case",
+            "class/folds-case/<slug:slug>/",
+            views.FoldsCase.as_view(),
+            address="/class/folds-case/{upper}/",
+        ),
         Page("class-old-slugs", "class/old-slugs/<slug:slug>/", views.OldSlugs.as_view()),
         Page("rest-slug", "rest/by-slug/<slug:slug>/", views.RetrieveBySlug.as_view()),
         Page("rest-function", f"rest/function/{number}", views.rest_function),
         Page("rest-function-for-staff", f"rest/function-for-staff/{number}", views.rest_function_for_staff),
-    ]  # fmt: skip
+    ]
     pages += [
         Page(f"decorated-{name}", f"decorated/{name}/{number}", views.decorated(decorator), "entry")
         for name, decorator in views.DECORATORS.items()
@@ -99,12 +136,22 @@ def _pages() -> list[Page]:
         for name, decorator in views.DECORATORS_UNTOLD.items()
     ]
     pages += [Page(f"class-{name}", f"class/{name}/{number}", view.as_view()) for name, view in views.CLASSES.items()]
-    pages += [Page(f"braces-{name}", f"braces/{name}/{number}", view.as_view()) for name, view in views.BRACES.items()]
+    pages += [
+        Page(f"braces-{name}", f"braces/{name}/{number}{'<slug:slug>/' if name == 'canonical' else ''}", view.as_view())
+        for name, view in views.BRACES.items()
+    ]
     pages += [
         Page(f"rest-{name}", f"rest/{name}/{number}", view.as_view(), repeat=2 if name == "throttled" else 1)
         for name, view in views.REST.items()
     ]
     return pages
+
+
+def _of_the_admin(prefix: str, model: str, key: str) -> list[Page]:
+    return [
+        Page(f"admin-{prefix}{what}", "", None, address=f"/admin/transparency/{model}/{key}/{what}/", model=model)
+        for what in ("change", "delete", "history")
+    ]
 
 
 router = DefaultRouter()
@@ -122,12 +169,12 @@ PAGES = [
     Page("router", "", None, address="/router/entries/{pk}/"),
     Page("router-format", "", None, address="/router/entries/{pk}.json"),
     Page("router-own", "", None, address="/router/own/{pk}/"),
-    *(Page(f"admin-{what}", "", None, address=f"/admin/transparency/entry/{{pk}}/{what}/") for what in ("change", "delete", "history")),
-    *(Page(f"admin-note-{what}", "", None, address=f"/admin/transparency/note/{{quoted}}/{what}/", model="note") for what in ("change", "delete", "history")),
+    *_of_the_admin("", "entry", "{pk}"),
+    *_of_the_admin("note-", "note", "{quoted}"),
     Page("admin-shortcut", "", None, address="/admin/r/{content_type}/{pk}/"),
     Page("no-pattern", "", None, address="/no-pattern/{pk}/"),
     Page("static", "", None, address="/static/{pk}.css"),
-]  # fmt: skip
+]
 
 urlpatterns = [
     *((re_path if page.route.startswith("^") else path)(page.route, page.view, name=page.name) for page in OWN_PAGES),

@@ -7,7 +7,6 @@ from functools import cached_property, partial, wraps
 from typing import Any
 from urllib.parse import unquote
 
-from asgiref.sync import iscoroutinefunction
 from braces import views as braces
 from django.contrib.admin.utils import unquote as admin_unquote
 from django.contrib.admin.views.decorators import staff_member_required
@@ -17,7 +16,14 @@ from django.contrib.syndication.views import Feed
 from django.core.exceptions import ObjectDoesNotExist, PermissionDenied
 from django.db import connection, transaction
 from django.db.models import Q
-from django.http import Http404, HttpRequest, HttpResponse, HttpResponseNotFound, JsonResponse, StreamingHttpResponse
+from django.http import (
+    Http404,
+    HttpRequest,
+    HttpResponse,
+    HttpResponseNotFound,
+    JsonResponse,
+    StreamingHttpResponse,
+)
 from django.shortcuts import aget_object_or_404, get_list_or_404, get_object_or_404, redirect, render
 from django.template.response import TemplateResponse
 from django.utils.decorators import method_decorator
@@ -120,7 +126,9 @@ def count(request: HttpRequest, pk: int) -> HttpResponse:
 def raw(request: HttpRequest, pk: int) -> HttpResponse:
     with connection.cursor() as cursor:
         cursor.execute("SELECT title FROM transparency_entry WHERE id = %s", [pk])
-        return JsonResponse({"row": cursor.fetchone(), "raw": len(list(Entry.objects.raw("SELECT * FROM transparency_entry WHERE id = %s", [pk])))})
+        row = cursor.fetchone()
+    rows = list(Entry.objects.raw("SELECT * FROM transparency_entry WHERE id = %s", [pk]))
+    return JsonResponse({"row": row, "rows": len(rows)})
 
 
 def locked(request: HttpRequest, pk: int) -> HttpResponse:
@@ -229,11 +237,13 @@ class EntryFeed(Feed):  # type: ignore[type-arg]
 # -- coroutines
 
 
+@transaction.non_atomic_requests
 async def awaited(request: HttpRequest, pk: int) -> HttpResponse:
     row = await aget_object_or_404(Entry.public, pk=pk)
     return HttpResponse(str(row))
 
 
+@transaction.non_atomic_requests
 async def awaited_first(request: HttpRequest, slug: str) -> HttpResponse:
     row = await Entry.public.filter(slug=slug).afirst()
     if row is None:
@@ -241,6 +251,7 @@ async def awaited_first(request: HttpRequest, slug: str) -> HttpResponse:
     return HttpResponse(str(row))
 
 
+@method_decorator(transaction.non_atomic_requests, name="dispatch")
 class Awaited(View):
     async def get(self, request: HttpRequest, pk: int) -> HttpResponse:
         try:
@@ -519,7 +530,7 @@ class FallsBack(DetailAny):
 
 class FoldsCase(Detail):
     def setup(self, request: HttpRequest, *args: Any, **kwargs: Any) -> None:
-        super().setup(request, *args, **{"slug": kwargs["slug"].lower()})
+        super().setup(request, *args, slug=kwargs["slug"].lower())
 
 
 class OldSlugs(Detail):
@@ -544,6 +555,7 @@ class SavesWhoAsks(Detail):
         return super().get_queryset()
 
 
+@method_decorator(transaction.non_atomic_requests, name="dispatch")
 class AsyncDispatch(Detail):
     async def get(self, request: HttpRequest, pk: int) -> HttpResponse:  # type: ignore[override]
         return HttpResponse(str(await aget_object_or_404(Entry.public, pk=pk)))
@@ -782,4 +794,3 @@ CLASSES: dict[str, type[View]] = {
     "never-cached": NeverCached,
     "awaited": Awaited,
 }
-assert iscoroutinefunction(AsyncDispatch.get)
