@@ -20,12 +20,14 @@ class BloomguardConfig(AppConfig):
         from .counting.counts import counts
         from .counting.flushing import flusher
         from .hearing import log_if_wanted
+        from .lookups import select
         from .sync import raw, signals, statements
 
         autodiscover_modules("guards")
         signals.connect()
         statements.connect()
         raw.connect()
+        select.connect()
         counts.begin = flusher.start
         atexit.register(flusher.stop)
         log_if_wanted()

@@ -27,7 +27,6 @@ class Awaited:
         _opened: dict[str, Generation]
         _looked_at: float
 
-        def _take(self, check: tuple[str, Callable[[bytes], bool]] | None) -> None: ...
         def _denies(self, state: State, name: str) -> bool: ...
         def _settled(self, state: State) -> Generation | Decision | None: ...
         def _failed(self, error: Exception, name: str) -> Decision | None: ...
@@ -68,7 +67,7 @@ class Awaited:
             return [generation] * len(keys)
         if not generation.awaits:
             return None
-        self._take((state.active, generation.might_contain))
+        self._check = state.active, generation.might_contain
         try:
             found = await generation.amight_contain_many(keys)
         except (CorruptFilter, StoreError) as error:

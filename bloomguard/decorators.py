@@ -1,4 +1,4 @@
-"""The guard of one view: a function, or a method of a class-based view or viewset."""
+"""Guard one view: a function, or a method of a class-based view or viewset."""
 
 from __future__ import annotations
 
@@ -7,42 +7,32 @@ from collections.abc import Callable, Mapping
 from functools import lru_cache, partial, wraps
 from typing import Any, TypeVar
 
-from asgiref.sync import iscoroutinefunction, sync_to_async
-from django.conf import settings
-from django.http import Http404, HttpRequest
+from asgiref.sync import iscoroutinefunction
+from django.http import Http404
 
-from .answers.responses import not_found, not_found_by_framework
-from .complaints import Complaints
-from .counting.counts import FALSE_POSITIVE
-from .counting.outcomes import blocked, is_remembered
+from .counting.outcomes import ablocked, blocked
 from .exceptions import ConfigurationError
 from .guards import Guard, registry
-from .routing.telling import note, tell
-from .verdicts import MAYBE, Decision, Verdict
+from .log_once import LogOnce
+from .lookups.scope import Scope, current
+from .verdicts import Decision, Verdict
 
 View = TypeVar("View", bound=Callable[..., Any])
-#: Who is asked, for which value, for which request: Django's, or REST framework's.
-Found = tuple[Guard, Any, Any]
 
 
 def guarded(name: str, *, arg: str | Mapping[str, str] | None = None) -> Callable[[View], View]:
-    """Answer 404 before the view runs where the guard ``name`` knows that the ID does not exist.
+    """Raise ``Http404`` in place of a view's own code where the guard ``name`` knows that there is no such row.
 
-    ``arg`` is the view's keyword argument with the ID, or for several fields ``{"field": "argument"}``; where it is
-    not given, it is found from the guard's lookup. Works on sync and async functions and methods, for the guard's
-    methods alone. A call without the argument, from a pattern that leaves it to the view's default, passes. Raises
+    It stands where it is written among the view's decorators: what is above it runs first, and what answers an
+    ``Http404`` of the view (the site's ``handler404``, REST framework) answers this one.
+
+    ``arg`` is the view's keyword argument with the ID, or for several fields ``{"field": "argument"}``; without it, it
+    is found from the guard's lookup. Works on sync and async functions and methods, for the guard's methods alone. A
+    call without the argument, from a pattern that leaves it to the view's default, passes. Raises
     :class:`ConfigurationError` at once if the view has no argument ``arg``. A mistake that shows only when the view is
-    called, such as a guard that there is not, is logged once, and requests pass.
+    called, such as a guard that does not exist, is logged once, and requests pass.
     """
-    complaints = Complaints()
-
-    def failed(error: Exception) -> None:
-        complaints.say(error, "bloomguard passes requests to a view guarded by %r because of an error", name)
-
-    def mark(view: Callable[..., Any]) -> Any:
-        # For who walks through a URLconf. Decorators on top copy all three, but are not the view named here.
-        view.guarded_by, view.guarded_arg, view.guarded_view = name, arg, view  # type: ignore[attr-defined]
-        return view
+    log = LogOnce()
 
     def decorate(view: View) -> View:
         if arg is not None:
@@ -53,7 +43,8 @@ def guarded(name: str, *, arg: str | Mapping[str, str] | None = None) -> Callabl
         def names(guard: Guard, given: tuple[str, ...]) -> tuple[str, ...]:
             return _names(guard, arg, given, view)
 
-        def asked(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Found | None:
+        def asked(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Guard, Any, Scope] | None:
+            """The guard, the value and whom to ask through; ``None`` where there is nothing to ask."""
             try:
                 guard, request = registry[name], args[place]
                 if request.method not in guard.methods:
@@ -61,108 +52,65 @@ def guarded(name: str, *, arg: str | Mapping[str, str] | None = None) -> Callabl
                 wanted = names(guard, tuple(kwargs))
                 if not all(argument in kwargs for argument in wanted):
                     return None
-                value = kwargs[wanted[0]] if len(wanted) == 1 else [kwargs[argument] for argument in wanted]
-                return guard, value, request
+                value = kwargs[wanted[0]] if len(wanted) == 1 else tuple(kwargs[argument] for argument in wanted)
+                return guard, value, current() or Scope(getattr(request, "_request", request))
             except Exception as error:
-                failed(error)
+                log.error(error, "bloomguard passes requests to a view guarded by %r because of an error", name)
                 return None
 
-        def missed(decision: Decision, guard: Guard, request: Any) -> None:
-            if decision is MAYBE and not is_remembered(request):
-                guard.tallies[FALSE_POSITIVE]()
+        def is_absent(guard: Guard, scope: Scope, decision: Decision) -> bool:
+            return decision.verdict is Verdict.ABSENT and scope.applies(guard)
 
-        def is_absent(decision: Decision, guard: Guard, request: Any) -> bool:
-            try:
-                return decision.verdict is Verdict.ABSENT and guard.applies(request)
-            except Exception as error:
-                failed(error)
-                return False
+        def is_counted(guard: Guard, scope: Scope) -> bool:
+            """Whether the middleware counts the request, when it has its answer."""
+            if scope is current():
+                scope.spare(guard)
+                return True
+            return False
 
-        async def answer(found: Found, *args: Any, **kwargs: Any) -> Any:
-            guard, value, request = found
-            decision = await guard.adecide(value)
-            is_refused = is_absent(decision, guard, request)
-            try:
-                if is_refused:
-                    response = await sync_to_async(_refuse, thread_sensitive=False)(request, guard)
-                else:
-                    response = await _aask(view, guard, value, *args, **kwargs)
-            except Http404:
-                missed(decision, guard, request)
-                raise
-            return _told(response, guard, request, decision) if settings.DEBUG else response
+        def missing(guard: Guard) -> Http404:
+            return Http404(f"No {guard.model._meta.object_name} matches the given query.")
+
+        async def aanswer(question: tuple[Guard, Any, Scope], *args: Any, **kwargs: Any) -> Any:
+            guard, value, scope = question
+            if is_absent(guard, scope, await scope.adecide(guard, value)):
+                if not is_counted(guard, scope):
+                    await ablocked(guard, scope.request)
+                raise missing(guard)
+            return await view(*args, **kwargs)
 
         if iscoroutinefunction(view):
 
             @wraps(view)
             async def aguard(*args: Any, **kwargs: Any) -> Any:
-                found = asked(args, kwargs)
-                return await (answer(found, *args, **kwargs) if found else view(*args, **kwargs))
+                question = asked(args, kwargs)
+                return await (view(*args, **kwargs) if question is None else aanswer(question, *args, **kwargs))
 
-            return mark(aguard)  # type: ignore[no-any-return]
+            return _mark(aguard, name, arg)  # type: ignore[no-any-return]
 
         @wraps(view)
         def guard_view(*args: Any, **kwargs: Any) -> Any:
-            found = asked(args, kwargs)
-            if found is None:
+            question = asked(args, kwargs)
+            if question is None:
                 return view(*args, **kwargs)
             if _is_awaited(view, args):
-                return answer(found, *args, **kwargs)
-            guard, value, request = found
-            decision = guard.decide(value)
-            is_refused = is_absent(decision, guard, request)
-            try:
-                response = _refuse(request, guard) if is_refused else _ask(view, guard, value, *args, **kwargs)
-            except Http404:
-                missed(decision, guard, request)
-                raise
-            return _told(response, guard, request, decision) if settings.DEBUG else response
+                return aanswer(question, *args, **kwargs)
+            guard, value, scope = question
+            if is_absent(guard, scope, scope.decide(guard, value)):
+                if not is_counted(guard, scope):
+                    blocked(guard, scope.request)
+                raise missing(guard)
+            return view(*args, **kwargs)
 
-        return mark(guard_view)  # type: ignore[no-any-return]
+        return _mark(guard_view, name, arg)  # type: ignore[no-any-return]
 
     return decorate
 
 
-def _ask(view: Callable[..., Any], guard: Guard, value: Any, *args: Any, **kwargs: Any) -> Any:
-    """The view's answer, from which the guard learns if it is 404."""
-    try:
-        answer = view(*args, **kwargs)
-    except Exception as error:
-        if _says_404(error):
-            guard.confirm_missing(value)
-        raise
-    if _says_404(answer):
-        guard.confirm_missing(value)
-    return answer
-
-
-async def _aask(view: Callable[..., Any], guard: Guard, value: Any, *args: Any, **kwargs: Any) -> Any:
-    try:
-        answer = await view(*args, **kwargs)
-    except Exception as error:
-        if _says_404(error):
-            await sync_to_async(guard.confirm_missing)(value)
-        raise
-    if _says_404(answer):
-        await sync_to_async(guard.confirm_missing)(value)
-    return answer
-
-
-def _says_404(answer: Any) -> bool:
-    """Of a response, or of an exception: Django's, or one of REST framework's."""
-    return isinstance(answer, Http404) or getattr(answer, "status_code", None) == 404
-
-
-def _refuse(request: Any, guard: Guard) -> Any:
-    blocked(guard, request)
-    if isinstance(request, HttpRequest):
-        return not_found(request, guard.name)
-    return not_found_by_framework(request, guard.name)
-
-
-def _told(response: Any, guard: Guard, request: Any, decision: Decision) -> Any:
-    note(request, guard, decision)
-    return tell(request, response)
+def _mark(guarded_view: Any, name: str, arg: str | Mapping[str, str] | None) -> Any:
+    """Leave a note for whoever walks through a URLconf. Decorators on top copy it."""
+    guarded_view.guarded_by, guarded_view.guarded_arg = name, arg
+    return guarded_view
 
 
 def _place_of_request(view: Callable[..., Any]) -> int:

@@ -21,13 +21,13 @@ from django.http import HttpRequest
 
 from . import spot_checks
 from .alive import Unstable, in_words
-from .complaints import Complaints
 from .counting import counts
 from .exceptions import ConfigurationError
 from .filters.kinds import KINDS
 from .hearing import hear, listeners
 from .keys import KeyMaker, OutOfRange, Unkeyable
 from .live import LiveFilter
+from .log_once import LogOnce
 from .lookups.cache_aside import CacheAside
 from .lookups.fetching import Fetching
 from .verdicts import ABSENT, ERROR, MAYBE, OUT_OF_RANGE, SHADOW, UNKEYABLE, Decision, Verdict
@@ -51,8 +51,9 @@ class Guard(Fetching, CacheAside):
     (soft delete). ``sync`` is ``"statements"`` (every write of the ORM) or ``"signals"`` (``save()`` alone, and not
     before the commit). ``mode`` is ``"enforce"``, or ``"shadow"``: then every request passes, and what would have been
     a false 404 is counted. ``capacity`` counts rows; by default a rebuild leaves room for half as many again as
-    there are. A view that demands a login is not answered for before that, for a 404 would tell strangers which IDs
-    exist; ``before_login`` allows it.
+    there are. ``lookups`` says that the ORM's queries for one row ask the guard, inside requests of its ``methods``.
+    ``public`` says of all ``routes`` that they may be answered before their views run (``True``) or must not be
+    (``False``); by default bloomguard looks at each view.
     """
 
     name: str = ""
@@ -66,7 +67,8 @@ class Guard(Fetching, CacheAside):
     sync: str = "statements"
     mode: str = "enforce"
     methods: Sequence[str] = ("GET", "HEAD")
-    before_login: bool = False
+    lookups: bool = True
+    public: bool | None = None
 
     model: type[Model]
     _known_names: ClassVar[re.Pattern[str]] = re.compile(r"[a-z][a-z0-9_.-]{0,99}")
@@ -74,7 +76,7 @@ class Guard(Fetching, CacheAside):
     def __init__(self, model: type[Model]) -> None:
         self.model = model
         self._owes_check = False
-        self._complaints = Complaints()
+        self._log = LogOnce()
         self.name = self.name or _kebab(type(self).__name__)
         if not self._known_names.fullmatch(self.name):
             raise ConfigurationError(
@@ -91,8 +93,8 @@ class Guard(Fetching, CacheAside):
     def applies(self, request: HttpRequest) -> bool:
         """Whether this request may be answered by the guard; ``False`` lets it pass (previews).
 
-        With the middleware early, ``request.user`` is not there yet: look at cookies or headers, or put the middleware
-        after ``AuthenticationMiddleware``. On async sites this must not touch the database.
+        Every other middleware has had the request: ``request.user`` is there. On async sites this must not touch the
+        database.
         """
         return True
 
@@ -254,7 +256,7 @@ class Guard(Fetching, CacheAside):
         return (self.live.mode or self.mode) != "enforce"
 
     def _say_once(self, error: Exception) -> None:
-        self._complaints.say(error, "bloomguard passes requests to %s because of an error of its own", self.name)
+        self._log.error(error, "bloomguard passes requests to %s because of an error of its own", self.name)
 
     # -- writing
 

@@ -10,8 +10,8 @@ import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from .complaints import Complaints
 from .conf import settings
+from .log_once import LogOnce
 from .verdicts import Decision
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ verdicts = logging.getLogger("bloomguard.verdicts")
 #: ``listener(guard, value, decision)`` is called after every verdict. What it raises is logged once.
 listeners: list[Callable[[Any, Any, Decision], None]] = []
 
-_complaints = Complaints()
+_log = LogOnce()
 
 
 def hear(guard: Guard, value: Any, decision: Decision) -> None:
@@ -31,7 +31,7 @@ def hear(guard: Guard, value: Any, decision: Decision) -> None:
         try:
             listener(guard, value, decision)
         except Exception as error:
-            _complaints.say(error, "bloomguard could not tell of a verdict of %s because of an error", guard.name)
+            _log.error(error, "bloomguard could not tell of a verdict of %s because of an error", guard.name)
 
 
 def digest(guard: Guard, value: Any) -> str:

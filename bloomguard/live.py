@@ -59,8 +59,6 @@ class LiveFilter(Awaited):
         self._waits: bool | None = None  # whether the store's checks wait for a network, once that is known
         # The active generation and its check, in one piece: threads replace it while others read it.
         self._check: tuple[str, Callable[[bytes], bool]] | None = None
-        #: The same check where it takes no wait: a ``True`` of it is a MAYBE, unless :attr:`found_out` knows better.
-        self.check_at_hand: Callable[[bytes], bool] | None = None
         self._version = 0  # of the row that the two below were last tidied for
         self._opened: dict[str, Generation] = {}
         self._refused: dict[str, float] = {}
@@ -144,7 +142,7 @@ class LiveFilter(Awaited):
         if not isinstance(error, StoreUnavailable):
             state = self.table.lease(self.name)
             if state is None or state.active != name:
-                self._take(None)  # it was replaced, perhaps, and dropped
+                self._check = None  # it was replaced, perhaps, and dropped
                 return None
         return self._doubted(error, name)
 
@@ -200,15 +198,11 @@ class LiveFilter(Awaited):
             generation = self._answering(state)
             if not isinstance(generation, Generation):
                 return [generation] * len(keys)
-            self._take((state.active, generation.might_contain))
+            self._check = state.active, generation.might_contain
             found = [generation.might_contain(keys[0])] if len(keys) == 1 else generation.might_contain_many(keys)
             return [self.found_out.recalled(key, state.active) if might else ABSENT for key, might in zip(keys, found)]
         except (CorruptFilter, StoreError) as error:
             return [self._doubted(error, state.active)] * len(keys)
-
-    def _take(self, check: tuple[str, Callable[[bytes], bool]] | None) -> None:
-        self._check = check
-        self.check_at_hand = check[1] if check is not None and self._waits is False else None
 
     def _answering(self, state: State) -> Generation | Decision:
         """The generation that may answer, or why none may."""
@@ -250,7 +244,7 @@ class LiveFilter(Awaited):
     def _distrust(self, error: Exception, name: str) -> None:
         """Say once what is wrong with a generation, and ask it no more until it is replaced."""
         with self._lock:
-            self._take(None)
+            self._check = None
             first = name not in self._refused
             self._opened.pop(name, None)
             forever = isinstance(error, (CorruptFilter, UnknownGeneration))
@@ -389,7 +383,7 @@ class LiveFilter(Awaited):
     def forget(self) -> None:
         """Close everything, as if the process had just started."""
         with self._lock:
-            self._take(None)
+            self._check = None
             self._opened = {}
             self._refused = {}
             self._version = self._warned = 0

@@ -1,112 +1,262 @@
-"""The guard of a whole site: put it after ``SecurityMiddleware`` and before anything that looks up or caches."""
+"""Guard a site: put ``BloomGuardMiddleware`` last in ``MIDDLEWARE``.
+
+It opens the request's lookups (:mod:`bloomguard.lookups`), and answers for open routes (:mod:`bloomguard.routes`) when
+Django is about to call the view: every other middleware has had the request, and the answer goes back through all of
+them. Right before ``FetchFromCacheMiddleware`` it answers one step earlier, so that the cache is not asked either.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
 from asgiref.sync import iscoroutinefunction, markcoroutinefunction, sync_to_async
 from django.conf import settings
-from django.http import HttpRequest, HttpResponseBase
+from django.http import Http404, HttpRequest, HttpResponse, HttpResponseBase
+from django.middleware.cache import FetchFromCacheMiddleware
+from django.middleware.csrf import CsrfViewMiddleware
+from django.urls import get_resolver, set_urlconf
+from django.utils.module_loading import import_string
 
-from .answers.learning import is_worth_learning, learn_from
-from .answers.responses import not_found, not_found_now
-from .answers.shadow import Shadow
-from .counting.outcomes import ablocked, blocked, settle
-from .guards import Guard
-from .routes import Decide, GuardedRoute, absent, absent_in_view
-from .routing.awaiting import awaited
-from .routing.telling import noting, tell
+from .counting.outcomes import ablocked, blocked
+from .guards import registry
+from .log_once import LogOnce
+from .lookups.scope import Scope, current, enter
+from .lookups.shadow import compare_status
+from .routes.not_found import not_found
+from .routes.table import NO_ID, GuardedRoute, table_for
+from .verdicts import SHADOW, Decision, Verdict
 
 GetResponse = Callable[[HttpRequest], HttpResponseBase | Awaitable[HttpResponseBase]]
 
+#: While ``DEBUG`` is on, a response says what guards said of its request.
+HEADER = "X-Bloomguard"
+#: Where in ``MIDDLEWARE`` it stands, and so where it may answer for routes.
+LAST, BEFORE_CACHE, ELSEWHERE = "last", "before the cache", "elsewhere"
+
+_log = LogOnce()
+
+
+class Exchange(Scope):
+    """One request on its way through the middleware, and what its guards said."""
+
+    __slots__ = ("blocked_by", "response", "shadow")
+
+    request: HttpRequest
+
+    def __init__(self, request: HttpRequest) -> None:
+        super().__init__(request)
+        #: The site's 404 that a guard has asked for, and that guard's route.
+        self.response: HttpResponseBase | None = None
+        self.blocked_by: GuardedRoute | None = None
+        #: What a guard in shadow mode would have answered 404.
+        self.shadow: tuple[GuardedRoute, Any] | None = None
+
+    def judge(self, route: GuardedRoute, value: Any, decision: Decision) -> bool:
+        """Whether ``decision`` answers the request."""
+        if decision is SHADOW and self.shadow is None and self.applies(route.guard):
+            self.shadow = route, value
+        return decision.verdict is Verdict.ABSENT and self.applies(route.guard)
+
+    def answer(self, route: GuardedRoute, response: HttpResponseBase | None) -> bool:
+        """Note the site's 404; whether there is one."""
+        if response is not None:
+            self.response, self.blocked_by = response, route
+        return response is not None
+
 
 class BloomGuardMiddleware:
-    """Answers 404 for a guarded route whose ID certainly does not exist; everything else goes on as it came."""
+    """Lets guards answer requests for rows that do not exist; everything else goes on as it came."""
 
     sync_capable = True
     async_capable = True
 
     def __init__(self, get_response: GetResponse) -> None:
         self.get_response = get_response
+        self.place = place_in_settings(type(self))
         self._async = iscoroutinefunction(get_response)
-        self._tells = settings.DEBUG
-        self.process_view: Callable[..., Any] = self._aview if self._async else self._view
+        if self.place == LAST:
+            self.process_view: Callable[..., Any] = self._aview if self._async else self._view
         if self._async:
             markcoroutinefunction(self)
+
+    # The same in both ways of running: open the exchange, let the request through, look at the response.
 
     def __call__(self, request: HttpRequest) -> HttpResponseBase | Awaitable[HttpResponseBase]:
         if self._async:
             return self._acall(request)
-        tells = self._tells
-        guard = absent(request, noting(request, Guard.decide) if tells else Guard.decide, quickly=not tells)
-        response: HttpResponseBase
-        if isinstance(guard, Guard):
+        if request.method not in _guarded_methods():
+            return self.get_response(request)
+        exchange = Exchange(request)
+        before = enter(exchange)
+        try:
+            if self.place != BEFORE_CACHE or not self._answer(exchange, _routes_before_cache(request)):
+                response: HttpResponseBase = self.get_response(request)  # type: ignore[assignment]
+        finally:
+            enter(before)
+            exchange.is_over = True
+        response = exchange.response or response
+        guard = exchange.close(response.status_code)
+        if exchange.blocked_by is not None:
+            blocked(exchange.blocked_by.guard, request)
+        elif guard is not None:
             blocked(guard, request)
-            response = not_found(request, guard.name)
-        else:
-            response = self.get_response(request)  # type: ignore[assignment]
-            if response.status_code == 404:
-                if by_view := settle(request):
-                    blocked(by_view, request)
-                learn_from(request)
-            if isinstance(guard, Shadow):
-                guard.compare(response.status_code)
-        return tell(request, response) if self._tells else response
+        if exchange.shadow is not None:
+            route, value = exchange.shadow
+            compare_status(exchange, route.guard, value, response.status_code)
+        return _mark(exchange, response)
 
     async def _acall(self, request: HttpRequest) -> HttpResponseBase:
-        # Nearly always answered from memory. A store on a server is awaited, and the state rows are read in a thread.
-        guard = absent(request, self._noting(request, Guard.decide_now), quickly=not self._tells)
-        if guard is False:
-            guard = await awaited(lambda decide: absent(request, self._noting(request, decide)))
-        response: HttpResponseBase
-        if isinstance(guard, Guard):
+        if request.method not in _guarded_methods():
+            return await self.get_response(request)  # type: ignore[misc, no-any-return]
+        exchange = Exchange(request)
+        before = enter(exchange)
+        try:
+            if self.place != BEFORE_CACHE or not await self._aanswer(exchange, _routes_before_cache(request)):
+                response: HttpResponseBase = await self.get_response(request)  # type: ignore[misc]
+        finally:
+            enter(before)
+            exchange.is_over = True
+        response = exchange.response or response
+        guard = exchange.close(response.status_code)
+        if exchange.blocked_by is not None:
+            await ablocked(exchange.blocked_by.guard, request)
+        elif guard is not None:
             await ablocked(guard, request)
-            response = await _anot_found(request, guard.name)
-        else:
-            response = await self.get_response(request)  # type: ignore[misc]
-            if response.status_code == 404:
-                if by_view := settle(request):
-                    await ablocked(by_view, request)
-                if is_worth_learning(request):
-                    await sync_to_async(learn_from)(request)
-            if isinstance(guard, Shadow):
-                await sync_to_async(guard.compare, thread_sensitive=False)(response.status_code)
-        return tell(request, response) if self._tells else response
+        if exchange.shadow is not None:
+            route, value = exchange.shadow
+            compare = sync_to_async(compare_status, thread_sensitive=False)  # it may read the state rows
+            await compare(exchange, route.guard, value, response.status_code)
+        return _mark(exchange, response)
 
-    def _noting(self, request: HttpRequest, decide: Decide) -> Decide:
-        return noting(request, decide) if self._tells else decide
-
-    # By now it is known who asks and which view it is: for views that demand a login, or make their own 404.
+    # Django has resolved the path, and calls the view next.
 
     def _view(self, request: HttpRequest, view: Any, args: Any, kwargs: Any) -> HttpResponseBase | None:
-        route = absent_in_view(request, view, kwargs, noting(request, Guard.decide) if self._tells else Guard.decide)
-        if not isinstance(route, GuardedRoute):
-            return None
-        if route.needs_login and not (hasattr(request, "user") and request.user.is_authenticated):
-            return None
-        request.bloomguard_absent = route  # type: ignore[attr-defined]
-        if route.by_view:
-            response: HttpResponseBase = route.spared(request, *args, **kwargs)
-            return response
-        return not_found(request, route.guard.name)
+        exchange = _exchange_of(request)
+        if exchange is not None and self._answer(exchange, _routes_of_view(request, view, kwargs)):
+            return HttpResponse()  # in place of which `__call__` sends the site's 404
+        return None
 
     async def _aview(self, request: HttpRequest, view: Any, args: Any, kwargs: Any) -> HttpResponseBase | None:
-        route = absent_in_view(request, view, kwargs, self._noting(request, Guard.decide_now))
-        if route is False:
-            route = await awaited(lambda decide: absent_in_view(request, view, kwargs, self._noting(request, decide)))
-        if not isinstance(route, GuardedRoute):
-            return None
-        if route.needs_login and not (hasattr(request, "auser") and (await request.auser()).is_authenticated):
-            return None
-        request.bloomguard_absent = route  # type: ignore[attr-defined]
-        if route.by_view:
-            spared = route.spared if iscoroutinefunction(route.spared) else sync_to_async(route.spared)
-            response: HttpResponseBase = await spared(request, *args, **kwargs)
-            return response
-        return await _anot_found(request, route.guard.name)
+        exchange = _exchange_of(request)
+        if exchange is not None and await self._aanswer(exchange, _routes_of_view(request, view, kwargs)):
+            return HttpResponse()
+        return None
+
+    # Ask the guards of the request's routes one by one. Never raises.
+
+    def _answer(self, exchange: Exchange, routes: Iterator[tuple[GuardedRoute, Any]]) -> bool:
+        try:
+            for route, value in routes:
+                if exchange.judge(route, value, exchange.decide(route.guard, value)):
+                    return exchange.answer(route, not_found(exchange.request, route))
+        except Exception as error:
+            _log.error(error, "bloomguard lets requests pass because of an error of its own")
+        return False
+
+    async def _aanswer(self, exchange: Exchange, routes: Iterator[tuple[GuardedRoute, Any]]) -> bool:
+        try:
+            for route, value in routes:
+                if exchange.judge(route, value, await exchange.adecide(route.guard, value)):
+                    make = sync_to_async(not_found, thread_sensitive=False)
+                    return exchange.answer(route, await make(exchange.request, route))
+        except Exception as error:
+            _log.error(error, "bloomguard lets requests pass because of an error of its own")
+        return False
 
 
-async def _anot_found(request: HttpRequest, guard_name: str) -> HttpResponseBase:
-    ready = not_found_now(request)
-    return ready or await sync_to_async(not_found, thread_sensitive=False)(request, guard_name)
+def _exchange_of(request: HttpRequest) -> Exchange | None:
+    exchange = current()
+    return exchange if isinstance(exchange, Exchange) and exchange.request is request else None
+
+
+def _routes_of_view(request: HttpRequest, view: Any, kwargs: dict[str, Any]) -> Iterator[tuple[GuardedRoute, Any]]:
+    """The open routes of a request whose view Django has found, each with the ID."""
+    table = table_for(getattr(request, "urlconf", None))
+    for route in table.routes_of(view, request.resolver_match):
+        value = route.value(kwargs)
+        if value is not NO_ID and request.method in route.methods:
+            yield route, value
+
+
+def _routes_before_cache(request: HttpRequest) -> Iterator[tuple[GuardedRoute, Any]]:
+    """The same before the cache is asked: Django's own resolver says which view the request will have."""
+    urlconf = getattr(request, "urlconf", None)
+    table = table_for(urlconf)
+    if not table.open:
+        return
+    if urlconf is not None:
+        set_urlconf(urlconf)
+    try:
+        match = get_resolver(urlconf).resolve(request.path_info)
+    except Http404:  # which Django says once more, to whom it concerns
+        return
+    request.resolver_match = match  # as Django sets it again if the request goes on
+    yield from _routes_of_view(request, match.func, match.kwargs)
+
+
+def _mark(exchange: Exchange, response: HttpResponseBase) -> HttpResponseBase:
+    """Keep a 404 of a guarded request out of caches, where it would outlive the creation of the row."""
+    if exchange.asked:
+        # Whoever made it, a guard or the view: a difference would tell rows that are hidden from rows that are absent.
+        if response.status_code == 404 and not response.has_header("Cache-Control"):
+            response.headers["Cache-Control"] = "no-store"
+        if settings.DEBUG:
+            said = (f"{name}: {_said(decision)}" for name, decision in exchange.decisions.items())
+            response.headers[HEADER] = ", ".join(said)
+    return response
+
+
+def _said(decision: Decision) -> str:
+    verdict = decision.verdict.value
+    return verdict if decision.reason == verdict else f"{verdict} ({decision.reason})"
+
+
+_methods: tuple[int, frozenset[str]] = (-1, frozenset())
+
+
+def _guarded_methods() -> frozenset[str]:
+    """The methods of the requests that any guard answers."""
+    global _methods
+    version, methods = _methods
+    if version != registry.version:
+        version = registry.version
+        methods = frozenset(method for guard in registry for method in guard.methods)
+        _methods = version, methods
+    return methods
+
+
+def place_in_settings(cls: type) -> str:
+    """Where ``cls`` stands in ``MIDDLEWARE``: what comes after it has not had the request when it answers."""
+    classes = []
+    for path in settings.MIDDLEWARE:
+        try:
+            classes.append(import_string(path))
+        except ImportError:  # Django says so itself
+            classes.append(None)
+    if cls not in classes:
+        return ELSEWHERE
+    before, after = classes[: classes.index(cls)], classes[classes.index(cls) + 1 :]
+    if not after:
+        return LAST
+    is_cache = isinstance(after[0], type) and issubclass(after[0], FetchFromCacheMiddleware)
+    if len(after) > 1 or not is_cache:
+        return ELSEWHERE
+    # Middleware that looks at the view has not had its say yet: Django's own let a GET request pass.
+    views = [each for each in before if hasattr(each, "process_view") and not _looks_in_vain(each)]
+    return ELSEWHERE if views else BEFORE_CACHE
+
+
+def _looks_in_vain(middleware: Any) -> bool:
+    """Whether its ``process_view`` lets every view be called that a guard may answer for."""
+    name = f"{getattr(middleware, '__module__', '')}.{getattr(middleware, '__qualname__', '')}"
+    return middleware is CsrfViewMiddleware or name in _HARMLESS
+
+
+#: For LoginRequiredMiddleware no route is open that demands a login.
+_HARMLESS = frozenset(
+    {
+        "django.contrib.auth.middleware.LoginRequiredMiddleware",
+        "django.contrib.admindocs.middleware.XViewMiddleware",
+    }
+)

@@ -367,7 +367,7 @@ def test_a_task_that_hangs_or_is_cancelled_holds_up_nobody(shop):
 
 def test_a_cache_that_fails_is_no_cache(shop, caplog, monkeypatch):
     """The value is loaded, and that is said once."""
-    cache_aside._complaints.forget()
+    cache_aside._log.forget()
     loader = Loader("tea")
     with caplog.at_level(logging.ERROR, logger="bloomguard"):
         found = [shop.get_or_load(7, loader, cache="broken") for _ in range(3)]

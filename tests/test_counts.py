@@ -208,8 +208,8 @@ def test_a_mistake_in_counting_is_no_answer(counted, get, monkeypatch, caplog):
     """Whatever goes wrong when a 404 is looked at, the answer is the view's; it is said once."""
     from bloomguard.routing.patterns import Pattern
 
-    outcomes._complaints.forget()
-    learning._complaints.forget()
+    outcomes._log.forget()
+    learning._log.forget()
     monkeypatch.setattr(Pattern, "is_of", lambda *args: 1 / 0)
     Product.objects.all().delete()
 

@@ -129,7 +129,7 @@ def test_an_error_keeps_everything(shop, monkeypatch, caplog, error):
         raise error
 
     guard = guards["product"]
-    guard._complaints.forget()
+    guard._log.forget()
     assert guard.filter_existing([7, 11]) == [7]
     monkeypatch.setattr(next(iter(guard.live._opened.values())), "might_contain_many", fail)
 

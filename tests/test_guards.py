@@ -240,7 +240,7 @@ def test_an_integer_beyond_every_column_is_absent_without_a_look_up(value, fresh
 def test_several_values_where_one_is_expected_are_an_error_that_passes(build, caplog, monkeypatch):
     """A mistake in what is asked is UNKNOWN and logged, never raised."""
     build("place")
-    registry["place"]._complaints.forget()  # none was said already
+    registry["place"]._log.forget()  # none was said already
 
     with caplog.at_level(logging.ERROR, logger="bloomguard"):
         decision = registry["place"].decide(("DE",))

@@ -18,7 +18,7 @@ from tests.shop.models import Product
 @pytest.fixture
 def product(build, monkeypatch):
     """The guard of product 7, and nobody who hears."""
-    hearing._complaints.forget()
+    hearing._log.forget()
     before = hearing.listeners[:]
     Product.objects.create(pk=7)
     build("product")

@@ -492,7 +492,7 @@ def test_an_error_of_our_own_is_no_ones_error(found, product, monkeypatch, setti
         raise RuntimeError("oops")
 
     monkeypatch.setattr(product.live.found_out, "remember", fail)
-    product._complaints.forget()
+    product._log.forget()
     with caplog.at_level("ERROR", logger="bloomguard"), CaptureQueriesContext(connection):
         assert [get_object_or_404(found) for _ in range(3)] == [None] * 3
         assert page(views.product, GUARD)(found, settings) is None

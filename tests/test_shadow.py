@@ -150,7 +150,7 @@ def test_whatever_would_have_been_a_404_counts(guard, monkeypatch, decision):
 
 def test_a_comparison_that_fails_is_logged(guard, monkeypatch, caplog):
     """No error of ours reaches the request, and each kind is said once."""
-    shadow._complaints.forget()
+    shadow._log.forget()
 
     def fail(key):
         raise RuntimeError("woe")

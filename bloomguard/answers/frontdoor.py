@@ -14,9 +14,9 @@ from django.conf import settings
 from django.core.handlers.base import BaseHandler
 from django.http.request import split_domain_port, validate_host
 
-from ..complaints import Complaints
 from ..exceptions import ConfigurationError
 from ..guards import Guard
+from ..log_once import LogOnce
 from ..routes import Decide, GuardedRoute, Index, table_for
 from ..routing.reading import NO_ID
 from ..verdicts import MAYBE, Verdict
@@ -37,7 +37,7 @@ class FrontDoor:
         self._index = Index(routes)
         self._pages = {secure: capture(handler, secure=secure) for secure in (False, True)} if routes else {}
         self._hosts: dict[str, bool] = {}
-        self._complaints = Complaints()
+        self._log = LogOnce()
         self.takes_forwarded_host: bool = settings.USE_X_FORWARDED_HOST
         self.proxy_header: tuple[str, str] | None = settings.SECURE_PROXY_SSL_HEADER
 
@@ -86,7 +86,7 @@ class FrontDoor:
 
     def failed(self, error: Exception) -> None:
         """Log an error of our own, once for each kind."""
-        self._complaints.say(error, "bloomguard passes requests through the front door because of an error of its own")
+        self._log.error(error, "bloomguard passes requests through the front door because of an error of its own")
 
 
 def is_certain(route: GuardedRoute) -> bool:

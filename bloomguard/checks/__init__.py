@@ -11,11 +11,12 @@ from .databases import check_databases
 from .deployment import check_filters
 from .guards import check_guards
 from .middleware import check_order, check_presence
-from .routes import check_unguarded
+from .routes import check_closed
 from .stores import check_servers, check_settings
 from .writes import check_triggers
 
 __all__ = [
+    "check_closed",
     "check_columns",
     "check_databases",
     "check_filters",
@@ -25,5 +26,4 @@ __all__ = [
     "check_servers",
     "check_settings",
     "check_triggers",
-    "check_unguarded",
 ]

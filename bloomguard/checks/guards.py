@@ -17,8 +17,8 @@ from ..filters import InvalidShape
 from ..filters.sizing import check_capacity, check_error_rate
 from ..guards import AUTO, Guard, registry
 from ..keys import kind_of
-from ..routes import guarded_routes
-from ..routing.patterns import patterns
+from ..routes.patterns import patterns
+from ..routes.table import guarded_routes
 from .collations import equality
 from .tags import TAG
 

@@ -1,53 +1,45 @@
-"""Pages of guarded models that no guard answers for."""
+"""Routes that a guard names although it does not, or should not, answer for them before their views."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from django.conf import settings
-from django.core.checks import CheckMessage, Info, register
+from django.core.checks import CheckMessage, Info, Warning, register
 
-from ..guards import registry
-from ..routes import table_for
-from ..routing.discovery import detail_model
-from ..routing.listing import PASSES, rows_of_pattern
+from ..guards import AUTO
+from ..routes.listing import is_admin
+from ..routes.table import GuardedRoute, table_for
 from .tags import TAG
 
 
 @register(TAG)
-def check_unguarded(app_configs: Any, **kwargs: Any) -> list[CheckMessage]:
-    """Routes of class-based views that show one row of a guarded model, past its guard.
+def check_closed(app_configs: Any, **kwargs: Any) -> list[CheckMessage]:
+    """Named routes that are closed, and routes of the admin that are said to be public."""
+    named = [route for route in table_for(settings.ROOT_URLCONF).guarded if route.guard.routes != AUTO]
+    return [message for route in named for message in _of(route)]
 
-    What a function looks up is its own business. One message a pattern and guard that could be asked, with the reason.
-    """
-    models = {guard.model._meta.concrete_model for guard in registry}
-    if not models:
-        return []
-    table = table_for(settings.ROOT_URLCONF)
-    messages: list[CheckMessage] = []
-    for pattern in table.patterns:
-        model = None if _asks_itself(pattern.callback) else detail_model(pattern)
-        if model is None or model._meta.concrete_model not in models:
-            continue
-        rows = rows_of_pattern(table, pattern)
-        if any(row.answered != PASSES for row in rows):
-            continue
-        messages += [
+
+def _of(route: GuardedRoute) -> list[CheckMessage]:
+    guard, where = route.guard, f"{route.pattern.text} ({route.pattern.view_name})"
+    if not route.closed and is_admin(route.pattern):
+        return [
+            Warning(
+                f"the guard {guard.name!r} answers for {where}, a view of the admin, before its login: everybody "
+                "could find out which rows exist, and the admin redirects where a guard says 404.",
+                hint="Take the route out of routes; the guard answers at the view's own query.",
+                obj=guard.model,
+                id="bloomguard.W017",
+            )
+        ]
+    if route.closed and guard.public is None:
+        return [
             Info(
-                f"the route {row.pattern} ({row.name}) shows one {model._meta.label}, and no guard answers for it: "
-                f"{row.reason}.",
-                hint="Name it in the guard's routes, or put @guarded on its view; manage.py guard_routes lists all. "
-                "Where it is meant, silence this one with SILENCED_SYSTEM_CHECKS.",
-                obj=model,
+                f"the guard {guard.name!r} does not answer for {where} before its view runs: {route.closed}.",
+                hint="It answers at the view's own query. If nobody may be told more by an early 404 than by the view, "
+                "set public = True on the guard; else take the route out of routes.",
+                obj=guard.model,
                 id="bloomguard.I015",
             )
-            for row in rows
         ]
-    return messages
-
-
-def _asks_itself(callback: Callable[..., Any]) -> bool:
-    """Whether the view's class has a mixin of this package's."""
-    cls: Any = getattr(callback, "view_class", None) or getattr(callback, "cls", type(None))
-    return any(base.__module__.startswith("bloomguard.") for base in cls.__mro__)
+    return []

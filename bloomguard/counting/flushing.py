@@ -15,10 +15,10 @@ from collections.abc import Callable, Mapping
 
 from django.core import mail
 
-from ..complaints import Complaints
 from ..exceptions import BloomguardError
 from ..forks import after_fork
 from ..guards import registry
+from ..log_once import LogOnce
 from ..stores import Store, stores
 from ..stores.pages import COLUMNS, HOUR, MINUTE, ROWS, Page
 from .counts import NAMES, counts
@@ -47,7 +47,7 @@ class Flusher:
         self.clock = clock
         #: Called with the news of each flush, even where no store takes it.
         self.listeners: list[Callable[[News], None]] = []
-        self._complaints = Complaints()
+        self._log = LogOnce()
         self._begin()
         after_fork(self._begin)
 
@@ -81,7 +81,7 @@ class Flusher:
         try:
             self.flush()
         except Exception as error:
-            self._complaints.say(error, "bloomguard could not keep its figures because of an error of its own")
+            self._log.error(error, "bloomguard could not keep its figures because of an error of its own")
 
     def flush(self) -> None:
         """Bring all there is to the stores; what one does not take waits for the next time."""

@@ -1,1 +1,5 @@
-"""What a view asks of a guard beyond a verdict: rows, many values, one load for all who wait."""
+"""Queries for one row: the guard answers in place of a SELECT, or caches what it gives."""
+
+from .scope import guarded_lookups
+
+__all__ = ["guarded_lookups"]

@@ -28,10 +28,10 @@ from typing import TYPE_CHECKING, Any
 from django.conf import settings as django_settings
 from django.core.exceptions import ObjectDoesNotExist
 
-from ..complaints import Complaints
 from ..conf import settings
 from ..counting.counts import SPARED
 from ..forks import after_fork
+from ..log_once import LogOnce
 from ..steps import Steps, arun, run
 from ..verdicts import Decision, Verdict
 from .steps import AsyncWaiter, Event, Waiter
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 #: Between two looks at the cache while another process loads, in seconds.
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.005, 0.05
 _MISSING: Any = object()
-_complaints = Complaints()
+_log = LogOnce()
 
 
 class Flight:
@@ -163,7 +163,7 @@ def _try(operation: str, *args: Any, otherwise: Any) -> Steps:
     try:
         return (yield methodcaller("cache", operation, *args))
     except Exception as error:
-        _complaints.say(error, "bloomguard loads without a cache, which fails")
+        _log.error(error, "bloomguard loads without a cache, which fails")
         return otherwise
 
 

@@ -1,21 +1,18 @@
-"""What a view asks of a guard: a verdict, which of many values may exist, a row or 404."""
+"""What a project asks of a guard: a verdict, and which of many values may exist."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from asgiref.sync import sync_to_async
-from django.core.exceptions import ObjectDoesNotExist, ValidationError
-from django.db import models, router
-from django.http import Http404
+from django.db import connections, models, router
 
 from ..counting import counts
-from ..counting.counts import SPARED
-from ..keys import OutOfRange, Unkeyable
+from ..keys import OutOfRange, Unkeyable, value_field
+from ..sync.connection import has_own_transaction
 from ..verdicts import ERROR, Decision, Verdict
-from .querysets import covers, finds_all, is_exact, lookup_of
 
 if TYPE_CHECKING:
     from ..counting.counts import Tallies
@@ -23,10 +20,6 @@ if TYPE_CHECKING:
     from ..live import LiveFilter
 
 V = TypeVar("V")
-Rows = models.QuerySet[Any] | models.Manager[Any]
-
-#: What ``filter`` raises of a value that the field cannot hold.
-_NO_VALUE = (TypeError, ValueError, ValidationError, KeyError)
 #: More values than these would hold up an event loop for longer than a millisecond.
 _ON_LOOP = 500
 
@@ -142,37 +135,7 @@ class Fetching:
         decided = await self.adecide_many(values)
         return _possible(values, decided)
 
-    # -- rows
-
-    def get_object_or_404(self, value: Any, queryset: Rows | None = None) -> Any:
-        """The row with this value, by default of the rows that exist for the public; else raises ``Http404``.
-
-        ``queryset`` says of which rows, and what comes with them. Where it may hold rows that the guard does not know,
-        such as soft-deleted ones, the database alone answers. A value that the field cannot hold is not found.
-        """
-        rows = self._rows(queryset)
-        if covers(self, rows) and self.verdict(value) is Verdict.ABSENT:
-            self.tallies[SPARED]()
-            raise self._not_found(rows)
-        return self._fetch(value, rows)
-
-    async def aget_object_or_404(self, value: Any, queryset: Rows | None = None) -> Any:
-        """:meth:`get_object_or_404`, without a blocking call on the event loop."""
-        rows = self._rows(queryset)
-        if covers(self, rows) and await self.averdict(value) is Verdict.ABSENT:
-            self.tallies[SPARED]()
-            raise self._not_found(rows)
-        return await sync_to_async(self._fetch)(value, rows)
-
-    def _fetch(self, value: Any, rows: models.QuerySet[Any]) -> Any:
-        answering = self.answered_last
-        try:
-            return rows.filter(**lookup_of(self, value)).get()
-        except ObjectDoesNotExist as error:
-            self.learn(value, rows, answering)
-            raise self._not_found(rows) from error
-        except _NO_VALUE as error:
-            raise self._not_found(rows) from error
+    # -- the negative cache
 
     @property
     def answered_last(self) -> str:
@@ -183,46 +146,59 @@ class Fetching:
             self._say_once(error)
             return ""
 
-    def learn(self, value: Any, rows: models.QuerySet[Any], answering: str) -> None:
-        """A query of ``rows`` for ``value`` alone found nothing: remember that, if it proves anything. Never raises.
+    def remember_missing(self, value: Any, generation: str, using: str) -> None:
+        """A query for ``value`` alone found nothing in the database ``using``: remember that for a while. Never raises.
 
-        ``answering`` is what :attr:`answered_last` was before the query. See :mod:`bloomguard.remembered`.
+        ``generation`` is what :attr:`answered_last` was before the query. See :mod:`bloomguard.remembered`.
         """
         try:
-            if answering and finds_all(self, rows) and is_exact(self, value):
-                self.live.found_out.remember(self.keys.key(value), answering, rows.db)
+            if self._is_exact(value):
+                self.live.found_out.remember(self.keys.key(value), generation, using)
         except (Unkeyable, OutOfRange):
             pass
         except Exception as error:
             self._say_once(error)
 
     def confirm_missing(self, value: Any) -> None:
-        """Somebody looked for ``value`` in vain, nobody knows where: ask the database, and remember what it says.
+        """A loader found nothing for ``value``, wherever it looked: ask the database, and remember what it says.
 
-        A query, but not for what was asked lately, was added lately, or is remembered. Nothing is asked where a
-        transaction is open: what it sees is not what others see. Never raises.
+        No query for what was asked lately, was added lately, or is remembered, nor in a transaction: what that sees is
+        not what others see. Never raises.
         """
         try:
-            answering, rows = self.live.answered_last, self.rows().using(self.database)
-            if not answering or not finds_all(self, rows) or not is_exact(self, value):
+            generation, connection = self.live.answered_last, connections[self.database]
+            if not generation or connection.in_atomic_block or has_own_transaction(connection):
                 return
             key = self.keys.key(value)
-            if self.live.ask(key).verdict is not Verdict.MAYBE or not self.live.found_out.worth_asking(key, answering):
+            if self.live.ask(key).verdict is not Verdict.MAYBE or not self.live.found_out.worth_asking(key, generation):
                 return
-            if not rows.filter(**lookup_of(self, value)).exists():
-                self.live.found_out.remember(key, answering, rows.db)
+            rows = self.rows().using(self.database)
+            if not rows.filter(**self._conditions(value)).exists():
+                self.remember_missing(value, generation, rows.db)
         except (Unkeyable, OutOfRange):
             pass
         except Exception as error:
             self._say_once(error)
 
-    def _rows(self, queryset: Rows | None) -> models.QuerySet[Any]:
-        return self.rows() if queryset is None else queryset.all()
+    def _is_exact(self, value: Any) -> bool:
+        """Whether no two values that the database tells apart have the key of ``value``: then a miss is the key's own.
 
-    @staticmethod
-    def _not_found(rows: models.QuerySet[Any]) -> Http404:
-        """What Django's ``get_object_or_404`` raises."""
-        return Http404(f"No {rows.model._meta.object_name} matches the given query.")
+        A ``normalize``, or a field of somebody else's, may make one key of several values.
+        """
+        if not all(type(value_field(field)).__module__.startswith("django.") for field in self.fields):
+            return False
+        if type(self).normalize.__module__ != "bloomguard.guards":
+            return False
+        values = [field.to_python(each) for field, each in zip(self.fields, self._conditions(value).values())]
+        return not any(isinstance(each, int) and abs(each) >> 63 for each in values)
+
+    def _conditions(self, value: Any) -> dict[str, Any]:
+        """``value``, of one field, or of several as a sequence or a mapping, as arguments for ``filter``."""
+        if len(self.fields) == 1:
+            return {self.fields[0].attname: value}
+        if isinstance(value, Mapping):
+            return {field.attname: value[field.name] for field in self.fields}
+        return {field.attname: each for field, each in zip(self.fields, value, strict=True)}
 
 
 def _filled(decided: Sequence[Decision | None], answers: Sequence[Decision]) -> list[Decision]:

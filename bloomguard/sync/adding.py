@@ -71,6 +71,11 @@ def adding(guard: Guard, using: str = DEFAULT_DB_ALIAS) -> Iterator[Adding]:
             fencing.fence(guard, using, block.missing)
 
 
+def is_open(guard: Guard, using: str) -> bool:
+    """Whether the thread is in a block of this guard: rows may be there whose keys come later."""
+    return (guard, using) in _blocks.open
+
+
 def is_left_to_block(guard: Guard, using: str, statement: str) -> bool:
     """Whether the thread is in a block that adds this guard's keys; it is told of the statement."""
     block = _blocks.open.get((guard, using))

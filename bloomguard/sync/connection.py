@@ -18,10 +18,30 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from ..forks import after_fork
 from ..models import GuardState
 
+_IN_ERROR = 3  # libpq's PQTRANS_INERROR
+
 
 def is_locked(error: Exception) -> bool:
     """Whether SQLite has waited for a writer in vain: to try at once again would wait as long again."""
     return "locked" in str(error)
+
+
+def has_own_transaction(connection: Any) -> bool:
+    """Whether a transaction is open that Django did not begin: after ``set_autocommit(False)``, or a BEGIN by hand."""
+    raw = connection.connection
+    if raw is None or connection.in_atomic_block:
+        return False
+    if not connection.get_autocommit():
+        return True
+    if connection.vendor == "sqlite":
+        return bool(raw.in_transaction)
+    return connection.vendor == "postgresql" and bool(raw.info.transaction_status)
+
+
+def is_aborted(connection: Any) -> bool:
+    """Whether PostgreSQL refuses every statement of the transaction until its ROLLBACK."""
+    raw = connection.connection
+    return connection.vendor == "postgresql" and raw is not None and raw.info.transaction_status == _IN_ERROR
 
 
 class StateConnection:

@@ -31,12 +31,12 @@ from django.db.models.sql import Query
 from ..guards import Guard
 from ..keys import OutOfRange, Unkeyable
 from . import fencing
+from .connection import is_aborted
 from .watches import Watch
 
 #: Of a statement that changes more rows than this, the keys stay until the next build: they would take too much memory.
 MOST_ROWS = 100_000
 _AT_ONCE = 500  # primary keys in one question: below every database's limit of parameters
-_IN_ERROR = 3  # libpq's PQTRANS_INERROR
 
 
 @dataclass(frozen=True)
@@ -236,7 +236,7 @@ class Outcome:
         """Called before the COMMIT: if the database has given the transaction up, nothing of it will come true."""
         raw: Any = self.connection.connection
         if self.connection.vendor == "postgresql":
-            self.failed = self.failed or raw.info.transaction_status == _IN_ERROR
+            self.failed = self.failed or is_aborted(self.connection)
         elif self.connection.vendor == "sqlite":
             self.failed = self.failed or not raw.in_transaction
 

@@ -118,6 +118,11 @@ def _locks_out(table: StateTable, using: str) -> bool:
     return connections[using].vendor == "sqlite" and table.connection.alias == using
 
 
+def is_pending(name: str, using: str) -> bool:
+    """Whether the open transaction on ``using`` has fenced the guard ``name``, which nobody else sees yet."""
+    return any(fence.name == name for fence in _pending(using))
+
+
 def _pending(using: str) -> list[_Settle]:
     """The fences of the open transaction."""
     hooks: list[Any] = connections[using].run_on_commit
@@ -126,7 +131,7 @@ def _pending(using: str) -> list[_Settle]:
 
 def _fenced_within(table: StateTable, name: str, using: str) -> bool:
     """Whether the open transaction fences the guard, and no savepoint has taken that back since."""
-    if all(fence.name != name for fence in _pending(using)):
+    if not is_pending(name, using):
         return False
     # Hooks know of `atomic` alone, and outlive a savepoint that was rolled back by hand: the row does not.
     now = table.visible_to(using).get(name)

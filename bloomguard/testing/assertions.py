@@ -14,7 +14,7 @@ from django.test import Client
 
 from ..exceptions import ConfigurationError
 from ..guards import Guard
-from ..routing.explain import explain
+from ..routes.explain import explain
 from ..signals import request_blocked
 from .filters import guards_armed
 

@@ -29,13 +29,13 @@ INSTALLED_APPS = [
 
 MIDDLEWARE = [
     "django.middleware.security.SecurityMiddleware",
-    "bloomguard.middleware.BloomGuardMiddleware",  # 2 of 2: early, so that a blocked request skips the rest
     "django.contrib.sessions.middleware.SessionMiddleware",
     "django.middleware.common.CommonMiddleware",
     "django.middleware.csrf.CsrfViewMiddleware",
     "django.contrib.auth.middleware.AuthenticationMiddleware",
     "django.contrib.messages.middleware.MessageMiddleware",
     "django.middleware.clickjacking.XFrameOptionsMiddleware",
+    "bloomguard.middleware.BloomGuardMiddleware",  # 2 of 2: last, so that every other middleware has its say
 ]
 
 ROOT_URLCONF = "config.urls"

@@ -7,16 +7,11 @@ import uuid
 from django.db import models
 from django.db.models import functions
 
-from bloomguard.managers import GuardedManager
-
 
 class Product(models.Model):
     """Looked up by its primary key."""
 
     name = models.CharField(max_length=100, default="")
-
-    objects = models.Manager()
-    guarded = GuardedManager()
 
 
 class Bargain(Product):
@@ -44,18 +39,12 @@ class Article(models.Model):
     slug = models.SlugField(max_length=200, unique=True, allow_unicode=True)
     deleted = models.BooleanField(default=False)
 
-    objects = models.Manager()
-    guarded = GuardedManager()
-
 
 class Place(models.Model):
     """Looked up by two fields together."""
 
     country = models.CharField(max_length=2)
     slug = models.SlugField()
-
-    objects = models.Manager()
-    guarded = GuardedManager()
 
     class Meta:
         unique_together = [("country", "slug")]

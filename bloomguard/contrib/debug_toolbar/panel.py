@@ -10,7 +10,7 @@ from django.http import HttpRequest, HttpResponse
 
 from ...guards import Guard
 from ...hearing import digest, listeners
-from ...routing.explain import MEANING
+from ...routes.explain import MEANING
 from ...verdicts import Decision, Verdict
 
 Heard = list[dict[str, str]]

@@ -10,7 +10,7 @@ from urllib.parse import unquote, urlsplit
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
 from ...exceptions import ConfigurationError
-from ...routing.explain import Answer, Explanation, explain
+from ...routes.explain import Answer, Explanation, explain
 
 
 class Command(BaseCommand):

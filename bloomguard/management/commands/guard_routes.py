@@ -1,4 +1,4 @@
-"""``manage.py guard_routes``: every URL pattern that takes an identifier, who guards it, or why nobody does."""
+"""``manage.py guard_routes``: every URL pattern that takes an identifier, and where a guard answers for it."""
 
 from __future__ import annotations
 
@@ -9,16 +9,17 @@ from typing import Any
 from django.conf import settings
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
-from ...routes import table_for
-from ...routing.listing import rows_of
+from ...routes.listing import NOWHERE, is_admin, rows_of_pattern, takes_id
+from ...routes.table import table_for
 
 
 class Command(BaseCommand):
-    help = "List every URL pattern that takes an identifier: guarded by whom, or not, and why."
+    help = "List every URL pattern that takes an identifier: at the door, route or lookup a guard answers, or nowhere."
 
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument("--urlconf", help="another one than ROOT_URLCONF")
-        parser.add_argument("--unguarded", action="store_true", help="only those that nobody guards")
+        parser.add_argument("--unguarded", action="store_true", help="only those that no guard answers for")
+        parser.add_argument("--admin", action="store_true", help="also the routes of Django's admin")
         parser.add_argument("--json", action="store_true", help="print one JSON object")
 
     def handle(self, *args: Any, **options: Any) -> None:
@@ -26,14 +27,19 @@ class Command(BaseCommand):
             table = table_for(options["urlconf"] or settings.ROOT_URLCONF)
         except ImportError as error:
             raise CommandError(f"there is no URLconf {options['urlconf']!r}: {error}") from error
-        rows = [row for row in rows_of(table) if not (options["unguarded"] and row.answered)]
+        every = [pattern for pattern in table.patterns if takes_id(pattern)]
+        shown = [pattern for pattern in every if options["admin"] or not is_admin(pattern)]
+        rows = [row for pattern in shown for row in rows_of_pattern(table, pattern)]
+        rows = [row for row in rows if not (options["unguarded"] and row.answered)]
         if options["json"]:
             self.stdout.write(json.dumps({"routes": [asdict(row) for row in rows]}))
             return
         width = max((len(row.pattern) for row in rows), default=0)
         for row in rows:
-            said = f"{row.guard}, answered {row.answered}" if row.answered else f"not guarded: {row.reason}"
-            why = f" ({row.reason})" if row.answered and row.reason else ""
-            self.stdout.write(f"{row.pattern:<{width}}  {said}{why}")
-        every, guarded = {row.pattern for row in rows}, {row.pattern for row in rows if row.answered}
-        self.stdout.write(f"{len(guarded)} of {len(every)} patterns that take an identifier are guarded")
+            where = f"{row.guard}: {row.answered}" if row.answered != NOWHERE else "nowhere"
+            why = f" ({row.reason})" if row.reason else ""
+            self.stdout.write(f"{row.pattern:<{width}}  {where}{why}")
+        listed, guarded = {row.pattern for row in rows}, {row.pattern for row in rows if row.answered != NOWHERE}
+        self.stdout.write(f"{len(guarded)} of {len(listed)} patterns that take an identifier are guarded")
+        if len(shown) < len(every):
+            self.stdout.write(f"{len(every) - len(shown)} routes of the admin are left out; --admin lists them")

@@ -15,20 +15,17 @@ from django.forms.models import model_to_dict
 from django.urls import Resolver404, ResolverMatch, resolve
 from django.utils import translation
 
-from ..answers.frontdoor import is_certain
 from ..building.needs import opened
-from ..exceptions import BloomguardError
+from ..exceptions import BloomguardError, ConfigurationError
 from ..filters import FilterError
 from ..guards import Guard, registry
 from ..keys import OutOfRange, Unkeyable
 from ..models import GuardState
-from ..routes import RouteTable, table_for
 from ..sync.state import LEASE_SECONDS
 from ..verdicts import ERROR, OUT_OF_RANGE, SHADOW, UNKEYABLE, Decision, Verdict
-from .discovery import NotFound, kwargs_of_decorator
-from .listing import EARLY, IN_VIEW, PASSES, Row, rows_of_pattern
+from .listing import DOOR, NOWHERE, Row, rows_of_pattern, takes_id
 from .patterns import Pattern
-from .reading import NO_ID
+from .table import NO_ID, RouteTable, table_for
 
 #: What the reasons of decisions mean, and what mends it.
 MEANING = {
@@ -112,7 +109,7 @@ def explain(path: str, method: str = "GET", urlconf: Any = None) -> Explanation:
             return _unguarded(path, method, "no URL pattern takes this path")
         resolve_us = _us_since(began)
         pattern = next(found for found in table.patterns if found.is_of(match) and found.match(path) is not None)
-        rows = rows_of_pattern(table, pattern) if pattern.captured else []
+        rows = rows_of_pattern(table, pattern) if takes_id(pattern) else []
     answers = tuple(_answer(row, table, pattern, match, method) for row in rows if row.guard)
     why = "" if answers else rows[0].reason if rows else "the pattern takes no identifier"
     return Explanation(
@@ -183,28 +180,34 @@ def _value(row: Row, table: RouteTable, pattern: Pattern, match: ResolverMatch) 
     for route in table.guarded:
         if route.pattern is pattern and route.guard.name == row.guard:
             return route.value(match.kwargs)
+    guard, callback = registry[row.guard], pattern.callback
+    arg = getattr(callback, "guarded_arg", None) if getattr(callback, "guarded_by", "") == row.guard else None
     try:
-        values = [match.kwargs[name] for name in kwargs_of_decorator(registry[row.guard], pattern)]
-    except (NotFound, KeyError):
+        if arg is None:
+            names = guard.kwargs_for(pattern.view_name, pattern.captured)
+        else:
+            named = {guard.fields[0].name: arg} if isinstance(arg, str) else arg
+            names = tuple(named[field.name] for field in guard.fields)
+        values = [match.kwargs[name] for name in names]
+    except (ConfigurationError, KeyError):
         return NO_ID
     return values[0] if len(values) == 1 else tuple(values)
 
 
 def _outcome(row: Row, table: RouteTable, pattern: Pattern, method: str, verdict: Verdict) -> str:
     guard = registry[row.guard]
-    [*routes] = [route for route in table.guarded if route.pattern is pattern and route.guard is guard]
+    routes = [route for route in table.guarded if route.pattern is pattern and route.guard is guard]
     methods = routes[0].methods if routes else frozenset(guard.methods)
-    if row.answered == PASSES:
-        return f"passes: {row.reason}"
+    why = f" ({row.reason})" if row.reason else ""
+    if row.answered == NOWHERE:
+        return f"passes{why}"
     if method not in methods:
-        return f"passes: the guard answers {', '.join(sorted(methods))} alone"
+        return f"passes: the guard answers {', '.join(sorted(methods)) or 'no method'} alone"
     if verdict is not Verdict.ABSENT:
         return "passes"
-    who = " or the front door" if row.answered == EARLY and is_certain(routes[0]) else ""
-    whom = " to users who are logged in" if row.answered == EARLY and not routes[0].is_early else ""
-    when = ", if what stands on top of it lets the request pass" if row.answered == IN_VIEW else ""
+    place = "at the route, or at the door if the site has one" if row.answered == DOOR else f"at the {row.answered}"
     unless = "" if type(guard).applies is Guard.applies else ", if applies(request) says so"
-    return f"404 {row.answered}{who}{whom}{when}{unless}"
+    return f"404 {place}{why}{unless}"
 
 
 def _key(guard: Guard, value: Any) -> str:

@@ -1,0 +1,150 @@
+"""Read a SELECT: does it look up one row of a guard, and by which key?
+
+A guard may answer a query that gives nothing but rows of its table whose key equals a value, and only such rows as the
+guard's filter has: with ``alive``, the query has to restrict to it. Whatever this module does not recognise is left to
+the database.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from django.db.models import OneToOneField
+from django.db.models.expressions import Col, ColPairs
+from django.db.models.fields.related_lookups import RelatedExact
+from django.db.models.fields.tuple_lookups import TupleExact
+from django.db.models.lookups import Exact, IntegerFieldExact
+from django.db.models.sql import Query
+from django.db.models.sql.where import AND, WhereNode
+
+if TYPE_CHECKING:
+    from django.db.models import Model
+
+    from ..guards import Guard
+
+#: Lookups that compare a column with a value, and nothing else. A subclass may mean something else by ``exact``.
+_EXACT = frozenset({Exact, IntegerFieldExact, RelatedExact})
+
+#: What a query without the guard's key has in place of a value.
+NO_KEY: Any = object()
+
+
+class RowLookup:
+    """How queries of ``model`` look up one row of ``guard``: the guard's own model, a proxy, or a child of it."""
+
+    def __init__(self, guard: Guard, model: type[Model]) -> None:
+        self.guard = guard
+        self._width = len(guard.fields)
+        #: Field -> its place in the key. Two fields of one value: a child's link to its parent has the parent's key.
+        self._places: dict[int, int] = {}
+        self._fields: list[Any] = []  # keeps what `id` names
+        for place, field in enumerate(guard.fields):
+            for column in (field, *_links_to(field, model)):
+                self._places[id(column)] = place
+                self._fields.append(column)
+
+    def compares(self, field: Any) -> bool:
+        """Whether a comparison with ``field`` is one with the key, or a part of it."""
+        return id(field) in self._places
+
+    @cached_property
+    def _alive(self) -> tuple[Any, ...]:
+        """The conditions of ``alive``, as they stand in the WHERE of a query that has them."""
+        return tuple(_conditions(self.guard.rows().query.where)) if self.guard.alive else ()
+
+    def value(self, query: Query) -> Any:
+        """The key that every row of ``query`` has: one value, or a tuple; :data:`NO_KEY` if nothing says so."""
+        found: list[Any] = [NO_KEY] * self._width
+        for condition in _conditions(query.where):
+            for column, value in _compared(condition):
+                place = self._places.get(id(column.target))
+                if place is not None and _is_value(value) and _is_of_row(query, column.alias):
+                    found[place] = value
+        if NO_KEY in found:
+            return NO_KEY
+        return found[0] if self._width == 1 else tuple(found)
+
+    def is_alive(self, query: Query) -> bool:
+        """Whether ``query`` restricts to the rows that the guard has: the conditions of ``alive``, joined by AND."""
+        if not self._alive:
+            return True
+        asked = list(_conditions(query.where))
+        return all(any(condition == each for each in asked) for condition in self._alive)
+
+    def is_pure(self, query: Query) -> bool:
+        """Whether a row with the key would be found: no condition but the key and ``alive``, no join, no offset."""
+        if query.low_mark or query.high_mark == 0 or query.select_related or len(query.alias_map) != 1:
+            return False
+        compared = 0
+        for condition in _conditions(query.where):
+            columns = [column for column, _ in _compared(condition)]
+            if columns and all(id(column.target) in self._places for column in columns):
+                compared += len(columns)
+            elif not any(condition == each for each in self._alive):
+                return False
+        return compared == self._width  # more would be two values for one column
+
+
+def is_plain(query: Query) -> bool:
+    """Whether ``query`` gives rows, and none if its WHERE finds none: no aggregate alone, no union, no lock."""
+    if type(query) is not Query or query.combinator or query.select_for_update or query.explain_info:
+        return False
+    if query.extra or query.extra_tables:
+        return False
+    if query.group_by is not None:
+        # A GROUP BY of columns gives no group for no row; one of constants is no GROUP BY.
+        if query.group_by is True:
+            return bool(query.default_cols)
+        return any(type(column) is Col for column in query.group_by)
+    return not any(annotation.contains_aggregate for annotation in query.annotations.values())
+
+
+def _compared(condition: Any) -> Iterator[tuple[Col, Any]]:
+    """The columns that ``condition`` compares with values, each with its value; none if it does anything else."""
+    if type(condition) in _EXACT:
+        if type(condition.lhs) is Col:
+            yield condition.lhs, condition.rhs
+    elif type(condition) is TupleExact and type(condition.lhs) is ColPairs and isinstance(condition.rhs, (tuple, list)):
+        yield from zip(condition.lhs.get_cols(), condition.rhs)
+
+
+def _is_value(value: Any) -> bool:
+    if isinstance(value, str):
+        return "\0" not in value  # PostgreSQL refuses it with an error
+    return not hasattr(value, "as_sql") and not hasattr(value, "resolve_expression")
+
+
+def _conditions(where: WhereNode) -> Iterator[Any]:
+    """The conditions that all have to hold, however they are nested."""
+    if where.negated or (where.connector != AND and len(where.children) != 1):
+        yield where
+        return
+    for child in where.children:
+        if isinstance(child, WhereNode):
+            yield from _conditions(child)
+        else:
+            yield child
+
+
+def _is_of_row(query: Query, alias: str) -> bool:
+    """Whether the table ``alias`` holds the row itself, or its part in a parent's table (multi-table inheritance)."""
+    join: Any = query.alias_map.get(alias)
+    while join is not None and join.parent_alias is not None:
+        link = join.join_field
+        if not isinstance(link, OneToOneField) or not link.remote_field.parent_link:
+            return False
+        join = query.alias_map.get(join.parent_alias)
+    return join is not None
+
+
+def _links_to(field: Any, model: type[Model]) -> Iterator[Any]:
+    """The columns of ``model`` and its parents that hold the same value as ``field``: links to the parent's row."""
+    for child in (model._meta.concrete_model or model, *model._meta.all_parents):
+        for link in child._meta.parents.values():
+            target: Any = link
+            while target is not None and target.remote_field is not None and target.remote_field.parent_link:
+                target = target.target_field
+                if target is field:
+                    yield link

@@ -1,0 +1,159 @@
+"""Where look-ups are guarded: inside a request that the middleware has seen, or a block of :func:`guarded_lookups`.
+
+A context variable says so. A coroutine and a thread of ``sync_to_async`` see the one of their request; a thread that
+a view starts, a task of a queue and a management command see none, and their queries are left alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import wraps
+from typing import TYPE_CHECKING, Any
+
+from ..counting.counts import SPARED
+from ..log_once import LogOnce
+from ..verdicts import Decision, Verdict
+
+if TYPE_CHECKING:
+    from django.http import HttpRequest
+
+    from ..guards import Guard
+
+_log = LogOnce()
+
+#: A request asks for few keys; a block may run for hours.
+_MOST_KNOWN = 1_000
+
+
+class Scope:
+    """One request, or one block without a request: what its guards have said so far.
+
+    ``asked`` says that a guard was asked, whatever it answered. ``decisions`` has the last decision of each guard by
+    name.
+    """
+
+    __slots__ = ("_known", "_spared", "asked", "decisions", "is_over", "request", "shadowed")
+
+    def __init__(self, request: HttpRequest | None = None) -> None:
+        self.request = request
+        self.is_over = False
+        self.asked = False
+        self.decisions: dict[str, Decision] = {}
+        #: The guards in shadow mode that have counted this request.
+        self.shadowed: set[str] = set()
+        self._known: dict[tuple[str, bytes] | None, Decision] = {}
+        self._spared: list[Guard] = []
+
+    def covers(self, guard: Guard) -> bool:
+        """Whether ``guard`` answers requests of this kind."""
+        return self.request is None or self.request.method in guard.methods
+
+    def applies(self, guard: Guard) -> bool:
+        """What :meth:`Guard.applies` says of the request; ``False`` if it raises, which is logged once."""
+        if self.request is None:
+            return True
+        try:
+            return guard.applies(self.request)
+        except Exception as error:
+            _log.error(error, "bloomguard lets requests pass: applies() of the guard %s failed", guard.name)
+            return False
+
+    # A guard is asked for each key once: the route and the view's own query share the answer. Not so an absence: the
+    # row may have been made since, by this very request.
+
+    def decide(self, guard: Guard, value: Any) -> Decision:
+        """:meth:`Guard.decide`, which counts."""
+        question = self._question(guard, value)
+        return self._known.get(question) or self._keep(guard, question, guard.decide(value))
+
+    async def adecide(self, guard: Guard, value: Any) -> Decision:
+        """:meth:`decide` on an event loop."""
+        question = self._question(guard, value)
+        return self._known.get(question) or self._keep(guard, question, await guard.adecide(value))
+
+    def _question(self, guard: Guard, value: Any) -> tuple[str, bytes] | None:
+        self.asked = True
+        try:
+            return guard.name, guard.keys.key(value)
+        except Exception:  # no key: the decision says why
+            return None
+
+    def _keep(self, guard: Guard, question: tuple[str, bytes] | None, decision: Decision) -> Decision:
+        self.decisions[guard.name] = decision
+        if len(self._known) >= _MOST_KNOWN:
+            self._known.clear()
+        if question is not None and decision.verdict is not Verdict.ABSENT:
+            self._known[question] = decision
+        return decision
+
+    def spare(self, guard: Guard) -> None:
+        """A query was answered by ``guard`` and not sent."""
+        if self.request is None:
+            guard.tallies[SPARED]()
+        else:
+            self._spared.append(guard)
+
+    def close(self, status: int = 0) -> Guard | None:
+        """End the scope; return the guard that a response with ``status`` 404 is owed to, if any.
+
+        That guard's last query is part of the blocked request; every other one counts as a query avoided.
+        """
+        self.is_over = True
+        blocked = self._spared.pop() if status == 404 and self._spared else None
+        for guard in self._spared:
+            guard.tallies[SPARED]()
+        self._spared = []
+        return blocked
+
+
+_current: ContextVar[Scope | None] = ContextVar("bloomguard_lookups", default=None)
+
+
+def current() -> Scope | None:
+    """The scope that this code runs in, if any. A task that outlives its request is in none."""
+    scope = _current.get()
+    return None if scope is None or scope.is_over else scope
+
+
+def enter(scope: Scope | None) -> Scope | None:
+    """Make ``scope`` the current one; return the one before, to be entered again at the end."""
+    before = _current.get()
+    _current.set(scope)
+    return before
+
+
+@contextmanager
+def guarded_lookups() -> Iterator[None]:
+    """In this block ORM queries for one row ask the guards first, as they do in a GET request.
+
+    For code that runs outside of requests, such as a task that follows links::
+
+        with guarded_lookups():
+            city = City.objects.filter(pk=pk).first()
+    """
+    scope = Scope()
+    before = enter(scope)
+    try:
+        yield
+    finally:
+        enter(before)
+        scope.close()
+
+
+def unguarded(method: Callable[..., Any]) -> Callable[..., Any]:
+    """``method``, with its queries left alone: Django has the row already, or a row that points to it."""
+
+    @wraps(method)
+    def fetch(*args: Any, **kwargs: Any) -> Any:
+        before = _current.get()
+        if before is None:
+            return method(*args, **kwargs)
+        _current.set(None)
+        try:
+            return method(*args, **kwargs)
+        finally:
+            _current.set(before)
+
+    return fetch

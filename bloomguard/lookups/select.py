@@ -1,0 +1,198 @@
+"""Answer a SELECT for one row without sending it, where a guard knows that there is no such row.
+
+``SQLCompiler.execute_sql`` is wrapped, through which every query of the ORM goes: ``get``, ``first``, ``exists``,
+``get_object_or_404``, generic views, REST framework, the admin. The result is empty, as for Django's own
+``EmptyResultSet``, and the project's code goes on: its permissions, its redirects, its own 404. A query of a model
+without a guard costs a context variable and a look-up in a dictionary.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
+from django.db import router
+from django.db.models import Model
+from django.db.models.fields.related_descriptors import ForwardManyToOneDescriptor
+from django.db.models.sql import Query
+from django.db.models.sql import compiler as compilers
+from django.db.models.sql.constants import GET_ITERATOR_CHUNK_SIZE, MULTI, SINGLE
+
+from ..counting.counts import FALSE_POSITIVE
+from ..exceptions import ConfigurationError
+from ..guards import Guard, registry
+from ..log_once import LogOnce
+from ..sync import adding, fencing
+from ..sync.connection import has_own_transaction, is_aborted
+from ..verdicts import MAYBE, SHADOW, Decision, Verdict
+from . import shadow
+from .query import NO_KEY, RowLookup, is_plain
+from .scope import Scope, current, unguarded
+
+Execute = Callable[..., Any]
+
+_log = LogOnce()
+
+#: The lookups of each model that was queried so far. Made anew, in one piece, when the registry changes.
+_lookups: dict[type[Model], tuple[RowLookup, ...]] = {}
+
+
+def connect() -> None:
+    """Wrap the compiler, and leave alone what Django fetches for a row that it has; done once, for all databases."""
+    select: Any = compilers.SQLCompiler
+    if not hasattr(select.execute_sql, "__wrapped__"):
+        select.execute_sql = _selecting(select.execute_sql)
+        # A row in hand is not asked for: neither what a foreign key points to, nor the rest of its own columns.
+        related: Any = ForwardManyToOneDescriptor
+        related.get_object = unguarded(related.get_object)
+        Model.refresh_from_db = unguarded(Model.refresh_from_db)  # type: ignore[method-assign]
+        registry.listeners.append(_forget)
+
+
+def _forget() -> None:
+    global _lookups
+    _lookups = {}
+
+
+def lookups_of(model: type[Model]) -> tuple[RowLookup, ...]:
+    """The guards that queries of ``model`` ask, and how; one look-up in a dictionary after the first time."""
+    known = _lookups
+    found = known.get(model)
+    if found is None:
+        found = known[model] = tuple(RowLookup(guard, model) for guard in registry if _is_asked(guard, model))
+    return found
+
+
+def _is_asked(guard: Guard, model: type[Model]) -> bool:
+    # A guard that follows signals alone misses rows that the ORM writes: its routes are the project's own choice.
+    if not guard.lookups or guard.sync != "statements":
+        return False
+    try:
+        guard.keys  # noqa: B018  # of a guard that cannot work, a system check says why
+    except ConfigurationError:
+        return False
+    owner = guard.model._meta.concrete_model or guard.model
+    return issubclass(model._meta.concrete_model or model, owner)
+
+
+def _selecting(execute: Execute) -> Execute:
+    @wraps(execute)
+    def execute_sql(
+        self: Any,
+        result_type: str = MULTI,
+        chunked_fetch: bool = False,
+        chunk_size: int = GET_ITERATOR_CHUNK_SIZE,
+    ) -> Any:
+        scope = current()
+        query = self.query
+        if scope is None or type(query) is not Query or query.model is None:
+            return execute(self, result_type, chunked_fetch, chunk_size)
+        lookups = lookups_of(query.model)
+        if not lookups or result_type not in (MULTI, SINGLE):
+            return execute(self, result_type, chunked_fetch, chunk_size)
+        maybe = None
+        try:
+            asked = _ask(scope, self, lookups)
+            if asked is not None:
+                lookup, value, decision = asked
+                if decision.verdict is Verdict.ABSENT:
+                    scope.spare(lookup.guard)
+                    return _nothing(self, result_type)
+                if decision is MAYBE or decision is SHADOW:
+                    maybe = _Query(scope, self, lookup, value, decision)
+        except Exception as error:
+            _log.error(error, "bloomguard sends a query that it could have answered because of an error of its own")
+        result = execute(self, result_type, chunked_fetch, chunk_size)
+        if maybe is not None and not chunked_fetch:
+            maybe.compare(result)
+        return result
+
+    return execute_sql
+
+
+def _ask(scope: Scope, compiler: Any, lookups: tuple[RowLookup, ...]) -> tuple[RowLookup, Any, Decision] | None:
+    """The lookup that ``compiler``'s query is, with what its guard says; an absence comes first."""
+    query = compiler.query
+    asked = None
+    for lookup in lookups:
+        guard = lookup.guard
+        if not scope.covers(guard):
+            continue
+        value = lookup.value(query)
+        if value is NO_KEY or not is_plain(query) or _is_on_event_loop():
+            continue
+        decision = scope.decide(guard, value)
+        if decision.verdict is not Verdict.ABSENT and decision is not SHADOW:
+            asked = asked or (lookup, value, decision)
+        elif lookup.is_alive(query) and _is_current(guard, compiler) and scope.applies(guard):
+            return lookup, value, decision
+    return asked
+
+
+def _is_on_event_loop() -> bool:
+    """Whether Django is about to refuse the query: it must not look as if it worked for absent rows."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
+
+
+def _is_current(guard: Guard, compiler: Any) -> bool:
+    """Whether the query would see what the filter has: the guard's database, and no transaction that knows more."""
+    connection, using = compiler.connection, compiler.using
+    if using != guard.database and using != router.db_for_read(guard.model):
+        return False  # the database that the router reads from is a copy of the guard's
+    if connection.needs_rollback or connection.closed_in_transaction:
+        return False  # Django is about to say so
+    if not connection.in_atomic_block:
+        return not has_own_transaction(connection)
+    # A transaction may see rows that are deleted by now, which a guard that discards has forgotten; and rows of its
+    # own that raw SQL wrote, which no filter has.
+    if guard.discards or fencing.is_pending(guard.name, using) or adding.is_open(guard, using):
+        return False
+    return not is_aborted(connection)
+
+
+def _nothing(compiler: Any, result_type: str) -> Any:
+    """What ``execute_sql`` gives for ``EmptyResultSet``."""
+    if result_type != MULTI:
+        return None
+    compiler.setup_query()  # whoever makes objects of the rows reads what the rows would be made of
+    return iter(())
+
+
+class _Query:
+    """A query that was sent although a guard said something of it: what it finds shows whether that was right."""
+
+    def __init__(self, scope: Scope, compiler: Any, lookup: RowLookup, value: Any, decision: Decision) -> None:
+        self._scope = scope
+        self._compiler = compiler
+        self._lookup = lookup
+        self._value = value
+        self._decision = decision
+        self._generation = lookup.guard.answered_last if decision is MAYBE else ""
+
+    def compare(self, result: Any) -> None:
+        """Learn from the rows, or from there being none. Never raises."""
+        guard = self._lookup.guard
+        try:
+            if self._decision is SHADOW:
+                shadow.compare_rows(self._scope, guard, self._value, found=bool(result))
+            elif self._generation and not result and self._is_proof():
+                guard.tallies[FALSE_POSITIVE]()
+                guard.remember_missing(self._value, self._generation, self._compiler.using)
+        except Exception as error:
+            _log.error(error, "bloomguard learns nothing from a query because of an error of its own")
+
+    def _is_proof(self) -> bool:
+        """Whether no row found means that there is none: the key alone, in no transaction, on the guard's database."""
+        connection = self._compiler.connection
+        return (
+            self._lookup.is_pure(self._compiler.query)
+            and self._compiler.using == self._lookup.guard.database
+            and not connection.in_atomic_block
+            and not has_own_transaction(connection)
+        )

@@ -1,0 +1,95 @@
+"""Where each URL pattern is answered, in one line: what ``guard_routes`` lists and ``explain_guard`` says of a path."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from ..exceptions import ConfigurationError
+from ..guards import Guard, registry
+from ..lookups.query import RowLookup
+from .discovery import column_of, detail, reason_against
+from .patterns import Pattern
+from .table import GuardedRoute, RouteTable
+
+#: Where a guard answers; at the door only if the project calls ``shield()``.
+DOOR, ROUTE, LOOKUP, NOWHERE = "door", "route", "lookup", ""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One pattern and one guard; where no guard answers, ``guard`` is empty. ``reason`` says why not earlier."""
+
+    pattern: str
+    name: str
+    guard: str
+    answered: str
+    reason: str
+
+
+def takes_id(pattern: Pattern) -> bool:
+    """Whether its paths carry anything that could be an identifier, with a name or without."""
+    return any(step.regex.groups for step in pattern.steps)
+
+
+def is_admin(pattern: Pattern) -> bool:
+    """Whether the pattern is one of Django's admin."""
+    return hasattr(pattern.callback, "model_admin") or hasattr(pattern.callback, "admin_site")
+
+
+def rows_of_pattern(table: RouteTable, pattern: Pattern) -> list[Row]:
+    """One row for each guard of one of the table's patterns; where there is none, one row with the reason."""
+    rows = [_of_route(route) for route in table.guarded if route.pattern is pattern]
+    in_view = getattr(pattern.callback, "guarded_by", "")
+    if in_view and in_view not in [row.guard for row in rows]:
+        rows.append(_row(pattern, in_view, ROUTE, "by @guarded, where it stands in the view"))
+    rows += [
+        _row(pattern, guard.name, LOOKUP, reason)
+        for guard, reason in _of_lookups(pattern)
+        if guard.name not in [row.guard for row in rows]
+    ]
+    return rows or [_row(pattern, reason=reason_against(pattern))]
+
+
+def _of_route(route: GuardedRoute) -> Row:
+    guard, pattern = route.guard, route.pattern
+    if not route.closed:
+        return _row(pattern, guard.name, ROUTE if route.not_at_door else DOOR, route.not_at_door)
+    return _row(pattern, guard.name, LOOKUP if _asks(guard) else NOWHERE, f"not before the view: {route.closed}")
+
+
+def _of_lookups(pattern: Pattern) -> Iterator[tuple[Guard, str]]:
+    """The guards that the view's own query asks, as far as its class or the names in the pattern say."""
+    shown = detail(pattern)
+    for guard in registry:
+        if not _asks(guard):
+            continue
+        if shown is None:
+            try:
+                guard.kwargs_for(pattern.view_name, pattern.captured)
+            except ConfigurationError:
+                continue
+            yield guard, f"if its view looks up one {guard.model._meta.label} by {_fields(guard)}"
+        elif issubclass(shown.model, guard.model._meta.concrete_model or guard.model):
+            lookup: Any = RowLookup(guard, shown.model)
+            if len(guard.fields) == 1 and any(
+                lookup.compares(column_of(shown.model, name)) for name in shown.looked_up
+            ):
+                yield guard, "its view's own query"
+
+
+def _asks(guard: Guard) -> bool:
+    """Whether queries ask ``guard`` at all."""
+    try:
+        return guard.lookups and guard.sync == "statements" and bool(guard.fields)
+    except ConfigurationError:
+        return False
+
+
+def _fields(guard: Guard) -> str:
+    return " and ".join(field.name for field in guard.fields)
+
+
+def _row(pattern: Pattern, guard: str = "", answered: str = NOWHERE, reason: str = "") -> Row:
+    return Row(pattern.text, pattern.view_name, guard, answered, reason)

@@ -1,0 +1,190 @@
+"""May a guard answer for a view before the view runs?
+
+Only if nothing stands between the request and the view's query that the answer could depend on: no login, permission,
+redirect or fallback of the project's own. What this module does not know is *closed*: its view runs, and the guard
+answers at its query, where nothing can differ. ``Guard.public`` overrules it.
+"""
+
+from __future__ import annotations
+
+import inspect
+import types
+from collections.abc import Callable, Iterator
+from functools import cache
+from typing import Any
+
+from django.conf import settings
+from django.middleware.cache import CacheMiddleware
+from django.middleware.csrf import CsrfViewMiddleware
+from django.middleware.gzip import GZipMiddleware
+from django.middleware.http import ConditionalGetMiddleware
+from django.utils.module_loading import import_string
+from django.views.decorators import cache as caching
+from django.views.decorators import clickjacking, common, csrf, debug, http, vary
+from django.views.generic.base import View
+
+from ..guards import Guard
+
+#: The methods of Django's generic views that run after the object was found, or for other methods than GET and HEAD.
+_AFTER_LOOKUP = frozenset(
+    {
+        *("get_context_data", "get_context_object_name", "get_template_names", "render_to_response"),
+        *("get_form", "get_form_class", "get_form_kwargs", "get_initial", "get_prefix", "get_success_url"),
+        *("form_valid", "form_invalid", "post", "put", "delete", "options", "http_method_not_allowed"),
+    }
+)
+#: What every class has, or what a type checker and Python itself put there.
+_OF_EVERY_CLASS = frozenset(
+    {
+        *("__module__", "__qualname__", "__doc__", "__annotations__", "__annotate__", "__annotate_func__"),
+        *("__annotations_cache__", "__dict__", "__weakref__", "__parameters__", "__orig_bases__", "__slots__"),
+        *("__firstlineno__", "__static_attributes__", "__classcell__", "__classdictcell__", "__type_params__"),
+    }
+)
+#: Middleware whose decorators let a GET or HEAD request for an absent row go to the view, and leave an Http404 alone.
+_HARMLESS_MIDDLEWARE = (CacheMiddleware, CsrfViewMiddleware, ConditionalGetMiddleware, GZipMiddleware)
+
+
+def why_closed(guard: Guard, view: Callable[..., Any]) -> str:
+    """Why ``guard`` must not answer before ``view`` runs; empty if it may."""
+    if guard.public is False:
+        return "public = False"
+    if is_rest_framework(view):
+        return "REST framework makes its own 404"
+    if guard.public:
+        return ""
+    if getattr(view, "login_required", True) and _is_login_required():
+        return "LoginRequiredMiddleware demands a login"
+    *decorators, innermost = layers(view)
+    for layer in decorators:
+        if not _is_harmless(layer):
+            return f"a decorator that bloomguard does not know runs first{_where(layer)}"
+    if not isinstance(innermost, types.FunctionType):
+        return f"it is {_a(type(innermost).__name__)}, not a function or a class-based view"
+    if innermost.__code__ is View.as_view().__code__:
+        return why_class_is_closed(innermost.view_class)  # type: ignore[attr-defined]
+    if any(callable(cell) for cell in inspect.getclosurevars(innermost).nonlocals.values()):
+        return f"it calls another function{_where(innermost)}"
+    return ""
+
+
+def why_class_is_closed(cls: type[View]) -> str:
+    """Why code of the project's own may run before a generic view looks its object up; empty if it cannot."""
+    djangos = [base for base in cls.__mro__ if base.__module__.startswith("django.views.generic.")]
+    for base in cls.__mro__[:-1]:
+        if base in djangos:
+            continue
+        for name, value in vars(base).items():
+            if name in _AFTER_LOOKUP or name in _OF_EVERY_CLASS:
+                continue
+            # A method of another name is called by nobody but these; a property may need the request.
+            is_djangos = name == "head" or name.startswith("__") or any(name in vars(each) for each in djangos)
+            if is_djangos and (hasattr(value, "__get__") or callable(value)) and not isinstance(value, type):
+                return f"{base.__name__}.{name} runs first"
+    return ""
+
+
+def is_rest_framework(view: Any) -> bool:
+    """Whether ``view`` is REST framework's, with an answer in the format that the client asks for."""
+    cls = getattr(view, "cls", None)
+    return isinstance(cls, type) and any(base.__module__ == "rest_framework.views" for base in cls.__mro__)
+
+
+def allowed_methods(view: Any) -> frozenset[str] | None:
+    """The HTTP methods that ``view`` takes, as far as its class and decorators say; ``None`` if they say nothing."""
+    allowed: frozenset[str] | None = None
+    *decorators, innermost = layers(view)
+    for layer in decorators:
+        methods = inspect.getclosurevars(layer).nonlocals.get("request_method_list") if _is_plain(layer) else None
+        if methods is not None and _is_harmless(layer):
+            allowed = frozenset(methods) if allowed is None else allowed & frozenset(methods)
+    cls = getattr(innermost, "view_class", None)
+    if isinstance(cls, type) and issubclass(cls, View):
+        given = getattr(innermost, "view_initkwargs", {}).get("http_method_names", cls.http_method_names)
+        names = {name for name in given if hasattr(cls, name)}
+        if "get" in names and "head" in given:
+            names.add("head")  # as `View.setup` has it
+        own = frozenset(name.upper() for name in names)
+        allowed = own if allowed is None else allowed & own
+    return allowed
+
+
+def layers(view: Callable[..., Any]) -> Iterator[Callable[..., Any]]:
+    """``view`` and what its decorators decorate, as far as these tell: the view itself comes last."""
+    layer: Any = view
+    while layer is not None:
+        yield layer
+        layer = getattr(layer, "__dict__", {}).get("__wrapped__")
+
+
+@cache
+def _harmless_code() -> frozenset[types.CodeType]:
+    """What the wrappers of Django's harmless decorators are made of: ``wraps`` hides their names, not their code."""
+
+    def view(request: Any) -> Any: ...
+
+    async def aview(request: Any) -> Any: ...
+
+    decorators: tuple[Any, ...] = (
+        caching.cache_control(private=True),
+        caching.never_cache,
+        vary.vary_on_headers("Accept"),
+        csrf.csrf_exempt,
+        clickjacking.xframe_options_deny,
+        clickjacking.xframe_options_sameorigin,
+        clickjacking.xframe_options_exempt,
+        common.no_append_slash,
+        debug.sensitive_post_parameters(),
+        http.require_http_methods(["GET"]),
+    )
+    return frozenset(decorator(each).__code__ for decorator in decorators for each in (view, aview))
+
+
+@cache
+def _middleware_code() -> frozenset[types.CodeType]:
+    """The same of the decorators that Django makes of middleware."""
+
+    def view(request: Any) -> Any: ...
+
+    async def aview(request: Any) -> Any: ...
+
+    return frozenset(csrf.csrf_protect(each).__code__ for each in (view, aview))
+
+
+def _is_harmless(layer: Any) -> bool:
+    if not _is_plain(layer):
+        return False
+    if layer.__code__ in _harmless_code():
+        return True
+    if layer.__code__ not in _middleware_code():
+        return False
+    inner = inspect.getclosurevars(layer).nonlocals["_pre_process_request"]
+    return type(inspect.getclosurevars(inner).nonlocals["middleware"]) in _HARMLESS_MIDDLEWARE
+
+
+def _is_plain(layer: Any) -> bool:
+    return isinstance(layer, types.FunctionType)
+
+
+def _where(layer: Any) -> str:
+    code = getattr(layer, "__code__", None)
+    module = getattr(layer, "__globals__", {}).get("__name__", "")
+    return f" ({module}, line {code.co_firstlineno})" if code is not None else ""
+
+
+def _a(name: str) -> str:
+    return f"an {name}" if name[:1].lower() in "aeiou" else f"a {name}"
+
+
+def _is_login_required() -> bool:
+    for path in settings.MIDDLEWARE:
+        try:
+            middleware = import_string(path)
+        except ImportError:  # Django says so itself
+            continue
+        if inspect.isclass(middleware) and any(
+            (base.__module__, base.__name__) == ("django.contrib.auth.middleware", "LoginRequiredMiddleware")
+            for base in middleware.__mro__
+        ):
+            return True
+    return False

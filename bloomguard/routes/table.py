@@ -1,0 +1,179 @@
+"""Map the views of a URLconf to the guards that answer for them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from django.conf import settings
+from django.core.signals import setting_changed
+from django.urls import ResolverMatch, get_resolver
+from django.utils.translation import gettext
+
+from ..exceptions import ConfigurationError
+from ..guards import AUTO, Guard, registry
+from .discovery import NotFound, find_kwargs
+from .openness import allowed_methods, why_closed
+from .patterns import Pattern, patterns
+
+logger = logging.getLogger("bloomguard")
+
+#: What a match has in place of an ID where an optional group of its expression is left out.
+NO_ID: Any = object()
+
+
+@dataclass(frozen=True, eq=False)
+class GuardedRoute:
+    """One URL pattern and the guard of the ID in it; ``kwargs`` carry the ID, in the order of the guard's fields.
+
+    ``methods`` are those that both the guard and the view take. ``closed`` says why the guard must not answer before
+    the view runs; where it is empty, the route is *open*.
+    """
+
+    guard: Guard
+    pattern: Pattern
+    kwargs: tuple[str, ...]
+    methods: frozenset[str]
+    closed: str = ""
+
+    def value(self, captured: dict[str, Any]) -> Any:
+        """The ID among a match's kwargs: one value, or a tuple for several fields; :data:`NO_ID` if one is left out."""
+        try:
+            values = tuple([captured[name] for name in self.kwargs])
+        except KeyError:
+            return NO_ID
+        return values[0] if len(values) == 1 else values
+
+    @cached_property
+    def not_at_door(self) -> str:
+        """Why the path alone does not say whether the guard may answer, so that the door cannot; empty if it does."""
+        if self.closed:
+            return self.closed
+        if type(self.guard).applies is not Guard.applies:
+            return f"{type(self.guard).__name__}.applies looks at the request"
+        if self.pattern.by_language:
+            return "its path is another one in another language"
+        if self.pattern.fixed.intersection(self.kwargs):
+            return "the URLconf gives the ID, not the path"
+        return ""
+
+    @cached_property
+    def _is_generic(self) -> bool:
+        return hasattr(self.pattern.callback, "view_class")
+
+    @property
+    def message(self) -> str:
+        """What the view's own ``Http404`` would say: a site's 404 page may show it."""
+        meta = self.guard.model._meta
+        if self._is_generic:
+            return gettext("No %(verbose_name)s found matching the query") % {"verbose_name": meta.verbose_name}
+        return f"No {meta.object_name} matches the given query."
+
+
+class RouteTable:
+    """All guarded routes of one URLconf.
+
+    ``patterns`` are all that the URLconf has, ``guarded`` those that a guard names or finds, ``open`` those of them
+    that it may answer for.
+    """
+
+    def __init__(self, urlconf: Any) -> None:
+        self.urlconf = urlconf
+        self.resolver = get_resolver(urlconf)
+        self.patterns = list(patterns(urlconf))
+        self.guarded: list[GuardedRoute] = []
+        for guard in registry:
+            self.guarded += _routes_of(guard, self.patterns, self._missing)
+        self.open = [route for route in self.guarded if not route.closed]
+        self._by_view: dict[Callable[..., Any], list[GuardedRoute]] = {}
+        for route in self.open:
+            self._by_view.setdefault(route.pattern.callback, []).append(route)
+
+    def _missing(self, name: str, error: ConfigurationError) -> None:
+        # The system checks say so loudly; a request is no place to. Another URLconf may lack the route.
+        logger.debug("bloomguard does not guard %s under %s: %s", name, self.urlconf, error)
+
+    def routes_of(self, view: Callable[..., Any], match: ResolverMatch | None) -> Iterator[GuardedRoute]:
+        """The open routes that Django has taken a request to."""
+        for route in self._by_view.get(view, ()):
+            if route.pattern.is_of(match):
+                yield route
+
+
+def guarded_routes(guard: Guard, urlconf: Any = None) -> list[GuardedRoute]:
+    """The patterns that ``guard`` names or finds; raises :class:`ConfigurationError` if it names one without an ID."""
+
+    def missing(name: str, error: ConfigurationError) -> None:
+        raise error
+
+    if isinstance(guard.routes, str) and guard.routes != AUTO:
+        raise ConfigurationError(f"routes is the text {guard.routes!r}, neither a list of names nor {AUTO!r}")
+    return _routes_of(guard, list(patterns(urlconf)), missing)
+
+
+def _routes_of(
+    guard: Guard, known: list[Pattern], missing: Callable[[str, ConfigurationError], None]
+) -> list[GuardedRoute]:
+    if guard.routes == AUTO:
+        return [route for pattern in known for route in _found(guard, pattern)]
+    routes = []
+    for name in guard.routes:
+        try:
+            routes += _named(guard, name, known)
+        except ConfigurationError as error:
+            missing(name, error)
+    return routes
+
+
+def _named(guard: Guard, name: str, known: list[Pattern]) -> list[GuardedRoute]:
+    named = [pattern for pattern in known if pattern.is_named and pattern.view_name == name]
+    if not named:
+        raise ConfigurationError(f"there is no URL pattern named {name!r}")
+    methods = frozenset(guard.methods)
+    return [_route(guard, pattern, guard.kwargs_for(name, pattern.captured), methods) for pattern in named]
+
+
+def _found(guard: Guard, pattern: Pattern) -> Iterator[GuardedRoute]:
+    try:
+        # What a view does with another method before it looks anything up is not known.
+        yield _route(guard, pattern, find_kwargs(guard, pattern), frozenset(guard.methods) & {"GET", "HEAD"})
+    except NotFound:  # `guard_routes` gives the reason
+        pass
+    except Exception as error:  # an odd view is left alone, and so are all other routes
+        logger.debug("bloomguard does not guard %s: its view cannot be read: %r", pattern.text, error)
+
+
+def _route(guard: Guard, pattern: Pattern, kwargs: tuple[str, ...], methods: frozenset[str]) -> GuardedRoute:
+    allowed = allowed_methods(pattern.callback)
+    methods = methods if allowed is None else methods & allowed
+    return GuardedRoute(guard, pattern, kwargs, methods, why_closed(guard, pattern.callback))
+
+
+_tables: dict[Any, RouteTable] = {}
+
+
+def table_for(urlconf: Any = None) -> RouteTable:
+    """The table of one URLconf, of ``ROOT_URLCONF`` where it is ``None``: made when first asked for.
+
+    It is made anew when the URLs are reloaded (``clear_url_caches``) and when the registry or the settings change.
+    """
+    urlconf = settings.ROOT_URLCONF if urlconf is None else urlconf
+    table = _tables.get(urlconf)
+    if table is None or table.resolver is not get_resolver(urlconf):
+        version = registry.version
+        table = _tables[urlconf] = RouteTable(urlconf)
+        if registry.version != version:  # by another thread, whose guard may not be in it
+            _tables.clear()
+    return table
+
+
+def _follow_settings(*, setting: str, **kwargs: Any) -> None:
+    if setting in ("ROOT_URLCONF", "MIDDLEWARE"):
+        _tables.clear()
+
+
+registry.listeners.append(_tables.clear)
+setting_changed.connect(_follow_settings, dispatch_uid="bloomguard.routes")
