@@ -93,7 +93,7 @@ class Combination:
     def is_for(self, mode: str) -> bool:
         """Whether the mode may answer here as no other mode does, or this is one of a few that it looks at besides."""
         if mode.startswith("asgi-"):
-            return self.number % 8 == 0 and self.page.name != "streamed"  # of which Django itself warns there
+            return self.number % 8 == 0
         if mode in {"route", "door"}:
             return bool(self.page.guard) or self.number % 4 == 0
         if mode == "auto":
