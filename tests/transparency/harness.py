@@ -81,6 +81,8 @@ class Pass:
     rows: dict[str, Any] = field(default_factory=dict)  # each combination's row and session, at the end
     queries: int = 0  # that read a guarded table
     reached: int = 0  # requests that reached Django
+    current: str = ""
+    viewed: set[str] = field(default_factory=set)  # the combinations whose view was called
     verdicts: Counter[str] = field(default_factory=Counter)  # on the combinations' IDs
 
 
@@ -333,10 +335,23 @@ def _drive_wsgi(mode: str, table: list[Combination], seen: Pass) -> None:
         return get_response(request)
 
     handler.get_response = counted  # type: ignore[method-assign]
+    _note_views(handler, seen)
     with connection.execute_wrapper(_counting(seen)):
         for each in table:
             cache.clear()
+            seen.current = str(each)
             seen.answers[str(each)] = [_ask_wsgi(application, request_of(each)) for _ in range(_repeats(each))]
+
+
+def _note_views(handler: Any, seen: Pass) -> None:
+    """Django asks this of a view when no middleware has answered in its place."""
+    make_view_atomic = handler.make_view_atomic
+
+    def noting(view: Any) -> Any:
+        seen.viewed.add(seen.current)
+        return make_view_atomic(view)
+
+    handler.make_view_atomic = noting
 
 
 def _repeats(each: Combination) -> int:
@@ -392,8 +407,10 @@ async def _drive_asgi(mode: str, table: list[Combination], seen: Pass) -> None:
         return await get_response(request)
 
     handler.get_response_async = counted  # type: ignore[method-assign]
+    _note_views(handler, seen)
     for each in table:
         cache.clear()
+        seen.current = str(each)
         request = await asyncio.to_thread(request_of, each)
         seen.answers[str(each)] = [await _ask_asgi(application, request) for _ in range(_repeats(each))]
 
