@@ -17,6 +17,7 @@ SECRET_KEY = "for tests alone"
 ALLOWED_HOSTS = ["testserver", "localhost", "127.0.0.1"]
 INSTALLED_APPS = [*INSTALLED_APPS, "guardian", "tests.shop"]
 ANONYMOUS_USER_NAME = None  # guardian makes no user
+SILENCED_SYSTEM_CHECKS = ["guardian.W001"]
 ROOT_URLCONF = "tests.shop.urls"
 TEMPLATES = [{**TEMPLATES[0], "OPTIONS": {**TEMPLATES[0]["OPTIONS"], "debug": False}}]
 
