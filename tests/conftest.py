@@ -13,8 +13,10 @@ from typing import Any
 import pytest
 from django.db import OperationalError, connections
 
-from bloomguard import rebuild, spot_checks
+from bloomguard import middleware, rebuild, spot_checks
 from bloomguard.guards import registry
+from bloomguard.lookups import scope, select, shadow
+from bloomguard.routes import not_found
 from bloomguard.stores import mounts, stores
 from bloomguard.sync import state
 from bloomguard.sync.connection import StateConnection
@@ -80,6 +82,13 @@ def patience() -> None:
 def no_spot_checks(monkeypatch: pytest.MonkeyPatch) -> None:
     """No absence is held against the database, unless the test says so."""
     monkeypatch.setattr(spot_checks, "drawn", spot_checks.never)
+
+
+@pytest.fixture(autouse=True)
+def nothing_logged() -> None:
+    """No error was logged before: each test sees those of its own."""
+    for module in (middleware, scope, select, shadow, not_found):
+        module._log.forget()
 
 
 @pytest.fixture(autouse=True)

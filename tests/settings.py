@@ -16,7 +16,9 @@ BASE_DIR = Path(_folder.name)
 DEBUG = False
 SECRET_KEY = "for tests alone"
 ALLOWED_HOSTS = ["testserver", "localhost", "127.0.0.1"]
-INSTALLED_APPS = [*INSTALLED_APPS, "tests.shop", "tests.lookups"]
+INSTALLED_APPS = [*INSTALLED_APPS, "guardian", "tests.shop", "tests.lookups"]
+ANONYMOUS_USER_NAME = None  # guardian makes no user
+SILENCED_SYSTEM_CHECKS = ["guardian.W001"]
 ROOT_URLCONF = "tests.shop.urls"
 TEMPLATES = [{**TEMPLATES[0], "OPTIONS": {**TEMPLATES[0]["OPTIONS"], "debug": False}}]
 

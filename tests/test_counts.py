@@ -13,11 +13,12 @@ from django.urls import path
 
 from bench import figures
 from bloomguard import verdicts
-from bloomguard.answers import learning
-from bloomguard.counting import counts, outcomes
+from bloomguard.counting import counts
 from bloomguard.counting.counts import Counts
 from bloomguard.decorators import guarded
 from bloomguard.guards import guards
+from bloomguard.lookups.query import RowLookup
+from bloomguard.lookups.scope import guarded_lookups
 from bloomguard.stores.pages import COLUMNS
 from tests.front import Asgi, Wsgi
 from tests.guarding import urlconf
@@ -152,44 +153,42 @@ def test_a_maybe_that_finds_nothing_is_a_false_positive(counted, get):
     assert counted() == {"maybe": 1, "false positive": 1}
 
 
-def test_only_the_guarded_view_tells_of_false_positives(counted):
-    """A 404 of another pattern that takes the path says nothing of the guard."""
-    conf = urlconf(
-        path("products/7/", lambda request: HttpResponse(status=404)),
-        path("products/<int:pk>/", lambda request, pk: HttpResponse(), name="product"),
+def test_only_a_query_tells_of_false_positives(counted, settings):
+    """A 404 of a view that has not looked says nothing of the guard."""
+    settings.ROOT_URLCONF = urlconf(
+        path("products/<int:pk>/", lambda request, pk: HttpResponse(status=404), name="product"),
     )
-    from django.test import override_settings
 
-    with override_settings(ROOT_URLCONF=conf):
-        assert wsgi("/products/7/").status_code == 404
-
+    assert wsgi("/products/7/").status_code == 404
     assert counted() == {"maybe": 1}
 
 
 @both
 def test_the_decorator_counts_alone(counted, get, settings):
-    """Without the middleware, too: blocked, and false positives."""
+    """Without the middleware, too: what is blocked. Its views' own queries are no longer seen."""
     settings.MIDDLEWARE = []
     urls = ("/decorated/7/", "/decorated/8/") if get is wsgi else ("/decorated-async/7/", "/decorated-async/8/")
     assert [get(url).status_code for url in urls] == [200, 404]
     Product.objects.all().delete()
     assert get(urls[0]).status_code == 404
 
-    assert counted() == {"maybe": 2, "absent": 1, "blocked": 1, "false positive": 1}
+    assert counted() == {"maybe": 2, "absent": 1, "blocked": 1}
 
 
 def test_a_false_positive_is_counted_once(counted, settings):
-    """Middleware and decorator both see the 404: the verdicts are two, the false positive is one."""
+    """Middleware, decorator and query share one verdict, and one false positive."""
+    Product.objects.all().delete()
 
     @guarded("product")
     def view(request, pk):
+        Product.objects.filter(pk=pk).first()
         raise Http404
 
     settings.MIDDLEWARE = [GUARD]
     settings.ROOT_URLCONF = urlconf(path("products/<int:pk>/", view, name="product"))
     assert wsgi("/products/7/").status_code == 404
 
-    assert counted() == {"maybe": 2, "false positive": 1}
+    assert counted() == {"maybe": 1, "false positive": 1}
 
 
 @pytest.mark.parametrize("site", [Wsgi, Asgi])
@@ -205,31 +204,53 @@ def test_the_front_door_counts(counted, site):
 
 @both
 def test_a_mistake_in_counting_is_no_answer(counted, get, monkeypatch, caplog):
-    """Whatever goes wrong when a 404 is looked at, the answer is the view's; it is said once."""
-    from bloomguard.routing.patterns import Pattern
-
-    outcomes._log.forget()
-    learning._log.forget()
-    monkeypatch.setattr(Pattern, "is_of", lambda *args: 1 / 0)
+    """Whatever goes wrong when a query's result is looked at, the answer is the view's; it is said once."""
+    monkeypatch.setattr(RowLookup, "is_pure", lambda *args: 1 / 0)
     Product.objects.all().delete()
 
     assert [get("/products/7/").status_code for _ in range(2)] == [404, 404]
-    said = [record.getMessage() for record in caplog.records if record.name == "bloomguard"]
-    assert said == [
-        "bloomguard could not count what became of a request because of an error of its own",
-        "bloomguard learns nothing from a 404 because of an error of its own",
+    assert [record.getMessage() for record in caplog.records if record.name == "bloomguard"] == [
+        "bloomguard learns nothing from a query because of an error of its own"
     ]
 
 
 def test_views_count_what_they_spare(counted):
     """A look-up that a view did not have to make is one avoided; a list counts every value."""
     guard = guards["product"]
-    with pytest.raises(Http404):
-        guard.get_object_or_404(8)
+    with guarded_lookups():
+        assert not Product.objects.filter(pk=8).exists()
     assert guard.get_or_load(8, lambda value: 1) is None
     assert guard.filter_existing([7, 8, 9]) == [7]
 
     assert counted() == {"absent": 4, "maybe": 1, "spared": 2}
+
+
+@both
+@pytest.mark.parametrize(("status", "expected"), [(404, "blocked"), (200, "spared")])
+def test_an_answered_query_is_blocked_or_spared_by_the_status(counted, settings, get, status, expected):
+    """A 404 after an answered query is the guard's; any other page has spared a query."""
+
+    def view(request, pk):
+        return HttpResponse(status=200 if Product.objects.filter(pk=pk).exists() else status)
+
+    settings.ROOT_URLCONF = urlconf(path("p/<int:pk>/", view))
+
+    assert [get(f"/p/{pk}/").status_code for pk in (7, 8)] == [200, status]
+    assert counted() == {"maybe": 1, "absent": 1, expected: 1}
+
+
+def test_the_last_of_several_answered_queries_is_the_blocked_one(counted, settings):
+    """Every other one is a query avoided; one request is blocked once."""
+
+    def view(request, pk):
+        assert not Product.objects.filter(pk=pk + 1).exists()
+        assert not Product.objects.filter(pk=pk + 2).exists()
+        return HttpResponse(status=404)
+
+    settings.ROOT_URLCONF = urlconf(path("p/<int:pk>/", view))
+
+    assert wsgi("/p/8/").status_code == 404
+    assert counted() == {"absent": 2, "blocked": 1, "spared": 1}
 
 
 def test_checks_are_timed_now_and_then(counted, monkeypatch):

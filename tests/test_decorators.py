@@ -7,16 +7,18 @@ import threading
 
 import pytest
 from asgiref.sync import async_to_sync, iscoroutinefunction
-from django.http import HttpResponse, HttpResponseNotFound
+from django.http import Http404, HttpResponse, HttpResponseNotFound
 from django.test import AsyncClient, Client, RequestFactory
 from django.urls import path
 from django.utils.decorators import method_decorator
 from django.views import View
 
+from bloomguard.counting.counts import BLOCKED, SPARED
 from bloomguard.decorators import guarded
 from bloomguard.exceptions import ConfigurationError
 from bloomguard.guards import registry
 from bloomguard.sync import state
+from bloomguard.verdicts import MAYBE
 from tests.guarding import registered, urlconf
 from tests.shop.models import Product
 
@@ -33,7 +35,7 @@ def asgi(url, method="get"):
 
 @pytest.fixture(params=[wsgi, asgi], ids=["wsgi", "asgi"])
 def ask(request, settings):
-    """``ask(url)`` under WSGI and ASGI, without the middleware, which would answer first."""
+    """``ask(url)`` under WSGI and ASGI, without the middleware: the decorator works alone."""
     settings.MIDDLEWARE = [name for name in settings.MIDDLEWARE if name != GUARD]
     return request.param
 
@@ -73,8 +75,29 @@ def test_an_absent_id_is_not_found_and_asks_nothing(ask, shop, url, django_asser
         response = ask(url.format(8))
 
     assert response.status_code == 404
-    assert response["Cache-Control"] == "no-store"
     assert not response.cookies
+
+
+@pytest.mark.parametrize("client", [wsgi, asgi], ids=["wsgi", "asgi"])
+@pytest.mark.parametrize("url", ["/decorated/{}/", "/decorated-async/{}/"])
+def test_with_the_middleware_the_request_is_asked_for_once_and_counts_once(client, shop, url, monkeypatch):
+    """The decorator, and the view's own query, share one answer; the response is kept out of caches."""
+    asked = []
+    ask_ = registry["product"].live.ask
+    monkeypatch.setattr(registry["product"].live, "ask", lambda key: asked.append(key) or ask_(key))
+    monkeypatch.setattr(registry["product"].live, "ask_now", lambda key: None)
+    monkeypatch.setattr(registry["product"].live, "aask", _none)
+    registry["product"].tallies.forget()
+    absent, existing = client(url.format(8)), client(url.format(7))
+
+    assert (absent.status_code, absent["Cache-Control"], existing.status_code) == (404, "no-store", 200)
+    assert len(asked) == 2
+    assert registry["product"].tallies.read()[BLOCKED] == 1
+    assert SPARED not in registry["product"].tallies.read()
+
+
+async def _none(key):
+    return None
 
 
 @pytest.mark.parametrize("url", ["/decorated/{}/", "/decorated-async/{}/"])
@@ -97,14 +120,14 @@ def test_only_get_and_head_are_answered(ask, shop, settings, kind):
 
 @both_kinds
 def test_the_sites_own_page_is_answered(ask, shop, settings, kind):
-    """``handler404`` makes the page."""
+    """``handler404`` makes the page, of what ``get_object_or_404`` would say."""
 
     def handler404(request, exception):
         return HttpResponseNotFound(f"our own page: {exception}")
 
     settings.ROOT_URLCONF = urlconf(path("<int:pk>/", spy(kind, [])), handler404=handler404)
 
-    assert ask("/8/").content == b"our own page: no such product"
+    assert ask("/8/").content == b"our own page: No Product matches the given query."
 
 
 @both_kinds
@@ -166,12 +189,12 @@ def test_under_asgi_the_rows_are_read_in_a_thread(shop, clock, monkeypatch):
     view = spy("async", [])
 
     async def visit():
-        response = await view(RequestFactory().get("/"), pk=8)
-        return response.status_code, threading.get_ident()
+        with pytest.raises(Http404):
+            await view(RequestFactory().get("/"), pk=8)
+        return threading.get_ident()
 
-    status, loop = async_to_sync(visit)()
+    loop = async_to_sync(visit)()
 
-    assert status == 404
     assert threads
     assert loop not in threads
 
@@ -179,7 +202,7 @@ def test_under_asgi_the_rows_are_read_in_a_thread(shop, clock, monkeypatch):
 def test_several_fields_are_named_or_found(fresh, db, monkeypatch):
     """A composite's arguments are found by the fields' names, or said field by field."""
     asked = []
-    monkeypatch.setattr(registry["place"], "decide", lambda value: asked.append(list(value)))
+    monkeypatch.setattr(registry["place"], "decide", lambda value: asked.append(list(value)) or MAYBE)
 
     @guarded("place")
     def usual(request, slug, country):
@@ -224,9 +247,10 @@ def test_class_based_views(shop):
     whole = guarded("product", arg="pk")(Page.as_view())
     async_page = guarded("product")(AsyncPage.as_view())
 
-    assert [Page.as_view()(get(), pk=pk).status_code for pk in (7, 8)] == [200, 404]
-    assert [whole(get(), pk=pk).status_code for pk in (7, 8)] == [200, 404]
-    assert [async_to_sync(async_page)(get(), pk=pk).status_code for pk in (7, 8)] == [200, 404]
+    for view in (Page.as_view(), whole, async_to_sync(async_page)):
+        assert view(get(), pk=7).content == b"seen"
+        with pytest.raises(Http404, match="No Product matches the given query"):
+            view(get(), pk=8)
 
 
 def test_a_decorated_view_is_what_it_was():
@@ -328,7 +352,6 @@ def test_methods_are_guarded(ask, shop, settings, clock, view):
     answers = [ask(url) for url in ("/8/", "/7/", "/8/")]
 
     assert [answer.status_code for answer in answers] == [404, 200, 404]
-    assert answers[0]["Cache-Control"] == "no-store"
 
 
 def test_a_decorated_view_says_by_which_guard():

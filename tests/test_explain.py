@@ -13,7 +13,7 @@ from django.urls import path
 from bloomguard import verdicts
 from bloomguard.counting.counts import counts
 from bloomguard.guards import registry
-from bloomguard.routing.explain import MEANING
+from bloomguard.routes.explain import MEANING
 from tests.guarding import registered, urlconf
 from tests.shop import features, views
 from tests.shop.models import Article, Place, Product
@@ -39,11 +39,17 @@ def explained(capsys, *arguments):
     ("url", "method", "verdict", "reason", "outcome"),
     [
         ("/products/7/", "GET", "maybe", "maybe", "passes"),
-        ("/products/8/", "GET", "absent", "absent", "404 by the middleware or the door"),
+        ("/products/8/", "GET", "absent", "absent", "404 at the route, or at the door"),
         ("/products-str/x/", "GET", "unknown", "unkeyable", "passes"),
-        (f"/products/{10**30}/", "GET", "absent", "out of range", "404 by the middleware or the door"),
+        (
+            f"/products/{10**30}/",
+            "GET",
+            "absent",
+            "out of range",
+            "404 at the route, or at the door",
+        ),
         ("/products/8/", "POST", "absent", "absent", "passes: the guard answers GET, HEAD alone"),
-        ("/decorated/8/", "GET", "absent", "absent", "404 by @guarded"),
+        ("/decorated/8/", "GET", "absent", "absent", "404 at the route (by @guarded, where it stands in the view)"),
     ],
 )
 def test_a_path_is_explained(shop, capsys, url, method, verdict, reason, outcome):
@@ -123,14 +129,18 @@ def test_a_view_that_nobody_guards_is_told_of(shop, capsys, settings):
     assert found["unguarded"]
 
 
-def test_a_route_that_passes_says_what_is_in_the_way(shop, capsys):
-    """A named route whose view demands something of the user."""
-    with registered(Product, name="named", routes=["decorated"]):
+@pytest.mark.parametrize(
+    ("attributes", "outcome"),
+    [({}, "404 at the lookup (not before the view: Decorated.dispatch runs first)"),
+     ({"lookups": False}, "passes (not before the view: Decorated.dispatch runs first)")],
+)  # fmt: skip
+def test_a_route_that_is_closed_says_what_is_in_the_way(build, capsys, attributes, outcome):
+    """A named route whose view demands something of the user is answered at its lookup, if the guard does that."""
+    with registered(Product, name="named", routes=["decorated"], **attributes):
+        build("named")
         found = explained(capsys, "/decorated/8/", "--urlconf", "tests.shop.features")
 
-    assert [answer["outcome"] for answer in found["guards"] if answer["guard"] == "named"] == [
-        "passes: a decorator of django.contrib.auth demands something of the user"
-    ]
+    assert [answer["outcome"] for answer in found["guards"] if answer["guard"] == "named"] == [outcome]
 
 
 def test_a_path_in_a_language(build, capsys, settings):
@@ -140,7 +150,7 @@ def test_a_path_in_a_language(build, capsys, settings):
         build("auto")
         found = explained(capsys, "/de/p/8/")
 
-    assert [(answer["guard"], answer["verdict"]) for answer in found["guards"]] == [("auto", "absent")]
+    assert [answer["verdict"] for answer in found["guards"] if answer["guard"] == "auto"] == ["absent"]
 
 
 def test_before_the_first_build(fresh, transactional_db, capsys):
@@ -225,27 +235,30 @@ def headers(client, *urls):
 @pytest.mark.parametrize("client", [Client, AsyncClient], ids=["wsgi", "asgi"])
 @pytest.mark.parametrize("middleware", [["bloomguard.middleware.BloomGuardMiddleware"], []], ids=["middleware", "none"])
 def test_in_debug_a_header_says_the_verdict(shop, settings, client, middleware):
-    """What the middleware and ``@guarded`` were told, whoever answers; nothing where no guard was asked."""
+    """What the request's guards said, whoever answers; nothing where no guard was asked, or without the middleware."""
     settings.DEBUG, settings.MIDDLEWARE = True, middleware
     early = ["product: maybe", "product: absent", "product: absent (out of range)", "product: unknown (unkeyable)"]
     urls = ["/products/7/", "/products/8/", f"/products/{10**30}/", "/products-str/x/"]
 
     assert headers(client, *urls) == (early if middleware else [None] * 4)
     for view in ("decorated", "decorated-async"):
-        assert headers(client, f"/{view}/7/", f"/{view}/8/") == early[:2]
+        assert headers(client, f"/{view}/7/", f"/{view}/8/") == (early[:2] if middleware else [None] * 2)
     assert headers(client, "/nothing/") == [None]
 
 
 @pytest.mark.parametrize("client", [Client, AsyncClient], ids=["wsgi", "asgi"])
-def test_in_debug_a_view_that_answers_itself_tells_too(build, settings, client):
-    """A route that is answered once its view is known has the header as well."""
+def test_in_debug_a_lookup_tells_too(build, settings, client):
+    """A route that is answered at its view's query has the header as well."""
     settings.DEBUG, settings.MIDDLEWARE = True, ["bloomguard.middleware.BloomGuardMiddleware"]
     settings.ROOT_URLCONF = "tests.shop.features"
     Product.objects.create(pk=7)
     with registered(Product, name="auto", routes="auto"):
         build("auto")
 
-        assert headers(client, "/own-queryset/7/", "/own-queryset/8/") == ["auto: maybe", "auto: absent"]
+        assert headers(client, "/own-queryset/7/", "/own-queryset/8/") == [
+            "product: unknown (cold), auto: maybe",
+            "product: unknown (cold), auto: absent",
+        ]
 
 
 def test_without_debug_nobody_is_told(shop, settings):

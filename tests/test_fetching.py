@@ -1,4 +1,4 @@
-"""What views ask of a guard: verdicts, which of many exist, a row or 404; and the async twins."""
+"""What views ask of a guard: verdicts, and which of many exist; and the async twins."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import threading
 
 import pytest
 from asgiref.sync import async_to_sync
-from django.http import Http404
 
 from bloomguard.exceptions import StoreError
 from bloomguard.guards import Verdict, guards, registry
@@ -16,7 +15,7 @@ from bloomguard.stores import stores
 from bloomguard.sync import state
 from tests.conftest import forget
 from tests.servers import valkey
-from tests.shop.models import Article, Diary, Order, Place, Product
+from tests.shop.models import Article, Place, Product
 
 
 @pytest.fixture
@@ -158,56 +157,3 @@ def test_many_values_are_one_trip(transactional_db, settings, clock, monkeypatch
     assert kept == list(range(1, 1_001))
     assert len(trips) == 1
     forget()
-
-
-# -- a row or 404
-
-
-@pytest.mark.parametrize("name", ["get_object_or_404", "aget_object_or_404"])
-class TestGetObjectOr404:
-    def test_a_row(self, shop, name, django_assert_num_queries):
-        """What exists costs its one query."""
-        with django_assert_num_queries(1):
-            assert twin(guards["product"], name)("7").pk == 7
-        assert twin(guards["place"], name)(("DE", "ulm")).country == "DE"
-        assert twin(guards["place"], name)({"slug": "ulm", "country": "DE"}).country == "DE"
-
-    def test_no_row(self, shop, name, django_assert_num_queries):
-        """What does not costs none; the message is that of Django's shortcut."""
-        with django_assert_num_queries(0), pytest.raises(Http404, match=r"^No Product matches the given query\.$"):
-            twin(guards["product"], name)(11)
-
-    def test_of_a_queryset(self, shop, name, django_assert_num_queries):
-        """A queryset or a manager says of which rows; narrower ones are guarded as well."""
-        rows = Product.objects.filter(name="tea")
-        with django_assert_num_queries(0), pytest.raises(Http404):
-            twin(guards["product"], name)(11, rows)
-        with django_assert_num_queries(1), pytest.raises(Http404):
-            twin(guards["product"], name)(7, rows)
-        assert twin(guards["product"], name)(7, Product.objects).pk == 7
-
-    def test_by_default_of_the_public_rows(self, shop, name, django_assert_num_queries):
-        """A soft-deleted row is not found, but for those who ask for all rows."""
-        with pytest.raises(Http404):
-            twin(guards["article"], name)("dead")
-        assert twin(guards["article"], name)("dead", Article.objects.all()).deleted
-        with django_assert_num_queries(0), pytest.raises(Http404):
-            twin(guards["article"], name)("none")
-
-    @pytest.mark.parametrize(
-        ("guard", "value"), [("product", "tea"), ("order", "no-uuid"), ("diary", "2024-13-01"), ("place", ("DE",))]
-    )
-    def test_of_what_no_row_can_have(self, fresh, db, name, guard, value):
-        """A value that the field cannot hold is not found, with a filter or without."""
-        with pytest.raises(Http404):
-            twin(guards[guard], name)(value)
-
-    def test_without_a_filter(self, fresh, db, name):
-        """The database answers."""
-        Order.objects.create(pk="00000000-0000-0000-0000-000000000007")
-        Diary.objects.create(day="2024-12-24")
-
-        assert twin(guards["order"], name)("0" * 31 + "7").pk.int == 7
-        assert twin(guards["diary"], name)("2024-12-24").day.day == 24
-        with pytest.raises(Http404):
-            twin(guards["order"], name)("0" * 31 + "8")

@@ -6,10 +6,12 @@ import threading
 
 import pytest
 from asgiref.sync import async_to_sync
+from django.db import connection
 from django.http import HttpResponse, HttpResponseNotFound, StreamingHttpResponse
 from django.template import engines
 from django.template.response import TemplateResponse
 from django.test import AsyncClient, Client
+from django.test.utils import CaptureQueriesContext
 from django.urls import path
 
 from bloomguard.guards import registry
@@ -123,13 +125,13 @@ def test_a_post_passes(browser, shop):
 
 
 def test_the_sites_own_page_is_answered(browser, shop, settings):
-    """The 404 is the one that the site's ``handler404`` makes, told which guard said so."""
+    """The 404 is the one that the site's ``handler404`` makes, told what the view would have told it."""
     settings.ROOT_URLCONF = urlconf(path("p/<int:pk>/", views.product, name="product"), handler404=handler404)
 
     with registered(Product, name="own", routes=["product"]):
         response = browser.get("/p/8/")
 
-    assert response.content == b"our own page: no such product"
+    assert response.content == b"our own page: No Product matches the given query."
     assert response.status_code == 404
 
 
@@ -159,24 +161,31 @@ def test_a_page_that_streams_keeps_streaming(shop, settings, client):
 
 
 def test_a_page_that_fails_is_the_sites_500(browser, shop, settings):
-    """A broken ``handler404`` fails as it does without bloomguard."""
+    """A broken ``handler404`` fails as it does without bloomguard: after the view."""
+    called = []
 
     def handler(request, exception):
         raise RuntimeError("broken page")
 
-    settings.ROOT_URLCONF = urlconf(path("p/<int:pk>/", views.product, name="product"), handler404=handler)
+    def view(request, pk):
+        called.append(pk)
+        return views.product(request, pk)
+
+    settings.ROOT_URLCONF = urlconf(path("p/<int:pk>/", view, name="product"), handler404=handler)
 
     assert browser.get("/p/8/").status_code == 500
+    assert called == [8]
 
 
-def test_in_debug_mode_djangos_page_says_why(browser, shop, settings):
-    """With ``DEBUG`` the technical 404 names the guard."""
+def test_in_debug_mode_djangos_page_is_answered_and_a_header_says_why(browser, shop, settings):
+    """With ``DEBUG`` it is the technical 404, and ``X-Bloomguard`` names the guard."""
     settings.DEBUG = True
     response = browser.get("/products/8/")
 
     assert response.status_code == 404
-    assert b"no such product" in response.content
+    assert b"No Product matches the given query." in response.content
     assert response["Cache-Control"] == "no-store"
+    assert response["X-Bloomguard"] == "product: absent"
 
 
 def test_an_answered_request_sets_no_cookie(browser, shop):
@@ -197,7 +206,7 @@ def test_the_404_is_logged_once_as_django_logs_it(browser, shop, caplog):
 
 @pytest.mark.parametrize("trouble", ["no filter", "fenced", "no folder", "no database"])
 def test_what_is_not_certain_passes(browser, shop, trouble, clock, caplog, monkeypatch):
-    """Without a filter, fenced, without the store or the state rows, the view answers."""
+    """Without a filter, fenced, without the store or the state rows, the view and its query answer."""
     live = registry["product"].live
     if trouble == "no filter":
         live.store.drop("product", state.table.current("product").active)
@@ -222,18 +231,22 @@ def test_what_is_not_certain_passes(browser, shop, trouble, clock, caplog, monke
         clock.sleep(5)
         monkeypatch.setattr(state.table.connection, "execute", fail)
 
-    responses = [browser.get(f"/products/{pk}/") for pk in (7, 8, 9)]
+    with CaptureQueriesContext(connection) as queries:
+        responses = [browser.get(f"/products/{pk}/") for pk in (7, 8, 9)]
 
     assert [response.status_code for response in responses] == [200, 404, 404]
-    assert ["Cache-Control" in response for response in responses] == [False] * 3
+    assert len([query for query in queries if "shop_product" in query["sql"]]) == 3
+    # A cold guard's 404 looks like an armed one's: nobody learns from a header which rows are hidden.
+    assert [response.get("Cache-Control") for response in responses] == [None, "no-store", "no-store"]
 
 
-def test_a_fenced_guard_answers_again_after_a_rebuild(browser, shop, build):
+def test_a_fenced_guard_answers_again_after_a_rebuild(browser, shop, build, django_assert_num_queries):
     """A rebuild arms the guard again."""
     state.table.fence("product", "a test")
     build("product")
 
-    assert browser.get("/products/8/")["Cache-Control"] == "no-store"
+    with django_assert_num_queries(0):
+        assert browser.get("/products/8/").status_code == 404
 
 
 def test_a_row_of_another_process_is_seen_when_the_lease_ends(browser, shop, clock):
@@ -306,11 +319,49 @@ def test_it_is_sync_or_async_as_what_it_wraps():
 
 
 @pytest.mark.parametrize("place", [0, 1, -1])
-def test_it_works_anywhere_in_the_stack(browser, shop, settings, place):
-    """First, second or last in ``MIDDLEWARE``."""
+def test_it_works_anywhere_in_the_stack(browser, shop, settings, place, django_assert_num_queries):
+    """First, second or last in ``MIDDLEWARE``: no query for an absent ID, at the route or at the lookup."""
     others = [name for name in settings.MIDDLEWARE if name != GUARD]
     others.insert(len(others) if place < 0 else place, GUARD)
     settings.MIDDLEWARE = others
 
-    assert browser.get("/products/8/")["Cache-Control"] == "no-store"
+    with django_assert_num_queries(0):
+        assert browser.get("/products/8/")["Cache-Control"] == "no-store"
     assert browser.get("/products/7/").content == b"product 7"
+
+
+def test_applies_opts_out(browser, shop, settings, monkeypatch):
+    """A request that the guard does not mind reaches the view and its query; it is asked where an answer is due."""
+    asked = []
+    called = []
+
+    def applies(request):
+        asked.append(request.get_full_path())
+        return "preview" not in request.GET
+
+    def view(request, pk):
+        called.append(pk)
+        return views.product(request, pk)
+
+    settings.ROOT_URLCONF = urlconf(path("p/<int:pk>/", view, name="product"))
+    monkeypatch.setattr(registry["product"], "applies", applies)
+    with CaptureQueriesContext(connection) as queries:
+        statuses = [browser.get(url).status_code for url in ("/p/7/", "/p/8/", "/p/9/?preview=1")]
+
+    assert statuses == [200, 404, 404]
+    assert called == [7, 9]
+    assert len(queries) == 2
+    assert set(asked) == {"/p/8/", "/p/9/?preview=1"}
+
+
+def test_an_error_inside_passes_and_is_logged_once(browser, shop, monkeypatch, caplog):
+    """``applies`` that raises is no 500: the view answers, and the log says so once."""
+
+    def fail(request):
+        raise RuntimeError("oops")
+
+    monkeypatch.setattr(registry["product"], "applies", fail)
+    statuses = [browser.get(f"/products/{pk}/").status_code for pk in (7, 8, 9)]
+
+    assert statuses == [200, 404, 404]
+    assert [record.levelname for record in caplog.records if record.name == "bloomguard"] == ["ERROR"]

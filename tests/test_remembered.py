@@ -4,33 +4,35 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 
 import pytest
 from asgiref.sync import async_to_sync
+from django.contrib.admin import AdminSite
+from django.contrib.auth import get_user_model
 from django.db import connection, connections, transaction
-from django.http import Http404, HttpResponse, HttpResponseNotFound
+from django.db.models import Q
+from django.http import HttpResponse, HttpResponseNotFound
 from django.test import AsyncClient, Client
 from django.test.utils import CaptureQueriesContext
 from django.urls import path
-from django.views.generic import DetailView
+from django.views.generic import DetailView, UpdateView
 from rest_framework import serializers
 from rest_framework.generics import RetrieveAPIView
 
 from bloomguard import remembered
-from bloomguard.contrib.rest_framework import GuardedObjectMixin as GuardedApiMixin
 from bloomguard.decorators import guarded
 from bloomguard.guards import Verdict, guards
-from bloomguard.managers import GuardedManager
+from bloomguard.lookups.scope import guarded_lookups
 from bloomguard.remembered import shelf
 from bloomguard.sync import state
 from bloomguard.verdicts import ABSENT, MAYBE, REMEMBERED
-from bloomguard.views import GuardedObjectMixin
 from tests import database
 from tests.conftest import forget
 from tests.guarding import urlconf
 from tests.servers import valkey
 from tests.shop import views
-from tests.shop.models import Article, Product
+from tests.shop.models import Article, Bundle, Product
 
 GUARD = "bloomguard.middleware.BloomGuardMiddleware"
 
@@ -71,27 +73,28 @@ def found(product):
     return false_positives(product, 1)[0]
 
 
-def get_object_or_404(value):
-    try:
-        return guards["product"].get_object_or_404(value)
-    except Http404:
-        return None
+def first(value):
+    """The row as a view looks for it, or none."""
+    with guarded_lookups():
+        return Product.objects.filter(pk=value).first()
 
 
-async def aget_object_or_404(value):
-    try:
-        return await guards["product"].aget_object_or_404(value)
-    except Http404:
-        return None
+async def afirst(value):
+    with guarded_lookups():
+        return await Product.objects.filter(pk=value).afirst()
 
 
-def manager(value):
-    objects = GuardedManager()
-    objects.model = Product
-    try:
-        return objects.get(pk=value)
-    except Product.DoesNotExist:
-        return None
+def get(value):
+    with guarded_lookups():
+        try:
+            return Product.objects.get(pk=value)
+        except Product.DoesNotExist:
+            return None
+
+
+def exists(value):
+    with guarded_lookups():
+        return Product.objects.filter(pk=value).exists() or None
 
 
 def page(view, *middleware):
@@ -113,8 +116,12 @@ class Detail(DetailView):
         return HttpResponse(self.object.pk)
 
 
-class GuardedDetail(GuardedObjectMixin, Detail):
-    pass
+class Update(UpdateView):
+    model = Product
+    fields = ("name",)
+
+    def render_to_response(self, context):
+        return HttpResponse(self.object.pk)
 
 
 class Serializer(serializers.ModelSerializer):
@@ -123,7 +130,7 @@ class Serializer(serializers.ModelSerializer):
         fields = ("pk",)
 
 
-class Api(GuardedApiMixin, RetrieveAPIView):
+class Api(RetrieveAPIView):
     queryset = Product.objects.all()
     serializer_class = Serializer
 
@@ -139,44 +146,59 @@ def apage(view, *middleware):
     return lambda value, settings: visit(value, settings, AsyncClient)
 
 
-#: How one looks for a product, and what that costs at most: where the guard cannot know what a view has asked the
-#: database, it asks for itself.
+def admin(value, settings):
+    """The admin's change view, for somebody who may see it."""
+    settings.ROOT_URLCONF = urlconf(path("admin/", site.urls))
+    client = Client()
+    user = get_user_model().objects.filter(username="root").first()
+    client.force_login(user or get_user_model().objects.create_superuser("root"))
+    return client.get(f"/admin/shop/product/{value}/change/").status_code == 200 or None
+
+
+site = AdminSite()
+site.register(Product)
+
 WAYS = {
-    "get_object_or_404": (lambda value, settings: get_object_or_404(value), 1),
-    "aget_object_or_404": (lambda value, settings: async_to_sync(aget_object_or_404)(value), 1),
-    "manager": (lambda value, settings: manager(value), 1),
-    "mixin": (page(GuardedDetail.as_view()), 1),
-    "rest framework": (page(Api.as_view()), 2),
-    "middleware": (page(views.product, GUARD), 2),
-    "middleware, DetailView": (page(Detail.as_view(), GUARD), 2),
-    "middleware, mixin": (page(GuardedDetail.as_view(), GUARD), 1),
-    "middleware, decorator": (page(guarded("product")(views.product), GUARD), 2),
-    "decorator": (page(guarded("product")(views.product)), 2),
-    "decorator, no exception": (page(answering), 2),
-    "async middleware": (apage(views.product_async, GUARD), 2),
-    "async decorator": (apage(guarded("product")(views.product_async)), 2),
+    "first": lambda value, settings: first(value),
+    "afirst": lambda value, settings: async_to_sync(afirst)(value),
+    "get": lambda value, settings: get(value),
+    "exists": lambda value, settings: exists(value),
+    "function": page(views.product, GUARD),
+    "DetailView": page(Detail.as_view(), GUARD),
+    "UpdateView": page(Update.as_view(), GUARD),
+    "rest framework": page(Api.as_view(), GUARD),
+    "decorator": page(guarded("product")(views.product), GUARD),
+    "decorator, no exception": page(answering, GUARD),
+    "async view": apage(views.product_async, GUARD),
+    "async decorator": apage(guarded("product")(views.product_async), GUARD),
+    "admin": admin,
 }
 
 
 @pytest.fixture(params=WAYS)
 def look(request, settings):
     """``look(value)`` gives something only if there is such a product."""
-    visit, most = WAYS[request.param]
-
-    def look(value):
-        return visit(value, settings)
-
-    look.most = most
-    return look
+    return lambda value: WAYS[request.param](value, settings)
 
 
-def test_a_replay_costs_no_query(found, look, django_assert_num_queries, django_assert_max_num_queries):
-    """However one looks: the first time the database is asked, from then on nobody."""
-    with django_assert_max_num_queries(look.most):
-        assert look(found) is None
+@contextmanager
+def product_queries():
+    """The statements that read the table of products."""
+    found = []
+    with CaptureQueriesContext(connection) as queries:
+        yield found
+    found += [query["sql"] for query in queries if 'FROM "shop_product"' in query["sql"]]
 
-    with django_assert_num_queries(0):
-        assert [look(found) for _ in range(5)] == [None] * 5
+
+def test_a_replay_costs_no_query(product, look):
+    """However one looks: a hundred false positives cost a query each, and a replay of them none."""
+    values = false_positives(product, 100)
+    with product_queries() as queries:
+        assert [look(value) for value in values] == [None] * 100
+    with product_queries() as replayed:
+        assert [look(value) for _ in range(3) for value in values] == [None] * 300
+
+    assert (len(queries), replayed) == (100, [])
 
 
 def test_a_row_made_later_is_seen_at_once(found, look):
@@ -193,26 +215,22 @@ def test_a_row_made_later_is_seen_at_once(found, look):
 
 
 def test_what_a_view_hides_is_not_taken_for_absent(product, settings, django_assert_num_queries):
-    """A view's 404 is no proof; and an ID that exists is asked for once a minute, not each time."""
+    """A view's 404 is no proof, and makes nobody ask the database."""
     visit = page(lambda request, pk: HttpResponse(status=404), GUARD)
-    with django_assert_num_queries(1):
+    with django_assert_num_queries(0):
         for _ in range(5):
             visit(7, settings)
 
     assert product.decide(7) is MAYBE
 
 
-def test_other_requests_teach_nothing(found, product, settings, django_assert_num_queries):
-    """Neither do routes that nobody guards, nor methods, nor paths of no route."""
-    settings.ROOT_URLCONF = urlconf(
-        path("other/<int:pk>/", lambda request, pk: HttpResponse(status=404)),
-        path("<int:pk>/", lambda request, pk: HttpResponse(status=404), name="product"),
-    )
-    with django_assert_num_queries(0):
-        Client().get(f"/other/{found}/")
-        Client().post(f"/{found}/")
-        Client().get("/nowhere/")
+def test_other_requests_teach_nothing(found, product, settings):
+    """A POST is answered by the database alone, and by nothing else."""
+    settings.ROOT_URLCONF = urlconf(path("<int:pk>/", views.product, name="product"))
+    with product_queries() as queries:
+        assert [Client().post(f"/{found}/").status_code for _ in range(2)] == [404, 404]
 
+    assert len(queries) == 2
     assert product.decide(found) is MAYBE
 
 
@@ -230,13 +248,13 @@ def test_in_every_store(kind, build, settings, monkeypatch, tmp_path, django_ass
     products()
     build("product")
     found = false_positives(guards["product"], 1)[0]
-    get_object_or_404(found)
+    first(found)
 
     with django_assert_num_queries(0):
-        assert get_object_or_404(found) is None
+        assert first(found) is None
     assert guards["product"].decide_many([1, found]) == [MAYBE, REMEMBERED]
     Product.objects.create(pk=found)
-    assert get_object_or_404(found) is not None
+    assert first(found) is not None
 
 
 @pytest.mark.django_db(transaction=True, databases="__all__")
@@ -249,11 +267,11 @@ def test_on_every_database(clock, monkeypatch):
     products()
     Rebuild(guards["product"], sleep=clock.sleep).run()
     found = false_positives(guards["product"], 1)[0]
-    get_object_or_404(found)
+    first(found)
 
     assert guards["product"].decide(found) is REMEMBERED
     Product.objects.create(pk=found)
-    assert get_object_or_404(found) is not None
+    assert first(found) is not None
 
 
 def test_text_and_soft_deleted_rows(build, monkeypatch):
@@ -264,14 +282,16 @@ def test_text_and_soft_deleted_rows(build, monkeypatch):
     build("article")
     guard = guards["article"]
     slug = next(slug for slug in map("dead-{}".format, range(1_000)) if guard.decide(slug) is MAYBE)
-    with pytest.raises(Http404):
-        guard.get_object_or_404(slug)
+    alive = Article.objects.filter(deleted=False, slug=slug)
+    with guarded_lookups():
+        assert not alive.exists()
 
     known = guard.decide(slug)
     Article.objects.filter(slug=slug).update(deleted=False)
 
     assert known is REMEMBERED
-    assert guard.get_object_or_404(slug).slug == slug
+    with guarded_lookups():
+        assert alive.get().slug == slug
 
 
 # -- what proves nothing
@@ -283,13 +303,13 @@ def test_a_transaction_proves_nothing(found, product):
     with transaction.atomic():
         Product.objects.filter(pk=5).delete()
         for value in (found, 5):
-            assert get_object_or_404(value) is None
-            assert manager(value) is None
+            assert first(value) is None
+            assert get(value) is None
             assert product.get_or_load(value, lambda value: None) is None
         transaction.set_rollback(True)
 
     assert product.decide(found) is MAYBE
-    assert get_object_or_404(5) is not None
+    assert first(5) is not None
 
 
 def test_a_thread_without_a_connection_needs_none_where_nothing_is_asked(found, product):
@@ -307,13 +327,55 @@ def test_a_thread_without_a_connection_needs_none_where_nothing_is_asked(found, 
         assert list(elsewhere.map(opened, [absent, found, found])) == [False, True, False]
 
 
-def test_other_rows_prove_nothing(product):
+@pytest.mark.parametrize(
+    "rows",
+    [
+        lambda one: one.exclude(name=""),
+        lambda one: one.filter(pk__gt=99_999),
+        lambda one: one.filter(name="another"),
+        lambda one: one.filter(Q(name="a") | Q(name="b")),
+        lambda one: one[5:],
+        lambda one: one.filter(review__pk=1),
+        lambda one: Bundle.objects.filter(pk__in=one),
+        lambda one: one.none(),
+    ],
+    ids=["exclude", "greater", "condition", "or", "offset", "join", "child", "none"],
+)
+def test_other_rows_prove_nothing(product, found, rows):
     """A miss among some of the rows says nothing of the others."""
-    for rows in (Product.objects.exclude(name=""), Product.objects.filter(pk__gt=7), Product.objects.none()):
-        with pytest.raises(Http404):
-            product.get_object_or_404(7, rows)
+    with guarded_lookups():
+        for value in (7, found):
+            assert list(rows(Product.objects.filter(pk=value))) == []
 
-    assert get_object_or_404(7) is not None
+    assert product.decide(7) is MAYBE
+    assert product.decide(found) is MAYBE
+
+
+def test_two_values_for_the_key_prove_nothing(product, found):
+    """No row has both, which says nothing of either."""
+    with guarded_lookups():
+        assert not Product.objects.filter(pk=7).filter(pk=found).exists()
+        assert not Product.objects.filter(pk=found).filter(pk=7).exists()
+
+    assert product.decide(7) is MAYBE
+    assert product.decide(found) is MAYBE
+
+
+@pytest.mark.django_db(transaction=True, databases="__all__")
+def test_another_database_proves_nothing(product, found):
+    """A query that a project sends elsewhere says nothing of the guard's rows."""
+    with guarded_lookups():
+        assert not Product.objects.using("postgresql").filter(pk=7).exists()
+
+    assert product.decide(7) is MAYBE
+
+
+def test_a_related_row_that_is_missing_proves_nothing(product):
+    """``select_related`` joins: a row without its other half is none."""
+    with guarded_lookups():
+        assert Bundle.objects.select_related("product_ptr").filter(pk=7).first() is None
+
+    assert product.decide(7) is MAYBE
 
 
 def test_a_loader_proves_nothing(found, product):
@@ -341,16 +403,16 @@ def test_a_scan_that_goes_on_proves_nothing(product, clock):
     thread.start()
     thread.join()
     assert product.decide(1) is MAYBE  # by now the new generation answers
-    assert get_object_or_404(3_000_000) is None  # the snapshot's own truth
+    assert first(3_000_000) is None  # the snapshot's own truth
     scan.close()
 
-    assert get_object_or_404(3_000_000) is not None
+    assert first(3_000_000) is not None
 
 
 def test_a_normalizer_proves_nothing(found, product, monkeypatch):
     """Several values may have one key, and only one of them was looked for."""
     monkeypatch.setattr(type(product), "normalize", lambda self, value: value.lower())
-    get_object_or_404(found)
+    first(found)
 
     assert product.decide(found) is MAYBE
 
@@ -360,7 +422,7 @@ def test_a_normalizer_proves_nothing(found, product, monkeypatch):
 
 def test_for_a_minute(found, product, clock):
     """Then the database is asked again."""
-    get_object_or_404(found)
+    first(found)
     clock.now += 59
     assert product.decide(found) is REMEMBERED
     clock.now += 2
@@ -370,7 +432,7 @@ def test_for_a_minute(found, product, clock):
 
 def test_only_of_the_generation_that_answers(found, product, build):
     """A rebuild, in whose recent filter the row need not be, begins anew."""
-    get_object_or_404(found)
+    first(found)
     build("product")
 
     assert product.decide(found) is not REMEMBERED
@@ -381,7 +443,7 @@ def test_the_last_ones_alone(product, monkeypatch):
     monkeypatch.setattr(remembered, "MOST_KEYS", 3)
     values = false_positives(product, 5)
     for value in values:
-        get_object_or_404(value)
+        first(value)
 
     assert [product.decide(value) is REMEMBERED for value in values] == [False, False, True, True, True]
 
@@ -390,9 +452,9 @@ def test_what_is_over_leaves_nothing_behind(product, clock):
     """After a minute the next one that is remembered takes the place of those before."""
     old, new = false_positives(product, 5), false_positives(product, 1, start=50_000)[0]
     for value in old:
-        get_object_or_404(value)
+        first(value)
     clock.sleep(remembered.SECONDS + 1)
-    get_object_or_404(new)
+    first(new)
 
     assert product.live.found_out.marks == {hash(product.keys.key(new))}
     assert len(product.live.found_out._missing.until) == 1
@@ -400,7 +462,7 @@ def test_what_is_over_leaves_nothing_behind(product, clock):
 
 def test_no_key_is_kept(found, product):
     """What is remembered is a digest, which tells nothing of the ID."""
-    get_object_or_404(found)
+    first(found)
     (_, digest), *others = product.live.found_out._missing.until
 
     assert others == []
@@ -410,7 +472,7 @@ def test_no_key_is_kept(found, product):
 
 def test_a_child_process_remembers_nothing(found, product):
     """What a fork copies might be of a store that is another one here."""
-    get_object_or_404(found)
+    first(found)
     product.live._after_fork()
 
     assert product.decide(found) is MAYBE
@@ -421,7 +483,7 @@ def test_a_child_process_remembers_nothing(found, product):
 
 def test_only_under_a_lease(found, product, clock, monkeypatch):
     """Whoever may have missed a fence asks the database."""
-    get_object_or_404(found)
+    first(found)
     clock.now += 5
     monkeypatch.setattr(state.table, "renew", lambda **kwargs: False)
 
@@ -430,7 +492,7 @@ def test_only_under_a_lease(found, product, clock, monkeypatch):
 
 def test_not_while_fenced(found, product, clock):
     """A writer that could not add has fenced the guard."""
-    get_object_or_404(found)
+    first(found)
     state.table.fence("product", "for a test")
     clock.now += 5
 
@@ -439,17 +501,17 @@ def test_not_while_fenced(found, product, clock):
 
 def test_a_recent_filter_that_is_lost_is_not_an_empty_one(found, product, caplog):
     """Who cannot open it remembers nothing, and a write that it does not reach fences the guard."""
-    get_object_or_404(found)
+    first(found)
     store = product.live.store
     (name,) = store.names(shelf("product"))
     store.drop(shelf("product"), name)
     forget()
 
-    assert get_object_or_404(found) is None
+    assert first(found) is None
     assert product.decide(found) is MAYBE
     Product.objects.create(pk=found)
     assert state.table.current("product").status == "fenced"
-    assert get_object_or_404(found) is not None
+    assert first(found) is not None
 
 
 def test_a_store_that_fails_is_asked_for_nothing(found, product, monkeypatch):
@@ -459,7 +521,7 @@ def test_a_store_that_fails_is_asked_for_nothing(found, product, monkeypatch):
     def fail(key):
         raise StoreUnavailable("gone", "for a test")
 
-    get_object_or_404(found)
+    first(found)
     (recent,) = product.live.found_out._recent.values()
     monkeypatch.setattr(recent, "might_contain", fail)
 
@@ -478,11 +540,11 @@ def test_recent_filters_go_with_their_generations(product, build):
 def test_a_generation_without_one_answers_as_before(found, product, monkeypatch):
     """It was built by a release that made none."""
     monkeypatch.setattr(remembered, "_MARK", "another")
-    get_object_or_404(found)
+    first(found)
 
     assert product.decide(found) is MAYBE
     assert Product.objects.create(pk=found)
-    assert get_object_or_404(found) is not None
+    assert first(found) is not None
 
 
 def test_an_error_of_our_own_is_no_ones_error(found, product, monkeypatch, settings, caplog):
@@ -494,8 +556,8 @@ def test_an_error_of_our_own_is_no_ones_error(found, product, monkeypatch, setti
     monkeypatch.setattr(product.live.found_out, "remember", fail)
     product._log.forget()
     with caplog.at_level("ERROR", logger="bloomguard"), CaptureQueriesContext(connection):
-        assert [get_object_or_404(found) for _ in range(3)] == [None] * 3
+        assert [first(found) for _ in range(3)] == [None] * 3
         assert page(views.product, GUARD)(found, settings) is None
 
-    assert len(caplog.records) == 1
+    assert len([record for record in caplog.records if record.name == "bloomguard"]) == 1
     assert database.current == "default"

@@ -7,15 +7,15 @@ from django.http import HttpResponse, HttpResponseRedirect
 from django.urls import path
 
 from bloomguard import spot_checks
-from bloomguard.answers import shadow
 from bloomguard.counting import counts
 from bloomguard.decorators import guarded
 from bloomguard.guards import Verdict
+from bloomguard.lookups import shadow
+from bloomguard.lookups.scope import Scope
 from bloomguard.rebuild import Rebuild
 from bloomguard.sync import state as states
 from bloomguard.verdicts import ABSENT, MAYBE, REMEMBERED
 
-from . import front
 from .guarding import registered, urlconf
 from .shop import views
 from .shop.models import Product
@@ -59,7 +59,6 @@ def test_every_request_passes(browser, guard, url, queries, django_assert_num_qu
         response = browser.get(url)
 
     assert response.status_code == 404
-    assert "Cache-Control" not in response
 
 
 def test_no_verdict_is_absent(guard):
@@ -71,10 +70,12 @@ def test_no_verdict_is_absent(guard):
     assert guard.filter_existing([7, 8, 2**70]) == [7, 8, 2**70]
 
 
-@pytest.mark.parametrize("site", [front.Wsgi, front.Asgi])
+@pytest.mark.parametrize("site", ["Wsgi", "Asgi"])
 def test_the_front_door_lets_it_through(site, guard):
     """Django answers, not the front door."""
-    made = site()
+    from . import front
+
+    made = getattr(front, site)()
 
     assert made("/p/8/").status == 404
     assert made.reached == ["/p/8/"]
@@ -104,23 +105,45 @@ def test_a_page_where_a_404_would_have_been_is_counted_and_said(browser, guard, 
     assert "4321" not in "".join(record.getMessage() for record in caplog.records if record.name == "bloomguard")
 
 
-def test_a_redirect_is_no_page(browser, guard):  # noqa: F811
-    """What tells nothing of the row is no false 404: a redirect to the login, a refusal, an error."""
+def test_a_redirect_would_have_been_changed(browser, guard):  # noqa: F811
+    """At the route any answer but 404 and 410 is another one, a redirect to the login too."""
     before = counted(counts.WOULD_HARM)
 
     assert browser.get("/login/8/").status_code == 302
 
-    assert counted(counts.WOULD_HARM) == before
+    assert counted(counts.WOULD_HARM) == before + 1
+
+
+@pytest.mark.parametrize(("status", "harms"), [(404, 0), (410, 0), (200, 1), (302, 1), (403, 1), (500, 1)])
+def test_only_not_found_and_gone_are_the_same(guard, status, harms):
+    """Of an absent row's request."""
+    before = counted(counts.WOULD_HARM), counted(counts.WOULD_BLOCK)
+    shadow.compare_status(Scope(), guard, 8, status)
+
+    assert (counted(counts.WOULD_HARM), counted(counts.WOULD_BLOCK)) == (before[0] + harms, before[1] + 1)
+
+
+def test_a_request_counts_once(browser, guard, settings):  # noqa: F811
+    """Compared at the route, its queries are not compared as well; without a route its first query is."""
+
+    def view(request, pk):
+        Product.objects.filter(pk=pk).exists()
+        return views.product(request, pk)
+
+    settings.ROOT_URLCONF = urlconf(path("a/<int:pk>/", view, name="watched"), path("b/<int:pk>/", view))
+    for url in ("/a/8/", "/b/8/"):
+        before = counted(counts.WOULD_BLOCK)
+        browser.get(url)
+        assert counted(counts.WOULD_BLOCK) == before + 1
 
 
 def test_a_row_that_was_created_meanwhile_is_no_mistake(guard):
     """Between the verdict and the answer a row may come: its filter has it by then."""
     before = counted(counts.WOULD_HARM)
-    passing = shadow.Shadow(guard, 9)
     Product.objects.create(pk=9)
 
-    passing.compare(200)
-    passing.compare(304)
+    shadow.compare_status(Scope(), guard, 9, 200)
+    shadow.compare_rows(Scope(), guard, 9, found=True)
 
     assert counted(counts.WOULD_HARM) == before
 
@@ -143,7 +166,7 @@ def test_whatever_would_have_been_a_404_counts(guard, monkeypatch, decision):
     before = counted(counts.WOULD_HARM)
     monkeypatch.setattr(guard.live, "ask", lambda key: decision)
 
-    shadow.Shadow(guard, 8).compare(200)
+    shadow.compare_status(Scope(), guard, 8, 200)
 
     assert counted(counts.WOULD_HARM) == before + (decision is not MAYBE)
 
@@ -157,7 +180,7 @@ def test_a_comparison_that_fails_is_logged(guard, monkeypatch, caplog):
 
     monkeypatch.setattr(guard.live, "ask", fail)
 
-    shadow.Shadow(guard, 8).compare(200)
-    shadow.Shadow(guard, 9).compare(200)
+    shadow.compare_status(Scope(), guard, 8, 200)
+    shadow.compare_status(Scope(), guard, 9, 200)
 
     assert caplog.text.count("could not compare") == 1

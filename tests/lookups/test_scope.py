@@ -1,0 +1,314 @@
+"""Where queries ask the guards: in requests that the middleware has seen, and in blocks that say so."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import pytest
+from asgiref.sync import async_to_sync, sync_to_async
+from django.contrib.admin import AdminSite
+from django.contrib.auth import get_user_model
+from django.db import connections
+from django.http import HttpResponse, StreamingHttpResponse
+from django.shortcuts import aget_object_or_404, get_object_or_404
+from django.test import AsyncClient, Client
+from django.urls import path
+from django.views.generic import DeleteView, DetailView, UpdateView
+from rest_framework import serializers
+from rest_framework.generics import RetrieveAPIView
+
+from bloomguard.guards import registry
+from bloomguard.lookups.scope import guarded_lookups
+from tests import database
+from tests.guarding import registered, urlconf
+from tests.lookups.test_select import ABSENT, queries, rows, sent
+from tests.shop.models import Bundle, Diary, Product
+
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fresh")]
+
+
+@pytest.fixture
+def shop(build):
+    """Product 7 exists, and the filter is built."""
+    Bundle.objects.create(pk=7, name="tea")
+    build("product")
+
+
+class Wsgi:
+    def __call__(self, url, method="get", user=None):
+        client = Client()
+        if user:
+            client.force_login(user)
+        return getattr(client, method)(url)
+
+
+class Asgi:
+    def __call__(self, url, method="get", user=None):
+        client = AsyncClient()
+        if user:
+            client.force_login(user)
+        return async_to_sync(getattr(client, method))(url)
+
+
+@pytest.fixture(params=[Wsgi, Asgi], ids=["wsgi", "asgi"])
+def ask(request, shop):
+    return request.param()
+
+
+class Shown:
+    def render_to_response(self, context, **kwargs):
+        return HttpResponse(f"{self.object.pk}")
+
+
+class Detail(Shown, DetailView):
+    model = Product
+
+
+class Update(Shown, UpdateView):
+    model = Product
+    fields = ("name",)
+
+
+class Delete(Shown, DeleteView):
+    model = Product
+
+
+class Serializer(serializers.ModelSerializer):
+    class Meta:
+        model = Product
+        fields = ("id", "name")
+
+
+class Api(RetrieveAPIView):
+    queryset = Product.objects.all()
+    serializer_class = Serializer
+
+
+def function(request, pk):
+    return HttpResponse(f"{get_object_or_404(Product, pk=pk).pk}")
+
+
+async def afunction(request, pk):
+    return HttpResponse(f"{(await aget_object_or_404(Product, pk=pk)).pk}")
+
+
+async def threaded(request, pk):
+    """An async view that does its work in a thread."""
+    return await sync_to_async(function)(request, pk)
+
+
+async def gathered(request, pk):
+    """Tasks of the request are in its scope."""
+    found, _ = await asyncio.gather(rows.filter(pk=pk).afirst(), rows.filter(pk=pk).aexists())
+    return HttpResponse(status=200 if found else 404)
+
+
+VIEWS = {
+    "function": function,
+    "async": afunction,
+    "sync_to_async": threaded,
+    "gather": gathered,
+    "DetailView": Detail.as_view(),
+    "UpdateView": Update.as_view(),
+    "DeleteView": Delete.as_view(),
+    "rest framework": Api.as_view(),
+}
+
+
+def test_views_are_guarded_without_a_route(ask, settings):
+    """No guard names their patterns; their own queries ask."""
+    settings.ROOT_URLCONF = urlconf(*(path(f"{number}/<int:pk>/", view) for number, view in enumerate(VIEWS.values())))
+    for number, name in enumerate(VIEWS):
+        for method in ("get", "head"):
+            with sent() as found:
+                absent = ask(f"/{number}/{ABSENT}/", method)
+
+            assert (name, absent.status_code, found) == (name, 404, [])
+            assert absent["Cache-Control"] == "no-store"
+            assert ask(f"/{number}/7/", method).status_code == 200
+
+
+def test_the_admins_change_view_is_guarded(ask, settings):
+    """Its answer to an absent row, a redirect with a message, is its own."""
+    site = AdminSite()
+    site.register(Product)
+    settings.ROOT_URLCONF = urlconf(path("admin/", site.urls))
+    root = get_user_model().objects.create_superuser("root")
+    with sent() as found:
+        response = ask(f"/admin/shop/product/{ABSENT}/change/", user=root)
+
+    assert response.status_code == 302
+    assert [sql for sql in found if "shop_product" in sql] == []
+    assert ask("/admin/shop/product/7/change/", user=root).status_code == 200
+
+
+def test_a_post_is_left_alone(ask, settings):
+    """A form may have written the row a moment ago, or is about to."""
+    settings.ROOT_URLCONF = urlconf(path("p/<int:pk>/", function))
+    with sent() as found:
+        assert ask(f"/p/{ABSENT}/", "post").status_code == 404
+
+    assert len(found) == 1
+
+
+def test_a_guard_may_name_more_methods(ask, settings, monkeypatch):
+    """``methods`` widens it."""
+    settings.ROOT_URLCONF = urlconf(path("p/<int:pk>/", function))
+    monkeypatch.setattr(registry["product"], "methods", ("GET", "POST"), raising=False)
+    registry.changed()
+    try:
+        with sent() as found:
+            assert ask(f"/p/{ABSENT}/", "post").status_code == 404
+    finally:
+        monkeypatch.undo()
+        registry.changed()
+
+    assert found == []
+
+
+def test_each_guard_has_its_own_methods(ask, settings, clock, monkeypatch):
+    """Another guard's methods widen nothing."""
+    settings.ROOT_URLCONF = urlconf(path("p/<int:pk>/", function))
+    with registered(Diary, name="posts", methods=("GET", "POST")), sent() as found:
+        assert ask(f"/p/{ABSENT}/", "post").status_code == 404
+
+    assert len(found) == 1
+
+
+def test_a_thread_of_a_view_is_left_alone(ask, settings):
+    """What runs beside the request is not the request."""
+    seen = []
+
+    def view(request, pk):
+        def work():
+            try:
+                seen.append(queries(lambda: rows.filter(pk=pk).first()))
+            finally:
+                connections.close_all()
+
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join()
+        return HttpResponse()
+
+    settings.ROOT_URLCONF = urlconf(path("p/<int:pk>/", view))
+
+    assert ask(f"/p/{ABSENT}/").status_code == 200
+    assert seen == [1]
+
+
+def test_a_task_that_outlives_its_request_is_left_alone(shop, settings):
+    """It has the request's context, and no longer its scope."""
+
+    async def visit():
+        over, tasks = asyncio.Event(), []
+
+        async def later(pk):
+            await over.wait()
+            assert await rows.filter(pk=pk).afirst() is None
+
+        async def view(request, pk):
+            assert await rows.filter(pk=pk).afirst() is None
+            tasks.append(asyncio.create_task(later(pk)))
+            return HttpResponse()
+
+        settings.ROOT_URLCONF = urlconf(path("p/<int:pk>/", view))
+        assert (await AsyncClient().get(f"/p/{ABSENT}/")).status_code == 200
+        over.set()
+        await tasks[0]
+
+    with sent() as found:
+        async_to_sync(visit)()
+
+    assert len(found) == 1
+
+
+def test_a_queryset_of_a_streamed_body_is_left_alone(shop, settings):
+    """The body is made when the response has left the middleware."""
+
+    def body(pk):
+        for row in rows.filter(pk=pk):
+            yield f"{row.pk}"
+
+    settings.ROOT_URLCONF = urlconf(path("p/<int:pk>/", lambda request, pk: StreamingHttpResponse(body(pk))))
+    response = Client().get(f"/p/{ABSENT}/")
+    with sent() as found:
+        assert b"".join(response.streaming_content) == b""
+
+    assert len(found) == 1
+
+
+def test_a_lazy_queryset_of_a_template_is_guarded(shop, settings):
+    """It is evaluated within the request."""
+    from django.template import engines
+    from django.template.response import TemplateResponse
+
+    def view(request, pk):
+        template = engines["django"].from_string("{% for row in rows %}{{ row.pk }}{% empty %}none{% endfor %}")
+        return TemplateResponse(request, template, {"rows": rows.filter(pk=pk)})
+
+    settings.ROOT_URLCONF = urlconf(path("p/<int:pk>/", view))
+    with sent() as found:
+        assert Client().get(f"/p/{ABSENT}/").content == b"none"
+
+    assert found == []
+
+
+def test_guarded_lookups_is_a_block_and_a_decorator(shop):
+    """For code outside of requests that follows links."""
+
+    @guarded_lookups()
+    def look():
+        return rows.filter(pk=ABSENT).first()
+
+    with guarded_lookups():
+        assert queries(lambda: rows.filter(pk=ABSENT).first()) == 0
+    assert [queries(look) for _ in range(2)] == [0, 0]
+    assert queries(lambda: rows.filter(pk=ABSENT).first()) == 1
+
+
+def test_a_row_that_the_request_makes_is_found_by_it(ask, settings):
+    """An absence is asked anew each time: ``get_or_create`` in a GET makes one row and finds it afterwards."""
+
+    def view(request, pk):
+        assert not rows.filter(pk=pk).exists()
+        _, made = rows.get_or_create(pk=pk)
+        _, again = rows.get_or_create(pk=pk)
+        return HttpResponse(f"{made} {again} {rows.filter(pk=pk).exists()}")
+
+    settings.ROOT_URLCONF = urlconf(path("p/<int:pk>/", view))
+
+    assert ask(f"/p/{ABSENT}/").content == b"True False True"
+    assert ask("/p/9/").content == b"True False True"
+    assert rows.count() == 3
+
+
+def test_the_same_with_atomic_requests(ask, settings, monkeypatch):
+    """Within the transaction of the request."""
+
+    def view(request, pk):
+        _, made = rows.get_or_create(pk=pk)
+        _, again = rows.get_or_create(pk=pk)
+        return HttpResponse(f"{made} {again}")
+
+    monkeypatch.setitem(connections.settings[database.current], "ATOMIC_REQUESTS", True)
+    monkeypatch.setitem(connections[database.current].settings_dict, "ATOMIC_REQUESTS", True)
+    settings.ROOT_URLCONF = urlconf(path("p/<int:pk>/", view))
+
+    assert [ask(f"/p/{ABSENT}/").content for _ in range(2)] == [b"True False", b"False False"]
+
+
+def test_a_maybe_is_asked_for_once_a_request(shop, settings, monkeypatch):
+    """The route and the view's queries share one answer."""
+    asked = []
+    guard = registry["product"]
+    ask_ = guard.live.ask
+    monkeypatch.setattr(guard.live, "ask", lambda key: asked.append(key) or ask_(key))
+    settings.ROOT_URLCONF = urlconf(
+        path("p/<int:pk>/", lambda request, pk: HttpResponse(rows.filter(pk=pk).first() and rows.get(pk=pk).name),
+             name="product")
+    )  # fmt: skip
+
+    assert Client().get("/p/7/").content == b"tea"
+    assert len(asked) == 1

@@ -1,0 +1,660 @@
+"""Which views a guard answers for before they run: only those that nothing unknown stands in front of."""
+
+from __future__ import annotations
+
+import functools
+
+import pytest
+from asgiref.sync import async_to_sync
+from braces.views import LoginRequiredMixin as BracesLoginRequired
+from django.contrib import admin
+from django.contrib.admin.views.decorators import staff_member_required
+from django.contrib.auth.decorators import (
+    login_not_required,
+    login_required,
+    permission_required,
+    user_passes_test,
+)
+from django.contrib.auth.mixins import LoginRequiredMixin, PermissionRequiredMixin, UserPassesTestMixin
+from django.core import checks
+from django.core.exceptions import PermissionDenied
+from django.http import Http404, HttpResponse
+from django.shortcuts import aget_object_or_404, get_object_or_404
+from django.test import AsyncClient, Client
+from django.urls import path
+from django.utils.decorators import decorator_from_middleware, method_decorator
+from django.utils.functional import cached_property
+from django.views import View
+from django.views.decorators.cache import cache_control, cache_page, never_cache
+from django.views.decorators.clickjacking import (
+    xframe_options_deny,
+    xframe_options_exempt,
+    xframe_options_sameorigin,
+)
+from django.views.decorators.common import no_append_slash
+from django.views.decorators.csrf import csrf_exempt, csrf_protect, ensure_csrf_cookie, requires_csrf_token
+from django.views.decorators.debug import sensitive_post_parameters, sensitive_variables
+from django.views.decorators.gzip import gzip_page
+from django.views.decorators.http import (
+    condition,
+    conditional_page,
+    etag,
+    require_GET,
+    require_http_methods,
+    require_POST,
+    require_safe,
+)
+from django.views.decorators.vary import vary_on_cookie, vary_on_headers
+from django.views.generic import CreateView, DeleteView, DetailView, RedirectView, UpdateView
+from guardian.decorators import permission_required_or_403
+from guardian.mixins import LoginRequiredMixin as GuardianLoginRequired
+from guardian.mixins import PermissionRequiredMixin as GuardianPermissionRequired
+from rest_framework import exceptions, generics, permissions, serializers
+from rest_framework.decorators import api_view
+
+from bloomguard.rebuild import Rebuild
+from bloomguard.routes.table import guarded_routes, table_for
+from bloomguard.signals import request_blocked
+from tests.guarding import registered, urlconf
+from tests.shop.models import Article, Product
+
+GUARD = "bloomguard.middleware.BloomGuardMiddleware"
+LOGIN_REQUIRED = "django.contrib.auth.middleware.LoginRequiredMiddleware"
+MIDDLEWARE = [
+    "django.contrib.sessions.middleware.SessionMiddleware",
+    "django.contrib.auth.middleware.AuthenticationMiddleware",
+    "django.contrib.messages.middleware.MessageMiddleware",
+    GUARD,
+]
+
+
+class Shown:
+    def render_to_response(self, context, **kwargs):
+        return HttpResponse("a product")
+
+
+class Detail(Shown, DetailView):
+    model = Product
+
+
+def function(request, pk):
+    get_object_or_404(Product, pk=pk)
+    return HttpResponse("a product")
+
+
+async def afunction(request, pk):
+    await aget_object_or_404(Product, pk=pk)
+    return HttpResponse("a product")
+
+
+# -- what demands something of a stranger
+
+
+def wrapped(view):
+    @functools.wraps(view)
+    def inner(request, *args, **kwargs):
+        if not request.user.is_authenticated:
+            raise PermissionDenied
+        return view(request, *args, **kwargs)
+
+    return inner
+
+
+def unwrapped(view):
+    def inner(request, *args, **kwargs):
+        if not request.user.is_authenticated:
+            raise PermissionDenied
+        return view(request, *args, **kwargs)
+
+    return inner
+
+
+def disguised(view):
+    """Not wrapped, with the attributes of a class-based view."""
+    inner = unwrapped(view)
+    inner.view_class, inner.view_initkwargs = view.view_class, view.view_initkwargs
+    return inner
+
+
+class Callable:
+    def __call__(self, request, pk):
+        return unwrapped(function)(request, pk)
+
+
+class Middleware:
+    """As ``decorator_from_middleware`` takes it."""
+
+    def __init__(self, get_response):
+        pass
+
+    def process_view(self, request, view, args, kwargs):
+        if not request.user.is_authenticated:
+            raise PermissionDenied
+
+
+class OwnDispatch(Detail):
+    def dispatch(self, request, *args, **kwargs):
+        if not request.user.is_authenticated:
+            raise PermissionDenied
+        return super().dispatch(request, *args, **kwargs)
+
+
+class OwnSetup(Detail):
+    def setup(self, request, *args, **kwargs):
+        super().setup(request, *args, **kwargs)
+        if not request.user.is_authenticated:
+            raise PermissionDenied
+
+
+class OwnGet(Detail):
+    def get(self, request, *args, **kwargs):
+        if not request.user.is_authenticated:
+            raise PermissionDenied
+        return super().get(request, *args, **kwargs)
+
+
+class OwnQueryset(Detail):
+    def get_queryset(self):
+        if not self.request.user.is_authenticated:
+            raise PermissionDenied
+        return super().get_queryset()
+
+
+class OwnObject(Detail):
+    def get_object(self, queryset=None):
+        if not self.request.user.is_authenticated:
+            raise PermissionDenied
+        return super().get_object(queryset)
+
+
+class OwnInit(Detail):
+    def __init__(self, **kwargs):
+        raise PermissionDenied
+
+
+class InAsView(Detail):
+    @classmethod
+    def as_view(cls, **kwargs):
+        return wrapped(super().as_view(**kwargs))
+
+
+class InAsViewWithoutWraps(Detail):
+    @classmethod
+    def as_view(cls, **kwargs):
+        return disguised(super().as_view(**kwargs))
+
+
+class QuerysetProperty(Detail):
+    model = None
+
+    @property
+    def queryset(self):
+        if not self.request.user.is_authenticated:
+            raise PermissionDenied
+        return Product.objects.all()
+
+
+class ModelProperty(Detail):
+    @cached_property
+    def model(self):
+        if not self.request.user.is_authenticated:
+            raise PermissionDenied
+        return Product
+
+
+@method_decorator(login_required, name="dispatch")
+class Decorated(Detail):
+    pass
+
+
+class DecoratedMethod(Detail):
+    @method_decorator(login_required)
+    def get(self, *args, **kwargs):
+        return super().get(*args, **kwargs)
+
+
+class Braces(BracesLoginRequired, Detail):
+    raise_exception = True
+
+
+class ByTest(UserPassesTestMixin, Detail):
+    def test_func(self):
+        return self.request.user.is_staff
+
+
+class Serializer(serializers.ModelSerializer):
+    class Meta:
+        model = Product
+        fields = ("id",)
+
+
+class Api(generics.RetrieveAPIView):
+    queryset = Product.objects.all()
+    serializer_class = Serializer
+
+
+class Initial(Api):
+    def initial(self, request, *args, **kwargs):
+        super().initial(request, *args, **kwargs)
+        if not request.user.is_authenticated:
+            raise exceptions.PermissionDenied
+
+
+class CheckPermissions(Api):
+    def check_permissions(self, request):
+        if not request.user.is_authenticated:
+            raise exceptions.PermissionDenied
+
+
+class Permitted(Api):
+    permission_classes = (permissions.IsAuthenticated,)
+
+
+@api_view()
+def api_function(request, pk):
+    if not request.user.is_authenticated:
+        raise exceptions.PermissionDenied
+    return function(request, pk)
+
+
+def of(cls, **attributes):
+    """A view of one product behind a mixin."""
+    return type("View", (cls, Detail), attributes).as_view()
+
+
+DEMANDING = {
+    "login_required": login_required(function),
+    "login_required, async": login_required(afunction),
+    "login_required below": never_cache(login_required(function)),
+    "login_required on as_view": login_required(Detail.as_view()),
+    "staff_member_required": staff_member_required(function),
+    "permission_required": permission_required("x.y")(function),
+    "permission_required, 403": permission_required("x.y", raise_exception=True)(function),
+    "user_passes_test": user_passes_test(lambda user: user.is_staff)(function),
+    "a decorator of the project": wrapped(function),
+    "a decorator of the project on as_view": wrapped(Detail.as_view()),
+    "a decorator without wraps": unwrapped(function),
+    "a decorator with a class's attributes": disguised(Detail.as_view()),
+    "a partial": functools.partial(unwrapped(function)),
+    "a callable": Callable(),
+    "decorator_from_middleware": decorator_from_middleware(Middleware)(function),
+    "LoginRequiredMixin": of(LoginRequiredMixin),
+    "PermissionRequiredMixin": of(PermissionRequiredMixin, permission_required="shop.view_product"),
+    "UserPassesTestMixin": ByTest.as_view(),
+    "method_decorator": Decorated.as_view(),
+    "method_decorator of get": DecoratedMethod.as_view(),
+    "dispatch": OwnDispatch.as_view(),
+    "setup": OwnSetup.as_view(),
+    "get": OwnGet.as_view(),
+    "get_queryset": OwnQueryset.as_view(),
+    "get_object": OwnObject.as_view(),
+    "__init__": OwnInit.as_view(),
+    "as_view": InAsView.as_view(),
+    "as_view without wraps": InAsViewWithoutWraps.as_view(),
+    "queryset is a property": QuerysetProperty.as_view(),
+    "model is a property": ModelProperty.as_view(),
+    "admin_view": admin.site.admin_view(function),
+    "braces": Braces.as_view(),
+    "guardian, login": of(GuardianLoginRequired),
+    "guardian, permission": of(GuardianPermissionRequired, permission_required="shop.view_product"),
+    "guardian, decorator": permission_required_or_403("shop.view_product", (Product, "pk", "pk"))(function),
+    "guardian, decorator of all": permission_required_or_403("shop.view_product")(function),
+    "rest framework, initial": Initial.as_view(),
+    "rest framework, check_permissions": CheckPermissions.as_view(),
+    "rest framework, permission_classes": Permitted.as_view(),
+    "rest framework, function": api_function,
+}
+#: Checks of an object's own permissions tell, without bloomguard too, whether it is there.
+TELLING = {"guardian, permission", "guardian, decorator"}
+
+
+@pytest.fixture
+def shop(build, settings):
+    """``shop(view)`` puts it at ``/v/<pk>/``, named by a guard of products; there is 7."""
+    settings.MIDDLEWARE = MIDDLEWARE
+    Product.objects.create(pk=7)
+    build("product")
+
+    def use(view, **handlers):
+        settings.ROOT_URLCONF = urlconf(
+            path("v/<int:pk>/", view, name="product"), path("admin/", admin.site.urls), **handlers
+        )
+        return [route for route in table_for().guarded if route.guard.name == "product"]
+
+    return use
+
+
+def visit(url, method="get", client=Client):
+    browser = client(raise_request_exception=False)
+    response = (async_to_sync if client is AsyncClient else lambda function: function)(getattr(browser, method))(url)
+    headers = {name: value.replace(url, "URL") for name, value in response.items()}
+    return response.status_code, response.content.replace(url.encode(), b"URL"), headers
+
+
+def blocked(look):
+    """What ``look()`` gives, and the names of the guards that answered at the route or the lookup."""
+    found = []
+
+    def note(*, guard, **kwargs):
+        found.append(guard.name)
+
+    request_blocked.connect(note)
+    try:
+        return look(), found
+    finally:
+        request_blocked.disconnect(note)
+
+
+clients = pytest.mark.parametrize("client", [Client, AsyncClient], ids=["wsgi", "asgi"])
+
+
+@clients
+@pytest.mark.parametrize("name", DEMANDING)
+def test_a_stranger_cannot_tell_rows_that_are_there_from_others(shop, name, client):
+    """What demands something of the user demands it for absent rows too, although a guard names the route."""
+    [route] = shop(DEMANDING[name])
+    absent, there = (visit(f"/v/{pk}/", client=client) for pk in (99, 7))
+
+    assert route.closed
+    if name in TELLING:
+        assert (absent[0], there[0]) == (404, 403) if "decorator" in name else absent[0] in (404, 403)
+    else:
+        assert absent == there
+        assert absent[0] in (302, 403)
+
+
+@pytest.mark.parametrize("name", [name for name in DEMANDING if not name.startswith("a partial")])
+def test_auto_takes_none_of_them(shop, name):
+    """What a guard finds by itself is open, or answered at its lookup."""
+    shop(DEMANDING[name])
+    with registered(Product, name="auto", routes="auto") as guard:
+        assert [route for route in guarded_routes(guard) if not route.closed] == []
+
+
+def test_the_admins_change_view_redirects_strangers_and_staff_as_ever(shop, settings, client):
+    """Named by mistake, it is answered at its own query, and a check says so."""
+    site = admin.AdminSite()
+    site.register(Product)
+    settings.ROOT_URLCONF = urlconf(path("admin/", site.urls))
+    with registered(Product, name="odd", routes={"admin:shop_product_change": "object_id"}):
+        messages = [message.id for message in checks.run_checks(tags=["bloomguard"]) if message.obj is Product]
+        absent, there = (visit(f"/admin/shop/product/{pk}/change/") for pk in (99, 7))
+
+    assert absent[0] == there[0] == 302
+    assert "bloomguard.I015" in messages
+
+
+def test_the_admin_said_to_be_public_is_warned_of(shop, settings):
+    """It is open to all then, which can hardly be meant."""
+    site = admin.AdminSite()
+    site.register(Product)
+    settings.ROOT_URLCONF = urlconf(path("admin/", site.urls))
+    with registered(Product, name="odd", routes={"admin:shop_product_change": "object_id"}, public=True):
+        messages = [message.id for message in checks.run_checks(tags=["bloomguard"]) if message.obj is Product]
+
+    assert "bloomguard.W017" in messages
+
+
+# -- what is known to be harmless
+
+HARMLESS = {
+    "cache_page": cache_page(60),
+    "cache_control": cache_control(private=True),
+    "never_cache": never_cache,
+    "vary_on_headers": vary_on_headers("Accept"),
+    "vary_on_cookie": vary_on_cookie,
+    "require_GET": require_GET,
+    "require_safe": require_safe,
+    "require_http_methods": require_http_methods(["GET", "POST"]),
+    "csrf_exempt": csrf_exempt,
+    "csrf_protect": csrf_protect,
+    "xframe_options_deny": xframe_options_deny,
+    "xframe_options_sameorigin": xframe_options_sameorigin,
+    "xframe_options_exempt": xframe_options_exempt,
+    "no_append_slash": no_append_slash,
+    "sensitive_post_parameters": sensitive_post_parameters("password"),
+    "conditional_page": conditional_page,
+    "gzip_page": gzip_page,
+}
+#: Django has no async kind of these.
+SYNC_ONLY = {"cache_page", "csrf_protect", "conditional_page", "gzip_page"}
+CASES = [(name, view) for name in HARMLESS for view in (function, afunction, Detail.as_view())
+         if view is not afunction or name not in SYNC_ONLY]  # fmt: skip
+
+
+@clients
+@pytest.mark.parametrize(
+    ("name", "view"), CASES, ids=[f"{name}-{getattr(view, 'view_class', view).__name__}" for name, view in CASES]
+)
+def test_harmless_decorators_leave_a_view_open(shop, name, view, client):
+    """They let a GET for an absent row go to its view, so the guard may answer for that."""
+    decorated = HARMLESS[name](view)
+    [route] = shop(decorated)
+    (status, _, _), guards = blocked(lambda: visit("/v/99/", client=client))
+
+    assert route.closed == ""
+    assert (status, guards) == (404, ["product"])
+    assert visit("/v/7/", client=client)[0] == 200
+
+
+@pytest.mark.parametrize("view", [function, afunction, Detail.as_view()], ids=["sync", "async", "class"])
+def test_all_of_them_at_once_leave_it_open(shop, view):
+    """In any depth."""
+    decorate = [HARMLESS[name] for name in sorted(HARMLESS) if view is not afunction or name not in SYNC_ONLY]
+    [route] = shop(functools.reduce(lambda inner, decorator: decorator(inner), decorate, view))
+
+    assert route.closed == ""
+
+
+@pytest.mark.parametrize("decorator", [ensure_csrf_cookie, condition(etag_func=lambda request, pk: "x"),
+                                       etag(lambda request, pk: "x")], ids=["cookie", "condition", "etag"])  # fmt: skip
+def test_decorators_that_answer_or_set_a_cookie_are_closed(shop, decorator):
+    """Their answer, or what they add to one, is their own."""
+    [route] = shop(decorator(function))
+
+    assert route.closed.startswith("a decorator that bloomguard does not know runs first")
+
+
+@pytest.mark.parametrize("decorator", [requires_csrf_token, sensitive_variables("pk")], ids=["csrf", "variables"])
+def test_what_is_not_known_is_guarded_at_its_lookup(shop, decorator, django_assert_num_queries):
+    """Closed is no less guarded: no query for an absent row."""
+    shop(decorator(function))
+    with django_assert_num_queries(0):
+        assert visit("/v/99/")[0] == 404
+
+
+# -- methods
+
+
+class PostOnly(View):
+    def post(self, request, pk):
+        return HttpResponse("posted")
+
+
+class Update(Shown, UpdateView):
+    model = Product
+    fields = ("name",)
+    http_method_names = ("post",)
+
+
+@clients
+@pytest.mark.parametrize(
+    "view",
+    [require_POST(function), require_http_methods(["PUT"])(function), PostOnly.as_view(), Update.as_view(),
+     Detail.as_view(http_method_names=["options"])],
+    ids=["require_POST", "PUT", "class", "http_method_names", "as_view"],
+)  # fmt: skip
+def test_a_method_that_the_view_refuses_is_refused(shop, view, client):
+    """405 for rows that are there and for others."""
+    shop(view)
+
+    assert [visit(f"/v/{pk}/", client=client)[0] for pk in (7, 99)] == [405, 405]
+
+
+@clients
+def test_require_GET_refuses_head(shop, client):
+    """``require_GET`` takes no HEAD; ``require_safe`` does."""
+    shop(require_GET(function))
+    assert [visit(f"/v/{pk}/", "head", client=client)[0] for pk in (7, 99)] == [405, 405]
+    shop(require_safe(function))
+    assert [visit(f"/v/{pk}/", "head", client=client)[0] for pk in (7, 99)] == [200, 404]
+
+
+@pytest.mark.parametrize("method", ["post", "put", "patch", "delete", "options", "trace"])
+def test_other_methods_pass(shop, method):
+    """A guard answers GET and HEAD; the view has its say of the rest."""
+    shop(Detail.as_view())
+
+    assert blocked(lambda: visit("/v/99/", method)[0] == visit("/v/7/", method)[0]) == (True, [])
+
+
+# -- Guard.public
+
+
+@pytest.mark.parametrize("name", ["login_required", "LoginRequiredMixin", "a decorator of the project"])
+def test_public_says_that_a_route_may_be_answered(shop, settings, build, name):
+    """``public = True`` is the project's word."""
+    shop(DEMANDING[name])
+    with registered(Product, name="open", routes=["product"], public=True) as guard:
+        build("open")
+        [route] = guarded_routes(guard)
+        assert route.closed == ""
+        assert visit("/v/99/")[0] == 404
+
+
+def test_public_is_not_for_rest_framework(shop, build):
+    """Its 404 has the format that the client asks for, which only its view knows."""
+    shop(Permitted.as_view())
+    with registered(Product, name="open", routes=["product"], public=True) as guard:
+        build("open")
+        [route] = guarded_routes(guard)
+        assert route.closed == "REST framework makes its own 404"
+
+
+def test_public_false_answers_no_route(shop, settings, build, django_assert_num_queries):
+    """The view runs, and its own query is answered."""
+    called = []
+
+    def view(request, pk):
+        called.append(pk)
+        return function(request, pk)
+
+    settings.ROOT_URLCONF = urlconf(path("v/<int:pk>/", view, name="shut"))
+    with registered(Product, name="shut", routes=["shut"], public=False) as guard:
+        build("shut")
+        [route] = guarded_routes(guard)
+        with django_assert_num_queries(0):
+            assert visit("/v/99/")[0] == 404
+
+    assert route.closed == "public = False"
+    assert called == [99]
+
+
+# -- LoginRequiredMiddleware
+
+
+@clients
+def test_where_every_view_demands_a_login_strangers_are_sent_there(shop, settings, client):
+    """No view is open but those that are ``login_not_required``."""
+    settings.MIDDLEWARE = [*MIDDLEWARE[:-1], LOGIN_REQUIRED, GUARD]
+    [route] = shop(function)
+    assert route.closed == "LoginRequiredMiddleware demands a login"
+    assert [visit(f"/v/{pk}/", client=client)[0] for pk in (7, 99)] == [302, 302]
+
+    [route] = shop(login_not_required(lambda request, pk: function(request, pk)))
+    assert route.closed == ""
+    assert [visit(f"/v/{pk}/", client=client)[0] for pk in (7, 99)] == [200, 404]
+
+
+# -- views that cannot be read
+
+
+@pytest.mark.parametrize("attribute", ["model", "queryset"])
+@pytest.mark.parametrize("kind", [property, cached_property])
+def test_a_view_whose_class_cannot_be_read_is_left_alone(shop, settings, build, capsys, attribute, kind):
+    """A property that needs the request: checks, ``guard_routes`` and rebuilds run, and other guards are as before."""
+    from django.core.management import call_command
+
+    def needs_the_request(self):
+        return {"product": Product}[self.kwargs["kind"]]
+
+    view = type("Odd", (Detail,), {"model": None, attribute: kind(needs_the_request)})
+    if kind is cached_property:
+        vars(view)[attribute].__set_name__(view, attribute)
+    settings.ROOT_URLCONF = urlconf(
+        path("odd/<str:kind>/<int:pk>/", view.as_view(), name="odd"),
+        path("v/<int:pk>/", Detail.as_view(), name="product"),
+    )
+    with registered(Product, name="finder", routes="auto") as guard:
+        build("finder")
+        checks.run_checks()
+        call_command("guard_routes")
+        assert [route.pattern.view_name for route in guarded_routes(guard)] == ["product"]
+        (status, _, _), guards = blocked(lambda: visit("/v/99/"))
+
+    assert status == 404
+    assert len(guards) == 1
+    assert "/odd/<str:kind>/<int:pk>/" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("view", [CreateView, RedirectView], ids=lambda view: view.__name__)
+def test_generic_views_that_look_nothing_up_are_not_found(shop, view):
+    """``auto`` takes views of one object."""
+    shop(view.as_view(**({"model": Product, "fields": ["name"]} if view is CreateView else {"url": "/"})))
+    with registered(Product, name="auto", routes="auto") as guard:
+        assert guarded_routes(guard) == []
+
+
+# -- the words of a 404
+
+
+def words(request, exception):
+    return HttpResponse(f"not found: {exception}", status=404)
+
+
+@pytest.mark.parametrize(
+    "view",
+    [function, afunction, Detail.as_view(), DeleteView.as_view(model=Product),
+     DetailView.as_view(queryset=Product.objects.filter(name="tea"))],
+    ids=["function", "async", "DetailView", "DeleteView", "queryset"],
+)  # fmt: skip
+def test_the_message_is_the_views_own(shop, view):
+    """``handler404`` is told the same whether the guard or the view answers."""
+    shop(view, handler404=words)
+    (answered, guards) = blocked(lambda: visit("/v/99/"))
+    bare = pytest.MonkeyPatch()
+    with bare.context() as patch:
+        patch.setattr("bloomguard.guards.Guard.methods", ())
+        from bloomguard.guards import registry
+
+        registry.changed()
+        unguarded, none = blocked(lambda: visit("/v/99/"))
+    registry.changed()
+
+    assert guards == ["product"]
+    assert none == []
+    assert answered[:2] == unguarded[:2]
+
+
+def test_an_open_view_of_a_guard_with_alive(build, settings):
+    """``auto`` takes a queryset that asks for what ``alive`` asks for, and no other."""
+    from django.db.models import Q
+
+    settings.ROOT_URLCONF = urlconf(
+        path("a/<slug:slug>/", DetailView.as_view(queryset=Article.objects.filter(deleted=False)), name="alive"),
+        path("b/<slug:slug>/", DetailView.as_view(model=Article), name="all"),
+    )
+    with registered(Article, name="page", lookup="slug", alive=Q(deleted=False), routes="auto") as guard:
+        assert [route.pattern.view_name for route in guarded_routes(guard)] == ["alive"]
+        assert Rebuild(guard)
+
+
+def test_a_404_of_a_view_is_its_own(shop):
+    """A view that raises Http404 for rows that are there is not disturbed."""
+
+    def view(request, pk):
+        raise Http404("hidden")
+
+    shop(view, handler404=words)
+
+    assert visit("/v/7/")[:2] == (404, b"not found: hidden")
