@@ -20,6 +20,7 @@ from bloomguard.sync import state
 from bloomguard.sync.connection import StateConnection
 
 from . import database, servers
+from .patience import be_patient
 from .processes import Watch, end, spawn
 
 
@@ -67,6 +68,12 @@ def each_database(request: pytest.FixtureRequest) -> Iterator[str]:
     database.current = {"sqlite": "default", "postgresql": "postgresql"}[request.param]
     yield request.param
     database.current = "default"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def patience() -> None:
+    """No lock is given up because the machine is busy."""
+    be_patient()
 
 
 @pytest.fixture(autouse=True)
