@@ -7,15 +7,16 @@ from typing import Any
 from config.settings import *  # noqa: F403
 from config.settings import INSTALLED_APPS, TEMPLATES
 
-from .servers import postgresql
+from .servers import at_end, postgresql
 
 _folder = tempfile.TemporaryDirectory(prefix="bloomguard-tests-")
+at_end(_folder.cleanup)
 BASE_DIR = Path(_folder.name)
 
 DEBUG = False
 SECRET_KEY = "for tests alone"
 ALLOWED_HOSTS = ["testserver", "localhost", "127.0.0.1"]
-INSTALLED_APPS = [*INSTALLED_APPS, "tests.shop"]
+INSTALLED_APPS = [*INSTALLED_APPS, "tests.shop", "tests.lookups"]
 ROOT_URLCONF = "tests.shop.urls"
 TEMPLATES = [{**TEMPLATES[0], "OPTIONS": {**TEMPLATES[0]["OPTIONS"], "debug": False}}]
 

@@ -14,9 +14,9 @@ from django.urls import clear_url_caches, include, path, re_path
 
 from bloomguard import asgi, wsgi
 from bloomguard.door import paths
-from bloomguard.routes.table import table_for
 from bloomguard.exceptions import ConfigurationError
 from bloomguard.guards import Guard, registry
+from bloomguard.routes.table import table_for
 from bloomguard.signals import request_blocked
 from bloomguard.sync import state
 from tests.door.conftest import STARTPROJECT
@@ -320,8 +320,8 @@ def test_may_answer_says_why_not(shop, shielded, pages):
 
     assert found == {
         ("names", "plain"): "",
-        ("names", "fixed"): "the URLconf gives its ID, not the path",
+        ("names", "fixed"): "the URLconf gives the ID, not the path",
         ("names", "spoken"): "/<language>/spoken/<int:pk>/ is another path in another language",
-        ("asks", "applies"): "its guard's applies() needs the request",
+        ("asks", "applies"): "TemporaryGuard.applies needs the request",
         ("posts", "plain"): "its guard and its view share neither GET nor HEAD",
     }

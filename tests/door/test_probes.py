@@ -11,7 +11,7 @@ import pytest
 from django.core.handlers.asgi import ASGIHandler
 from django.core.handlers.wsgi import WSGIHandler
 from django.db import OperationalError, connection, connections
-from django.http import Http404, HttpResponse, HttpResponseNotFound, StreamingHttpResponse
+from django.http import Http404, HttpResponse, HttpResponseNotAllowed, HttpResponseNotFound, StreamingHttpResponse
 from django.middleware.csrf import get_token
 from django.test.utils import CaptureQueriesContext
 from django.urls import URLPattern, get_script_prefix, get_urlconf, path, re_path, resolve
