@@ -138,12 +138,16 @@ class BloomGuardMiddleware:
     # Django has resolved the path, and calls the view next.
 
     def _view(self, request: HttpRequest, view: Any, args: Any, kwargs: Any) -> HttpResponseBase | None:
+        if not _is_guarded(request, view):
+            return None
         exchange = _exchange_of(request)
         if exchange is not None and self._answer(exchange, _routes_of_view(request, view, kwargs)):
             return HttpResponse()  # in place of which `__call__` sends the site's 404
         return None
 
     async def _aview(self, request: HttpRequest, view: Any, args: Any, kwargs: Any) -> HttpResponseBase | None:
+        if not _is_guarded(request, view):
+            return None
         exchange = _exchange_of(request)
         if exchange is not None and await self._aanswer(exchange, _routes_of_view(request, view, kwargs)):
             return HttpResponse()
@@ -182,6 +186,15 @@ class BloomGuardMiddleware:
                 said = (f"{name}: {_said(decision)}" for name, decision in exchange.decisions.items())
                 response.headers[HEADER] = ", ".join(said)
         return response
+
+
+def _is_guarded(request: HttpRequest, view: Any) -> bool:
+    """Whether any open route has this view: most have none, and where no route is named, none has."""
+    try:
+        return view in table_for(getattr(request, "urlconf", None)).views
+    except Exception as error:
+        _log.error(error, "bloomguard lets requests pass because of an error of its own")
+        return False
 
 
 def _exchange_of(request: HttpRequest) -> Exchange | None:

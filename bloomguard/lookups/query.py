@@ -7,7 +7,7 @@ the database.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -70,7 +70,7 @@ class RowLookup:
         """Whether ``query`` restricts to the rows that the guard has: the conditions of ``alive``, joined by AND."""
         if not self._alive:
             return True
-        asked = list(_conditions(query.where))
+        asked = _conditions(query.where)
         return all(any(condition == each for each in asked) for condition in self._alive)
 
     def is_pure(self, query: Query) -> bool:
@@ -98,37 +98,46 @@ def is_plain(query: Query) -> bool:
         if query.group_by is True:
             return bool(query.default_cols)
         return any(type(column) is Col for column in query.group_by)
-    return not any(annotation.contains_aggregate for annotation in query.annotations.values())
+    annotations = query.annotations
+    return not annotations or not any(annotation.contains_aggregate for annotation in annotations.values())
 
 
-def _compared(condition: Any) -> Iterator[tuple[Col, Any]]:
+# Nearly every query has one condition or two, side by side: no generator for these, a request pays for each call.
+
+
+def _compared(condition: Any) -> Iterable[tuple[Col, Any]]:
     """The columns that ``condition`` compares with values, each with its value; none if it does anything else."""
-    if type(condition) in _EXACT:
-        if type(condition.lhs) is Col:
-            yield condition.lhs, condition.rhs
-    elif type(condition) is TupleExact and type(condition.lhs) is ColPairs and isinstance(condition.rhs, (tuple, list)):
-        yield from zip(condition.lhs.get_cols(), condition.rhs)
+    kind = type(condition)
+    if kind in _EXACT:
+        return ((condition.lhs, condition.rhs),) if type(condition.lhs) is Col else ()
+    if kind is TupleExact and type(condition.lhs) is ColPairs and isinstance(condition.rhs, (tuple, list)):
+        return zip(condition.lhs.get_cols(), condition.rhs)
+    return ()
 
 
 def _is_value(value: Any) -> bool:
     """Whether a database takes ``value`` without an error, which the query is to have with a guard as without."""
-    if isinstance(value, str):
-        return "\0" not in value  # PostgreSQL takes none
     if isinstance(value, int):
         return -(1 << 63) <= value < 1 << 63
+    if isinstance(value, str):
+        return "\0" not in value  # PostgreSQL takes none
     return not hasattr(value, "as_sql") and not hasattr(value, "resolve_expression")
 
 
-def _conditions(where: WhereNode) -> Iterator[Any]:
+def _conditions(where: WhereNode) -> Sequence[Any]:
     """The conditions that all have to hold, however they are nested."""
-    if where.negated or (where.connector != AND and len(where.children) != 1):
-        yield where
-        return
-    for child in where.children:
+    children: list[Any] = where.children
+    if where.negated or (where.connector != AND and len(children) != 1):
+        return (where,)
+    for child in children:
         if isinstance(child, WhereNode):
-            yield from _conditions(child)
-        else:
-            yield child
+            break
+    else:
+        return children
+    found: list[Any] = []
+    for child in children:
+        found += _conditions(child) if isinstance(child, WhereNode) else (child,)
+    return found
 
 
 def _is_of_row(query: Query, alias: str) -> bool:

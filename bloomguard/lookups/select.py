@@ -8,7 +8,7 @@ without a guard costs a context variable and a look-up in a dictionary.
 
 from __future__ import annotations
 
-import asyncio
+from asyncio import _get_running_loop
 from collections.abc import Callable
 from contextlib import suppress
 from functools import wraps
@@ -91,22 +91,30 @@ def _selecting(execute: Execute) -> Execute:
         query = self.query
         if scope is None or type(query) is not Query or query.model is None:
             return execute(self, result_type, chunked_fetch, chunk_size)
-        lookups = lookups_of(query.model)
+        lookups = _lookups.get(query.model)
+        if lookups is None:
+            lookups = lookups_of(query.model)
         if not lookups or result_type not in (MULTI, SINGLE):
             return execute(self, result_type, chunked_fetch, chunk_size)
-        asked = maybe = None
+        asked, generation = None, ""
         try:
             asked = _ask(scope, self, lookups)
-            if asked is not None and asked[2] in (MAYBE, SHADOW):
-                maybe = _Query(scope, self, *asked)
+            if asked is not None and asked[2] is MAYBE:
+                generation = asked[0].guard.answered_last
         except Exception as error:
             _log.error(error, "bloomguard sends a query that it could have answered because of an error of its own")
-        if asked is not None and asked[2].verdict is Verdict.ABSENT:
-            scope.spare(asked[0].guard)
-            return _nothing(self, asked[0], result_type)
+        if asked is None:
+            return execute(self, result_type, chunked_fetch, chunk_size)
+        lookup, value, decision = asked
+        if decision.verdict is Verdict.ABSENT:
+            scope.spare(lookup.guard)
+            return _nothing(self, lookup, result_type)
         result = execute(self, result_type, chunked_fetch, chunk_size)
-        if maybe is not None and not chunked_fetch:
-            maybe.compare(result)
+        if not chunked_fetch:
+            if decision is SHADOW:
+                _compare(scope, lookup.guard, value, found=bool(result))
+            elif generation and not result:
+                _learn(self, lookup, value, generation)
         return result
 
     return execute_sql
@@ -121,7 +129,8 @@ def _ask(scope: Scope, compiler: Any, lookups: tuple[RowLookup, ...]) -> tuple[R
         if not scope.covers(guard):
             continue
         value = lookup.value(query)
-        if value is NO_KEY or not is_plain(query) or _is_on_event_loop():
+        # On an event loop Django is about to refuse the query: it must not look as if it worked for absent rows.
+        if value is NO_KEY or not is_plain(query) or _get_running_loop() is not None:
             continue
         decision = scope.decide(guard, value)
         if decision.verdict is not Verdict.ABSENT and decision is not SHADOW:
@@ -129,15 +138,6 @@ def _ask(scope: Scope, compiler: Any, lookups: tuple[RowLookup, ...]) -> tuple[R
         elif lookup.is_alive(query) and _is_current(guard, compiler) and scope.applies(guard):
             return lookup, value, decision
     return asked
-
-
-def _is_on_event_loop() -> bool:
-    """Whether Django is about to refuse the query: it must not look as if it worked for absent rows."""
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return False
-    return True
 
 
 def _is_current(guard: Guard, compiler: Any) -> bool:
@@ -167,35 +167,34 @@ def _nothing(compiler: Any, lookup: RowLookup, result_type: str) -> Any:
     return iter(()) if result_type == MULTI else None
 
 
-class _Query:
-    """A query that was sent although a guard said something of it: what it finds shows whether that was right."""
+# A query that was sent although a guard said something of it shows whether that was right. Neither of these raises.
 
-    def __init__(self, scope: Scope, compiler: Any, lookup: RowLookup, value: Any, decision: Decision) -> None:
-        self._scope = scope
-        self._compiler = compiler
-        self._lookup = lookup
-        self._value = value
-        self._decision = decision
-        self._generation = lookup.guard.answered_last if decision is MAYBE else ""
 
-    def compare(self, result: Any) -> None:
-        """Learn from the rows, or from there being none. Never raises."""
-        guard = self._lookup.guard
-        try:
-            if self._decision is SHADOW:
-                shadow.compare_rows(self._scope, guard, self._value, found=bool(result))
-            elif self._generation and not result and self._is_proof():
-                guard.tallies[FALSE_POSITIVE]()
-                guard.remember_missing(self._value, self._generation, self._compiler.using)
-        except Exception as error:
-            _log.error(error, "bloomguard learns nothing from a query because of an error of its own")
+def _compare(scope: Scope, guard: Guard, value: Any, *, found: bool) -> None:
+    """``guard``, in shadow mode, would not have sent the query."""
+    try:
+        shadow.compare_rows(scope, guard, value, found=found)
+    except Exception as error:
+        _log.error(error, "bloomguard compares nothing with a query because of an error of its own")
 
-    def _is_proof(self) -> bool:
-        """Whether no row found means that there is none: the key alone, in no transaction, on the guard's database."""
-        connection = self._compiler.connection
-        return (
-            self._lookup.is_pure(self._compiler.query)
-            and self._compiler.using == self._lookup.guard.database
-            and not connection.in_atomic_block
-            and not has_own_transaction(connection)
-        )
+
+def _learn(compiler: Any, lookup: RowLookup, value: Any, generation: str) -> None:
+    """``generation`` said MAYBE, and the query has found no row."""
+    guard = lookup.guard
+    try:
+        if _is_proof(compiler, lookup):
+            guard.tallies[FALSE_POSITIVE]()
+            guard.remember_missing(value, generation, compiler.using)
+    except Exception as error:
+        _log.error(error, "bloomguard learns nothing from a query because of an error of its own")
+
+
+def _is_proof(compiler: Any, lookup: RowLookup) -> bool:
+    """Whether no row found means that there is none: the key alone, in no transaction, on the guard's database."""
+    connection = compiler.connection
+    return (
+        lookup.is_pure(compiler.query)
+        and compiler.using == lookup.guard.database
+        and not connection.in_atomic_block
+        and not has_own_transaction(connection)
+    )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -79,6 +79,8 @@ class RouteTable:
         self._by_view: dict[Callable[..., Any], list[GuardedRoute]] = {}
         for route in self.open:
             self._by_view.setdefault(route.pattern.callback, []).append(route)
+        #: The views that open routes have.
+        self.views: Collection[Callable[..., Any]] = self._by_view.keys()
 
     def _missing(self, name: str, error: ConfigurationError) -> None:
         # The system checks say so loudly; a request is no place to. Another URLconf may lack the route.
