@@ -18,7 +18,7 @@ help: ## list the commands
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[$*]"
 	@touch $@
 
-demo: .venv/demo.installed ## attack the example site: unguarded, with null caching, guarded
+demo: .venv/demo.installed ## attack the example site: unguarded, with null caching, guarded at the lookup, the route and the door
 	$(BIN)/python example_project/manage.py demo
 
 test: .venv/test.installed ## the whole suite, with coverage

@@ -1,7 +1,7 @@
 """What figures cost: a request's counting, and a day of them in each store: ``make bench-figures``.
 
-Counting is what ``Guard.decide`` and the middleware do for it, beside what they do anyway: the same calls with it and
-without it, in turns. A day is written as one process after another flushes it, minute by minute, with every reason in
+Counting is what ``Guard.decide``, the lookup and the middleware do for it, beside what they do anyway: the same calls
+with it and without it, in turns. A day is written as one process after another flushes it, minute by minute, with every reason in
 each; sizes are what the file system and the server themselves say.
 """
 
@@ -40,9 +40,10 @@ def counting() -> Seconds:
     from bloomguard.counting.outcomes import blocked
     from bloomguard.guards import Guard
     from bloomguard.hearing import listeners
+    from bloomguard.lookups.scope import Scope
     from bloomguard.verdicts import ABSENT, MAYBE, Decision
 
-    guard, request = Thing(), Thing()
+    guard, request, scope = Thing(), Thing(), Scope()
     guard.tallies = counts.Counts().of("city")
     guard.is_shadow = False
     told = Guard._told
@@ -56,7 +57,7 @@ def counting() -> Seconds:
             guard.tallies.time(began)
         if decision is MAYBE and not listeners:
             guard.tallies["maybe"]()
-        request.bloomguard_maybe = guard  # type: ignore[attr-defined]  # and the middleware
+        scope.close(200)  # and the middleware
         return decision
 
     def a_block(decision: Decision) -> Decision:
@@ -64,7 +65,8 @@ def counting() -> Seconds:
         if began:
             guard.tallies.time(began)
         decision = told(guard, None, decision)  # type: ignore[arg-type]
-        blocked(guard, request)  # type: ignore[arg-type]
+        scope.spare(guard)  # type: ignore[arg-type]  # as a lookup does it
+        blocked(scope.close(404), request)  # type: ignore[arg-type]  # and the middleware
         return decision
 
     def run(work: Callable[[Decision], Decision], decision: Decision) -> Callable[[], object]:

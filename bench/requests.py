@@ -1,8 +1,9 @@
 """What a guard costs a request that exists, and saves of one that does not: ``make bench-requests``.
 
 In one process, through Django's real handlers and the middleware that ``startproject`` writes, on SQLite and
-PostgreSQL. Handlers with and without bloomguard take turns in short batches; a comparison is a median over the rounds.
-Then over HTTP, under gunicorn with two workers.
+PostgreSQL. A guard answers at the lookup (no route named), at the route, and at the door. Handlers with and without
+bloomguard take turns in short batches; a comparison is a median over the rounds. So do ``get()`` inside and outside of
+guarded lookups, by the CPU time that they take. Then over HTTP, under gunicorn with two workers.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ import sys
 import tempfile
 import time
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import ExitStack, contextmanager
-from itertools import count
+from contextlib import ExitStack, contextmanager, nullcontext
+from itertools import count, repeat
 from pathlib import Path
 from typing import Any
 
@@ -33,11 +34,14 @@ from django.http import HttpRequest, HttpResponse
 from .report import Report, Seconds, interleave, median, ratio
 
 ROWS = 10_000
-ROUNDS = {"default": 1_000, "postgresql": 300}
+ROUNDS = {"default": 500, "postgresql": 300}
 BATCH = 5
-FAST_BATCH = 100  # at the front door, a request takes no longer than a look at the clock
+FAST_BATCH = 100  # at the door, a request takes no longer than a look at the clock
+GETS, GET_ROUNDS = 50, 400
 SERVER_ROUNDS, SERVER_SECONDS = 5, 2.0
-MODES = ("unguarded", "middleware", "front door")
+MODES = ("unguarded", "lookup", "route", "door")
+#: The same view, at a path that no guard names, and at one that a guard names.
+LOOKUP, ROUTE = "/rows%s/%%d/", "/products%s/%%d/"
 GUARD = "bloomguard.middleware.BloomGuardMiddleware"
 STARTPROJECT = [
     "django.middleware.security.SecurityMiddleware",
@@ -48,7 +52,9 @@ STARTPROJECT = [
     "django.contrib.messages.middleware.MessageMiddleware",
     "django.middleware.clickjacking.XFrameOptionsMiddleware",
 ]
-GUARDED = [STARTPROJECT[0], GUARD, *STARTPROJECT[1:]]
+GUARDED = [*STARTPROJECT, GUARD]
+#: What a request for an absent ID may take of an unguarded one, by where the guard answers.
+TARGETS = {"lookup": 0.55, "route": 0.30, "@guarded": 0.30, "door": 0.01}
 FLOOR = [STARTPROJECT[0], "bench.requests.not_found_at_once"]
 
 Ask = Callable[[int], None]
@@ -66,7 +72,7 @@ def set_up(folder: Path, postgresql: dict[str, Any], **more: Any) -> None:
         "SECRET_KEY": "for a benchmark",
         "BASE_DIR": folder,
         "ALLOWED_HOSTS": ["testserver"],
-        "ROOT_URLCONF": "tests.shop.urls",
+        "ROOT_URLCONF": "bench.requests_urls",
         "INSTALLED_APPS": [
             "django.contrib.auth",
             "django.contrib.contenttypes",
@@ -234,45 +240,89 @@ def measure(rounds: int) -> Seconds:
     from bloomguard.wsgi import shield
 
     bare, guarded = handler(STARTPROJECT), handler(GUARDED)
-    door = shield(handler(STARTPROJECT))
-    taken = interleave(
-        {
-            "existing": batch(requests(bare, "/products/%d/", "200"), existing=True),
-            "existing, middleware": batch(requests(guarded, "/products/%d/", "200"), existing=True),
-            "existing, the same again": batch(requests(handler(STARTPROJECT), "/products/%d/", "200"), existing=True),
-            "absent": batch(requests(bare, "/products/%d/", "404"), existing=False),
-            "absent, middleware": batch(requests(guarded, "/products/%d/", "404"), existing=False),
-            "absent, an empty 404 without looking": batch(
-                requests(handler(FLOOR), "/products/%d/", "404"), existing=False
-            ),
-            "absent, decorator": batch(requests(bare, "/decorated/%d/", "404"), existing=False),
-            "absent, WSGI front door": batch(requests(door, "/products/%d/", "404"), existing=False, size=FAST_BATCH),
-            "existing, WSGI front door": batch(requests(door, "/products/%d/", "200"), existing=True),
-        },
-        rounds=rounds,
-    )
-    return of_one(taken, fast=("absent, WSGI front door",))
+    door = opened(shield, handler(GUARDED))
+    lookup, route = LOOKUP % "", ROUTE % ""
+    contestants = {
+        "existing": batch(requests(bare, route, "200"), existing=True),
+        "existing, the same again": batch(requests(handler(STARTPROJECT), route, "200"), existing=True),
+        "existing, lookup": batch(requests(guarded, lookup, "200"), existing=True),
+        "existing, route": batch(requests(guarded, route, "200"), existing=True),
+        "existing, door": batch(requests(door, route, "200"), existing=True),
+        "absent": batch(requests(bare, route, "404"), existing=False),
+        "absent, lookup": batch(requests(guarded, lookup, "404"), existing=False),
+        "absent, route": batch(requests(guarded, route, "404"), existing=False),
+        "absent, @guarded": batch(requests(bare, "/decorated/%d/", "404"), existing=False),
+        "absent, door": batch(requests(door, route, "404"), existing=False, size=FAST_BATCH),
+        "absent, an empty 404 without looking": batch(requests(handler(FLOOR), route, "404"), existing=False),
+    }
+    return of_one(interleave(contestants, rounds=rounds), fast=("absent, door",))
 
 
 def measure_async(rounds: int) -> Seconds:
     from bloomguard.asgi import shield
 
     loop = asyncio.new_event_loop()
-    bare, guarded, door = async_handler(STARTPROJECT), async_handler(GUARDED), shield(async_handler(STARTPROJECT))
-    url, fast = "/products-async/%d/", FAST_BATCH
+    bare, guarded = async_handler(STARTPROJECT), async_handler(GUARDED)
+    door = opened(shield, async_handler(GUARDED))
+    lookup, route = LOOKUP % "-async", ROUTE % "-async"
     contestants = {
-        "ASGI, existing": async_batch(loop, async_requests(bare, url, 200), existing=True),
-        "ASGI, existing, the same again": async_batch(loop, async_requests(bare, url, 200), existing=True),
-        "ASGI, existing, front door": async_batch(loop, async_requests(door, url, 200), existing=True),
-        "ASGI, absent": async_batch(loop, async_requests(bare, url, 404), existing=False),
-        "ASGI, absent, middleware": async_batch(loop, async_requests(guarded, url, 404), existing=False),
-        "ASGI, absent, front door": async_batch(loop, async_requests(door, url, 404), existing=False, size=fast),
+        "ASGI, existing": async_batch(loop, async_requests(bare, route, 200), existing=True),
+        "ASGI, existing, the same again": async_batch(loop, async_requests(bare, route, 200), existing=True),
+        "ASGI, existing, lookup": async_batch(loop, async_requests(guarded, lookup, 200), existing=True),
+        "ASGI, existing, route": async_batch(loop, async_requests(guarded, route, 200), existing=True),
+        "ASGI, existing, door": async_batch(loop, async_requests(door, route, 200), existing=True),
+        "ASGI, absent": async_batch(loop, async_requests(bare, route, 404), existing=False),
+        "ASGI, absent, lookup": async_batch(loop, async_requests(guarded, lookup, 404), existing=False),
+        "ASGI, absent, route": async_batch(loop, async_requests(guarded, route, 404), existing=False),
+        "ASGI, absent, door": async_batch(loop, async_requests(door, route, 404), existing=False, size=FAST_BATCH),
     }
     try:
-        return of_one(interleave(contestants, rounds=rounds), fast=("ASGI, absent, front door",))
+        return of_one(interleave(contestants, rounds=rounds), fast=("ASGI, absent, door",))
     finally:
         loop.run_until_complete(loop.shutdown_default_executor())
         loop.close()
+
+
+def opened(shield: Any, application: Any) -> Any:
+    """The application behind its door; raises :class:`RuntimeError` if that stays shut."""
+    door = shield(application)
+    if door is application:
+        raise RuntimeError("the door stays shut: nothing to measure")
+    return door
+
+
+def measure_gets(report: Report, name: str) -> None:
+    """The CPU time that ``get()`` takes more where lookups are guarded."""
+    from django.contrib.auth.models import Group
+
+    from bloomguard.lookups import guarded_lookups
+    from tests.shop.models import Product
+
+    group = Group.objects.get_or_create(name="bench")[0].pk
+
+    def gets(model: Any, pks: Iterator[int], guarded: bool) -> Callable[[], None]:
+        def run() -> None:
+            with guarded_lookups() if guarded else nullcontext():
+                for _ in range(GETS):
+                    model.objects.get(pk=next(pks))
+
+        return run
+
+    for what, model, pks, target in (
+        ("an existing guarded row", Product, lambda: (2 * (number * 7919 % ROWS) + 1 for number in count(1)), 10),
+        ("a row of another model", Group, lambda: repeat(group), 1),
+    ):
+        contestants = {"outside": gets(model, pks(), False), "inside": gets(model, pks(), True)}
+        taken = interleave(contestants, rounds=GET_ROUNDS, clock=time.process_time)
+        report.add(f"{name}: get() of {what}", median(taken, "outside") / GETS * 1e6, "us of CPU")
+        more = statistics.median(ours - theirs for ours, theirs in zip(taken["inside"], taken["outside"]))
+        report.add(
+            f"{name}: get() of {what}, guarded lookups",
+            more / GETS * 1e6,
+            "us of CPU",
+            against="more than outside",
+            at_most=target,
+        )
 
 
 def of_one(taken: Seconds, fast: tuple[str, ...]) -> Seconds:
@@ -316,7 +366,8 @@ def serve(folder: Path, postgresql: dict[str, Any], alias: str) -> dict[str, lis
             ports[mode] = servers.enter_context(gunicorn(site))
         for number in range(SERVER_ROUNDS + 1):
             for mode in MODES:
-                rate = requests_per_second(ports[mode], "/products/%d/", SERVER_SECONDS, b"404")
+                path = (LOOKUP if mode == "lookup" else ROUTE) % ""
+                rate = requests_per_second(ports[mode], path, SERVER_SECONDS, b"404")
                 if number:
                     rates[mode].append(rate)
     return rates
@@ -342,38 +393,25 @@ def main() -> int:
                 ratio(taken, f"{protocol}existing, the same again", f"{protocol}existing"),
                 against="itself: the noise",
             )
-        for who, ours, theirs in (
-            ("middleware", "existing, middleware", "existing"),
-            ("WSGI front door", "existing, WSGI front door", "existing"),
-            ("ASGI front door", "ASGI, existing, front door", "ASGI, existing"),
-        ):
-            report.add(
-                f"{name}: existing IDs, {who}", ratio(taken, ours, theirs), against="without bloomguard", at_most=1.03
-            )
-        for who, ours, theirs, target in (
-            ("middleware", "absent, middleware", "absent", 0.17),
-            ("decorator", "absent, decorator", "absent", 0.30),
-            ("WSGI front door", "absent, WSGI front door", "absent", 0.01),
-            ("ASGI front door", "ASGI, absent, front door", "ASGI, absent", 0.01),
-        ):
-            report.add(
-                f"{name}: absent IDs, {who}",
-                ratio(taken, ours, theirs),
-                against="without bloomguard",
-                at_most=target,
-                reason="Django itself needs most of it for any 404: its request, its signals and its log line"
-                if who in ("middleware", "decorator")
-                else "",
-            )
+            for where, target in TARGETS.items():
+                for who, at_most in (("existing", 1.03), ("absent", target)):
+                    if f"{protocol}{who}, {where}" in taken:
+                        report.add(
+                            f"{name}: {protocol}{who} IDs, {where}",
+                            ratio(taken, f"{protocol}{who}, {where}", f"{protocol}{who}"),
+                            against="unguarded",
+                            at_most=at_most,
+                        )
+        measure_gets(report, name)
         rates = serve(folder, postgresql, alias)
         for mode in MODES:
             report.add(f"{name}, gunicorn: absent IDs, {mode}", statistics.median(rates[mode]), "requests/s")
-        for mode, least in (("middleware", None), ("front door", 6.0)):
+        for mode in MODES[1:]:
             report.add(
                 f"{name}, gunicorn: absent IDs, {mode}",
                 statistics.median(ours / theirs for ours, theirs in zip(rates[mode], rates["unguarded"])),
                 against="unguarded requests/s",
-                at_least=least,
+                at_least=6.0 if mode == "door" else None,
                 reason="what is left is gunicorn's own work for a request, and the client on the same two cores",
             )
     report.finish()

@@ -7,11 +7,11 @@ import os
 from pathlib import Path
 from typing import Any
 
-from .requests import GUARDED, STARTPROJECT, set_up
+from .requests import GUARDED, STARTPROJECT, opened, set_up
 
 _given: dict[str, Any] = json.loads(os.environ["BENCH_SITE"])
 set_up(
-    Path(_given["folder"]), _given["postgresql"], MIDDLEWARE=GUARDED if _given["mode"] == "middleware" else STARTPROJECT
+    Path(_given["folder"]), _given["postgresql"], MIDDLEWARE=STARTPROJECT if _given["mode"] == "unguarded" else GUARDED
 )
 
 from django.core.wsgi import get_wsgi_application  # noqa: E402
@@ -21,7 +21,5 @@ from tests import database  # noqa: E402
 
 database.current = _given["alias"]
 application = get_wsgi_application()
-if _given["mode"] == "front door":
-    door = shield(application)
-    assert door is not application
-    application = door
+if _given["mode"] == "door":
+    application = opened(shield, application)

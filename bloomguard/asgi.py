@@ -1,4 +1,4 @@
-"""The front door of an ASGI site.
+"""The door of an ASGI site.
 
 application = shield(get_asgi_application())
 """
@@ -9,8 +9,8 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .answers.capture import Page
-    from .answers.frontdoor import FrontDoor
+    from .door.door import Door
+    from .door.page import Page
 
 Application = Callable[[dict[str, Any], Callable[..., Any], Callable[..., Any]], Awaitable[None]]
 #: What is sent: a start and a body.
@@ -18,21 +18,19 @@ Messages = tuple[dict[str, Any], dict[str, Any]]
 
 
 def shield(application: Application) -> Application:
-    """``application``, with absent IDs of guarded routes answered 404 before Django's request machinery.
+    """``application``, with absent IDs of guarded routes answered 404 before Django makes a request of them.
 
     ``application`` is what ``get_asgi_application()`` returns. Raises :class:`ConfigurationError` if it is not. Where
-    the front door has to stay shut (see the docs), which is logged, ``application`` itself comes back. Nothing waits on
-    the event loop: a store is awaited, and a verdict that needs the database asked for in a thread.
+    the door has to stay shut (see the docs), which is logged, ``application`` itself comes back. Nothing blocks the
+    event loop: a store on a server is awaited, and the database asked in a thread.
     """
-    from .answers.frontdoor import front_door  # needs the apps, which asgi.py loads after its imports
     from .counting.outcomes import ablocked
-    from .guards import Guard
-    from .routing.awaiting import awaited
+    from .door.door import open_door  # needs the apps, which asgi.py loads after its imports
 
-    found = front_door(application)
+    found = open_door(application)
     if found is None:
         return application
-    door, methods, absent, decide_now = found, found.methods, found.absent, Guard.decide_now
+    door, methods, absent = found, found.methods, found.aabsent
     ready: dict[tuple[Page, str], Messages] = {}
 
     async def shielded(scope: dict[str, Any], receive: Callable[..., Any], send: Callable[..., Any]) -> None:
@@ -40,16 +38,17 @@ def shield(application: Application) -> Application:
         if scope["type"] == "http" and (method := scope["method"]) in methods:
             try:
                 path = scope["path"]
-                if path.isascii() and not scope.get("root_path"):
-                    guard = absent(method, path, decide_now)
-                    if guard is None:
-                        guard = await awaited(lambda decide: absent(method, path, decide))
-                    page = _page(door, scope) if guard else None
-                    if guard and page is not None:
+                routes = door.index.candidates(path)
+                if routes and path.isascii() and not scope.get("root_path"):
+                    page = _page(door, scope)
+                    guard = await absent(method, path, routes) if page is not None else None
+                    if page is not None and guard is not None:
+                        messages = ready.get((page, method))
+                        if messages is None:
+                            messages = _messages(page, method)
+                            if not page.nonces:
+                                ready[page, method] = messages
                         await ablocked(guard, None)
-                        messages = ready.get((page, method)) or ready.setdefault(
-                            (page, method), _messages(page, method)
-                        )
             except Exception as error:
                 door.failed(error)
         if messages is None:
@@ -61,38 +60,39 @@ def shield(application: Application) -> Application:
     return shielded
 
 
-def _page(door: FrontDoor, scope: dict[str, Any]) -> Page | None:
+def _page(door: Door, scope: dict[str, Any]) -> Page | None:
     header, secure_value = door.proxy_header or ("", "")
     forwarded_proto = header.removeprefix("HTTP_").replace("_", "-").lower().encode()
-    host = forwarded_host = None
-    scheme, has_cookie, told = scope.get("scheme", "http"), False, None
+    host = forwarded_host = said = None
+    scheme = scope.get("scheme", "http")
+    names = set()
     for name, value in scope["headers"]:
+        names.add(name)
         if name == b"host":
             if host is not None:
                 return None
             host = value
-        elif name == b"cookie":
-            has_cookie = True
         elif name == b"x-forwarded-host":
             if forwarded_host is not None:
                 return None
             forwarded_host = value
         elif name == forwarded_proto:
-            if told is not None:
+            if said is not None:
                 return None
-            told = value.decode("latin-1").split(",", 1)[0].strip()
-            scheme = "https" if told == secure_value else "http"
+            said = value.decode("latin-1").split(",", 1)[0].strip()
+            scheme = "https" if said == secure_value else "http"
     if door.takes_forwarded_host and forwarded_host is not None:
         host = forwarded_host
     if host is None:
         return None
-    return door.page(host.decode("latin-1"), scheme == "https", has_cookie)
+    page = door.page(host.decode("latin-1"), scheme)
+    return page if page is not None and names.isdisjoint(page.header_names) else None
 
 
 def _messages(page: Page, method: str) -> Messages:
-    headers = [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in page.headers]
-    body = b"" if method == "HEAD" else page.body
+    headers, body = page.answer(method)
+    encoded = [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in headers]
     return (
-        {"type": "http.response.start", "status": 404, "headers": headers},
+        {"type": "http.response.start", "status": 404, "headers": encoded},
         {"type": "http.response.body", "body": body},
     )

@@ -19,6 +19,7 @@ from django.urls import get_resolver, set_urlconf
 from django.utils.module_loading import import_string
 
 from .counting.outcomes import ablocked, blocked
+from .door.page import probing
 from .guards import registry
 from .log_once import LogOnce
 from .lookups.scope import Scope, current, enter
@@ -85,7 +86,7 @@ class BloomGuardMiddleware:
     def __call__(self, request: HttpRequest) -> HttpResponseBase | Awaitable[HttpResponseBase]:
         if self._async:
             return self._acall(request)
-        if request.method not in _guarded_methods():
+        if request.method not in _guarded_methods() or probing.get():
             return self.get_response(request)
         exchange = Exchange(request)
         before = enter(exchange)
@@ -107,7 +108,7 @@ class BloomGuardMiddleware:
         return _mark(exchange, response)
 
     async def _acall(self, request: HttpRequest) -> HttpResponseBase:
-        if request.method not in _guarded_methods():
+        if request.method not in _guarded_methods() or probing.get():
             return await self.get_response(request)  # type: ignore[misc, no-any-return]
         exchange = Exchange(request)
         before = enter(exchange)

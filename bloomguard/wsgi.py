@@ -1,4 +1,4 @@
-"""The front door of a WSGI site.
+"""The door of a WSGI site.
 
 application = shield(get_wsgi_application())
 """
@@ -12,44 +12,50 @@ Application = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]
 
 
 def shield(application: Application) -> Application:
-    """``application``, with absent IDs of guarded routes answered 404 before Django's request machinery.
+    """``application``, with absent IDs of guarded routes answered 404 before Django makes a request of them.
 
     ``application`` is what ``get_wsgi_application()`` returns. Raises :class:`ConfigurationError` if it is not. Where
-    the front door has to stay shut (see the docs), which is logged, ``application`` itself comes back.
+    the door has to stay shut (see the docs), which is logged, ``application`` itself comes back.
     """
-    from .answers.frontdoor import front_door  # needs the apps, which wsgi.py loads after its imports
     from .counting.outcomes import blocked
-    from .guards import Guard
+    from .door.door import open_door  # needs the apps, which wsgi.py loads after its imports
 
-    door = front_door(application)
-    if door is None:
+    found = open_door(application)
+    if found is None:
         return application
-    methods, absent, page_for = door.methods, door.absent, door.page
+    door, methods, absent, page_for = found, found.methods, found.absent, found.page
     takes_forwarded_host = door.takes_forwarded_host
     header, secure_value = door.proxy_header or ("", "")
-    decide = Guard.decide
 
     def shielded(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
-        method, page = environ["REQUEST_METHOD"], None
+        answer, method = None, environ["REQUEST_METHOD"]
         if method in methods:
             try:
                 path = environ.get("PATH_INFO", "")
-                if path.isascii() and (guard := absent(method, path, decide)) and not _is_mounted(environ):
+                routes = door.index.candidates(path)
+                if routes and path.isascii():
                     host = environ.get("HTTP_HOST", "")
                     if takes_forwarded_host:
                         host = environ.get("HTTP_X_FORWARDED_HOST", host)
                     scheme = environ["wsgi.url_scheme"]
-                    if header and (told := environ.get(header)) is not None:
-                        scheme = "https" if told.split(",", 1)[0].strip() == secure_value else "http"
-                    page = page_for(host, scheme == "https", "HTTP_COOKIE" in environ)
-                    if page is not None:
+                    if header and (said := environ.get(header)) is not None:
+                        scheme = "https" if said.split(",", 1)[0].strip() == secure_value else "http"
+                    page = page_for(host, scheme)
+                    if (
+                        page is not None
+                        and environ.keys().isdisjoint(page.environ_keys)
+                        and not _is_mounted(environ)
+                        and (guard := absent(method, path, routes))
+                    ):
+                        answer = page.answer(method)
                         blocked(guard, None)
             except Exception as error:
                 door.failed(error)
-        if page is None:
+        if answer is None or page is None:
             return application(environ, start_response)
-        start_response("404 Not Found", list(page.headers))  # an error of the server's own is its own
-        return [] if method == "HEAD" else [page.body]
+        headers, body = answer
+        start_response(page.status, list(headers))  # an error of the server's own is its own
+        return [] if method == "HEAD" else [body]
 
     return shielded
 

@@ -1,4 +1,4 @@
-"""A site with a front door, for real servers. What Django answers itself says so in a header."""
+"""A site with a door, for real servers. What Django answers itself says so in a header."""
 
 from typing import Any
 
@@ -8,6 +8,7 @@ from django.core.wsgi import get_wsgi_application
 from django.http import HttpRequest, HttpResponse
 
 from bloomguard import asgi, wsgi
+from bloomguard.door.page import probing
 
 settings.ALLOWED_HOSTS = ["127.0.0.1"]
 settings.MIDDLEWARE = [
@@ -21,7 +22,7 @@ settings.MIDDLEWARE = [
 def say_so(get_response: Any) -> Any:
     def middleware(request: HttpRequest) -> HttpResponse:
         response: HttpResponse = get_response(request)
-        if "bloomguard.probe" not in request.META:
+        if not probing.get():
             response["X-Django"] = "yes"
         return response
 

@@ -15,7 +15,7 @@ BASE_DIR = Path(_folder.name)
 DEBUG = False
 SECRET_KEY = "for tests alone"
 ALLOWED_HOSTS = ["testserver", "localhost", "127.0.0.1"]
-INSTALLED_APPS = [*INSTALLED_APPS, "tests.shop"]
+INSTALLED_APPS = [*INSTALLED_APPS, "tests.shop", "tests.lookups"]
 ROOT_URLCONF = "tests.shop.urls"
 TEMPLATES = [{**TEMPLATES[0], "OPTIONS": {**TEMPLATES[0]["OPTIONS"], "debug": False}}]
 

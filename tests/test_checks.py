@@ -367,7 +367,7 @@ def test_a_site_that_may_have_a_front_door_alone(only, settings, tmp_path, monke
     commented = the_message()
 
     assert found == "bloomguard.I014"
-    assert "the routes of 'mine' the front door alone answers" in message
+    assert "the routes of 'mine' the door alone answers" in message
     assert GUARD in hint
     assert commented[0] == "bloomguard.W013"
 

@@ -39,9 +39,9 @@ def explained(capsys, *arguments):
     ("url", "method", "verdict", "reason", "outcome"),
     [
         ("/products/7/", "GET", "maybe", "maybe", "passes"),
-        ("/products/8/", "GET", "absent", "absent", "404 by the middleware or the front door"),
+        ("/products/8/", "GET", "absent", "absent", "404 by the middleware or the door"),
         ("/products-str/x/", "GET", "unknown", "unkeyable", "passes"),
-        (f"/products/{10**30}/", "GET", "absent", "out of range", "404 by the middleware or the front door"),
+        (f"/products/{10**30}/", "GET", "absent", "out of range", "404 by the middleware or the door"),
         ("/products/8/", "POST", "absent", "absent", "passes: the guard answers GET, HEAD alone"),
         ("/decorated/8/", "GET", "absent", "absent", "404 by @guarded"),
     ],

@@ -47,24 +47,8 @@ class Pattern:
         return any(map(_by_language, self.steps))
 
     @cached_property
-    def expression(self) -> re.Pattern[str] | None:
-        """One expression for the whole path, or ``None`` where a step depends on the request or is no ``path()``."""
-        source = ""
-        for step in self.steps:
-            if _is_plain(step):
-                source += step.regex.pattern.removeprefix("^").removesuffix(r"\Z").removesuffix(r"\z")
-            elif isinstance(step, RegexPattern) and step.regex.pattern == "^/":
-                source += "/"
-            else:
-                return None
-        try:
-            return re.compile(source + r"\Z")
-        except re.error:  # two groups of one name, or a flag in a converter's expression, work only as they stand
-            return None
-
-    @cached_property
     def literal(self) -> str:
-        """What every path begins with, as far as anybody can tell."""
+        """What every path begins with, as far as the steps show it."""
         found = "/"
         for step in self.steps[1:]:
             if _is_plain(step):
@@ -85,6 +69,11 @@ class Pattern:
                 break
         return found
 
+    @cached_property
+    def is_of_django(self) -> bool:
+        """Whether all steps are of Django's own classes, whose ``match()`` depends on nothing but the path."""
+        return all(type(step) in (RoutePattern, RegexPattern) and not _by_language(step) for step in self.steps)
+
     def match(self, path: str) -> dict[str, Any] | None:
         """The kwargs that ``path`` gives, or ``None`` if it is no path of this pattern. May take any language."""
         captured: dict[str, Any] = {}
@@ -103,12 +92,6 @@ class Pattern:
             and match.func is self.callback
             and (not self.is_named or match.view_name == self.view_name)
         )
-
-    def may_match(self, path: str) -> bool:
-        """Whether Django could take ``path`` for this pattern; a ``True`` is no proof."""
-        if self.expression is not None:
-            return self.expression.match(path) is not None
-        return self.match(path) is not None
 
 
 def patterns(urlconf: Any = None) -> Iterator[Pattern]:
@@ -137,12 +120,15 @@ def patterns(urlconf: Any = None) -> Iterator[Pattern]:
     yield from walk(root, (root.pattern,), (), frozenset())
 
 
-def rivals(of: Pattern, earlier: list[Pattern]) -> tuple[Pattern, ...]:
-    """Those of ``earlier``, the patterns before ``of``, that may take one of its paths for themselves."""
-    mine = of.literal
-    return tuple(
-        other for other in earlier if mine.startswith(other.literal) or other.literal.startswith(mine)
-    )  # fmt: skip
+def rivals(of: Pattern, known: list[Pattern]) -> tuple[Pattern, ...]:
+    """Those of ``known``, a URLconf's patterns in order, that come before ``of`` and may take one of its paths."""
+    mine, found = of.literal, []
+    for other in known:
+        if other.steps[1:] == of.steps[1:]:  # the steps are the URLconf's own; the root's step belongs to a resolver
+            break
+        if mine.startswith(other.literal) or other.literal.startswith(mine):
+            found.append(other)
+    return tuple(found)
 
 
 def _text(step: Step) -> str:

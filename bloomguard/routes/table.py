@@ -17,7 +17,7 @@ from ..exceptions import ConfigurationError
 from ..guards import AUTO, Guard, registry
 from .discovery import NotFound, find_kwargs
 from .openness import allowed_methods, why_closed
-from .patterns import Pattern, patterns
+from .patterns import Pattern, patterns, rivals
 
 logger = logging.getLogger("bloomguard")
 
@@ -30,7 +30,7 @@ class GuardedRoute:
     """One URL pattern and the guard of the ID in it; ``kwargs`` carry the ID, in the order of the guard's fields.
 
     ``methods`` are those that both the guard and the view take. ``closed`` says why the guard must not answer before
-    the view runs; where it is empty, the route is *open*.
+    the view runs; where it is empty, the route is *open*. ``not_at_door`` says why the path alone does not decide it.
     """
 
     guard: Guard
@@ -38,6 +38,7 @@ class GuardedRoute:
     kwargs: tuple[str, ...]
     methods: frozenset[str]
     closed: str = ""
+    not_at_door: str = ""
 
     def value(self, captured: dict[str, Any]) -> Any:
         """The ID among a match's kwargs: one value, or a tuple for several fields; :data:`NO_ID` if one is left out."""
@@ -46,19 +47,6 @@ class GuardedRoute:
         except KeyError:
             return NO_ID
         return values[0] if len(values) == 1 else values
-
-    @cached_property
-    def not_at_door(self) -> str:
-        """Why the path alone does not say whether the guard may answer, so that the door cannot; empty if it does."""
-        if self.closed:
-            return self.closed
-        if type(self.guard).applies is not Guard.applies:
-            return f"{type(self.guard).__name__}.applies looks at the request"
-        if self.pattern.by_language:
-            return "its path is another one in another language"
-        if self.pattern.fixed.intersection(self.kwargs):
-            return "the URLconf gives the ID, not the path"
-        return ""
 
     @cached_property
     def _is_generic(self) -> bool:
@@ -118,7 +106,7 @@ def _routes_of(
     guard: Guard, known: list[Pattern], missing: Callable[[str, ConfigurationError], None]
 ) -> list[GuardedRoute]:
     if guard.routes == AUTO:
-        return [route for pattern in known for route in _found(guard, pattern)]
+        return [route for pattern in known for route in _found(guard, pattern, known)]
     routes = []
     for name in guard.routes:
         try:
@@ -132,24 +120,49 @@ def _named(guard: Guard, name: str, known: list[Pattern]) -> list[GuardedRoute]:
     named = [pattern for pattern in known if pattern.is_named and pattern.view_name == name]
     if not named:
         raise ConfigurationError(f"there is no URL pattern named {name!r}")
-    methods = frozenset(guard.methods)
-    return [_route(guard, pattern, guard.kwargs_for(name, pattern.captured), methods) for pattern in named]
+    return [
+        _route(guard, pattern, guard.kwargs_for(name, pattern.captured), frozenset(guard.methods), known)
+        for pattern in named
+    ]
 
 
-def _found(guard: Guard, pattern: Pattern) -> Iterator[GuardedRoute]:
+def _found(guard: Guard, pattern: Pattern, known: list[Pattern]) -> Iterator[GuardedRoute]:
     try:
+        kwargs = find_kwargs(guard, pattern)
         # What a view does with another method before it looks anything up is not known.
-        yield _route(guard, pattern, find_kwargs(guard, pattern), frozenset(guard.methods) & {"GET", "HEAD"})
+        yield _route(guard, pattern, kwargs, frozenset(guard.methods) & {"GET", "HEAD"}, known)
     except NotFound:  # `guard_routes` gives the reason
         pass
     except Exception as error:  # an odd view is left alone, and so are all other routes
         logger.debug("bloomguard does not guard %s: its view cannot be read: %r", pattern.text, error)
 
 
-def _route(guard: Guard, pattern: Pattern, kwargs: tuple[str, ...], methods: frozenset[str]) -> GuardedRoute:
+def _route(
+    guard: Guard, pattern: Pattern, kwargs: tuple[str, ...], methods: frozenset[str], known: list[Pattern]
+) -> GuardedRoute:
     allowed = allowed_methods(pattern.callback)
     methods = methods if allowed is None else methods & allowed
-    return GuardedRoute(guard, pattern, kwargs, methods, why_closed(guard, pattern.callback))
+    closed = why_closed(guard, pattern.callback)
+    return GuardedRoute(
+        guard, pattern, kwargs, methods, closed, closed or _why_not_at_door(guard, pattern, kwargs, methods, known)
+    )
+
+
+def _why_not_at_door(
+    guard: Guard, pattern: Pattern, kwargs: tuple[str, ...], methods: frozenset[str], known: list[Pattern]
+) -> str:
+    if not methods & {"GET", "HEAD"}:
+        return "its guard and its view share neither GET nor HEAD"
+    if type(guard).applies is not Guard.applies:
+        return f"{type(guard).__name__}.applies needs the request"
+    if pattern.fixed.intersection(kwargs):
+        return "the URLconf gives the ID, not the path"
+    for each in (pattern, *rivals(pattern, known)):
+        if each.by_language:
+            return f"{each.text} is another path in another language"
+        if not each.is_of_django:
+            return f"{each.text} is matched by a class of the project's own"
+    return ""
 
 
 _tables: dict[Any, RouteTable] = {}

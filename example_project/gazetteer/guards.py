@@ -1,4 +1,4 @@
-"""What bloomguard protects: a request for a row that does not exist ends before the database is asked."""
+"""What bloomguard protects: a query for a row that does not exist is answered before it is sent."""
 
 from django.db.models import Q
 
@@ -9,19 +9,15 @@ from .models import City, Listing
 
 @register(City)
 class CityGuard(Guard):
-    lookup = "pk"
-    routes = ["city-detail"]
-    error_rate = 0.001
+    pass
 
 
 @register(City)
 class CityBySlugGuard(Guard):
     lookup = ("country", "slug")
-    routes = ["city-by-slug"]
 
 
 @register(Listing)
 class ListingGuard(Guard):
     lookup = "slug"
-    routes = ["listing-detail"]
     alive = Q(deleted_at=None)

@@ -2,15 +2,15 @@
 
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.backends.signals import connection_created
-from django.http import HttpRequest
-from django.http.response import HttpResponseBase
 
 from gazetteer.models import City, Listing
+
+Application = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]
 
 HEADER = "X-Guarded-Queries"
 WORKER_HEADER = "X-Worker"
@@ -25,18 +25,20 @@ class Count(threading.local):
 count = Count()
 
 
-class QueryCounterMiddleware:
-    def __init__(self, get_response: Callable[[HttpRequest], HttpResponseBase]) -> None:
-        self.get_response = get_response
-        # Every connection of the process, whoever opens it: a query on a private one counts too.
-        connection_created.connect(watch)
+def counted(application: Application) -> Application:
+    """`application`, with the headers. It stands outside of Django, and so counts alike whoever answers."""
+    # Every connection of the process, whoever opens it: a query on a private one counts too.
+    connection_created.connect(watch)
 
-    def __call__(self, request: HttpRequest) -> HttpResponseBase:
+    def counting(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
+        def start(status: str, headers: list[tuple[str, str]], *more: Any) -> Any:
+            said = [(HEADER, str(count.queries)), (WORKER_HEADER, os.environ.get(WORKER_VARIABLE, "0"))]
+            return start_response(status, [*headers, *said], *more)
+
         count.queries = 0
-        response = self.get_response(request)
-        response.headers[HEADER] = str(count.queries)
-        response.headers[WORKER_HEADER] = os.environ.get(WORKER_VARIABLE, "0")
-        return response
+        return application(environ, start)
+
+    return counting
 
 
 def watch(connection: BaseDatabaseWrapper, **kwargs: Any) -> None:

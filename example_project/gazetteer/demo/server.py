@@ -33,7 +33,14 @@ def serving(mode: str) -> Iterator[int]:
 
 
 def start(mode: str, listener: socket.socket) -> "subprocess.Popen[bytes]":
-    command = [sys.executable, "-m", "gunicorn", "config.wsgi", "--config", "python:gazetteer.demo.gunicorn_conf"]
+    command = [
+        sys.executable,
+        "-m",
+        "gunicorn",
+        "gazetteer.demo.wsgi",
+        "--config",
+        "python:gazetteer.demo.gunicorn_conf",
+    ]
     command += ["--bind", f"fd://{listener.fileno()}", "--workers", str(WORKERS)]
     environment = {"DJANGO_SETTINGS_MODULE": "config.settings_demo", "GAZETTEER_MODE": mode}
     return subprocess.Popen(

@@ -1,1 +1,0 @@
-"""What a request is answered, and what becomes of that."""

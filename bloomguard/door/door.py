@@ -1,0 +1,143 @@
+"""The door: which requests it answers, and with which page.
+
+All that has to be known is worked out once, when ``shield()`` is called. Whatever is not certain goes on to Django.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from django.conf import settings
+from django.core.handlers.base import BaseHandler
+from django.db import DatabaseError
+from django.urls import get_resolver
+
+from ..exceptions import ConfigurationError
+from ..guards import Guard
+from ..log_once import LogOnce
+from ..routes.table import NO_ID, table_for
+from ..verdicts import MAYBE, Verdict
+from .page import Page, Shut
+from .paths import DoorRoute, Index, own_resolvers
+from .probes import take_pages
+
+logger = logging.getLogger("bloomguard")
+
+_SHUT = {
+    "DEBUG": "DEBUG is on, and its page says more",
+    "FORCE_SCRIPT_NAME": "FORCE_SCRIPT_NAME is set",
+    "DISALLOWED_USER_AGENTS": "DISALLOWED_USER_AGENTS is set, and Django has to look",
+}
+
+
+class Door:
+    """The door of one site; :func:`open_door` makes it. Raises :class:`Shut` if it has to stay shut.
+
+    ``index`` finds the routes that a path may belong to. ``methods`` are the HTTP methods that are answered.
+    """
+
+    def __init__(self, handler: BaseHandler) -> None:
+        self._urlconf = settings.ROOT_URLCONF
+        self._resolver = get_resolver(self._urlconf)
+        if odd := next(own_resolvers(self._urlconf), None):
+            raise Shut(f"{odd!r} of the URLconf resolves paths in its own way")
+        table = table_for(self._urlconf)
+        routes = []
+        for route in table.open:
+            if route.not_at_door:
+                logger.debug("bloomguard's door does not answer %s: %s", route.pattern.text, route.not_at_door)
+            else:
+                routes.append(DoorRoute(route, table.patterns))
+        if not routes:
+            raise Shut("no guarded route is open and certain by its path alone")
+        routes, self._pages = take_pages(handler, routes)
+        self.index = Index(routes)
+        self.methods = frozenset(method for route in routes for method in route.methods)
+        self._log = LogOnce()
+        self.takes_forwarded_host: bool = settings.USE_X_FORWARDED_HOST
+        self.proxy_header: tuple[str, str] | None = settings.SECURE_PROXY_SSL_HEADER
+
+    def page(self, host: str, scheme: str) -> Page | None:
+        """The page for a request's host, as the request names it, and scheme; ``None`` where Django has to answer."""
+        page = self._pages.get((host, scheme))
+        if page is None:
+            name, _, port = host.rpartition(":")
+            if port.isascii() and port.isdecimal():
+                page = self._pages.get((name, scheme))
+                if page is not None and not page.any_port:
+                    page = None
+        return page
+
+    def absent(self, method: str, path: str, routes: list[DoorRoute]) -> Guard | None:
+        """The guard of ``routes`` that knows for certain that ``path`` asks for what does not exist."""
+        for route in routes:
+            asked = route.read(path)
+            if asked is NO_ID:
+                continue
+            decision = route.guard.decide(asked)
+            if decision is MAYBE or decision.verdict is not Verdict.ABSENT:
+                continue
+            value = route.confirm(method, path, asked)
+            if value is NO_ID:
+                continue
+            if value is asked or route.guard.decide(value).verdict is Verdict.ABSENT:
+                return route.guard if self._is_current() else None
+        return None
+
+    async def aabsent(self, method: str, path: str, routes: list[DoorRoute]) -> Guard | None:
+        """The same on an event loop: a store on a server is awaited, and the database asked in a thread."""
+        for route in routes:
+            asked = route.read(path)
+            if asked is NO_ID:
+                continue
+            decision = route.guard.decide_now(asked) or await route.guard.adecide(asked)
+            if decision.verdict is not Verdict.ABSENT:
+                continue
+            value = route.confirm(method, path, asked)
+            if value is NO_ID:
+                continue
+            if value is not asked:
+                decision = route.guard.decide_now(value) or await route.guard.adecide(value)
+            if decision.verdict is Verdict.ABSENT:
+                return route.guard if self._is_current() else None
+        return None
+
+    def failed(self, error: Exception) -> None:
+        """Log an error of our own, once for each kind."""
+        self._log.error(error, "bloomguard's door passes requests because of an error of its own")
+
+    def _is_current(self) -> bool:
+        """Whether the URLs are those that the door knows; if not, it is shut from now on."""
+        if get_resolver(settings.ROOT_URLCONF) is self._resolver:
+            return True
+        if self._pages:
+            self.index, self._pages = Index(()), {}
+            logger.info("bloomguard's door is shut: the site's URLs were reloaded")
+        return False
+
+
+def open_door(application: Callable[..., Any]) -> Door | None:
+    """The door of ``application``, or ``None`` where it has to stay shut, which is logged with the reason.
+
+    Raises :class:`ConfigurationError` if ``application`` is not Django's own.
+    """
+    if not isinstance(application, BaseHandler):
+        raise ConfigurationError(
+            f"shield() was given {application!r}; it takes what get_wsgi_application() or get_asgi_application() "
+            "returns. Put other wrappers around shield()"
+        )
+    reason = next((reason for setting, reason in _SHUT.items() if getattr(settings, setting)), "")
+    try:
+        if not reason:
+            return Door(application)
+    except Shut as shut:
+        reason = str(shut)
+    except DatabaseError as error:
+        reason = f"the database could not be asked for absent IDs ({type(error).__name__})"
+    except Exception:
+        logger.exception("bloomguard's door stays shut because of an error")
+        return None
+    logger.log(logging.INFO if settings.DEBUG else logging.WARNING, "bloomguard's door stays shut: %s", reason)
+    return None

@@ -1,0 +1,160 @@
+"""Read IDs out of raw paths, and confirm what Django's resolver would make of a path.
+
+Most requests ask for rows that exist, so the first look is fast and rough: a prefix, a slice, ``int()``. It may read an
+ID where Django would not. Only a path whose ID is absent is confirmed, and then each step of a URL pattern matches
+what the steps before it have left of the path, as in ``URLResolver.resolve()``. One expression for the whole path
+would not do: it can backtrack over the border of an ``include()``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+from uuid import UUID
+
+from django.urls import URLPattern, URLResolver, get_resolver
+from django.urls.converters import IntConverter, SlugConverter, StringConverter, UUIDConverter
+from django.urls.resolvers import RoutePattern
+
+from ..guards import Guard
+from ..keys import OutOfRange, Unkeyable
+from ..routes.patterns import Pattern, rivals
+from ..routes.table import NO_ID, GuardedRoute
+
+
+class DoorRoute:
+    """A guarded route as the door sees it.
+
+    ``rivals`` are the earlier patterns that may take one of its paths for themselves. ``read(path)`` is the first look:
+    the ID in ``path``, one value or a tuple for several fields, or :data:`NO_ID`.
+    """
+
+    def __init__(self, route: GuardedRoute, known: list[Pattern]) -> None:
+        self.guard: Guard = route.guard
+        self.pattern = route.pattern
+        self.kwargs = route.kwargs
+        self.methods = route.methods & {"GET", "HEAD"}
+        self.rivals = rivals(route.pattern, known)
+        start = route.pattern.literal
+        self.prefix = start[: start.rindex("/") + 1]
+        self.read: Callable[[str], Any] = _reader(route.pattern, route.kwargs) or self._match
+        self._rivals = [(rival.literal, rival.match) for rival in self.rivals]
+
+    def __repr__(self) -> str:
+        return f"<DoorRoute {self.pattern.text}>"
+
+    def captured(self, path: str) -> Any:
+        """The ID that Django's resolver captures from ``path``, or :data:`NO_ID` if it takes it to another pattern."""
+        value = self._match(path)
+        if value is NO_ID:
+            return NO_ID
+        for start, match in self._rivals:
+            if path.startswith(start) and match(path) is not None:
+                return NO_ID
+        return value
+
+    def confirm(self, method: str, path: str, asked: Any) -> Any:
+        """``asked`` if that is what the route's view would be asked for, else the value it would, or :data:`NO_ID`."""
+        value = self.captured(path) if method in self.methods else NO_ID
+        return asked if value is not NO_ID and _have_same_key(self.guard, value, asked) else value
+
+    def _match(self, path: str) -> Any:
+        captured = self.pattern.match(path)
+        if captured is None:
+            return NO_ID
+        try:
+            values = tuple([captured[name] for name in self.kwargs])
+        except KeyError:  # an optional group of a regular expression
+            return NO_ID
+        return values[0] if len(values) == 1 else values
+
+
+class Index:
+    """Routes by what their paths begin with."""
+
+    def __init__(self, routes: Iterable[DoorRoute]) -> None:
+        self._by_prefix: dict[str, list[DoorRoute]] = {}
+        for route in routes:
+            self._by_prefix.setdefault(route.prefix, []).append(route)
+        self._lengths = sorted({len(prefix) for prefix in self._by_prefix})
+
+    def candidates(self, path: str) -> list[DoorRoute]:
+        """Routes that ``path`` may belong to: those whose prefix it has."""
+        found: list[DoorRoute] = []
+        by_prefix, most = self._by_prefix, len(path)
+        for length in self._lengths:
+            if length > most:
+                break
+            prefix = path[:length]
+            if prefix in by_prefix:
+                found = [*found, *by_prefix[prefix]] if found else by_prefix[prefix]
+        return found
+
+
+def own_resolvers(urlconf: Any) -> Iterator[Any]:
+    """The entries of ``urlconf`` that resolve paths in a way of their own."""
+    entries = list(get_resolver(urlconf).url_patterns)
+    for entry in entries:
+        cls = type(entry)
+        if isinstance(entry, URLResolver) and cls.resolve is URLResolver.resolve and _is_static(cls):
+            entries += entry.url_patterns
+        elif not (isinstance(entry, URLPattern) and cls.resolve is URLPattern.resolve):
+            yield entry
+
+
+def _is_static(cls: type[URLResolver]) -> bool:
+    return all(getattr(cls, name) is getattr(URLResolver, name) for name in ("url_patterns", "urlconf_module"))
+
+
+def _have_same_key(guard: Guard, one: Any, other: Any) -> bool:
+    """Whether an answer for one value is an answer for the other: asking a store again may cost a round trip."""
+    if type(one) is type(other) and one == other:
+        return True
+    try:
+        return guard.keys.key(one) == guard.keys.key(other)
+    except (Unkeyable, OutOfRange):
+        return False
+
+
+# -- the first look
+
+
+def _reader(pattern: Pattern, names: tuple[str, ...]) -> Callable[[str], Any] | None:
+    """``read(path)`` for the usual pattern: ``path()`` with one ID of Django's own converters between two texts."""
+    before, _, after = pattern.text.partition("<")
+    after = after.partition(">")[2]
+    steps = pattern.steps[1:]
+    if "<" in after or len(names) != 1 or not all(type(step) is RoutePattern for step in steps):
+        return None
+    converter = next((step.converters[names[0]] for step in steps if names[0] in step.converters), None)
+    convert = _CONVERT.get(type(converter))
+    if convert is None:
+        return None
+    head, body = slice(len(before)), slice(len(before), -len(after) or None)
+    tail = slice(-len(after), None) if after else slice(0)
+
+    def read(path: str) -> Any:
+        if path[head] != before or path[tail] != after:
+            return NO_ID
+        try:
+            return convert(path[body])
+        except ValueError:
+            return NO_ID
+
+    return read
+
+
+def _segment(text: str) -> str:
+    """``text`` between two slashes; raises :class:`ValueError` if it is empty or has one in it."""
+    if not text or "/" in text:
+        raise ValueError("no segment of a path")
+    return text
+
+
+#: What Django's converters make of a text, without a look at its form.
+_CONVERT: dict[type, Callable[[str], Any]] = {
+    IntConverter: int,
+    SlugConverter: _segment,
+    StringConverter: _segment,
+    UUIDConverter: UUID,
+}

@@ -1,0 +1,424 @@
+"""Ask the site for its 404 page, as many different visitors, before the door opens.
+
+The probes run through the handler's whole middleware stack and Django's own URL resolution, for paths that no pattern
+takes and for absent IDs of every route that the door may answer. Only what all of them agree in does not depend on the
+request, and only that may be sent without asking Django.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import random
+import re
+import sys
+import threading
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from contextvars import copy_context
+from dataclasses import dataclass, field, replace
+from datetime import date
+from decimal import Decimal
+from functools import partial
+from io import BytesIO
+from typing import Any, TypeVar
+
+from asgiref.sync import async_to_sync, sync_to_async
+from django.conf import settings
+from django.core.handlers.asgi import ASGIHandler, ASGIRequest
+from django.core.handlers.base import BaseHandler
+from django.core.handlers.wsgi import WSGIRequest
+from django.db import connections, models
+from django.db.backends.base.base import BaseDatabaseWrapper
+from django.http import HttpRequest, HttpResponse
+from django.http.request import split_domain_port
+from django.urls import NoReverseMatch, Resolver404, resolve, reverse, set_script_prefix
+from django.utils.crypto import get_random_string
+
+from ..keys import kind_of, value_field
+from ..routes.table import NO_ID
+from .page import Answer, Page, Shut, page_of, probing
+from .paths import DoorRoute
+
+logger = logging.getLogger("bloomguard")
+
+Result = TypeVar("Result")
+#: By host and scheme.
+Pages = dict[tuple[str, str], Page]
+
+#: Each costs some dozens of requests at start.
+MOST_HOSTS = 100
+#: Clients from networks that are kept for documentation (RFC 5737): insiders nowhere.
+_CLIENT, _OTHER_CLIENT = "192.0.2.10", "198.51.100.20"
+_PORT = 8081
+#: So many random IDs may happen to exist.
+_TRIES = 5
+
+_MOST = 2**63 - 1
+
+_random = random.SystemRandom()
+
+
+class Unfit(Exception):
+    """The door cannot answer a route; the message is the reason."""
+
+
+@dataclass(frozen=True)
+class Visitor:
+    """Who asks, and how; ``words`` say what is special about it."""
+
+    words: str = ""
+    client: str = _CLIENT
+    headers: Mapping[str, str] = field(default_factory=dict)
+    query: str = ""
+
+    @property
+    def is_stranger(self) -> bool:
+        """Whether nothing is special about it."""
+        return not self.headers and not self.query and self.client == _CLIENT
+
+    def without(self, names: frozenset[str]) -> Visitor:
+        """The same without these headers."""
+        return replace(self, headers={name: value for name, value in self.headers.items() if name not in names})
+
+
+STRANGER = Visitor()
+
+
+def hosts() -> list[str]:
+    """The hosts that ``ALLOWED_HOSTS`` names in full, or by their domain."""
+    found = []
+    for allowed in settings.ALLOWED_HOSTS:
+        if allowed == "*":
+            continue
+        name = allowed.lower().removeprefix(".")
+        found.append(name)
+        if settings.PREPEND_WWW and allowed.startswith("."):
+            found.append(f"www.{name}")
+    valid = [name for name in dict.fromkeys(found) if split_domain_port(name) == (name, "")]
+    return valid[:MOST_HOSTS]
+
+
+def take_pages(handler: BaseHandler, routes: list[DoorRoute]) -> tuple[list[DoorRoute], Pages]:
+    """The routes that could be probed, and the page of each host and scheme that answers a plain 404.
+
+    Raises :class:`Shut` if there is none, or if any two answers disagree.
+    """
+    run = Probes(handler, routes).run
+    # One event loop for all probes: with one for each they take half as long again.
+    return _apart(async_to_sync(sync_to_async(run)) if isinstance(handler, ASGIHandler) else run)
+
+
+class Probes:
+    """One round of probes of ``handler``, for ``routes``."""
+
+    def __init__(self, handler: BaseHandler, routes: list[DoorRoute]) -> None:
+        self._handler = handler
+        self._routes = routes
+        self._paths: dict[DoorRoute, str] = {}
+
+    def run(self) -> tuple[list[DoorRoute], Pages]:
+        """See :func:`take_pages`."""
+        names = hosts()
+        if not names:
+            raise Shut("there is no host whose page it could take: name your hosts in ALLOWED_HOSTS")
+        for route in self._routes:
+            try:
+                self._paths[route] = absent_path(route)
+            except Unfit as unfit:
+                logger.debug("bloomguard's door does not answer %s: %s", route.pattern.text, unfit)
+        if not self._paths:
+            raise Shut("it could make no path with an absent ID for any route")
+        self._unknown = unknown_path()
+        pages: Pages = {}
+        statuses = []
+        for host, scheme in itertools.product(names, ("http", "https")):
+            page = self._page(host, scheme, is_first=not pages)
+            if isinstance(page, Page):
+                pages[host, scheme] = page
+            else:
+                statuses.append(f"{page.asked} has status {page.status}")
+        if not pages:
+            raise Shut(f"the site answers no plain 404: {statuses[0]}")
+        return list(self._paths), pages
+
+    def _page(self, host: str, scheme: str, *, is_first: bool) -> Page | Answer:
+        """The page, or the answer where it is no 404. What a view says to HEAD is asked of the first host alone."""
+        with statements() as sent:
+            get = self._ask(host, scheme, self._unknown)
+        if get.status != 404:
+            return get
+        if sent:
+            raise Shut(f"answering a 404 asks the database: {get.asked} reads {tables(sent)}")
+        head = self._ask(host, scheme, self._unknown, method="HEAD")
+        everybody = [visitor.without(get.varies) for visitor in visitors()]
+        others = [self._ask(host, scheme, self._unknown, visitor) for visitor in everybody if not visitor.is_stranger]
+        for route, path in self._paths.items():
+            if "GET" in route.methods:
+                others += [
+                    self._ask(host, scheme, path, visitor, "GET", route) for visitor in (STRANGER, everybody[-1])
+                ]
+            if "HEAD" in route.methods and (is_first or "GET" not in route.methods):
+                others.append(self._ask(host, scheme, path, STRANGER, "HEAD", route))
+        with_port = self._ask(f"{host}:{_PORT}", scheme, self._unknown)
+        return page_of(get, head, others, any_port=not get.difference(with_port))
+
+    def _ask(
+        self,
+        host: str,
+        scheme: str,
+        path: str,
+        visitor: Visitor = STRANGER,
+        method: str = "GET",
+        route: DoorRoute | None = None,
+    ) -> Answer:
+        asked = f"{method} {scheme}://{host}{path}{visitor.words and ' '}{visitor.words}"
+        make = _asgi_request if isinstance(self._handler, ASGIHandler) else _wsgi_request
+        request = make(host, scheme, path, visitor, method)
+        if isinstance(self._handler, ASGIHandler):
+            response: Any = async_to_sync(self._handler.get_response_async)(request)
+        else:
+            response = self._handler.get_response(request)
+        if getattr(request, "urlconf", None) is not None:
+            raise Shut("a middleware sets request.urlconf")
+        if request.path_info != path:
+            raise Shut("a middleware rewrites request.path_info")
+        if response.status_code == 404:
+            if response.cookies:
+                raise Shut(f"{asked} has Set-Cookie")
+            if not isinstance(response, HttpResponse):
+                raise Shut(f"{asked} streams its body")
+            if route is not None and getattr(request.resolver_match, "func", None) is not route.pattern.callback:
+                raise Shut(f"a middleware answers {asked} before its view runs")
+        body = response.content if isinstance(response, HttpResponse) else b""
+        return Answer(asked, method, response.status_code, response.reason_phrase, tuple(response.items()), body)
+
+
+def visitors() -> list[Visitor]:
+    """All that the page has to be the same for; the last one is everything at once."""
+    language = next((code for code, _ in settings.LANGUAGES if code != settings.LANGUAGE_CODE), "de")
+    cookies = {
+        settings.SESSION_COOKIE_NAME: get_random_string(32),
+        settings.CSRF_COOKIE_NAME: get_random_string(32),
+        settings.LANGUAGE_COOKIE_NAME: language,
+    }
+    cookie = {"cookie": "; ".join(f"{name}={value}" for name, value in cookies.items())}
+    browser = {
+        "accept": "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8",
+        "accept-encoding": "gzip, deflate, br",
+        "accept-language": f"{language},fr;q=0.5",
+        "user-agent": "Mozilla/5.0 (X11; Linux x86_64; rv:140.0) Gecko/20100101 Firefox/140.0",
+    }
+    script = {"accept": "application/json", "x-requested-with": "XMLHttpRequest", "hx-request": "true"}
+    return [
+        Visitor("from another address", client=_OTHER_CLIENT),
+        Visitor("with cookies", headers=cookie),
+        Visitor("of a browser", headers=browser),
+        Visitor("of a script", headers=script),
+        Visitor("with a query string", query="page=2&next=/"),
+        Visitor("of a browser with cookies and a query string, from another address",
+                _OTHER_CLIENT, {**cookie, **browser}, "page=2"),
+    ]  # fmt: skip
+
+
+def _headers(host: str, scheme: str, visitor: Visitor) -> dict[str, str]:
+    headers = {"host": host, **visitor.headers}
+    if settings.SECURE_PROXY_SSL_HEADER:
+        name, value = settings.SECURE_PROXY_SSL_HEADER
+        headers[name.removeprefix("HTTP_").replace("_", "-").lower()] = value if scheme == "https" else "http"
+    return headers
+
+
+def _wsgi_request(host: str, scheme: str, path: str, visitor: Visitor, method: str) -> HttpRequest:
+    environ = {
+        "REQUEST_METHOD": method,
+        "SCRIPT_NAME": "",
+        "PATH_INFO": path,
+        "QUERY_STRING": visitor.query,
+        "SERVER_NAME": "localhost",
+        "SERVER_PORT": "443" if scheme == "https" else "80",
+        "SERVER_PROTOCOL": "HTTP/1.1",
+        "REMOTE_ADDR": visitor.client,
+        "REMOTE_PORT": "50000",
+        "wsgi.version": (1, 0),
+        "wsgi.url_scheme": scheme,
+        "wsgi.input": BytesIO(),
+        "wsgi.errors": sys.stderr,
+        "wsgi.multithread": True,
+        "wsgi.multiprocess": True,
+        "wsgi.run_once": False,
+    }
+    for name, value in _headers(host, scheme, visitor).items():
+        environ[f"HTTP_{name.replace('-', '_').upper()}"] = value
+    return WSGIRequest(environ)
+
+
+def _asgi_request(host: str, scheme: str, path: str, visitor: Visitor, method: str) -> HttpRequest:
+    headers = _headers(host, scheme, visitor).items()
+    scope = {
+        "type": "http",
+        "http_version": "1.1",
+        "method": method,
+        "scheme": scheme,
+        "path": path,
+        "raw_path": path.encode(),
+        "root_path": "",
+        "query_string": visitor.query.encode(),
+        "headers": [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers],
+        "client": (visitor.client, 50000),
+        "server": ("localhost", 443 if scheme == "https" else 80),
+    }
+    return ASGIRequest(scope, BytesIO())
+
+
+# -- paths that lead to no row
+
+
+def unknown_path() -> str:
+    """A path that no URL pattern takes; raises :class:`Shut` if there seems to be none."""
+    for depth in (1, 2, 3, 5, 8):
+        path = "/" + "".join(f"{get_random_string(10, 'abcdefghijklmnopqrstuvwxyz')}/" for _ in range(depth))
+        try:
+            resolve(path, settings.ROOT_URLCONF)
+        except Resolver404:
+            return path
+    raise Shut("a URL pattern takes every path, so nothing shows what the site answers where none does")
+
+
+def absent_path(route: DoorRoute) -> str:
+    """A path of ``route`` with an ID that no row has, asked of the database; raises :class:`Unfit`."""
+    guard = route.guard
+    rows = guard.rows()
+    for draw in itertools.product(*(_draws(column, connections[rows.db]) for column in guard.fields)):
+        for _ in range(_TRIES):
+            values = [each() for each in draw]
+            path = _path(route, dict(zip(route.kwargs, values)))
+            if not path:
+                break  # another kind of text, perhaps
+            with statements() as sent:
+                captured = route.captured(path)
+            if sent:
+                raise Unfit(f"reading its ID out of a path asks the database: {tables(sent)}")
+            if captured is NO_ID:
+                break
+            if not rows.filter(**dict(zip(guard.attnames, values))).exists():
+                return path
+    raise Unfit("reverse() makes no path of it with an absent ID alone")
+
+
+def _path(route: DoorRoute, kwargs: dict[str, Any]) -> str:
+    """The route's path with these kwargs, empty if ``reverse()`` makes none."""
+    for view in (route.pattern.view_name, route.pattern.callback):
+        try:
+            return reverse(view, settings.ROOT_URLCONF, kwargs=kwargs)
+        except NoReverseMatch:
+            continue
+    return ""
+
+
+def _draws(column: models.Field[Any, Any], connection: BaseDatabaseWrapper) -> list[Callable[[], Any]]:
+    """Ways to draw a random value of a field; the path's converter may take only some of them."""
+    column = value_field(column)
+    kind = kind_of(column)
+    if kind == "integer":
+        _, most = connection.ops.integer_field_range(column.get_internal_type())
+        return [partial(_random.randint, 1, min(most or _MOST, _MOST))]
+    if kind == "uuid":
+        return [uuid.uuid4]
+    if kind == "date":
+        return [lambda: date.fromordinal(_random.randint(1, date.max.toordinal()))]
+    if isinstance(column, models.DecimalField):
+        return [partial(_decimal, min(column.max_digits or 15, 15), column.decimal_places or 0)]
+    room = column.max_length or 20
+    letters, figures = "abcdefghijklmnopqrstuvwxyz", "0123456789"
+    texts = [(20, letters + figures), (20, letters), (15, figures), (2, letters.upper()), (3, letters.upper())]
+    return [partial(get_random_string, min(size, room), allowed) for size, allowed in texts]
+
+
+def _decimal(digits: int, places: int) -> Decimal:
+    return Decimal(_random.randrange(10**digits)).scaleb(-places)
+
+
+# -- around the probes
+
+
+def _apart(run: Callable[[], Result]) -> Result:
+    """``run()``, as a probe: nothing that it activates stays active, and no thread is used without need.
+
+    Where an event loop runs in this thread, Django would not let it ask the database.
+    """
+
+    def probe() -> Result:
+        probing.set(True)
+        set_script_prefix("/")
+        with _connections_closed(), _silence():
+            return run()
+
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return copy_context().run(probe)
+    results: list[Result] = []
+    errors: list[Exception] = []
+
+    def probe_in_thread() -> None:
+        try:
+            results.append(probe())
+        except Exception as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=probe_in_thread, name="bloomguard-probes")
+    thread.start()
+    thread.join()
+    if errors:
+        raise errors[0]
+    return results[0]
+
+
+@contextmanager
+def _connections_closed() -> Iterator[None]:
+    """Close the connections that are opened meanwhile."""
+    before = {alias for alias in connections if connections[alias].connection is not None}
+    try:
+        yield
+    finally:
+        for alias in set(connections) - before:
+            connections[alias].close()
+
+
+@contextmanager
+def _silence() -> Iterator[None]:
+    """Log no ``Not Found`` of a probe; errors are logged."""
+
+    def is_news(record: logging.LogRecord) -> bool:
+        return record.levelno >= logging.ERROR or not probing.get()
+
+    django = logging.getLogger("django.request")
+    django.addFilter(is_news)
+    try:
+        yield
+    finally:
+        django.removeFilter(is_news)
+
+
+@contextmanager
+def statements() -> Iterator[list[str]]:
+    """The SQL that this thread sends meanwhile, on any connection."""
+    sent: list[str] = []
+
+    def note(execute: Callable[..., Any], sql: str, *rest: Any) -> Any:
+        sent.append(str(sql))
+        return execute(sql, *rest)
+
+    with ExitStack() as stack:
+        for connection in connections.all():
+            stack.enter_context(connection.execute_wrapper(note))
+        yield sent
+
+
+def tables(sent: list[str]) -> str:
+    """The tables that stand in statements: the statements themselves may hold values."""
+    found = re.findall(r'\b(?:FROM|JOIN|INTO|UPDATE)\s+["`\[]?([\w.$]+)', " ".join(sent), re.IGNORECASE)
+    return ", ".join(dict.fromkeys(found)) or "it"

@@ -1,0 +1,327 @@
+"""The door: which requests it answers, and which go on to Django."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from contextlib import contextmanager
+
+import pytest
+from django.conf.urls.i18n import i18n_patterns
+from django.http import HttpResponse
+from django.urls import clear_url_caches, include, path, re_path
+
+from bloomguard import asgi, wsgi
+from bloomguard.door import paths
+from bloomguard.exceptions import ConfigurationError
+from bloomguard.guards import Guard, registry
+from bloomguard.routes.table import table_for
+from bloomguard.signals import request_blocked
+from bloomguard.sync import state
+from tests.door.conftest import STARTPROJECT
+from tests.door.site import Asgi
+from tests.guarding import registered, urlconf
+from tests.shop import views
+from tests.shop.models import Place, Product
+
+
+def test_an_absent_id_never_reaches_django(shop, shielded, django_assert_num_queries):
+    """404 with the site's page, no query, no request, nothing to be stored."""
+    site = shielded()
+    plain = site("/nothing/here/")
+    site.reached.clear()
+    with django_assert_num_queries(0):
+        answer = site("/products/8/")
+
+    assert (answer.status, answer.body) == (404, plain.body)
+    assert answer.headers["cache-control"] == "no-store"
+    assert answer.headers["content-length"] == str(len(answer.body))
+    assert site.reached == []
+
+
+def test_the_projects_security_headers_are_kept(shop, shielded):
+    """What the middleware stack adds to every answer is on this one, too."""
+    site = shielded()
+    plain, answer = site("/nothing/here/"), site("/products/8/")
+
+    assert answer.headers == {**plain.headers, "cache-control": "no-store"}
+    assert {"x-frame-options", "x-content-type-options", "referrer-policy"} <= set(answer.headers)
+
+
+def test_an_existing_id_is_served(shop, shielded):
+    """What may exist goes on to Django."""
+    site = shielded()
+
+    assert site("/products/7/").body == b"product 7"
+    assert site.reached == ["/products/7/"]
+
+
+def test_head_has_no_body(shop, shielded):
+    """HEAD has the headers of GET."""
+    site = shielded()
+    head, get = site("/products/8/", "HEAD"), site("/products/8/")
+
+    assert (head.status, head.body, head.headers) == (404, b"", get.headers)
+    assert site.reached == []
+
+
+def test_a_query_string_changes_nothing(shop, shielded):
+    """A path is a path, whatever follows it."""
+    site = shielded()
+
+    assert site("/products/8/?page=2").status == 404
+    assert site.reached == []
+
+
+@pytest.mark.parametrize(
+    ("asked", "status"),
+    [
+        ({"path": "/products/8/", "method": "POST"}, 403),
+        ({"path": "/products/8/", "method": "OPTIONS"}, 404),
+        ({"path": "/products/0/"}, 200),
+        ({"path": "/products/8"}, 301),
+        ({"path": "/products/٨/"}, 404),
+        ({"path": "/products/x/"}, 404),
+        ({"path": "/products/+8/"}, 404),
+        ({"path": "products/8/"}, 404),
+        ({"path": ""}, 404),
+        ({"path": "/products/8/", "mount": "/below"}, 404),
+        ({"path": "/products/8/", "headers": {"host": "elsewhere.example"}}, 400),
+        ({"path": "/products/8/", "headers": {"host": ""}}, 400),
+        ({"path": "/products/8/", "headers": {"host": "a b"}}, 400),
+        ({"path": "/articles/x/"}, 404),
+    ],
+)
+def test_what_is_not_certain_goes_on(shop, shielded, settings, asked, status):
+    """Other methods, earlier patterns, other scripts' digits, mounts, unknown hosts, guards that know nothing yet."""
+    site = shielded()
+    answer = site(**asked)
+
+    assert answer.status == status
+    assert len(site.reached) == 1
+
+
+def test_the_lease_is_kept(shop, shielded, clock):
+    """When the copy of the state rows has grown old it is read again, and then the answer is the same."""
+    site = shielded()
+    site("/products/8/")
+    clock.sleep(5)
+
+    assert site("/products/8/").status == 404
+    assert site.reached == []
+
+
+def test_a_row_that_comes_is_seen(shop, shielded):
+    """No false 404: what is created is served from then on."""
+    site = shielded()
+    before = site("/products/9/").status
+    Product.objects.create(pk=9)
+
+    assert (before, site("/products/9/").status) == (404, 200)
+
+
+@pytest.mark.parametrize("trouble", ["fenced", "no database", "error"])
+def test_in_doubt_it_passes(shop, shielded, clock, monkeypatch, caplog, trouble):
+    """A fence, state rows that cannot be read, and errors of our own let everything through; errors are said once."""
+    site = shielded()
+    if trouble == "fenced":
+        state.table.fence("product", "a test")
+        clock.sleep(5)
+    elif trouble == "no database":
+        monkeypatch.setattr(state.table, "_read", lambda: (_ for _ in ()).throw(state.DatabaseError("gone")))
+        clock.sleep(5)
+    else:
+
+        def fail(key):
+            raise RuntimeError("oops")
+
+        monkeypatch.setattr(registry["product"].live, "ask", fail)
+        monkeypatch.setattr(registry["product"].live, "ask_now", fail)
+    caplog.clear()
+
+    assert [site(f"/products/{pk}/").status for pk in (7, 8, 9)] == [200, 404, 404]
+    assert len(site.reached) == 3
+    assert len([record for record in caplog.records if record.name == "bloomguard"]) <= 1
+
+
+def test_under_asgi_a_verdict_that_waits_is_asked_for_in_a_thread(shop, settings, clock, monkeypatch):
+    """The loop never reads the state rows."""
+    settings.MIDDLEWARE = STARTPROJECT
+    site, threads = Asgi(), set()
+    execute = state.table.connection.execute
+    monkeypatch.setattr(
+        state.table.connection, "execute", lambda *args: threads.add(threading.get_ident()) or execute(*args)
+    )
+    clock.sleep(5)
+
+    assert site("/products/8/").status == 404
+    assert site.reached == []
+    assert len(threads) == 1
+    assert threading.get_ident() not in threads
+
+
+# -- routes
+
+
+def test_routes_that_are_not_certain_by_their_path_go_on(build, shielded, pages):
+    """``applies``, logins, languages and kwargs that the URLconf gives need a request; patterns before count."""
+    from tests.shop.features import Private, ProductDetail
+
+    Product.objects.create(pk=7)
+    pages(
+        re_path(r"^re/7(?P<rest>\d)/$", lambda request, rest: HttpResponse("taken")),
+        path("plain/<int:pk>/", views.product, name="plain"),
+        path("applies/<int:pk>/", views.product, name="applies"),
+        path("private/<int:pk>/", Private.as_view()),
+        path("fixed/<int:pk>/", ProductDetail.as_view(), {"pk": 7}),
+        re_path(r"^re/(?P<pk>\d+)/$", views.product, name="re"),
+        *i18n_patterns(path("<int:pk>/", views.product, name="language")),
+        path("after/<int:pk>/", views.product, name="after"),
+    )
+    with (
+        registered(Product, name="plain", routes=["plain", "re", "language", "after"]),
+        registered(Product, name="asks", routes=["applies"], applies=lambda self, request: False),
+        registered(Product, name="auto", routes="auto"),
+    ):
+        for name in ("plain", "asks", "auto"):
+            build(name)
+        site = shielded()
+        reached = {}
+        for url in ("plain", "applies", "private", "fixed", "en", "after", "re"):
+            site.reached.clear()
+            site(f"/{url}/8/")
+            reached[url] = len(site.reached)
+        assert reached == {"plain": 0, "applies": 1, "private": 1, "fixed": 1, "en": 1, "after": 1, "re": 0}
+        assert site("/re/79/").body == b"taken"
+
+
+@pytest.mark.parametrize("shield", [wsgi.shield, asgi.shield])
+def test_only_djangos_own_application_is_taken(shield):
+    """Another wrapper inside would be passed over, so it is refused at once."""
+    with pytest.raises(ConfigurationError, match="Put other wrappers around"):
+        shield(lambda environ, start_response: [])
+
+
+def test_a_websocket_is_nobodys_business(shop, settings):
+    """Other kinds of connections go on."""
+    settings.MIDDLEWARE = STARTPROJECT
+    site = Asgi()
+    with pytest.raises(ValueError, match="Django can only handle ASGI/HTTP"):
+        asyncio.run(site.application({"type": "websocket", "path": "/products/8/"}, None, None))
+
+
+def test_the_guards_own_methods_count(shop, shielded):
+    """A guard for other methods opens no door for GET."""
+    with registered(Product, name="gets", routes=["product"], methods=["POST"]) as guard:
+        site = shielded()
+        guard_methods = guard.methods
+
+    assert guard_methods == ["POST"]
+    assert site("/products/8/", "POST").status == 403
+    assert Guard.methods == ("GET", "HEAD")
+
+
+# -- Django's resolver has the last word
+
+
+def test_what_django_captures_is_asked_for(shop, shielded, monkeypatch):
+    """A first look that reads the path wrongly costs no 404."""
+    monkeypatch.setattr(paths, "_reader", lambda pattern, names: lambda path: 8)
+    site = shielded()
+
+    assert (site("/products/7/").status, site("/products/9/").status) == (200, 404)
+    assert site.reached == ["/products/7/"]
+
+
+def test_an_include_is_a_border(build, shielded, pages):
+    """A slug ends where Django's resolver ends it, not where one long expression could."""
+    pages(
+        path("<slug:code>-", include([path("<slug:slug>/", views.place, name="place")])),
+        path("<slug:page>/", lambda request, page: HttpResponse(f"the page {page}"), name="page"),
+    )
+    with registered(Place, name="towns", lookup=("country", "slug"), routes={"place": {"country": "code"}}):
+        build("towns")
+        site = shielded()
+
+        assert site("/de-ulm/").status == 404
+        assert site("/about-us-/").body == b"the page about-us-"
+    assert site.reached == ["/about-us-/"]
+
+
+def test_a_guard_that_did_not_answer_counts_nothing(shop, shielded):
+    """A path that an earlier pattern takes is no blocked request."""
+    site, blocked = shielded(), []
+
+    def note(sender, guard, **kwargs):
+        blocked.append(guard.name)
+
+    with connected(note):
+        site("/products/0/")
+        before = list(blocked)
+        site("/products/8/")
+
+    assert (before, blocked) == ([], ["product"])
+
+
+@contextmanager
+def connected(receiver):
+    request_blocked.connect(receiver)
+    try:
+        yield
+    finally:
+        request_blocked.disconnect(receiver)
+
+
+@pytest.mark.parametrize("change", ["reloaded", "ROOT_URLCONF"])
+def test_the_door_is_shut_when_urls_are_reloaded(shop, shielded, pages, settings, caplog, change):
+    """Patterns that came since may take any path: from then on all goes on, and the log says so once."""
+    caplog.set_level(logging.INFO, "bloomguard")
+    pages()
+    site = shielded()
+    before = site("/p/8/").status, len(site.reached)
+    patterns = [path("p/8/", lambda request: HttpResponse("news")), *settings.ROOT_URLCONF.urlpatterns]
+    if change == "reloaded":
+        settings.ROOT_URLCONF.urlpatterns[:] = patterns
+        clear_url_caches()
+    else:
+        settings.ROOT_URLCONF = urlconf(*patterns)
+
+    assert before == (404, 0)
+    assert [site(f"/p/{pk}/").body for pk in (7, 8, 8)] == [b"product 7", b"news", b"news"]
+    assert [record.message for record in caplog.records if record.name == "bloomguard"] == [
+        "bloomguard's door is shut: the site's URLs were reloaded"
+    ]
+
+
+def test_a_shadow_answers_nothing(shop, shielded, monkeypatch):
+    """What a guard in shadow mode knows to be absent goes on to Django."""
+    monkeypatch.setattr(registry["product"], "mode", "shadow")
+    site = shielded()
+    site("/products/8/")
+
+    assert site.reached == ["/products/8/"]
+
+
+def test_may_answer_says_why_not(shop, shielded, pages):
+    """``explain_guard`` tells for each route whether the door can answer it."""
+    pages(
+        path("plain/<int:pk>/", views.product, name="plain"),
+        path("applies/<int:pk>/", views.product, name="applies"),
+        path("fixed/<int:pk>/", views.product, {"pk": 7}, name="fixed"),
+        *i18n_patterns(path("spoken/<int:pk>/", views.product, name="spoken")),
+    )
+    with (
+        registered(Product, name="names", routes=["plain", "fixed", "spoken"]),
+        registered(Product, name="asks", routes=["applies"], applies=lambda self, request: False),
+        registered(Product, name="posts", routes=["plain"], methods=["POST"]),
+    ):
+        found = {(route.guard.name, route.pattern.view_name): route.not_at_door for route in table_for().open}
+
+    assert found == {
+        ("names", "plain"): "",
+        ("names", "fixed"): "the URLconf gives the ID, not the path",
+        ("names", "spoken"): "/<language>/spoken/<int:pk>/ is another path in another language",
+        ("asks", "applies"): "TemporaryGuard.applies needs the request",
+        ("posts", "plain"): "its guard and its view share neither GET nor HEAD",
+    }
