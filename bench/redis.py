@@ -13,9 +13,10 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import django
 import numpy as np
@@ -309,7 +310,32 @@ def black_hole(server: Valkey) -> None:
     report.add("a check of a black-holed server", statistics.median(taken[:5]) * 1e3, "ms", at_most=55)
     report.add("the same once the breaker is open", statistics.median(taken[5:]) * 1e3, "ms", at_most=0.1)
     store.close()
+    proxy.mode = "pass"
+    asyncio.run(black_hole_of_a_loop(proxy))
     proxy.close()
+
+
+async def black_hole_of_a_loop(proxy: Proxy) -> None:
+    """The same for tasks of an event loop, one after the other and many at once."""
+    store = RedisStore("bench", url=proxy.url)
+    made = generation(store, "loop", 1_000)
+
+    async def seconds(*checks: Coroutine[Any, Any, bool]) -> float:
+        start = time.perf_counter()
+        for found in await asyncio.gather(*checks, return_exceptions=True):
+            assert isinstance(found, StoreError)
+        return time.perf_counter() - start
+
+    await made.amight_contain(key(1))
+    proxy.mode = "hole"
+    waiting = [await seconds(made.amight_contain(key(number))) for number in range(4)]
+    flood = await seconds(*(made.amight_contain(key(number)) for number in range(200)))
+    passing = [await seconds(made.amight_contain(key(number))) for number in range(100)]
+    report.add("an awaited check of a black-holed server", statistics.median(waiting) * 1e3, "ms", at_most=55)
+    report.add("two hundred of them at once", flood * 1e3, "ms", at_most=150)
+    report.add("an awaited check once the breaker is open", statistics.median(passing) * 1e3, "ms", at_most=0.1)
+    await store.aclose()
+    store.close()
 
 
 def outage(server: Valkey) -> None:

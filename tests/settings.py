@@ -7,9 +7,10 @@ from typing import Any
 from config.settings import *  # noqa: F403
 from config.settings import INSTALLED_APPS, TEMPLATES
 
-from .servers import postgresql
+from .servers import at_end, postgresql
 
 _folder = tempfile.TemporaryDirectory(prefix="bloomguard-tests-")
+at_end(_folder.cleanup)
 BASE_DIR = Path(_folder.name)
 
 DEBUG = False

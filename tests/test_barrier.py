@@ -32,14 +32,14 @@ class Other:
             with transaction.atomic(using=database.current):
                 work()
                 self._ready.set()
-                self._end.wait(30)
+                self._end.wait(60)
         finally:
             self._ready.set()
             connections[database.current].close()
 
     def __enter__(self):
         self._thread.start()
-        self._ready.wait(30)
+        self._ready.wait(60)
         return self
 
     def __exit__(self, *error) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import pytest
 from asgiref.sync import async_to_sync
@@ -122,12 +123,12 @@ def test_threads_share_one_load(shop, cache, monkeypatch):
 
     def load(value):
         """Takes until all the others wait for it."""
-        assert all(waiting.acquire(timeout=4) for _ in range(CROWD - 1))
+        assert all(waiting.acquire(timeout=60) for _ in range(CROWD - 1))
         return {"name": "tea"}
 
     loader = Loader(load)
 
-    assert crowd(lambda: shop.get_or_load(7, loader, cache=cache)) == [{"name": "tea"}] * CROWD
+    assert crowd(lambda: shop.get_or_load(7, loader, cache=cache, patience=60)) == [{"name": "tea"}] * CROWD
     assert loader.calls == 1
 
 
@@ -136,7 +137,7 @@ def test_tasks_share_one_load(shop, cache):
     """The same on an event loop."""
     loader = Loader({"name": "tea"})
 
-    assert acrowd(lambda: shop.aget_or_load(7, loader.later, cache=cache)) == [{"name": "tea"}] * CROWD
+    assert acrowd(lambda: shop.aget_or_load(7, loader.later, cache=cache, patience=60)) == [{"name": "tea"}] * CROWD
     assert loader.calls == 1
 
 
@@ -158,7 +159,7 @@ def load(value):
 
 def one(_):
     barrier.wait()
-    return guards["product"].get_or_load(7, load)
+    return guards["product"].get_or_load(7, load, patience=60)
 
 print("ready", flush=True)
 sys.stdin.readline()
@@ -219,8 +220,8 @@ def test_nothing_is_an_answer_and_is_not_cached(shop, nothing):
     """``None`` and ``DoesNotExist`` are None for all who wait, and fill no cache."""
     loader = Loader(lambda value: (threading.Event().wait(0.1) and None) or (nothing and nothing(value)))
 
-    assert crowd(lambda: shop.get_or_load(7, loader), 20) == [None] * 20
-    assert acrowd(lambda: shop.aget_or_load(7, Loader(nothing).later), 20) == [None] * 20
+    assert crowd(lambda: shop.get_or_load(7, loader, patience=60), 20) == [None] * 20
+    assert acrowd(lambda: shop.aget_or_load(7, Loader(nothing).later, patience=60), 20) == [None] * 20
     assert list(caches["default"]._cache) == []
     assert loader.most == 1
 
@@ -228,32 +229,32 @@ def test_nothing_is_an_answer_and_is_not_cached(shop, nothing):
 def test_nothing_is_no_answer_for_who_came_during_the_load(shop, monkeypatch):
     """The row may have been made after the load had looked, and before they asked."""
     looked, waiting, made = threading.Event(), threading.Event(), threading.Event()
-    loader = Loader(lambda value: looked.set() or (made.wait(10) and None), "tea")
+    loader = Loader(lambda value: looked.set() or (made.wait(60) and None), "tea")
     wait = steps.Waiter.wait
     monkeypatch.setattr(steps.Waiter, "wait", lambda *args: waiting.set() or wait(*args))
 
     with ThreadPoolExecutor(2) as pool:
-        first = pool.submit(load_elsewhere, 7, loader)
-        assert looked.wait(10)
-        second = pool.submit(load_elsewhere, 7, loader)
-        assert waiting.wait(10)
+        first = pool.submit(load_elsewhere, 7, loader, patience=120)
+        assert looked.wait(60)
+        second = pool.submit(load_elsewhere, 7, loader, patience=120)
+        assert waiting.wait(60)
         made.set()
 
-        assert (first.result(10), second.result(10)) == (None, "tea")
+        assert (first.result(60), second.result(60)) == (None, "tea")
 
 
 def test_what_is_loaded_for_another_cache_is_something_else(shop):
     """A value has one entry in each cache, so loads for two caches do not stand in for each other."""
     begun, end = threading.Event(), threading.Event()
-    loader = Loader(lambda value: begun.set() or (end.wait(3) and "tea"))
+    loader = Loader(lambda value: begun.set() or (end.wait(60) and "tea"))
 
     with ThreadPoolExecutor(1) as pool:
-        first = pool.submit(load_elsewhere, 7, loader)
-        assert begun.wait(10)
+        first = pool.submit(load_elsewhere, 7, loader, patience=120)
+        assert begun.wait(60)
         second = shop.get_or_load(7, lambda value: "coffee", cache="none", patience=60)
         end.set()
 
-        assert (first.result(10), second) == ("tea", "coffee")
+        assert (first.result(60), second) == ("tea", "coffee")
 
 
 def test_falsy_values_are_values(shop):
@@ -286,7 +287,7 @@ def test_an_exception_is_nobodys_result(shop):
     """It goes to the one whose load it was; those who wait try themselves, one after the other."""
     loader = Loader(fail, fail, fail, "tea")
 
-    found = crowd(lambda: shop.get_or_load(7, loader), 50)
+    found = crowd(lambda: shop.get_or_load(7, loader, patience=60), 50)
 
     assert sorted(map(repr, found)) == ["'tea'"] * 47 + ["RuntimeError('oops')"] * 3
     assert (loader.calls, loader.most) == (4, 1)
@@ -296,21 +297,43 @@ def test_an_exception_is_nobodys_result_on_a_loop_either(shop):
     """The same for tasks."""
     loader = Loader(fail, fail, fail, "tea")
 
-    found = acrowd(lambda: shop.aget_or_load(7, loader.later), 50)
+    found = acrowd(lambda: shop.aget_or_load(7, loader.later, patience=60), 50)
 
     assert sorted(map(repr, found)) == ["'tea'"] * 47 + ["RuntimeError('oops')"] * 3
     assert (loader.calls, loader.most) == (4, 1)
 
 
-def test_a_load_that_hangs_holds_up_nobody_for_long(shop):
+@pytest.fixture
+def hurry(monkeypatch, clock):
+    """``hurry(event)``: whoever waits for a load that came before ``event`` loses patience at once, on a clock of
+    its own."""
+    monkeypatch.setattr(cache_aside, "time", SimpleNamespace(monotonic=clock))
+    monkeypatch.setattr(steps.Waiter, "sleep", lambda self, seconds: clock.sleep(seconds))
+    wait = steps.Waiter.wait
+
+    def start(is_hopeless):
+        def waits(self, event, seconds):
+            if is_hopeless(event):
+                clock.sleep(max(seconds, 0))
+            else:
+                wait(self, event, 60)
+
+        monkeypatch.setattr(steps.Waiter, "wait", waits)
+
+    return start
+
+
+def test_a_load_that_hangs_holds_up_nobody_for_long(shop, hurry):
     """When patience is over one of those who wait loads in its place, and whoever comes later waits for nobody."""
     hang, hanging = threading.Event(), threading.Event()
     loader = Loader(lambda value: hanging.set() or hang.wait(60), "tea")
-    stuck = threading.Thread(target=load_elsewhere, args=(7, loader), kwargs={"patience": 0.2})
+    stuck = threading.Thread(target=load_elsewhere, args=(7, loader))
     stuck.start()
-    hanging.wait()
+    assert hanging.wait(60)
+    [flight] = cache_aside.flights._under_way.values()
+    hurry(lambda event: event is flight.done)
 
-    found = crowd(lambda: shop.get_or_load(7, loader, patience=0.2), 50)
+    found = crowd(lambda: shop.get_or_load(7, loader), 50)
 
     assert found == ["tea"] * 50
     assert loader.calls == 2
@@ -319,7 +342,7 @@ def test_a_load_that_hangs_holds_up_nobody_for_long(shop):
     stuck.join()
 
 
-def test_loads_that_all_hang_let_everybody_load(shop):
+def test_loads_that_all_hang_let_everybody_load(shop, hurry):
     """Nobody waits longer than twice the patience for others."""
     hang, hanging = threading.Event(), threading.Semaphore(0)
 
@@ -327,42 +350,42 @@ def test_loads_that_all_hang_let_everybody_load(shop):
         hanging.release()
         return hang.wait(60)
 
+    hurry(lambda event: True)
     loader = Loader(stick)
-    threads = [
-        threading.Thread(target=load_elsewhere, args=(7, loader), kwargs={"patience": 0.1, "cache": "none"})
-        for _ in range(5)
-    ]
+    threads = [threading.Thread(target=load_elsewhere, args=(7, loader), kwargs={"cache": "none"}) for _ in range(5)]
     for thread in threads:
         thread.start()
 
-    assert all(hanging.acquire(timeout=10) for _ in threads)
+    assert all(hanging.acquire(timeout=60) for _ in threads)
     hang.set()
     for thread in threads:
         thread.join()
 
 
-def test_a_task_that_hangs_or_is_cancelled_holds_up_nobody(shop):
+@pytest.mark.parametrize(("cancel", "patience"), [(True, 60), (False, 0.2)], ids=["cancelled", "hanging"])
+def test_a_task_that_hangs_or_is_cancelled_holds_up_nobody(shop, cancel, patience):
     """A cancelled load lets go at once, one that hangs when patience is over."""
 
-    async def stick(value):
-        await asyncio.sleep(60)
+    async def scene():
+        begun = asyncio.Event()
 
-    async def scene(cancel):
-        stuck = asyncio.create_task(shop.aget_or_load(7, stick, patience=0.2))
-        await asyncio.sleep(0.05)
-        others = [asyncio.create_task(shop.aget_or_load(7, Loader("tea").later, patience=0.2)) for _ in range(20)]
+        async def stick(value):
+            begun.set()
+            await asyncio.Event().wait()
+
+        stuck = asyncio.create_task(shop.aget_or_load(7, stick, patience=patience))
+        await begun.wait()
+        others = [asyncio.create_task(shop.aget_or_load(7, Loader("tea").later, patience=patience)) for _ in range(20)]
         await asyncio.sleep(0)
         if cancel:
             stuck.cancel()
-        found = await asyncio.gather(*others)
+        found = await asyncio.wait_for(asyncio.gather(*others), 30)
         stuck.cancel()
         with pytest.raises(asyncio.CancelledError):
             await stuck
         return found
 
-    for cancel in (True, False):
-        caches["default"].clear()
-        assert asyncio.run(scene(cancel)) == ["tea"] * 20
+    assert asyncio.run(scene()) == ["tea"] * 20
 
 
 def test_a_cache_that_fails_is_no_cache(shop, caplog, monkeypatch):
@@ -385,14 +408,15 @@ def claim(shop):
     return f"{shop.cache_key(7)}:loading"
 
 
-def test_what_another_process_loads_is_waited_for(shop, claim):
+def test_what_another_process_loads_is_waited_for(shop, claim, monkeypatch):
     """While its claim stands, nobody else loads; what it caches is the answer."""
     caches["default"].set(claim, "another", 60)
     loader = Loader("never")
-    threading.Timer(0.1, lambda: cache.set(shop.cache_key(7), "tea")).start()
     cache = caches["default"]
+    # While we wait the other one brings it.
+    monkeypatch.setattr(steps.Waiter, "sleep", lambda *args: cache.set(shop.cache_key(7), "tea"))
 
-    assert shop.get_or_load(7, loader) == "tea"
+    assert shop.get_or_load(7, loader, patience=60) == "tea"
     assert loader.calls == 0
 
 

@@ -172,14 +172,14 @@ def test_an_open_transaction_is_waited_for(shop, move, clock, origin, target):
         with transaction.atomic(using="postgresql"):
             Product.objects.create(pk=ROWS + 5)
             written.set()
-            go_on.wait(10)
+            go_on.wait(60)
         connections.close_all()
 
     writer = threading.Thread(target=write)
     writer.start()
-    written.wait(10)
+    written.wait(60)
     copying.announce()
-    copying._sleep = lambda seconds: (go_on.set(), writer.join(10))
+    copying._sleep = lambda seconds: (go_on.set(), writer.join(60))
     copying.wait_for_writers()
     copying.complete(0)
 

@@ -263,13 +263,13 @@ def test_threads_that_begin_at_once_overlook_no_table(monkeypatch):
         def version(self):
             if threading.current_thread() is late and not late_looked.is_set():
                 late_looked.set()
-                late_may_go.wait(5)
+                late_may_go.wait(60)
             return registry.version
 
         def __iter__(self):
             if threading.current_thread() is late:
                 late_began.set()
-                late_may_end.wait(5)
+                late_may_end.wait(60)
             return iter(registry)
 
     for module in (watches, raw):
@@ -277,10 +277,10 @@ def test_threads_that_begin_at_once_overlook_no_table(monkeypatch):
     monkeypatch.setattr(watches, "registry", Late())
     late = threading.Thread(target=watches.watching, args=(Product,))
     late.start()
-    assert late_looked.wait(5)
+    assert late_looked.wait(60)
     raw._renew()
     late_may_go.set()
-    assert late_began.wait(5)
+    assert late_began.wait(60)
 
     found = watches.watching(Order), "shop_order" in raw._known[0]
 

@@ -319,7 +319,7 @@ def test_a_writer_of_before_is_waited_for(start, fresh, monkeypatch):
             with transaction.atomic(using=database.current):
                 Product.objects.create(pk=7)
                 written.set()
-                go_on.wait(30)
+                go_on.wait(60)
         finally:
             connections[database.current].close()
 
@@ -331,7 +331,7 @@ def test_a_writer_of_before_is_waited_for(start, fresh, monkeypatch):
         if connections[database.current].vendor == "sqlite":
             return announce(self, seen)
         writer.start()
-        written.wait(30)
+        written.wait(60)
         return announce(self, seen)
 
     def settled(seconds):
@@ -340,7 +340,7 @@ def test_a_writer_of_before_is_waited_for(start, fresh, monkeypatch):
     monkeypatch.setattr(Rebuild, "_announce", announced)
     if connections[database.current].vendor == "sqlite":
         writer.start()
-        written.wait(30)
+        written.wait(60)
         go_on.set()
 
     report = Rebuild(registry["product"], sleep=settled).run()

@@ -131,14 +131,14 @@ def test_threads_that_come_meanwhile_go_on(clock, monkeypatch):
 
     def exists(guard, value):
         waiting.set()
-        assert release.wait(10)
+        assert release.wait(60)
         return False
 
     monkeypatch.setattr(spot_checks, "_exists", exists)
     guard = registry["product"]
     slow = threading.Thread(target=guard.verdict, args=(5,))
     slow.start()
-    assert waiting.wait(10)
+    assert waiting.wait(60)
     clock.now += 0.9
 
     assert guard.verdict(6) is Verdict.ABSENT

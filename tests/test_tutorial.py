@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.processes import end, spawn
 from tests.servers import free_port, wait_for
 
 TUTORIAL = Path(__file__).parent.parent / "docs" / "tutorial.md"
@@ -49,21 +50,21 @@ class Reader:
 
     def run(self, command, shown):
         done = subprocess.run(
-            command, shell=True, cwd=self.folder, env=self.environment, capture_output=True, text=True, timeout=60
+            command, shell=True, cwd=self.folder, env=self.environment, capture_output=True, text=True, timeout=120
         )
         assert done.returncode == 0, f"{command}\n{done.stdout}{done.stderr}"
         pattern = ".*".join(re.escape(part) for part in shown.split("..."))
         assert re.search(pattern, done.stdout + done.stderr, re.DOTALL | re.IGNORECASE), f"{command}\n{done.stdout}"
 
     def serve(self):
-        self.server = subprocess.Popen(
+        self.server = spawn(
             [sys.executable, "manage.py", "runserver", "--noreload", str(self.port)],
             cwd=self.folder,
             env=self.environment,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         )
-        wait_for(self.port, self.server, seconds=30)
+        wait_for(self.port, self.server)
 
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="the page asks with curl")
@@ -75,6 +76,5 @@ def test_the_tutorial_can_be_followed_to_the_letter(tmp_path):
             (reader.write if language == "python" else reader.type)(text)
     finally:
         if reader.server is not None:
-            reader.server.kill()
-            reader.server.wait()
+            end(reader.server)
     assert reader.server is not None

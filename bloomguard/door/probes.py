@@ -52,6 +52,8 @@ Pages = dict[tuple[str, str], Page]
 MOST_HOSTS = 100
 #: Clients from networks that are kept for documentation (RFC 5737): insiders nowhere.
 _CLIENT, _OTHER_CLIENT = "192.0.2.10", "198.51.100.20"
+#: From a private network: a site that shows more to such clients has two pages. None is ever taken from here.
+_INSIDER = "10.0.0.10"
 _PORT = 8081
 #: So many random IDs may happen to exist.
 _TRIES = 5
@@ -214,6 +216,7 @@ def visitors() -> list[Visitor]:
     script = {"accept": "application/json", "x-requested-with": "XMLHttpRequest", "hx-request": "true"}
     return [
         Visitor("from another address", client=_OTHER_CLIENT),
+        Visitor("from a private address", client=_INSIDER),
         Visitor("with cookies", headers=cookie),
         Visitor("of a browser", headers=browser),
         Visitor("of a script", headers=script),

@@ -111,8 +111,11 @@ def _compared(condition: Any) -> Iterator[tuple[Col, Any]]:
 
 
 def _is_value(value: Any) -> bool:
+    """Whether a database takes ``value`` without an error, which the query is to have with a guard as without."""
     if isinstance(value, str):
-        return "\0" not in value  # PostgreSQL refuses it with an error
+        return "\0" not in value  # PostgreSQL takes none
+    if isinstance(value, int):
+        return -(1 << 63) <= value < 1 << 63
     return not hasattr(value, "as_sql") and not hasattr(value, "resolve_expression")
 
 

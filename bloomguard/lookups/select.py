@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextlib import suppress
 from functools import wraps
 from typing import Any
 
+from django.core.exceptions import EmptyResultSet
 from django.db import router
 from django.db.models import Model
 from django.db.models.fields.related_descriptors import ForwardManyToOneDescriptor
@@ -92,18 +94,16 @@ def _selecting(execute: Execute) -> Execute:
         lookups = lookups_of(query.model)
         if not lookups or result_type not in (MULTI, SINGLE):
             return execute(self, result_type, chunked_fetch, chunk_size)
-        maybe = None
+        asked = maybe = None
         try:
             asked = _ask(scope, self, lookups)
-            if asked is not None:
-                lookup, value, decision = asked
-                if decision.verdict is Verdict.ABSENT:
-                    scope.spare(lookup.guard)
-                    return _nothing(self, result_type)
-                if decision is MAYBE or decision is SHADOW:
-                    maybe = _Query(scope, self, lookup, value, decision)
+            if asked is not None and asked[2] in (MAYBE, SHADOW):
+                maybe = _Query(scope, self, *asked)
         except Exception as error:
             _log.error(error, "bloomguard sends a query that it could have answered because of an error of its own")
+        if asked is not None and asked[2].verdict is Verdict.ABSENT:
+            scope.spare(asked[0].guard)
+            return _nothing(self, asked[0], result_type)
         result = execute(self, result_type, chunked_fetch, chunk_size)
         if maybe is not None and not chunked_fetch:
             maybe.compare(result)
@@ -156,12 +156,15 @@ def _is_current(guard: Guard, compiler: Any) -> bool:
     return not is_aborted(connection)
 
 
-def _nothing(compiler: Any, result_type: str) -> Any:
-    """What ``execute_sql`` gives for ``EmptyResultSet``."""
-    if result_type != MULTI:
-        return None
-    compiler.setup_query()  # whoever makes objects of the rows reads what the rows would be made of
-    return iter(())
+def _nothing(compiler: Any, lookup: RowLookup, result_type: str) -> Any:
+    """What ``execute_sql`` gives for ``EmptyResultSet``; raises what Django says of a query that cannot be compiled."""
+    query = compiler.query
+    if not lookup.is_pure(query) or query.annotations or query.distinct_fields:
+        with suppress(EmptyResultSet):
+            compiler.as_sql()
+    elif result_type == MULTI:
+        compiler.setup_query()  # whoever makes objects of the rows reads what the rows would be made of
+    return iter(()) if result_type == MULTI else None
 
 
 class _Query:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +16,10 @@ from bloomguard.stores import Store
 from bloomguard.stores.file import FileStore
 from bloomguard.stores.memory import MemoryStore
 from tests.proxy import Proxy
-from tests.servers import Valkey
+from tests.servers import Valkey, until
+
+#: Timeouts of a store whose server answers: no busy machine takes so long. See :func:`wait_at_most`.
+PATIENT = {"connect_timeout": 60, "read_timeout": 60, "add_timeout": 60, "bulk_timeout": 60}
 
 SECRET = b"0123456789abcdef"
 HASH = KeyHash(8, SECRET)
@@ -48,6 +52,35 @@ def make_layout(kind: str = "bloom", shard_bytes: int = 1 << 25, capacity: int =
         shard_bytes=shard_bytes,
         **KINDS[kind],
     )
+
+
+def wait_at_most(store: Any, seconds: float) -> None:
+    """Let a Redis store wait so long for its server from here on, also on connections that are open.
+
+    Patient while the server answers, short while it is known not to: so nothing depends on how busy the machine is.
+    """
+    times = {"socket_connect_timeout": seconds, "socket_timeout": seconds}
+    for link in (store._reads, store._adds, store._bulk):
+        link.pool.connection_kwargs.update(times)
+        for connection in link.pool._available_connections:
+            connection.socket_connect_timeout = connection.socket_timeout = seconds
+            if connection._sock is not None:
+                connection._sock.settimeout(seconds)
+    link = store._async_reads
+    link._timeout = seconds
+    link._kwargs.update(times)
+    for lines, _ in link._lines._made.values():
+        lines.pool.connection_kwargs.update(times)
+        for connection in lines.pool._available_connections:
+            connection.socket_connect_timeout = seconds
+
+
+def reached(proxy: Proxy) -> int:
+    """How many connections have been made by now: one more comes after all of them."""
+    with socket.create_connection(("127.0.0.1", proxy.port), timeout=60) as last:
+        port = last.getsockname()[1]
+        until(lambda: port in proxy.clients)
+    return proxy.clients.index(port)
 
 
 @dataclass(frozen=True)

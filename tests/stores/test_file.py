@@ -15,6 +15,7 @@ import pytest
 from bloomguard.exceptions import StoreError, UnknownGeneration
 from bloomguard.filters import CorruptFilter
 from bloomguard.stores.file import FileStore, _WriteLock
+from tests.processes import end, spawn
 
 from .conftest import find, key, make_layout
 
@@ -69,14 +70,19 @@ def test_two_who_start_at_once_agree_on_one_identity(tmp_path):
     code = "import sys; from bloomguard.stores.file import FileStore; sys.stdin.read(1); "
     code += f"s = FileStore('default', path={str(tmp_path / 's')!r}); s.prepare('city'); print(s.identity)"
     started = [
-        subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment())
+        spawn([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment())
         for _ in range(4)
     ]
-    for each in started:
-        each.stdin.write(b"x")
-        each.stdin.flush()
+    try:
+        for each in started:
+            each.stdin.write(b"x")
+            each.stdin.flush()
+        told = {each.communicate()[0] for each in started}
+    finally:
+        for each in started:
+            end(each)
 
-    assert len({each.communicate()[0] for each in started}) == 1
+    assert len(told) == 1
     assert sorted(os.listdir(tmp_path / "s")) == [".gitignore", "city", "identity"]
 
 

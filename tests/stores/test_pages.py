@@ -6,7 +6,6 @@ import multiprocessing
 import os
 import signal
 import stat
-import time
 
 import pytest
 import redis
@@ -18,6 +17,8 @@ from bloomguard.stores.memory import MemoryStore
 from bloomguard.stores.pages import COLUMNS, HOUR, MINUTE, PAGE_BYTES, ROWS, Page, add_to, cells_of
 from bloomguard.stores.redis import RedisStore
 from tests import servers
+
+from .conftest import PATIENT
 
 fork = multiprocessing.get_context("fork")
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
@@ -43,7 +44,7 @@ def store(request, files):
     else:
         with redis.Redis.from_url(servers.valkey()) as client:
             client.flushall()
-        made = RedisStore("default", url=servers.valkey())
+        made = RedisStore("default", url=servers.valkey(), **PATIENT)
         yield made
         made.close()
 
@@ -219,15 +220,19 @@ def test_processes_lose_no_count(files):
     assert kept(files) == {3: 2_000, 4: 4_000}
 
 
+def counted(files):
+    return (kept(files) or {}).get(3, 0)
+
+
 def test_a_killed_writer_leaves_whole_rows(files):
     """Writers are killed at any moment: what they bring together is there together, and the others go on."""
     for _ in range(5):
-        barrier = fork.Barrier(3)
+        barrier, before = fork.Barrier(3), counted(files)
         crew = [fork.Process(target=_add, args=(files.path, barrier, 10**9)) for _ in range(2)]
         for each in crew:
             each.start()
         barrier.wait()
-        time.sleep(0.02)
+        servers.until(lambda before=before: counted(files) > before)
         for each in crew:
             os.kill(each.pid, signal.SIGKILL)
             each.join()
@@ -242,7 +247,7 @@ def test_who_may_not_set_an_expiry_adds_nothing():
     with redis.Redis.from_url(servers.valkey()) as client:
         client.flushall()
         client.execute_command("ACL", "SETUSER", "few", "reset", "on", ">secret", "~*", "+bitfield", "+info", "+get")
-        store = RedisStore("default", url=servers.valkey().replace("redis://", "redis://few:secret@"))
+        store = RedisStore("default", url=servers.valkey().replace("redis://", "redis://few:secret@"), **PATIENT)
         try:
             with pytest.raises(StoreError, match="expire"):
                 store.add_figures(PAGE, {0: 1})

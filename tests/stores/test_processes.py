@@ -84,7 +84,7 @@ def test_a_forked_child_adds_beside_its_parent(tmp_path):
     unmeasured = {name: value for name, value in os.environ.items() if not name.startswith("COVERAGE_")}
     command = "import sys; from tests.stores.forking import main; main(sys.argv[1])"
 
-    done = subprocess.run([sys.executable, "-c", command, str(tmp_path)], env=unmeasured, timeout=100, cwd=ROOT)
+    done = subprocess.run([sys.executable, "-c", command, str(tmp_path)], env=unmeasured, timeout=250, cwd=ROOT)
 
     assert done.returncode == 0
 
@@ -163,7 +163,7 @@ def test_a_reader_takes_no_lock(files):
         answered = []
         thread = threading.Thread(target=lambda: answered.append(generation.might_contain(key(1))))
         thread.start()
-        thread.join(10)
+        thread.join(60)
 
     assert answered == [False]
 

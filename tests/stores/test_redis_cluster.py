@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import time
 from collections import Counter
 
 import numpy as np
@@ -19,11 +18,11 @@ from bloomguard.stores.pages import Page, cells_of
 from bloomguard.stores.redis import RedisStore
 from bloomguard.stores.redis_cluster import spread
 from tests import servers
+from tests.conftest import Clock
 from tests.proxy import Proxy
 
-from .conftest import RANGE, find, key, make_layout
+from .conftest import PATIENT, RANGE, find, key, make_layout
 
-PATIENT = {"connect_timeout": 5, "read_timeout": 5, "add_timeout": 5}
 NUMBERS = random.Random(1).sample(range(RANGE), 3_000)
 
 
@@ -165,9 +164,11 @@ def test_a_flushed_node_is_noticed_by_its_own_keys(store, cluster):
         made.might_contain_many(map(key, NUMBERS))
 
 
-def test_a_slot_that_moves_is_unknown_from_then_on(store, make_store, cluster):
+def test_a_slot_that_moves_is_unknown_from_then_on(make_store, cluster):
     """Before a slot's keys have gone they answer; then no check of that shard says anything and no add counts, on
     the way, on the new node, and back again on the old one, where adds of others may be missing."""
+    clock = Clock()
+    store = make_store(cluster, clock=clock)
     made = built(store)
     source, target = cluster.nodes[:2]
     number = one_on(cluster, made, source)
@@ -187,13 +188,13 @@ def test_a_slot_that_moves_is_unknown_from_then_on(store, make_store, cluster):
     unknown()
     next(moving)
     unknown()
-    time.sleep(0.3)
+    clock.sleep(1)
     unknown()
     with pytest.raises(StoreError):
         make_store(cluster).open("city", "a", find, identity)
     for _ in cluster.migrate(shard_key, source):
         pass
-    time.sleep(0.3)
+    clock.sleep(1)
     unknown()
     assert make_store(cluster).identity != identity
 
@@ -231,7 +232,7 @@ def test_known_nodes_are_asked_where_the_given_address_is_gone(cluster):
 
 def test_an_identity_is_one_clusters_own(store, make_store, cluster):
     """Every process knows the cluster by the same name, from whichever node it learns of it."""
-    turned = RedisStore("default", url=cluster.urls[::-1], cluster=True)
+    turned = RedisStore("default", url=cluster.urls[::-1], cluster=True, **PATIENT)
 
     assert store.identity == make_store(cluster).identity == turned.identity
     assert len(store.identity) <= 200
@@ -342,7 +343,7 @@ def test_a_cache_on_a_cluster_gives_the_nodes(settings, cluster):
                 "OPTIONS": {"CONNECTION_FACTORY": f"{__name__}.ClusterFactory"},
             }
         }
-    store = RedisStore("default", cache="shared")
+    store = RedisStore("default", cache="shared", **PATIENT)
 
     made = built(store)
 

@@ -15,9 +15,7 @@ from bloomguard.filters.codec import Frame, decode, new_tag
 from bloomguard.stores.redis import RedisStore
 from tests import servers
 
-from .conftest import HASH, KEY_ID, find, key, make_layout
-
-PATIENT = {"connect_timeout": 5, "read_timeout": 5, "add_timeout": 5}
+from .conftest import HASH, KEY_ID, PATIENT, find, key, make_layout
 
 
 @pytest.fixture

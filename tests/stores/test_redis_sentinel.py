@@ -11,9 +11,7 @@ from bloomguard.exceptions import StoreError, StoreUnavailable
 from bloomguard.stores.redis import RedisStore
 from tests.servers import Sentinel, Valkey, until
 
-from .conftest import find, key, make_layout
-
-PATIENT = {"connect_timeout": 2, "read_timeout": 2, "add_timeout": 2}
+from .conftest import PATIENT, find, key, make_layout
 
 
 @pytest.fixture

@@ -7,7 +7,6 @@ same harm over and over; between two rounds the filter is rebuilt. The oracle is
 from __future__ import annotations
 
 import json
-import time
 from functools import partial
 
 import pytest
@@ -23,6 +22,7 @@ from tests import database
 from tests.conftest import forget
 from tests.proxy import Proxy
 from tests.servers import Cluster, Valkey
+from tests.servers import until as wait
 from tests.shop.models import Product
 
 from .crew import Log, hurry
@@ -90,7 +90,7 @@ class Site:
     def finish(self):
         (self.folder / "stop").touch()
         for each in self._crew:
-            out, err = each.communicate(timeout=60)
+            out, err = each.communicate(timeout=120)
             assert each.returncode == 0, err
             yield json.loads(out.splitlines()[-1])
 
@@ -164,14 +164,6 @@ class Nodes(Site):
 
 def offset(client):
     return client.info("replication").get("slave_repl_offset", -1)
-
-
-def wait(condition):
-    for _ in range(3_000):
-        if condition():
-            return
-        time.sleep(0.01)
-    raise AssertionError("it takes too long")
 
 
 # -- harm
