@@ -1,7 +1,7 @@
 """Signals of bloomguard's own. A receiver that raises is logged, and hurts no request, write or rebuild.
 
 ``request_blocked``: a request ended as a 404 because of a guard, at the door, at the route or at a lookup. ``sender``
-is the guard's class; ``guard``, and ``request``, which is ``None`` at the door, where Django has made no request yet.
+is the guard's class; ``guard``, and ``request``, which is ``None`` at the door: Django has made no request yet.
 
 ``guard_fenced``: a guard was taken out of use by this process until it is rebuilt. ``sender`` is ``GuardState``;
 ``name`` of the guard, ``reason`` in words. Sent inside of the transaction of the write that made it necessary, if any.

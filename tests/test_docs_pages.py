@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import io
 import re
 import shlex
 import subprocess
@@ -280,6 +281,18 @@ def test_the_routes_of_the_page_are_of_the_shapes_that_a_guard_takes():
         {"place": {"country": "code", "slug": "slug"}},
         "auto",
     ]
+
+
+def test_the_list_of_routes_is_as_the_page_shows_it(alone, monkeypatch):
+    """Each line for the example project stands there, but for the space between its columns."""
+    monkeypatch.setattr(registry["city"], "routes", ["city-detail"])
+    registry.changed()
+    [shown] = [block for block in blocks("routes.md", "console") if "guard_routes" in block]
+    out = io.StringIO()
+    call_command("guard_routes", stdout=out)
+
+    printed = {" ".join(line.split()) for line in out.getvalue().splitlines()}
+    assert {" ".join(line.split()) for line in shown.splitlines()[1:]} <= printed
 
 
 def test_the_schedules_of_the_protocol_run():
