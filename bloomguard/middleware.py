@@ -22,7 +22,7 @@ from django.utils.module_loading import import_string
 
 from .counting.outcomes import ablocked, blocked
 from .door.page import probing
-from .guards import registry
+from .guards import Guard, registry
 from .log_once import LogOnce
 from .lookups.scope import Scope, current, enter
 from .lookups.shadow import compare_status
@@ -67,6 +67,13 @@ class Exchange(Scope):
             self.response, self.blocked_by = response, route
         return response is not None
 
+    def end(self, response: HttpResponseBase) -> Guard | None:
+        """The guard to which the request's 404 is owed, if any."""
+        if self.blocked_by is not None:
+            self.close()
+            return self.blocked_by.guard
+        return self.close(response.status_code)
+
 
 class BloomGuardMiddleware:
     """Lets guards answer requests for rows that do not exist; everything else goes on as it came."""
@@ -102,10 +109,8 @@ class BloomGuardMiddleware:
             enter(before)
             exchange.is_over = True
         response = exchange.response or response
-        guard = exchange.close(response.status_code)
-        if exchange.blocked_by is not None:
-            blocked(exchange.blocked_by.guard, request)
-        elif guard is not None:
+        guard = exchange.end(response)
+        if guard is not None:
             blocked(guard, request)
         if exchange.shadow is not None:
             route, value = exchange.shadow
@@ -124,10 +129,8 @@ class BloomGuardMiddleware:
             enter(before)
             exchange.is_over = True
         response = exchange.response or response
-        guard = exchange.close(response.status_code)
-        if exchange.blocked_by is not None:
-            await ablocked(exchange.blocked_by.guard, request)
-        elif guard is not None:
+        guard = exchange.end(response)
+        if guard is not None:
             await ablocked(guard, request)
         if exchange.shadow is not None:
             route, value = exchange.shadow

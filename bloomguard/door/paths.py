@@ -21,6 +21,8 @@ from ..keys import OutOfRange, Unkeyable
 from ..routes.patterns import Pattern, rivals
 from ..routes.table import NO_ID, GuardedRoute
 
+Match = Callable[[str], "dict[str, Any] | None"]
+
 
 class DoorRoute:
     """A guarded route as the door sees it.
@@ -37,15 +39,16 @@ class DoorRoute:
         self.rivals = rivals(route.pattern, known)
         start = route.pattern.literal
         self.prefix = start[: start.rindex("/") + 1]
-        self.read: Callable[[str], Any] = _reader(route.pattern, route.kwargs) or self._match
-        self._rivals = [(rival.literal, rival.match) for rival in self.rivals]
+        self.read: Callable[[str], Any] = _reader(route.pattern, route.kwargs) or self._value
+        self._match = matcher(route.pattern)
+        self._rivals = [(rival.literal, matcher(rival)) for rival in self.rivals]
 
     def __repr__(self) -> str:
         return f"<DoorRoute {self.pattern.text}>"
 
     def captured(self, path: str) -> Any:
         """The ID that Django's resolver captures from ``path``, or :data:`NO_ID` if it takes it to another pattern."""
-        value = self._match(path)
+        value = self._value(path)
         if value is NO_ID:
             return NO_ID
         for start, match in self._rivals:
@@ -58,15 +61,16 @@ class DoorRoute:
         value = self.captured(path) if method in self.methods else NO_ID
         return asked if value is not NO_ID and _have_same_key(self.guard, value, asked) else value
 
-    def _match(self, path: str) -> Any:
-        captured = self.pattern.match(path)
+    def _value(self, path: str) -> Any:
+        captured = self._match(path)
         if captured is None:
             return NO_ID
         try:
-            values = tuple([captured[name] for name in self.kwargs])
+            if len(self.kwargs) == 1:
+                return captured[self.kwargs[0]]
+            return tuple([captured[name] for name in self.kwargs])
         except KeyError:  # an optional group of a regular expression
             return NO_ID
-        return values[0] if len(values) == 1 else values
 
 
 class Index:
@@ -89,6 +93,32 @@ class Index:
             if prefix in by_prefix:
                 found = [*found, *by_prefix[prefix]] if found else by_prefix[prefix]
         return found
+
+
+def matcher(pattern: Pattern) -> Match:
+    """``match(path)``: the kwargs that ``pattern`` captures, or ``None``; each step takes what the last one left.
+
+    The first step is the root's, and takes the slash.
+    """
+    root, *others = pattern.steps
+    if root.regex.pattern != "^/":
+        return pattern.match
+    matches = [step.match for step in others]
+
+    def match(path: str) -> dict[str, Any] | None:
+        if path[:1] != "/":
+            return None
+        rest = path[1:]
+        captured: dict[str, Any] = {}
+        for match_step in matches:
+            found = match_step(rest)
+            if found is None:
+                return None
+            rest, _, kwargs = found
+            captured.update(kwargs)
+        return captured
+
+    return match
 
 
 def own_resolvers(urlconf: Any) -> Iterator[Any]:

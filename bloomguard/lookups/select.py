@@ -16,7 +16,7 @@ from typing import Any
 
 from django.core.exceptions import EmptyResultSet
 from django.db import router
-from django.db.models import Model
+from django.db.models import Model, QuerySet
 from django.db.models.fields.related_descriptors import ForwardManyToOneDescriptor
 from django.db.models.sql import Query
 from django.db.models.sql import compiler as compilers
@@ -41,15 +41,26 @@ _log = LogOnce()
 _lookups: dict[type[Model], tuple[RowLookup, ...]] = {}
 
 
+_LEFT_ALONE: tuple[tuple[Any, str], ...] = (
+    (ForwardManyToOneDescriptor, "get_object"),
+    (Model, "refresh_from_db"),
+    (Model, "save_base"),
+    (Model, "delete"),
+    (QuerySet, "delete"),
+    (QuerySet, "get_or_create"),
+    (QuerySet, "update_or_create"),
+)
+
+
 def connect() -> None:
     """Wrap the compiler, and leave alone what Django fetches for a row that it has; done once, for all databases."""
     select: Any = compilers.SQLCompiler
     if not hasattr(select.execute_sql, "__wrapped__"):
         select.execute_sql = _selecting(select.execute_sql)
-        # A row in hand is not asked for: neither what a foreign key points to, nor the rest of its own columns.
-        related: Any = ForwardManyToOneDescriptor
-        related.get_object = unguarded(related.get_object)
-        Model.refresh_from_db = unguarded(Model.refresh_from_db)  # type: ignore[method-assign]
+        # A row in hand is not asked for: neither what a foreign key points to, nor the rest of its own columns. And
+        # what a method writes is decided by the database alone.
+        for owner, name in _LEFT_ALONE:
+            setattr(owner, name, unguarded(getattr(owner, name)))
         registry.listeners.append(_forget)
 
 

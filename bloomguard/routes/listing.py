@@ -10,6 +10,7 @@ from ..exceptions import ConfigurationError
 from ..guards import Guard, registry
 from ..lookups.query import RowLookup
 from .discovery import column_of, detail, reason_against
+from .openness import layers
 from .patterns import Pattern
 from .table import GuardedRoute, RouteTable
 
@@ -35,7 +36,10 @@ def takes_id(pattern: Pattern) -> bool:
 
 def is_admin(pattern: Pattern) -> bool:
     """Whether the pattern is one of Django's admin."""
-    return hasattr(pattern.callback, "model_admin") or hasattr(pattern.callback, "admin_site")
+    owners = [getattr(layer, "__self__", None) for layer in layers(pattern.callback)]
+    if hasattr(pattern.callback, "model_admin") or hasattr(pattern.callback, "admin_site"):
+        return True
+    return any(base.__module__.startswith("django.contrib.admin.") for owner in owners for base in type(owner).__mro__)
 
 
 def rows_of_pattern(table: RouteTable, pattern: Pattern) -> list[Row]:
@@ -61,11 +65,14 @@ def _of_route(route: GuardedRoute) -> Row:
 
 def _of_lookups(pattern: Pattern) -> Iterator[tuple[Guard, str]]:
     """The guards that the view's own query asks, as far as its class or the names in the pattern say."""
-    shown = detail(pattern)
+    shown, admin = detail(pattern), getattr(pattern.callback, "model_admin", None)
     for guard in registry:
         if not _asks(guard):
             continue
-        if shown is None:
+        if admin is not None:
+            if "object_id" in pattern.captured and RowLookup(guard, admin.model).compares(admin.model._meta.pk):
+                yield guard, "the admin's own query"
+        elif shown is None:
             try:
                 guard.kwargs_for(pattern.view_name, pattern.captured)
             except ConfigurationError:

@@ -84,7 +84,7 @@ class GuardTestMixin:
         return assert_passes(self.client, path, **request)
 
 
-_ORDER = "put BloomGuardMiddleware before the middleware that does this"
+_ORDER = "put BloomGuardMiddleware last in MIDDLEWARE, or right before FetchFromCacheMiddleware"
 _READS = ("get", "get_many", "has_key", "get_or_set", "aget", "aget_many", "ahas_key", "aget_or_set")
 
 
