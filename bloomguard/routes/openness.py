@@ -114,7 +114,11 @@ def layers(view: Callable[..., Any]) -> Iterator[Callable[..., Any]]:
     layer: Any = view
     while layer is not None:
         yield layer
-        layer = getattr(layer, "__dict__", {}).get("__wrapped__")
+        own = getattr(layer, "__dict__", {})
+        dispatch = getattr(own.get("view_class") or own.get("cls"), "dispatch", None)
+        layer = own.get("__wrapped__")
+        if layer is not None and layer in (dispatch, getattr(dispatch, "__wrapped__", None)):
+            return  # `as_view` takes over what decorates `dispatch`
 
 
 @cache
