@@ -59,6 +59,7 @@ class Exchange(Scope):
         """Whether ``decision`` answers the request."""
         if decision is SHADOW and self.shadow is None and self.applies(route.guard):
             self.shadow = route, value
+            self.shadowed.add(route.guard.name)  # the response is compared, and no query before it
         return decision.verdict is Verdict.ABSENT and self.applies(route.guard)
 
     def answer(self, route: GuardedRoute, response: HttpResponseBase | None) -> bool:

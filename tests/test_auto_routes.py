@@ -14,19 +14,17 @@ from django.http import HttpResponse
 from django.test import AsyncClient, Client
 from django.urls import path
 from django.utils.decorators import method_decorator
-from django.views.generic import CreateView, DetailView, ListView
+from django.views.generic import DetailView
 
 from bloomguard.counting import counts
-from bloomguard.lookups.querysets import covers
-from bloomguard.routes import table_for
-from bloomguard.routing.discovery import NotFound, lookup_of
-from bloomguard.routing.patterns import patterns
-from bloomguard.views import GuardedObjectMixin
+from bloomguard.routes.discovery import NotFound, find_kwargs
+from bloomguard.routes.patterns import patterns
+from bloomguard.routes.table import guarded_routes, table_for
 from tests.guarding import make_guard, registered, urlconf
 from tests.shop import features, views
 from tests.shop.models import Article, Place, Product
 
-EARLY = [
+OPEN = [
     "detail",
     "tests.shop.features.ProductDetail",
     "hex",
@@ -38,6 +36,7 @@ EARLY = [
     "update",
     "delete",
     "narrow",
+    "wrapped",
     "opt",
     "regex",
     "space:detail",
@@ -46,32 +45,6 @@ EARLY = [
     "two:edit",
     "alive",
     "alive-both",
-    "guarded",
-]
-LATE = [
-    "own-queryset",
-    "of-others",
-    "forgiving",
-    "create",
-    "like",
-    "private",
-    "permitted",
-    "decorated",
-    "product-detail",
-    "reader-detail",
-    "rest-private",
-    "rest-article",
-]
-LEFT = [
-    "topped",
-    "own-object",
-    "wrapped",
-    "function",
-    "deleted",
-    "alive-pk",
-    "tests.shop.features.<lambda>",
-    "product-list",
-    "reader-list",
 ]
 
 LOGIN_REQUIRED = "django.contrib.auth.middleware.LoginRequiredMiddleware"
@@ -118,37 +91,37 @@ def browser(request):
     return request.param()
 
 
-def test_every_view_of_one_object_is_found(guards):
-    """Generic views, REST framework's, through includes and converters; early where nothing of theirs runs before."""
+def test_every_generic_view_of_one_object_is_found(guards):
+    """Django's generic views, through includes and converters, with nothing of the project's own before the lookup."""
     table = table_for("tests.shop.features")
-    found = {
-        route.pattern.view_name: "early" if route.is_early else "late"
-        for route in table.guarded
-        if route.is_late or route.is_early
-    }
 
-    assert {name for name, when in found.items() if when == "early"} == set(EARLY)
-    assert {name for name, when in found.items() if when == "late"} == set(LATE)
-    assert {pattern.view_name for pattern in table.patterns} == {*EARLY, *LATE, *LEFT}
+    assert {route.pattern.view_name for route in table.guarded} == set(OPEN)
+    assert [route.closed for route in table.guarded if route.closed] == []
 
 
 @pytest.mark.parametrize(
     ("name", "reason"),
     [
-        ("own-object", "OwnObject has a get_object of its own"),
-        ("wrapped", "ProductDetail is decorated, and what the decorator does first is its own business"),
-        ("topped", "@guarded('auto') answers in the view, after what stands on top of it"),
-        ("function", "its view is a function, and what it looks up is its own business"),
+        ("own-object", "OwnObject.get_object runs first"),
+        ("own-queryset", "OwnQuerySet.get_queryset runs first"),
+        ("forgiving", "Forgiving.get runs first"),
+        ("private", "LoginRequiredMixin.dispatch runs first"),
+        ("decorated", "Decorated.dispatch runs first"),
+        ("create", "ProductCreate.get runs first"),
+        ("like", "LikeProduct.get runs first"),
+        ("function", "its view is no generic view of one object"),
+        ("guarded", "its view is no generic view of one object"),
         ("deleted", "its view shows one shop.Article"),
-        ("product-list", "RestViewSet takes none of the pattern's kwargs for a look-up"),
+        ("product-list", "its view is no generic view of one object"),
+        ("product-detail", "REST framework makes its own 404"),
     ],
 )
 def test_what_is_left_alone_has_its_reason(guards, name, reason):
-    """Where nobody can tell what a view looks up, nothing is guarded, and it is said why."""
+    """Where something may come before the lookup, or nobody can tell what is looked up, it is said why."""
     [pattern] = [each for each in patterns("tests.shop.features") if each.view_name == name]
 
     with pytest.raises(NotFound) as told:
-        lookup_of(guards, pattern)
+        find_kwargs(guards, pattern)
     assert str(told.value) == reason
 
 
@@ -157,10 +130,10 @@ def test_what_is_left_alone_has_its_reason(guards, name, reason):
     [("/p/8/", 0), ("/hex/8/", 0), ("/space/8/edit/", 0), ("/regex/8", 0), ("/guarded/8/", 0),
      ("/topped/8/", 0), ("/rest/viewset/8/", 0),
      ("/forgiving/8/", 0),
-     ("/alive/x/", 0), ("/rest/article/x/", 0), ("/own-object/9/", 1), ("/function/8/", 1)],
+     ("/alive/x/", 0), ("/rest/article/x/", 0), ("/own-object/9/", 0), ("/function/8/", 0), ("/own-queryset/8/", 0)],
 )  # fmt: skip
 def test_an_absent_row_costs_no_query(browser, shop, url, queries, django_assert_num_queries):
-    """Whoever makes the 404, the database is not asked; where the view is not understood it is."""
+    """Whoever makes the 404, the database is not asked: the guard answers at the route, or at the lookup."""
     with django_assert_num_queries(queries):
         response = browser.get(url)
 
@@ -228,7 +201,7 @@ def test_who_is_logged_in_is_answered(browser, shop, url):
 
 def test_where_every_view_demands_a_login_nobody_learns_of_an_id(browser, shop, build, settings):
     """``LoginRequiredMiddleware`` redirects strangers; who is logged in, and views without the demand, get the 404."""
-    settings.MIDDLEWARE = [*settings.MIDDLEWARE, LOGIN_REQUIRED]
+    settings.MIDDLEWARE = [*settings.MIDDLEWARE[:-1], LOGIN_REQUIRED, settings.MIDDLEWARE[-1]]
     settings.ROOT_URLCONF = urlconf(
         path("p/<int:pk>/", features.ProductDetail.as_view()),
         path("open/<int:pk>/", login_not_required(features.ProductDetail.as_view())),
@@ -248,42 +221,35 @@ def test_where_every_view_demands_a_login_nobody_learns_of_an_id(browser, shop, 
 
 @pytest.mark.parametrize("decorate", [login_required, permission_required("shop.view_product")])
 def test_a_named_route_that_demands_something_passes(guards, browser, build, settings, decorate):
-    """Behind a decorator of ``django.contrib.auth`` a named route is answered only if the guard allows it."""
+    """Behind a decorator of ``django.contrib.auth`` a named route is answered only if the guard says it is public."""
     settings.ROOT_URLCONF = urlconf(path("p/<int:pk>/", decorate(views.product), name="f"))
-    for before_login, status in ((False, 302), (True, 404)):
-        with registered(Product, name="allowed", routes=["f"], before_login=before_login):
+    for public, status in ((None, 302), (False, 302), (True, 404)):
+        with registered(Product, name="allowed", routes=["f"], public=public):
             build("allowed")
             assert browser.get("/p/8/").status_code == status
 
 
-def test_rows_that_the_guard_does_not_know_are_never_hidden(guards):
-    """Only a queryset that asks for all that ``alive`` asks for, on the guard's own database, is within the guard."""
-    guard = make_guard(Article, lookup="slug", alive=Q(deleted=False))
-    plain = make_guard(Product)
-    shown = Article.objects.filter(deleted=False)
+@pytest.mark.parametrize(
+    ("rows", "is_found"),
+    [
+        (Article.objects.filter(deleted=False), True),
+        (Article.objects.filter(deleted=False).exclude(pk=3).order_by("pk"), True),
+        (Article.objects.filter(deleted=False, pk__gt=3), True),
+        (Article.objects.all(), False),
+        (Article.objects.filter(deleted=True), False),
+        (Article.objects.filter(Q(deleted=False) | Q(slug="x")), False),
+        (Article.objects.exclude(deleted=False), False),
+        (Article.objects.filter(deleted=False).union(Article.objects.all()), False),
+        (Article.objects.filter(deleted=False)[:3], False),
+    ],
+    ids=["alive", "narrower", "condition", "all", "dead", "or", "not", "union", "slice"],
+)
+def test_rows_that_the_guard_does_not_know_are_never_hidden(settings, rows, is_found):
+    """Only a queryset that asks for all that ``alive`` asks for is the guard's."""
+    settings.ROOT_URLCONF = urlconf(path("<slug:slug>/", DetailView.as_view(queryset=rows)))
+    guard = make_guard(Article, lookup="slug", alive=Q(deleted=False), routes="auto")
 
-    assert covers(guard, shown)
-    assert covers(guard, shown.filter(slug="x").exclude(pk=3).order_by("pk"))
-    assert covers(plain, Product.objects.all())
-    assert not covers(guard, Article.objects.all())
-    assert not covers(guard, Article.objects.filter(deleted=True))
-    assert not covers(guard, Article.objects.filter(Q(deleted=False) | Q(slug="x")))
-    assert not covers(guard, Article.objects.exclude(deleted=False))
-    assert not covers(guard, shown.using("postgresql"))
-    assert not covers(guard, shown.union(Article.objects.all()))
-    assert not covers(plain, Product.objects.all()[:3])
-    assert not covers(plain, Place.objects.all())
-
-
-def test_a_queryset_with_a_filter_of_its_own_is_left_alone(guards):
-    """A ``QuerySet`` class that overrides ``filter`` may look up by what it likes."""
-    from django.db.models import QuerySet
-
-    class Caseless(QuerySet):
-        def filter(self, *args, **kwargs):
-            return super().filter(*args)
-
-    assert not covers(make_guard(Product), Caseless(Product))
+    assert bool(guarded_routes(guard)) is is_found
 
 
 def test_a_guard_that_finds_nothing_is_warned_of(settings):
@@ -295,54 +261,25 @@ def test_a_guard_that_finds_nothing_is_warned_of(settings):
     assert "bloomguard.W010" in messages
 
 
-def notes():
-    return [found.msg for found in checks.run_checks(tags=["bloomguard"]) if found.id == "bloomguard.I015"]
+def test_a_named_route_that_is_closed_is_told(guards, settings):
+    """A note says what runs first, and where the guard answers instead; none if the project has said what it wants."""
+    settings.ROOT_URLCONF = urlconf(path("a/<int:pk>/", login_required(views.product), name="a"))
 
+    def notes(**attributes):
+        with registered(Product, name="first", routes=["a"], **attributes) as guard:
+            found = checks.run_checks(tags=["bloomguard"])
+        return [each.msg for each in found if each.id == "bloomguard.I015" and repr(guard.name) in each.msg]
 
-def test_pages_of_a_guarded_model_that_nobody_guards_are_told(guards):
-    """Each of the features that is left alone and shows a row is a note with the reason; what is guarded is none."""
-    told = {message.split("(")[1].split(")")[0]: message for message in notes()}
-
-    assert set(told) <= set(LEFT)
-    assert set(told) >= {"own-object", "wrapped", "deleted"}
-    assert "shows one shop.Product, and no guard answers for it: " in told["own-object"]
-    assert told["own-object"].endswith("OwnObject has a get_object of its own.")
-
-
-def test_a_route_that_was_forgotten_is_told(settings):
-    """A guard with routes of its own hears of those that it leaves out, and what would take them."""
-    view = type("Page", (DetailView,), {"model": Product}).as_view()
-    settings.ROOT_URLCONF = urlconf(path("a/<int:pk>/", view, name="a"), path("b/<int:pk>/", view, name="b"))
-    with registered(Product, name="first", routes=["a"]):
-        (message,) = notes()
-
-    assert message == (
-        "the route /b/<int:pk>/ (b) shows one shop.Product, and no guard answers for it: "
-        "the guard 'product' would, with routes = \"auto\"."
-    )
-
-
-def test_pages_of_other_models_and_other_pages_are_not_told(settings):
-    """Functions, lists, pages without an ID, forms for a new row, models without a guard, and views that ask."""
-    asking = type("Asking", (GuardedObjectMixin, DetailView), {"model": Product})
-    settings.ROOT_URLCONF = urlconf(
-        path("f/<int:pk>/", lambda request, pk: HttpResponse()),
-        path("l/<slug:slug>/", ListView.as_view(model=Product)),
-        path("p/<int:page>/", DetailView.as_view(model=Product)),
-        path("n/<int:pk>/", CreateView.as_view(model=Product, fields=["name"])),
-        path("u/<int:pk>/", DetailView.as_view(model=get_user_model())),
-        path("o/<int:pk>/", DetailView.as_view()),
-        path("m/<int:pk>/", asking.as_view()),
-    )
-
-    assert notes() == []
+    [message] = notes()
+    assert message.startswith("the guard 'first' does not answer for /a/<int:pk>/ (a) before its view runs: ")
+    assert notes(public=False) == notes(public=True) == []
 
 
 def test_methods_other_than_get_and_head_pass(guards, settings):
     """What a view does with a POST before it looks anything up, nobody has looked at."""
     with registered(Product, name="posts", routes="auto", methods=["GET", "POST", "DELETE"]):
         table = table_for(django_settings.ROOT_URLCONF)
-    assert {method for route in table.guarded if route.guard.name == "posts" for method in route.methods} == {"GET"}
+        assert {method for route in table.guarded if route.guard.name == "posts" for method in route.methods} == {"GET"}
 
 
 def test_a_view_that_cannot_be_made_is_left_alone(guards, settings):
@@ -354,8 +291,8 @@ def test_a_view_that_cannot_be_made_is_left_alone(guards, settings):
     settings.ROOT_URLCONF = urlconf(path("x/<int:pk>/", Nameless.as_view()))
     [pattern] = patterns()
 
-    with pytest.raises(NotFound, match="Nameless names neither model nor queryset"):
-        lookup_of(guards, pattern)
+    with pytest.raises(NotFound, match="its view is no generic view of one object"):
+        find_kwargs(guards, pattern)
 
 
 def test_what_a_view_blocks_is_counted(browser, shop):
@@ -368,4 +305,4 @@ def test_what_a_view_blocks_is_counted(browser, shop):
     browser.get("/private/7/", user)
 
     found = counts.counts.read()
-    assert [found.get(("auto", name), 0) for name in ("blocked", "absent", "maybe", "false positive")] == [2, 3, 2, 1]
+    assert [found.get(("auto", name), 0) for name in ("blocked", "absent", "maybe", "false positive")] == [2, 2, 2, 1]

@@ -22,8 +22,8 @@ from django.utils.regex_helper import normalize
 from gazetteer.models import City, Listing
 
 from bloomguard.guards import Guard, registry
-from bloomguard.routing.explain import explain
-from bloomguard.routing.patterns import patterns
+from bloomguard.routes.explain import explain
+from bloomguard.routes.patterns import patterns
 from bloomguard.verdicts import COLD
 from tests.front import Wsgi
 from tests.guarding import registered, urlconf

@@ -121,12 +121,11 @@ def test_a_path_that_nobody_guards(shop, capsys, url, why):
     assert f"guard       none: {why}" in told(capsys, url)
 
 
-def test_a_view_that_nobody_guards_is_told_of(shop, capsys, settings):
-    """The reason is that of ``guard_routes``."""
-    found = explained(capsys, "/own-object/8/", "--urlconf", "tests.shop.features")
+def test_a_view_that_nobody_names_is_told_of(shop, capsys):
+    """It is answered at its own query, as ``guard_routes`` says."""
+    [answer] = explained(capsys, "/own-object/8/", "--urlconf", "tests.shop.features")["guards"]
 
-    assert found["guards"] == []
-    assert found["unguarded"]
+    assert (answer["guard"], answer["outcome"]) == ("product", "404 at the lookup (its view's own query)")
 
 
 @pytest.mark.parametrize(

@@ -144,10 +144,14 @@ def _ask(scope: Scope, compiler: Any, lookups: tuple[RowLookup, ...]) -> tuple[R
         if value is NO_KEY or not is_plain(query) or _get_running_loop() is not None:
             continue
         decision = scope.decide(guard, value)
-        if decision.verdict is not Verdict.ABSENT and decision is not SHADOW:
+        if decision is MAYBE:
             asked = asked or (lookup, value, decision)
+        elif decision.verdict is not Verdict.ABSENT and decision is not SHADOW:
+            continue  # it has nothing to say, and another guard of the table may
         elif lookup.is_alive(query) and _is_current(guard, compiler) and scope.applies(guard):
-            return lookup, value, decision
+            if decision is not SHADOW:
+                return lookup, value, decision
+            asked = asked or (lookup, value, decision)
     return asked
 
 

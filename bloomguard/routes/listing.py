@@ -50,7 +50,7 @@ def rows_of_pattern(table: RouteTable, pattern: Pattern) -> list[Row]:
         rows.append(_row(pattern, in_view, ROUTE, "by @guarded, where it stands in the view"))
     rows += [
         _row(pattern, guard.name, LOOKUP, reason)
-        for guard, reason in _of_lookups(pattern)
+        for guard, reason in _of_lookups(pattern, is_known=bool(rows))
         if guard.name not in [row.guard for row in rows]
     ]
     return rows or [_row(pattern, reason=reason_against(pattern))]
@@ -63,8 +63,11 @@ def _of_route(route: GuardedRoute) -> Row:
     return _row(pattern, guard.name, LOOKUP if _asks(guard) else NOWHERE, f"not before the view: {route.closed}")
 
 
-def _of_lookups(pattern: Pattern) -> Iterator[tuple[Guard, str]]:
-    """The guards that the view's own query asks, as far as its class or the names in the pattern say."""
+def _of_lookups(pattern: Pattern, *, is_known: bool) -> Iterator[tuple[Guard, str]]:
+    """The guards that the view's own query asks, as far as its class says, or else the names in the pattern.
+
+    Names alone say little: where the guard of a pattern ``is_known``, they say nothing.
+    """
     shown, admin = detail(pattern), getattr(pattern.callback, "model_admin", None)
     for guard in registry:
         if not _asks(guard):
@@ -72,13 +75,13 @@ def _of_lookups(pattern: Pattern) -> Iterator[tuple[Guard, str]]:
         if admin is not None:
             if "object_id" in pattern.captured and RowLookup(guard, admin.model).compares(admin.model._meta.pk):
                 yield guard, "the admin's own query"
-        elif shown is None:
+        elif shown is None and not is_known:
             try:
                 guard.kwargs_for(pattern.view_name, pattern.captured)
             except ConfigurationError:
                 continue
             yield guard, f"if its view looks up one {guard.model._meta.label} by {_fields(guard)}"
-        elif issubclass(shown.model, guard.model._meta.concrete_model or guard.model):
+        elif shown is not None and issubclass(shown.model, guard.model._meta.concrete_model or guard.model):
             lookup: Any = RowLookup(guard, shown.model)
             if len(guard.fields) == 1 and any(
                 lookup.compares(column_of(shown.model, name)) for name in shown.looked_up

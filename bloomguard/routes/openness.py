@@ -114,7 +114,11 @@ def layers(view: Callable[..., Any]) -> Iterator[Callable[..., Any]]:
     layer: Any = view
     while layer is not None:
         yield layer
-        layer = getattr(layer, "__dict__", {}).get("__wrapped__")
+        own = getattr(layer, "__dict__", {})
+        dispatch = getattr(own.get("view_class") or own.get("cls"), "dispatch", None)
+        layer = own.get("__wrapped__")
+        if layer is not None and layer in (dispatch, getattr(dispatch, "__wrapped__", None)):
+            return  # `as_view` takes over what decorates `dispatch`
 
 
 @cache
@@ -152,13 +156,15 @@ def _middleware_code() -> frozenset[types.CodeType]:
 
 
 def _is_harmless(layer: Any) -> bool:
-    if not _is_plain(layer):
+    if not _is_plain(layer) or layer.__code__ not in _harmless_code() | _middleware_code():
+        return False
+    called = inspect.getclosurevars(layer).nonlocals
+    # `update_wrapper` may name another view than the one that is called: `AdminSite.admin_view` hides its check so.
+    if not any(each is layer.__wrapped__ for each in called.values()):
         return False
     if layer.__code__ in _harmless_code():
         return True
-    if layer.__code__ not in _middleware_code():
-        return False
-    inner = inspect.getclosurevars(layer).nonlocals["_pre_process_request"]
+    inner = called["_pre_process_request"]
     return type(inspect.getclosurevars(inner).nonlocals["middleware"]) in _HARMLESS_MIDDLEWARE
 
 
