@@ -1,8 +1,8 @@
 """What figures cost: a request's counting, and a day of them in each store: ``make bench-figures``.
 
 Counting is what ``Guard.decide``, the lookup and the middleware do for it, beside what they do anyway: the same calls
-with it and without it, in turns. A day is written as one process after another flushes it, minute by minute, with every reason in
-each; sizes are what the file system and the server themselves say.
+with it and without it, in turns. A day is written as one process after another flushes it, minute by minute, with every
+reason in each; sizes are what the file system and the server themselves say.
 """
 
 from __future__ import annotations

@@ -12,9 +12,9 @@ from django.test import AsyncClient
 
 from bloomguard import spot_checks
 from bloomguard.guards import registry
+from bloomguard.lookups.scope import Scope
 from bloomguard.models import GuardState
 from bloomguard.rebuild import Rebuild
-from bloomguard.routing.awaiting import awaited
 from bloomguard.stores import stores
 from bloomguard.sync import state
 from bloomguard.verdicts import ABSENT, CAUGHT, COLD, FENCED, MAYBE, OUT_OF_RANGE, REMEMBERED, UNREACHABLE, UNTRUSTED
@@ -325,27 +325,20 @@ def test_no_fault_under_asgi_is_a_404_or_an_error(site, proxy, valkey, fault):
         servers.until(lambda: site.clock.sleep(2) or site(999) == [ABSENT])
 
 
-def test_no_decision_is_waited_for_or_counted_twice(site):
-    """A path that two routes may take asks for each once, whatever it has to wait for."""
+def test_a_request_asks_for_a_key_once(site):
+    """What may exist is asked for once, by the route or the view; an absence anew, for the row may have been made."""
     guard, counted = site.guard, []
-    waits = {7: True, 8: False, 999: True}
 
     class Counted:
-        name = guard.name
-        keys = guard.keys
-
-        def decide_now(self, value):
-            if waits[value]:
-                return None
-            counted.append(value)
-            return guard.decide(value)
+        name, keys = guard.name, guard.keys
 
         async def adecide(self, value):
             counted.append(value)
-            return guard.decide(value)
+            return await guard.adecide(value)
 
-    asked = Counted()
-    found = asyncio.run(awaited(lambda decide: [decide(asked, value) for value in (8, 7, 999, 7)]))
+    async def ask():
+        scope, asked = Scope(), Counted()
+        return [await scope.adecide(asked, value) for value in (7, "7", 999, 7, 999)]
 
-    assert found == [MAYBE, MAYBE, ABSENT, MAYBE]
-    assert counted == [8, 7, 999]
+    assert asyncio.run(ask()) == [MAYBE, MAYBE, ABSENT, MAYBE, ABSENT]
+    assert counted == [7, 999, 999]
