@@ -152,7 +152,9 @@ class TestAssertBlocked:
             assert_blocked(client, "/products/7/")
 
     def test_of_a_path_without_guard(self, client, settings):
-        settings.ROOT_URLCONF = urlconf(path("free/<int:pk>/", lambda request, pk: HttpResponse("x"), name="free"))
+        settings.ROOT_URLCONF = urlconf(
+            path("free/<int:number>/", lambda request, number: HttpResponse("x"), name="free")
+        )
 
         with pytest.raises(AssertionError, match=r"no guard blocks /free/7/; it was answered 200: "):
             assert_blocked(client, "/free/7/")
@@ -166,7 +168,7 @@ class TestAssertBlocked:
     def test_of_a_cache_that_is_asked_before(self, client, settings):
         settings.MIDDLEWARE = [f"{__name__}.caching", GUARD]
 
-        with pytest.raises(AssertionError, match=r"a cache was asked: default.get; put BloomGuardMiddleware before"):
+        with pytest.raises(AssertionError, match=r"a cache was asked: default.get; put BloomGuardMiddleware last"):
             assert_blocked(client, "/products/8/")
 
     def test_of_an_answer_that_is_replaced(self, client, settings):

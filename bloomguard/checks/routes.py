@@ -32,7 +32,8 @@ def _of(route: GuardedRoute) -> list[CheckMessage]:
                 id="bloomguard.W017",
             )
         ]
-    if route.closed and guard.public is None:
+    # A view that `@guarded` guards is answered for there.
+    if route.closed and guard.public is None and getattr(route.pattern.callback, "guarded_by", "") != guard.name:
         return [
             Info(
                 f"the guard {guard.name!r} does not answer for {where} before its view runs: {route.closed}.",

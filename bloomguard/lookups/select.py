@@ -28,7 +28,7 @@ from ..guards import Guard, registry
 from ..log_once import LogOnce
 from ..sync import adding, fencing
 from ..sync.connection import has_own_transaction, is_aborted
-from ..verdicts import MAYBE, SHADOW, Decision, Verdict
+from ..verdicts import MAYBE, OUT_OF_RANGE, SHADOW, Decision, Verdict
 from . import shadow
 from .query import NO_KEY, RowLookup, is_plain
 from .scope import Scope, current, unguarded
@@ -146,6 +146,8 @@ def _ask(scope: Scope, compiler: Any, lookups: tuple[RowLookup, ...]) -> tuple[R
         decision = scope.decide(guard, value)
         if decision is MAYBE:
             asked = asked or (lookup, value, decision)
+        elif decision is OUT_OF_RANGE:
+            continue  # Django sends no query either, or says that there is no such value
         elif decision.verdict is not Verdict.ABSENT and decision is not SHADOW:
             continue  # it has nothing to say, and another guard of the table may
         elif lookup.is_alive(query) and _is_current(guard, compiler) and scope.applies(guard):
