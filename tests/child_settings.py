@@ -12,6 +12,7 @@ from . import database
 _given: dict[str, Any] = json.loads(os.environ["BLOOMGUARD_CHILD"])
 
 DEBUG = False
+ALLOWED_HOSTS = ["testserver", "localhost", "127.0.0.1"]
 SECRET_KEY = _given["secret_key"]
 INSTALLED_APPS = [*INSTALLED_APPS, "tests.shop"]
 ROOT_URLCONF = "tests.shop.urls"
