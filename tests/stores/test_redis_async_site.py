@@ -14,7 +14,6 @@ from bloomguard import spot_checks
 from bloomguard.guards import registry
 from bloomguard.models import GuardState
 from bloomguard.rebuild import Rebuild
-from bloomguard.routing.awaiting import awaited
 from bloomguard.stores import stores
 from bloomguard.sync import state
 from bloomguard.verdicts import ABSENT, CAUGHT, COLD, FENCED, MAYBE, OUT_OF_RANGE, REMEMBERED, UNREACHABLE, UNTRUSTED
@@ -326,29 +325,3 @@ def test_no_fault_under_asgi_is_a_404_or_an_error(site, proxy, valkey, fault):
         if fault == "flush":
             site.rebuild()
         servers.until(lambda: site.clock.sleep(2) or site(999) == [ABSENT])
-
-
-def test_no_decision_is_waited_for_or_counted_twice(site):
-    """A path that two routes may take asks for each once, whatever it has to wait for."""
-    guard, counted = site.guard, []
-    waits = {7: True, 8: False, 999: True}
-
-    class Counted:
-        name = guard.name
-        keys = guard.keys
-
-        def decide_now(self, value):
-            if waits[value]:
-                return None
-            counted.append(value)
-            return guard.decide(value)
-
-        async def adecide(self, value):
-            counted.append(value)
-            return guard.decide(value)
-
-    asked = Counted()
-    found = asyncio.run(awaited(lambda decide: [decide(asked, value) for value in (8, 7, 999, 7)]))
-
-    assert found == [MAYBE, MAYBE, ABSENT, MAYBE]
-    assert counted == [8, 7, 999]
