@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from django.contrib.auth import get_user_model
 from django.core.management import CommandError, call_command
-from django.db import connection
+from django.db import connection, connections
 from django.db.backends.signals import connection_created
 from gazetteer.demo import report
 from gazetteer.demo.clients import Tally
@@ -264,7 +264,7 @@ def test_the_table_names_every_mode():
 
 def test_queries_are_counted_outside_of_django(transactional_db, monkeypatch):
     """The counter says its number on every answer, also on one that an application gives without Django's request."""
-    monkeypatch.setattr(connection, "execute_wrappers", [])
+    monkeypatch.setattr(connections["default"], "execute_wrappers", [])
     monkeypatch.setattr(connection_created, "receivers", [])
     connection.close()
 

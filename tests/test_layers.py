@@ -211,7 +211,7 @@ else:
     handler = get_wsgi_application()
     from bloomguard import middleware
     whole, answered = middleware.not_found, []
-    middleware.not_found = lambda *args: answered.append(args[1]) or whole(*args)
+    middleware.not_found = lambda request, route: answered.append(route.guard.name) or whole(request, route)
     statuses = [wsgi_status(handler, path) for path in (b"/products/7/", b"/products/8/", b"/orders-str/%032x/" % 8)]
     assert statuses == [200, 404, 404], statuses
     assert answered == ["product", "order"], answered

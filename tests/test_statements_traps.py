@@ -612,7 +612,7 @@ def test_a_locked_database_is_not_asked_twice(transactional_db):
     asked = []
 
     class Locked(StateConnection):
-        def _run(self, sql, parameters):
+        def _run(self, sql, parameters, seconds):
             asked.append(sql)
             raise OperationalError("database is locked")
 

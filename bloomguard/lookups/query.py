@@ -117,8 +117,6 @@ def _compared(condition: Any) -> Iterable[tuple[Col, Any]]:
 
 def _is_value(value: Any) -> bool:
     """Whether a database takes ``value`` without an error, which the query is to have with a guard as without."""
-    if isinstance(value, int):
-        return -(1 << 63) <= value < 1 << 63
     if isinstance(value, str):
         return "\0" not in value  # PostgreSQL takes none
     return not hasattr(value, "as_sql") and not hasattr(value, "resolve_expression")

@@ -13,11 +13,13 @@ from typing import Any
 
 from django.db import DatabaseError
 from django.db.models import Model
-from django.db.models.signals import post_save
+from django.db.models.signals import post_save, pre_save
+from django.utils import timezone
 
 from ..exceptions import ConfigurationError, StoreError
 from ..guards import Guard, registry
 from ..keys import OutOfRange, Unkeyable
+from ..models import GuardState
 from . import fencing
 from .links import link
 
@@ -104,10 +106,24 @@ def _proved(guard: Guard, instance: Model, using: str, *, stored: bool) -> bool:
     return True
 
 
+def _loaded(instance: GuardState, using: str, raw: bool = False, **kwargs: Any) -> None:
+    """Fence a state row that comes from a dump: it knows nothing of what was written, or fenced, since.
+
+    Its version goes on from the highest one known, so that nobody takes it for a row that was read before.
+    """
+    if raw:
+        known = GuardState.objects.using(using).filter(pk=instance.pk).values_list("version", flat=True).first()
+        instance.version = max(known or 0, instance.version) + 1
+        instance.status, instance.fenced_at = GuardState.Status.FENCED, timezone.now()
+        instance.reason = "its state row was loaded from a dump"
+        instance.standby, instance.standby_until, instance.building = "", None, ""
+
+
 def connect() -> None:
     """Listen to every ``save()`` of the project, as long as there is a guard that needs it: it costs them 2 us."""
     if _listen not in registry.listeners:
         registry.listeners.append(_listen)
+    pre_save.connect(_loaded, sender=GuardState, dispatch_uid=_UID)
     _listen()
 
 

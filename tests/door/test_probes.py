@@ -522,7 +522,7 @@ def test_probes_come_from_strangers(shop, shielded, settings, monkeypatch):
     settings.MIDDLEWARE = [ours("tells_insiders"), *STARTPROJECT]
 
     assert shielded().is_open
-    assert seen == {"192.0.2.10", "198.51.100.20"}
+    assert seen == {"192.0.2.10", "198.51.100.20", "10.0.0.10"}
 
 
 def test_http404_from_the_view_is_what_is_asked_for(shop, shielded, pages):

@@ -304,7 +304,7 @@ def test_a_transaction_that_wrote_by_raw_sql_reads_its_own_row(lookups, adds):
         if adds:
             from bloomguard.sync.adding import adding as said
 
-            with said("product") as add:
+            with said(registry["product"], database.current) as add:
                 run("INSERT INTO shop_product (id, name) VALUES (9, 'raw')")
                 assert rows.get(pk=9).name == "raw"
                 add([9])
