@@ -93,7 +93,7 @@ def test_pages_that_exist(gazetteer, client, url, text):
     assert text in response.content.decode()
 
 
-@pytest.mark.parametrize("url", ["/cities/8/", "/DE/neu-ulm/", "/JP/ulm/", "/listings/nothing/", f"/cities/{2**70}/"])
+@pytest.mark.parametrize("url", ["/cities/8/", "/DE/neu-ulm/", "/JP/ulm/", "/listings/nothing/", f"/cities/{2**40}/"])
 def test_pages_that_do_not_exist_cost_no_query(gazetteer, client, django_assert_num_queries, url):
     """Absent IDs of all three guards end at the site's own 404 page, before the database."""
     with django_assert_num_queries(0):
