@@ -52,6 +52,13 @@ def kind_of(field: models.Field[Any, Any]) -> str | None:
     return None
 
 
+def converts_itself(field: models.Field[Any, Any]) -> bool:
+    """Whether a row may hold another value than the one that the field was given, or is asked for."""
+    names = ("get_prep_value", "get_db_prep_value", "get_db_prep_save", "from_db_value", "get_lookup")
+    methods = (getattr(type(field), name, None) for name in names)
+    return any(not getattr(method, "__module__", "django.").startswith("django.") for method in methods if method)
+
+
 class KeyMaker:
     """Makes the key of one guard: of one field's value, or of several.
 
@@ -64,6 +71,8 @@ class KeyMaker:
         kinds = tuple(kind_of(field) for field in fields)
         encoders = tuple(_encoder(value_field(field), kind, normalize) for field, kind in zip(fields, kinds))
         self.kinds = kinds
+        #: The first field that converts values in a way of its own on their way to the database, or back; else empty.
+        self.own_field = next((field.name for field in fields if converts_itself(value_field(field))), "")
         self.key: Encode
         if len(fields) == 1:
             self.width = {"integer": 8, "date": 8, "uuid": 16}.get(kinds[0] or "")

@@ -15,6 +15,7 @@ from django.conf import settings
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseBase
 from django.middleware.cache import FetchFromCacheMiddleware
 from django.middleware.csrf import CsrfViewMiddleware
+from django.middleware.gzip import GZipMiddleware
 from django.middleware.http import ConditionalGetMiddleware
 from django.urls import get_resolver, set_urlconf
 from django.utils.cache import set_response_etag
@@ -85,9 +86,7 @@ class BloomGuardMiddleware:
     def __init__(self, get_response: GetResponse) -> None:
         self.get_response = get_response
         self.place = place_in_settings(type(self))
-        self._sets_etags = any(
-            isinstance(each, type) and issubclass(each, ConditionalGetMiddleware) for each in _classes()
-        )
+        self._sets_etags = _comes_with_etags(_classes())
         self._async = iscoroutinefunction(get_response)
         if self.place == LAST:
             self.process_view: Callable[..., Any] = self._aview if self._async else self._view
@@ -275,6 +274,16 @@ def _classes() -> list[Any]:
         except ImportError:
             found.append(None)
     return found
+
+
+def _comes_with_etags(classes: list[Any]) -> bool:
+    """Whether ``ConditionalGetMiddleware`` makes the ETag of a 404 of the body as it leaves this middleware."""
+    for place, each in enumerate(classes):
+        if isinstance(each, type) and issubclass(each, ConditionalGetMiddleware):
+            inner = [getattr(other, "__module__", "") for other in classes[place + 1 :]]
+            known = all(name.startswith(("django.", "bloomguard.")) for name in inner)
+            return known and GZipMiddleware not in classes[place + 1 :]
+    return False
 
 
 def _looks_in_vain(middleware: Any) -> bool:

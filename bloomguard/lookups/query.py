@@ -11,8 +11,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from django.db.models import OneToOneField
-from django.db.models.expressions import Col, ColPairs
+from django.db.models import F, Func, OneToOneField, Value
+from django.db.models.expressions import Col, ColPairs, RawSQL
 from django.db.models.fields.related_lookups import RelatedExact
 from django.db.models.fields.tuple_lookups import TupleExact
 from django.db.models.lookups import Exact, IntegerFieldExact
@@ -51,8 +51,13 @@ class RowLookup:
 
     @cached_property
     def _alive(self) -> tuple[Any, ...]:
-        """The conditions of ``alive``, as they stand in the WHERE of a query that has them."""
-        return tuple(_conditions(self.guard.rows().query.where)) if self.guard.alive else ()
+        """The conditions of ``alive``, and of the model's base manager, as they stand in the WHERE of a query."""
+        return tuple(_conditions(self.guard.rows().query.where))
+
+    @cached_property
+    def _alive_tables(self) -> tuple[str, ...]:
+        """The tables, by alias, whose columns these conditions compare."""
+        return tuple(self.guard.rows().query.alias_map)
 
     def value(self, query: Query) -> Any:
         """The key that every row of ``query`` has: one value, or a tuple; :data:`NO_KEY` if nothing says so."""
@@ -71,11 +76,25 @@ class RowLookup:
         if not self._alive:
             return True
         asked = _conditions(query.where)
-        return all(any(condition == each for each in asked) for condition in self._alive)
+        # In a child's query, a table of that name may hold another row: one that a foreign key points to.
+        return all(any(condition == each for each in asked) for condition in self._alive) and all(
+            _is_of_row(query, alias) for alias in self._alive_tables
+        )
 
     def is_pure(self, query: Query) -> bool:
-        """Whether a row with the key would be found: no condition but the key and ``alive``, no join, no offset."""
+        """Whether a row with the key would be found: no condition but the key and ``alive``, no join, no offset.
+
+        Nor any expression: one that returns a set gives no row where the set is empty.
+        """
         if query.low_mark or query.high_mark == 0 or query.select_related or len(query.alias_map) != 1:
+            return False
+        if _table(query.model) is not _table(self.guard.model):
+            return False
+        meta = query.get_meta()
+        order = query.order_by or (meta.ordering if query.default_ordering else None) or ()
+        if not all(isinstance(each, (str, F)) for each in order):
+            return False
+        if not all(type(each) is Value for each in query.annotations.values()):
             return False
         compared = 0
         for condition in _conditions(query.where):
@@ -98,8 +117,21 @@ def is_plain(query: Query) -> bool:
         if query.group_by is True:
             return bool(query.default_cols)
         return any(type(column) is Col for column in query.group_by)
-    annotations = query.annotations
-    return not annotations or not any(annotation.contains_aggregate for annotation in annotations.values())
+    annotations, order = query.annotations, query.order_by
+    if not annotations and all(type(each) is str for each in order):
+        return True
+    expressions = [*annotations.values(), *(each for each in order if hasattr(each, "flatten"))]
+    return not any(_may_aggregate(each) for each in expressions)
+
+
+def _may_aggregate(expression: Any) -> bool:
+    """Whether ``expression`` is an aggregate, or SQL of the project's own that may be one: it gives a row for none."""
+    return expression.contains_aggregate or any(
+        type(part) in (Func, RawSQL)
+        or not type(part).__module__.startswith("django.")
+        or (isinstance(part, Func) and not {"function", "template"}.isdisjoint(part.extra))
+        for part in expression.flatten()
+    )
 
 
 # Nearly every query has one condition or two, side by side: no generator for these, a request pays for each call.
@@ -147,6 +179,10 @@ def _is_of_row(query: Query, alias: str) -> bool:
             return False
         join = query.alias_map.get(join.parent_alias)
     return join is not None
+
+
+def _table(model: Any) -> Any:
+    return model._meta.concrete_model or model
 
 
 def _links_to(field: Any, model: type[Model]) -> Iterator[Any]:

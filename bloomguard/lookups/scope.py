@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import wraps
+from inspect import isawaitable
 from typing import TYPE_CHECKING, Any
 
 from ..counting.counts import SPARED
@@ -55,7 +56,11 @@ class Scope:
         if self.request is None:
             return True
         try:
-            return guard.applies(self.request)
+            applies = guard.applies(self.request)
+            if isawaitable(applies):
+                getattr(applies, "close", lambda: None)()
+                raise TypeError("applies() must not be async")
+            return applies
         except Exception as error:
             _log.error(error, "bloomguard lets requests pass: applies() of the guard %s failed", guard.name)
             return False
@@ -87,6 +92,10 @@ class Scope:
         if question is not None and decision.verdict is not Verdict.ABSENT:
             self._known[question] = decision
         return decision
+
+    def forget(self, guard: Guard, value: Any) -> None:
+        """Ask ``guard`` anew for ``value``."""
+        self._known.pop(self._question(guard, value), None)
 
     def spare(self, guard: Guard) -> None:
         """A query was answered by ``guard`` and not sent."""

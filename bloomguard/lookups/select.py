@@ -8,6 +8,7 @@ without a guard costs a context variable and a look-up in a dictionary.
 
 from __future__ import annotations
 
+import time
 from asyncio import _get_running_loop
 from collections.abc import Callable
 from contextlib import suppress
@@ -37,6 +38,8 @@ Execute = Callable[..., Any]
 
 _log = LogOnce()
 
+_ROW_SECURITY_SECONDS = 60.0
+
 #: The lookups of each model that was queried so far. Made anew, in one piece, when the registry changes.
 _lookups: dict[type[Model], tuple[RowLookup, ...]] = {}
 
@@ -55,8 +58,9 @@ _LEFT_ALONE: tuple[tuple[Any, str], ...] = (
 def connect() -> None:
     """Wrap the compiler, and leave alone what Django fetches for a row that it has; done once, for all databases."""
     select: Any = compilers.SQLCompiler
-    if not hasattr(select.execute_sql, "__wrapped__"):
+    if not hasattr(select.execute_sql, "of_bloomguard"):  # another package's wrapper may be there
         select.execute_sql = _selecting(select.execute_sql)
+        select.execute_sql.of_bloomguard = True
         # A row in hand is not asked for: neither what a foreign key points to, nor the rest of its own columns. And
         # what a method writes is decided by the database alone.
         for owner, name in _LEFT_ALONE:
@@ -83,14 +87,17 @@ def _is_asked(guard: Guard, model: type[Model]) -> bool:
     if not guard.lookups or guard.sync != "statements":
         return False
     try:
-        guard.keys  # noqa: B018  # of a guard that cannot work, a system check says why
-    except ConfigurationError:
+        if guard.keys.own_field and type(guard).normalize is Guard.normalize:
+            return False  # what a query compares is not what a row holds: W002
+    except ConfigurationError:  # a system check says why
         return False
     owner = guard.model._meta.concrete_model or guard.model
     return issubclass(model._meta.concrete_model or model, owner)
 
 
 def _selecting(execute: Execute) -> Execute:
+    sees_database = not hasattr(execute, "__wrapped__")  # a cache in between may give what was so some time ago
+
     @wraps(execute)
     def execute_sql(
         self: Any,
@@ -124,8 +131,8 @@ def _selecting(execute: Execute) -> Execute:
         if not chunked_fetch:
             if decision is SHADOW:
                 _compare(scope, lookup.guard, value, found=bool(result))
-            elif generation and not result:
-                _learn(self, lookup, value, generation)
+            elif generation and not result and sees_database:
+                _learn(scope, self, lookup, value, generation)
         return result
 
     return execute_sql
@@ -195,13 +202,14 @@ def _compare(scope: Scope, guard: Guard, value: Any, *, found: bool) -> None:
         _log.error(error, "bloomguard compares nothing with a query because of an error of its own")
 
 
-def _learn(compiler: Any, lookup: RowLookup, value: Any, generation: str) -> None:
+def _learn(scope: Scope, compiler: Any, lookup: RowLookup, value: Any, generation: str) -> None:
     """``generation`` said MAYBE, and the query has found no row."""
     guard = lookup.guard
     try:
         if _is_proof(compiler, lookup):
             guard.tallies[FALSE_POSITIVE]()
             guard.remember_missing(value, generation, compiler.using)
+            scope.forget(guard, value)  # from now on the guard says more
     except Exception as error:
         _log.error(error, "bloomguard learns nothing from a query because of an error of its own")
 
@@ -214,4 +222,25 @@ def _is_proof(compiler: Any, lookup: RowLookup) -> bool:
         and compiler.using == lookup.guard.database
         and not connection.in_atomic_block
         and not has_own_transaction(connection)
+        and not _has_row_security(connection, lookup.guard.model._meta.db_table)
     )
+
+
+#: By database and table: whether PostgreSQL shows rows to some and hides them from others, and until when that holds.
+_row_security: dict[tuple[str, str], tuple[bool, float]] = {}
+
+
+def _has_row_security(connection: Any, table: str) -> bool:
+    """Whether one person's query may find nothing where another's finds a row; asked once a minute."""
+    if connection.vendor != "postgresql":
+        return False
+    now = time.monotonic()
+    found, until = _row_security.get((connection.alias, table), (True, 0.0))
+    if until <= now:
+        name = connection.ops.quote_name(table)
+        # Past Django's cursor: this is no query of the project's, to be counted or logged as one.
+        with connection.wrap_database_errors, connection.connection.cursor() as cursor:
+            cursor.execute("SELECT relrowsecurity FROM pg_class WHERE oid = %s::regclass", [name])
+            found = bool(cursor.fetchone()[0])
+        _row_security[connection.alias, table] = found, now + _ROW_SECURITY_SECONDS
+    return found

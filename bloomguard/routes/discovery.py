@@ -37,11 +37,21 @@ class Detail:
     looked_up: dict[str, str]
 
 
+_DETAIL = "_bloomguard_detail"
+
+
 def detail(pattern: Pattern) -> Detail | None:
     """The class-based view of one object behind ``pattern``, by its class attributes; ``None`` if it is no such view.
 
     Nothing of the view is called: a ``model`` that is a property, or set per request, is not known here.
     """
+    if _DETAIL not in pattern.__dict__:  # each guard asks
+        pattern.__dict__[_DETAIL] = _detail(pattern)
+    found: Detail | None = pattern.__dict__[_DETAIL]
+    return found
+
+
+def _detail(pattern: Pattern) -> Detail | None:
     view: Any = list(layers(pattern.callback))[-1]
     cls = getattr(view, "view_class", None) or getattr(view, "cls", None)
     if not isinstance(cls, type):

@@ -8,12 +8,14 @@ answers at its query, where nothing can differ. ``Guard.public`` overrules it.
 from __future__ import annotations
 
 import inspect
+import re
 import types
 from collections.abc import Callable, Iterator
 from functools import cache
 from typing import Any
 
 from django.conf import settings
+from django.db.models import Model
 from django.middleware.cache import CacheMiddleware
 from django.middleware.csrf import CsrfViewMiddleware
 from django.middleware.gzip import GZipMiddleware
@@ -41,6 +43,7 @@ _OF_EVERY_CLASS = frozenset(
         *("__firstlineno__", "__static_attributes__", "__classcell__", "__classdictcell__", "__type_params__"),
     }
 )
+_LOGIN_REQUIRED = "django.contrib.auth.middleware.LoginRequiredMiddleware"
 #: Middleware whose decorators let a GET or HEAD request for an absent row go to the view, and leave an Http404 alone.
 _HARMLESS_MIDDLEWARE = (CacheMiddleware, CsrfViewMiddleware, ConditionalGetMiddleware, GZipMiddleware)
 
@@ -53,8 +56,10 @@ def why_closed(guard: Guard, view: Callable[..., Any]) -> str:
         return "REST framework makes its own 404"
     if guard.public:
         return ""
-    if getattr(view, "login_required", True) and _is_login_required():
-        return "LoginRequiredMiddleware demands a login"
+    if guard.keys.own_field and type(guard).normalize is Guard.normalize:
+        return f"{guard.keys.own_field} converts its values in a way of its own"
+    if reason := _why_middleware_closes(view):
+        return reason
     *decorators, innermost = layers(view)
     for layer in decorators:
         if not _is_harmless(layer):
@@ -62,10 +67,23 @@ def why_closed(guard: Guard, view: Callable[..., Any]) -> str:
     if not isinstance(innermost, types.FunctionType):
         return f"it is {_a(type(innermost).__name__)}, not a function or a class-based view"
     if innermost.__code__ is View.as_view().__code__:
+        given = innermost.view_initkwargs  # type: ignore[attr-defined]
+        if own := next((name for name, value in given.items() if callable(value) and not isinstance(value, type)), ""):
+            return f"as_view({own}=...) gives it code of the project's own"
         return why_class_is_closed(innermost.view_class)  # type: ignore[attr-defined]
-    if any(callable(cell) for cell in inspect.getclosurevars(innermost).nonlocals.values()):
-        return f"it calls another function{_where(innermost)}"
+    held = [*inspect.getclosurevars(innermost).nonlocals.values(), *(innermost.__defaults__ or ())]
+    if not all(map(_is_constant, [*held, *(innermost.__kwdefaults__ or {}).values()])):
+        return f"it holds something that may demand more{_where(innermost)}"
     return ""
+
+
+def _is_constant(value: Any) -> bool:
+    """Whether a function that holds ``value`` can do nothing with it but compare, format or look up."""
+    if isinstance(value, (tuple, frozenset)):
+        return all(map(_is_constant, value))
+    if isinstance(value, type):
+        return issubclass(value, Model)
+    return value is None or isinstance(value, (str, bytes, int, float, bool, re.Pattern))
 
 
 def why_class_is_closed(cls: type[View]) -> str:
@@ -182,15 +200,16 @@ def _a(name: str) -> str:
     return f"an {name}" if name[:1].lower() in "aeiou" else f"a {name}"
 
 
-def _is_login_required() -> bool:
+def _why_middleware_closes(view: Any) -> str:
+    """What stands in ``MIDDLEWARE`` that would answer a view's ``Http404``, or ask for a login, in a way of its own."""
     for path in settings.MIDDLEWARE:
         try:
             middleware = import_string(path)
         except ImportError:  # Django says so itself
             continue
-        if inspect.isclass(middleware) and any(
-            (base.__module__, base.__name__) == ("django.contrib.auth.middleware", "LoginRequiredMiddleware")
-            for base in middleware.__mro__
-        ):
-            return True
-    return False
+        names = [f"{base.__module__}.{base.__name__}" for base in getattr(middleware, "__mro__", ())]
+        if _LOGIN_REQUIRED in names and getattr(view, "login_required", True):
+            return "LoginRequiredMiddleware demands a login"
+        if hasattr(middleware, "process_exception"):
+            return f"{path} has a process_exception, which may answer an Http404"
+    return ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -15,7 +16,7 @@ from django.utils.translation import gettext
 
 from ..exceptions import ConfigurationError
 from ..guards import AUTO, Guard, registry
-from .discovery import NotFound, find_kwargs
+from .discovery import Detail, NotFound, detail, find_kwargs
 from .openness import allowed_methods, why_closed
 from .patterns import Pattern, patterns, rivals
 
@@ -49,16 +50,16 @@ class GuardedRoute:
         return values[0] if len(values) == 1 else values
 
     @cached_property
-    def _is_generic(self) -> bool:
-        return hasattr(self.pattern.callback, "view_class")
+    def _shown(self) -> Detail | None:
+        return detail(self.pattern)
 
     @property
     def message(self) -> str:
         """What the view's own ``Http404`` would say: a site's 404 page may show it."""
-        meta = self.guard.model._meta
-        if self._is_generic:
-            return gettext("No %(verbose_name)s found matching the query") % {"verbose_name": meta.verbose_name}
-        return f"No {meta.object_name} matches the given query."
+        if self._shown is not None:
+            name = self._shown.model._meta.verbose_name
+            return gettext("No %(verbose_name)s found matching the query") % {"verbose_name": name}
+        return f"No {self.guard.model._meta.object_name} matches the given query."
 
 
 class RouteTable:
@@ -168,6 +169,8 @@ def _why_not_at_door(
 
 
 _tables: dict[Any, RouteTable] = {}
+#: Held while a table is made, which takes seconds on a large site; not waited for longer than this.
+_making, _PATIENCE = threading.RLock(), 10.0
 
 
 def table_for(urlconf: Any = None) -> RouteTable:
@@ -178,10 +181,17 @@ def table_for(urlconf: Any = None) -> RouteTable:
     urlconf = settings.ROOT_URLCONF if urlconf is None else urlconf
     table = _tables.get(urlconf)
     if table is None or table.resolver is not get_resolver(urlconf):
-        version = registry.version
-        table = _tables[urlconf] = RouteTable(urlconf)
-        if registry.version != version:  # by another thread, whose guard may not be in it
-            _tables.clear()
+        is_mine = _making.acquire(timeout=_PATIENCE)  # nobody may be there to release it after a fork
+        try:
+            table = _tables.get(urlconf)
+            if table is None or table.resolver is not get_resolver(urlconf):
+                version = registry.version
+                table = _tables[urlconf] = RouteTable(urlconf)
+                if registry.version != version:  # by another thread, whose guard may not be in it
+                    _tables.clear()
+        finally:
+            if is_mine:
+                _making.release()
     return table
 
 

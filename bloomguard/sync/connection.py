@@ -53,6 +53,8 @@ def is_aborted(connection: Any) -> bool:
 
 #: How long, in seconds, a connection may take to be made, and a read and a change of the rows may take.
 CONNECT_SECONDS, READ_SECONDS, CHANGE_SECONDS = 2, 2.0, 10.0
+#: How long a read waits for a writer of SQLite.
+READ_PATIENCE = 0.25
 #: A connection that was not used for so long is made anew: a firewall on the way may have forgotten it.
 IDLE_SECONDS = 30.0
 
@@ -120,6 +122,12 @@ class StateConnection:
     def _run(self, sql: str, parameters: Sequence[Any], seconds: float) -> tuple[list[tuple[Any, ...]], int]:
         connection = self._open()
         connection.ensure_connection()
+        if connection.vendor == "sqlite":
+            # A reader waits for nobody: the writer may be the caller's own transaction, which waits for the reader.
+            patience = (
+                READ_PATIENCE if seconds == READ_SECONDS else connection.settings_dict["OPTIONS"].get("timeout", 5)
+            )
+            connection.connection.execute(f"PRAGMA busy_timeout = {int(1_000 * patience)}")
         with _cut_off(connection, seconds), connection.cursor() as cursor:
             cursor.execute(sql, parameters)
             found = (cursor.fetchall() if cursor.description else []), cursor.rowcount

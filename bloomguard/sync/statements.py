@@ -49,8 +49,9 @@ def connect() -> None:
     update: Any = compilers.SQLUpdateCompiler
     delete: Any = compilers.SQLDeleteCompiler
     wrapper: Any = BaseDatabaseWrapper
-    if not hasattr(insert.execute_sql, "__wrapped__"):
+    if not hasattr(insert.execute_sql, "of_bloomguard"):  # another package's wrapper may be there
         insert.execute_sql = _inserting(insert.execute_sql)
+        insert.execute_sql.of_bloomguard = True
         update.execute_sql = _updating(update.execute_sql)
         if hasattr(update, "execute_returning_sql"):  # Django 6
             update.execute_returning_sql = _returning(update.execute_returning_sql)
