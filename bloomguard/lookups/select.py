@@ -150,6 +150,8 @@ def _ask(scope: Scope, compiler: Any, lookups: tuple[RowLookup, ...]) -> tuple[R
         # On an event loop Django is about to refuse the query: it must not look as if it worked for absent rows.
         if value is NO_KEY or not is_plain(query) or _get_running_loop() is not None:
             continue
+        if compiler.connection.in_atomic_block and not _is_current(guard, compiler):
+            continue  # whatever it said, it would not count
         decision = scope.decide(guard, value)
         if decision is MAYBE:
             asked = asked or (lookup, value, decision)
