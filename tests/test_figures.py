@@ -298,7 +298,7 @@ django.setup()
 from django.test import Client
 from bloomguard.counting import flushing
 flushing.SECONDS = 0.05
-client = Client(raise_request_exception=False)
+client = Client(raise_request_exception=False, headers={"host": "localhost"})
 for number in range(100):
     assert client.get("/products/%d/" % (10 + number)).status_code == 404
 print("done", flush=True)

@@ -116,7 +116,7 @@ settings.INSTALLED_APPS.append("bloomguard.contrib.prometheus")
 django.setup()
 from django.test import Client
 for number in range(20):
-    assert Client().get("/products/%d/" % (10 + number)).status_code == 404
+    assert Client(headers={"host": "localhost"}).get("/products/%d/" % (10 + number)).status_code == 404
 from bloomguard.counting.flushing import flusher
 flusher.flush()
 from prometheus_client import CollectorRegistry, REGISTRY, generate_latest
