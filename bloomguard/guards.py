@@ -182,14 +182,14 @@ class Guard(Fetching, CacheAside):
 
     # -- asking
 
-    def decide(self, value: Any) -> Decision:
-        """The verdict on ``value``, as :meth:`verdict` takes it, with its reason.
+    def decide(self, value: Any, key: bytes | None = None) -> Decision:
+        """The verdict on ``value``, as :meth:`verdict` takes it, with its reason; ``key`` is its key, if made already.
 
         May read the state rows, at most once a second and process.
         """
         began = perf_counter_ns() if counts.drawn() else 0
         try:
-            decision = self.live.ask(self.keys.key(value))
+            decision = self.live.ask(self.keys.key(value) if key is None else key)
         except Exception as error:
             decision = self._undecided(error)
         if began:

@@ -7,12 +7,12 @@ them. Right before ``FetchFromCacheMiddleware`` it answers one step earlier, so 
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from asgiref.sync import iscoroutinefunction, markcoroutinefunction, sync_to_async
 from django.conf import settings
-from django.http import Http404, HttpRequest, HttpResponse, HttpResponseBase
+from django.http import HttpRequest, HttpResponse, HttpResponseBase
 from django.middleware.cache import FetchFromCacheMiddleware
 from django.middleware.csrf import CsrfViewMiddleware
 from django.middleware.gzip import GZipMiddleware
@@ -141,24 +141,22 @@ class BloomGuardMiddleware:
     # Django has resolved the path, and calls the view next.
 
     def _view(self, request: HttpRequest, view: Any, args: Any, kwargs: Any) -> HttpResponseBase | None:
-        if not _is_guarded(request, view):
-            return None
-        exchange = _exchange_of(request)
-        if exchange is not None and self._answer(exchange, _routes_of_view(request, view, kwargs)):
+        routes = _routes_of_view(request, view, kwargs)
+        exchange = _exchange_of(request) if routes else None
+        if exchange is not None and self._answer(exchange, routes):
             return HttpResponse()  # in place of which `__call__` sends the site's 404
         return None
 
     async def _aview(self, request: HttpRequest, view: Any, args: Any, kwargs: Any) -> HttpResponseBase | None:
-        if not _is_guarded(request, view):
-            return None
-        exchange = _exchange_of(request)
-        if exchange is not None and await self._aanswer(exchange, _routes_of_view(request, view, kwargs)):
+        routes = _routes_of_view(request, view, kwargs)
+        exchange = _exchange_of(request) if routes else None
+        if exchange is not None and await self._aanswer(exchange, routes):
             return HttpResponse()
         return None
 
     # Ask the guards of the request's routes one by one. Never raises.
 
-    def _answer(self, exchange: Exchange, routes: Iterator[tuple[GuardedRoute, Any]]) -> bool:
+    def _answer(self, exchange: Exchange, routes: list[tuple[GuardedRoute, Any]]) -> bool:
         try:
             for route, value in routes:
                 if exchange.judge(route, value, exchange.decide(route.guard, value)):
@@ -167,7 +165,7 @@ class BloomGuardMiddleware:
             _log.error(error, "bloomguard lets requests pass because of an error of its own")
         return False
 
-    async def _aanswer(self, exchange: Exchange, routes: Iterator[tuple[GuardedRoute, Any]]) -> bool:
+    async def _aanswer(self, exchange: Exchange, routes: list[tuple[GuardedRoute, Any]]) -> bool:
         try:
             for route, value in routes:
                 if exchange.judge(route, value, await exchange.adecide(route.guard, value)):
@@ -191,43 +189,39 @@ class BloomGuardMiddleware:
         return response
 
 
-def _is_guarded(request: HttpRequest, view: Any) -> bool:
-    """Whether any open route has this view: most have none, and where no route is named, none has."""
-    try:
-        return view in table_for(getattr(request, "urlconf", None)).views
-    except Exception as error:
-        _log.error(error, "bloomguard lets requests pass because of an error of its own")
-        return False
-
-
 def _exchange_of(request: HttpRequest) -> Exchange | None:
     exchange = current()
     return exchange if isinstance(exchange, Exchange) and exchange.request is request else None
 
 
-def _routes_of_view(request: HttpRequest, view: Any, kwargs: dict[str, Any]) -> Iterator[tuple[GuardedRoute, Any]]:
-    """The open routes of a request whose view Django has found, each with the ID."""
-    table = table_for(getattr(request, "urlconf", None))
-    for route in table.routes_of(view, request.resolver_match):
-        value = route.value(kwargs)
-        if value is not NO_ID and request.method in route.methods:
-            yield route, value
+def _routes_of_view(request: HttpRequest, view: Any, kwargs: dict[str, Any]) -> list[tuple[GuardedRoute, Any]]:
+    """The open routes of a request whose view Django has found, each with the ID. Never raises."""
+    try:
+        return [
+            (route, value)
+            for route in table_for(getattr(request, "urlconf", None)).by_view.get(view, ())
+            if request.method in route.methods
+            and route.pattern.is_of(request.resolver_match)
+            and (value := route.value(kwargs)) is not NO_ID
+        ]
+    except Exception as error:
+        _log.error(error, "bloomguard lets requests pass because of an error of its own")
+        return []
 
 
-def _routes_before_cache(request: HttpRequest) -> Iterator[tuple[GuardedRoute, Any]]:
+def _routes_before_cache(request: HttpRequest) -> list[tuple[GuardedRoute, Any]]:
     """The same before the cache is asked: Django's own resolver says which view the request will have."""
     urlconf = getattr(request, "urlconf", None)
-    table = table_for(urlconf)
-    if not table.open:
-        return
-    if urlconf is not None:
-        set_urlconf(urlconf)
     try:
+        if not table_for(urlconf).open:
+            return []
+        if urlconf is not None:
+            set_urlconf(urlconf)
         match = get_resolver(urlconf).resolve(request.path_info)
-    except Http404:  # which Django says once more, to whom it concerns
-        return
+    except Exception:  # which Django raises once more, to whom it concerns
+        return []
     request.resolver_match = match  # as Django sets it again if the request goes on
-    yield from _routes_of_view(request, match.func, match.kwargs)
+    return _routes_of_view(request, match.func, match.kwargs)
 
 
 def _said(decision: Decision) -> str:

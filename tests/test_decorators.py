@@ -202,7 +202,7 @@ def test_under_asgi_the_rows_are_read_in_a_thread(shop, clock, monkeypatch):
 def test_several_fields_are_named_or_found(fresh, db, monkeypatch):
     """A composite's arguments are found by the fields' names, or said field by field."""
     asked = []
-    monkeypatch.setattr(registry["place"], "decide", lambda value: asked.append(list(value)) or MAYBE)
+    monkeypatch.setattr(registry["place"], "decide", lambda value, key=None: asked.append(list(value)) or MAYBE)
 
     @guarded("place")
     def usual(request, slug, country):

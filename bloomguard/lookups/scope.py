@@ -71,7 +71,9 @@ class Scope:
     def decide(self, guard: Guard, value: Any) -> Decision:
         """:meth:`Guard.decide`, which counts."""
         question = self._question(guard, value)
-        return self._known.get(question) or self._keep(guard, question, guard.decide(value))
+        if question is None:
+            return self._keep(guard, None, guard.decide(value))
+        return self._known.get(question) or self._keep(guard, question, guard.decide(value, question[1]))
 
     async def adecide(self, guard: Guard, value: Any) -> Decision:
         """:meth:`decide` on an event loop."""

@@ -79,8 +79,10 @@ def why_closed(guard: Guard, view: Callable[..., Any]) -> str:
 
 def _is_constant(value: Any) -> bool:
     """Whether a function that holds ``value`` can do nothing with it but compare, format or look up."""
-    if isinstance(value, (tuple, frozenset)):
+    if isinstance(value, (tuple, list, set, frozenset)):
         return all(map(_is_constant, value))
+    if type(value) is dict:
+        return all(map(_is_constant, value.values()))
     if isinstance(value, type):
         return issubclass(value, Model)
     return value is None or isinstance(value, (str, bytes, int, float, bool, re.Pattern))

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 from django.conf import settings
 from django.core.signals import setting_changed
-from django.urls import ResolverMatch, get_resolver
+from django.urls import get_resolver
 from django.utils.translation import gettext
 
 from ..exceptions import ConfigurationError
@@ -44,10 +44,11 @@ class GuardedRoute:
     def value(self, captured: dict[str, Any]) -> Any:
         """The ID among a match's kwargs: one value, or a tuple for several fields; :data:`NO_ID` if one is left out."""
         try:
-            values = tuple([captured[name] for name in self.kwargs])
+            if len(self.kwargs) == 1:
+                return captured[self.kwargs[0]]
+            return tuple([captured[name] for name in self.kwargs])
         except KeyError:
             return NO_ID
-        return values[0] if len(values) == 1 else values
 
     @cached_property
     def _shown(self) -> Detail | None:
@@ -77,21 +78,14 @@ class RouteTable:
         for guard in registry:
             self.guarded += _routes_of(guard, self.patterns, self._missing)
         self.open = [route for route in self.guarded if not route.closed]
-        self._by_view: dict[Callable[..., Any], list[GuardedRoute]] = {}
+        #: The open routes of each view.
+        self.by_view: dict[Callable[..., Any], list[GuardedRoute]] = {}
         for route in self.open:
-            self._by_view.setdefault(route.pattern.callback, []).append(route)
-        #: The views that open routes have.
-        self.views: Collection[Callable[..., Any]] = self._by_view.keys()
+            self.by_view.setdefault(route.pattern.callback, []).append(route)
 
     def _missing(self, name: str, error: ConfigurationError) -> None:
         # The system checks say so loudly; a request is no place to. Another URLconf may lack the route.
         logger.debug("bloomguard does not guard %s under %s: %s", name, self.urlconf, error)
-
-    def routes_of(self, view: Callable[..., Any], match: ResolverMatch | None) -> Iterator[GuardedRoute]:
-        """The open routes that Django has taken a request to."""
-        for route in self._by_view.get(view, ()):
-            if route.pattern.is_of(match):
-                yield route
 
 
 def guarded_routes(guard: Guard, urlconf: Any = None) -> list[GuardedRoute]:
