@@ -43,7 +43,8 @@ def counting() -> Seconds:
     from bloomguard.lookups.scope import Scope
     from bloomguard.verdicts import ABSENT, MAYBE, Decision
 
-    guard, request, scope = Thing(), Thing(), Scope()
+    guard, request = Thing(), Thing()
+    scope = Scope(request)  # type: ignore[arg-type]
     guard.tallies = counts.Counts().of("city")
     guard.is_shadow = False
     told = Guard._told

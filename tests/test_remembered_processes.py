@@ -108,7 +108,7 @@ def replay(start):
     return run
 
 
-COSTS = {"row": 1, "page": 2}
+COSTS = {"row": 1, "page": 1}
 
 
 def full(*values):
@@ -121,7 +121,7 @@ def full(*values):
     indirect=["each_database"],
 )
 def test_a_replay_costs_each_process_one_look(each_database, found, replay, way, number, times):
-    """However often: a query for each ID and process, and where a view asks behind the guard's back, one more."""
+    """However often: one query for each ID and process, whoever looks for it."""
     values = found(number)
     children = replay(REPLAY, 2, values=values, way=way, times=times)
     told = [json.loads(child.communicate(timeout=800)[0]) for child in children]

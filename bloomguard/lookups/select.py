@@ -155,8 +155,8 @@ def _ask(scope: Scope, compiler: Any, lookups: tuple[RowLookup, ...]) -> tuple[R
         decision = scope.decide(guard, value)
         if decision is MAYBE:
             asked = asked or (lookup, value, decision)
-        elif decision is OUT_OF_RANGE:
-            continue  # Django sends no query either, or says that there is no such value
+        elif decision is OUT_OF_RANGE or _is_beyond(value):
+            continue  # Django sends no query either, or the database says that there is no such number
         elif decision.verdict is not Verdict.ABSENT and decision is not SHADOW:
             continue  # it has nothing to say, and another guard of the table may
         elif lookup.is_alive(query) and _is_current(guard, compiler) and scope.applies(guard):
@@ -164,6 +164,12 @@ def _ask(scope: Scope, compiler: Any, lookups: tuple[RowLookup, ...]) -> tuple[R
                 return lookup, value, decision
             asked = asked or (lookup, value, decision)
     return asked
+
+
+def _is_beyond(value: Any) -> bool:
+    """Whether an integer, or one of several fields' values, is larger than any column holds."""
+    values = value if isinstance(value, tuple) else (value,)
+    return any(isinstance(each, int) and each >> 63 > 0 for each in values)
 
 
 def _is_current(guard: Guard, compiler: Any) -> bool:

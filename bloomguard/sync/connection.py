@@ -127,7 +127,8 @@ class StateConnection:
             patience = (
                 READ_PATIENCE if seconds == READ_SECONDS else connection.settings_dict["OPTIONS"].get("timeout", 5)
             )
-            connection.connection.execute(f"PRAGMA busy_timeout = {int(1_000 * patience)}")
+            with connection.wrap_database_errors:
+                connection.connection.execute(f"PRAGMA busy_timeout = {int(1_000 * patience)}")
         with _cut_off(connection, seconds), connection.cursor() as cursor:
             cursor.execute(sql, parameters)
             found = (cursor.fetchall() if cursor.description else []), cursor.rowcount

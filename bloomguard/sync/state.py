@@ -137,12 +137,11 @@ class StateTable:
     def lease(self, name: str) -> State | None:
         """The row of ``name`` while the copy may be relied on, else ``None``. Never touches the database."""
         read_at, rows = self._copy
+        within = self._within
+        if within.read is not None and within.copy[0] >= read_at:
+            read_at, rows = within.copy
         if self.clock() - read_at < LEASE_SECONDS:
             return rows.get(name) or State(name)
-        if self._within.read is not None:
-            read_at, rows = self._within.copy
-            if self.clock() - read_at < LEASE_SECONDS:
-                return rows.get(name) or State(name)
         return None
 
     def renewed(self, name: str) -> State | None:

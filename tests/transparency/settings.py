@@ -69,6 +69,7 @@ VARIANTS: dict[str, list[str]] = {
         "tests.transparency.middleware.maintenance",
     ],
     "insiders": ["tests.transparency.middleware.insiders", *STARTPROJECT],
+    "plain": STARTPROJECT,
 }
 BARE_MIDDLEWARE = VARIANTS[VARIANT]
 
@@ -123,7 +124,7 @@ BLOOMGUARD: dict[str, Any] = {
 TEMPLATES: list[dict[str, Any]] = [
     {
         "BACKEND": "django.template.backends.django.DjangoTemplates",
-        # `cache` and `insiders` have Django's own page, `login` Django's handler with a template of the site's.
+        # `plain`, `cache` and `insiders` have Django's own page, `login` Django's handler with a template of the site's.
         "DIRS": [HERE / "own_templates"] if VARIANT in {"login", "everything"} else [],
         "APP_DIRS": True,
         "OPTIONS": {
