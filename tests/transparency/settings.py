@@ -124,7 +124,7 @@ BLOOMGUARD: dict[str, Any] = {
 TEMPLATES: list[dict[str, Any]] = [
     {
         "BACKEND": "django.template.backends.django.DjangoTemplates",
-        # `plain`, `cache` and `insiders` have Django's own page, `login` Django's handler with a template of the site's.
+        # `plain`, `cache` and `insiders` have Django's own page, `login` Django's handler with the site's template.
         "DIRS": [HERE / "own_templates"] if VARIANT in {"login", "everything"} else [],
         "APP_DIRS": True,
         "OPTIONS": {
