@@ -1,4 +1,4 @@
-"""The front door behind real servers: gunicorn, uvicorn and granian."""
+"""The door behind real servers: gunicorn, uvicorn and granian."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def waits(monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "middleware", [[], ["bloomguard.middleware.BloomGuardMiddleware"]], ids=["front door", "middleware"]
+    "middleware", [[], ["bloomguard.middleware.BloomGuardMiddleware"]], ids=["door", "middleware"]
 )
 def test_nothing_holds_the_event_loop_up(build, settings, clock, middleware, waits):
     """State rows are read and filters are opened, by statements and on files, but never in the loop's own thread."""

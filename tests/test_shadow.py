@@ -72,7 +72,7 @@ def test_no_verdict_is_absent(guard):
 
 @pytest.mark.parametrize("site", ["Wsgi", "Asgi"])
 def test_the_front_door_lets_it_through(site, guard):
-    """Django answers, not the front door."""
+    """Django answers, not the door."""
     from . import front
 
     made = getattr(front, site)()
