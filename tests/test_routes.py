@@ -107,7 +107,7 @@ def answer(url, decide=None, *, method="GET", script_name="", **attributes):
     asked_for.update(attributes)
     try:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(Guard, "decide", lambda guard, value: decide(guard, value))
+            patch.setattr(Guard, "decide", lambda guard, value, key=None: decide(guard, value))
             response = Client(raise_request_exception=False).generic(method, url, SCRIPT_NAME=script_name)
     finally:
         request_blocked.disconnect(note)
