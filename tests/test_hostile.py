@@ -236,7 +236,7 @@ def test_ten_thousand_hostile_paths_under_wsgi(shop, settings, quiet, monkeypatc
 def test_hostile_paths_under_asgi(shop, settings, quiet, monkeypatch):
     """A sample of them under ASGI, where servers decode the path themselves."""
     bare, guarded = handlers(settings, ASGIHandler)
-    paths = random.Random(3).sample(hostile(seed=2, count=VALUES), 100) + [b"/products/%d/" % pk for pk in (7, 8)]
+    paths = random.Random(3).sample(hostile(seed=2, count=VALUES), 300) + [b"/products/%d/" % pk for pk in (7, 8)]
 
     async def statuses(handler):
         return [await asgi_status(handler, path) for path in paths]

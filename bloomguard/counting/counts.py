@@ -18,9 +18,9 @@ from ..forks import after_fork
 
 #: A guard said ABSENT of a row that is there.
 FALSE_ABSENCE = "false absence"
-#: A request was answered 404, by a guard or by a view on its word.
+#: A request ended as a 404 because of a guard: at the door, at the route, or after a query that the guard answered.
 BLOCKED = "blocked"
-#: A look-up in a view was not made.
+#: A guard answered a query, and the request went on.
 SPARED = "spared"
 #: A guard said MAYBE, and then there was nothing.
 FALSE_POSITIVE = "false positive"

@@ -32,7 +32,7 @@ from .writes import PLAIN, Writes
 
 pytestmark = pytest.mark.django_db(transaction=True, databases="__all__")
 
-LENGTHS = [pytest.param(1_500, id="short"), pytest.param(100_000, id="long", marks=pytest.mark.slow)]
+LENGTHS = [pytest.param(3_000, id="short"), pytest.param(100_000, id="long", marks=pytest.mark.slow)]
 
 
 # -- what a queryset gives, as something that can be compared
