@@ -107,9 +107,7 @@ def waits(monkeypatch, tmp_path):
     listeners.remove(note)
 
 
-@pytest.mark.parametrize(
-    "middleware", [[], ["bloomguard.middleware.BloomGuardMiddleware"]], ids=["door", "middleware"]
-)
+@pytest.mark.parametrize("middleware", [[], ["bloomguard.middleware.BloomGuardMiddleware"]], ids=["door", "middleware"])
 def test_nothing_holds_the_event_loop_up(build, settings, clock, middleware, waits):
     """State rows are read and filters are opened, by statements and on files, but never in the loop's own thread."""
     settings.MIDDLEWARE = middleware
