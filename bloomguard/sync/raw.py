@@ -15,12 +15,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from django.db import connections, transaction
+from django.db import connections
 from django.db.backends.signals import connection_created
 
 from ..guards import Guard, registry
 from . import adding, fencing, sqltext
 from .statements import running
+from .transactions import together
 from .watches import columns, guarded_tables
 
 logger = logging.getLogger("bloomguard")
@@ -160,18 +161,18 @@ def _fencing(written: dict[Guard, str], sql: Any, connection: Any) -> Iterator[N
             if fencing.fence(guard, connection.alias, reason):
                 _warn(table, site)
 
-    if not written:
+    idle = fencing.all_idle(written, connection.alias)
+    if idle is not None:
         yield
+        if not all(fencing.was_idle(guard, since) for guard, since in idle.items()):
+            fence()
     elif connections[connection.alias] is not connection or _commits_by_itself(sql, connection):
         # No transaction can be put around it: what was built between the fence and the statement is fenced again.
         fence()
         yield
         fence()
-    elif connection.in_atomic_block or not connection.get_autocommit():
-        yield
-        fence()
     else:
-        with transaction.atomic(using=connection.alias):
+        with together(connection.alias):
             yield
             fence()
 
