@@ -171,6 +171,10 @@ def _fencing(written: dict[Guard, str], sql: Any, connection: Any) -> Iterator[N
         fence()
         yield
         fence()
+    elif connection.in_atomic_block:
+        yield
+        with together(connection.alias):
+            fence()
     else:
         with together(connection.alias):
             yield

@@ -23,7 +23,7 @@ from operator import itemgetter
 from typing import Any
 
 from django.core.exceptions import EmptyResultSet
-from django.db import connections, models, transaction
+from django.db import connections, models
 from django.db.models.constants import OnConflict
 from django.db.models.sql import compiler as compilers
 
@@ -96,7 +96,7 @@ def _look_again(
         return
     connection: Any = connections[using]
     if connection.in_atomic_block:
-        with transaction.atomic(using=using, savepoint=False):
+        with together(using):
             add_all(late, using, tell)
         return
     try:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
-from django.db import DatabaseError, connections, transaction
+from django.db import DatabaseError, Error, connections, transaction
 
 from ..exceptions import StoreError
 from .connection import has_own_transaction, is_aborted
@@ -39,6 +39,14 @@ def together(using: str, *, undo: bool = False) -> Iterator[None]:
     """
     connection: Any = connections[using]
     connection.ensure_connection()
+    if connection.in_atomic_block and not undo:
+        try:
+            yield
+        except BaseException as error:
+            if not isinstance(error, Error):  # of the database: Django's ORM marks those as it does without us
+                transaction.set_rollback(True, using=using)
+            raise
+        return
     if not has_own_transaction(connection):
         with transaction.atomic(using=using, savepoint=undo):
             yield
