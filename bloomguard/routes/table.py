@@ -172,21 +172,28 @@ def table_for(urlconf: Any = None) -> RouteTable:
 
     It is made anew when the URLs are reloaded (``clear_url_caches``) and when the registry or the settings change.
     """
-    urlconf = settings.ROOT_URLCONF if urlconf is None else urlconf
     table = _tables.get(urlconf)
-    if table is None or table.resolver is not get_resolver(urlconf):
-        is_mine = _making.acquire(timeout=_PATIENCE)  # nobody may be there to release it after a fork
-        try:
-            table = _tables.get(urlconf)
-            if table is None or table.resolver is not get_resolver(urlconf):
-                version = registry.version
-                table = _tables[urlconf] = RouteTable(urlconf)
-                if registry.version != version:  # by another thread, whose guard may not be in it
-                    _tables.clear()
-        finally:
-            if is_mine:
-                _making.release()
+    if table is None or table.resolver is not get_resolver(table.urlconf):
+        root = settings.ROOT_URLCONF if urlconf is None else urlconf
+        table = _made(root)
+        if _tables.get(root) is table:
+            _tables[urlconf] = table  # by `None`, too: a look at the settings takes a request a microsecond
     return table
+
+
+def _made(urlconf: Any) -> RouteTable:
+    is_mine = _making.acquire(timeout=_PATIENCE)  # nobody may be there to release it after a fork
+    try:
+        table = _tables.get(urlconf)
+        if table is None or table.resolver is not get_resolver(urlconf):
+            version = registry.version
+            table = _tables[urlconf] = RouteTable(urlconf)
+            if registry.version != version:  # by another thread, whose guard may not be in it
+                _tables.clear()
+        return table
+    finally:
+        if is_mine:
+            _making.release()
 
 
 def _follow_settings(*, setting: str, **kwargs: Any) -> None:
