@@ -58,9 +58,11 @@ class Exchange(Scope):
             self.shadowed.add(route.guard.name)  # the response is compared, and no query before it
         return decision.verdict is Verdict.ABSENT and self.applies(route.guard)
 
-    def answer(self, route: GuardedRoute, response: HttpResponseBase | None) -> bool:
-        """Note the site's 404; whether there is one."""
-        if response is not None:
+    def answer(self, route: GuardedRoute, value: Any, response: HttpResponseBase | None) -> bool:
+        """Note the site's 404 for ``value``; whether there is one."""
+        if response is None:
+            self.note_counted(route.guard, value)
+        else:
             self.response, self.blocked_by = response, route
         return response is not None
 
@@ -167,7 +169,7 @@ class BloomGuardMiddleware:
             for route, value in routes:
                 decision = exchange.decide(route.guard, value)
                 if decision is not MAYBE and exchange.judge(route, value, decision):
-                    return exchange.answer(route, not_found(exchange.request, route))
+                    return exchange.answer(route, value, not_found(exchange.request, route))
         except Exception as error:
             _log.error(error, "bloomguard lets requests pass because of an error of its own")
         return False
@@ -178,7 +180,7 @@ class BloomGuardMiddleware:
                 decision = await exchange.adecide(route.guard, value)
                 if decision is not MAYBE and exchange.judge(route, value, decision):
                     make = sync_to_async(not_found, thread_sensitive=False)
-                    return exchange.answer(route, await make(exchange.request, route))
+                    return exchange.answer(route, value, await make(exchange.request, route))
         except Exception as error:
             _log.error(error, "bloomguard lets requests pass because of an error of its own")
         return False

@@ -7,15 +7,17 @@ a view starts, a task of a queue and a management command see none, and their qu
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from functools import wraps
 from inspect import isawaitable
 from typing import TYPE_CHECKING, Any
 
+from asgiref.sync import sync_to_async
+
 from ..counting.counts import SPARED
 from ..log_once import LogOnce
-from ..verdicts import MAYBE, Decision, Verdict
+from ..verdicts import ABSENT, MAYBE, Decision, Verdict
 
 if TYPE_CHECKING:
     from django.http import HttpRequest
@@ -74,6 +76,8 @@ class Scope:
             return self._keep(guard, None, guard.decide(value))
         question = guard.name, key
         decision = self._known.get(question)
+        if decision is ABSENT:
+            return self._still(guard, value, question)
         if decision is None:
             decision = guard.decide(value, key)
             if decision is MAYBE and len(self._known) < _MOST_KNOWN:  # the normal request: no more code than it takes
@@ -85,7 +89,10 @@ class Scope:
     async def adecide(self, guard: Guard, value: Any) -> Decision:
         """:meth:`decide` on an event loop."""
         question = self._question(guard, value)
-        return self._known.get(question) or self._keep(guard, question, await guard.adecide(value))
+        decision = self._known.get(question)
+        if decision is ABSENT and question is not None:
+            return await sync_to_async(self._still, thread_sensitive=False)(guard, value, question)
+        return decision or self._keep(guard, question, await guard.adecide(value))
 
     def _question(self, guard: Guard, value: Any) -> tuple[str, bytes] | None:
         self.asked = True
@@ -101,6 +108,19 @@ class Scope:
         if question is not None and decision.verdict is not Verdict.ABSENT:
             self._known[question] = decision
         return decision
+
+    def note_counted(self, guard: Guard, value: Any) -> None:
+        """``guard`` has counted an absence that could not be answered: the view runs, and asks for the same key."""
+        question = self._question(guard, value)
+        if question is not None:
+            self._known[question] = ABSENT
+
+    def _still(self, guard: Guard, value: Any, question: tuple[str, bytes]) -> Decision:
+        """What ``guard`` says after :meth:`note_counted`: an absence is not counted again."""
+        with suppress(Exception):  # which :meth:`Guard.decide` gives a reason
+            if guard.live.ask(question[1]).verdict is Verdict.ABSENT:
+                return ABSENT
+        return self._keep(guard, question, guard.decide(value, question[1]))
 
     def forget(self, guard: Guard, value: Any) -> None:
         """Ask ``guard`` anew for ``value``."""
