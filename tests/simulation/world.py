@@ -208,7 +208,8 @@ class World:
         raw = connections["default"].connection
         raw.execute(
             "UPDATE bloomguard_guardstate SET version=1, status='armed', identity='life0', active='rg0', standby='', "
-            "standby_until=NULL, building='', builder='', builder_seen_at=NULL, host='', fenced_at=NULL, reason=''"
+            "database='database', standby_until=NULL, "
+            "building='', builder='', builder_seen_at=NULL, host='', fenced_at=NULL, reason=''"
         )
 
     def process(self, host: str) -> Process:
