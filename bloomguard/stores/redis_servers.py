@@ -259,7 +259,11 @@ def _client_of(alias: str, cache: str) -> Any:
     from django.core.exceptions import ImproperlyConfigured
     from django_redis import get_redis_connection
 
+    location = settings.CACHES[cache].get("LOCATION", "")
     try:
+        for url in location.split(",") if isinstance(location, str) else location:
+            if not _is_whole(str(url)):
+                raise ValueError
         return get_redis_connection(cache)
     except (InvalidCacheBackendError, NotImplementedError, AttributeError) as error:
         client = settings.CACHES.get(cache, {}).get("OPTIONS", {}).get("CLIENT_CLASS")
