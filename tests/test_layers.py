@@ -25,8 +25,8 @@ PACKAGES = ["building", "counting", "lookups", "operating", "routes"]
 LAYERS = [
     ["filters."],
     [
-        "", *PACKAGES, "alive", "exceptions", "keys", "conf", "forks", "models", "migrations.", "steps", "verdicts",
-        "counting.counts", "log_once", "lookups.query", "lookups.scope", "lookups.shadow",
+        "", *PACKAGES, "alive", "exceptions", "keys", "conf", "forks", "models", "migrations.", "places", "steps",
+        "turns", "verdicts", "counting.counts", "log_once", "lookups.query", "lookups.scope", "lookups.shadow",
     ],
     ["signals"],
     ["stores."],

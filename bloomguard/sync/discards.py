@@ -31,7 +31,7 @@ from django.db.models.sql import Query
 from ..guards import Guard
 from ..keys import OutOfRange, Unkeyable
 from . import fencing
-from .connection import is_aborted
+from .connection import is_aborted, is_durable
 from .watches import Watch
 
 #: Of a statement that changes more rows than this, the keys stay until the next build: they would take too much memory.
@@ -105,7 +105,9 @@ def _lock(compiler: Any, watch: Watch, chosen: Iterable[Any]) -> Alive:
         table = compiler.connection.ops.quote_name(compiler.query.get_meta().db_table)
         with compiler.connection.cursor() as cursor:
             cursor.execute(f"DELETE FROM {table} WHERE 0")  # noqa: S608
-    generation = guard.live.active() if at_home else ""  # by now nobody else can change the state rows on SQLite
+    generation = (
+        guard.live.active(compiler.using) if at_home else ""
+    )  # by now nobody else can change the state rows on SQLite
     rows: dict[Any, tuple[Any, ...]] = {}
     living = guard.rows().using(compiler.using).select_for_update()
     for some in chosen:
@@ -239,6 +241,7 @@ class Outcome:
             self.failed = self.failed or is_aborted(self.connection)
         elif self.connection.vendor == "sqlite":
             self.failed = self.failed or not raw.in_transaction
+        self.failed = self.failed or not is_durable(self.connection)
 
 
 def watched(commit: Callable[[Any], None]) -> Callable[[Any], None]:
