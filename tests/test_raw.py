@@ -291,7 +291,7 @@ def test_threads_that_begin_at_once_overlook_no_table(monkeypatch):
 
 def test_copy_as_the_first_statement_of_a_process_is_seen(monkeypatch):
     """Nothing else needs to have been executed for the tables to be known."""
-    monkeypatch.setattr(consequences, "_known", {})
+    monkeypatch.setattr(consequences, "known_of", {})
     effects = sqltext.read("COPY shop_order FROM STDIN", "postgresql").effects
 
     assert set(consequences.written(effects, connections["default"])) == {registry["order"]}

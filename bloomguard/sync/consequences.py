@@ -30,7 +30,7 @@ class Known:
 
     def __init__(self) -> None:
         self.version = registry.version
-        self.stamp = _stamp
+        self.stamp = stamp
         self.read_at = float("-inf")
         self.generations: object = None
         self.tables: dict[str, list[tuple[str, Guard]]] = {}
@@ -65,10 +65,6 @@ class Known:
         before, self.generations = self.generations, [(row.active, row.building) for row in rows]
         return before is None or before == self.generations
 
-    def is_current(self) -> bool:
-        """Whether nothing has changed since that all of this depends on."""
-        return self.version == registry.version and self.stamp == _stamp and self.read_at == states.table.read_at
-
     def pass_by(self, sql: str) -> None:
         """Know ``sql`` by heart as a text that does nothing to a guard."""
         if len(sql) <= _PASSED_LENGTH:
@@ -85,24 +81,19 @@ class Cause(NamedTuple):
 
 
 #: By alias; made anew in one piece, for threads that look meanwhile.
-_known: dict[str, Known] = {}
-_stamp = 0
+known_of: dict[str, Known] = {}
+#: Counts what is defined.
+stamp = 0
 #: Connections in whose open transactions something was defined, which others do not see yet.
 _defining: list[Any] = []
 
 
-def latest(alias: str) -> Known | None:
-    """What is known of a database, if it may still be relied on."""
-    known = _known.get(alias)
-    return known if known is not None and known.is_current() else None
-
-
 def renewed(alias: str) -> Known:
     """What is known of a database, from the start if anything that it depends on has changed."""
-    known = _known.get(alias)
-    if known is not None and known.version == registry.version and known.stamp == _stamp and known.follow():
+    known = known_of.get(alias)
+    if known is not None and known.version == registry.version and known.stamp == stamp and known.follow():
         return known
-    known = _known[alias] = Known()
+    known = known_of[alias] = Known()
     known.follow()
     return known
 
@@ -160,7 +151,7 @@ def _catalogue(known: Known, connection: Any) -> Catalogue | None:
     if known.catalogue is not None:
         return known.catalogue
     _forget_if_over()
-    stamp = _stamp
+    seen = stamp
     try:
         with connection.wrap_database_errors:
             connection.ensure_connection()
@@ -168,7 +159,7 @@ def _catalogue(known: Known, connection: Any) -> Catalogue | None:
     except (DatabaseError, InterfaceError) as error:
         logger.warning("bloomguard cannot read the catalogue of %s: %s", connection.alias, type(error).__name__)
         return None
-    if not _defining and stamp == _stamp:
+    if not _defining and seen == stamp:
         known.quiet = _Quiet(known, catalogue)
         known.catalogue = catalogue
     return catalogue
@@ -199,19 +190,19 @@ class _Quiet(dict[str, bool]):
 
 def defined(connection: Any) -> None:
     """Forget all catalogues; and until the transaction ends, remember none."""
-    global _stamp
-    _stamp += 1
+    global stamp
+    stamp += 1
     if in_transaction(connection):
         _defining.append(weakref.ref(connection))
 
 
 def _forget_if_over() -> None:
     """Let go of transactions that defined something and have ended: what they did is seen, or undone, from now on."""
-    global _stamp
+    global stamp
     going_on = [each for each in _defining if (connection := each()) is not None and in_transaction(connection)]
     if len(going_on) != len(_defining):
         _defining[:] = going_on
-        _stamp += 1
+        stamp += 1
 
 
 def in_transaction(connection: Any) -> bool:

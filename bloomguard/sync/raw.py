@@ -19,9 +19,10 @@ from typing import Any
 
 from django.db import connections, transaction
 
-from ..guards import Guard
-from . import adding, early, fencing, sqltext
-from .consequences import Cause, Known, defined, in_transaction, latest, renewed, written
+from ..guards import Guard, registry
+from . import adding, consequences, early, fencing, sqltext
+from . import state as states
+from .consequences import Cause, Known, defined, in_transaction, renewed, written
 from .effects import Reading, bare
 from .statements import running
 
@@ -29,15 +30,25 @@ logger = logging.getLogger("bloomguard")
 
 Execute = Callable[..., Any]
 
-#: How the ORM and the schema editors write.
-_USUAL = re.compile(r'(?:INSERT INTO|UPDATE|DELETE FROM) (["`])([^"`.]+)\1(?: \(| SET | WHERE |$)')
+#: How the ORM, the schema editors and most people write.
+_USUAL = re.compile(
+    r'(?:INSERT INTO|UPDATE|DELETE FROM) (?:(["`])([^"`.]+)\1|(\w+))(?: ?\(| SET | VALUES | SELECT | WHERE |$)',
+    re.IGNORECASE,
+)
 _warned: set[tuple[str, str]] = set()
 
 
 def watch(execute: Execute, sql: Any, params: Any, many: bool, context: dict[str, Any]) -> Any:
     """Let ``sql`` be executed; if it may give a guard a new key behind the ORM's back, fence the guard with it."""
     connection = context["connection"]
-    known = latest(connection.alias) or renewed(connection.alias)
+    known = consequences.known_of.get(connection.alias)
+    if (
+        known is None
+        or known.version != registry.version
+        or known.stamp != consequences.stamp
+        or known.read_at != states.table.read_at
+    ):
+        known = renewed(connection.alias)
     if early.is_early and not (type(sql) is str and sqltext.is_plain_read(sql)):
         early.note(read(text_of(sql, connection), connection).effects, connection.alias)
     if not known.tables:
@@ -49,10 +60,10 @@ def watch(execute: Execute, sql: Any, params: Any, many: bool, context: dict[str
             known.pass_by(sql)
             return execute(sql, params, many, context)
         usual = _USUAL.match(sql)
-        if usual is not None and ";" not in sql and known.quiet.get(usual[2].lower()):
-            if usual[2] == running.table:
+        if usual is not None and ";" not in sql and known.quiet.get((table := usual[2] or usual[3]).lower()):
+            if table == running.table:
                 return execute(sql, params, many, context)
-            if usual[2].lower() not in known.tables or sql[0] == "D":
+            if bare(table) not in known.tables or sql[0] in "Dd":
                 known.pass_by(sql)
                 return execute(sql, params, many, context)
     return _consider(execute, sql, params, many, context, known)

@@ -24,7 +24,7 @@ from .sqlwords import (
 )
 from .tokens import MARK, NAME, TEXT, WORD, Token, Unclear, tokens
 
-_CALLS = re.compile(r'(\.\s*[\w$]+|[\w$]+|")\s*$')
+_LAST_NAME = re.compile(r'[\w$.]+\Z|"\Z')
 #: SQLite's names for the primary key that every table has.
 _ROWID = frozenset({"rowid", "oid", "_rowid_"})
 _SYSTEM_TABLES = re.compile(
@@ -46,8 +46,11 @@ def is_plain_read(sql: str) -> bool:
     pieces = sql.split("(")
     del pieces[-1]
     for piece in pieces:
-        name = _CALLS.search(piece[-70:])
-        if name is not None and name[1].lower() not in NEVER_FUNCTIONS:
+        before, _, word = piece.rstrip().rpartition(" ")
+        if word.lower() in NEVER_FUNCTIONS:
+            if before.endswith("."):
+                return False
+        elif (name := _LAST_NAME.search(word)) is not None and name[0].lower() not in NEVER_FUNCTIONS:
             return False
     return True
 
