@@ -44,8 +44,11 @@ LAYERS = [
         "building.verify", "counting.flushing", "figures", "counting.outcomes",
     ],
     ["building.needs"],
-    ["sync.links", "sync.watches", "sync.sqltext", "sync.discards", "sync.fencing", "sync.adding"],
-    ["sync.written", "sync.statements", "sync.raw", "sync.signals"],
+    [
+        "sync.links", "sync.watches", "sync.effects", "sync.tokens", "sync.sqlwords", "sync.definitions",
+        "sync.sqltext", "sync.catalogue", "sync.discards", "sync.fencing", "sync.adding",
+    ],
+    ["sync.written", "sync.statements", "sync.consequences", "sync.early", "sync.raw", "sync.cursors", "sync.signals"],
     ["lookups.select"],
     ["rebuild", "building.copying"],
     [

@@ -180,6 +180,7 @@ class StateConnection:
             current = None
         if current is None:
             current = connections.create_connection(self.alias)
+            current.is_own = True  # type: ignore[attr-defined]  # what it sends concerns no guard's rows
             current.settings_dict = copy.deepcopy(configured)
             current.settings_dict["AUTOCOMMIT"] = True
             options = current.settings_dict["OPTIONS"]
