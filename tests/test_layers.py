@@ -30,7 +30,7 @@ LAYERS = [
     ],
     ["signals"],
     ["stores."],
-    ["sync", "sync.connection", "sync.state"],
+    ["sync", "sync.connection", "sync.state", "sync.transactions", "sync.observer"],
     ["remembered", "homes"],
     ["awaited"],
     ["live"],

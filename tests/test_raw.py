@@ -19,7 +19,7 @@ from psycopg.errors import UniqueViolation
 
 from bloomguard.guards import Verdict, registry
 from bloomguard.rebuild import Rebuild
-from bloomguard.sync import consequences, raw, sqltext, state, watches
+from bloomguard.sync import consequences, fencing, raw, sqltext, state, watches
 from bloomguard.sync.adding import adding
 
 from . import database
@@ -86,14 +86,14 @@ def test_a_fenced_guard_costs_no_second_wait(built, clock):
 def test_nobody_sees_the_row_before_the_fence(built, monkeypatch):
     """Not even under autocommit: another connection sees neither, or both."""
     seen = []
-    say = state.StateTable.say_fenced
+    fence = fencing.fence
 
-    def watched(name, reason):
-        rows, _ = state.table.connection.execute("SELECT id FROM shop_product WHERE id = 7")
-        seen.append(rows)
-        say(name, reason)
+    def watched(guard, using, reason):
+        fenced = fence(guard, using, reason)
+        seen.append(state.table.connection.execute("SELECT id FROM shop_product WHERE id = 7")[0])
+        return fenced
 
-    monkeypatch.setattr(state.StateTable, "say_fenced", staticmethod(watched))
+    monkeypatch.setattr(fencing, "fence", watched)
 
     execute(INSERT, [7, "x"])
 
@@ -349,14 +349,14 @@ def test_copy_fences(copy, settings, debug, statement):
 def test_nobody_sees_a_copied_row_before_the_fence(copy, monkeypatch):
     """Not even under autocommit."""
     seen = []
-    say = state.StateTable.say_fenced
+    fence = fencing.fence
 
-    def watched(name, reason):
-        rows, _ = state.table.connection.execute("SELECT id FROM shop_product WHERE id = 7")
-        seen.append(rows)
-        say(name, reason)
+    def watched(guard, using, reason):
+        fenced = fence(guard, using, reason)
+        seen.append(state.table.connection.execute("SELECT id FROM shop_product WHERE id = 7")[0])
+        return fenced
 
-    monkeypatch.setattr(state.StateTable, "say_fenced", staticmethod(watched))
+    monkeypatch.setattr(fencing, "fence", watched)
 
     copy()
 

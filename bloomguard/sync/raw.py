@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from django.db import connections, transaction
+from django.db import connections
 
 from ..guards import Guard, registry
 from . import adding, consequences, early, fencing, sqltext
@@ -25,6 +25,7 @@ from . import state as states
 from .consequences import Cause, Known, defined, in_transaction, renewed, written
 from .effects import Reading, bare
 from .statements import running
+from .transactions import together
 
 logger = logging.getLogger("bloomguard")
 
@@ -139,8 +140,11 @@ def following(
 
 @contextmanager
 def _fencing(written: dict[Guard, Cause], text: str, connection: Any, *, apart: bool) -> Iterator[dict[Guard, Cause]]:
-    if not written:
+    idle = fencing.all_idle(written, connection.alias) if written else {}
+    if idle is not None:
         yield written
+        if not all(fencing.was_idle(guard, since) for guard, since in idle.items()):
+            _fence(written, connection)
     elif apart or connections[connection.alias] is not connection or _commits_by_itself(text, connection):
         # No transaction can be put around it: what was built between the fence and the statement is fenced again.
         _fence(written, connection)
@@ -148,11 +152,11 @@ def _fencing(written: dict[Guard, Cause], text: str, connection: Any, *, apart: 
             yield written
         finally:
             _fence(written, connection)
-    elif in_transaction(connection) or not connection.get_autocommit():
+    elif connection.in_atomic_block:  # whose savepoints are the project's: what fails here need not undo all of it
         yield written
         _fence(written, connection)
     else:
-        with transaction.atomic(using=connection.alias):
+        with together(connection.alias):
             yield written
             _fence(written, connection)
 
