@@ -51,7 +51,7 @@ class RowLookup:
 
     @cached_property
     def _alive(self) -> tuple[Any, ...]:
-        """The conditions of ``alive``, and of the model's base manager, as they stand in the WHERE of a query."""
+        """The conditions of ``alive`` as they stand in the WHERE of a query."""
         return tuple(_conditions(self.guard.rows().query.where))
 
     @cached_property

@@ -151,7 +151,7 @@ class Kept(models.Manager):
 
 
 class Shelf(models.Model):
-    """What its base manager leaves out, a guard does not know."""
+    """Its base manager leaves rows out."""
 
     gone = models.BooleanField(default=False)
 
