@@ -25,8 +25,8 @@ PACKAGES = ["building", "counting", "lookups", "operating", "routes"]
 LAYERS = [
     ["filters."],
     [
-        "", *PACKAGES, "alive", "exceptions", "keys", "conf", "forks", "models", "migrations.", "steps", "verdicts",
-        "counting.counts", "log_once", "lookups.query", "lookups.scope", "lookups.shadow",
+        "", *PACKAGES, "alive", "exceptions", "keys", "conf", "forks", "models", "migrations.", "places", "steps",
+        "turns", "verdicts", "counting.counts", "log_once", "lookups.query", "lookups.scope", "lookups.shadow",
     ],
     ["signals"],
     ["stores."],
@@ -37,14 +37,18 @@ LAYERS = [
     ["spot_checks", "hearing"],
     ["lookups.fetching", "lookups.steps", "lookups.cache_aside"],
     ["guards", "sources", "building.barrier"],
-    ["building.growth"],
+    ["building.growth", "building.columns"],
+    ["building.refusals"],
     [
         "building.builders", "building.plans", "building.filling", "building.proof", "building.standby",
         "building.verify", "counting.flushing", "figures", "counting.outcomes",
     ],
     ["building.needs"],
-    ["sync.links", "sync.watches", "sync.sqltext", "sync.discards", "sync.fencing", "sync.adding"],
-    ["sync.written", "sync.statements", "sync.raw", "sync.signals"],
+    [
+        "sync.links", "sync.watches", "sync.effects", "sync.tokens", "sync.sqlwords", "sync.definitions",
+        "sync.sqltext", "sync.catalogue", "sync.discards", "sync.fencing", "sync.adding",
+    ],
+    ["sync.written", "sync.statements", "sync.consequences", "sync.early", "sync.raw", "sync.cursors", "sync.signals"],
     ["lookups.select"],
     ["rebuild", "building.copying"],
     [

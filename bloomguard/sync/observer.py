@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from django.db.backends.base.base import BaseDatabaseWrapper
 
-from .connection import is_aborted
+from .connection import is_aborted, is_durable
 from .transactions import has_begun, is_over
 
 #: The statements that an observer understands; any other one that may be about savepoints makes it give up.
@@ -142,6 +142,8 @@ class TransactionObserver:
             self.failed = self.failed or is_aborted(self.connection)
         elif self.connection.vendor == "sqlite":
             self.failed = self.failed or is_over(self.connection)
+        if self.undoable and not self.failed:
+            self.failed = not is_durable(self.connection)
         if self.failed:
             self._void(0)
 

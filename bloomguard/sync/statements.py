@@ -327,12 +327,13 @@ def _update(compiler: Any, watches: Sequence[Watch], result_type: Any) -> int:
     except EmptyResultSet:
         sql = ""
     changed: int | None = None
-    with together(compiler.using):
-        if sql:
+    if sql:
+        with together(compiler.using):
             changed = _send(compiler, watches, sql, parameters)
-        for query in compiler.query.get_related_updates():
-            related = query.get_compiler(compiler.using).execute_sql(result_type)
-            changed = related if changed is None and related else changed
+    # As Django does it: the tables of the parents come after, each in a transaction of its own under autocommit.
+    for query in compiler.query.get_related_updates():
+        related = query.get_compiler(compiler.using).execute_sql(result_type)
+        changed = related if changed is None and related else changed
     return changed or 0
 
 

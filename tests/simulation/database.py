@@ -144,6 +144,7 @@ class SimulatedConnection(StateConnection):
         pass
 
     is_standby = "0"
+    here = "database"
 
     def _run(self, sql: str, parameters: Sequence[Any], seconds: float) -> tuple[list[tuple[Any, ...]], int]:
         self._connection = self  # type: ignore[assignment]

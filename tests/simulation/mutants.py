@@ -276,7 +276,8 @@ def publish_without_compare_and_set() -> Patches:
 
     def swap(self: StateTable, seen: Any, **changes: Any) -> Any:
         if "published_at" in changes:
-            seen = replace(seen, version=self.current(seen.name).version)
+            now = self.current(seen.name)
+            seen = replace(seen, version=now.version, token=now.token)
         return real(self, seen, **changes)
 
     return [patch.object(StateTable, "swap", swap)]

@@ -85,6 +85,7 @@ class Process:
         self.table = StateTable(SimulatedConnection(world.database), self.clock)
         self.table.sleep = self.sleep
         self.table._lock = Lock(scheduler)  # type: ignore[assignment]
+        self.table.holds = lambda using: using == ROWS  # type: ignore[method-assign]
         self.guard: Guard = copy.copy(GUARD)
         live = SimulatedLive(
             GUARD.name,
@@ -95,8 +96,9 @@ class Process:
             table=self.table,
         )
         live.simulated = self.store
-        live._lock = Lock(scheduler)  # type: ignore[assignment]
-        live.found_out._lock = Lock(scheduler)  # type: ignore[assignment]
+        for opener in (live, live.found_out):
+            opener._lock = Lock(scheduler)  # type: ignore[assignment]
+            opener._opening = Lock(scheduler)  # type: ignore[assignment]
         self.guard.__dict__["live"] = live
 
     def clock(self) -> float:
@@ -231,7 +233,8 @@ class World:
         raw = connections["default"].connection
         raw.execute(
             "UPDATE bloomguard_guardstate SET version=1, status='armed', identity='life0', active=?, standby='', "
-            "standby_until=NULL, building='', builder='', builder_seen_at=NULL, host='', fenced_at=NULL, reason=''",
+            "database='database', standby_until=NULL, "
+            "building='', builder='', builder_seen_at=NULL, host='', fenced_at=NULL, reason=''",
             ["" if idle else "rg0"],
         )
 
