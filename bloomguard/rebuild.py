@@ -1,9 +1,11 @@
 """Rebuild: rows -> a new generation, measured, published as a whole.
 
-    create an empty generation -> announce it in the state row -> wait until every writer knows of it and every
-    earlier writer has ended -> scan -> verify -> publish by compare-and-set -> drop the one before, or keep it
+    refuse what may not be armed -> create an empty generation -> announce it in the state row -> wait until every
+    writer knows of it and every earlier writer has ended -> scan -> verify -> publish by compare-and-set -> drop the
+    one before, or keep it
 
-Until it is published the former generation answers; whatever stops the rebuild, it goes on answering.
+Until it is published the former generation answers; whatever stops the rebuild, it goes on answering. Only a refusal
+fences it: what may not be armed now may deny rows already.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from typing import Any
 from django.db import DatabaseError, connections
 from django.utils import timezone
 
-from .building import growth, standby
+from .building import growth, refusals, standby
 from .building.barrier import wait_for_writers
 from .building.builders import myself, refuse_if_alive
 from .building.filling import fill
@@ -35,6 +37,7 @@ from .remembered import create_recent, new_name
 from .signals import generation_published, tell
 from .sources import Source
 from .stores import Generation
+from .sync.connection import has_own_transaction
 from .sync.state import ARMED, FENCED, LEASE_SECONDS, State
 
 logger = logging.getLogger("bloomguard")
@@ -85,6 +88,8 @@ class Rebuild:
 
     def plan(self) -> Plan:
         """What :meth:`run` would make; changes nothing. Raises :class:`RebuildError` if it cannot fit, with figures."""
+        if refused := self._refusals():
+            raise RebuildError(refused)
         summary = self._summary()
         layout = self._layout(summary, tag=0)
         return Plan(
@@ -112,18 +117,31 @@ class Rebuild:
 
     # The steps, in their order; `run_all` takes several guards through them side by side.
 
+    def refuse(self) -> None:
+        """Raise :class:`RebuildError` if a filter could deny rows that exist; fence the one that answers now."""
+        self._refuse_transaction()
+        if refused := self._refusals():
+            self.table.fence(self.guard.name, refused.partition(": ")[2])
+            raise RebuildError(refused)
+        if denied := refusals.unreadable(self.guard, self.source.connection):
+            raise RebuildError(f"{self.guard.name}: {denied}")
+
+    def _refusals(self) -> str:
+        found = [*refusals.declared(self.guard), *refusals.found(self.guard, self.source.connection)]
+        return f"{self.guard.name}: {' '.join(map(str, found))}" if found else ""
+
     def prepare(self) -> None:
         """What takes long and can be done before anything is announced: here nothing."""
 
     def fence_replaced(self) -> bool:
-        """Fence what another store answers, or another life of this one; ``True`` if there is time to be given then.
+        """Fence what another store or database answers, or another life of it; ``True`` if there is time to be given.
 
         Once the row names our store, writers no longer write to that one, and whoever still holds a lease on the row
         of before would answer from it: so a settling time has to be over before :meth:`announce`.
         """
         self._refuse_transaction()
         seen = self.table.current(self.guard.name)
-        if not seen.active or seen.identity == self.store.identity:
+        if not seen.active or (seen.is_ours and seen.identity == self.store.identity):
             return False
         if seen.building:
             refuse_if_alive(self.table, seen)
@@ -134,6 +152,8 @@ class Rebuild:
 
     def _takeover(self, seen: State) -> str:
         here = socket.gethostname()
+        if not seen.is_ours:
+            return "the database was copied, restored or replaced"
         if self.store.waits or seen.host in ("", here):
             return "the store was replaced"
         return (
@@ -162,7 +182,7 @@ class Rebuild:
         if seen.building:
             refuse_if_alive(self.table, seen)
         self._seen, self._lying = seen, standby.lying(self.guard)
-        self._name = new_name(secrets.token_hex(12))
+        self._name = new_name(secrets.token_hex(12), seen.here)
         self._generation = self.store.create(self.guard.name, self._name, layout)
         create_recent(self.store, self.guard.name, self._name, layout)
         return self._generation
@@ -247,7 +267,7 @@ class Rebuild:
             "builder_seen_at": timezone.now(),
         }
         identity = self.store.identity
-        if seen.identity != identity:
+        if seen.identity != identity or not seen.is_ours:
             changes |= {"identity": identity, "host": socket.gethostname(), **self._replacing(seen)}
         mine = self.table.swap(seen, **changes)
         if mine is None:
@@ -257,14 +277,16 @@ class Rebuild:
         return mine
 
     def _replacing(self, seen: State) -> dict[str, Any]:
-        """What else to change in a row that names another store, or another life of this one."""
+        """What else to change in a row that names another store or database, or another life of it."""
         if seen.active and (seen.status != FENCED or seen.active != self._replaced):
             raise BuilderBusy(f"{self.guard.name}: its store was replaced at this very moment; run it again later")
         # What it was trusted for is not here.
         return {"status": FENCED, "active": "", "standby": "", "standby_until": None}
 
     def _refuse_transaction(self) -> None:
-        if connections[self.source.using].in_atomic_block:
+        connection = connections[self.source.using]
+        connection.ensure_connection()
+        if connection.in_atomic_block or has_own_transaction(connection):
             raise RebuildError("a rebuild inside a transaction would not see what others commit; call it outside")
 
     def _fill(self, generation: Generation, expected: int) -> int:
@@ -345,6 +367,7 @@ def run_all(rebuilds: Sequence[Rebuild], sleep: Callable[[float], None] = time.s
     try:
         for one in rebuilds:
             one.companions = rebuilds
+        each(lambda one: one.refuse())
         each(lambda one: one.prepare())
         each(fence_replaced)
         if replaced:

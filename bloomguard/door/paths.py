@@ -17,8 +17,8 @@ from django.urls.converters import IntConverter, SlugConverter, StringConverter,
 from django.urls.resolvers import RoutePattern
 
 from ..guards import Guard
-from ..keys import OutOfRange, Unkeyable
-from ..routes.patterns import Pattern, rivals
+from ..keys import OutOfRange, Uncertain, Unkeyable
+from ..routes.patterns import Pattern, PatternIndex
 from ..routes.table import NO_ID, GuardedRoute
 
 Match = Callable[[str], "dict[str, Any] | None"]
@@ -31,12 +31,12 @@ class DoorRoute:
     the ID in ``path``, one value or a tuple for several fields, or :data:`NO_ID`.
     """
 
-    def __init__(self, route: GuardedRoute, known: list[Pattern]) -> None:
+    def __init__(self, route: GuardedRoute, known: PatternIndex) -> None:
         self.guard: Guard = route.guard
         self.pattern = route.pattern
         self.kwargs = route.kwargs
         self.methods = route.methods & {"GET", "HEAD"}
-        self.rivals = rivals(route.pattern, known)
+        self.rivals = known.rivals(route.pattern)
         start = route.pattern.literal
         self.prefix = start[: start.rindex("/") + 1]
         self.read: Callable[[str], Any] = _reader(route.pattern, route.kwargs) or self._value
@@ -142,7 +142,7 @@ def _have_same_key(guard: Guard, one: Any, other: Any) -> bool:
         return True
     try:
         return guard.keys.key(one) == guard.keys.key(other)
-    except (Unkeyable, OutOfRange):
+    except (Unkeyable, Uncertain, OutOfRange):
         return False
 
 
