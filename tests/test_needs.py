@@ -149,7 +149,8 @@ def test_stale_keys_are_a_reason(product):
 
     assert few.reasons == ()
     assert 0.18 < few.stale_share < 0.22
-    assert many.reasons == ("30% of its keys belong to rows that are gone",)
+    assert 0.28 < many.stale_share < 0.32  # as a Bloom filter's size can be estimated
+    assert many.reasons == (f"{many.stale_share:.0%} of its keys belong to rows that are gone",)
 
 
 def test_age_is_a_reason_only_if_asked_for(product):

@@ -17,9 +17,8 @@ at most, however often it is added.
 Why no member is ever denied. Let n be how often twins were added less how often they were discarded, each discard of
 a key that was in. While they have not spilled, the table has n copies of their fingerprint: an add puts in one, a
 discard takes out one, a move keeps the number. So where n > 0 one is found. Once they have spilled, their bits in the
-spill are set, nothing ever clears them, and they are found there. A discard asks the spill first: bits that other keys
-have set may make it leave a key in, which is a false positive. An add of such a key may be left out, for it is found
-there now and later, and no discard of it is ever carried out again.
+spill are set, nothing ever clears them, and they are found there, whatever is discarded. The same goes for twins whose
+bits others have set: an add of them is left out, for they are found there now and later.
 
 When twins spill, their bits are set first, then the first word of the body says so, then their fingerprints are
 overwritten. So a crash at any point loses none, and a reader that looks at the table first and at the spill last
@@ -249,7 +248,7 @@ class CuckooFilter(BodyFilter):
     def _compile_discard(self) -> Callable[[bytes], bool]:
         """What :meth:`discard_writes` plans, done at once: a filter of one process needs no plan."""
         size, other = self.layout.bucket_bytes, _OTHER.format(self.layout.buckets)
-        names = self._names() | {"slots": self._table.cast(_CODES[self.layout.bits]), "twins": self.layout.twins}
+        names = self._names() | {"slots": self._table.cast(_CODES[self.layout.bits])}
         return compile_check(
             "key",
             names | self.key_hash.names(),
@@ -260,7 +259,6 @@ class CuckooFilter(BodyFilter):
             f" s = unpack(table, {size} * a)",
             " if f not in s: return False",
             "word = moves[0]",
-            f"if word >= {SPILLED} and has_spilled(twins(f, a)): return False",
             f"moves[0] = word + 1 & {SPILLED - 1} | word & {SPILLED}",
             f"slots[{SLOTS} * a + s.index(f)] = 0",
             "return True",
@@ -366,8 +364,6 @@ class CuckooFilter(BodyFilter):
 
     def discard_writes(self, digest: int) -> Writes:
         fingerprint, *pair = self.layout.place(digest)
-        if self._has_spilled(fingerprint, pair[0]):
-            return []
         for bucket in pair:
             slots = self._bucket(bucket)
             if fingerprint in slots:  # counted as a move: it may be a copy whose twin a reader looked for too early

@@ -132,9 +132,7 @@ local function add(fingerprint, first)
 end
 
 local function discard(fingerprint, first)
-  local second = other(fingerprint, first)
-  if has_spilled(fingerprint, first, second) then return end
-  for _, bucket in ipairs({first, second}) do
+  for _, bucket in ipairs({first, other(fingerprint, first)}) do
     local slot = find(slots_of(bucket), fingerprint)
     if slot then
       count_move()
