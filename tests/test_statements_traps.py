@@ -595,8 +595,9 @@ def test_a_fence_that_is_rolled_back_leaves_this_process_as_it_was(sqlite, built
 
 
 @pytest.fixture
-def rollback_journal(settings, tmp_path, sqlite):
+def rollback_journal(settings, tmp_path, sqlite, monkeypatch):
     """SQLite as it comes: a big transaction keeps every other connection from reading."""
+    monkeypatch.setitem(connection.settings_dict["OPTIONS"], "init_command", "")  # no connection makes it WAL again
     with connection.cursor() as cursor:
         cursor.execute("PRAGMA journal_mode = DELETE")
         cursor.execute("PRAGMA cache_size = 1")
