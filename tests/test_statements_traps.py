@@ -8,7 +8,7 @@ import json
 import pytest
 from asgiref.sync import sync_to_async
 from django.core import serializers
-from django.db import OperationalError, connection, connections, migrations, models, transaction
+from django.db import IntegrityError, OperationalError, connection, connections, migrations, models, transaction
 from django.db.models import Case, F, Q, Value, When
 from django.db.models.functions import Concat, Lower
 
@@ -283,6 +283,23 @@ def test_a_second_parent_is_found_by_its_own_link(built):
 
         assert verdicts(guard, "new", "newer", "second") == [Verdict.MAYBE] * 3
         assert verdicts(guard, "no exhibit", "") == [Verdict.ABSENT] * 2
+
+
+def test_an_update_of_two_tables_fails_as_without_us(built):
+    """Under autocommit Django commits the child's table before its parent's, and that stays if the other one fails."""
+    bundle, other = Bundle.objects.create(size=2), Product.objects.create()
+    with registered(Bundle, name="bundle", alive=Q(size__gt=0)) as guard:
+        built(guard)
+
+        with pytest.raises(IntegrityError):
+            Bundle.objects.filter(pk=bundle.pk).update(size=5, id=other.pk)
+
+        bundle.refresh_from_db()
+        assert bundle.size == 5
+        with pytest.raises(IntegrityError), transaction.atomic(using=database.current):
+            Bundle.objects.filter(pk=bundle.pk).update(size=7, id=other.pk)
+        bundle.refresh_from_db()
+        assert bundle.size == 5
 
 
 def test_a_child_that_is_loaded_alone_is_read_back(built):

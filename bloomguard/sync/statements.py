@@ -205,7 +205,12 @@ def _updating(execute: Execute) -> Execute:
                 changed = _run(execute, self, result_type)
                 add_all(touched, self.using, lambda watch: None)
                 return changed
-            return _update(self, touched, result_type)
+            changed = _update(self, touched)
+        # As Django does it: the tables of the parents come after, each in a transaction of its own under autocommit.
+        for query in self.query.get_related_updates():
+            related = query.get_compiler(self.using).execute_sql(result_type)
+            changed = related if changed is None and related else changed
+        return changed or 0
 
     return execute_sql
 
@@ -247,8 +252,8 @@ def _updated(watch: Watch, using: str, returned: Sequence[Any], rows: Values, be
     return _settle(before, watch, using, _of_rows(fields, link, returned, rows))
 
 
-def _update(compiler: Any, watches: Sequence[Watch], result_type: Any) -> int:
-    """Do what the compiler's own method does, and learn which rows it changed.
+def _update(compiler: Any, watches: Sequence[Watch]) -> int | None:
+    """Do what the compiler's own method does with its own table, and learn which rows it changed.
 
     ``RETURNING`` tells exactly. Where the database has none, the rows are locked first and looked up afterwards.
     """
@@ -269,10 +274,7 @@ def _update(compiler: Any, watches: Sequence[Watch], result_type: Any) -> int:
             keys = _locked(compiler)
             changed = _run(_execute_returning, compiler, sql, parameters, [])
             add_all(watches, compiler.using, lambda watch: _looked_up(watch, compiler, keys, before))
-    for query in compiler.query.get_related_updates():
-        related = query.get_compiler(compiler.using).execute_sql(result_type)
-        changed = related if changed is None and related else changed
-    return changed or 0
+    return changed
 
 
 def _execute_returning(compiler: Any, sql: str, parameters: Any, returned: Sequence[Any]) -> Any:
