@@ -1,0 +1,158 @@
+"""Rules of the package, each broken on purpose: the fuzz has to notice."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
+from typing import Any
+from unittest import mock
+
+from django.db import transaction
+from django.db.models import QuerySet
+
+from bloomguard import rebuild
+from bloomguard.sync import discards, fencing, raw, state, statements
+
+
+@contextmanager
+def bulk_create_adds_nothing() -> Iterator[None]:
+    """As signals see it."""
+    original, add = QuerySet.bulk_create, statements.add
+    inside: list[int] = []
+
+    def bulk_create(self: Any, *arguments: Any, **options: Any) -> Any:
+        inside.append(1)
+        try:
+            return original(self, *arguments, **options)
+        finally:
+            inside.pop()
+
+    def add_unless(*arguments: Any) -> None:
+        if not inside:
+            add(*arguments)
+
+    with mock.patch.object(QuerySet, "bulk_create", bulk_create), mock.patch.object(statements, "add", add_unless):
+        yield
+
+
+@contextmanager
+def discards_at_once() -> Iterator[None]:
+    """As ``post_delete`` does it: the transaction may be rolled back."""
+
+    def issue(guard: Any, keys: Any, generation: str, connection: Any) -> None:
+        guard.live.discard(keys, generation)
+
+    with mock.patch.object(discards.Token, "issue", issue):
+        yield
+
+
+@contextmanager
+def adds_on_commit() -> Iterator[None]:
+    """As most do it who know of transactions: a request comes between the COMMIT and the add."""
+    original = statements.add
+
+    def add(watch: Any, using: str, tell: Any) -> None:
+        told = tell(watch)
+        transaction.on_commit(partial(original, watch, using, lambda watch: told), using=using)
+
+    with mock.patch.object(statements, "add", add):
+        yield
+
+
+@contextmanager
+def heeds_no_savepoint() -> Iterator[None]:
+    """Who goes back to a savepoint by hand has undone a DELETE."""
+    with mock.patch.object(discards.Outcome, "_note", return_value=None):
+        yield
+
+
+@contextmanager
+def takes_a_key_for_another_column() -> Iterator[None]:
+    """An UPDATE of nothing but the slug brings up no key."""
+    original = statements._touched
+
+    def touched(watches: Any, query: Any) -> Any:
+        only_slug = {field.column for field, _, _ in query.values} == {"slug"}
+        return [] if only_slug else original(watches, query)
+
+    with mock.patch.object(statements, "_touched", touched):
+        yield
+
+
+@contextmanager
+def forgets_who_is_alive() -> Iterator[None]:
+    """An UPDATE brings up new keys by the key's own columns alone."""
+    original = statements._touched
+
+    def touched(watches: Any, query: Any) -> Any:
+        written = {field.column for field, _, _ in query.values}
+        return [
+            watch for watch in original(watches, query)
+            if not written.isdisjoint(field.column for field in watch.guard.fields)
+        ]  # fmt: skip
+
+    with mock.patch.object(statements, "_touched", touched):
+        yield
+
+
+@contextmanager
+def waits_for_nobody() -> Iterator[None]:
+    """A rebuild scans at once: writers do not know of it yet, and others have not committed."""
+    with (
+        mock.patch.object(rebuild, "SETTLE_SECONDS", 0.0),
+        mock.patch.object(rebuild, "wait_for_writers", return_value=None),
+    ):
+        yield
+
+
+@contextmanager
+def leases_for_ever() -> Iterator[None]:
+    """A copy of the state rows is good for a minute."""
+    with mock.patch.object(state, "LEASE_SECONDS", 60.0):
+        yield
+
+
+@contextmanager
+def fences_after_the_commit() -> Iterator[None]:
+    """Raw SQL is seen, and nobody waits until all processes know."""
+    with (
+        mock.patch.object(state.StateTable, "fence", return_value=None),
+        mock.patch.object(fencing, "_fence_within", return_value=None),
+    ):
+        yield
+
+
+@contextmanager
+def sees_no_raw_sql() -> Iterator[None]:
+    """What no compiler has made is nobody's business."""
+    with mock.patch.object(raw, "_written", return_value={}):
+        yield
+
+
+@contextmanager
+def joins_tables_in_one_transaction() -> Iterator[None]:
+    """An UPDATE of a child and its parent is undone as a whole, which it is not without bloomguard."""
+    original = QuerySet.update
+
+    def update(self: Any, **changes: Any) -> Any:
+        with transaction.atomic():
+            return original(self, **changes)
+
+    with mock.patch.object(QuerySet, "update", update):
+        yield
+
+
+BROKEN: dict[str, Callable[[], AbstractContextManager[None]]] = {
+    function.__name__: function
+    for function in (
+        bulk_create_adds_nothing, discards_at_once, adds_on_commit, heeds_no_savepoint, takes_a_key_for_another_column,
+        forgets_who_is_alive, waits_for_nobody, leases_for_ever, fences_after_the_commit, sees_no_raw_sql,
+        joins_tables_in_one_transaction,
+    )
+}  # fmt: skip
+#: Those that take more than some tens of steps, or raw SQL.
+RARE = frozenset({
+    "heeds_no_savepoint", "waits_for_nobody", "leases_for_ever", "joins_tables_in_one_transaction",
+    "fences_after_the_commit", "sees_no_raw_sql",
+})  # fmt: skip

@@ -1,0 +1,30 @@
+"""Databases and settings of a run."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import django
+
+#: How long PostgreSQL waits for a lock: whoever holds one here is waiting for us.
+LOCK_MS = 200
+
+
+def set_up(database: dict[str, Any], *, guarded: bool, store: dict[str, Any] | None = None) -> None:
+    """Configure Django in this process."""
+    os.environ["BLOOMGUARD_FUZZ"] = json.dumps({"database": database, "guarded": guarded, "store": store})
+    os.environ["DJANGO_SETTINGS_MODULE"] = "tests.fuzz.settings"
+    django.setup()
+
+
+def database_for(folder: Path, kind: str, name: str, server: dict[str, str]) -> dict[str, Any]:
+    """Django's settings for a database ``name`` of this run."""
+    if kind == "sqlite":
+        pragmas = "PRAGMA journal_mode=WAL; PRAGMA synchronous=OFF;"
+        options = {"timeout": 20, "init_command": pragmas}
+        return {"ENGINE": "django.db.backends.sqlite3", "NAME": str(folder / f"{name}.sqlite3"), "OPTIONS": options}
+    options = {"options": f"-c lock_timeout={LOCK_MS} -c synchronous_commit=off"}
+    return {**server, "NAME": name, "OPTIONS": options}

@@ -1,0 +1,90 @@
+"""Random writes of every kind, with guards and without bloomguard: no row is denied, and nothing else comes of a write.
+
+Each test runs ``python -m tests.fuzz`` in a process of its own: its models and guards are nobody else's.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from tests.processes import end, spawn
+
+from .broken import BROKEN, RARE
+
+pytestmark = [pytest.mark.filterwarnings("default"), pytest.mark.timeout(1200)]
+
+DATABASES = ["sqlite", "postgresql"]
+#: What is not drawn yet: raw SQL, and transactions that a program begins by itself.
+WITHOUT = "raw,by_hand,autocommit"
+#: What nothing is proved without.
+EVERYTHING = ("denied", "done", "failed", "checks", "looked up", "built", "went back", "restored", "dropped")
+
+
+def fuzz(*arguments: object) -> dict[str, Any]:
+    # Without coverage, which would take most of the time.
+    ours = {name: value for name, value in os.environ.items() if not name.startswith("COV")}
+    command = [sys.executable, "-m", "tests.fuzz", "--without", WITHOUT, *map(str, arguments)]
+    child = spawn(command, env=ours, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        said, errors = child.communicate()
+    finally:
+        end(child)
+    lines = said.splitlines()
+    assert [line[:1] for line in lines[-1:]] == ["{"], errors
+    found: dict[str, Any] = json.loads(lines[-1])
+    assert found["wrong"] is None, f"{' '.join(command[1:])}\n{said}\n{errors}"
+    return found
+
+
+def hold(found: dict[str, Any], steps: int) -> None:
+    assert found["steps"] >= steps
+    assert [name for name in EVERYTHING if not found.get(name)] == []
+    assert found["denied"] > found["passed"]  # most of the time the guards answer
+
+
+@pytest.mark.parametrize("database", DATABASES)
+def test_no_row_is_denied_and_no_write_comes_out_otherwise(database):
+    """Every committed row passes in two processes, and rows, results and errors are those of a twin without guards."""
+    hold(fuzz("--database", database, "--steps", 5_000), 5_000)
+
+
+def test_a_seed_is_a_program():
+    """The same seed does the same again."""
+    one, other = (fuzz("--seed", 5, "--length", 60) for _ in range(2))
+
+    assert {**one, "seconds": 0} == {**other, "seconds": 0}
+
+
+def test_every_broken_rule_is_noticed():
+    """The fuzz fails if any one rule of the package is broken, as people break it."""
+    found = fuzz("--broken", *sorted(BROKEN.keys() - RARE))["broken"]
+
+    assert sorted(found) == sorted(BROKEN.keys() - RARE)
+    assert [name for name, noticed in found.items() if noticed is None] == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("database", DATABASES)
+def test_every_broken_rule_is_noticed_within_10_000_steps(database):
+    """Also those that take thousands of steps, and on either database."""
+    found = fuzz("--broken", *sorted(BROKEN), "--database", database)["broken"]
+    print(json.dumps(found))
+
+    assert [name for name, noticed in found.items() if noticed is None] == []
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(7200)
+@pytest.mark.parametrize("database", DATABASES)
+def test_the_same_holds_for_150_000_steps(database):
+    """The same, in full."""
+    found = fuzz("--database", database, "--steps", 150_000, "--first", 1_000_000)
+    print(json.dumps(found))
+
+    hold(found, 150_000)
