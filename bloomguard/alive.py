@@ -1,7 +1,9 @@
 """Which rows exist for the public: what a guard's ``alive`` condition may be, and its one form in words.
 
-A filter is kept true by the statements that write rows. So the condition may depend on the row's own columns alone,
-and has to read the same in every process: a filter that was built for other words is never asked.
+A filter is kept true by the statements that write rows. So whether a row is alive may change only when the row is
+written: not with the time, the session, the time zone, the language, a collation or another row. What is certain is
+listed here; everything else is refused. The condition also has to read the same in every process: a filter that was
+built for other words is never asked.
 """
 
 from __future__ import annotations
@@ -13,13 +15,60 @@ from collections.abc import Iterator
 from decimal import Decimal
 from typing import Any
 
-from django.core.exceptions import FieldError
-from django.db.models import Model, Q, QuerySet, Subquery
-from django.db.models.expressions import RawSQL
-from django.db.models.functions import Now, Random
+from django.core.exceptions import FieldDoesNotExist, FieldError, ValidationError
+from django.db.models import Field, Model, OneToOneField, Q, QuerySet, Value, lookups
+from django.db.models.expressions import Col, F
+from django.db.models.fields import related_lookups
 from django.db.models.sql import Query
+from django.utils.dateparse import parse_datetime
+
+from .keys import converts_itself, value_field
 
 _PLAIN = (bool, int, float, str, bytes, Decimal, uuid.UUID, datetime.date, datetime.time, datetime.timedelta)
+
+CURE = (
+    "Compare columns of the row itself with constants or with each other: by exact, in and isnull; numbers and times "
+    "by lt, lte, gt, gte and range too. Write dates and times as text: '2024-02-29T00:00Z'. Decide the rest in the "
+    "view; a row too many in the filter costs one query."
+)
+
+
+def _named(module: Any, prefix: str, names: str) -> set[type]:
+    return {getattr(module, prefix + name) for name in names.split() if hasattr(module, prefix + name)}
+
+
+# By the class itself: a subclass, or what a project registers under the same name, may mean something else. No other
+# lookup of Django's is here: those of patterns, of case and of parts of a date go by collations, pragmas or time zones.
+_NULL = _named(lookups, "", "IsNull") | _named(related_lookups, "Related", "IsNull")
+_EQUAL = _named(lookups, "", "Exact In IntegerFieldExact") | _named(related_lookups, "Related", "Exact In")
+_ORDERS = "LessThan LessThanOrEqual GreaterThan GreaterThanOrEqual"
+_ORDER = (
+    _named(lookups, "", f"{_ORDERS} Range")
+    | _named(lookups, "Integer", _ORDERS)
+    | _named(related_lookups, "Related", _ORDERS)
+)
+
+#: What the values of a field are, by its internal type. Only what is of one family is compared with each other.
+_FAMILIES = {
+    **dict.fromkeys(
+        [
+            *("AutoField", "BigAutoField", "SmallAutoField", "DecimalField", "FloatField"),
+            *("IntegerField", "BigIntegerField", "SmallIntegerField"),
+            *("PositiveIntegerField", "PositiveBigIntegerField", "PositiveSmallIntegerField"),
+        ],
+        "number",
+    ),
+    **dict.fromkeys(["CharField", "SlugField", "TextField", "FileField", "FilePathField"], "text"),
+    "BooleanField": "boolean",
+    "DateField": "date",
+    "DateTimeField": "moment",
+    "DurationField": "duration",
+    "GenericIPAddressField": "address",
+    "TimeField": "time",
+    "UUIDField": "uuid",
+}
+#: The order of texts goes by a collation, which a new version of the system's library may change.
+_ORDERED = {"number", "boolean", "date", "moment", "duration", "time", "uuid"}
 
 
 class Unstable(ValueError):
@@ -50,7 +99,7 @@ def _words(value: Any) -> str:
     if hasattr(value, "deconstruct") and not isinstance(value, Model):
         path, args, kwargs = value.deconstruct()[-3:]  # of an expression; a field's has its name in front
         return f"{path}{_words(args)}{_words(kwargs)}"
-    raise Unstable(f"{value!r}")
+    raise Unstable(f"a {type(value).__name__}")  # whose own words may ask the database
 
 
 def _type(value: Any) -> str:
@@ -58,39 +107,96 @@ def _type(value: Any) -> str:
 
 
 def doubts(model: type[Model], alive: Q) -> Iterator[str]:
-    """Why the condition can change, or read otherwise, without a write of the row."""
-    try:
-        in_words(alive)
-    except Unstable as error:
-        yield f"has {error}, which has no form that is the same in every process"
-        return
-    try:
-        query = QuerySet(model).filter(alive).query
-    except (FieldError, ValueError, TypeError) as error:
-        yield f"cannot be asked for: {error}"
-        return
-    own = {model._meta.db_table, *(parent._meta.db_table for parent in model._meta.all_parents)}
-    for table in sorted({query.alias_map[alias].table_name for alias, used in query.alias_refcount.items() if used}):
-        if table not in own:
-            yield f"depends on the table {table}"
-    for part in _parts(query.where):
-        if isinstance(part, (Query, QuerySet, Subquery)):
-            yield "asks a subquery"
-        elif isinstance(part, (Now, Random)):
-            yield f"calls {type(part).__name__}(), which gives something else every time"
-        elif isinstance(part, RawSQL):
-            yield "has raw SQL, of which nobody can tell what it depends on"
-        elif isinstance(part, datetime.datetime) and part.microsecond:
-            yield f"has the moment {part}, which looks like the one when a process started"
+    """Why it is not certain that the condition changes with a write of the row alone, and reads the same everywhere."""
+    for child in alive.children:
+        if isinstance(child, Q):
+            yield from doubts(model, child)
+        elif not isinstance(child, tuple):
+            yield f"has an expression, {type(child).__name__}"
+        elif doubt := _doubt(model, *child):
+            yield f"{doubt} ({child[0]})"
 
 
-def _parts(expression: Any) -> Iterator[Any]:
-    """An expression, and everything in it, its right-hand values included."""
-    yield expression
-    if isinstance(expression, (Query, QuerySet, Subquery)):
-        return
-    for part in expression.get_source_expressions() if hasattr(expression, "get_source_expressions") else ():
-        yield from _parts(part)
-    value = getattr(expression, "rhs", getattr(expression, "value", None))
-    if isinstance(value, (datetime.datetime, list, tuple, set)):
-        yield from value if not isinstance(value, datetime.datetime) else [value]
+def _doubt(model: type[Model], path: str, value: Any) -> str:
+    """What is uncertain about one comparison; empty if nothing is."""
+    if doubt := _doubt_of_value(value) or _doubt_of_moment(model, path, value):
+        return doubt
+    try:
+        query = QuerySet(model).filter(**{path: value}).query
+    except (FieldError, ValidationError, ValueError, TypeError) as error:
+        return f"cannot be asked for: {error}"
+    for alias, used in query.alias_refcount.items():
+        if used and not _is_of_row(query, alias):
+            return f"depends on another row, of the table {query.alias_map[alias].table_name}"
+    if len(query.where.children) != 1:
+        return "is no single comparison"
+    compared: Any = query.where.children[0]
+    left, right = getattr(compared, "lhs", None), getattr(compared, "rhs", None)
+    if type(left) is not Col:
+        return f"compares a value that is worked out, by {type(left).__name__}"
+    if type(compared) in _NULL:
+        return ""
+    for column in (left, right):
+        if type(column) is Col and (doubt := _doubt_of_field(column.target)):
+            return doubt
+    family = _family(left.target)
+    if type(right) is Col and _family(right.target) != family:
+        return f"compares a {family} with a {_family(right.target)}"
+    if type(compared) in _EQUAL or (type(compared) in _ORDER and family in _ORDERED):
+        return ""
+    return f"compares a {family} by {type(compared).__name__}, which goes by more than the row"
+
+
+def _doubt_of_value(value: Any) -> str:
+    values = value if isinstance(value, (list, tuple, set, frozenset, range)) else [value]
+    for each in values:
+        if type(each) is F and each is value:
+            continue
+        constant = each.value if isinstance(each, (enum.Enum, Value)) else each
+        if isinstance(constant, (datetime.date, datetime.time)):
+            return f"has the {type(constant).__name__} {constant}, which may be that of the process's start"
+        if constant is not None and not isinstance(constant, _PLAIN):
+            return f"has a {type(constant).__name__}, which is no constant"
+    return ""
+
+
+def _doubt_of_moment(model: type[Model], path: str, value: Any) -> str:
+    """Of a date and time as text: whether it has no offset from UTC, and so means another moment in each time zone."""
+    try:
+        field = model._meta.get_field(path.partition("__")[0])
+    except FieldDoesNotExist:
+        return ""
+    if not isinstance(field, Field) or _family(field) != "moment":
+        return ""
+    for each in value if isinstance(value, (list, tuple, set, frozenset)) else [value]:
+        text = each.value if isinstance(each, Value) else each
+        try:
+            moment = parse_datetime(text) if isinstance(text, str) else None
+        except ValueError as error:
+            return f"cannot be asked for: {error}"
+        if isinstance(text, str) and (moment is None or moment.tzinfo is None):
+            return f"has the moment {text!r} without an offset from UTC"
+    return ""
+
+
+def _doubt_of_field(field: Any) -> str:
+    if _family(field) is None or converts_itself(value_field(field)):
+        return f"compares a {type(field).__name__}"
+    if getattr(field, "generated", False) and not field.db_persist:
+        return "compares a generated column that is worked out at each reading"
+    return ""
+
+
+def _family(field: Any) -> str | None:
+    return _FAMILIES.get(value_field(field).get_internal_type())
+
+
+def _is_of_row(query: Query, alias: str) -> bool:
+    """Whether the table ``alias`` holds the row itself, or its part in a parent's table (multi-table inheritance)."""
+    join: Any = query.alias_map.get(alias)
+    while join is not None and join.parent_alias is not None:
+        link = join.join_field
+        if not isinstance(link, OneToOneField) or not link.remote_field.parent_link:
+            return False
+        join = query.alias_map.get(join.parent_alias)
+    return join is not None

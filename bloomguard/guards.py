@@ -20,12 +20,12 @@ from django.db.models import Model, Q
 from django.http import HttpRequest
 
 from . import spot_checks
-from .alive import Unstable, in_words
+from .alive import Unstable, doubts, in_words
 from .counting import counts
 from .exceptions import ConfigurationError
 from .filters.kinds import KINDS
 from .hearing import hear, listeners
-from .keys import KeyMaker, OutOfRange, Unkeyable
+from .keys import KeyMaker, OutOfRange, Uncertain, Unkeyable
 from .live import LiveFilter
 from .log_once import LogOnce
 from .lookups.cache_aside import CacheAside
@@ -99,7 +99,12 @@ class Guard(Fetching, CacheAside):
         return True
 
     def normalize(self, value: str) -> str:
-        """Text as the database compares it; needed where its collation takes different strings for equal."""
+        """Text as the database compares it; needed where its collation takes different strings for equal.
+
+        Equal texts get one form, always. ``ValueError``, or what Python raises for a value that is not as expected,
+        says that the text has none: requests for it pass, and its rows are in no filter. Any other error is taken for
+        a failure of the moment: requests pass, and a row that is written meanwhile fences the guard.
+        """
         return value
 
     # -- what a key is
@@ -148,7 +153,8 @@ class Guard(Fetching, CacheAside):
     @property
     def alive_fields(self) -> set[str]:
         """The names of the model's fields that decide who is alive, on either side of a comparison."""
-        return self.alive.referenced_base_fields - {"pk"}
+        names = self.alive.referenced_base_fields
+        return names - {"pk"} | {field.name for field in self.model._meta.pk_fields if "pk" in names}
 
     @property
     def definition(self) -> str:
@@ -157,11 +163,13 @@ class Guard(Fetching, CacheAside):
         normalize = type(self).normalize.__qualname__
         try:
             alive = in_words(self.alive)
-        except Unstable:  # which a system check refuses: what one process builds, no other one asks
-            alive = repr(self.alive)
+        except Unstable:  # which is uncertain, too
+            alive = ""
         # Whoever takes keys out relies on everybody else to have counted them.
         counted = "|counted" if self.discards else ""
-        return f"{self.name}|{self.model._meta.db_table}({columns})|{alive}|{normalize}{counted}"
+        # Nothing is built for such a condition; a filter that another release has built is not asked.
+        uncertain = "|uncertain" if next(doubts(self.model, self.alive), "") else ""
+        return f"{self.name}|{self.model._meta.db_table}({columns})|{alive}|{normalize}{counted}{uncertain}"
 
     @property
     def discards(self) -> bool:
@@ -216,7 +224,7 @@ class Guard(Fetching, CacheAside):
 
     def _undecided(self, error: Exception) -> Decision:
         """What a value is that no key could be made of, or nobody could be asked for."""
-        if isinstance(error, Unkeyable):
+        if isinstance(error, (Unkeyable, Uncertain)):
             return UNKEYABLE
         if isinstance(error, OutOfRange):
             return OUT_OF_RANGE
@@ -276,7 +284,8 @@ class Guard(Fetching, CacheAside):
 
     def rows(self) -> models.QuerySet[Any]:
         """The rows that exist for the public, unordered."""
-        return self.model._base_manager.filter(self.alive)
+        # No manager of the model's: one that hides rows would hide them from the filter too.
+        return models.QuerySet(self.model).filter(self.alive)
 
     # -- routes
 

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from decimal import Decimal
 from typing import Any
+from uuid import UUID
 
 from django.core.exceptions import ValidationError
 from django.db import models
@@ -18,11 +20,39 @@ from django.db import models
 Encode = Callable[[Any], bytes]
 
 _LOW, _MASK = -(1 << 63), (1 << 64) - 1
+#: What ``normalize`` raises for a text that has no form. Anything else, such as OSError, says nothing of the text.
+_OF_THE_TEXT = (ValidationError, ValueError, TypeError, LookupError, ArithmeticError, AttributeError)
+#: By kind: the class that ``to_python`` has to give, and values that it is tried with.
+_PLAIN: dict[str, type] = {
+    "integer": int,
+    "uuid": UUID,
+    "text": str,
+    "decimal": Decimal,
+    "date": datetime.date,
+}
+_TRIED: dict[str, tuple[Any, ...]] = {
+    "integer": (1, "1"),
+    "uuid": (UUID(int=1), str(UUID(int=1))),
+    "text": ("a",),
+    "decimal": (Decimal(1), "1"),
+    "date": (datetime.date(2024, 2, 29), "2024-02-29"),
+}
 _EXACT_DIGITS = 15  # SQLite keeps decimals as doubles: beyond this many digits "equal" is not what it seems
 
 
 class Unkeyable(ValueError):
-    """The value does not convert as the field converts: nobody can say what the database would answer, so pass."""
+    """The value does not convert as the field converts: nobody can say what the database would answer, so pass.
+
+    A row with such a value needs no key: whoever asks for it has none either, and passes.
+    """
+
+
+class NotNormalized(Unkeyable):
+    """``normalize`` has no form for the text, and so for none that is equal to it."""
+
+
+class Uncertain(ValueError):
+    """No key can be made of the value, and a value that is equal to it may have one: a request passes, a row fences."""
 
 
 class OutOfRange(ValueError):
@@ -55,8 +85,24 @@ def kind_of(field: models.Field[Any, Any]) -> str | None:
 def converts_itself(field: models.Field[Any, Any]) -> bool:
     """Whether a row may hold another value than the one that the field was given, or is asked for."""
     names = ("get_prep_value", "get_db_prep_value", "get_db_prep_save", "from_db_value", "get_lookup")
+    return _has_own(field, names)
+
+
+def _has_own(field: models.Field[Any, Any], names: Sequence[str]) -> bool:
     methods = (getattr(type(field), name, None) for name in names)
     return any(not getattr(method, "__module__", "django.").startswith("django.") for method in methods if method)
+
+
+def own_class(field: models.Field[Any, Any]) -> str:
+    """The name of the class, not a plain one, that the field's ``to_python`` gives; empty if there is none."""
+    field, kind = value_field(field), kind_of(field)
+    if kind is None or not _has_own(field, ("to_python",)):
+        return ""
+    for value in _TRIED[kind]:
+        with suppress(Exception):  # what it does not convert has no key
+            if not isinstance(converted := field.to_python(value), (_PLAIN[kind], type(None))):
+                return type(converted).__name__
+    return ""
 
 
 class KeyMaker:
@@ -69,7 +115,10 @@ class KeyMaker:
     def __init__(self, fields: Sequence[models.Field[Any, Any]], normalize: Callable[[str], str] | None = None) -> None:
         self.names = tuple(field.name for field in fields)
         kinds = tuple(kind_of(field) for field in fields)
-        encoders = tuple(_encoder(value_field(field), kind, normalize) for field, kind in zip(fields, kinds))
+        #: Each field's own part: ``encode(value) -> bytes``.
+        self.encoders = encoders = tuple(
+            _encoder(value_field(field), kind, normalize) for field, kind in zip(fields, kinds)
+        )
         self.kinds = kinds
         #: The first field that converts values in a way of its own on their way to the database, or back; else empty.
         self.own_field = next((field.name for field in fields if converts_itself(value_field(field))), "")
@@ -96,21 +145,30 @@ class KeyMaker:
 def _encoder(
     field: models.Field[Any, Any], kind: str | None, normalize: Callable[[str], str] | None
 ) -> Callable[[Any], bytes]:
-    """``encode(value) -> bytes`` for one field; it raises :class:`Unkeyable` or :class:`OutOfRange`."""
-    to_python = field.to_python
+    """``encode(value) -> bytes`` for one field.
+
+    It raises :class:`Unkeyable`, :class:`Uncertain` or :class:`OutOfRange`, none of which has the value in its text.
+    """
+    if kind is None:
+        raise TypeError(f"{field} is a {type(field).__name__}, which cannot be a key")
+    to_python, plain = field.to_python, _PLAIN[kind]
+    # A field of somebody's own may convert one form of a value, and not the one that the database gives.
+    failure = Uncertain if converts_itself(field) or _has_own(field, ("to_python",)) else Unkeyable
 
     def convert(value: Any) -> Any:
         try:
-            value = to_python(value)
-        except (ValidationError, ValueError, TypeError, ArithmeticError) as error:
-            raise Unkeyable(f"not a value of {field}") from error
-        if value is None:
-            raise Unkeyable(f"no value for {field}")
-        return value
+            converted = to_python(value)
+        except Exception:
+            raise failure(f"not a value of {field}") from None  # whose text may have the value
+        if converted is None:
+            raise (Unkeyable if value is None else failure)(f"no value for {field}")
+        if not isinstance(converted, plain) and not (kind == "text" and normalize is not None):
+            raise failure(f"{field} converts a value to a {type(converted).__name__}")
+        return converted
 
     def integer(value: Any) -> bytes:
         if type(value) is not int:
-            value = convert(value)
+            value = int(convert(value))
         try:
             return value.to_bytes(8, "little")  # type: ignore[no-any-return]
         except OverflowError:
@@ -127,11 +185,23 @@ def _encoder(
             raise Unkeyable(f"an expression or a row, not a value of {field}")
         value = convert(value)
         if normalize is not None:
-            value = normalize(value)
+            value = normalized(value, normalize)
         try:
-            return value.encode()  # type: ignore[no-any-return]
-        except UnicodeEncodeError as error:
-            raise Unkeyable("text that is not Unicode") from error
+            return str.encode(value)
+        except UnicodeEncodeError:
+            raise Unkeyable("text that is not Unicode") from None
+
+    def normalized(value: Any, normalize: Callable[[str], str]) -> str:
+        # No value in what is raised, nor in a cause of it: it may come to a log.
+        try:
+            form = normalize(value)
+        except _OF_THE_TEXT as error:
+            raise NotNormalized(f"normalize() raised {type(error).__name__} for a value of {field}") from None
+        except Exception as error:
+            raise Uncertain(f"normalize() raised {type(error).__name__} for a value of {field}") from None
+        if not isinstance(form, str):
+            raise NotNormalized(f"normalize() gave a {type(form).__name__} for a value of {field}")
+        return form
 
     def decimal(value: Any) -> bytes:
         number: Decimal = convert(value)
@@ -152,6 +222,4 @@ def _encoder(
         return day.toordinal().to_bytes(8, "little")
 
     encoders = {"integer": integer, "uuid": uuid, "text": text, "decimal": decimal, "date": date}
-    if kind is None:
-        raise TypeError(f"{field} is a {type(field).__name__}, which cannot be a key")
     return encoders[kind]

@@ -1,9 +1,11 @@
 """Rebuild: rows -> a new generation, measured, published as a whole.
 
-    create an empty generation -> announce it in the state row -> wait until every writer knows of it and every
-    earlier writer has ended -> scan -> verify -> publish by compare-and-set -> drop the one before, or keep it
+    refuse what may not be armed -> create an empty generation -> announce it in the state row -> wait until every
+    writer knows of it and every earlier writer has ended -> scan -> verify -> publish by compare-and-set -> drop the
+    one before, or keep it
 
-Until it is published the former generation answers; whatever stops the rebuild, it goes on answering.
+Until it is published the former generation answers; whatever stops the rebuild, it goes on answering. Only a refusal
+fences it: what may not be armed now may deny rows already.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from typing import Any
 from django.db import DatabaseError, connections
 from django.utils import timezone
 
-from .building import growth, standby
+from .building import growth, refusals, standby
 from .building.barrier import wait_for_writers
 from .building.builders import myself, refuse_if_alive
 from .building.filling import fill
@@ -35,6 +37,7 @@ from .remembered import create_recent, new_name
 from .signals import generation_published, tell
 from .sources import Source
 from .stores import Generation
+from .sync.connection import has_own_transaction
 from .sync.state import ARMED, FENCED, LEASE_SECONDS, State
 
 logger = logging.getLogger("bloomguard")
@@ -85,6 +88,8 @@ class Rebuild:
 
     def plan(self) -> Plan:
         """What :meth:`run` would make; changes nothing. Raises :class:`RebuildError` if it cannot fit, with figures."""
+        if refused := self._refusals():
+            raise RebuildError(refused)
         summary = self._summary()
         layout = self._layout(summary, tag=0)
         return Plan(
@@ -111,6 +116,19 @@ class Rebuild:
         return outcome
 
     # The steps, in their order; `run_all` takes several guards through them side by side.
+
+    def refuse(self) -> None:
+        """Raise :class:`RebuildError` if a filter could deny rows that exist; fence the one that answers now."""
+        self._refuse_transaction()
+        if refused := self._refusals():
+            self.table.fence(self.guard.name, refused.partition(": ")[2])
+            raise RebuildError(refused)
+        if denied := refusals.unreadable(self.guard, self.source.connection):
+            raise RebuildError(f"{self.guard.name}: {denied}")
+
+    def _refusals(self) -> str:
+        found = [*refusals.declared(self.guard), *refusals.found(self.guard, self.source.connection)]
+        return f"{self.guard.name}: {' '.join(map(str, found))}" if found else ""
 
     def prepare(self) -> None:
         """What takes long and can be done before anything is announced: here nothing."""
@@ -264,7 +282,9 @@ class Rebuild:
         return {"status": FENCED, "active": "", "standby": "", "standby_until": None}
 
     def _refuse_transaction(self) -> None:
-        if connections[self.source.using].in_atomic_block:
+        connection = connections[self.source.using]
+        connection.ensure_connection()
+        if connection.in_atomic_block or has_own_transaction(connection):
             raise RebuildError("a rebuild inside a transaction would not see what others commit; call it outside")
 
     def _fill(self, generation: Generation, expected: int) -> int:
@@ -345,6 +365,7 @@ def run_all(rebuilds: Sequence[Rebuild], sleep: Callable[[float], None] = time.s
     try:
         for one in rebuilds:
             one.companions = rebuilds
+        each(lambda one: one.refuse())
         each(lambda one: one.prepare())
         each(fence_replaced)
         if replaced:

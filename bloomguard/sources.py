@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import random
 import uuid
-from collections.abc import Callable, Iterator
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
@@ -22,7 +21,7 @@ from django.db.models import F, Max, Min
 from .exceptions import RebuildError
 from .filters.choose import KeysSummary
 from .guards import Guard
-from .keys import OutOfRange, Unkeyable, kind_of, value_field
+from .keys import OutOfRange, Uncertain, Unkeyable, kind_of, value_field
 
 if TYPE_CHECKING:
     from .filters.base import Keys
@@ -77,17 +76,23 @@ class Source:
         """The rows to scan, unordered."""
         return self.guard.rows().using(self.using)
 
+    def _every(self) -> models.QuerySet[Any]:
+        """All rows, alive or not."""
+        return models.QuerySet(self.guard.model, using=self.using)
+
     def summary(self) -> KeysSummary:
         """About how many keys there are, and for integers and dates between which: what a filter is chosen by."""
         if self.guard.keys.width != 8:
             return KeysSummary(count=self._count())
         # Of all rows, alive or not: the two ends of an index, where the living ones would take a scan. One at a time:
         # SQLite finds either end at once, and both together by reading everything.
-        every, field = self.guard.model._base_manager.using(self.using), self.guard.fields[0].attname
+        every, field = self._every(), self.guard.fields[0].attname
         ends = [every.aggregate(end=end(field))["end"] for end in (Min, Max)]
-        if None in ends:
-            return KeysSummary(count=self._count())  # no rows, or nothing but NULL
-        low, high = (int.from_bytes(self.guard.keys.key(end), "little", signed=True) for end in ends)
+        keys = [key_of_row(self.guard, [end]) for end in ends]
+        low, high = (int.from_bytes(key or b"", "little", signed=True) for key in keys)
+        # No rows, or nothing but NULL; or in an unsigned column of MySQL's numbers from 2**63 on.
+        if None in keys or low > high:
+            return KeysSummary(count=self._count())
         return KeysSummary(count=self._count(low, high), low=low, high=high)
 
     def _count(self, low: int = 0, high: int = 0) -> int:
@@ -123,8 +128,7 @@ class Source:
 
     def end(self, order: str) -> Any:
         """The primary key at one end of all rows, alive or not, found at once in its index; ``order`` is ``[-]pk``."""
-        every = self.guard.model._base_manager.using(self.using)
-        return every.order_by(order).values_list("pk", flat=True).first()
+        return self._every().order_by(order).values_list("pk", flat=True).first()
 
     def random_values(self, rows: int) -> Iterator[tuple[Any, ...]]:
         """What is looked up by, of about so many rows.
@@ -210,18 +214,43 @@ class Source:
 
     def _one_by_one(self) -> Iterator[Page]:
         guard, names = self.guard, self.guard.attnames
-        make, size = guard.keys.key, min(PAGE_ROWS, _CHUNK_ROWS)
+        size = min(PAGE_ROWS, _CHUNK_ROWS)
         keys: list[bytes] = []
-        rows = 0
+        rows = keyed = keyless = 0
         for values in self.rows().order_by().values_list(*names).iterator(chunk_size=size):
             rows += 1
-            with suppress(Unkeyable, OutOfRange):  # NULL, or a value that no request converts to: nobody can ask for it
-                keys.append(make(values[0] if len(values) == 1 else values))
+            key = key_of_row(guard, values)
+            if key is not None:
+                keys.append(key)
+            elif None not in values:
+                keyless += 1
             if rows == size:
                 yield Page(rows, partial(list, keys))
+                keyed += len(keys)
                 keys, rows = [], 0
         if rows:
             yield Page(rows, partial(list, keys))
+        if keyless and not keyed + len(keys):
+            raise RebuildError(
+                f"{guard.name}: no key can be made of any of {keyless:,} rows, so nothing would be guarded. See what "
+                "normalize(), or the field's to_python, makes of a row's value"
+            )
+
+
+def key_of_row(guard: Guard, values: Sequence[Any]) -> bytes | None:
+    """The key of a row with these ``values`` of :attr:`Guard.attnames`; ``None`` if no request can ask for it.
+
+    Raises :class:`RebuildError` if that is not certain.
+    """
+    try:
+        return guard.keys.key(values[0] if len(values) == 1 else values)
+    except (Unkeyable, OutOfRange):  # NULL, or a value that no request converts to
+        return None
+    except Uncertain as error:
+        raise RebuildError(
+            f"{guard.name}: no key can be made of a row: {error}. Let to_python give a plain value for it, and "
+            "normalize() raise ValueError for what has no form; or look rows up by another field"
+        ) from None
 
 
 def _binary_cursor(connection: BaseDatabaseWrapper, sql: str, parameters: Any) -> Callable[[], Any] | None:

@@ -95,7 +95,7 @@ def test_a_mistake_names_the_guard_the_value_and_the_cure(only, model, attribute
     assert cure in hint
 
 
-def slug_with(*, ours=True, **options):
+def slug_with(**options):
     with isolate_apps("tests.shop"):
 
         class Page(models.Model):
@@ -103,7 +103,6 @@ def slug_with(*, ours=True, **options):
 
             class Meta:
                 app_label = "shop"
-                managed = ours
 
     return Page
 
@@ -223,17 +222,6 @@ def test_a_setting_of_another_form(only, settings, setting, value):
     assert "dictionary" in message
     assert "README" in hint
     assert [each.id for each in deployed] == ["bloomguard.E009"]
-
-
-def test_text_in_a_table_of_somebody_elses(only):
-    """A column that Django did not make may pad its text, or take A for a."""
-    only(slug_with(ours=False), lookup="slug")
-
-    found, message, hint = the_message()
-
-    assert found == "bloomguard.W006"
-    assert "'slug' is text in a table that Django does not manage" in message
-    assert "normalize" in hint
 
 
 def test_a_guard_by_signals_is_warned_of(only):

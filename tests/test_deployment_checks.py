@@ -7,8 +7,7 @@ from zlib import crc32
 
 import pytest
 from django.core.checks import run_checks
-from django.db import connection, connections, models
-from django.test.utils import isolate_apps
+from django.db import connection, connections
 
 from bloomguard.filters import codec
 from bloomguard.guards import registry
@@ -173,109 +172,9 @@ def test_a_plain_check_asks_no_database(mine, django_assert_num_queries, monkeyp
 
 
 @pytest.fixture
-def page(monkeypatch):
-    """``page(column)`` is a guard by the slug of a table that was made past Django, after some ``before`` and with an
-    ``after`` that goes when the test ends.
-    """
-    undone = []
-
-    def run(*statements):
-        with connections[database.current].cursor() as cursor:
-            for statement in statements:
-                cursor.execute(statement)
-
-    def make(column, before=(), after=(), **attributes):
-        with isolate_apps("tests.shop"):
-
-            class Page(models.Model):
-                slug = models.CharField(max_length=10)
-
-                class Meta:
-                    app_label = "shop"
-
-        run(*before)
-        undone.extend(["DROP TABLE IF EXISTS shop_page", *after])
-        run(f"CREATE TABLE shop_page (id bigint PRIMARY KEY, slug {column})")
-        guard = make_guard(Page, name="page", lookup="slug", **attributes)
-        monkeypatch.setattr(registry, "_guards", {"page": guard})
-        return guard
-
-    yield make
-    run(*undone)
-    registry.changed()
-
-
-def errors():
-    """What is worse than that the guard has no filter yet."""
-    return [(found, message, hint) for found, message, hint in messages() if found != "bloomguard.W030"]
-
-
-@pytest.mark.usefixtures("each_database")
-def test_a_column_of_exact_text(page):
-    """The usual column takes no two texts for equal."""
-    page("varchar(10)")
-
-    assert errors() == []
-
-
-@pytest.mark.parametrize(
-    ("collation", "told"), [("nocase", "takes 'A' for 'a'"), ("RTRIM", "takes 'a ' for 'a'"), ("binary", None)]
-)
-def test_a_column_that_sqlite_compares_in_another_way(page, collation, told):
-    """A collation that the model knows nothing of would make false 404s: the database is asked for it."""
-    page(f"varchar(10) collate {collation}")
-
-    found = errors()
-
-    assert [each[0] for each in found] == (["bloomguard.E006"] if told else [])
-    for _, message, hint in found:
-        assert f"the guard 'page': 'slug' {told} in the database 'default'" in message
-        assert "normalize" in hint
-
-
-@pytest.fixture
 def postgresql(monkeypatch):
     """The test runs on PostgreSQL."""
     monkeypatch.setattr(database, "current", "postgresql")
-
-
-@pytest.mark.usefixtures("postgresql")
-@pytest.mark.parametrize(
-    ("column", "before", "after", "told"),
-    [
-        ("char(10)", [], [], "is of the type bpchar"),
-        ("padded", ["CREATE DOMAIN padded AS char(10)"], ["DROP DOMAIN padded"], "is of the type bpchar"),
-        # The server of the tests has neither the extension nor ICU: the catalogue says of these what it says of those.
-        ("citext", ["CREATE TYPE citext AS ENUM ('a')"], ["DROP TYPE citext"], "is of the type citext"),
-        (
-            "varchar(10) COLLATE caseless",
-            [
-                'CREATE COLLATION caseless FROM "C"',
-                "UPDATE pg_collation SET collisdeterministic = false WHERE collname = 'caseless'",
-            ],
-            ["DROP COLLATION caseless"],
-            "is of the nondeterministic collation 'caseless'",
-        ),
-    ],
-    ids=["padded", "domain", "citext", "collation"],
-)
-def test_a_column_that_postgresql_compares_in_another_way(page, column, before, after, told):
-    """Padded text, text without case and a nondeterministic collation, by themselves or by a domain."""
-    page(column, before, after)
-
-    ((found, message, hint),) = errors()
-
-    assert found == "bloomguard.E006"
-    assert f"'slug' {told} in the database 'postgresql'" in message
-    assert "normalize" in hint
-
-
-@pytest.mark.usefixtures("postgresql")
-def test_a_column_whose_guard_has_a_normaliser(page):
-    """A guard that says which texts are equal may guard any column."""
-    page("char(10)", normalize=lambda self, value: value.rstrip(" "))
-
-    assert errors() == []
 
 
 def trigger_of(body, on="shop_article", when="AFTER INSERT"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from django.db import connections
 
+from bloomguard.exceptions import RebuildError
 from bloomguard.guards import Verdict, registry
 from bloomguard.sync import state
 
@@ -43,16 +44,20 @@ def test_a_rebuild_reads_one_database(build):
     assert [registry["product"].verdict(pk) for pk in (1, 2, 3)] == [Verdict.MAYBE, Verdict.ABSENT, Verdict.MAYBE]
 
 
-def test_a_rebuild_reads_one_schema(build, schema):
-    """The tenants' tables have one name, and so one filter, which the next build makes of the rows it sees."""
-    Product.objects.create(pk=1)
+def test_a_table_of_several_schemas_is_refused(build, schema):
+    """The tenants' tables have one name, and so one filter: a build of the rows that one of them has ends it."""
+    with connections["postgresql"].cursor() as cursor:
+        cursor.execute("ALTER TABLE tenant.shop_product RENAME TO later")
     build("product")
+    with connections["postgresql"].cursor() as cursor:
+        cursor.execute("ALTER TABLE tenant.later RENAME TO shop_product")
     schema("tenant")
     Product.objects.create(pk=50)
-    assert registry["product"].verdict(50) is Verdict.MAYBE
-
     schema()
-    build("product")
+
+    with pytest.raises(RebuildError, match="a table of the schema 'public', and of 'tenant'"):
+        build("product")
+
     registry["product"].live.forget()
-    assert [registry["product"].verdict(pk) for pk in (1, 50)] == [Verdict.MAYBE, Verdict.ABSENT]
-    assert state.table.current("product").status == state.ARMED
+    assert registry["product"].verdict(50) is Verdict.UNKNOWN
+    assert state.table.current("product").status == state.FENCED

@@ -37,7 +37,8 @@ LAYERS = [
     ["spot_checks", "hearing"],
     ["lookups.fetching", "lookups.steps", "lookups.cache_aside"],
     ["guards", "sources", "building.barrier"],
-    ["building.growth"],
+    ["building.growth", "building.columns"],
+    ["building.refusals"],
     [
         "building.builders", "building.plans", "building.filling", "building.proof", "building.standby",
         "building.verify", "counting.flushing", "figures", "counting.outcomes",

@@ -16,14 +16,12 @@ more often than other rows. The error rate is that of absent keys drawn at rando
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from itertools import islice
 from math import sqrt
 from typing import Any
 
 from ..exceptions import RebuildError
-from ..keys import OutOfRange, Unkeyable
-from ..sources import Source
+from ..sources import Source, key_of_row
 from ..stores import Generation
 from ..sync.state import LEASE_SECONDS
 
@@ -81,11 +79,10 @@ class Proof:
     def _keys(self) -> Iterator[bytes]:
         guard, seen = self._source.guard, set()
         for values in self._values():
-            with suppress(Unkeyable, OutOfRange):  # nobody can ask for it
-                key = guard.keys.key(values[0] if len(values) == 1 else values)
-                if key not in seen:
-                    seen.add(key)
-                    yield key
+            key = key_of_row(guard, values)
+            if key is not None and key not in seen:
+                seen.add(key)
+                yield key
 
     def _values(self) -> Iterator[tuple[Any, ...]]:
         """What is looked up by, of every row that is read again."""

@@ -10,7 +10,6 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -19,9 +18,8 @@ from typing import TYPE_CHECKING, Any
 from ..filters.base import BodyFilter
 from ..filters.layout import Layout
 from ..guards import Guard
-from ..keys import OutOfRange, Unkeyable
 from ..signals import false_negative_found, tell
-from ..sources import Page, Source
+from ..sources import Page, Source, key_of_row
 from ..spot_checks import is_denied
 from ..stores import Generation
 from ..sync.state import ARMED, LEASE_SECONDS
@@ -144,7 +142,7 @@ class Verification:
             for page in self._source.pages():
                 yield _Batch(page.rows, partial(getattr, page, "keys"), partial(_at, page))
             return
-        names, make = self.guard.attnames, self.guard.keys.key
+        names = self.guard.attnames
         if self._sample is None:
             found = self._source.rows().order_by().values_list(*names).iterator(chunk_size=_ROWS_AT_ONCE)
         else:
@@ -152,10 +150,10 @@ class Verification:
         while some := list(islice(found, _ROWS_AT_ONCE)):
             keys, values = [], []
             for each in some:
-                value = each[0] if len(each) == 1 else each
-                with suppress(Unkeyable, OutOfRange):  # nobody can ask for it
-                    keys.append(make(value))
-                    values.append(value)
+                key = key_of_row(self.guard, each)
+                if key is not None:
+                    keys.append(key)
+                    values.append(each[0] if len(each) == 1 else each)
             yield _Batch(len(some), partial(list, keys), values.__getitem__)
 
     def _missing(self, generation: Generation, suspects: list[Any], missing: int) -> int:

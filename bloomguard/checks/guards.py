@@ -11,7 +11,7 @@ from django.core.checks import CheckMessage, Error, Warning, register
 from django.db import models
 
 from .. import conf
-from ..alive import doubts
+from ..building.refusals import declared
 from ..exceptions import ConfigurationError
 from ..filters import InvalidShape
 from ..filters.sizing import check_capacity, check_error_rate
@@ -95,19 +95,10 @@ def _guard(guard: Guard) -> Iterator[CheckMessage]:
             obj=guard.model,
             id="bloomguard.W005",
         )
-    yield from _alive(guard, error)
+    for refusal in declared(guard):
+        yield Error(f"the guard {guard.name!r}: {refusal.reason}.", hint=refusal.cure, obj=guard.model, id=refusal.id)
     yield from _routes(guard, error)
     yield from _uniqueness(guard, fields)
-
-
-def _alive(guard: Guard, error: Any) -> Iterator[CheckMessage]:
-    for doubt in dict.fromkeys(doubts(guard.model, guard.alive)):
-        yield error(
-            13,
-            f"alive can change without a write of the row: it {doubt}",
-            "Let it compare columns of the row itself with constants, and decide the rest in the view; a row too many "
-            "in the filter costs one look-up.",
-        )
 
 
 def _routes(guard: Guard, error: Any) -> Iterator[CheckMessage]:

@@ -17,7 +17,7 @@ from django.urls.converters import IntConverter, SlugConverter, StringConverter,
 from django.urls.resolvers import RoutePattern
 
 from ..guards import Guard
-from ..keys import OutOfRange, Unkeyable
+from ..keys import OutOfRange, Uncertain, Unkeyable
 from ..routes.patterns import Pattern, rivals
 from ..routes.table import NO_ID, GuardedRoute
 
@@ -142,7 +142,7 @@ def _have_same_key(guard: Guard, one: Any, other: Any) -> bool:
         return True
     try:
         return guard.keys.key(one) == guard.keys.key(other)
-    except (Unkeyable, OutOfRange):
+    except (Unkeyable, Uncertain, OutOfRange):
         return False
 
 

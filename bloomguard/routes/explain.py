@@ -19,7 +19,7 @@ from ..building.needs import opened
 from ..exceptions import BloomguardError, ConfigurationError
 from ..filters import FilterError
 from ..guards import Guard, registry
-from ..keys import OutOfRange, Unkeyable
+from ..keys import OutOfRange, Uncertain, Unkeyable
 from ..models import GuardState
 from ..sync.state import LEASE_SECONDS
 from ..verdicts import ERROR, OUT_OF_RANGE, SHADOW, UNKEYABLE, Decision, Verdict
@@ -165,7 +165,7 @@ def _decide(guard: Guard, value: Any) -> tuple[Decision, str]:
     """What :meth:`Guard.decide` says, neither counted nor held against the database, and the error behind it."""
     try:
         decision = guard.live.ask(guard.keys.key(value))
-    except Unkeyable:
+    except (Unkeyable, Uncertain):
         decision = UNKEYABLE
     except OutOfRange:
         decision = OUT_OF_RANGE

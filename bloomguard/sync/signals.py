@@ -12,7 +12,7 @@ from contextlib import suppress
 from typing import Any
 
 from django.db import DatabaseError
-from django.db.models import Model
+from django.db.models import Model, QuerySet
 from django.db.models.signals import post_save, pre_save
 from django.utils import timezone
 
@@ -98,7 +98,7 @@ def _proved(guard: Guard, instance: Model, using: str, *, stored: bool) -> bool:
         where = {"pk": getattr(instance, guard.model._meta.pk.attname)}
     else:
         where = {link(guard.model, type(instance)): instance.pk}
-    for values in guard.model._base_manager.using(using).filter(**where).values_list(*guard.attnames):
+    for values in QuerySet(guard.model, using=using).filter(**where).values_list(*guard.attnames):
         # No value, or one that no request converts to: nobody can look it up.
         with suppress(Unkeyable, OutOfRange):
             if not guard.add(values[0] if len(values) == 1 else values):
