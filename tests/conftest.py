@@ -14,6 +14,7 @@ import pytest
 from django.db import OperationalError, connections
 
 from bloomguard import middleware, rebuild, spot_checks
+from bloomguard.counting.counts import counts
 from bloomguard.guards import registry
 from bloomguard.lookups import scope, select, shadow
 from bloomguard.routes import not_found
@@ -76,6 +77,12 @@ def each_database(request: pytest.FixtureRequest) -> Iterator[str]:
 def patience() -> None:
     """No lock is given up because the machine is busy."""
     be_patient()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_flusher() -> None:
+    """No thread of this process sends figures to a store while a test counts commands or connections."""
+    counts.begin = lambda: None
 
 
 @pytest.fixture(autouse=True)

@@ -99,10 +99,12 @@ def exists(value):
 
 def page(view, *middleware):
     """Visits a view, under its own URLconf, with what may stand before it."""
+    conf = urlconf(path("<int:pk>/", view, name="product"))
 
     def visit(value, settings, client=Client):
-        settings.MIDDLEWARE = list(middleware)
-        settings.ROOT_URLCONF = urlconf(path("<int:pk>/", view, name="product"))
+        if settings.ROOT_URLCONF is not conf:  # each override lies on top of those before
+            settings.MIDDLEWARE = list(middleware)
+            settings.ROOT_URLCONF = conf
         visit = client().get if client is Client else async_to_sync(client().get)
         return visit(f"/{value}/").status_code == 200 or None
 
@@ -148,7 +150,8 @@ def apage(view, *middleware):
 
 def admin(value, settings):
     """The admin's change view, for somebody who may see it."""
-    settings.ROOT_URLCONF = urlconf(path("admin/", site.urls))
+    if settings.ROOT_URLCONF is not admin_conf:
+        settings.ROOT_URLCONF = admin_conf
     client = Client()
     user = get_user_model().objects.filter(username="root").first()
     client.force_login(user or get_user_model().objects.create_superuser("root"))
@@ -157,6 +160,7 @@ def admin(value, settings):
 
 site = AdminSite()
 site.register(Product)
+admin_conf = urlconf(path("admin/", site.urls))
 
 WAYS = {
     "first": lambda value, settings: first(value),
