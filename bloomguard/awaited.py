@@ -80,6 +80,6 @@ class Awaited:
                 decided.append(MAYBE if might else ABSENT)
         # The loop may have been held up meanwhile, so the row that was relied on has to be one to rely on still.
         now = self.table.lease(self.name)
-        if now is None or now.version != state.version:
+        if now is None or now.change != state.change:
             return None
         return None if None in decided else [each for each in decided if each is not None]

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from time import perf_counter_ns
 from typing import Any, ClassVar, TypeVar
@@ -328,6 +329,8 @@ class Registry:
         self.version = 0
         #: Called after each change.
         self.listeners: list[Callable[[], None]] = []
+        #: Imports the apps' ``guards.py``, for who asks for the guards while apps are being made ready.
+        self.discover: Callable[[], None] | None = None
 
     def add(self, guard: Guard) -> None:
         """Take ``guard`` in, unless its name is taken: then it is one of :attr:`clashes`."""
@@ -358,7 +361,20 @@ class Registry:
             raise ConfigurationError(f"there is no guard {name!r}; known are {known}") from None
 
     def __iter__(self) -> Iterator[Guard]:
+        discover, self.discover = self.discover, None
+        if discover is not None:
+            discover()
         return iter(list(self._guards.values()))
+
+    @contextmanager
+    def all_or_none(self) -> Iterator[None]:
+        """An error in the block undoes what it has registered, and is swallowed: its modules are imported again."""
+        before = dict(self._guards), list(self.clashes)
+        try:
+            yield
+        except Exception:
+            self._guards, self.clashes = before
+            self.changed()
 
     def __len__(self) -> int:
         return len(self._guards)

@@ -41,6 +41,11 @@ def home_of(identity: str, own: Store) -> Store | None:
 def whereabouts(state: State, store: Store) -> str:
     """Where a filter is if it is not in ``store``, and what to do about it; at most 200 characters for usual hosts."""
     here = socket.gethostname()
+    if not state.is_ours:
+        return (
+            "its filter was built from another database: this one is a copy of that, or was restored, or another "
+            "server took over; run rebuild_filter"
+        )
     # A store that is reached over a network can be reached from both.
     if state.host not in ("", here) and not store.waits:
         return (

@@ -1,7 +1,8 @@
 """One guard's filter as this process lives with it: which generations there are, what they say, and what may be said.
 
 Reading: a generation that says MAYBE needs no proof, even a stale one. One that says no is believed only under a valid
-lease on the state row, as the active generation of an armed guard, in the very store that the row names.
+lease on the state row, as the active generation of an armed guard, in the very store that the row names, and only if it
+was built from this very database.
 Writing: every generation that the row names gets every key, and the add counts only if the same lease holds.
 """
 
@@ -24,10 +25,13 @@ from .remembered import FoundOut, shelf
 from .stores import Generation, Store, stores
 from .sync import state as states
 from .sync.state import ARMED, LEASE_SECONDS, State, StateTable
+from .turns import turn
 from .verdicts import ABSENT, COLD, ERROR, FENCED, IDENTITY, LEASE, MAYBE, UNREACHABLE, UNTRUSTED, Decision
 
 logger = logging.getLogger("bloomguard")
 
+#: No row has ever been read as this.
+NONE = (0, "")
 #: A generation that could not be opened for want of a file or a permission is tried again after this many seconds.
 _REOPEN_SECONDS = 10.0
 
@@ -59,21 +63,23 @@ class LiveFilter(Awaited):
         self._waits: bool | None = None  # whether the store's checks wait for a network, once that is known
         # The active generation and its check, in one piece: threads replace it while others read it.
         self._check: tuple[str, Callable[[bytes], bool]] | None = None
-        self._version = 0  # of the row that the two below were last tidied for
+        self._change = NONE  # of the row that the two below were last tidied for
         self._opened: dict[str, Generation] = {}
         self._refused: dict[str, float] = {}
         self._looked_at = float("-inf")
-        self._warned = 0
+        self._warned = NONE
         #: The false positives that this process has found.
         self.found_out = FoundOut(name, self.table, self._open_recent)
         # The fence that this process saw last, and since when by our clock.
         self._fence: tuple[Any, float] = ("", float("-inf"))
         self._lock = threading.Lock()
+        self._opening = threading.Lock()  # held while a disk or a server is waited for
         after_fork(self._after_fork)
 
     def _after_fork(self) -> None:
         # What the parent opened may be a copy here, which nobody else writes to: a store in memory.
         self._lock = threading.Lock()
+        self._opening = threading.Lock()
         self.forget()
 
     @property
@@ -135,7 +141,7 @@ class LiveFilter(Awaited):
 
     def _denies(self, state: State, name: str) -> bool:
         """Whether the generation ``name``, if any, said no, and that still counts: no need to ask it again."""
-        return bool(name) and state.is_answered_by(name) and state.version == self._version
+        return bool(name) and state.is_answered_by(name) and state.change == self._change
 
     def _failed(self, error: Exception, name: str) -> Decision | None:
         """What is to be said where the generation ``name`` gave no answer; ``None`` if the row has to say it."""
@@ -217,7 +223,9 @@ class LiveFilter(Awaited):
             return COLD
         if state.status != ARMED:
             return FENCED
-        if self._version != state.version:
+        if not state.is_ours:
+            return self._elsewhere(state)
+        if self._change != state.change:
             return None
         return UNTRUSTED if self._is_refused(state.active) else self._opened.get(state.active)
 
@@ -225,9 +233,9 @@ class LiveFilter(Awaited):
         return self._refused.get(name, 0) > self.table.clock()
 
     def _elsewhere(self, state: State) -> Decision:
-        """The row names another store, or this one before the host was restarted: say so once."""
-        if self._warned != state.version:
-            self._warned = state.version
+        """The row names another store or database, or this one before it was restarted: say so once."""
+        if self._warned != state.change:
+            self._warned = state.change
             logger.warning("bloomguard passes every request to %s: %s", self.name, whereabouts(state, self.store))
         return IDENTITY
 
@@ -235,7 +243,7 @@ class LiveFilter(Awaited):
         """Why an add failed just now, for the log and the state row."""
         state = self.table.lease(self.name)
         try:
-            if state is not None and state.active and state.identity != self.store.identity:
+            if state is not None and state.active and not (state.is_ours and state.identity == self.store.identity):
                 return whereabouts(state, self.store)
         except StoreError:
             pass  # a store that does not answer says nothing of where it is
@@ -254,7 +262,9 @@ class LiveFilter(Awaited):
 
     def _generation(self, state: State, name: str) -> Generation | None:
         """The opened generation, or ``None`` where it cannot be trusted (which has been said already)."""
-        if self._version != state.version:
+        if not state.is_ours:
+            return None
+        if self._change != state.change:
             self._tidy(state)
         generation = self._opened.get(name)
         if generation is not None:
@@ -262,12 +272,13 @@ class LiveFilter(Awaited):
         home = None if self._is_refused(name) else home_of(state.identity, self.store)
         if home is None:
             return None
-        with self._lock:
+        with turn(self._opening, "opening a filter"):
             generation = self._opened.get(name)
             if generation is None:
                 generation = home.open(self.name, name, self.find_key_hash, state.identity)
-                self._waits = home.waits
-                self._opened[name] = generation
+                with self._lock:
+                    self._waits = home.waits
+                    self._opened[name] = generation
         return generation
 
     def _open_recent(self, name: str, identity: str) -> Generation:
@@ -279,7 +290,7 @@ class LiveFilter(Awaited):
     def _tidy(self, state: State) -> None:
         """Let go of generations that the row no longer names: a mapped file takes its disk space until then."""
         with self._lock:
-            self._version = state.version
+            self._change = state.change
             self._opened = {name: opened for name, opened in self._opened.items() if name in state.generations}
             self._refused = {name: until for name, until in self._refused.items() if name in state.generations}
         self.found_out.tidy(state.generations)
@@ -360,10 +371,15 @@ class LiveFilter(Awaited):
             return keys
         return [key for key, there in zip(keys, generation.might_contain_many(keys)) if not there]
 
-    def active(self) -> str:
-        """The generation that answers now, empty where none does: what a later :meth:`discard` has to name."""
+    def active(self, using: str | None = None) -> str:
+        """The generation that answers now, empty where none does: what a later :meth:`discard` has to name.
+
+        Also where the rows lie in a database ``using`` that may lose a delete while nobody sees that it did.
+        """
+        if using is not None and not self.table.holds(using):
+            return ""
         state = self.table.renewed(self.name)
-        return state.active if state is not None and state.status == ARMED else ""
+        return state.active if state is not None and state.is_answered_by(state.active) and state.may_forget else ""
 
     def discard(self, keys: Iterable[bytes], name: str) -> None:
         """Take keys of rows that are gone out of the generation ``name``, once each, if it still is the active one.
@@ -374,7 +390,7 @@ class LiveFilter(Awaited):
         """
         try:
             state = self.table.answered_by(name, self.name)
-            generation = self._generation(state, name) if state is not None else None
+            generation = self._generation(state, name) if state is not None and state.may_forget else None
             if generation is not None:
                 generation.discard(keys)
         except (FilterError, StoreError) as error:
@@ -386,7 +402,7 @@ class LiveFilter(Awaited):
             self._check = None
             self._opened = {}
             self._refused = {}
-            self._version = self._warned = 0
+            self._change = self._warned = NONE
             self._looked_at = float("-inf")
             self._waits = None
         self.found_out.forget()

@@ -25,11 +25,11 @@ from .counting.outcomes import ablocked, blocked
 from .door.page import probing
 from .guards import Guard, registry
 from .log_once import LogOnce
-from .lookups.scope import Scope, current, enter
+from .lookups.scope import Scope, scopes
 from .lookups.shadow import compare_status
 from .routes.not_found import not_found
 from .routes.table import NO_ID, GuardedRoute, table_for
-from .verdicts import SHADOW, Decision, Verdict
+from .verdicts import MAYBE, SHADOW, Decision, Verdict
 
 GetResponse = Callable[[HttpRequest], HttpResponseBase | Awaitable[HttpResponseBase]]
 
@@ -44,17 +44,12 @@ _log = LogOnce()
 class Exchange(Scope):
     """One request on its way through the middleware, and what its guards said."""
 
-    __slots__ = ("blocked_by", "response", "shadow")
-
     request: HttpRequest
-
-    def __init__(self, request: HttpRequest) -> None:
-        super().__init__(request)
-        #: The site's 404 that a guard has asked for, and that guard's route.
-        self.response: HttpResponseBase | None = None
-        self.blocked_by: GuardedRoute | None = None
-        #: What a guard in shadow mode would have answered 404.
-        self.shadow: tuple[GuardedRoute, Any] | None = None
+    #: The site's 404 that a guard has asked for, and that guard's route.
+    response: HttpResponseBase | None = None
+    blocked_by: GuardedRoute | None = None
+    #: What a guard in shadow mode would have answered 404.
+    shadow: tuple[GuardedRoute, Any] | None = None
 
     def judge(self, route: GuardedRoute, value: Any, decision: Decision) -> bool:
         """Whether ``decision`` answers the request."""
@@ -63,11 +58,17 @@ class Exchange(Scope):
             self.shadowed.add(route.guard.name)  # the response is compared, and no query before it
         return decision.verdict is Verdict.ABSENT and self.applies(route.guard)
 
-    def answer(self, route: GuardedRoute, response: HttpResponseBase | None) -> bool:
-        """Note the site's 404; whether there is one."""
-        if response is not None:
+    def answer(self, route: GuardedRoute, value: Any, response: HttpResponseBase | None) -> bool:
+        """Note the site's 404 for ``value``; whether there is one."""
+        if response is None:
+            self.note_counted(route.guard, value)
+        else:
             self.response, self.blocked_by = response, route
         return response is not None
+
+    def is_passed(self, response: HttpResponseBase) -> bool:
+        """Whether nothing is left to do for the request, as for nearly all: no guard has answered anything."""
+        return response.status_code != 404 and self.shadow is None and not self.spared
 
     def end(self, response: HttpResponseBase) -> Guard | None:
         """The guard to which the request's 404 is owed, if any."""
@@ -85,6 +86,7 @@ class BloomGuardMiddleware:
 
     def __init__(self, get_response: GetResponse) -> None:
         self.get_response = get_response
+        self._debug: bool = settings.DEBUG
         self.place = place_in_settings(type(self))
         self._sets_etags = _comes_with_etags(_classes())
         self._async = iscoroutinefunction(get_response)
@@ -101,13 +103,16 @@ class BloomGuardMiddleware:
         if request.method not in _guarded_methods() or probing.get():
             return self.get_response(request)
         exchange = Exchange(request)
-        before = enter(exchange)
+        before = scopes.get()
+        scopes.set(exchange)
         try:
             if self.place != BEFORE_CACHE or not self._answer(exchange, _routes_before_cache(request)):
                 response: HttpResponseBase = self.get_response(request)  # type: ignore[assignment]
         finally:
-            enter(before)
+            scopes.set(before)
             exchange.is_over = True
+        if exchange.response is None and not self._debug and exchange.is_passed(response):
+            return response
         response = exchange.response or response
         guard = exchange.end(response)
         if guard is not None:
@@ -121,13 +126,16 @@ class BloomGuardMiddleware:
         if request.method not in _guarded_methods() or probing.get():
             return await self.get_response(request)  # type: ignore[misc, no-any-return]
         exchange = Exchange(request)
-        before = enter(exchange)
+        before = scopes.get()
+        scopes.set(exchange)
         try:
             if self.place != BEFORE_CACHE or not await self._aanswer(exchange, _routes_before_cache(request)):
                 response: HttpResponseBase = await self.get_response(request)  # type: ignore[misc]
         finally:
-            enter(before)
+            scopes.set(before)
             exchange.is_over = True
+        if exchange.response is None and not self._debug and exchange.is_passed(response):
+            return response
         response = exchange.response or response
         guard = exchange.end(response)
         if guard is not None:
@@ -159,8 +167,9 @@ class BloomGuardMiddleware:
     def _answer(self, exchange: Exchange, routes: list[tuple[GuardedRoute, Any]]) -> bool:
         try:
             for route, value in routes:
-                if exchange.judge(route, value, exchange.decide(route.guard, value)):
-                    return exchange.answer(route, not_found(exchange.request, route))
+                decision = exchange.decide(route.guard, value)
+                if decision is not MAYBE and exchange.judge(route, value, decision):
+                    return exchange.answer(route, value, not_found(exchange.request, route))
         except Exception as error:
             _log.error(error, "bloomguard lets requests pass because of an error of its own")
         return False
@@ -168,9 +177,10 @@ class BloomGuardMiddleware:
     async def _aanswer(self, exchange: Exchange, routes: list[tuple[GuardedRoute, Any]]) -> bool:
         try:
             for route, value in routes:
-                if exchange.judge(route, value, await exchange.adecide(route.guard, value)):
+                decision = await exchange.adecide(route.guard, value)
+                if decision is not MAYBE and exchange.judge(route, value, decision):
                     make = sync_to_async(not_found, thread_sensitive=False)
-                    return exchange.answer(route, await make(exchange.request, route))
+                    return exchange.answer(route, value, await make(exchange.request, route))
         except Exception as error:
             _log.error(error, "bloomguard lets requests pass because of an error of its own")
         return False
@@ -183,23 +193,26 @@ class BloomGuardMiddleware:
                 if self._sets_etags and exchange.request.method == "GET" and not response.has_header("ETag"):
                     set_response_etag(response)  # which ConditionalGetMiddleware leaves out for `no-store`
                 response.headers["Cache-Control"] = "no-store"
-            if settings.DEBUG:
+            if self._debug:
                 said = (f"{name}: {_said(decision)}" for name, decision in exchange.decisions.items())
                 response.headers[HEADER] = ", ".join(said)
         return response
 
 
 def _exchange_of(request: HttpRequest) -> Exchange | None:
-    exchange = current()
-    return exchange if isinstance(exchange, Exchange) and exchange.request is request else None
+    exchange = scopes.get()
+    return exchange if type(exchange) is Exchange and exchange.request is request and not exchange.is_over else None
 
 
 def _routes_of_view(request: HttpRequest, view: Any, kwargs: dict[str, Any]) -> list[tuple[GuardedRoute, Any]]:
     """The open routes of a request whose view Django has found, each with the ID. Never raises."""
     try:
+        known = table_for(getattr(request, "urlconf", None)).by_view.get(view)
+        if known is None:
+            return []
         return [
             (route, value)
-            for route in table_for(getattr(request, "urlconf", None)).by_view.get(view, ())
+            for route in known
             if request.method in route.methods
             and route.pattern.is_of(request.resolver_match)
             and (value := route.value(kwargs)) is not NO_ID

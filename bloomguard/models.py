@@ -7,7 +7,7 @@ from django.utils.translation import gettext_lazy as _
 
 
 class GuardState(models.Model):
-    """One row a guard. Every change compares and sets ``version``; see :mod:`bloomguard.sync.state`."""
+    """One row a guard. Every change compares and sets ``version`` and ``token``; see :mod:`bloomguard.sync.state`."""
 
     class Status(models.TextChoices):
         ARMED = "armed"
@@ -15,9 +15,13 @@ class GuardState(models.Model):
 
     name = models.CharField(max_length=100, primary_key=True)
     version = models.BigIntegerField(default=1)
+    token = models.CharField(max_length=32, default="", blank=True, help_text="random, another with each version")
     status = models.CharField(max_length=10, choices=Status.choices, default=Status.ARMED)
     identity = models.CharField(max_length=200, default="", help_text="the store that holds the generations")
     host = models.CharField(max_length=200, default="", blank=True, help_text="the host that named the store")
+    database = models.CharField(
+        max_length=200, default="", blank=True, help_text="the database that the generations were built from"
+    )
     active = models.CharField(max_length=40, default="", blank=True, help_text="the generation that answers")
     standby = models.CharField(max_length=40, default="", blank=True, help_text="the one before, still written to")
     standby_until = models.DateTimeField(

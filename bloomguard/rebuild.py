@@ -134,14 +134,14 @@ class Rebuild:
         """What takes long and can be done before anything is announced: here nothing."""
 
     def fence_replaced(self) -> bool:
-        """Fence what another store answers, or another life of this one; ``True`` if there is time to be given then.
+        """Fence what another store or database answers, or another life of it; ``True`` if there is time to be given.
 
         Once the row names our store, writers no longer write to that one, and whoever still holds a lease on the row
         of before would answer from it: so a settling time has to be over before :meth:`announce`.
         """
         self._refuse_transaction()
         seen = self.table.current(self.guard.name)
-        if not seen.active or seen.identity == self.store.identity:
+        if not seen.active or (seen.is_ours and seen.identity == self.store.identity):
             return False
         if seen.building:
             refuse_if_alive(self.table, seen)
@@ -152,6 +152,8 @@ class Rebuild:
 
     def _takeover(self, seen: State) -> str:
         here = socket.gethostname()
+        if not seen.is_ours:
+            return "the database was copied, restored or replaced"
         if self.store.waits or seen.host in ("", here):
             return "the store was replaced"
         return (
@@ -180,7 +182,7 @@ class Rebuild:
         if seen.building:
             refuse_if_alive(self.table, seen)
         self._seen, self._lying = seen, standby.lying(self.guard)
-        self._name = new_name(secrets.token_hex(12))
+        self._name = new_name(secrets.token_hex(12), seen.here)
         self._generation = self.store.create(self.guard.name, self._name, layout)
         create_recent(self.store, self.guard.name, self._name, layout)
         return self._generation
@@ -265,7 +267,7 @@ class Rebuild:
             "builder_seen_at": timezone.now(),
         }
         identity = self.store.identity
-        if seen.identity != identity:
+        if seen.identity != identity or not seen.is_ours:
             changes |= {"identity": identity, "host": socket.gethostname(), **self._replacing(seen)}
         mine = self.table.swap(seen, **changes)
         if mine is None:
@@ -275,7 +277,7 @@ class Rebuild:
         return mine
 
     def _replacing(self, seen: State) -> dict[str, Any]:
-        """What else to change in a row that names another store, or another life of this one."""
+        """What else to change in a row that names another store or database, or another life of it."""
         if seen.active and (seen.status != FENCED or seen.active != self._replaced):
             raise BuilderBusy(f"{self.guard.name}: its store was replaced at this very moment; run it again later")
         # What it was trusted for is not here.

@@ -13,6 +13,11 @@ added to G (see :mod:`bloomguard.live`). In the first case the statement, later 
 or the row was gone by then and has been written again since, which is the second case. In the second case the key went
 into the recent filter before the commit, and so before the request: the memory is not honoured. Another generation has
 a memory of its own.
+
+A database that loses a delete which it has acknowledged brings the row back without a commit. So nothing is remembered
+where that could pass unnoticed: of rows in another database than the state rows, or while COMMITs do not wait for the
+disk. A server that took over, or was recovered to a point in time, is another database: see
+:mod:`bloomguard.sync.connection`.
 """
 
 from __future__ import annotations
@@ -31,6 +36,7 @@ from .filters.layout import Layout
 from .stores import Generation, Store
 from .stores.base import BESIDE
 from .sync.state import StateTable
+from .turns import turn
 from .verdicts import MAYBE, REMEMBERED, Decision
 
 logger = logging.getLogger("bloomguard")
@@ -55,9 +61,19 @@ def has_recent(name: str) -> bool:
     return name.startswith(_MARK)
 
 
-def new_name(token: str) -> str:
-    """The name of a new generation that has a recent filter."""
-    return _MARK + token
+def new_name(token: str, here: str) -> str:
+    """The name of a new generation that has a recent filter, and is built from the database ``here``."""
+    return _of(here) + token
+
+
+def is_of(name: str, here: str) -> bool:
+    """Whether the generation ``name`` was built from the database ``here``; sites may share a store by mistake."""
+    return name.startswith(_of(here))
+
+
+def _of(here: str) -> str:
+    lasting, _, _ = here.partition("@")  # what follows is another after a restart
+    return _MARK + hashlib.sha256(lasting.encode()).hexdigest()[:8]
 
 
 def create_recent(store: Store, guard: str, name: str, layout: Layout) -> None:
@@ -88,6 +104,7 @@ class FoundOut:
         self._open = open_recent
         self._secret = os.urandom(16)
         self._lock = threading.Lock()
+        self._opening = threading.Lock()  # held while a disk or a server is waited for
         self._begin()
 
     def _begin(self) -> None:
@@ -108,7 +125,7 @@ class FoundOut:
         state = self._table.lease(self._guard)
         if state is None:
             return None
-        return self.recalled(key, name) if state.is_answered_by(name) else MAYBE
+        return self.recalled(key, name) if state.is_answered_by(name) and state.may_forget else MAYBE
 
     def recalled(self, key: bytes, name: str) -> Decision:
         """The same where ``name`` is known, by a valid lease, to be what answers."""
@@ -128,15 +145,17 @@ class FoundOut:
         state = self._table.lease(self._guard)  # that of now, after the wait
         if state is None:
             return None
-        return REMEMBERED if state.is_answered_by(name) and not is_recent else MAYBE
+        return REMEMBERED if state.is_answered_by(name) and state.may_forget and not is_recent else MAYBE
 
     def remember(self, key: bytes, name: str, using: str) -> None:
         """No row has ``key``: found out on ``using`` just now, by a statement that began when ``name`` had answered.
 
         The conditions stand above. Raises :class:`DatabaseError`.
         """
+        if not self._table.holds(using):
+            return
         state = self._table.answered_by(name, self._guard)
-        if state is None or not self._table.is_published_for(using, self._guard, name):
+        if state is None or not state.may_forget or not self._table.is_published_for(using, self._guard, name):
             return
         if has_recent(name) and self._can_open(name, state.identity):
             with self._lock:
@@ -145,7 +164,7 @@ class FoundOut:
     def worth_asking(self, key: bytes, name: str) -> bool:
         """Whether to ask the database for ``key``, to remember it if it is missing: once in a while. May wait."""
         state = self._table.answered_by(name, self._guard)
-        if state is None or not has_recent(name):
+        if state is None or not state.may_forget or not has_recent(name):
             return False
         digest = self._digest(key)
         with self._lock:
@@ -164,6 +183,7 @@ class FoundOut:
     def forget(self) -> None:
         """Begin anew, as after a fork."""
         self._lock = threading.Lock()
+        self._opening = threading.Lock()
         self._begin()
 
     # -- the recent filters
@@ -197,9 +217,10 @@ class FoundOut:
     def _recent_of(self, name: str, identity: str) -> Generation:
         recent = self._recent.get(name)
         if recent is None:
-            with self._lock:
+            with turn(self._opening, "opening a filter"):
                 recent = self._recent.get(name) or self._open(name, identity)
-                self._recent[name] = recent
+                with self._lock:
+                    self._recent[name] = recent
         return recent
 
     def _digest(self, key: bytes) -> bytes:

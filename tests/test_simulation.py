@@ -27,6 +27,8 @@ EVERYTHING = (
     "unreachable",
     "untrusted",
     "identity",
+    "idle",
+    "idle too long",
 )
 
 

@@ -33,11 +33,21 @@ VARIANTS = {
     "cache": ["lookup", "route", "auto"],
     "walls": ["lookup", "route", "door", "asgi-door"],
     "insiders": ["lookup", "route", "door", "asgi-door"],
+    "failing": ["lookup", "route", "auto", "asgi-route"],
 }
 #: Of how many combinations a variant takes one.
-SHARES = {"everything": 3, "startproject": 3, "plain": 4, "login": 5, "cache": 7, "walls": 6, "insiders": 8}
+SHARES = {
+    "everything": 3,
+    "startproject": 3,
+    "plain": 4,
+    "login": 5,
+    "cache": 7,
+    "walls": 6,
+    "insiders": 8,
+    "failing": 12,
+}
 #: What the statuses of the unguarded site have to show, so that equal answers mean something.
-SEEN = {"200", "301", "302", "304", "400", "401", "403", "404", "405", "406", "410", "412", "429", "503"}
+SEEN = {"200", "301", "302", "304", "400", "401", "403", "404", "405", "406", "410", "412", "429", "500", "503"}
 
 #: Found for each mode of a variant, as ``python -m tests.transparency`` writes it.
 Found = Mapping[str, Any]

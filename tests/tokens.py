@@ -224,7 +224,7 @@ class World:
         if self.mode in ("of whatever answers", "of what is being built"):
             generation = live.active()
         held = self._opened(generation)
-        if held is not None and next(iter(held.filters())).saturated(row.key):
+        if held is not None and next(iter(held.filters())).has_spilled(row.key):
             self.saturated += 1
         live.discard([row.key], generation)
         self.discarded += 1

@@ -11,11 +11,17 @@ from collections.abc import Callable, Collection
 
 from django.db import connections, transaction
 
+from ..exceptions import RebuildError
+
 _POLL_SECONDS = 0.05
+#: How long a rebuild waits for others' transactions.
+MOST_SECONDS = 3_600.0
 
 
 def wait_for_writers(using: str, tables: Collection[str], sleep: Callable[[float], None] = time.sleep) -> None:
     """Return once no transaction of before the call holds a write on one of ``tables`` (unquoted) any more.
+
+    Raises :class:`RebuildError` if that takes too long.
 
     PostgreSQL tells who holds the lock that every write takes. Elsewhere taking a write lock oneself, for a moment,
     comes after everybody who had it: SQLite has one for the whole file, MySQL one a table.
@@ -23,7 +29,14 @@ def wait_for_writers(using: str, tables: Collection[str], sleep: Callable[[float
     connection = connections[using]
     if connection.vendor == "postgresql":
         holders = _postgresql_writers(using, tables)
+        polls = 0
         while holders:
+            if polls * _POLL_SECONDS >= MOST_SECONDS:
+                raise RebuildError(
+                    f"a transaction that wrote {', '.join(sorted(tables))} has been open for {MOST_SECONDS / 3600:g} "
+                    "hours; end it, then run rebuild_filter again"
+                )
+            polls += 1
             sleep(_POLL_SECONDS)
             holders &= _postgresql_writers(using, tables)
     elif connection.vendor == "sqlite":

@@ -59,6 +59,11 @@ class Copy(Rebuild):
                 f"{name}: its filter may lack rows ({row.reason}), and so would a copy; run rebuild_filter without "
                 "--from-store"
             )
+        if not state.is_ours:
+            raise RebuildError(
+                f"{name}: its filter was built from another database, or from this one before it was restored; run "
+                "rebuild_filter without --from-store"
+            )
         if self.origin.identity != state.identity:
             raise RebuildError(
                 f"{name}: its filter does not lie in the store {alias!r}, or was built before that was restarted; name "

@@ -92,6 +92,8 @@ def opened(guard: Guard, state: State) -> Generation:
     store = guard.live.store
     if not state.active:
         raise StoreError("there is no filter yet")
+    if not state.is_ours:
+        raise StoreError("its filter was built from another database, or from this one before it was restored")
     if state.identity != store.identity:
         raise StoreError("its filter is in another store, or in this one as it was before a restart")
     return store.open(guard.name, state.active, guard.live.find_key_hash, state.identity)

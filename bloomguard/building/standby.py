@@ -18,7 +18,7 @@ from ..exceptions import RebuildError, StoreError
 from ..filters import FilterError
 from ..guards import Guard
 from ..models import GuardState
-from ..remembered import shelf
+from ..remembered import is_of, shelf
 from ..signals import generation_published, tell
 from ..stores import Store
 from ..sync.state import ARMED, State
@@ -42,13 +42,24 @@ def drop(guard: Guard, name: str, store: Store | None = None) -> None:
 
 
 def sweep(guard: Guard, there: Sequence[str], state: State) -> None:
-    """Remove what builders have left: all that is ``there`` and not named by the row."""
+    """Remove what this database's builders have left: all that is ``there`` and not named by the row.
+
+    What another database's have built may be what another site answers from.
+    """
     for name in there:
-        if name not in state.generations:
+        if name not in state.generations and is_of(name, state.here):
             try:
                 drop(guard, name)
             except StoreError as error:
                 left_behind(guard, error)
+    foreign = [name for name in there if name not in state.generations and not is_of(name, state.here)]
+    if foreign:
+        logger.warning(
+            "bloomguard leaves filters of %s alone that were built from another database: %s. Sites that share a store "
+            "need a prefix, or a path, each; after a failover or a restore they can be removed",
+            guard.name,
+            ", ".join(foreign),
+        )
 
 
 def left_behind(guard: Guard, error: Exception) -> None:
@@ -87,8 +98,8 @@ def roll_back(guard: Guard) -> State:
             "1h), or its time is over, or an add did not reach it. Run rebuild_filter"
         )
     try:
-        if seen.identity != store.identity:
-            raise StoreError("its store was replaced since")
+        if seen.identity != store.identity or not seen.is_ours:
+            raise StoreError("its store, or the database, was replaced since")
         store.open(guard.name, seen.kept, guard.live.find_key_hash, seen.identity).fill()  # which reads all of it
     except (StoreError, FilterError) as error:
         raise RebuildError(f"{guard.name}: the former generation cannot be trusted: {error}") from error

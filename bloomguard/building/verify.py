@@ -22,7 +22,7 @@ from ..signals import false_negative_found, tell
 from ..sources import Page, Source, key_of_row
 from ..spot_checks import is_denied
 from ..stores import Generation
-from ..sync.state import ARMED, LEASE_SECONDS
+from ..sync.state import LEASE_SECONDS
 from ..verdicts import ABSENT
 
 if TYPE_CHECKING:
@@ -113,7 +113,7 @@ class Verification:
     def _answering(self) -> Generation | None:
         live = self.guard.live
         state = live.table.current(self.guard.name)
-        if not state.active or state.status != ARMED or live.store.identity != state.identity:
+        if not state.active or not state.is_answered_by(state.active) or live.store.identity != state.identity:
             return None
         return live.store.open(self.guard.name, state.active, live.find_key_hash, state.identity)
 

@@ -49,7 +49,7 @@ class Door:
             if route.not_at_door:
                 logger.debug("bloomguard's door does not answer %s: %s", route.pattern.text, route.not_at_door)
             else:
-                routes.append(DoorRoute(route, table.patterns))
+                routes.append(DoorRoute(route, table.index))
         if not routes:
             raise Shut("no guarded route is open and certain by its path alone")
         routes, self._pages = take_pages(handler, routes)

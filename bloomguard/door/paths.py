@@ -18,7 +18,7 @@ from django.urls.resolvers import RoutePattern
 
 from ..guards import Guard
 from ..keys import OutOfRange, Uncertain, Unkeyable
-from ..routes.patterns import Pattern, rivals
+from ..routes.patterns import Pattern, PatternIndex
 from ..routes.table import NO_ID, GuardedRoute
 
 Match = Callable[[str], "dict[str, Any] | None"]
@@ -31,12 +31,12 @@ class DoorRoute:
     the ID in ``path``, one value or a tuple for several fields, or :data:`NO_ID`.
     """
 
-    def __init__(self, route: GuardedRoute, known: list[Pattern]) -> None:
+    def __init__(self, route: GuardedRoute, known: PatternIndex) -> None:
         self.guard: Guard = route.guard
         self.pattern = route.pattern
         self.kwargs = route.kwargs
         self.methods = route.methods & {"GET", "HEAD"}
-        self.rivals = rivals(route.pattern, known)
+        self.rivals = known.rivals(route.pattern)
         start = route.pattern.literal
         self.prefix = start[: start.rindex("/") + 1]
         self.read: Callable[[str], Any] = _reader(route.pattern, route.kwargs) or self._value

@@ -4,6 +4,9 @@ Keys are integers of 64 bits as 8 bytes, little-endian, signed. A build is cut i
 ``span`` integers from ``low + i * span`` on. What lies outside the range goes, by its digest, to the small Bloom
 filter behind the bits of each shard: it is never dropped, and a rebuild brings it into the range.
 
+A guard's range is planned twice as long as its capacity asks for: IDs that go on as they came stay exact until there
+are twice as many. However much goes to the overflow, answers within the range are exact.
+
 A key's *digest* is here its place in its shard, or, outside the range, its 60-bit digest with bit 63 set.
 """
 
@@ -31,15 +34,20 @@ if TYPE_CHECKING:
 
 OUTSIDE = 1 << 63
 
-_LEAST_OVERFLOW = 1_000  # keys outside the range that each shard takes at its error rate, at least
-_OVERFLOW_SHARE = 1_000  # and one for each so many of the range: a hundredth of its bits
+_LEAST_OVERFLOW = 10_000  # keys outside the range that a filter takes at its error rate: so many, or half its capacity
+_OVERFLOW_SHARE = 1_000  # and one for each so many of a large range: one or two hundredths of its bits
+_TOP = (1 << 63) - 1
 _UNPACK = Struct("<q").unpack  # half the time of int.from_bytes with its keywords
 
 
 @dataclass(frozen=True)
 class BitmapShape:
-    """``span`` integers from ``low`` on, and the Bloom filter for ``overflow.capacity`` keys beside them."""
+    """``span`` integers from ``low`` on, and the Bloom filter for ``overflow.capacity`` keys beside them.
 
+    ``capacity`` counts keys: the range may have gaps, and room for more.
+    """
+
+    capacity: int
     low: int
     span: int
     overflow: BloomShape
@@ -49,11 +57,6 @@ class BitmapShape:
             raise InvalidShape(
                 f"a range of {self.span!r} integers from {self.low!r} on; 1 to 2**48 of 64 bits can be held"
             )
-
-    @property
-    def capacity(self) -> int:
-        """The integers that the range holds."""
-        return self.span
 
     @property
     def error_rate(self) -> float:
@@ -73,7 +76,7 @@ class BitmapShape:
     @property
     def parameters(self) -> tuple[int, ...]:
         """What a header stores of the shape."""
-        return (self.low & 0xFFFFFFFFFFFFFFFF, self.overflow.capacity, *self.overflow.sizes)
+        return (self.low & 0xFFFFFFFFFFFFFFFF, self.span, self.overflow.capacity, *self.overflow.sizes)
 
     def positions(self, digest: int) -> list[int]:
         """The bit positions, from the body's first bit, that a digest takes."""
@@ -123,29 +126,34 @@ class ExactBitmap(BodyFilter):
         self._allocate(self.shape(low, high, error_rate, overflow), KeyHash(8, secret), max_bytes)
 
     @staticmethod
-    def shape(low: int, high: int, error_rate: float, overflow: int | None = None) -> BitmapShape:
+    def shape(
+        low: int, high: int, error_rate: float, overflow: int | None = None, *, capacity: int | None = None
+    ) -> BitmapShape:
         """The shape for ``[low, high]`` and ``overflow`` keys outside; allocates nothing."""
         if high < low:
             raise InvalidShape(f"the range [{low}, {high}] is empty")
         span = high - low + 1
+        capacity = span if capacity is None else capacity
         if overflow is None:
-            overflow = max(_LEAST_OVERFLOW, span // _OVERFLOW_SHARE)
-        return BitmapShape(low, span, BloomFilter.shape(overflow, error_rate))
+            overflow = min(-(-capacity // 2), max(_LEAST_OVERFLOW, span // _OVERFLOW_SHARE))
+        return BitmapShape(capacity, low, span, BloomFilter.growing(overflow, error_rate))
 
     @classmethod
     def plan(
         cls, capacity: int, error_rate: float, *, shard_bytes: int | None = None, **options: Any
     ) -> tuple[BitmapShape, int]:
-        """The shape for ``low`` to ``high``, which have to be among the options; ``capacity`` is only checked."""
+        """The shape for ``capacity`` keys from ``low`` to ``high``, which have to be among the options."""
         sizing.check_capacity(capacity)
         low, high = options.pop("low", None), options.pop("high", None)
         if low is None or high is None:
             raise InvalidShape(f"low is {low!r} and high is {high!r}; an exact bitmap has to know its range")
-        whole = cls.shape(low, high, error_rate, **options)
+        reach = max(high, min(low + sizing.GROWTH * (high - low + 1) - 1, _TOP))
+        whole = cls.shape(low, reach, error_rate, capacity=capacity, **options)
         shards = 1 if shard_bytes is None else -(-whole.body_bytes // shard_bytes)
         if shards > 1:
-            span = -(-whole.span // (64 * shards)) * 64  # the last shard reaches a little past high
-            whole = cls.shape(low, low + span - 1, error_rate, **options)
+            span = -(-whole.span // (64 * shards)) * 64  # the last shard reaches a little past the end
+            overflow = sizing.fullest_shard(whole.overflow.capacity, shards)
+            whole = cls.shape(low, low + span - 1, error_rate, overflow, capacity=-(-capacity // shards))
         return whole, shards
 
     @classmethod
@@ -155,13 +163,13 @@ class ExactBitmap(BodyFilter):
 
     @classmethod
     def shape_of(cls, header: codec.Header) -> BitmapShape:
-        if len(header.parameters) < 3:
-            raise InvalidShape(f"{len(header.parameters)} parameters; an exact bitmap has at least 3")
-        low, overflow, *sizes = header.parameters
+        if len(header.parameters) < 4:
+            raise InvalidShape(f"{len(header.parameters)} parameters; an exact bitmap has at least 4")
+        low, span, overflow, *sizes = header.parameters
         if low >> 63:
             low -= 1 << 64
         shape = BloomShape(sizing.check_capacity(overflow), header.error_rate, tuple(sizes))
-        return BitmapShape(low, header.capacity, shape)
+        return BitmapShape(header.capacity, low, span, shape)
 
     def _ready(self) -> None:
         shape = self.layout

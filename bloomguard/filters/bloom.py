@@ -167,14 +167,21 @@ class BloomFilter(BodyFilter):
         sizes = sizing.bloom_sizes(capacity, error_rate, hashes)
         return BloomShape(capacity, float(error_rate), sizes)
 
+    @staticmethod
+    def growing(capacity: int, error_rate: float, hashes: int | None = None) -> BloomShape:
+        """The shape that errs at twice its ``capacity`` at most ten times as often; allocates nothing."""
+        if hashes is None:
+            hashes = sizing.growing_hashes(error_rate)
+        return BloomShape(capacity, float(error_rate), sizing.growing_sizes(capacity, error_rate, hashes))
+
     @classmethod
     def plan(
         cls, capacity: int, error_rate: float, *, shard_bytes: int | None = None, **options: Any
     ) -> tuple[BloomShape, int]:
-        whole = cls.shape(capacity, error_rate, **options)
+        whole = cls.growing(capacity, error_rate, **options)
         shards = 1 if shard_bytes is None else -(-whole.body_bytes // shard_bytes)
         if shards > 1:
-            whole = cls.shape(sizing.fullest_shard(capacity, shards), error_rate, **options)
+            whole = cls.growing(sizing.fullest_shard(capacity, shards), error_rate, **options)
         return whole, shards
 
     @classmethod

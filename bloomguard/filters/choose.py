@@ -50,7 +50,7 @@ def choose(keys: KeysSummary, error_rate: float, *, capacity: int | None = None)
     span = keys.high - keys.low + 1
     high = min(keys.low + -(-span * capacity // keys.count) - 1, _TOP)
     try:
-        bitmap = ExactBitmap.shape(keys.low, high, error_rate).body_bytes
+        bitmap = ExactBitmap.plan(capacity, error_rate, low=keys.low, high=high)[0].body_bytes
     except InvalidShape:  # a range past what any bitmap holds
         return Choice(kind="bloom", capacity=capacity, sizes={"bloom": bloom})
     sizes = {"bloom": bloom, "bitmap": bitmap}

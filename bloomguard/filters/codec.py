@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 MAGIC = b"\x89bloomg\n"  # not ASCII, and ends in a newline: a transfer that mangles text mangles this first
-VERSION = 1
+VERSION = 2
 KINDS = {
     "bloom": 1,
     "counting": 2,
@@ -105,7 +105,7 @@ class Header:
         if magic != MAGIC:
             raise CorruptFilter(f"not a filter: it starts with {bytes(data[:8])!r}")
         if version != VERSION:
-            raise CorruptFilter(f"format version {version}; this release reads version {VERSION}")
+            raise CorruptFilter(f"format version {version}; this release reads version {VERSION}: build it again")
         end = _FIXED.size + 8 * count
         if count > MAX_PARAMETERS or len(data) < end + _CRC.size:
             raise CorruptFilter(f"{count} parameters in {len(data)} bytes")

@@ -3,14 +3,14 @@
 Keys go into free slots first. Then rounds make room for many keys at once: by moving one fingerprint each, later by
 paths of two and three moves. In a round the copies at the free ends of all paths are written first, then the count of
 moves rises, then the slots that they were copied from are overwritten, and so on up to the keys themselves. What would
-need longer paths goes in one at a time.
+need longer paths goes in one at a time; what finds no room spills, all of it at once.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from .errors import FilterFull
+from .hashing import MASK60
 
 if TYPE_CHECKING:
     import numpy as np
@@ -26,6 +26,7 @@ _CHUNK = 1 << 15  # keys: what one round works on stays in the cache
 _FEW = 16  # keys for which a round costs more than going one at a time
 _DEEPEST = 3  # moves that make room for one key: longer paths are rare, and found one at a time
 _WIDEST = 1 << 16  # paths looked at in one round: it bounds the memory
+_CROWDED = 0.97  # of the slots: where keys found no room in so full a table, nobody looks for some any more
 _RETRIES = 100
 
 
@@ -61,34 +62,128 @@ def _other(shape: CuckooShape, fingerprints: Any, buckets: I64) -> I64:
     return others
 
 
+def _twins(shape: CuckooShape, fingerprints: Table, first: I64, second: I64) -> U64:
+    """Numbers of twins, as :meth:`CuckooShape.twins` has them."""
+    import numpy as np
+
+    numbers = fingerprints.astype(np.uint64) * np.uint64(shape.buckets)
+    numbers += np.minimum(first, second).view(np.uint64)
+    return numbers & np.uint64(MASK60)
+
+
 def place(filter: CuckooFilter, low: U64, high: U64) -> I64:
-    """Add digests; the indices of those that found no room."""
+    """Add digests; the indices of those that found no room. What is too often there for its pair of buckets spills."""
     import numpy as np
 
     table = _table(filter)
     random = np.random.default_rng(0)  # which fingerprint is moved; builds of the same keys are the same
+    unplaced, crowded = [np.empty(0, np.int64)], False
     for start in range(0, len(low), _CHUNK):
         chunk = slice(start, start + _CHUNK)
-        fingerprints, first, second = _place(filter.layout, low[chunk], high[chunk])
-        left = np.arange(len(first))
-        left = left[~_fill(table, first[left], fingerprints[left])]
-        left = left[~_fill(table, second[left], fingerprints[left])]
-        depth = 1
-        while len(left) > _FEW and depth <= _DEEPEST:
-            some, rest = np.split(left, [_WIDEST >> (2 * depth)])
-            some = some[~_move(filter, table, random, depth, first[some], second[some], fingerprints[some])]
-            depth += (
-                len(left) - len(some) - len(rest) <= len(left) // 8
-            )  # a longer path where few shorter ones are left
-            left = np.concatenate((some, rest))
-        for done, index in enumerate(left):
-            try:
-                writes = filter._writes(int(fingerprints[index]), int(first[index]), int(second[index]))
-            except FilterFull:
-                rest = np.arange(min(start + _CHUNK, len(low)), len(low))
-                return np.concatenate((start + np.sort(left[done:]), rest))
+        places = _place(filter.layout, low[chunk], high[chunk])
+        left = _not_spilled(filter, places, np.arange(len(places[0])))
+        left = _fill_pairs(table, places, left)
+        shared = _too_many(table, filter.layout, places, left)
+        if shared.any():
+            _spill(filter, *_of(places, left[shared]))
+            left = _fill_pairs(table, places, left[~shared])
+        if not crowded:
+            left = _make_room(filter, random, places, left)
+            crowded = bool(len(left)) and filter.fill > _CROWDED
+        unplaced.append(start + left)
+    return np.concatenate(unplaced)
+
+
+def _of(places: tuple[Table, I64, I64], left: I64) -> tuple[Table, I64, I64]:
+    """The places of the keys ``left``."""
+    fingerprints, first, second = places
+    return fingerprints[left], first[left], second[left]
+
+
+def _fill_pairs(table: Table, places: tuple[Table, I64, I64], left: I64) -> I64:
+    """Put the keys ``left`` into free slots; the indices of those whose two buckets have none."""
+    fingerprints, first, second = places
+    for buckets in (first, second):
+        left = left[~_fill(table, buckets[left], fingerprints[left])]
+    return left
+
+
+def _too_many(table: Table, shape: CuckooShape, places: tuple[Table, I64, I64], left: I64) -> NDArray[np.bool_]:
+    """Which of the keys ``left`` are more, with their twins in the table, than their buckets have slots."""
+    import numpy as np
+
+    fingerprints, first, second = _of(places, left)
+    _, where, often = np.unique(_twins(shape, fingerprints, first, second), return_inverse=True, return_counts=True)
+    here, there = ((table[buckets] == fingerprints[:, None]).sum(axis=1) for buckets in (first, second))
+    apart = first != second
+    too_many: NDArray[np.bool_] = often[where] + here + there * apart > table.shape[1] * (1 + apart)
+    return too_many
+
+
+def _make_room(filter: CuckooFilter, random: Any, places: tuple[Table, I64, I64], left: I64) -> I64:
+    """Put in the keys ``left``, whose buckets are full; the indices of those that found no room."""
+    import numpy as np
+
+    fingerprints, first, second = places
+    depth = 1
+    while len(left) > _FEW and depth <= _DEEPEST:
+        some, rest = np.split(left, [_WIDEST >> (2 * depth)])
+        some = some[~_move(filter, _table(filter), random, depth, first[some], second[some], fingerprints[some])]
+        # A longer path where few shorter ones are left.
+        depth += len(left) - len(some) - len(rest) <= len(left) // 8
+        left = np.concatenate((some, rest))
+    return _place_singly(filter, places, left)
+
+
+def _place_singly(filter: CuckooFilter, places: tuple[Table, I64, I64], left: I64) -> I64:
+    """Make room for one key after the other; the indices of those that found none. Gives up after some."""
+    import numpy as np
+
+    failed = 0
+    while failed < min(len(left), _FEW):
+        fingerprint, first, second = (int(each[left[failed]]) for each in places)
+        writes = filter._writes(fingerprint, first, second)
+        if writes is not None:
             filter._apply(writes)
-    return np.empty(0, np.int64)
+            left = np.delete(left, failed)
+        elif filter._is_alone(fingerprint, first, second):
+            filter._apply(filter._spill_writes(fingerprint, first, second))
+            left = _not_spilled(filter, places, left)
+            failed = 0
+        else:
+            failed += 1
+    return left
+
+
+def _not_spilled(filter: CuckooFilter, places: tuple[Table, I64, I64], left: I64) -> I64:
+    """Those of the indices ``left`` whose twins have not spilled."""
+    from .cuckoo import SPILLED
+
+    if filter._moves[0] < SPILLED:
+        return left
+    twins = _twins(filter.layout, *_of(places, left))
+    kept: I64 = left[~filter._spill.contains_digests(twins)]
+    return kept
+
+
+def spill(filter: CuckooFilter, low: U64, high: U64) -> None:
+    """Bring digests to the spill, and their twins from the table."""
+    _spill(filter, *_place(filter.layout, low, high))
+
+
+def _spill(filter: CuckooFilter, fingerprints: Table, first: I64, second: I64) -> None:
+    import numpy as np
+
+    from .cuckoo import SPILLED, moved
+
+    if not len(first):
+        return
+    filter._spill.add_digests(_twins(filter.layout, fingerprints, first, second))
+    filter._moves[0] = moved(filter._moves[0]) | SPILLED
+    table = _table(filter)
+    for buckets in (first, second):
+        row, slot = np.nonzero(table[buckets] == fingerprints[:, None])
+        table[buckets[row], slot] = 0
 
 
 def _fill(table: Table, buckets: I64, fingerprints: Table) -> NDArray[np.bool_]:
@@ -116,6 +211,8 @@ def _move(
     """Make room for keys whose two buckets are full by paths of ``depth`` moves; tells for which it worked."""
     import numpy as np
 
+    from .cuckoo import moved
+
     count, slots = len(first), table.shape[1]
     # Level by level: column c of a level is the other bucket of what lies in slot c % 4 of column c // 4 above it.
     levels = [np.stack((first, second), axis=1)]
@@ -130,9 +227,9 @@ def _move(
     row = np.flatnonzero(sound[np.arange(count), column])
     column = column[row]
     target = levels[-1][row, column]
-    sources, moved = [], []  # the slots along each path, as bucket * 4 + slot, and what lies there; from the end on
+    sources, taken = [], []  # the slots along each path, as bucket * 4 + slot, and what lies there; from the end on
     for level in range(depth - 1, -1, -1):
-        moved.append(victims[level][row, column])
+        taken.append(victims[level][row, column])
         sources.append(levels[level][row, column // slots] * slots + column % slots)
         column = column // slots
     # Each slot gives once, and each bucket takes once, in a round.
@@ -141,17 +238,16 @@ def _move(
     if not alone.any():
         alone[:1] = len({int(source[0]) for source in sources}) == depth if len(row) else False
     row, target = row[alone], target[alone]
-    sources, moved = [each[alone] for each in sources], [each[alone] for each in moved]
+    sources, taken = [each[alone] for each in sources], [each[alone] for each in taken]
     _, once = np.unique(target, return_index=True)
     row, target = row[once], target[once]
-    sources, moved = [each[once] for each in sources], [each[once] for each in moved]
+    sources, taken = [each[once] for each in sources], [each[once] for each in taken]
 
     flat = table.reshape(-1)
-    table[target, (table[target] == 0).argmax(axis=1)] = moved[0]
+    table[target, (table[target] == 0).argmax(axis=1)] = taken[0]
     for level, source in enumerate(sources):
-        moves = (int.from_bytes(filter.body[:4], "little") + 1) & 0xFFFFFFFF
-        filter.body[:4] = moves.to_bytes(4, "little")
-        flat[source] = moved[level + 1] if level + 1 < depth else fingerprints[row]
+        filter._moves[0] = moved(filter._moves[0])
+        flat[source] = taken[level + 1] if level + 1 < depth else fingerprints[row]
     placed = np.zeros(count, bool)
     placed[row] = True
     return placed
@@ -161,6 +257,8 @@ def contains(filter: CuckooFilter, low: U64, high: U64) -> NDArray[np.bool_]:
     """Check digests; those not found are looked for again if a writer moved something meanwhile."""
     import numpy as np
 
+    from .cuckoo import SPILLED
+
     table = _table(filter)
     found = np.zeros(len(low), bool)
     for start in range(0, len(low), _CHUNK):
@@ -168,13 +266,17 @@ def contains(filter: CuckooFilter, low: U64, high: U64) -> NDArray[np.bool_]:
         fingerprints, first, second = _place(filter.layout, low[chunk], high[chunk])
         left = np.arange(len(first))
         for _ in range(_RETRIES):
-            before = bytes(filter.body[:4])
+            before = filter._moves[0]
             wanted = fingerprints[left][:, None]
             here = (table[first[left]] == wanted).any(axis=1)
             here |= (table[second[left]] == wanted).any(axis=1)
             found[start + left[here]] = True
             left = left[~here]
-            if not len(left) or bytes(filter.body[:4]) == before:
+            if before >= SPILLED:
+                unspilled = _not_spilled(filter, (fingerprints, first, second), left)
+                found[start + np.setdiff1d(left, unspilled, assume_unique=True)] = True
+                left = unspilled
+            if not len(left) or filter._moves[0] == before:
                 break
         else:
             found[start + left] = True  # moved all the time: the safe answer

@@ -5,18 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar
 
-from . import sizing
+from . import cuckoo_bulk, sizing
 from .bloom import BloomFilter
-from .cuckoo import CuckooFilter
+from .cuckoo import CuckooFilter, CuckooShape
 from .errors import FilterFull, InvalidShape
 from .hashing import KeyHash
 from .layered import MAX_LAYERS, LayeredFilter, pack_float, unpack_float
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
     from .base import U64
+
+_FEW = 32  # twins that spill in each table of a cuckoo filter, and one of so many keys
 
 
 class ScalableBloomFilter(LayeredFilter):
@@ -145,39 +144,43 @@ class ScalableCuckooFilter(LayeredFilter):
     def _grow(self) -> CuckooFilter:
         if len(self.layers) == MAX_LAYERS:
             raise FilterFull(f"{MAX_LAYERS} tables of {self.capacity:,} keys; start with a larger capacity")
-        layer: CuckooFilter = self._layer(CuckooFilter.shape(self.capacity, self.error_rate, self._bits))
+        layer: CuckooFilter = self._layer(self._shape())
         self.layers.append(layer)
         return layer
 
+    def _shape(self) -> CuckooShape:
+        """Of each table: only what many share spills there, so its spill is small."""
+        return CuckooFilter.shape(self.capacity, self.error_rate, self._bits, max(_FEW, self.capacity // _FEW))
+
     def add(self, key: bytes) -> None:
         """Put ``key`` in."""
-        digest = self.key_hash.digest(key)
-        for layer in reversed(self.layers):
-            try:
-                writes = layer.writes(digest)
-            except FilterFull:
-                continue
-            layer._apply(writes)
+        if self.has_spilled(key):
             return
+        place = self.layers[-1].layout.place(self.key_hash.digest(key))
+        for layer in reversed(self.layers):
+            writes = layer._writes(*place)
+            if writes is None and layer._is_alone(*place):
+                writes = layer._spill_writes(*place)
+            if writes is not None:
+                layer._apply(writes)
+                return
         self._grow().add(key)
 
     def add_digests(self, low: U64, high: U64) -> None:
-        left: NDArray[np.int64] = self.layers[-1].place_digests(low, high)
+        left = cuckoo_bulk.place(self.layers[-1], low, high)
         while len(left):
             low, high = low[left], high[left]
-            left = self._grow().place_digests(low, high)
+            left = cuckoo_bulk.place(self._grow(), low, high)
+
+    def has_spilled(self, key: bytes) -> bool:
+        """Whether ``key`` stays until :meth:`clear`, for it was added more often than can be counted."""
+        return any(layer.has_spilled(key) for layer in self.layers)
 
     def discard(self, key: bytes) -> bool:
-        """Take ``key`` out once; tells whether it was found. A saturated key stays."""
-        digest = self.key_hash.digest(key)
-        if any(layer.saturated(key) for layer in self.layers):
+        """Take ``key`` out once; tells whether it was found. One that has spilled stays."""
+        if self.has_spilled(key):
             return False
-        for layer in reversed(self.layers):
-            writes = layer.discard_writes(digest)
-            if writes:
-                layer._apply(writes)
-                return True
-        return False
+        return any(layer.discard(key) for layer in reversed(self.layers))
 
     def __len__(self) -> int:
         return sum(layer.size() for layer in self.layers)
@@ -192,6 +195,5 @@ class ScalableCuckooFilter(LayeredFilter):
         if len(parameters) != 1 or not self.layers:
             raise InvalidShape(f"{len(parameters)} parameters for {len(self.layers)} tables")
         (self._bits,) = parameters
-        shape = CuckooFilter.shape(self.capacity, self.error_rate, self._bits)
-        if any(layer.layout != shape for layer in self.layers):
+        if any(layer.layout != self._shape() for layer in self.layers):
             raise InvalidShape("its tables are not of one shape")

@@ -20,6 +20,10 @@ _SPEND = 1.49
 #: The most that a power of two as first size may add to the bits, and the most bits over the limit with it.
 _POWER_COSTS, _POWER_SPEND = 1.011, 1.495
 
+#: Past its capacity a guard's filter errs more often: at :data:`GROWTH` times as many keys at most :data:`WORSE` times
+#: as often as promised.
+GROWTH, WORSE = 2, 10
+
 _MILLER_RABIN_BASES = (2, 3, 5, 7, 11, 13, 17, 19, 23, 29, 31, 37)  # deterministic below 3.3e24
 
 
@@ -74,6 +78,31 @@ def economical_hashes(error_rate: float) -> int:
         if -hashes / math.log(1 - p ** (1 / hashes)) <= limit:
             return hashes
     return MAX_HASHES
+
+
+def worse(error_rate: float) -> float:
+    """The false-positive rate that is allowed at :data:`GROWTH` times the capacity."""
+    return min(WORSE * check_error_rate(error_rate), 0.5)
+
+
+def growing_hashes(error_rate: float) -> int:
+    """The fewest hashes of a filter that may grow, within a thirtieth of the least bits (4 at 1%, 5 at 0.1%)."""
+
+    def bits(hashes: int) -> float:
+        first, last = (-hashes / math.log1p(-(p ** (1 / hashes))) for p in (error_rate, worse(error_rate)))
+        return max(first, GROWTH * last)
+
+    least = min(map(bits, range(1, MAX_HASHES + 1)))
+    return next(hashes for hashes in range(1, MAX_HASHES + 1) if bits(hashes) <= least * _SPEND * math.log(2))
+
+
+def growing_sizes(capacity: int, error_rate: float, hashes: int) -> tuple[int, ...]:
+    """The partitions that keep ``error_rate`` at ``capacity`` keys, and the :func:`worse` one at twice as many."""
+    aims = (check_capacity(capacity), error_rate), (min(GROWTH * capacity, MAX_BITS), worse(error_rate))
+    for sizes in sorted((bloom_sizes(*aim, hashes) for aim in aims), key=sum):
+        if all(math.prod(-math.expm1(-keys / size) for size in sizes) <= rate * 1.001 for keys, rate in aims):
+            return sizes
+    return partition_sizes(max(bits_with_hashes(*aim, hashes) for aim in aims), hashes)
 
 
 def is_prime(number: int) -> bool:

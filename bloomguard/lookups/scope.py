@@ -7,15 +7,17 @@ a view starts, a task of a queue and a management command see none, and their qu
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from functools import wraps
 from inspect import isawaitable
 from typing import TYPE_CHECKING, Any
 
+from asgiref.sync import sync_to_async
+
 from ..counting.counts import SPARED
 from ..log_once import LogOnce
-from ..verdicts import Decision, Verdict
+from ..verdicts import ABSENT, MAYBE, Decision, Verdict
 
 if TYPE_CHECKING:
     from django.http import HttpRequest
@@ -35,21 +37,18 @@ class Scope:
     name.
     """
 
-    __slots__ = ("_known", "_spared", "asked", "decisions", "is_over", "request", "shadowed")
+    __slots__ = ("_known", "asked", "decisions", "is_over", "request", "shadowed", "spared")
 
     def __init__(self, request: HttpRequest | None = None) -> None:
         self.request = request
         self.is_over = False
         self.asked = False
         self.decisions: dict[str, Decision] = {}
+        #: The guards that have answered a query, once for each query.
+        self.spared: list[Guard] = []
         #: The guards in shadow mode that have counted this request.
         self.shadowed: set[str] = set()
         self._known: dict[tuple[str, bytes] | None, Decision] = {}
-        self._spared: list[Guard] = []
-
-    def covers(self, guard: Guard) -> bool:
-        """Whether ``guard`` answers requests of this kind."""
-        return self.request is None or self.request.method in guard.methods
 
     def applies(self, guard: Guard) -> bool:
         """What :meth:`Guard.applies` says of the request; ``False`` if it raises, which is logged once."""
@@ -70,15 +69,30 @@ class Scope:
 
     def decide(self, guard: Guard, value: Any) -> Decision:
         """:meth:`Guard.decide`, which counts."""
-        question = self._question(guard, value)
-        if question is None:
+        self.asked = True
+        try:
+            key = guard.keys.key(value)
+        except Exception:  # no key: the decision says why
             return self._keep(guard, None, guard.decide(value))
-        return self._known.get(question) or self._keep(guard, question, guard.decide(value, question[1]))
+        question = guard.name, key
+        decision = self._known.get(question)
+        if decision is ABSENT:
+            return self._still(guard, value, question)
+        if decision is None:
+            decision = guard.decide(value, key)
+            if decision is MAYBE and len(self._known) < _MOST_KNOWN:  # the normal request: no more code than it takes
+                self._known[question] = self.decisions[guard.name] = decision
+            else:
+                self._keep(guard, question, decision)
+        return decision
 
     async def adecide(self, guard: Guard, value: Any) -> Decision:
         """:meth:`decide` on an event loop."""
         question = self._question(guard, value)
-        return self._known.get(question) or self._keep(guard, question, await guard.adecide(value))
+        decision = self._known.get(question)
+        if decision is ABSENT and question is not None:
+            return await sync_to_async(self._still, thread_sensitive=False)(guard, value, question)
+        return decision or self._keep(guard, question, await guard.adecide(value))
 
     def _question(self, guard: Guard, value: Any) -> tuple[str, bytes] | None:
         self.asked = True
@@ -95,6 +109,19 @@ class Scope:
             self._known[question] = decision
         return decision
 
+    def note_counted(self, guard: Guard, value: Any) -> None:
+        """``guard`` has counted an absence that could not be answered: the view runs, and asks for the same key."""
+        question = self._question(guard, value)
+        if question is not None:
+            self._known[question] = ABSENT
+
+    def _still(self, guard: Guard, value: Any, question: tuple[str, bytes]) -> Decision:
+        """What ``guard`` says after :meth:`note_counted`: an absence is not counted again."""
+        with suppress(Exception):  # which :meth:`Guard.decide` gives a reason
+            if guard.live.ask(question[1]).verdict is Verdict.ABSENT:
+                return ABSENT
+        return self._keep(guard, question, guard.decide(value, question[1]))
+
     def forget(self, guard: Guard, value: Any) -> None:
         """Ask ``guard`` anew for ``value``."""
         self._known.pop(self._question(guard, value), None)
@@ -104,7 +131,7 @@ class Scope:
         if self.request is None:
             guard.tallies[SPARED]()
         else:
-            self._spared.append(guard)
+            self.spared.append(guard)
 
     def close(self, status: int = 0) -> Guard | None:
         """End the scope; return the guard that a response with ``status`` 404 is owed to, if any.
@@ -112,27 +139,21 @@ class Scope:
         That guard's last query is part of the blocked request; every other one counts as a query avoided.
         """
         self.is_over = True
-        blocked = self._spared.pop() if status == 404 and self._spared else None
-        for guard in self._spared:
+        blocked = self.spared.pop() if status == 404 and self.spared else None
+        for guard in self.spared:
             guard.tallies[SPARED]()
-        self._spared = []
+        self.spared = []
         return blocked
 
 
-_current: ContextVar[Scope | None] = ContextVar("bloomguard_lookups", default=None)
+#: The scope that this code runs in; a task may outlive its request's.
+scopes: ContextVar[Scope | None] = ContextVar("bloomguard_lookups", default=None)
 
 
 def current() -> Scope | None:
     """The scope that this code runs in, if any. A task that outlives its request is in none."""
-    scope = _current.get()
+    scope = scopes.get()
     return None if scope is None or scope.is_over else scope
-
-
-def enter(scope: Scope | None) -> Scope | None:
-    """Make ``scope`` the current one; return the one before, to be entered again at the end."""
-    before = _current.get()
-    _current.set(scope)
-    return before
 
 
 @contextmanager
@@ -145,11 +166,12 @@ def guarded_lookups() -> Iterator[None]:
             city = City.objects.filter(pk=pk).first()
     """
     scope = Scope()
-    before = enter(scope)
+    before = scopes.get()
+    scopes.set(scope)
     try:
         yield
     finally:
-        enter(before)
+        scopes.set(before)
         scope.close()
 
 
@@ -158,13 +180,13 @@ def unguarded(method: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(method)
     def fetch(*args: Any, **kwargs: Any) -> Any:
-        before = _current.get()
+        before = scopes.get()
         if before is None:
             return method(*args, **kwargs)
-        _current.set(None)
+        scopes.set(None)
         try:
             return method(*args, **kwargs)
         finally:
-            _current.set(before)
+            scopes.set(before)
 
     return fetch

@@ -32,7 +32,7 @@ from ..sync.connection import has_own_transaction, is_aborted
 from ..verdicts import MAYBE, OUT_OF_RANGE, SHADOW, Decision, Verdict
 from . import shadow
 from .query import NO_KEY, RowLookup, is_plain
-from .scope import Scope, current, unguarded
+from .scope import Scope, scopes, unguarded
 
 Execute = Callable[..., Any]
 
@@ -105,20 +105,20 @@ def _selecting(execute: Execute) -> Execute:
         chunked_fetch: bool = False,
         chunk_size: int = GET_ITERATOR_CHUNK_SIZE,
     ) -> Any:
-        scope = current()
-        query = self.query
-        if scope is None or type(query) is not Query or query.model is None:
+        scope = scopes.get()
+        if scope is None or scope.is_over:
             return execute(self, result_type, chunked_fetch, chunk_size)
-        lookups = _lookups.get(query.model)
+        model = self.query.model
+        lookups = _lookups.get(model)
         if lookups is None:
-            lookups = lookups_of(query.model)
-        if not lookups or result_type not in (MULTI, SINGLE):
+            lookups = lookups_of(model) if model is not None else ()  # a constraint's query is of no model
+        if not lookups or type(self.query) is not Query or result_type not in (MULTI, SINGLE):
             return execute(self, result_type, chunked_fetch, chunk_size)
         asked, generation = None, ""
         try:
             asked = _ask(scope, self, lookups)
             if asked is not None and asked[2] is MAYBE:
-                generation = asked[0].guard.answered_last
+                generation = asked[0].guard.live.answered_last
         except Exception as error:
             _log.error(error, "bloomguard sends a query that it could have answered because of an error of its own")
         if asked is None:
@@ -142,9 +142,10 @@ def _ask(scope: Scope, compiler: Any, lookups: tuple[RowLookup, ...]) -> tuple[R
     """The lookup that ``compiler``'s query is, with what its guard says; an absence comes first."""
     query = compiler.query
     asked = None
+    request = scope.request
     for lookup in lookups:
         guard = lookup.guard
-        if not scope.covers(guard):
+        if request is not None and request.method not in guard.methods:
             continue
         value = lookup.value(query)
         # On an event loop Django is about to refuse the query: it must not look as if it worked for absent rows.

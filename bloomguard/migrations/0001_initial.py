@@ -16,9 +16,11 @@ class Migration(migrations.Migration):
             fields=[
                 ('name', models.CharField(max_length=100, primary_key=True, serialize=False)),
                 ('version', models.BigIntegerField(default=1)),
+                ('token', models.CharField(blank=True, default='', help_text='random, another with each version', max_length=32)),
                 ('status', models.CharField(choices=[('armed', 'Armed'), ('fenced', 'Fenced')], default='armed', max_length=10)),
                 ('identity', models.CharField(default='', help_text='the store that holds the generations', max_length=200)),
                 ('host', models.CharField(blank=True, default='', help_text='the host that named the store', max_length=200)),
+                ('database', models.CharField(blank=True, default='', help_text='the database that the generations were built from', max_length=200)),
                 ('active', models.CharField(blank=True, default='', help_text='the generation that answers', max_length=40)),
                 ('standby', models.CharField(blank=True, default='', help_text='the one before, still written to', max_length=40)),
                 ('standby_until', models.DateTimeField(blank=True, help_text='kept for a roll-back; answers nobody any more', null=True)),

@@ -6,7 +6,9 @@ all others the reason is given.
 
 from __future__ import annotations
 
+import logging
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +23,8 @@ from ..guards import Guard, registry
 from ..lookups.query import RowLookup, is_plain
 from .openness import layers, why_class_is_closed
 from .patterns import Pattern
+
+logger = logging.getLogger("bloomguard")
 
 
 class NotFound(Exception):
@@ -79,6 +83,22 @@ def _detail(pattern: Pattern) -> Detail | None:
     if not looked_up or not (isinstance(model, type) and issubclass(model, Model)):
         return None
     return Detail(cls, model, queryset, looked_up)
+
+
+def views_by_model(patterns: Iterable[Pattern]) -> dict[type[Model], list[Pattern]]:
+    """By model, the patterns whose views show one row of its table, or of a child's."""
+    found: dict[type[Model], list[Pattern]] = {}
+    for pattern in patterns:
+        try:
+            shown = detail(pattern)
+        except Exception as error:  # an odd view is left alone, and so are all other routes
+            logger.debug("bloomguard does not guard %s: its view cannot be read: %r", pattern.text, error)
+            continue
+        if shown is not None:
+            for model in _table(shown.model).__mro__:
+                if issubclass(model, Model):
+                    found.setdefault(model, []).append(pattern)
+    return found
 
 
 def find_kwargs(guard: Guard, pattern: Pattern) -> tuple[str, ...]:

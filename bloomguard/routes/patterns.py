@@ -7,7 +7,8 @@ all paths of a pattern begin with, and one expression for the whole path where t
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -120,15 +121,51 @@ def patterns(urlconf: Any = None) -> Iterator[Pattern]:
     yield from walk(root, (root.pattern,), (), frozenset())
 
 
-def rivals(of: Pattern, known: list[Pattern]) -> tuple[Pattern, ...]:
-    """Those of ``known``, a URLconf's patterns in order, that come before ``of`` and may take one of its paths."""
-    mine, found = of.literal, []
-    for other in known:
-        if other.steps[1:] == of.steps[1:]:  # the steps are the URLconf's own; the root's step belongs to a resolver
-            break
-        if mine.startswith(other.literal) or other.literal.startswith(mine):
-            found.append(other)
-    return tuple(found)
+class PatternIndex:
+    """A URLconf's patterns in Django's order, found by name and by what their paths begin with.
+
+    A site may have thousands of patterns and dozens of guards: nothing here looks at all patterns for each of them.
+    """
+
+    def __init__(self, known: Iterable[Pattern]) -> None:
+        self.patterns = tuple(known)
+        self._by_name: dict[str, list[Pattern]] = {}
+        #: Literal -> the places of the patterns whose paths begin with it.
+        self._by_literal: dict[str, list[int]] = {}
+        self._places: dict[tuple[int, ...], int] = {}
+        self._rivals: dict[int, tuple[Pattern, ...]] = {}
+        for place, pattern in enumerate(self.patterns):
+            if pattern.is_named:
+                self._by_name.setdefault(pattern.view_name, []).append(pattern)
+            self._by_literal.setdefault(pattern.literal, []).append(place)
+            self._places.setdefault(_chain(pattern), place)
+        self._literals = sorted(self._by_literal)
+
+    def named(self, name: str) -> Sequence[Pattern]:
+        """The patterns that ``name`` names, with its namespaces."""
+        return self._by_name.get(name, ())
+
+    def rivals(self, of: Pattern) -> tuple[Pattern, ...]:
+        """The patterns that come before ``of`` and may take one of its paths."""
+        before = self._places.get(_chain(of), len(self.patterns))
+        if before not in self._rivals:
+            places = sorted(place for place in self._beginning_alike(of.literal) if place < before)
+            self._rivals[before] = tuple(self.patterns[place] for place in places)
+        return self._rivals[before]
+
+    def _beginning_alike(self, mine: str) -> Iterator[int]:
+        """The places of the patterns whose literal begins with ``mine``, or with which ``mine`` begins."""
+        for length in range(len(mine)):
+            yield from self._by_literal.get(mine[:length], ())
+        for number in range(bisect_left(self._literals, mine), len(self._literals)):
+            if not self._literals[number].startswith(mine):
+                break
+            yield from self._by_literal[self._literals[number]]
+
+
+def _chain(pattern: Pattern) -> tuple[int, ...]:
+    """What tells a URLconf's patterns apart: steps of its own. The root's belongs to a resolver."""
+    return tuple(map(id, pattern.steps[1:]))
 
 
 def _text(step: Step) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -16,11 +16,14 @@ from django.utils.translation import gettext
 
 from ..exceptions import ConfigurationError
 from ..guards import AUTO, Guard, registry
-from .discovery import Detail, NotFound, detail, find_kwargs
+from .discovery import Detail, NotFound, detail, find_kwargs, views_by_model
 from .openness import allowed_methods, why_closed
-from .patterns import Pattern, patterns, rivals
+from .patterns import Pattern, PatternIndex, patterns
 
 logger = logging.getLogger("bloomguard")
+
+#: By model, the patterns whose views show one row of its table.
+Views = Mapping[Any, Sequence[Pattern]]
 
 #: What a match has in place of an ID where an optional group of its expression is left out.
 NO_ID: Any = object()
@@ -66,17 +69,19 @@ class GuardedRoute:
 class RouteTable:
     """All guarded routes of one URLconf.
 
-    ``patterns`` are all that the URLconf has, ``guarded`` those that a guard names or finds, ``open`` those of them
-    that it may answer for.
+    ``patterns`` are all that the URLconf has, and ``index`` finds them; ``guarded`` are those that a guard names or
+    finds, ``open`` those of them that it may answer for.
     """
 
     def __init__(self, urlconf: Any) -> None:
         self.urlconf = urlconf
         self.resolver = get_resolver(urlconf)
-        self.patterns = list(patterns(urlconf))
+        self.index = PatternIndex(patterns(urlconf))
+        self.patterns = self.index.patterns
         self.guarded: list[GuardedRoute] = []
+        views = views_by_model(self.patterns) if any(guard.routes == AUTO for guard in registry) else {}
         for guard in registry:
-            self.guarded += _routes_of(guard, self.patterns, self._missing)
+            self.guarded += _routes_of(guard, self.index, views, self._missing)
         self.open = [route for route in self.guarded if not route.closed]
         #: The open routes of each view.
         self.by_view: dict[Callable[..., Any], list[GuardedRoute]] = {}
@@ -96,14 +101,17 @@ def guarded_routes(guard: Guard, urlconf: Any = None) -> list[GuardedRoute]:
 
     if isinstance(guard.routes, str) and guard.routes != AUTO:
         raise ConfigurationError(f"routes is the text {guard.routes!r}, neither a list of names nor {AUTO!r}")
-    return _routes_of(guard, list(patterns(urlconf)), missing)
+    index = PatternIndex(patterns(urlconf))
+    return _routes_of(guard, index, views_by_model(index.patterns) if guard.routes == AUTO else {}, missing)
 
 
 def _routes_of(
-    guard: Guard, known: list[Pattern], missing: Callable[[str, ConfigurationError], None]
+    guard: Guard, known: PatternIndex, views: Views, missing: Callable[[str, ConfigurationError], None]
 ) -> list[GuardedRoute]:
+    """``views`` are needed for :data:`AUTO` alone."""
     if guard.routes == AUTO:
-        return [route for pattern in known for route in _found(guard, pattern, known)]
+        table = guard.model._meta.concrete_model or guard.model
+        return [route for pattern in views.get(table, ()) for route in _found(guard, pattern, known)]
     routes = []
     for name in guard.routes:
         try:
@@ -113,8 +121,8 @@ def _routes_of(
     return routes
 
 
-def _named(guard: Guard, name: str, known: list[Pattern]) -> list[GuardedRoute]:
-    named = [pattern for pattern in known if pattern.is_named and pattern.view_name == name]
+def _named(guard: Guard, name: str, known: PatternIndex) -> list[GuardedRoute]:
+    named = known.named(name)
     if not named:
         raise ConfigurationError(f"there is no URL pattern named {name!r}")
     return [
@@ -123,7 +131,7 @@ def _named(guard: Guard, name: str, known: list[Pattern]) -> list[GuardedRoute]:
     ]
 
 
-def _found(guard: Guard, pattern: Pattern, known: list[Pattern]) -> Iterator[GuardedRoute]:
+def _found(guard: Guard, pattern: Pattern, known: PatternIndex) -> Iterator[GuardedRoute]:
     try:
         kwargs = find_kwargs(guard, pattern)
         # What a view does with another method before it looks anything up is not known.
@@ -135,7 +143,7 @@ def _found(guard: Guard, pattern: Pattern, known: list[Pattern]) -> Iterator[Gua
 
 
 def _route(
-    guard: Guard, pattern: Pattern, kwargs: tuple[str, ...], methods: frozenset[str], known: list[Pattern]
+    guard: Guard, pattern: Pattern, kwargs: tuple[str, ...], methods: frozenset[str], known: PatternIndex
 ) -> GuardedRoute:
     allowed = allowed_methods(pattern.callback)
     methods = methods if allowed is None else methods & allowed
@@ -146,7 +154,7 @@ def _route(
 
 
 def _why_not_at_door(
-    guard: Guard, pattern: Pattern, kwargs: tuple[str, ...], methods: frozenset[str], known: list[Pattern]
+    guard: Guard, pattern: Pattern, kwargs: tuple[str, ...], methods: frozenset[str], known: PatternIndex
 ) -> str:
     if not methods & {"GET", "HEAD"}:
         return "its guard and its view share neither GET nor HEAD"
@@ -154,7 +162,7 @@ def _why_not_at_door(
         return f"{type(guard).__name__}.applies needs the request"
     if pattern.fixed.intersection(kwargs):
         return "the URLconf gives the ID, not the path"
-    for each in (pattern, *rivals(pattern, known)):
+    for each in (pattern, *known.rivals(pattern)):
         if each.by_language:
             return f"{each.text} is another path in another language"
         if not each.is_of_django:
@@ -172,21 +180,28 @@ def table_for(urlconf: Any = None) -> RouteTable:
 
     It is made anew when the URLs are reloaded (``clear_url_caches``) and when the registry or the settings change.
     """
-    urlconf = settings.ROOT_URLCONF if urlconf is None else urlconf
     table = _tables.get(urlconf)
-    if table is None or table.resolver is not get_resolver(urlconf):
-        is_mine = _making.acquire(timeout=_PATIENCE)  # nobody may be there to release it after a fork
-        try:
-            table = _tables.get(urlconf)
-            if table is None or table.resolver is not get_resolver(urlconf):
-                version = registry.version
-                table = _tables[urlconf] = RouteTable(urlconf)
-                if registry.version != version:  # by another thread, whose guard may not be in it
-                    _tables.clear()
-        finally:
-            if is_mine:
-                _making.release()
+    if table is None or table.resolver is not get_resolver(table.urlconf):
+        root = settings.ROOT_URLCONF if urlconf is None else urlconf
+        table = _made(root)
+        if _tables.get(root) is table:
+            _tables[urlconf] = table  # by `None`, too: a look at the settings takes a request a microsecond
     return table
+
+
+def _made(urlconf: Any) -> RouteTable:
+    is_mine = _making.acquire(timeout=_PATIENCE)  # nobody may be there to release it after a fork
+    try:
+        table = _tables.get(urlconf)
+        if table is None or table.resolver is not get_resolver(urlconf):
+            version = registry.version
+            table = _tables[urlconf] = RouteTable(urlconf)
+            if registry.version != version:  # by another thread, whose guard may not be in it
+                _tables.clear()
+        return table
+    finally:
+        if is_mine:
+            _making.release()
 
 
 def _follow_settings(*, setting: str, **kwargs: Any) -> None:

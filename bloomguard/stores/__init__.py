@@ -11,6 +11,7 @@ from django.utils.module_loading import import_string
 from ..conf import settings
 from ..exceptions import ConfigurationError
 from ..forks import after_fork
+from ..turns import turn
 from .base import Generation, Store
 
 __all__ = ["Generation", "Store", "stores"]
@@ -28,10 +29,13 @@ class StoreHandler:
         self._lock = threading.Lock()
 
     def __getitem__(self, alias: str) -> Store:
-        """The store ``alias``; raises :class:`ConfigurationError` if it is not there or cannot be made."""
+        """The store ``alias``; raises :class:`ConfigurationError` if it is not there or cannot be made.
+
+        Raises :class:`StoreUnavailable` while another thread makes it and cannot reach its server.
+        """
         store = self._stores.get(alias)
         if store is None:
-            with self._lock:
+            with turn(self._lock, "making a store"):
                 store = self._stores.get(alias) or self._make(alias)
                 self._stores[alias] = store
         return store

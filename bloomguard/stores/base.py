@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from hashlib import blake2b
 from typing import TYPE_CHECKING, ClassVar
 
 from django.core.checks import CheckMessage
@@ -29,6 +31,22 @@ BESIDE = "+"
 
 #: A generation, and the keys that are to be put into it.
 Adds = tuple["Generation", Sequence[bytes]]
+
+
+def bound(layout: Layout, guard: str, name: str, place: str = "") -> Layout:
+    """``layout`` with the one tag that the generation ``name`` of ``guard`` has at ``place``.
+
+    A file or a key of another guard, of another generation, or a copy of this one that lies elsewhere does not have it.
+    Nobody who does not know the secret can make a header that has it.
+    """
+    tag = _tag(layout.headers[0], layout.key_hash, guard, name, place)
+    return replace(layout, tag=tag, headers=tuple(replace(header, tag=tag) for header in layout.headers))
+
+
+def _tag(header: Header, key_hash: KeyHash, guard: str, name: str, place: str) -> int:
+    told = blake2b(replace(header, tag=0).pack(), key=key_hash.secret, digest_size=8, person=b"bloomguard tag")
+    told.update(f"{guard}\0{name}\0{place}".encode())
+    return int.from_bytes(told.digest(), "big") >> 1 or 1  # never 0: a missing key of a server reads as 0
 
 
 def owner(place: str) -> str:
@@ -152,7 +170,7 @@ class Store(ABC):
 
     @abstractmethod
     def create(self, guard: str, name: str, layout: Layout) -> Generation:
-        """Make an empty generation; raises :class:`StoreError` with the figures if it does not fit."""
+        """Make an empty generation with its own tag; raises :class:`StoreError` with the figures if it does not fit."""
 
     @abstractmethod
     def open(self, guard: str, name: str, find_key_hash: FindKeyHash, identity: str | None = None) -> Generation:
@@ -191,7 +209,9 @@ class Store(ABC):
         """What can be told only by asking a server, for ``check --deploy``."""
         return []
 
-    def _layout(self, name: str, header: Header, size: int, find_key_hash: FindKeyHash) -> Layout:
+    def _layout(
+        self, guard: str, name: str, place: str, header: Header, size: int, find_key_hash: FindKeyHash
+    ) -> Layout:
         if header.frame_bytes * header.shards != size:  # before anything is made by the header's word
             raise CorruptFilter(
                 f"generation {name} has {size:,} bytes; its header tells of {header.shards} x {header.frame_bytes:,}"
@@ -200,5 +220,9 @@ class Store(ABC):
         if key_hash is None:
             raise UnknownGeneration(
                 f"generation {name} was built with another SECRET_KEY, or for another definition of its guard"
+            )
+        if header.tag != _tag(header, key_hash, guard, name, place):
+            raise CorruptFilter(
+                f"what lies in the place of generation {name} of {guard} was made as another one, or is a copy of it"
             )
         return Layout.of(header, key_hash)

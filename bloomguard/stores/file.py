@@ -11,7 +11,6 @@ import hashlib
 import mmap
 import os
 import shutil
-import stat
 import threading
 import time
 import uuid
@@ -25,17 +24,21 @@ from django.core.checks import CheckMessage, Error, Info, Warning
 from ..exceptions import ConfigurationError, StoreError, UnknownGeneration
 from ..filters import CorruptFilter
 from ..filters.codec import Frame, Header
-from ..filters.layout import Layout
+from ..filters.layout import MAX_BYTES, Layout
 from ..forks import after_fork
+from ..places import boot_id, file_id
 from . import mounts
-from .base import FindKeyHash, Generation, Store, owner
+from .base import FindKeyHash, Generation, Store, bound, owner
 from .frames import FrameGeneration
 from .pages import Page, PageFolder
+from .private import NotPrivate, check_folder, open_private, read_private
 
 _SUFFIX = ".filter"
+_IDENTITY_BYTES = 32
+#: Programs that make backups may leave such a folder out: https://bford.info/cachedir/
+_CACHE_TAG = "Signature: 8a477f597d28d172789f06886806bc55\n# Filters of bloomguard. An older copy is of no use.\n"
 #: The longest that a writer, or a reader that opens a generation, waits for another writer.
 _LOCK_SECONDS = 1.0
-_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 class FileStore(Store):
@@ -62,15 +65,15 @@ class FileStore(Store):
     def identity(self) -> str:
         """The folder's UUID, its place on this host, and this boot: after a crash of the host, pages may be lost.
 
-        The place matters where containers start from one image: each has its own copy of the same folder.
+        The place matters where containers start from one image: each has its own copy of the same folder. Raises
+        :class:`StoreError` if another user could have written there.
         """
         try:
-            life = (self.path / "identity").read_text()
-            at = os.stat(self.path)
+            check_folder(self.path, may_be_link=True)
+            life = read_private(self.path / "identity", _IDENTITY_BYTES).decode(errors="replace")
+            place = f"{life}:{boot_id()}:{os.stat(self.path).st_dev}:{file_id(self.path)}"
         except OSError:
             return ""
-        boot = _BOOT_ID.read_text().strip() if _BOOT_ID.exists() else f"node:{uuid.getnode()}"
-        place = f"{life}:{boot}:{at.st_dev}:{at.st_ino}"
         return "file:" + hashlib.sha256(place.encode()).hexdigest()[:40]
 
     def _folder(self, guard: str) -> Path:
@@ -96,7 +99,9 @@ class FileStore(Store):
                 with suppress(FileExistsError):
                     folder.mkdir(mode=0o700)
                     folder.chmod(0o700)  # whatever the umask took away
+                check_folder(folder, may_be_link=folder == self.path)
             self._write_once(self.path / ".gitignore", "*\n")
+            self._write_once(self.path / "CACHEDIR.TAG", _CACHE_TAG)
             self._write_once(self.path / "identity", uuid.uuid4().hex)
             self._write_once(self._folder(owner(guard)) / "lock", "")
         except OSError as error:
@@ -131,6 +136,7 @@ class FileStore(Store):
         try:
             with _opened(path, os.O_RDWR | os.O_CREAT | os.O_EXCL) as fd:
                 try:
+                    layout = bound(layout, guard, name, file_id(fd))
                     _allocate(fd, size)
                     mapped = mmap.mmap(fd, size)
                     buffers = _cut(mapped, layout)
@@ -146,18 +152,18 @@ class FileStore(Store):
     def open(self, guard: str, name: str, find_key_hash: FindKeyHash, identity: str | None = None) -> Generation:
         path = self._file(guard, name)
         try:
+            for folder in (self.path, self._folder(owner(guard)), self._folder(guard)):
+                check_folder(folder, may_be_link=folder == self.path)
             with _opened(path, os.O_RDWR) as fd:
-                about = os.fstat(fd)
-                if not stat.S_ISREG(about.st_mode) or about.st_mode & 0o022 or about.st_uid not in (0, os.geteuid()):
-                    raise UnknownGeneration(f"{path} could have been written by others: {stat.filemode(about.st_mode)}")
-                if not about.st_size:
-                    raise CorruptFilter(f"{path} is empty")
-                mapped = mmap.mmap(fd, about.st_size)
+                size, place = os.fstat(fd).st_size, file_id(fd)
+                if not 0 < size <= MAX_BYTES:
+                    raise CorruptFilter(f"{path} has {size:,} bytes")
+                mapped = mmap.mmap(fd, size)
         except FileNotFoundError as error:
             raise UnknownGeneration(f"{path} is not there") from error
         except OSError as error:
             raise StoreError(self._cannot("read", error)) from error
-        layout = self._layout(name, Header.unpack(memoryview(mapped)), len(mapped), find_key_hash)
+        layout = self._layout(guard, name, place, Header.unpack(memoryview(mapped)), size, find_key_hash)
         return FileGeneration(name, layout, _cut(mapped, layout), self._lock(guard), mapped, path)
 
     def drop(self, guard: str, name: str) -> None:
@@ -194,6 +200,17 @@ class FileStore(Store):
                     f"the store {self.alias!r} cannot write {existing} as user {os.geteuid()}.",
                     hint=f"Give this user a private folder on a local disk, by {self._option}.",
                     id="bloomguard.E010",
+                )
+            ]
+        try:
+            if self.path.exists():
+                check_folder(self.path, may_be_link=True)
+        except (NotPrivate, OSError) as error:
+            return [
+                Warning(
+                    f"the store {self.alias!r} is not used: {error}.",
+                    hint=f"Give it a private folder, by {self._option}, or run this as the user of the workers.",
+                    id="bloomguard.W037",
                 )
             ]
         return self._check_disk()
@@ -250,7 +267,7 @@ class FileGeneration(FrameGeneration):
         try:
             self._mapped.flush()
             for path in (self._path, self._path.parent):
-                fd = os.open(path, os.O_RDONLY)
+                fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
                 try:
                     os.fsync(fd)
                 finally:
@@ -315,11 +332,12 @@ class _WriteLock:
 
         A folder that was removed and made again has another one: whoever held on to the old file would lock out nobody.
         """
+        deadline = time.monotonic() + _LOCK_SECONDS
         while True:
             if self._fd is None:
-                self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+                self._fd = open_private(self._path, os.O_RDWR | os.O_CREAT)
                 self.doubt()
-            self._flock(self._fd, how)
+            self._flock(self._fd, how, deadline)
             about, doubts = os.fstat(self._fd), self._doubts
             with suppress(FileNotFoundError):
                 if about.st_nlink and (self._sure == doubts or os.path.samestat(about, os.stat(self._path))):
@@ -327,9 +345,8 @@ class _WriteLock:
                     return self._fd
             self._close()
 
-    def _flock(self, fd: int, how: int) -> None:
+    def _flock(self, fd: int, how: int, deadline: float) -> None:
         """Take the lock, but never wait for good: whoever holds it may have been stopped in the middle of it."""
-        deadline = time.monotonic() + _LOCK_SECONDS
         pause = 0.00002
         while True:
             try:
@@ -364,10 +381,8 @@ class _Held:
 
 @contextmanager
 def _opened(path: Path, flags: int) -> Iterator[int]:
-    fd = os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    fd = open_private(path, flags)
     try:
-        if flags & os.O_EXCL:
-            os.fchmod(fd, 0o600)  # whatever the umask took away
         yield fd
     finally:
         os.close(fd)

@@ -12,7 +12,7 @@ from ..exceptions import StoreError, UnknownGeneration
 from ..filters.codec import Frame, Header
 from ..filters.layout import Layout
 from ..forks import after_fork
-from .base import FindKeyHash, Generation, Store
+from .base import FindKeyHash, Generation, Store, bound
 from .frames import FrameGeneration
 from .pages import PAGE_BYTES, Page, add_to
 
@@ -48,6 +48,7 @@ class MemoryStore(Store):
                 f"a filter of {layout.total_bytes:,} bytes does not fit: the store {self.alias!r} has "
                 f"{self.free_bytes():,} of its max_bytes={self._max_bytes:,} left"
             )
+        layout = bound(layout, guard, name)
         buffers = [memoryview(bytearray(header.frame_bytes)) for header in layout.headers]
         for header, buffer in zip(layout.headers, buffers):
             Frame.format(header, buffer)
@@ -59,7 +60,7 @@ class MemoryStore(Store):
         if buffers is None:
             raise UnknownGeneration(f"the store {self.alias!r} has no generation {name} of {guard}")
         size = sum(len(buffer) for buffer in buffers)
-        layout = self._layout(name, Header.unpack(buffers[0]), size, find_key_hash)
+        layout = self._layout(guard, name, "", Header.unpack(buffers[0]), size, find_key_hash)
         return FrameGeneration(name, layout, buffers, self._locked)
 
     def drop(self, guard: str, name: str) -> None:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ..exceptions import StoreError
+from .private import open_private
 
 MINUTE, HOUR = 60, 3_600
 ROWS, COLUMNS = 240, 24
@@ -81,7 +82,7 @@ class PageFolder:
         """Add numbers to cells; raises :class:`StoreError`. A guard that never had a filter has no folder, and none."""
         file = self._file(page)
         try:
-            fd = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+            fd = open_private(file, os.O_RDWR | os.O_CREAT)
             try:
                 _lock(fd, file)
                 before = os.pread(fd, PAGE_BYTES, 0)
@@ -103,7 +104,7 @@ class PageFolder:
         """The page, or nothing where there is none; raises :class:`StoreError`."""
         file = self._file(page)
         try:
-            fd = os.open(file, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+            fd = open_private(file, os.O_RDONLY)
             try:
                 return _whole(os.pread(fd, PAGE_BYTES, 0))
             finally:

@@ -24,11 +24,11 @@ from redis.exceptions import NoScriptError
 
 from ..exceptions import StoreError, StoreUnavailable, UnknownGeneration
 from ..filters import CorruptFilter
-from ..filters.codec import FIXED_BYTES, Header, header_bytes
+from ..filters.codec import FIXED_BYTES, MAX_SHARDS, Header, header_bytes
 from ..filters.layout import Layout
 from ..forks import after_fork
 from . import redis_options
-from .base import FindKeyHash, Generation, Store
+from .base import FindKeyHash, Generation, Store, bound
 from .pages import COLUMNS, KEPT_SECONDS, ROWS, Page
 from .redis_cluster import Address, ClusterLink, spread
 from .redis_cuckoo import in_full
@@ -40,6 +40,7 @@ from .redis_servers import Clustered, find_servers
 
 _CLUSTER_SHARD_BYTES = 2 << 20  # of a billion keys each of 64 nodes gets its share, within a seventh
 _LISTS = 8  # of generations in a Cluster, spread over the nodes
+_DROPPED = 256  # shards dropped in one trip
 _LAST_CELL = ROWS * COLUMNS - 1
 
 
@@ -176,7 +177,7 @@ class RedisStore(Store):
 
     def create(self, guard: str, name: str, layout: Layout) -> Generation:
         kind_of(layout)
-        identity = self._bulk.identity()
+        identity, layout = self._bulk.identity(), bound(layout, guard, name, self.prefix)
         self.load([(listed, ("HSET", listed, name, len(layout.headers))) for listed in self._listed(guard)], identity)
         draft = Draft(layout)
         made = RedisGeneration(self, guard, name, layout, identity, draft)
@@ -197,7 +198,7 @@ class RedisStore(Store):
         if len(start) < FIXED_BYTES:
             raise CorruptFilter(f"{key} has {size} bytes, too few for a filter")
         header = Header.unpack(start[: header_bytes(start)])
-        layout = self._layout(name, header, size * header.shards, find_key_hash)
+        layout = self._layout(guard, name, self.prefix, header, size * header.shards, find_key_hash)
         opened = RedisGeneration(self, guard, name, layout, identity)
         opened.check_headers()
         return opened
@@ -205,9 +206,10 @@ class RedisStore(Store):
     def drop(self, guard: str, name: str) -> None:
         lists = self._listed(guard)
         counts = self.load([(listed, ("HGET", listed, name)) for listed in lists])
-        for shard in range(max(int(count or 0) for count in counts)):
-            key = self.key(guard, name, shard)
-            self.load([(key, ("UNLINK", key, gathering_key(key), journal_key(key)))])
+        keys = [self.key(guard, name, shard) for shard in range(max(map(_shards, counts)))]
+        for start in range(0, len(keys), _DROPPED):
+            some = keys[start : start + _DROPPED]
+            self.load([(key, ("UNLINK", key, gathering_key(key), journal_key(key))) for key in some])
         self.load([(listed, ("HDEL", listed, name)) for listed in lists])
 
     def names(self, guard: str) -> list[str]:
@@ -278,6 +280,11 @@ class RedisStore(Store):
         """Hang up in the running event loop; the next command there connects anew. A loop that is shut down does it."""
         if self._async_reads is not None:
             await self._async_reads.close()
+
+
+def _shards(count: bytes | None) -> int:
+    """How many shards a list tells of: never more than there can be, whoever wrote it."""
+    return min(int(count), MAX_SHARDS) if count is not None and count.isdigit() and len(count) < 10 else 0
 
 
 def _figures(info: bytes) -> dict[str, str]:

@@ -18,7 +18,7 @@ from ..filters.layout import Layout
 
 #: Makes answers, one a key, of the replies to a batch; raises :class:`CorruptFilter`.
 Answers = Callable[[Sequence[Any]], list[bool]]
-#: Sees by the replies that a change was made; raises :class:`CorruptFilter`, or :class:`FilterFull`.
+#: Sees by the replies that a change was made; raises :class:`CorruptFilter`.
 See = Callable[[Sequence[Any]], None]
 
 _BITS = 2_000  # set or read by one command
@@ -35,7 +35,7 @@ def words(*each: object) -> bytes:
     return b"".join(b"$%d\r\n%s\r\n" % (len(word), word) for word in (str(one).encode() for one in each))
 
 
-_GET: Each = (3, words("GET", "u1"), b"")
+GET: Each = (3, words("GET", "u1"), b"")
 _SET: Each = (4, words("SET", "u1"), words(1))
 
 
@@ -52,10 +52,10 @@ class Fields:
         tags = ("GET", "u63", 8 * TAG_OFFSET, "GET", "u63", 8 * (layout.frame_bytes - _TAG_BYTES))
         self._starts = [words("BITFIELD", key, *tags) for key in keys]
 
-    def command(self, shard: int, each: Each = _GET, positions: Sequence[int] = ()) -> bytes:
+    def command(self, shard: int, each: Each = GET, positions: Sequence[int] = ()) -> bytes:
         """Read both tags of a shard, and do ``each`` at the bits ``positions`` of its body."""
         first = self.body_bit
-        return self.joined(shard, each, len(positions), _bits(each, [first + position for position in positions]))
+        return self.joined(shard, each, len(positions), listed(each, [first + position for position in positions]))
 
     def joined(self, shard: int, each: Each, count: int, bits: bytes) -> bytes:
         """Read both tags of a shard, and do ``each`` at ``count`` places, which ``bits`` says in words."""
@@ -67,7 +67,7 @@ class Fields:
             raise CorruptFilter(f"{self._keys[shard]} is gone, or no longer what it was: evicted, flushed or deleted?")
 
 
-def _bits(each: Each, places: Sequence[int], digits: int = 0) -> bytes:
+def listed(each: Each, places: Sequence[int], digits: int = 0) -> bytes:
     """What to do at many places, in words; numbers that all have so many ``digits`` take half the time."""
     _, before, after = each
     if digits:
@@ -104,10 +104,10 @@ class Columns:
     def _asking(self, shard: int, digests: Sequence[int]) -> bytes:
         lows = [digest & MASK60 for digest in digests]
         bits = [
-            _bits(_GET, [start + low % size for low in lows], digits)
+            listed(GET, [start + low % size for low in lows], digits)
             for (start, size), digits in zip(self._partitions, self._digits)
         ]
-        return self._fields.joined(shard, _GET, len(bits) * len(lows), b"".join(bits))
+        return self._fields.joined(shard, GET, len(bits) * len(lows), b"".join(bits))
 
 
 class Bits:
@@ -121,7 +121,7 @@ class Bits:
 
     def asking(self, shard: int, digest: int) -> bytes:
         """The command that asks for one key."""
-        return self._fields.command(shard, _GET, self._positions(digest))
+        return self._fields.command(shard, GET, self._positions(digest))
 
     def answer(self, shard: int, digest: int, reply: Any) -> bool:
         """Whether the key is in; raises :class:`CorruptFilter`."""
@@ -143,7 +143,7 @@ class Bits:
                 at += len(positions)
             return found
 
-        return self._commands(shard, _GET, each), answers
+        return self._commands(shard, GET, each), answers
 
     def adding(self, shard: int, digests: Sequence[int]) -> tuple[list[bytes], See]:
         """The commands that add keys to one shard, and what sees by the replies that they are in."""

@@ -8,6 +8,7 @@ a moment ago. A node of a Cluster has its configuration epoch in it as well: see
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -56,12 +57,21 @@ class Proof(NamedTuple):
 class Server:
     """One server as this process knows it, over whatever connections: is it there, and who is it.
 
-    While ``breaker`` is open, nobody asks it. ``clustered`` says that it is one of several.
+    While ``breaker`` is open, nobody asks it. ``clustered`` says that it is one of several. No error's text has one of
+    the ``secrets``.
     """
 
-    def __init__(self, clock: Callable[[], float], *, breaker: Breaker | None = None, clustered: bool = False) -> None:
+    def __init__(
+        self,
+        clock: Callable[[], float],
+        *,
+        breaker: Breaker | None = None,
+        clustered: bool = False,
+        secrets: Sequence[str] = (),
+    ) -> None:
         self.clock = clock
         self.breaker = breaker
+        self._secrets = secrets
         #: Who answered last.
         self.last: Proof | None = None
         #: What a connection's identity is made of, beside the run id.
@@ -76,6 +86,7 @@ class Server:
 
     def failed(self, error: Exception) -> StoreError:
         """Count it against the server unless it answered; what to raise."""
+        hide(error, self._secrets)
         found = _unavailable(error)
         if isinstance(found, StoreUnavailable):
             if self.breaker is not None:
@@ -146,6 +157,28 @@ def judge(server: Server, proof: Proof, replies: list[Any], identity: str | None
     if identity is not None and proof.identity != identity:
         raise StoreError("another server answers than the one that the filter was built in, or it was restarted")
     return replies
+
+
+#: A server that does not know a command repeats its words: those of AUTH are a login.
+_REPEATED = re.compile(r",? with args beginning with:.*", re.DOTALL)
+
+_LOGIN = re.compile(r"://[^\s@]*@")
+
+
+def hide(error: BaseException | None, secrets: Sequence[str]) -> None:
+    """Take ``secrets`` out of the text of ``error`` and of all that it came from."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        error.args = tuple(_without(arg, secrets) if isinstance(arg, str) else arg for arg in error.args)
+        error = error.__cause__ or error.__context__
+
+
+def _without(text: str, secrets: Sequence[str]) -> str:
+    text = _LOGIN.sub("://***@", _REPEATED.sub("", text))
+    for secret in secrets:
+        text = text.replace(secret, "***")
+    return text
 
 
 def is_demoted(replies: Sequence[Any]) -> bool:

@@ -294,7 +294,7 @@ class Change:
             self._sees.append((len(commands), see))
 
     def see(self, replies: Sequence[Any]) -> None:
-        """See that it is done; raises :class:`CorruptFilter`, :class:`FilterFull`."""
+        """See that it is done; raises :class:`CorruptFilter`."""
         at = 0
         for count, see in self._sees:
             see(replies[at : at + count])

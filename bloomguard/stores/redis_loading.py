@@ -105,7 +105,7 @@ def join_bits(store: Loads, layout: Layout, keys: Sequence[str], frames: Sequenc
 def join_fingerprints(store: Loads, kind: Fingerprints, keys: Sequence[str], draft: Draft, identity: str) -> None:
     """Bring the draft's shards, with what others have added to those on the server, which they replace.
 
-    Raises :class:`CorruptFilter` where a shard is no longer there, :class:`FilterFull` and :class:`StoreError`.
+    Raises :class:`CorruptFilter` where a shard is no longer there, and :class:`StoreError`.
     """
     for shard, (key, frame) in enumerate(zip(keys, draft.frames)):
         known = 1

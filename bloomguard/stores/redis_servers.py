@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from inspect import signature
 from typing import Any, NamedTuple, Protocol
+from urllib.parse import urlsplit
 
 import redis
 import redis.asyncio
+from django.conf import settings
 from redis.asyncio import sentinel
 from redis.cluster import RedisCluster
 from redis.exceptions import RedisClusterException
@@ -24,7 +26,7 @@ from ..exceptions import ConfigurationError, StoreUnavailable
 from .breaker import Breaker
 from .redis_async import AsyncClusterLink, AsyncLink
 from .redis_cluster import Address, Cluster, ClusterLink
-from .redis_exchange import Server, own_options
+from .redis_exchange import Server, hide, own_options
 from .redis_link import Link
 
 Clock = Callable[[], float]
@@ -82,11 +84,11 @@ class Single(Servers):
     """One server. ``options`` are the keyword arguments of its connections."""
 
     connection_class: type[Any]
-    options: dict[str, Any]
+    options: dict[str, Any] = field(repr=False)
 
     def link(self, connect_timeout: float, timeout: float, clock: Clock, *, breaks: bool) -> Link:
         pool = partial(redis.ConnectionPool, connection_class=self.connection_class)
-        return Link(_server(clock, breaks), pool, self.options, connect_timeout, timeout)
+        return Link(_server(clock, breaks, self.options), pool, self.options, connect_timeout, timeout)
 
     def async_link(self, link: Link, connect_timeout: float, timeout: float) -> AsyncLink | None:
         found = for_asyncio(self.connection_class, self.options)
@@ -102,8 +104,8 @@ class Watched(Servers):
 
     service: str
     sentinels: Sequence[Address]
-    sentinel_options: dict[str, Any]
-    options: dict[str, Any]
+    sentinel_options: dict[str, Any] = field(repr=False)
+    options: dict[str, Any] = field(repr=False)
     connection_class: type[Any] = SentinelManagedConnection
 
     def link(self, connect_timeout: float, timeout: float, clock: Clock, *, breaks: bool) -> Link:
@@ -117,7 +119,9 @@ class Watched(Servers):
             )
             return made
 
-        return Link(_server(clock, breaks), pool, self.options, connect_timeout, timeout)
+        return Link(
+            _server(clock, breaks, self.options | self.sentinel_options), pool, self.options, connect_timeout, timeout
+        )
 
     def async_link(self, link: Link, connect_timeout: float, timeout: float) -> AsyncLink | None:
         found = for_asyncio(self.connection_class, self.options)
@@ -145,14 +149,14 @@ class Clustered(Servers):
 
     connection_class: type[Any]
     seeds: Sequence[Address]
-    options: dict[str, Any]
+    options: dict[str, Any] = field(repr=False)
 
     def link(self, connect_timeout: float, timeout: float, clock: Clock, *, breaks: bool) -> ClusterLink:
         pool = partial(redis.ConnectionPool, connection_class=self.connection_class)
 
         def to_node(address: Address) -> Link:
             options = self.options | {"host": address[0], "port": address[1]}
-            return Link(_server(clock, breaks, clustered=True), pool, options, connect_timeout, timeout)
+            return Link(_server(clock, breaks, self.options, clustered=True), pool, options, connect_timeout, timeout)
 
         return ClusterLink(Cluster(self.seeds, clock), to_node)
 
@@ -169,8 +173,15 @@ class Clustered(Servers):
         return AsyncClusterLink(link.cluster, to_node)
 
 
-def _server(clock: Clock, breaks: bool, *, clustered: bool = False) -> Server:
-    return Server(clock, breaker=Breaker(clock) if breaks else None, clustered=clustered)
+def _server(clock: Clock, breaks: bool, options: dict[str, Any], *, clustered: bool = False) -> Server:
+    breaker = Breaker(clock) if breaks else None
+    return Server(clock, breaker=breaker, clustered=clustered, secrets=secrets_of(options))
+
+
+def secrets_of(options: dict[str, Any]) -> list[str]:
+    """What of a connection's options is to be seen in no text, the longest first."""
+    found = {str(value) for name, value in options.items() if "password" in name and value}
+    return sorted(found, key=len, reverse=True)
 
 
 def find_servers(
@@ -187,7 +198,11 @@ def find_servers(
     if (url is None) == (cache is None):
         raise ConfigurationError(
             f"the store {alias!r} needs either url, as in 'redis://host:6379/0', or cache, the alias of a "
-            f"django-redis cache; url is {'given' if url else 'missing'} and cache is {cache!r}"
+            f"django-redis cache; there {'are both' if url else 'is neither'}"
+        )
+    if cache is not None and cache not in settings.CACHES:
+        raise ConfigurationError(
+            f"the store {alias!r}: cache has to be the alias of one of CACHES: {', '.join(settings.CACHES)}"
         )
     if cache is not None:
         if cluster or sentinels:
@@ -202,9 +217,12 @@ def find_servers(
     if cluster and sentinels:
         raise ConfigurationError(f"the store {alias!r} has both cluster and sentinels; take one of them")
     try:
-        pools = [redis.ConnectionPool.from_url(each) for each in urls]
-    except ValueError as error:
-        raise ConfigurationError(f"the store {alias!r}: its url is none of a Redis server: {error}") from error
+        pools = [redis.ConnectionPool.from_url(each) for each in urls if _is_whole(each)]
+    except ValueError:
+        pools = []
+    if len(pools) < len(urls):
+        # Whoever tells what is wrong with it would tell the password as well.
+        raise ConfigurationError(f"the store {alias!r}: its url is none of a Redis server; {_QUOTED}") from None
     pool = pools[0]
     if cluster:
         seeds = [_address(each.connection_kwargs) for each in pools]
@@ -219,17 +237,33 @@ def find_servers(
     return Single(pool.connection_class, dict(pool.connection_kwargs))
 
 
+#: What to do about a URL that is cut in the middle of its password.
+_QUOTED = (
+    "one looks like redis://user:password@host:6379/0, and what is special in URLs (/ # ? @ [ %) has to be quoted in "
+    "the password, as urllib.parse.quote does it"
+)
+
+
+def _is_whole(url: str) -> bool:
+    """Whether the login ends before the path: else a part of it would be taken for the host."""
+    parts = urlsplit(url)
+    return "@" not in parts.path + parts.query + parts.fragment
+
+
 def _address(options: dict[str, Any]) -> Address:
     return options.get("host", "localhost"), int(options.get("port", 6379))
 
 
 def _client_of(alias: str, cache: str) -> Any:
-    from django.conf import settings
     from django.core.cache import InvalidCacheBackendError
     from django.core.exceptions import ImproperlyConfigured
     from django_redis import get_redis_connection
 
+    location = settings.CACHES[cache].get("LOCATION", "")
     try:
+        for url in location.split(",") if isinstance(location, str) else location:
+            if not _is_whole(str(url)):
+                raise ValueError
         return get_redis_connection(cache)
     except (InvalidCacheBackendError, NotImplementedError, AttributeError) as error:
         client = settings.CACHES.get(cache, {}).get("OPTIONS", {}).get("CLIENT_CLASS")
@@ -240,10 +274,22 @@ def _client_of(alias: str, cache: str) -> Any:
             else f"the store {alias!r}: CACHES[{cache!r}] is no cache of django-redis; take one that is, or give the "
             "server by url"
         ) from error
+    except ValueError:
+        raise ConfigurationError(
+            f"the store {alias!r}: the LOCATION of CACHES[{cache!r}] is none of a Redis server; {_QUOTED}"
+        ) from None
     except ImproperlyConfigured as error:
+        hide(error, _secrets_of_cache(cache))
         raise ConfigurationError(f"the store {alias!r}: CACHES[{cache!r}] cannot be used: {error}") from error
     except (redis.RedisError, RedisClusterException, OSError) as error:  # a Cluster's client connects when it is made
+        hide(error, _secrets_of_cache(cache))
         raise StoreUnavailable(f"the client of CACHES[{cache!r}] cannot be made: {error}", "connection") from error
+
+
+def _secrets_of_cache(cache: str) -> list[str]:
+    options = settings.CACHES[cache].get("OPTIONS", {})
+    given = {**options, **options.get("REDIS_CLIENT_KWARGS", {}), **options.get("CONNECTION_POOL_KWARGS", {})}
+    return secrets_of({name.lower(): value for name, value in given.items()})
 
 
 def _of_client(alias: str, cache: str, client: Any) -> Servers:

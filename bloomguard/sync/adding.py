@@ -8,10 +8,11 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
-from django.db import DEFAULT_DB_ALIAS, transaction
+from django.db import DEFAULT_DB_ALIAS
 
 from ..guards import Guard
 from . import fencing
+from .transactions import together
 
 
 class _Blocks(threading.local):
@@ -51,13 +52,13 @@ class Adding:
 
 @contextmanager
 def adding(guard: Guard, using: str = DEFAULT_DB_ALIAS) -> Iterator[Adding]:
-    """A transaction on the database ``using`` whose raw SQL on the guard's tables does not fence the guard.
+    """A transaction on the database ``using``, or a part of one, whose raw SQL on the guard's tables does not fence it.
 
     It gives a function that takes the values written. Call it after the statement: a block that ends with a statement
     after which it was not called fences the guard.
     """
     key, block = (guard, using), Adding(guard, using)
-    with transaction.atomic(using=using):
+    with together(using, undo=True):
         outer = _blocks.open.get(key)
         _blocks.open[key] = block
         try:

@@ -4,12 +4,14 @@ A request or a command may be inside a transaction, whose snapshot can be older 
 it writes is seen by nobody until it commits. So state rows are never touched through the caller's connection.
 
 The connection proves itself at each use: to the same SQLite file as Django opens now, and to a PostgreSQL server that
-is no standby. Nothing waits for it without a limit: whoever holds a request, or a write, is told that it failed.
+is no standby. Along with the rows it reads which database this is, so that a copy is never taken for the original.
+Nothing waits for it without a limit: whoever holds a request, or a write, is told that it failed.
 """
 
 from __future__ import annotations
 
 import copy
+import logging
 import os
 import socket
 import threading
@@ -24,8 +26,16 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 
 from ..forks import after_fork
 from ..models import GuardState
+from ..places import boot_id, file_id
+
+logger = logging.getLogger("bloomguard")
 
 _IN_ERROR = 3  # libpq's PQTRANS_INERROR
+#: Insufficient privilege, undefined function, feature not supported, wrong state: of functions that a service left out.
+_NOT_TOLD = {"42501", "42883", "0A000", "55000"}
+
+#: Whether PostgreSQL has written a COMMIT to its disk before it says so.
+_IS_DURABLE = "current_setting('synchronous_commit') <> 'off' AND current_setting('fsync') = 'on'"
 
 
 def is_locked(error: Exception) -> bool:
@@ -51,6 +61,28 @@ def is_aborted(connection: Any) -> bool:
     return connection.vendor == "postgresql" and raw is not None and raw.info.transaction_status == _IN_ERROR
 
 
+def is_durable(connection: Any) -> bool:
+    """Whether what the open transaction of ``connection`` commits now will be there after a crash of the server."""
+    if connection.vendor == "sqlite":
+        return True  # with its host; another boot of that is another database
+    if connection.vendor != "postgresql":
+        return False
+    try:
+        # Past Django's cursor: this is no query of the project's, to be counted or logged as one.
+        with connection.connection.cursor() as cursor:
+            cursor.execute(f"SELECT {_IS_DURABLE}")
+            return bool(cursor.fetchone()[0])
+    except connection.Database.Error:
+        return False
+
+
+def identity_of_file(connection: BaseDatabaseWrapper) -> str:
+    """Names the SQLite database that Django would open now, and this boot of its host."""
+    found = _file_of(connection)
+    # What lies in memory is a copy of its own in each forked child.
+    return f"sqlite:{':'.join(map(str, found))}@{boot_id()}" if found else f"sqlite:memory@{os.getpid()}"
+
+
 #: How long, in seconds, a connection may take to be made, and a read and a change of the rows may take.
 CONNECT_SECONDS, READ_SECONDS, CHANGE_SECONDS = 2, 2.0, 10.0
 #: How long a read waits for a writer of SQLite.
@@ -65,7 +97,8 @@ class StateConnection:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.clock = clock
         self._used_at = float("-inf")
-        self._file: tuple[int, int] | None = None
+        self._file: tuple[int, str] | None = None
+        self._told_less = False  # the server keeps some of what tells it from a copy to itself
         self._lock = threading.RLock()
         self._connection: BaseDatabaseWrapper | None = None
         self._abandoned: list[BaseDatabaseWrapper] = []
@@ -147,12 +180,15 @@ class StateConnection:
             current = None
         if current is None:
             current = connections.create_connection(self.alias)
+            current.is_own = True  # type: ignore[attr-defined]  # what it sends concerns no guard's rows
             current.settings_dict = copy.deepcopy(configured)
             current.settings_dict["AUTOCOMMIT"] = True
             options = current.settings_dict["OPTIONS"]
             options.pop("pool", None)
             if current.vendor in ("postgresql", "mysql"):
                 options.setdefault("connect_timeout", CONNECT_SECONDS)
+            if current.vendor == "postgresql":
+                options.setdefault("tcp_user_timeout", int(1_000 * CHANGE_SECONDS))
             current.inc_thread_sharing()
             self._connection = current
             self._used_at = self.clock()
@@ -165,6 +201,49 @@ class StateConnection:
         """An SQL expression: is the server a standby, whose rows may be old?"""
         return "pg_is_in_recovery()" if connections[self.alias].vendor == "postgresql" else "0"
 
+    @property
+    def proofs(self) -> str:
+        """SQL expressions: is the server a standby, which database is this, and can it not lose a COMMIT unnoticed?
+
+        The timeline is another after each promotion and each recovery to a point in time. The table's own number is
+        another where a dump was restored.
+        """
+        vendor = connections[self.alias].vendor
+        if vendor != "postgresql":
+            return f"{self.is_standby} AS is_standby, '' AS here, {int(vendor == 'sqlite')} AS is_durable"
+        table = self.quote(GuardState._meta.db_table).replace("'", "''")
+        number = "(SELECT oid FROM pg_database WHERE datname = current_database())::text"
+        here = f"{number} || ':' || '{table}'::regclass::oid::text"
+        server = (
+            "(SELECT system_identifier FROM pg_control_system())::text || ':' || "
+            # The control file has the timeline of the last checkpoint, which may be the one before.
+            "left(pg_walfile_name(pg_current_wal_insert_lsn()), 8)"
+        )
+        if self._told_less:
+            server = "'?'"
+        return (
+            f"{self.is_standby} AS is_standby, "
+            f"CASE WHEN pg_is_in_recovery() THEN '' ELSE 'postgresql:' || {server} || ':' || {here} END AS here, "
+            f"({_IS_DURABLE}) AND {not self._told_less} AS is_durable"
+        )
+
+    def tells_less(self, error: Exception) -> bool:
+        """Whether :attr:`proofs` were too much to ask of the server, and are fewer from now on."""
+        refused = getattr(error.__cause__, "sqlstate", None) in _NOT_TOLD
+        if refused and not self._told_less:
+            self._told_less = True
+            logger.warning(
+                "bloomguard cannot tell a recovered database from the one before, so it never forgets a key: %s", error
+            )
+            return True
+        return False
+
+    @property
+    def here(self) -> str:
+        """Which database this is, where its server does not say so itself."""
+        connection = connections[self.alias]
+        return identity_of_file(connection) if connection.vendor == "sqlite" else ""
+
     def quote(self, name: str) -> str:
         """``name`` as the database quotes identifiers."""
         return connections[self.alias].ops.quote_name(name)
@@ -173,7 +252,10 @@ class StateConnection:
         """Whether the database has the table; raises :class:`DatabaseError`."""
         with self._turn(READ_SECONDS):
             try:
-                return name in self._open().introspection.table_names()
+                connection = self._open()
+                connection.ensure_connection()
+                with _cut_off(connection, READ_SECONDS):
+                    return name in connection.introspection.table_names()
             finally:
                 self._let_go()
 
@@ -225,12 +307,12 @@ def _cut_off(connection: BaseDatabaseWrapper, seconds: float) -> Iterator[None]:
         timer.cancel()
 
 
-def _file_of(connection: BaseDatabaseWrapper) -> tuple[int, int] | None:
+def _file_of(connection: BaseDatabaseWrapper) -> tuple[int, str] | None:
     """Which file Django would open for a SQLite database now: another one may have taken its place and name."""
     if connection.vendor != "sqlite":
         return None
     try:
-        found = os.stat(connection.settings_dict["NAME"])
+        name = connection.settings_dict["NAME"]
+        return os.stat(name).st_dev, file_id(name)
     except (OSError, TypeError, ValueError):  # in memory, or a URI
         return None
-    return found.st_dev, found.st_ino

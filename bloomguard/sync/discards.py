@@ -8,8 +8,8 @@ would make the other one's row a false 404, while one add too many is a harmless
   second one's read finds none.
 * What is gone becomes a *token*, the key with the generation that answered when the row was still there. It is redeemed
   once, after the COMMIT, if that generation still answers; see :meth:`bloomguard.live.LiveFilter.discard`.
-* A token is void if its statement was rolled back by any means, also by those that Django's ``on_commit`` overlooks: a
-  savepoint of ``transaction.savepoint()``, an error that was swallowed and made the COMMIT a ROLLBACK.
+* A token is void if its statement was rolled back by any means, or if that is not certain, see
+  :mod:`bloomguard.sync.observer`. In a transaction that was begun by hand there are none.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import reduce, wraps
+from functools import reduce
 from operator import or_
 from typing import Any
 
@@ -31,10 +31,11 @@ from django.db.models.sql import Query
 from ..guards import Guard
 from ..keys import OutOfRange, Unkeyable
 from . import fencing
-from .connection import is_aborted
+from .connection import has_own_transaction
+from .observer import TransactionObserver
 from .watches import Watch
 
-#: Of a statement that changes more rows than this, the keys stay until the next build: they would take too much memory.
+#: Of a statement that changes more rows than this no keys are known: they would take too much memory, and time.
 MOST_ROWS = 100_000
 _AT_ONCE = 500  # primary keys in one question: below every database's limit of parameters
 
@@ -51,18 +52,26 @@ class Alive:
 Before = dict[Watch, Alive]
 
 
-def before(watches: Iterable[Watch], using: str, lock: Callable[[Watch], Alive]) -> Before:
-    """What ``lock`` finds for those of ``watches`` that have to know afterwards which rows are gone."""
+def counting(watches: Iterable[Watch], using: str) -> list[Watch]:
+    """Those of ``watches`` that have to know afterwards which rows are gone.
+
+    None in a transaction that was begun by hand: Django calls no hook after its COMMIT.
+    """
+    found = [watch for watch in watches if watch.counted and not fencing.has_nothing_to_add_to(watch.guard)]
+    return [] if found and has_own_transaction(connections[using]) else found
+
+
+def before(counting: Iterable[Watch], using: str, lock: Callable[[Watch], Alive]) -> Before:
+    """What ``lock`` finds for each of :func:`counting`."""
     found: Before = {}
-    for watch in watches:
-        if watch.counted and not fencing.is_idle(watch.guard):
-            try:
-                with fencing.writing(watch.guard, using):
-                    found[watch] = lock(watch)
-            except DatabaseError:  # which may have ended the writer's transaction
-                raise
-            except Exception:  # the write goes on, and what is gone stays in the filter
-                found[watch] = Alive()
+    for watch in counting:
+        try:
+            with fencing.writing(watch.guard, using):
+                found[watch] = lock(watch)
+        except DatabaseError:  # which may have ended the writer's transaction
+            raise
+        except Exception:  # the write goes on, and what is gone stays in the filter
+            found[watch] = Alive()
     return found
 
 
@@ -105,7 +114,9 @@ def _lock(compiler: Any, watch: Watch, chosen: Iterable[Any]) -> Alive:
         table = compiler.connection.ops.quote_name(compiler.query.get_meta().db_table)
         with compiler.connection.cursor() as cursor:
             cursor.execute(f"DELETE FROM {table} WHERE 0")  # noqa: S608
-    generation = guard.live.active() if at_home else ""  # by now nobody else can change the state rows on SQLite
+    generation = (
+        guard.live.active(compiler.using) if at_home else ""
+    )  # by now nobody else can change the state rows on SQLite
     rows: dict[Any, tuple[Any, ...]] = {}
     living = guard.rows().using(compiler.using).select_for_update()
     for some in chosen:
@@ -157,97 +168,17 @@ class Token:
     guard: Guard
     keys: list[bytes]
     generation: str
-    outcome: Outcome
+    connection: BaseDatabaseWrapper
     void: bool = False
 
     @classmethod
     def issue(cls, guard: Guard, keys: list[bytes], generation: str, connection: BaseDatabaseWrapper) -> None:
-        """Register a token for the open transaction of ``connection``."""
-        token = cls(guard, keys, generation, Outcome.over(connection))
-        token.outcome.tokens.append(token)
+        """Register a token for the open transaction of ``connection``, which Django has begun."""
+        token = cls(guard, keys, generation, connection)
+        TransactionObserver.over(connection).add(token)
         transaction.on_commit(token, using=connection.alias)
 
     def __call__(self) -> None:
         """Redeem it: called once, by Django."""
-        if self.outcome.connection.in_atomic_block:
-            return  # a test that runs the callbacks of a transaction which it rolls back
-        self.outcome.end()
-        if not self.void and not self.outcome.failed:
+        if not self.connection.in_atomic_block and not self.void:  # a test runs them and then rolls back
             self.guard.live.discard(self.keys, self.generation)
-
-
-class Outcome:
-    """Sees what becomes of one transaction from its first token on, as an ``execute_wrapper`` of its connection.
-
-    Django forgets callbacks when it leaves an ``atomic`` block by an exception. It keeps those of a savepoint that was
-    made and rolled back by hand, and calls them after a COMMIT that PostgreSQL has answered by rolling back.
-    """
-
-    def __init__(self, connection: BaseDatabaseWrapper) -> None:
-        self.connection = connection
-        self.tokens: list[Token] = []
-        #: Whether an error may have undone everything since the last savepoint that was gone back to.
-        self.failed = False
-        self._savepoints: dict[str, int] = {}  # name -> tokens that there were
-
-    @classmethod
-    def over(cls, connection: BaseDatabaseWrapper) -> Outcome:
-        """The one over the open transaction, begun now if there is none."""
-        for known in [known for known in connection.execute_wrappers if isinstance(known, cls)]:
-            if any(
-                isinstance(each[1], Token) and each[1].outcome is known for each in reversed(connection.run_on_commit)
-            ):
-                return known
-            known.end()  # that transaction was rolled back
-        made = cls(connection)
-        # At the bottom: whoever puts a wrapper on top takes the topmost one off again.
-        connection.execute_wrappers.insert(0, made)
-        return made
-
-    def end(self) -> None:
-        """Look no more."""
-        if self in self.connection.execute_wrappers:
-            self.connection.execute_wrappers.remove(self)
-
-    def __call__(self, execute: Callable[..., Any], sql: Any, params: Any, many: bool, context: Any) -> Any:
-        """Run one statement."""
-        try:
-            result = execute(sql, params, many, context)
-        except Exception:
-            self.failed = True
-            raise
-        start = sql[:20].lstrip()[:9].upper() if isinstance(sql, str) else ""
-        if start.startswith(("SAVEPOINT", "ROLLBACK")):
-            self._note([word.strip('"`[];') for word in sql.split()])
-        return result
-
-    def _note(self, words: list[str]) -> None:
-        if words[0].upper() == "SAVEPOINT":
-            self._savepoints[words[-1]] = len(self.tokens)
-            return
-        to_savepoint = "TO" in map(str.upper, words)
-        self.failed = self.failed and not to_savepoint
-        # A savepoint that is not known was there before the first token.
-        kept = self._savepoints.get(words[-1], 0) if to_savepoint else 0
-        for token in self.tokens[kept:]:
-            token.void = True
-
-    def committing(self) -> None:
-        """Called before the COMMIT: if the database has given the transaction up, nothing of it will come true."""
-        raw: Any = self.connection.connection
-        if self.connection.vendor == "postgresql":
-            self.failed = self.failed or is_aborted(self.connection)
-        elif self.connection.vendor == "sqlite":
-            self.failed = self.failed or not raw.in_transaction
-
-
-def watched(commit: Callable[[Any], None]) -> Callable[[Any], None]:
-    """``BaseDatabaseWrapper.commit``, with a look at what is going to be committed."""
-
-    @wraps(commit)
-    def look_and_commit(self: BaseDatabaseWrapper) -> None:
-        for outcome in [known for known in self.execute_wrappers if isinstance(known, Outcome)]:
-            outcome.committing()
-        commit(self)
-
-    return look_and_commit

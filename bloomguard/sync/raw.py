@@ -1,9 +1,11 @@
-"""Fences guards whose rows are written by raw SQL: what keys it wrote, nobody tells.
+"""Fences guards whose rows are written behind the ORM's back: by raw SQL, or by the database because of a statement.
 
-``connection.execute_wrapper`` sees every statement that goes through a Django cursor, and psycopg's ``copy`` is seen by
-a cursor class. Those of the ORM's own compilers tell their keys themselves, and every other table is nobody's: both are
-let through within a microsecond or two. A DELETE or a TRUNCATE takes rows away, which harms nobody before the next
-build. Who knows the keys adds them in a block of :func:`~bloomguard.sync.adding.adding`, and nothing is fenced.
+:mod:`bloomguard.sync.sqltext` reads what a statement does, :mod:`bloomguard.sync.catalogue` what the database does
+because of it: by views, partitions, triggers and foreign keys. What is not certainly harmless fences. The ORM's
+compilers add the keys of their own tables themselves. A text that was found harmless is known by heart, and costs a
+microsecond or less.
+
+Who knows the keys adds them in a block of :func:`~bloomguard.sync.adding.adding`, and nothing is fenced.
 """
 
 from __future__ import annotations
@@ -15,189 +17,193 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from django.db import connections, transaction
-from django.db.backends.signals import connection_created
+from django.db import connections
 
 from ..guards import Guard, registry
-from . import adding, fencing, sqltext
+from . import adding, consequences, early, fencing, sqltext
+from . import state as states
+from .consequences import Cause, Known, defined, in_transaction, renewed, written
+from .effects import Reading, bare
 from .statements import running
-from .watches import columns, guarded_tables
+from .transactions import together
 
 logger = logging.getLogger("bloomguard")
 
 Execute = Callable[..., Any]
 
-#: How statements begin that write no rows: SELECT, SAVEPOINT, RELEASE, DELETE, ...
-_HARMLESS = frozenset(
-    {"SEL", "SAV", "REL", "ROL", "BEG", "COM", "DEL", "TRU", "DRO", "PRA", "SET", "SHO", "FET", "DEC", "CLO"}
+#: How the ORM, the schema editors and most people write.
+_USUAL = re.compile(
+    r'(?:INSERT INTO|UPDATE|DELETE FROM) (?:(["`])([^"`.]+)\1|(\w+))(?: ?\(| SET | VALUES | SELECT | WHERE |$)',
+    re.IGNORECASE,
 )
-#: How the ORM and the schema editors write.
-_USUAL = re.compile(r'(?:INSERT INTO|UPDATE) (["`])([^"`.]+)\1 (?:\(|SET )')
-
-Tables = dict[str, tuple[tuple[str, Guard], ...]]
-
-#: Guarded tables, and texts that write to others: there are few, with marks for the values. To look at one takes a
-#: microsecond, to find it here a twentieth. Both are made anew in one piece, for threads that look meanwhile.
-_known: tuple[Tables, set[str]] = ({}, set())
-_version = -1
-_PASSED_TEXTS, _PASSED_LENGTH = 1_000, 1_000
 _warned: set[tuple[str, str]] = set()
 
 
-def connect() -> None:
-    """Watch every connection of the project, those of before included."""
-    connection_created.connect(_connected, dispatch_uid="bloomguard.sync.raw")
-    for connection in connections.all(initialized_only=True):
-        _connected(connection=connection)
-
-
-def _connected(connection: Any, **kwargs: Any) -> None:
-    if watch not in connection.execute_wrappers:
-        # In front: `with connection.execute_wrapper(...)` takes off the last one when it ends.
-        connection.execute_wrappers.insert(0, watch)
-    if connection.vendor == "postgresql" and hasattr(getattr(connection.connection, "cursor_factory", None), "copy"):
-        connection.connection.cursor_factory = _seeing_copy(connection.connection.cursor_factory, connection)
-
-
-def _seeing_copy(factory: Any, connection: Any) -> Any:
-    """psycopg's cursor class, whose ``copy`` goes past Django's wrappers."""
-    factory = getattr(factory, "unwatched", factory)  # a pool's connection was another one's before
-
-    class WatchedCursor(factory):  # type: ignore[misc]
-        unwatched = factory
-
-        @contextmanager
-        def copy(self, statement: Any, *args: Any, **kwargs: Any) -> Iterator[Any]:
-            fencing = _fencing(_written(statement, connection), statement, connection)
-            with fencing, super().copy(statement, *args, **kwargs) as copy:
-                yield copy
-
-    return WatchedCursor
-
-
 def watch(execute: Execute, sql: Any, params: Any, many: bool, context: dict[str, Any]) -> Any:
-    """Let ``sql`` be executed; if it writes rows of a guard behind the ORM's back, fence the guard with it."""
-    if _version != registry.version:
-        _renew()
-    tables, passed = _known
+    """Let ``sql`` be executed; if it may give a guard a new key behind the ORM's back, fence the guard with it."""
+    connection = context["connection"]
+    known = consequences.known_of.get(connection.alias)
+    if (
+        known is None
+        or known.version != registry.version
+        or known.stamp != consequences.stamp
+        or known.read_at != states.table.read_at
+    ):
+        known = renewed(connection.alias)
+    if early.is_early and not (type(sql) is str and sqltext.is_plain_read(sql)):
+        early.note(read(text_of(sql, connection), connection).effects, connection.alias)
+    if not known.tables:
+        return execute(sql, params, many, context)
     if type(sql) is str:
-        if ";" not in sql:
-            if sql[:3] in _HARMLESS or sql in passed or sql.lstrip()[:3].upper() in _HARMLESS:
-                return execute(sql, params, many, context)
-            usual = _USUAL.match(sql)
-            if usual is not None and usual[2].lower() not in tables:
-                _pass(sql, passed)
-                return execute(sql, params, many, context)
-            if usual is not None and usual[2] == running.table:
-                return execute(sql, params, many, context)
-        lower = sql.lower()
-        if not any(name in lower for name in tables):
-            if params:  # without, each has another text
-                _pass(sql, passed)
+        if sql in known.passed:
             return execute(sql, params, many, context)
-    written = _written(sql, context["connection"])
-    if not written:
-        return execute(sql, params, many, context)
-    with _fencing(written, sql, context["connection"]):
-        return execute(sql, params, many, context)
-
-
-def _pass(sql: str, passed: set[str]) -> None:
-    if len(sql) <= _PASSED_LENGTH:
-        if len(passed) >= _PASSED_TEXTS:
-            passed.clear()
-        passed.add(sql)
-
-
-def _renew() -> None:
-    global _known, _version
-    version, tables = registry.version, Tables()
-    for table, guards in guarded_tables().items():
-        name = sqltext.bare(table)
-        tables[name] = (*tables.get(name, ()), *((table, guard) for guard in guards))
-        tables[f"new__{name}"] = tables[name]  # what SQLite's schema editor makes anew
-    _known = tables, set()
-    _version = version
-
-
-def _written(sql: Any, connection: Any) -> dict[Guard, str]:
-    """The guards that the statement may give a new key, and the table by which."""
-    if _version != registry.version:
-        _renew()
-    tables, _ = _known
-    if not isinstance(sql, str):
-        sql = sql.decode(errors="replace") if isinstance(sql, bytes) else _composed(sql, connection)
-    names = {sqltext.bare(table) for table in guarded_tables()}
-    found: dict[Guard, str] = {}
-    for write in sqltext.writes(sql, names, connection.vendor):
-        for table, guard in tables[write.table]:
+        if sqltext.is_plain_read(sql):
+            known.pass_by(sql)
+            return execute(sql, params, many, context)
+        usual = _USUAL.match(sql)
+        if usual is not None and ";" not in sql and known.quiet.get((table := usual[2] or usual[3]).lower()):
             if table == running.table:
-                continue  # a statement of the ORM's own
-            minded = columns(guard, table)
-            if write.verb == "remake" and sqltext.keeps(sql, minded):
-                continue
-            if write.sets(minded):
-                found[guard] = table
-    return found
+                return execute(sql, params, many, context)
+            if bare(table) not in known.tables or sql[0] in "Dd":
+                known.pass_by(sql)
+                return execute(sql, params, many, context)
+    return _consider(execute, sql, params, many, context, known)
 
 
-def _composed(sql: Any, connection: Any) -> str:
-    """The text of psycopg's `sql.SQL` and the like."""
+def _consider(execute: Execute, sql: Any, params: Any, many: bool, context: dict[str, Any], known: Known) -> Any:
+    connection = context["connection"]
+    if known.catalogue is None and known.seem_idle(connection):
+        result = execute(sql, params, many, context)
+        if not known.are_idle(connection):  # a build has begun meanwhile
+            _fence(_follow(read(text_of(sql, connection), connection), connection), connection)
+        return result
+    text = text_of(sql, connection)
+    reading = read(text, connection)
+    if not reading.effects and not reading.defines:
+        known.pass_by(text)
+        return execute(sql, params, many, context)
+    with following(reading, text, connection) as fenced:
+        result = execute(sql, params, many, context)
+    if fenced == {} and not reading.defines and running.table is None and params and type(sql) is str:
+        known.pass_by(sql)  # without parameters each has another text
+    return result
+
+
+def read(text: str, connection: Any) -> Reading:
+    """What a statement does, in the dialect of its database."""
+    return sqltext.read(text, connection.vendor)
+
+
+def text_of(sql: Any, connection: Any) -> str:
+    """A statement's text; psycopg composes some."""
+    if isinstance(sql, str):
+        return sql
+    if isinstance(sql, bytes):
+        return sql.decode(errors="replace")
     as_string = getattr(sql, "as_string", None)
     return as_string(connection.connection) if as_string is not None else str(sql)
 
 
+def _follow(reading: Reading, connection: Any) -> dict[Guard, Cause]:
+    """The guards that may have new keys; those of the table that the ORM writes just now are told of them."""
+    return written(reading.effects, connection, own="" if running.table is None else bare(running.table))
+
+
+# -- fencing
+
+
 @contextmanager
-def _fencing(written: dict[Guard, str], sql: Any, connection: Any) -> Iterator[None]:
-    """Around a statement that writes: its guards are fenced with it, but for those whose keys somebody adds."""
-    site = _site()
+def following(
+    reading: Reading, text: str, connection: Any, *, apart: bool = False
+) -> Iterator[dict[Guard, Cause] | None]:
+    """Around a statement: the guards that may have new keys because of it are fenced with it.
 
-    def fence() -> None:
-        for guard, table in written.items():
-            reason = f"raw SQL wrote to {table} at {site}"
-            if adding.is_left_to_block(guard, connection.alias, reason):
-                continue
-            if fencing.fence(guard, connection.alias, reason):
-                _warn(table, site)
+    Those whose keys somebody adds are not. It gives the guards, if they are known before the statement. ``apart``: no
+    transaction is put around it.
+    """
+    try:
+        known = renewed(connection.alias)
+        if not reading.effects or not known.tables:
+            yield {}
+        elif not apart and known.catalogue is None and connection.vendor == "sqlite" and in_transaction(connection):
+            # To read first would take a snapshot that the write may be too late for.
+            yield None
+            if not known.are_idle(connection):
+                _fence(_follow(reading, connection), connection)
+        else:
+            with _fencing(_follow(reading, connection), text, connection, apart=apart) as fenced:
+                yield fenced
+    finally:
+        if reading.defines:
+            defined(connection)
 
-    if not written:
-        yield
-    elif connections[connection.alias] is not connection or _commits_by_itself(sql, connection):
+
+@contextmanager
+def _fencing(written: dict[Guard, Cause], text: str, connection: Any, *, apart: bool) -> Iterator[dict[Guard, Cause]]:
+    idle = fencing.all_idle(written, connection.alias) if written else {}
+    if idle is not None:
+        yield written
+        if not all(fencing.was_idle(guard, since) for guard, since in idle.items()):
+            _fence(written, connection)
+    elif apart or connections[connection.alias] is not connection or _commits_by_itself(text, connection):
         # No transaction can be put around it: what was built between the fence and the statement is fenced again.
-        fence()
-        yield
-        fence()
-    elif connection.in_atomic_block or not connection.get_autocommit():
-        yield
-        fence()
+        _fence(written, connection)
+        try:
+            yield written
+        finally:
+            _fence(written, connection)
+    elif connection.in_atomic_block:  # whose savepoints are the project's: what fails here need not undo all of it
+        yield written
+        _fence(written, connection)
     else:
-        with transaction.atomic(using=connection.alias):
-            yield
-            fence()
+        with together(connection.alias):
+            yield written
+            _fence(written, connection)
 
 
-def _commits_by_itself(sql: Any, connection: Any) -> bool:
+def _fence(written: dict[Guard, Cause], connection: Any) -> None:
+    site = _site() if written else ""
+    for guard, cause in written.items():
+        reason = _reason(cause, site)
+        if adding.is_left_to_block(guard, connection.alias, reason):
+            continue
+        if fencing.fence(guard, connection.alias, reason):
+            _warn(cause, site)
+
+
+def _reason(cause: Cause, site: str) -> str:
+    if not cause.table:
+        return f"a statement that may have written anything was sent at {site}"
+    if cause.is_direct:
+        return f"raw SQL wrote to {cause.table} at {site}"
+    return f"a view, partition, trigger or foreign key may have written to {cause.table} for the statement at {site}"
+
+
+def _commits_by_itself(text: str, connection: Any) -> bool:
     """Whether the COMMIT does not come after the fence, though that is in the statement's transaction.
 
     Under autocommit SQLite commits a statement that returns rows when these have been fetched, and not before; MySQL
     commits an ALTER at once; several statements in one may bring a COMMIT along.
     """
-    text = str(sql)
     if ";" in text and re.search(r"\b(?:COMMIT|END)\b", text, re.IGNORECASE):
         return True
+    if connection.vendor == "postgresql" and not connection.in_atomic_block:
+        return re.match(r"\s*(?:CALL|DO)\b", text, re.IGNORECASE) is not None  # a procedure may commit
     if connection.vendor == "sqlite" and not connection.in_atomic_block:
-        return re.search(r"\bRETURNING\b", text, re.IGNORECASE) is not None
+        return re.search(r"\bRETURNING\b|^\s*PRAGMA\b", text, re.IGNORECASE) is not None
     return connection.vendor == "mysql" and re.search(r"\b(?:ALTER|RENAME|CREATE)\b", text, re.IGNORECASE) is not None
 
 
-def _warn(table: str, site: str) -> None:
-    if (table, site) not in _warned:
-        _warned.add((table, site))
+def _warn(cause: Cause, site: str) -> None:
+    if (cause.table, site) not in _warned:
+        _warned.add((cause.table, site))
         logger.warning(
-            "bloomguard cannot follow raw SQL: %s writes to %s, so its guards pass every request until rebuild_filter "
+            "bloomguard cannot follow %s: %s %s %s, so its guards pass every request until rebuild_filter "
             "has run after it",
+            "raw SQL" if cause.is_direct else "what the database does by itself",
             site,
-            table,
+            "writes to" if cause.is_direct and cause.table else "may write to",
+            cause.table or "any table",
         )
 
 

@@ -1,141 +1,106 @@
-"""What a statement's text says that it writes: enough of SQL to never overlook a write, not to understand it all.
+"""What a statement's text says that it does: which tables it writes, which functions it calls.
 
-Where the text is not clear, it counts as a write: that costs a rebuild, the opposite a false 404.
+The rule: what is not certainly a read, or certainly a write of the tables named, is :data:`ANYTHING`. That costs a
+rebuild; the opposite costs a false 404.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
 
-_NAME = r'(?:"[^"]+"|`[^`]+`|\[[^\]]+\]|[\w$]+)'
-_NAMES = rf"{_NAME}(?:\s*\.\s*{_NAME})*"
-_WRITE = re.compile(
-    r"\b(?:"
-    r"(?P<insert>INSERT|REPLACE|MERGE)(?:\s+(?:OR\s+\w+|LOW_PRIORITY|HIGH_PRIORITY|DELAYED|IGNORE))*(?:\s+INTO)?"
-    r"|(?P<update>UPDATE)(?!\s+OF\s)(?:\s+(?:OR\s+\w+|LOW_PRIORITY|IGNORE))*"
-    r"|(?P<copy>COPY)"
-    r"|LOAD\s+(?P<load>DATA|XML)\b.*?\bINTO\s+TABLE"
-    r"|(?P<alter>ALTER)\s+TABLE(?:\s+IF\s+EXISTS)?"
-    r"|(?P<rename>RENAME)\s+TABLE"
-    r"|(?P<create>CREATE)(?:\s+\w+){0,3}?\s+TABLE(?:\s+IF\s+NOT\s+EXISTS)?"
-    rf")(?:\s+ONLY\s*\(\s*|\s+ONLY\s+|\s+|(?=[\"`\[]))(?P<name>{_NAMES})",
-    re.IGNORECASE | re.DOTALL,
+from .definitions import Definition
+from .effects import ANEW, ANYTHING, NOTHING, Effect, Reading, bare
+from .sqlwords import (
+    BEFORE_ASSIGNMENT,
+    BEFORE_INTO,
+    HARMLESS,
+    MODIFIERS,
+    NEVER_FUNCTIONS,
+    PRAGMAS,
+    SCANNED,
+    TRANSACTIONS,
 )
-#: Literals and comments, which say nothing; quoted names are kept. One pass: each hides the others' marks.
-_SILENT = re.compile(r"""('(?:[^']|'')*')|(--[^\n]*|/\*.*?\*/)|("[^"]*"|`[^`]*`)""", re.DOTALL)
-#: Where a literal, or a comment, may end elsewhere than the expression above believes.
-_UNCLEAR = re.compile(r"\\|\$\w*\$|/\*!")
-_MYSQL_UNCLEAR = re.compile(r"#|--")
+from .tokens import MARK, NAME, TEXT, WORD, Token, Unclear, tokens
+
+_LAST_NAME = re.compile(r'[\w$.]+\Z|"\Z')
+#: SQLite's names for the primary key that every table has.
+_ROWID = frozenset({"rowid", "oid", "_rowid_"})
+_SYSTEM_TABLES = re.compile(
+    r"sqlite_(?:temp_)?(?:master|schema)|pg_(?:class|attribute|enum|namespace|inherits|rewrite|depend)"
+)
 _REMAKE = re.compile(
-    r'INSERT INTO "new__(?P<name>[^"]+)" \((?P<columns>.*?)\) SELECT (?P<values>.*) FROM "[^"]+"', re.S
+    rf'INSERT INTO "{ANEW}(?P<name>[^"]+)" \((?P<columns>.*?)\) SELECT (?P<values>.*) FROM "[^"]+"',  # noqa: S608
+    re.DOTALL,
+)
+_READS_ALONE = re.compile(
+    r"insert|update|delete|merge|replace|copy|alter|execute|call|do|refresh|into|create|truncate|load|rename|pragma|import"
 )
 
 
-@dataclass(frozen=True)
-class Write:
-    """One table written by a statement; ``rest`` is its text from the table's name on, ``None`` if that is unclear."""
-
-    verb: str
-    table: str
-    rest: str | None
-
-    def sets(self, columns: Collection[str]) -> bool:
-        """Whether this can give a row of the table a new value in one of ``columns``, or a new row."""
-        if self.rest is None:
-            return True
-        if self.verb == "copy":
-            return _mentions(self.rest, ["from"])
-        if self.verb == "create":
-            return _mentions(self.rest, ["select", "values", "table", "execute"])
-        if self.verb == "update":
-            return _mentions(_assignments(self.rest), columns)
-        if self.verb == "alter":
-            return _alters(self.rest, columns)
-        return True
-
-
-def writes(sql: str, tables: Collection[str], vendor: str = "") -> Iterator[Write]:
-    """What ``sql`` may write among ``tables``, which are given in lower case and without quotes or schema."""
-    if _UNCLEAR.search(sql) or (vendor == "mysql" and _MYSQL_UNCLEAR.search(sql)):
-        if re.search(r"\b(?:INSERT|REPLACE|MERGE|UPDATE|COPY|LOAD|RENAME)\b", sql, re.IGNORECASE):
-            yield from (Write("", table, None) for table in tables if _mentions(sql, [table]))
-        return
-    remake = _REMAKE.fullmatch(sql)
-    if remake is not None and remake["name"].lower() in tables:
-        yield Write("remake", remake["name"].lower(), sql)
-        return
-    text = _SILENT.sub(lambda found: "''" if found[1] else " " if found[2] else found[0], sql)
-    for found in _WRITE.finditer(text):
-        verb = next(name for name, value in found.groupdict().items() if value and name != "name")
-        rest = text[found.end() :].partition(";")[0]
-        name = _bare(found["name"])
-        if name in tables:
-            yield Write(verb, name, rest)
-        if verb == "update":  # of several tables at once
-            rest = rest[: _end(rest, r"SET\b")]
-        elif verb == "alter":  # a table that takes the place of another
-            renamed = re.search(rf"\bRENAME\s+TO\s+({_NAMES})", rest, re.IGNORECASE)
-            rest = renamed[1] if renamed and not name.startswith("new__") else ""
-        elif verb != "rename":
-            continue
-        yield from (Write("", table, None) for table in tables if table != name and _mentions(rest, [table]))
-
-
-def keeps(sql: str, columns: Collection[str]) -> bool:
-    """Whether SQLite's schema editor, making a table anew, copies ``columns`` as they are."""
-    remake = _REMAKE.fullmatch(sql)
-    if remake is None:
+def is_plain_read(sql: str) -> bool:
+    """Whether ``sql`` is a SELECT that calls only functions known to write nothing; the usual query is."""
+    if sql[:7] not in ("SELECT ", "select ") or ";" in sql or "into" in sql.lower():
         return False
+    pieces = sql.split("(")
+    del pieces[-1]
+    for piece in pieces:
+        before, _, word = piece.rstrip().rpartition(" ")
+        if word.lower() in NEVER_FUNCTIONS:
+            if before.endswith("."):
+                return False
+        elif (name := _LAST_NAME.search(word)) is not None and name[0].lower() not in NEVER_FUNCTIONS:
+            return False
+    return True
+
+
+def read(sql: str, vendor: str = "") -> Reading:
+    """What ``sql`` does, as far as its text tells."""
+    return _read(sql, vendor) if len(sql) < 2_000 else _read.__wrapped__(sql, vendor)
+
+
+@lru_cache(maxsize=500)
+def _read(sql: str, vendor: str) -> Reading:
+    remade = _remade(sql)
+    if remade is not None:
+        return Reading(frozenset({remade}))
+    try:
+        found = tokens(sql, vendor)
+        effects, defines = set[Effect](), False
+        for statement in _statements(found):
+            did, defined = _Statement(statement, vendor).read()
+            effects |= did
+            defines |= defined
+        return Reading(frozenset(effects), defines)
+    except Unclear:
+        # Words of writing may stand in literals: then it is a write all the same.
+        return Reading(frozenset({ANYTHING}), True) if _READS_ALONE.search(sql.lower()) else NOTHING
+
+
+def body(text: str, vendor: str = "") -> frozenset[Effect]:
+    """What a function, a trigger or a rule with this text does."""
+    try:
+        return frozenset(_Statement(tokens(text, vendor), vendor, is_body=True).scan())
+    except Unclear:
+        return frozenset({ANYTHING})
+
+
+def called(name: str) -> Reading:
+    """What calling a function or procedure from outside does."""
+    return Reading(frozenset({Effect("run", bare(name))}))
+
+
+def _remade(sql: str) -> Effect | None:
+    """What SQLite's schema editor does when it copies a table."""
+    remake = _REMAKE.fullmatch(sql) if sql.startswith("INSERT INTO") else None
+    if remake is None:
+        return None
     names, values = _split(remake["columns"]), _split(remake["values"])
-    copied = {name.strip('"').lower() for name, value in zip(names, values) if name == value}
-    return len(names) == len(values) and {column.lower() for column in columns} <= copied
-
-
-def bare(table: str) -> str:
-    """A model's table as :func:`writes` takes it; it may be given with a schema."""
-    return table.replace('"', "").replace("`", "").rpartition(".")[2].lower()
-
-
-def _bare(name: str) -> str:
-    parts: list[str] = re.findall(_NAME, name)
-    return parts[-1].strip('"`[]').lower()
-
-
-def _mentions(text: str, names: Collection[str]) -> bool:
-    return any(re.search(rf"(?<!\w){re.escape(name)}(?!\w)", text, re.IGNORECASE) for name in names)
-
-
-def _assignments(rest: str) -> str:
-    """What stands between SET and the end of the assignments, as far as that can be told."""
-    start = _end(rest, r"SET\b")
-    return rest[start : start + _end(rest[start:], r"(?:WHERE|FROM|RETURNING|ORDER\s+BY|LIMIT)\b")]
-
-
-def _end(text: str, word: str) -> int:
-    """Where ``word`` stands outside of all brackets and quotes; the text's length if nowhere."""
-    depth = 0
-    for found in re.finditer(rf'"[^"]*"|`[^`]*`|[()]|\b{word}', text, re.IGNORECASE):
-        if found[0] == "(":
-            depth += 1
-        elif found[0] == ")":
-            depth -= 1
-        elif depth <= 0 and found[0][0] not in '"`':
-            return found.start()
-    return len(text)
-
-
-def _alters(rest: str, columns: Collection[str]) -> bool:
-    """Whether an ALTER TABLE changes, adds or replaces one of ``columns``, or takes rows in."""
-    one = "(?:" + "|".join(rf'["`\[]?{re.escape(column)}["`\]]?(?!\w)' for column in columns) + ")"
-    changes = (
-        rf"ALTER\s+(?:COLUMN\s+)?{one}\s+(?:SET\s+DATA\s+)?TYPE",
-        rf"ADD\s+(?:COLUMN\s+)?(?:IF\s+NOT\s+EXISTS\s+)?{one}",
-        rf"RENAME\s+(?:COLUMN\s+)?{_NAME}\s+TO\s+{one}",
-        r"(?:MODIFY|CHANGE|ATTACH|EXCHANGE)\b",
-    )
-    return re.search(rf"\b(?:{'|'.join(changes)})", rest, re.IGNORECASE) is not None
+    if len(names) != len(values):
+        return None
+    kept = frozenset(name.strip('"').lower() for name, value in zip(names, values) if name == value)
+    return Effect("copy", remake["name"].lower(), kept)
 
 
 def _split(text: str) -> list[str]:
@@ -147,3 +112,294 @@ def _split(text: str) -> list[str]:
             parts.append(text[start : found.start()].strip())
             start = found.end()
     return [*parts, text[start:].strip()]
+
+
+def _statements(found: Sequence[Token]) -> Iterator[Sequence[Token]]:
+    """The statements of a text; the semicolons in the body of a routine separate nothing."""
+    start = 0
+    ends = [*(place for place, token in enumerate(found) if token == (MARK, ";")), len(found)]
+    for number, end in enumerate(ends):
+        if end < start:
+            continue
+        words = [token.value for token in found[start : start + 8] if token.kind == WORD]
+        if words[:1] == ["create"] and {"trigger", "function", "procedure"} & set(words):
+            inner = found[start:end]
+            if (WORD, "begin") in inner:  # SQLite's trigger, or a body of standard SQL: up to the last END
+                later = [other for other in ends[number:] if (WORD, "end") in found[max(0, other - 3) : other]]
+                end = later[-1] if later else end
+        yield found[start:end]
+        start = end + 1
+
+
+class _Statement(Definition):
+    """One statement, or the body of a routine, and how to read it."""
+
+    def __init__(self, found: Sequence[Token], vendor: str, *, is_body: bool = False) -> None:
+        super().__init__(found)
+        self.vendor = vendor
+        self.is_body = is_body
+        self.effects: set[Effect] = set()
+
+    def read(self, start: int = 0) -> tuple[set[Effect], bool]:
+        """What the statement that begins at ``start`` does, and whether it is a definition."""
+        at = start
+        while self.mark(at) == "(":
+            at += 1
+        if at >= len(self.found):
+            return set(), False
+        head = self.word(at)
+        if head == "explain":
+            return (self.scan(at + 1), False) if self.has("analyze", "analyse") else (set(), False)
+        if head == "begin" and self.word(at + 1) not in TRANSACTIONS and at + 1 < len(self.found):
+            return self.scan(at), False
+        if head in ("commit", "end", "rollback", "xa") and self.has("prepared"):
+            return {ANYTHING}, False
+        if head in HARMLESS:
+            return set(), False
+        if head in SCANNED:
+            return self.scan(at), False
+        special = {
+            "alter": self.alter,
+            "call": self._call,
+            "create": self.create,
+            "do": self._do,
+            "drop": self.drop,
+            "load": self._load,
+            "pragma": self._pragma,
+            "refresh": self._refresh,
+            "rename": self._rename,
+        }
+        if head not in special:
+            return {ANYTHING}, True
+        special[head](at + 1)
+        return self.effects, head in ("alter", "create", "drop", "rename")
+
+    def add(self, verb: str, name: str, columns: frozenset[str] | None = None) -> None:
+        """Take in an effect on ``name``."""
+        known = name and not _SYSTEM_TABLES.fullmatch(name)
+        self.effects.add(Effect(verb, name, columns) if known else ANYTHING)
+
+    # -- reading what is written, wherever it stands
+
+    def scan(self, start: int = 0) -> set[Effect]:
+        """Every write and call from ``start`` on, in CTEs, loops and branches too."""
+        target = ""
+        for at in range(start, len(self.found)):
+            word = self.word(at)
+            if not word or self.mark(at - 1) == ".":
+                continue
+            before = self.word(at - 1)
+            if word in ("insert", "replace"):
+                target = self._insert(at) or target
+            elif word == "update":
+                self._update(at, target)
+            elif word == "delete" and (before not in ("then", "on", "or") or self.word(at + 1) == "from"):
+                self._delete(at)
+            elif word == "merge" and self.word(at + 1) == "into":
+                target, _ = self.name(at + 2)
+                for verb in ("insert", "update", "delete"):
+                    self.add(verb, target)
+            elif word == "copy" and (at == start or self.is_body):
+                self._copy(at)
+            elif word == "truncate" and (at == start or self.is_body):
+                self._truncate(at)
+            elif word == "into" and before not in BEFORE_INTO:
+                self._into(at)
+            elif self.is_body:
+                self._in_body(at, word)
+        self.calls(start)
+        return self.effects
+
+    def _insert(self, at: int) -> str:
+        place, replaces = at + 1, self.word(at) == "replace"
+        while self.word(place) in MODIFIERS:
+            replaces |= self.word(place) == "replace"
+            place += 1
+        if self.word(place) == "into":
+            place += 1
+        elif (
+            self.vendor in ("postgresql", "sqlite") or self.mark(place) or self.word(place) in ("values", "default", "")
+        ):
+            return ""  # of a MERGE, or a function
+        name, _ = self.name(place)
+        self.add("insert", name)
+        if replaces:
+            self.add("delete", name)
+        return name
+
+    def _update(self, at: int, target: str) -> None:
+        before = self.word(at - 1)
+        if before == "for" or (before == "key" and self.word(at - 2) == "no"):
+            return  # a lock
+        if before == "key" or self.word(at + 1) == "set":  # ON DUPLICATE KEY, ON CONFLICT, MERGE
+            if target:
+                self.add("update", target, self._assigned(at + 1) if before == "do" else None)
+            else:
+                self.add("", "")
+            return
+        place = at + 1
+        replaces = self.word(place) == "or" and self.word(place + 1) == "replace"
+        place = self.skip(place, MODIFIERS)
+        name, place = self.name(place)
+        between, set_at = [name], place
+        while set_at < len(self.found) and self.word(set_at) != "set" and self.mark(set_at) != ";":
+            if self.found[set_at].kind != MARK:
+                between.append(self.found[set_at].value.lower())
+            set_at += 1
+        if self.word(set_at) != "set":
+            return  # a column, or an alias, of that name
+        several = {"join", ","} & {token.value for token in self.found[place:set_at]}  # MySQL's
+        for each in between if several else [name]:
+            self.add("update", each, self._assigned(set_at))
+        if replaces:
+            self.add("delete", name)
+
+    def _assigned(self, set_at: int) -> frozenset[str] | None:
+        """The columns that the assignments after SET name; ``None`` if that cannot be told."""
+        columns, depth, at = set[str](), 0, set_at
+        while at < len(self.found):
+            mark = self.mark(at)
+            if mark in ("(", "["):
+                depth += 1
+            elif mark in (")", "]"):
+                depth -= 1
+                if depth < 0:
+                    break
+            elif mark == ";":
+                break
+            if at == set_at or (mark == "," and depth == 0):
+                found = self._assignment(at + 1)
+                if found is None and at == set_at:
+                    return None
+                columns |= found or set()
+            at += 1
+        return None if self.vendor == "sqlite" and columns & _ROWID else frozenset(columns)
+
+    def _assignment(self, at: int) -> set[str] | None:
+        """The columns to the left of the equals sign that follows ``at``."""
+        columns, depth, start = set[str](), 0, at
+        while at < len(self.found):
+            token = self.found[at]
+            if token.kind == MARK:
+                if token.value in ("=", ":=") and depth == 0:
+                    return columns
+                depth += (token.value in "([") - (token.value in ")]")
+                if token.value not in "().,[]:" and not token.value.isdigit():
+                    return None
+                if token.value == "," and depth == 0:
+                    return None
+            elif depth == 0 and self.found[at - 1].kind != MARK and at > start:
+                return None  # two words side by side are no column
+            else:
+                columns.add(token.value.lower())
+            at += 1
+        return None
+
+    def _delete(self, at: int) -> None:
+        place = self.skip(at + 1, (*MODIFIERS, "quick"))
+        if self.word(place) == "from":
+            place += 1
+        elif self.vendor in ("postgresql", "sqlite"):
+            return
+        name, place = self.name(place)
+        self.add("delete", name)
+        while self.vendor not in ("postgresql", "sqlite") and self.mark(place) == ",":
+            name, place = self.name(place + 1)
+            self.add("delete", name)
+
+    def _copy(self, at: int) -> None:
+        if self.mark(at + 1) == "(":
+            return  # a query, which is read by the scan
+        name, place = self.name(self.skip(at + 1, ("binary",)))
+        while place < len(self.found) and self.word(place) not in ("from", "to"):
+            place += 1
+        if self.word(place) != "to":
+            self.add("insert", name)
+
+    def _truncate(self, at: int) -> None:
+        place = self.skip(at + 1, ("table",))
+        while True:
+            name, place = self.name(place)
+            self.add("delete", name)
+            place += self.mark(place) in ("*", ")")
+            if self.mark(place) != ",":
+                break
+            place += 1
+
+    def _into(self, at: int) -> None:
+        """SELECT ... INTO: a new table, or variables of a routine."""
+        place = self.skip(at + 1, ("strict", "temp", "temporary", "local", "global", "unlogged", "table"))
+        if self.word(place) == "new" and self.mark(place + 1) != ".":
+            self.effects.add(Effect("set"))
+            return
+        while True:
+            if self.word(place) == "new" and self.mark(place + 1) == ".":
+                self.effects.add(Effect("set", columns=frozenset({self.token(place + 2).value})))
+            name, place = self.name(place)
+            if name:
+                self.add("insert", name)
+            if self.mark(place) != ",":
+                break
+            place += 1
+
+    def _in_body(self, at: int, word: str) -> None:
+        following = self.mark(at + 1)
+        if word == "execute":
+            self.effects.add(ANYTHING)  # a text that is made when it runs
+        elif word == "call":
+            self._call(at + 1)
+        elif word == "refresh":
+            self._refresh(at + 1)
+        elif word in ("alter", "create", "drop", "do", "load", "import"):
+            end = next((place for place in range(at, len(self.found)) if self.mark(place) == ";"), len(self.found))
+            did, _ = _Statement(self.found[at:end], self.vendor).read()
+            self.effects |= did
+        elif word == "new" and (self.mark(at - 1) in ("", ";", ">") and self.word(at - 1) in BEFORE_ASSIGNMENT):
+            column = self.token(at + 2).value.lower()
+            self.effects.add(Effect("set", columns=frozenset({column}) if following == "." else None))
+        elif word == "return" and self.word(at + 1) not in ("new", "old", "null", "") and self.mark(at + 2) == ";":
+            self.effects.add(Effect("set"))
+
+    def calls(self, start: int) -> None:
+        """Everything that is followed by a bracket, and is no word of SQL's own."""
+        for at in range(start, len(self.found) - 1):
+            if self.mark(at + 1) == "(" and self.found[at].kind in (WORD, NAME):
+                name = self.found[at].value
+                if self.found[at].kind == NAME or name not in NEVER_FUNCTIONS or self.mark(at - 1) == ".":
+                    self.effects.add(Effect("call", name))
+
+    # -- statements of their own kind
+
+    def _call(self, at: int) -> None:
+        name, _ = self.name(at)
+        self.add("run", name)
+        self.calls(at)
+
+    def _do(self, at: int) -> None:
+        texts = [token for token in self.found[at:] if token.kind == TEXT]
+        if self.vendor == "mysql":
+            self.calls(at)
+        elif len(texts) != 1 or (self.has("language") and not self.has("plpgsql")):
+            self.effects.add(ANYTHING)
+        else:
+            self.effects |= body(texts[0].value, self.vendor)
+
+    def _refresh(self, at: int) -> None:
+        name, _ = self.name(self.skip(at, ("materialized", "view", "concurrently")))
+        self.add("insert", name)
+
+    def _pragma(self, at: int) -> None:
+        name, place = self.name(at)
+        if name not in PRAGMAS and (self.mark(place) or name == "writable_schema"):
+            self.effects.add(ANYTHING)
+
+    def _rename(self, at: int) -> None:
+        for token in self.found[at:]:
+            if token.kind != MARK and token not in ((WORD, "table"), (WORD, "to")):
+                self.add("insert", token.value.lower())
+
+    def _load(self, at: int) -> None:
+        for place in range(at, len(self.found)):
+            if self.word(place) == "into":
+                name, _ = self.name(self.skip(place + 1, ("table",)))
+                self.add("insert", name)

@@ -8,6 +8,7 @@ therefore waits twice that long after committing it.
 from __future__ import annotations
 
 import logging
+import secrets
 import threading
 import time
 from collections.abc import Callable
@@ -38,6 +39,8 @@ def seconds() -> float:
 #: Linux counts the sleep on a clock of its own, macOS on the monotonic one, where Python's ``monotonic`` does not.
 _CLOCK: int | None = getattr(time, "CLOCK_BOOTTIME", getattr(time, "CLOCK_MONOTONIC", None))
 
+_READ_ALONG = {"read_along": True}
+
 ARMED, FENCED = GuardState.Status.ARMED.value, GuardState.Status.FENCED.value
 
 
@@ -55,9 +58,31 @@ class State:
     builder: str = ""
     host: str = ""
     mode: str = ""
+    #: The database that the generations were built from.
+    database: str = field(default="", compare=False)
+    #: Random, another with each version: a database that was restored counts versions a second time.
+    token: str = field(default="", compare=False)
     #: Both as the database gives them, and no times to reckon with: which fence it is, and whether the standby is kept.
     fenced_at: Any = field(default=None, compare=False)
     standby_until: Any = field(default=None, compare=False)
+    #: No columns: the database that the row was read from, and whether it could lose a COMMIT and nobody see.
+    here: str = field(default="", compare=False, metadata=_READ_ALONG)
+    is_durable: bool = field(default=True, compare=False, metadata=_READ_ALONG)
+
+    @property
+    def change(self) -> tuple[int, str]:
+        """Tells the row as it is now from the same row as it was, or will be."""
+        return self.version, self.token
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether the generations were built from this database, and from no other that it is a copy of."""
+        return self.database == self.here or not self.generations
+
+    @property
+    def may_forget(self) -> bool:
+        """Whether a row that is gone stays gone: a database that lost the delete would not be this one any more."""
+        return self.is_ours and self.is_durable
 
     @property
     def kept(self) -> str:
@@ -71,14 +96,15 @@ class State:
 
     def is_answered_by(self, generation: str) -> bool:
         """Whether ``generation`` is what may say that a row is not there."""
-        return self.active == generation and self.status == ARMED
+        return self.active == generation and self.status == ARMED and self.is_ours
 
     def names_no_more_than(self, earlier: State) -> bool:
         """Whether a write that went where ``earlier`` says has reached every generation that this row names."""
-        return self.identity == earlier.identity and set(self.generations) <= set(earlier.generations)
+        same = self.identity == earlier.identity and self.is_ours
+        return same and set(self.generations) <= set(earlier.generations)
 
 
-_COLUMNS = tuple(field.name for field in fields(State))
+_COLUMNS = tuple(field.name for field in fields(State) if not field.metadata)
 Rows = dict[str, State]
 
 
@@ -113,6 +139,11 @@ class _Reading:
             self._within.copy = _NEVER
 
 
+def new_token() -> str:
+    """What a row has beside its new version."""
+    return secrets.token_hex(16)
+
+
 class StateTable:
     """All state rows, as one process knows them. ``clock`` counts seconds and never goes back."""
 
@@ -122,6 +153,7 @@ class StateTable:
         self.sleep: Callable[[float], None] = time.sleep
         self._copy: tuple[float, dict[str, State]] = (float("-inf"), {})
         self._failed_at = float("-inf")
+        self._here = ""  # the database that was read last
         self._lock = threading.Lock()
         self._within = _Within()
         after_fork(self._after_fork)
@@ -141,7 +173,7 @@ class StateTable:
         if within.read is not None and within.copy[0] >= read_at:
             read_at, rows = within.copy
         if self.clock() - read_at < LEASE_SECONDS:
-            return rows.get(name) or State(name)
+            return rows.get(name) or State(name, here=self._here)
         return None
 
     def renewed(self, name: str) -> State | None:
@@ -216,13 +248,17 @@ class StateTable:
         asked = self.clock()
         rows = self._read()
         self._copy = asked, rows
-        return rows.get(name) or State(name)
+        return rows.get(name) or State(name, here=self._here)
 
     def forget(self) -> None:
         """Drop the copy and the connection, as if the process had just started."""
         self._copy = (float("-inf"), {})
         self._failed_at = float("-inf")
         self.connection.close()
+
+    def holds(self, using: str) -> bool:
+        """Whether the rows lie in the database ``using``, so that what it loses of one it loses of the other."""
+        return self.connection.alias == using
 
     def visible_to(self, using: str) -> Rows:
         """The rows as ``using``, this thread's connection to the same SQLite file, has them just now.
@@ -238,7 +274,8 @@ class StateTable:
                 if "no such table" in str(error):
                     return {}  # not migrated yet
                 raise
-        return {row[0]: State(*row) for row in found}
+        along: dict[str, Any] = {"here": self.connection.here}
+        return {row[0]: State(*row, **along) for row in found}
 
     def is_published_for(self, using: str, name: str, generation: str) -> bool:
         """Whether what this thread's connection to ``using`` sees is later than the publication of ``generation``.
@@ -262,27 +299,39 @@ class StateTable:
         try:
             rows, _ = self.connection.execute(self._proved_query)
         except DatabaseError as error:
+            if self.connection.tells_less(error):
+                return self._read()
             if is_locked(error) or self.connection.has_table(GuardState._meta.db_table):
                 raise
             return {}  # not migrated yet: no rows, no generations, nothing to guard
-        if rows and rows[0][0]:
+        is_standby, here, is_durable = rows[0][:3]
+        if is_standby:
             self.connection.close()
             raise OperationalError("the state rows were read from a standby, which may lag behind")
-        return {row[1]: State(*row[1:]) for row in rows if row[1] is not None}
+        self._here = here or self.connection.here
+        along: dict[str, Any] = {"here": self._here, "is_durable": bool(is_durable)}
+        return {row[3]: State(*row[3:], **along) for row in rows if row[3] is not None}
 
     @property
     def _proved_query(self) -> str:
-        """The same with a column in front that says whether the server is a standby; one row at least says so."""
+        """The same with columns in front that say which server and database it is; one row at least says so."""
         quote = self.connection.quote
         columns = ", ".join(f"found.{quote(column)}" for column in _COLUMNS)
         return (
-            f"SELECT server.is_standby, {columns} FROM (SELECT {self.connection.is_standby} AS is_standby) server "  # noqa: S608
+            f"SELECT server.is_standby, server.here, server.is_durable, {columns} "  # noqa: S608
+            f"FROM (SELECT {self.connection.proofs}) server "
             f"LEFT JOIN {quote(GuardState._meta.db_table)} found ON 1 = 1"
         )
 
     def swap(self, seen: State, **changes: Any) -> State | None:
-        """Change the row if it still is as ``seen``; the new state, or ``None`` if somebody else was faster."""
+        """Change the row if it still is as ``seen``; the new state, or ``None`` if somebody else was faster.
+
+        The first generation of a row, and each that is announced, is bound to the database that ``seen`` was read from.
+        """
         quote, table = self.connection.quote, self.connection.quote(GuardState._meta.db_table)
+        if changes.get("building") or (changes.get("active") and not seen.generations):
+            changes["database"] = self._here_of(seen)
+        changes["token"] = new_token()
         known = {name: value for name, value in changes.items() if name in _COLUMNS}
         after = replace(seen, version=seen.version + 1, **known)
         values = {**changes, "version": after.version}
@@ -290,10 +339,16 @@ class StateTable:
             return self._insert(after, values)
         assignments = ", ".join(f"{quote(name)} = %s" for name in values)
         _, changed = self.connection.execute(
-            f"UPDATE {table} SET {assignments} WHERE {quote('name')} = %s AND {quote('version')} = %s",  # noqa: S608
-            [*map(self._adapt, values.values()), seen.name, seen.version],
+            f"UPDATE {table} SET {assignments} WHERE {quote('name')} = %s "  # noqa: S608
+            f"AND {quote('version')} = %s AND {quote('token')} = %s",
+            [*map(self._adapt, values.values()), seen.name, *seen.change],
         )
         return after if changed == 1 else None
+
+    def _here_of(self, seen: State) -> str:
+        if not seen.here:  # made, not read
+            self._read()
+        return seen.here or self._here
 
     def _insert(self, after: State, values: dict[str, Any]) -> State | None:
         row = GuardState(**{"name": after.name, **values})
@@ -352,7 +407,7 @@ class StateTable:
     @staticmethod
     def fencing(reason: str) -> dict[str, Any]:
         """What a fence changes in the row, but for its version."""
-        nothing = {"standby": "", "standby_until": None, "building": ""}
+        nothing = {"standby": "", "standby_until": None, "building": "", "token": new_token()}
         return {**nothing, "status": FENCED, "fenced_at": timezone.now(), "reason": reason[:200]}
 
     @staticmethod

@@ -8,6 +8,7 @@ that insert and update are wrapped; a statement of a model without a guard costs
 Keys are taken from what ``RETURNING`` tells, or from the instances where those certainly hold what is stored; else the
 rows are read back. What nobody can tell fences the guard.
 
+While every guard of a table is idle its statements are sent as they are, see :func:`bloomguard.sync.fencing.all_idle`.
 A filter that can discard has to be told what is new and what is gone, see :mod:`bloomguard.sync.discards`; any other
 takes what it has already once more, and forgets at the next build.
 """
@@ -15,23 +16,30 @@ takes what it has already once more, and forgets at the next build.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import lru_cache, partial, wraps
 from operator import itemgetter
 from typing import Any
 
 from django.core.exceptions import EmptyResultSet
-from django.db import models, transaction
-from django.db.backends.base.base import BaseDatabaseWrapper
+from django.db import connections, models, transaction
 from django.db.models.constants import OnConflict
 from django.db.models.sql import compiler as compilers
 
-from . import discards, fencing
+from ..exceptions import StoreError
+from ..models import GuardState
+from . import discards, fencing, observer
+from .connection import has_own_transaction
 from .discards import Alive, Before
+from .transactions import together
 from .watches import Fields, Watch, watching
 from .written import Told, Values, add, add_all
 
 Execute = Callable[..., Any]
+
+#: How many of the rows that an UPDATE returns are in memory at a time.
+_ROWS_AT_ONCE = 2_000
 
 
 class _Running(threading.local):
@@ -48,7 +56,6 @@ def connect() -> None:
     insert: Any = compilers.SQLInsertCompiler
     update: Any = compilers.SQLUpdateCompiler
     delete: Any = compilers.SQLDeleteCompiler
-    wrapper: Any = BaseDatabaseWrapper
     if not hasattr(insert.execute_sql, "of_bloomguard"):  # another package's wrapper may be there
         insert.execute_sql = _inserting(insert.execute_sql)
         insert.execute_sql.of_bloomguard = True
@@ -56,7 +63,7 @@ def connect() -> None:
         if hasattr(update, "execute_returning_sql"):  # Django 6
             update.execute_returning_sql = _returning(update.execute_returning_sql)
         delete.execute_sql = _deleting(delete.execute_sql)
-        wrapper.commit = discards.watched(wrapper.commit)
+    observer.connect()
 
 
 def _run(execute: Execute, compiler: Any, *arguments: Any) -> Any:
@@ -67,8 +74,41 @@ def _run(execute: Execute, compiler: Any, *arguments: Any) -> Any:
         running.table = outer
 
 
-def _lock(compiler: Any, watches: Sequence[Watch], lock: Callable[[Any, Watch], Alive]) -> Before:
-    return discards.before(watches, compiler.using, lambda watch: _run(lock, compiler, watch))
+def _unwatched(execute: Execute, compiler: Any, *arguments: Any) -> Any:
+    if compiler.query.model is GuardState:
+        fencing.before_state_rows_change(compiler.using)
+    return execute(compiler, *arguments)
+
+
+def _idle(watches: Sequence[Watch], using: str) -> dict[Any, float] | None:
+    return fencing.all_idle([watch.guard for watch in watches], using)
+
+
+def _look_again(
+    watches: Sequence[Watch], idle: dict[Any, float], using: str, tell: Callable[[Watch], Told | None]
+) -> None:
+    """After a statement that was sent as it is: add its keys if it took so long that a scan may have missed its rows.
+
+    Under autocommit the rows can be seen by then, but nobody was told of the COMMIT yet.
+    """
+    late = [watch for watch in watches if not fencing.was_idle(watch.guard, idle[watch.guard])]
+    if not late:
+        return
+    connection: Any = connections[using]
+    if connection.in_atomic_block:
+        with transaction.atomic(using=using, savepoint=False):
+            add_all(late, using, tell)
+        return
+    try:
+        add_all(late, using, tell)
+    except StoreError:
+        if has_own_transaction(connection):
+            connection.rollback()  # there is no other way to be sure that it is not committed
+        raise
+
+
+def _lock(compiler: Any, counting: Sequence[Watch], lock: Callable[[Any, Watch], Alive]) -> Before:
+    return discards.before(counting, compiler.using, lambda watch: _run(lock, compiler, watch))
 
 
 def _settle(before: Before, watch: Watch, using: str, told: Told | None) -> Told | None:
@@ -86,13 +126,18 @@ def _inserting(execute: Execute) -> Execute:
     def execute_sql(self: Any, returning_fields: Any = None) -> Any:
         watches = watching(self.query.model)
         if not watches:
-            return execute(self, returning_fields)
+            return _unwatched(execute, self, returning_fields)
         asked = list(returning_fields or ())
-        with transaction.atomic(using=self.using, savepoint=False):
-            before = _lock(self, [watch for watch in watches if _is_partial(watch, self)], discards.lock_conflicting)
-            returned = [*asked, *_more_to_return(self, watches, asked, before)]
-            # A single row that `ignore_conflicts` left out is returned as None.
-            rows = [row for row in _run(execute, self, returned or None) if row is not None]
+        idle = _idle(watches, self.using)
+        if idle is not None:
+            rows = _run(execute, self, returning_fields)
+            _look_again(watches, idle, self.using, lambda watch: _inserted(watch, self, asked, _present(rows), {}))
+            return rows
+        counting = discards.counting([watch for watch in watches if _is_partial(watch, self)], self.using)
+        returned = [*asked, *_more_to_return(self, watches, asked, counting)]
+        with _compiled(self, returned), together(self.using):
+            before = _lock(self, counting, discards.lock_conflicting)
+            rows = _present(_run(execute, self, returned or None))
             for watch in watches:
                 add(watch, self.using, lambda watch: _inserted(watch, self, returned, rows, before))
         if len(returned) == len(asked):
@@ -102,22 +147,41 @@ def _inserting(execute: Execute) -> Execute:
     return execute_sql
 
 
+def _present(rows: Any) -> Any:
+    """Without the single row that `ignore_conflicts` left out, which is returned as None."""
+    return [row for row in rows if row is not None]
+
+
+@contextmanager
+def _compiled(compiler: Any, returned: Sequence[Any]) -> Iterator[None]:
+    """Compile an INSERT now: its fields' ``pre_save`` may store files, or ask for what a transaction cannot give."""
+    compiler.returning_fields = returned or None
+    statements = compiler.as_sql()
+    compiler.as_sql = lambda *args, **kwargs: statements
+    try:
+        yield
+    finally:
+        del compiler.as_sql
+
+
 def _is_partial(watch: Watch, compiler: Any) -> bool:
     """Whether not every row that is sent need be alive, or new, or all of its guard's row."""
     return bool(watch.guard.alive or compiler.query.on_conflict or watch.link)
 
 
-def _more_to_return(compiler: Any, watches: Sequence[Watch], asked: Sequence[Any], before: Before) -> list[Any]:
+def _more_to_return(
+    compiler: Any, watches: Sequence[Watch], asked: Sequence[Any], counting: Sequence[Watch]
+) -> list[Any]:
     """The fields that have to be asked for besides: whose values the instances do not tell, for guards in use."""
     more: list[Any] = []
     if _returns(compiler):
         for watch in watches:
-            fields = watch.primary_key if watch in before else watch.fields
+            fields = watch.primary_key if watch in counting else watch.fields
             missing = [field for field in fields or () if field not in asked and field not in more]
-            if fields is None or not missing or fencing.is_idle(watch.guard):
+            if fields is None or not missing or fencing.has_nothing_to_add_to(watch.guard):
                 continue
             # Of a row that was there already, the instance does not tell so.
-            if _instances_tell(compiler.query, fields) and not (watch in before and compiler.query.on_conflict):
+            if _instances_tell(compiler.query, fields) and not (watch in counting and compiler.query.on_conflict):
                 continue
             more += missing
     return more if _converts(compiler, more) else []
@@ -196,21 +260,16 @@ def _updating(execute: Execute) -> Execute:
     def execute_sql(self: Any, result_type: Any) -> Any:
         watches = watching(self.query.model)
         if not watches:
-            return execute(self, result_type)
+            return _unwatched(execute, self, result_type)
         touched = _touched(watches, self.query)
         if not touched:
             return _run(execute, self, result_type)
-        with transaction.atomic(using=self.using, savepoint=False):
-            if all(fencing.is_idle(watch.guard) for watch in touched):
-                changed = _run(execute, self, result_type)
-                add_all(touched, self.using, lambda watch: None)
-                return changed
-            changed = _update(self, touched)
-        # As Django does it: the tables of the parents come after, each in a transaction of its own under autocommit.
-        for query in self.query.get_related_updates():
-            related = query.get_compiler(self.using).execute_sql(result_type)
-            changed = related if changed is None and related else changed
-        return changed or 0
+        idle = _idle(touched, self.using)
+        if idle is None:
+            return _update(self, touched, result_type)
+        changed = _run(execute, self, result_type)
+        _look_again(touched, idle, self.using, lambda watch: None)
+        return changed
 
     return execute_sql
 
@@ -221,8 +280,14 @@ def _returning(execute: Execute) -> Execute:
         touched = _touched(watching(self.query.model), self.query)
         if not touched or not returning_fields or not self.connection.features.can_return_rows_from_update:
             return execute(self, returning_fields)
-        with transaction.atomic(using=self.using, savepoint=False):
-            before = _lock(self, touched, discards.lock)
+        idle = _idle(touched, self.using)
+        if idle is not None:
+            rows = _run(execute, self, returning_fields)
+            _look_again(touched, idle, self.using, lambda watch: None)
+            return rows
+        counting = discards.counting(touched, self.using)
+        with together(self.using):
+            before = _lock(self, counting, discards.lock)
             more = [field for field in _told_of(touched, before) if field not in returning_fields]
             returned = [*returning_fields, *more]
             rows = _run(execute, self, returned)
@@ -252,8 +317,8 @@ def _updated(watch: Watch, using: str, returned: Sequence[Any], rows: Values, be
     return _settle(before, watch, using, _of_rows(fields, link, returned, rows))
 
 
-def _update(compiler: Any, watches: Sequence[Watch]) -> int | None:
-    """Do what the compiler's own method does with its own table, and learn which rows it changed.
+def _update(compiler: Any, watches: Sequence[Watch], result_type: Any) -> int:
+    """Do what the compiler's own method does, and learn which rows it changed.
 
     ``RETURNING`` tells exactly. Where the database has none, the rows are locked first and looked up afterwards.
     """
@@ -263,44 +328,93 @@ def _update(compiler: Any, watches: Sequence[Watch]) -> int | None:
         sql = ""
     changed: int | None = None
     if sql:
-        connection = compiler.connection
-        before = _lock(compiler, watches, discards.lock)
-        if connection.vendor in ("postgresql", "sqlite") and connection.features.can_return_columns_from_insert:
-            returned = _told_of(watches, before)
-            rows = _run(_execute_returning, compiler, sql, parameters, returned)
-            changed = len(rows) if returned else rows
-            add_all(watches, compiler.using, lambda watch: _updated(watch, compiler.using, returned, rows, before))
-        else:
-            keys = _locked(compiler)
-            changed = _run(_execute_returning, compiler, sql, parameters, [])
-            add_all(watches, compiler.using, lambda watch: _looked_up(watch, compiler, keys, before))
+        with together(compiler.using):
+            changed = _send(compiler, watches, sql, parameters)
+    # As Django does it: the tables of the parents come after, each in a transaction of its own under autocommit.
+    for query in compiler.query.get_related_updates():
+        related = query.get_compiler(compiler.using).execute_sql(result_type)
+        changed = related if changed is None and related else changed
+    return changed or 0
+
+
+def _send(compiler: Any, watches: Sequence[Watch], sql: str, parameters: Any) -> int:
+    """Send the statement, add the keys of the rows that it changed, or fence if they are many; how many they are."""
+    connection, using = compiler.connection, compiler.using
+    before = _lock(compiler, discards.counting(watches, using), discards.lock)
+    if connection.vendor not in ("postgresql", "sqlite") or not connection.features.can_return_columns_from_insert:
+        keys = _locked(compiler)
+        changed: int = _run(_execute_returning, compiler, sql, parameters, [], None)
+        add_all(watches, using, lambda watch: _looked_up(watch, compiler, keys, before))
+        return changed
+    returned = _told_of(watches, before)
+    if not returned:
+        changed = _run(_execute_returning, compiler, sql, parameters, [], None)
+        add_all(watches, using, lambda watch: None)
+        return changed
+    whole: dict[Watch, list[Any]] = {watch: [] for watch in before if before[watch].rows}
+
+    def add_some(rows: Values) -> None:
+        for watch in watches:
+            if watch in whole:  # what is gone is known when all rows are
+                whole[watch] += rows
+            else:
+                add(watch, using, partial(_updated, using=using, returned=returned, rows=rows, before=before))
+
+    changed = _run(_execute_returning, compiler, sql, parameters, returned, add_some)
+    if changed > discards.MOST_ROWS:
+        for watch in watches:
+            fencing.fence(watch.guard, using, f"more than {discards.MOST_ROWS:,} rows were changed by one UPDATE")
+        return changed
+    for watch, rows in whole.items():
+        add(watch, using, partial(_updated, using=using, returned=returned, rows=rows, before=before))
     return changed
 
 
-def _execute_returning(compiler: Any, sql: str, parameters: Any, returned: Sequence[Any]) -> Any:
-    """The rows returned; if nothing is to be, how many there are."""
-    quote, table = compiler.connection.ops.quote_name, compiler.query.model._meta.db_table
-    with compiler.connection.cursor() as cursor:
-        if not returned:
+def _execute_returning(
+    compiler: Any, sql: str, parameters: Any, returned: Sequence[Any], give: Callable[[Values], None] | None
+) -> int:
+    """How many rows there are. Those returned are given some at a time, and not all if they are too many."""
+    connection, table = compiler.connection, compiler.query.model._meta.db_table
+    quote = connection.ops.quote_name
+    with connection.cursor() as cursor:
+        if give is None:
             cursor.execute(sql, parameters)
-            return cursor.rowcount
+            return cursor.rowcount  # type: ignore[no-any-return]
         names = ", ".join(f"{quote(table)}.{quote(field.column)}" for field in returned)
         cursor.execute(f"{sql} RETURNING {names}", parameters)
-        rows = cursor.fetchall()
-    converters = compiler.get_converters([field.get_col(table) for field in returned])
-    return list(compiler.apply_converters(rows, converters)) if converters else rows
+        converters = compiler.get_converters([field.get_col(table) for field in returned])
+        changed = 0
+        while max(changed, cursor.rowcount) <= discards.MOST_ROWS:
+            rows = cursor.fetchmany(_ROWS_AT_ONCE)
+            if not rows:
+                return changed
+            changed += len(rows)
+            give(list(compiler.apply_converters(rows, converters)) if converters else rows)
+        changed = int(cursor.rowcount)
+    if connection.vendor == "sqlite":  # which knows only when the cursor is closed
+        with connection.wrap_database_errors:
+            changed = connection.connection.execute("SELECT changes()").fetchone()[0]
+    return changed
 
 
-def _locked(compiler: Any) -> Values:
-    """The primary keys of the rows that an UPDATE will change, locked so that it changes no others."""
+def _locked(compiler: Any) -> Values | None:
+    """The primary keys of the rows that an UPDATE will change, locked so that it changes no others.
+
+    ``None`` if they are too many to be kept.
+    """
     model = compiler.query.model
     rows: Any = models.QuerySet(model, using=compiler.using).select_for_update()
     rows.query.where = compiler.query.where
-    return list(rows.order_by().values_list(*(field.attname for field in model._meta.pk_fields)))
+    keys = rows.order_by().values_list(*(field.attname for field in model._meta.pk_fields))[: discards.MOST_ROWS + 1]
+    return list(keys) if len(keys) <= discards.MOST_ROWS else None
 
 
-def _looked_up(watch: Watch, compiler: Any, keys: Values, before: Before) -> Told | None:
-    if watch.primary_key is None or any(field in watch.primary_key for field, _, _ in compiler.query.values):
+def _looked_up(watch: Watch, compiler: Any, keys: Values | None, before: Before) -> Told | None:
+    if (
+        keys is None
+        or watch.primary_key is None
+        or any(field in watch.primary_key for field, _, _ in compiler.query.values)
+    ):
         return None
     return _settle(before, watch, compiler.using, Told(keys, watch.link or "pk", stored=True))
 
@@ -311,11 +425,17 @@ def _looked_up(watch: Watch, compiler: Any, keys: Values, before: Before) -> Tol
 def _deleting(execute: Execute) -> Execute:
     @wraps(execute)
     def execute_sql(self: Any, *args: Any, **kwargs: Any) -> Any:
-        counted = [watch for watch in watching(self.query.model) if watch.counted]
-        if not counted:
+        watches = watching(self.query.model)
+        if not watches:
+            return _unwatched(partial(execute, **kwargs), self, *args)
+        counted = [watch for watch in watches if watch.counted]
+        for watch in counted:
+            fencing.refresh(watch.guard, self.using)
+        counting = discards.counting(counted, self.using)
+        if not counting:
             return execute(self, *args, **kwargs)
-        with transaction.atomic(using=self.using, savepoint=False):
-            before = _lock(self, counted, discards.lock)
+        with together(self.using):
+            before = _lock(self, counting, discards.lock)
             result = _run(partial(execute, **kwargs), self, *args)
             add_all(list(before), self.using, lambda watch: _settle(before, watch, self.using, Told((), "pk", True)))
         return result

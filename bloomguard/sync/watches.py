@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from django.apps import apps
 from django.core.exceptions import FieldDoesNotExist
-from django.db.models import Model
+from django.db.models import Model, Subquery
+from django.db.models.expressions import Col, RawSQL
 from django.db.models.sql import Query
 
-from ..exceptions import ConfigurationError
 from ..guards import Guard, registry
 from .links import link
 
@@ -67,16 +67,41 @@ def guarded_tables() -> Tables:
 
 
 def columns(guard: Guard, table: str) -> frozenset[str]:
-    """The columns of ``table`` whose change can give the guard a new key: of the key, of ``alive``, links between."""
-    fields: list[Any] = [*guard.fields, *_alive(guard)]
+    """The columns of ``table`` whose change can give the guard a new key: of the key, of ``alive``, links between.
+
+    A generated column changes with those that it is made of, and so on. Where that cannot be told, it is all of them.
+    """
+    models = (guard.model, *guard.model._meta.all_parents)
+    try:
+        found = _sources(guard)
+    except Exception:  # a system check names the field that is missing
+        found = {field for model in models for field in model._meta.concrete_fields}
+    return frozenset(field.column for field in found if _table(field) == table)
+
+
+def _sources(guard: Guard) -> set[Any]:
+    model = guard.model
+    due: list[Any] = list(guard.fields)
+    for name in guard.alive.referenced_base_fields:
+        due += model._meta.pk_fields if name == "pk" else [model._meta.get_field(name)]
     if len(guard.tables) > 1:
-        fields += guard.model._meta.pk_fields
-        for model in _family(guard.model):
-            fields += [field for field in model._meta.parents.values() if field is not None]
-    for field in list(fields):
+        due += model._meta.pk_fields
+        for one in _family(model):
+            due += [field for field in one._meta.parents.values() if field is not None]
+    found: set[Any] = set()
+    while due:
+        field = due.pop()
+        if field in found:
+            continue
         if getattr(field, "generated", False):
-            fields += _made_of(field)
-    return frozenset(field.column for field in fields if getattr(field, "column", None) and _table(field) == table)
+            due += _made_of(field)
+        if getattr(field, "fields", None):  # several columns in one
+            due += field.fields
+        elif not getattr(field, "column", None):
+            raise FieldDoesNotExist(field.name)
+        else:
+            found.add(field)
+    return found
 
 
 def _renew() -> None:
@@ -126,13 +151,23 @@ def _table(field: Any) -> str:
     return field.model._meta.db_table  # type: ignore[no-any-return]
 
 
-def _made_of(generated: Any) -> list[Any]:
-    expression = generated.expression.resolve_expression(Query(generated.model), allow_joins=False)
-    return [part.target for part in expression.flatten() if hasattr(part, "target")]
+def _made_of(generated: Any) -> set[Any]:
+    """The fields that a generated column's expression names; raises :class:`FieldDoesNotExist` if it does not say."""
+    found = set(_targets(generated.expression.resolve_expression(Query(generated.model), allow_joins=False)))
+    if not found:
+        raise FieldDoesNotExist(generated.name)
+    return found
 
 
-def _alive(guard: Guard) -> list[Any]:
-    try:
-        return [guard.model._meta.get_field(name) for name in guard.alive_fields]
-    except (ConfigurationError, FieldDoesNotExist):  # a system check says so
-        return []
+def _targets(expression: Any) -> Iterator[Any]:
+    if expression is None:
+        return
+    if isinstance(expression, Col):
+        yield expression.target
+        return
+    is_known = type(expression).__module__.startswith("django.") and not isinstance(expression, (RawSQL, Subquery))
+    # A function of the project's, or with a template of its own, may name columns in its text.
+    if not is_known or not hasattr(expression, "get_source_expressions") or getattr(expression, "extra", None):
+        raise FieldDoesNotExist(repr(expression))
+    for part in expression.get_source_expressions():
+        yield from _targets(part)

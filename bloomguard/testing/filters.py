@@ -38,6 +38,9 @@ class _Rows(StateTable):
     def _read(self) -> Rows:
         return dict(self.rows)
 
+    def holds(self, using: str) -> bool:
+        return True
+
     def swap(self, seen: State, **changes: Any) -> State | None:
         if self.rows.get(seen.name, State(seen.name)) != seen:
             return None

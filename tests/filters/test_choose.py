@@ -9,9 +9,9 @@ from bloomguard.filters import InvalidShape, KeyHash, KeysSummary, Layout, choos
     ("summary", "rate", "kind"),
     [
         (KeysSummary(count=1_000_000, low=1, high=1_000_000), 0.01, "bitmap"),
-        (KeysSummary(count=1_000_000, low=1, high=9_000_000), 0.01, "bitmap"),
-        (KeysSummary(count=1_000_000, low=1, high=10_000_000), 0.01, "bloom"),
-        (KeysSummary(count=1_000_000, low=1, high=14_000_000), 0.001, "bitmap"),
+        (KeysSummary(count=1_000_000, low=1, high=4_800_000), 0.01, "bitmap"),
+        (KeysSummary(count=1_000_000, low=1, high=5_100_000), 0.01, "bloom"),
+        (KeysSummary(count=1_000_000, low=1, high=9_500_000), 0.001, "bitmap"),
         (KeysSummary(count=1_000_000, low=-500_000, high=500_000), 0.01, "bitmap"),
         (KeysSummary(count=2, low=-(1 << 63), high=(1 << 63) - 1), 0.01, "bloom"),
         (KeysSummary(count=1_000_000), 0.01, "bloom"),

@@ -113,7 +113,7 @@ def test_every_single_flipped_bit_is_noticed():
     ("change", "message"),
     [
         ({"magic": b"PK\3\4abcd"}, "not a filter: it starts with b'PK"),
-        ({"version": 2}, "format version 2; this release reads version 1"),
+        ({"version": 1}, "format version 1; this release reads version 2: build it again"),
         ({"kind": 99}, "kind 99"),
         ({"width": 9}, "width 9"),
         ({"count": 81}, "81 parameters"),

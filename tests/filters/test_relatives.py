@@ -131,14 +131,22 @@ def test_a_cuckoo_filter_grows_instead_of_being_full():
     assert len(filter) == 1_000
 
 
-def test_a_saturated_key_stays_in_a_grown_filter():
+@pytest.mark.parametrize("bulk", [False, True])
+def test_a_key_too_often_added_stays_in_a_grown_filter(bulk):
+    """It spills in the table whose buckets it fills, and takes no other table; whatever it is, it stays."""
     filter = ScalableCuckooFilter(100, width=8)
-    for _ in range(30):
-        filter.add(key(1))
+    if bulk:
+        filter.add_many([1] * 30)
+    else:
+        for _ in range(30):
+            filter.add(key(1))
+    assert filter.has_spilled(key(1))
     for _ in range(60):
-        filter.discard(key(1))
+        assert not filter.discard(key(1))
 
     assert key(1) in filter
+    assert len(filter.layers) == 1
+    assert ScalableCuckooFilter.from_bytes(filter.to_bytes()).has_spilled(key(1))
 
 
 class Clock:

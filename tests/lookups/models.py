@@ -143,4 +143,39 @@ class Page(models.Model):
         unique_together = [("author", "slug")]
 
 
+class Kept(models.Manager):
+    """Leaves out rows that are gone."""
+
+    def get_queryset(self):
+        return super().get_queryset().filter(gone=False)
+
+
+class Shelf(models.Model):
+    """Its base manager leaves rows out."""
+
+    gone = models.BooleanField(default=False)
+
+    objects = models.Manager()
+    kept = Kept()
+
+    class Meta:
+        base_manager_name = "kept"
+
+
+class ShiftedField(models.IntegerField):
+    """The column holds another number than the attribute."""
+
+    def get_prep_value(self, value):
+        return None if value is None else int(value) + 100
+
+    def from_db_value(self, value, expression, connection):
+        return None if value is None else value - 100
+
+
+class Coded(models.Model):
+    """Looked up by a field with conversions of its own."""
+
+    code = ShiftedField(unique=True)
+
+
 ALL = (Author, Writer, Tag, Token, Seat, Place, Hall, Annex, Article, Tagging, Listing, Diary, Page)

@@ -239,8 +239,25 @@ def test_a_404_page_that_fails_before_the_view_lets_the_request_pass(shop, setti
     assert (response.status_code, response.content) == (404, b"yes: No Product matches the given query.")
     found = counts.counts.read()
     assert (found["product", "error"], found["product", "blocked"]) == (1, 1)
-    assert found["product", "absent"] == 2  # at the route, and anew at the lookup
+    assert found["product", "absent"] == 1  # at the route; the view's query asks anew, for the same request
     cache.clear()
+
+
+@both
+def test_a_row_that_the_view_makes_after_a_404_page_failed_is_found(shop, settings, get):
+    """The absence that is counted already is asked anew."""
+
+    def handler404(request, exception):
+        raise RuntimeError("too early")
+
+    def view(request, pk):
+        Product.objects.create(pk=pk)
+        return views.product(request, pk)
+
+    settings.MIDDLEWARE = [GUARD]
+    settings.ROOT_URLCONF = urlconf(path("p/<int:pk>/", view, name="product"), handler404=handler404)
+
+    assert get("/p/8/").content == b"product 8"
 
 
 def handler404(request, exception):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 
 import pytest
 from asgiref.sync import async_to_sync
@@ -52,11 +53,12 @@ from guardian.mixins import PermissionRequiredMixin as GuardianPermissionRequire
 from rest_framework import exceptions, generics, permissions, serializers
 from rest_framework.decorators import api_view
 
+from bloomguard.guards import registry
 from bloomguard.rebuild import Rebuild
 from bloomguard.routes.table import guarded_routes, table_for
 from bloomguard.signals import request_blocked
 from tests.guarding import registered, urlconf
-from tests.shop.models import Article, Product
+from tests.shop.models import Article, Bargain, Product
 
 GUARD = "bloomguard.middleware.BloomGuardMiddleware"
 LOGIN_REQUIRED = "django.contrib.auth.middleware.LoginRequiredMiddleware"
@@ -659,3 +661,163 @@ def test_a_404_of_a_view_is_its_own(shop):
     shop(view, handler404=words)
 
     assert visit("/v/7/")[:2] == (404, b"not found: hidden")
+
+
+# -- what a function or a class is given
+
+
+def demand(request):
+    if not request.headers.get("X-Member"):
+        raise PermissionDenied
+
+
+class Members:
+    """Something that may do anything when it is asked."""
+
+    def __contains__(self, request):
+        demand(request)
+        return True
+
+
+def of_closure(check=demand):
+    def view(request, pk):
+        check(request)
+        return function(request, pk)
+
+    return view
+
+
+def of_closure_in(members):
+    def view(request, pk):
+        assert request in members["all"][0]
+        return function(request, pk)
+
+    return view
+
+
+def of_default(request, pk, check=demand):
+    check(request)
+    return function(request, pk)
+
+
+def of_keyword(request, pk, *, check=demand):
+    check(request)
+    return function(request, pk)
+
+
+def demanding_object(view):
+    demand(view.request)
+    return get_object_or_404(Product, pk=view.kwargs["pk"])
+
+
+def refuse(queryset=None):
+    raise PermissionDenied
+
+
+class GivenObject(View):
+    """A class that takes its object from whoever makes the view."""
+
+    get_object = None
+
+    def get(self, request, pk):
+        return HttpResponse(f"{self.get_object(self).pk}")
+
+
+HOLDING = {
+    "a closure": of_closure(),
+    "a container in a closure": of_closure_in({"all": (Members(),)}),
+    "a default": of_default,
+    "a keyword's default": of_keyword,
+    "as_view(get_object=...)": DetailView.as_view(model=Product, get_object=refuse),
+    "as_view(get_object=...) of an own class": GivenObject.as_view(get_object=demanding_object),
+}
+
+
+@pytest.mark.parametrize("name", HOLDING)
+def test_what_a_view_holds_may_demand_something(shop, name):
+    """A function, or anything that is no plain value, in a closure, a default or ``as_view``: not known, so closed."""
+    [route] = shop(HOLDING[name])
+
+    absent, there = (visit(f"/v/{pk}/") for pk in (99, 7))
+
+    assert route.closed
+    assert absent == there
+    assert absent[0] == 403
+
+
+@pytest.mark.parametrize(
+    "held", [None, "text", 7, (1, b"2"), {"a": [1.5]}, frozenset({True}), Product, re.compile("x")]
+)
+def test_plain_values_that_a_view_holds_leave_it_open(shop, held):
+    """Nothing can be done with them but compare, format or look up."""
+
+    def view(request, pk, given=held):
+        assert held is given or held == given
+        return function(request, pk)
+
+    [route] = shop(view)
+
+    assert route.closed == ""
+    assert blocked(lambda: visit("/v/99/"))[1] == ["product"]
+
+
+class Answering:
+    """Middleware that has an answer of its own for an Http404 of a view."""
+
+    def __init__(self, get_response):
+        self.get_response = get_response
+
+    def __call__(self, request):
+        return self.get_response(request)
+
+    def process_exception(self, request, exception):
+        return HttpResponse("moved to our new site", status=410)
+
+
+@clients
+def test_middleware_that_answers_exceptions_answers_those_of_absent_rows(shop, settings, client):
+    """A ``process_exception`` hears of what views raise, and of nothing that is answered before."""
+    [route] = shop(function)
+    settings.MIDDLEWARE = [f"{__name__}.Answering", *MIDDLEWARE]
+    [route] = table_for().guarded[:1]
+
+    assert "process_exception" in route.closed
+    assert visit("/v/99/", client=client)[:2] == (410, b"moved to our new site")
+
+
+class OfProxies(DetailView):
+    model = Bargain
+
+
+@pytest.mark.parametrize(
+    ("view", "said"),
+    [(OfProxies.as_view(), b"not found: No bargain found matching the query"),
+     (function, b"not found: No Product matches the given query.")],
+    ids=["a view of the proxy", "a function"],
+)  # fmt: skip
+def test_a_404_names_the_model_of_the_view(shop, view, said):
+    """A proxy has another name than the guard's model; what the view would have said is said."""
+    shop(view, handler404=words)
+    answered, guards = blocked(lambda: visit("/v/99/"))
+
+    assert answered[:2] == (404, said)
+    assert guards == ["product"]
+
+
+@clients
+@pytest.mark.parametrize("view", [function, afunction], ids=["function", "async"])
+def test_applies_must_not_be_async(shop, monkeypatch, caplog, client, view):
+    """A coroutine would be true, whatever it says: the request passes, which is logged once."""
+    asked = []
+
+    async def applies(request):
+        asked.append(request)
+        return True
+
+    shop(view)
+    monkeypatch.setattr(registry["product"], "applies", applies)
+    answers, guards = blocked(lambda: [visit(f"/v/{pk}/", client=client)[0] for pk in (99, 98)])
+
+    assert (answers, guards) == ([404, 404], [])
+    assert asked == []  # it is never awaited
+    assert len([record for record in caplog.records if "applies" in record.getMessage()]) == 1

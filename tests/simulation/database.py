@@ -46,6 +46,8 @@ class Database:
         #: Called after each commit of rows, and after each change of the state row.
         self.committed: Callable[[Transaction], None] = lambda done: None
         self.changed: Callable[[], None] = lambda: None
+        #: Committed, or about to be, by a statement whose writer has not been told yet.
+        self.unacknowledged: set[int] = set()
         self.commits = 0
         self.published = 0
         self._numbers = 0
@@ -74,6 +76,10 @@ class Database:
         self.committed(mine)
         for function in mine.on_commit:
             function()
+
+    def is_open(self) -> bool:
+        """Whether the agent that is running is in a transaction."""
+        return self.scheduler.current in self.open
 
     @property
     def mine(self) -> Transaction:
@@ -142,6 +148,7 @@ class SimulatedConnection(StateConnection):
         pass
 
     is_standby = "pg_is_in_recovery()"
+    here = "database"
 
     def _run(self, sql: str, parameters: Sequence[Any], seconds: float) -> tuple[list[tuple[Any, ...]], int]:
         self._connection = self  # type: ignore[assignment]

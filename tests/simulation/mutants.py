@@ -74,7 +74,7 @@ def no_lease_on_reading() -> Patches:
     return [patch.object(StateTable, "lease", lease)]
 
 
-@mutant(97)
+@mutant(141)
 def lease_from_the_answer() -> Patches:
     """The lease counts from when the row arrived, not from when it was asked for."""
 
@@ -92,7 +92,7 @@ def lease_from_the_answer() -> Patches:
     return [patch.object(StateTable, name, late(getattr(StateTable, name))) for name in ("renew", "current")]
 
 
-@mutant(61)
+@mutant(9)
 def clock_that_sleeps_with_its_host() -> Patches:
     """As ``time.monotonic`` counts on Linux: who wakes up takes an old copy for a fresh one."""
     real = Process.clock
@@ -105,7 +105,7 @@ def rows_of_a_standby() -> Patches:
     return [patch.object(SimulatedConnection, "is_standby", "0")]
 
 
-@mutant(9)
+@mutant(33)
 def dump_that_is_believed() -> Patches:
     """A state row that was loaded is as good as one that was written."""
     return [patch.object(signals, "_loaded", lambda *arguments, **options: None)]
@@ -114,7 +114,7 @@ def dump_that_is_believed() -> Patches:
 # -- the write
 
 
-@mutant(26)
+@mutant(13)
 def add_before_the_statement() -> Patches:
     """A key is added before its transaction holds a lock that a barrier waits for."""
 
@@ -126,7 +126,7 @@ def add_before_the_statement() -> Patches:
     return [patch.object(Process, "insert", insert)]
 
 
-@mutant(0)
+@mutant(1)
 def add_after_the_commit() -> Patches:
     """A key is added when its row can be seen already."""
 
@@ -152,13 +152,13 @@ def add_to_the_active_alone() -> Patches:
     return _writes_only(lambda state: replace(state, standby="", building=""))
 
 
-@mutant(3)
+@mutant(59)
 def no_add_to_the_standby() -> Patches:
     """Writers leave out the generation that some processes still answer from."""
     return _writes_only(lambda state: replace(state, standby=""))
 
 
-@mutant(1)
+@mutant(3)
 def every_add_counts() -> Patches:
     """An add is taken for done, whatever the store said."""
     real = LiveFilter._add
@@ -170,10 +170,30 @@ def every_add_counts() -> Patches:
     return [patch.object(LiveFilter, "_add", add)]
 
 
+# -- the write while there is no filter
+
+
+@mutant(3357)
+def idle_statements_are_not_looked_at_again() -> Patches:
+    """A statement that was sent as it is, because there was no filter, may take as long as it likes."""
+    return [patch.object(fencing, "was_idle", lambda guard, since: True)]
+
+
+@mutant(0)
+def idle_by_a_copy_of_any_age() -> Patches:
+    """That there is no filter is believed of a row that was read long ago."""
+
+    def idle_since(guard: Any, using: str) -> float | None:
+        table = fencing.table_of(guard)
+        return None if fencing.takes_adds(table.known(guard.name)) else table.clock()
+
+    return [patch.object(fencing, "_idle_since", idle_since)]
+
+
 # -- the fence
 
 
-@mutant(2)
+@mutant(1)
 def no_fence() -> Patches:
     """A failed add is ignored."""
     return [patch.object(fencing, "fence", lambda guard, using, reason: None)]
@@ -198,13 +218,13 @@ def _impatient(owner: Any, name: str) -> Patches:
     return [patch.object(owner, name, hurry), patch.object(Process, "sleep", wait)]
 
 
-@mutant(8)
+@mutant(3)
 def no_wait_after_the_fence() -> Patches:
     """The writer who fences commits at once."""
     return _impatient(fencing, "fence")
 
 
-@mutant(11)
+@mutant(18)
 def fence_of_others_not_heeded() -> Patches:
     """A writer who finds a fence of somebody else commits at once."""
     return _impatient(LiveFilter, "add")
@@ -213,7 +233,7 @@ def fence_of_others_not_heeded() -> Patches:
 # -- the store
 
 
-@mutant(2)
+@mutant(11)
 def identity_not_checked() -> Patches:
     """Any server is as good as any other."""
     return [
@@ -222,7 +242,7 @@ def identity_not_checked() -> Patches:
     ]
 
 
-@mutant(11)
+@mutant(24)
 def missing_is_empty() -> Patches:
     """A generation that a server does not have is an empty one, and an add creates it."""
     return [
@@ -251,19 +271,19 @@ def no_wait_after_fencing_a_replaced_store() -> Patches:
     return _hurried(lambda one: one._mine is None)
 
 
-@mutant(13)
+@mutant(8)
 def no_wait_after_the_announcement() -> Patches:
     """The scan begins before every writer knows of the new generation."""
     return _hurried(lambda one: one._mine is not None and not one.published)
 
 
-@mutant(267)
+@mutant(67)
 def standby_dropped_at_once() -> Patches:
     """The former generation goes while some processes still answer from it."""
     return _hurried(lambda one: one.published)
 
 
-@mutant(4)
+@mutant(9)
 def no_barrier() -> Patches:
     """The scan begins while transactions are open that know nothing of the new generation."""
     return [patch.object(rebuild, "wait_for_writers", lambda *arguments: None)]
@@ -276,7 +296,8 @@ def publish_without_compare_and_set() -> Patches:
 
     def swap(self: StateTable, seen: Any, **changes: Any) -> Any:
         if "published_at" in changes:
-            seen = replace(seen, version=self.current(seen.name).version)
+            now = self.current(seen.name)
+            seen = replace(seen, version=now.version, token=now.token)
         return real(self, seen, **changes)
 
     return [patch.object(StateTable, "swap", swap)]
@@ -291,14 +312,14 @@ def standby_kept_though_an_add_missed_it() -> Patches:
 # -- discards
 
 
-@mutant(7)
+@mutant(206)
 def discard_without_a_token() -> Patches:
     """A deleted row leaves whatever generation answers by then, whether it was ever added there or not."""
     real = LiveFilter.discard
     return [patch.object(LiveFilter, "discard", lambda self, keys, name: real(self, keys, self.active()))]
 
 
-@mutant(28)
+@mutant(4)
 def discard_by_every_deleter() -> Patches:
     """Of two that delete one row, both discard it."""
     return [patch.object(Process, "finds", lambda self, key: True)]
@@ -324,7 +345,7 @@ def insert_if_absent() -> Patches:
     return [patch.object(World, "counts_adds", lambda self: False)]
 
 
-@mutant(4)
+@mutant(14)
 def memory_without_the_recent_filter() -> Patches:
     """What was found to be absent stays so, though the row may have been made since."""
     return [patch.object(FoundOut, "is_recent", lambda self, name, key: False)]

@@ -34,10 +34,12 @@ def _put(module: Any, **seams: Any) -> None:
 
 def install() -> None:
     """Done once a process, and never undone."""
+    from django.db import connections
+
     from bloomguard import homes, live, rebuild
     from bloomguard.building import barrier, builders, standby
     from bloomguard.remembered import shelf
-    from bloomguard.sync import connection, signals, state
+    from bloomguard.sync import connection, fencing, signals, state
 
     from .world import World
 
@@ -64,8 +66,9 @@ def install() -> None:
         ),
         create_recent=lambda store, guard, name, layout: store.create(shelf(guard), name, World.current.recent_layout),
     )
-    rows = {"rows": SimpleNamespace(vendor="postgresql")}
+    rows = {"rows": SimpleNamespace(vendor="postgresql", execute_wrappers=())}
     _put(state, connections=rows)
+    _put(fencing, connections=rows | {"default": connections["default"]})
     _put(
         barrier,
         connections=rows,

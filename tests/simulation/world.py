@@ -27,8 +27,9 @@ from .scheduler import PACES, START, TICK, Lock, Scheduler
 from .servers import Network, Server, SimulatedStore
 
 _FIRST = (
-    "UPDATE bloomguard_guardstate SET version=1, status='armed', identity='life0', active='rg0', standby='', "
-    "standby_until=NULL, building='', builder='', builder_seen_at=NULL, host='', fenced_at=NULL, reason=''"
+    "UPDATE bloomguard_guardstate SET version=1, status='armed', identity='life0', active=?, standby='', "
+    "database='database', standby_until=NULL, "
+    "building='', builder='', builder_seen_at=NULL, host='', fenced_at=NULL, reason=''"
 )
 _EPOCH = datetime(2026, 1, 1, tzinfo=timezone.utc)
 
@@ -90,6 +91,7 @@ class Process:
         self.table = StateTable(SimulatedConnection(world.database), self.clock)
         self.table.sleep = self.sleep
         self.table._lock = Lock(scheduler)  # type: ignore[assignment]
+        self.table.holds = lambda using: using == ROWS  # type: ignore[method-assign]
         self.guard: Guard = copy.copy(GUARD)
         live = SimulatedLive(
             GUARD.name,
@@ -100,8 +102,9 @@ class Process:
             table=self.table,
         )
         live.simulated = self.store
-        live._lock = Lock(scheduler)  # type: ignore[assignment]
-        live.found_out._lock = Lock(scheduler)  # type: ignore[assignment]
+        for opener in (live, live.found_out):
+            opener._lock = Lock(scheduler)  # type: ignore[assignment]
+            opener._opening = Lock(scheduler)  # type: ignore[assignment]
         self.guard.__dict__["live"] = live
 
     def clock(self) -> float:
@@ -125,10 +128,31 @@ class Process:
         self.world.scheduler.sleep(seconds)
 
     def insert(self, keys: list[int]) -> None:
-        """The order of a write: statement, add, COMMIT; a fence before the COMMIT if the add was not proved."""
-        with self.world.database.atomic():
+        """The order of a write: statement, add, COMMIT; a fence before the COMMIT if the add was not proved.
+
+        While the guard is idle the statement is sent as it is, and looked at again when it is over.
+        """
+        database = self.world.database
+        database.unacknowledged.difference_update(keys)  # of a process that was killed
+        idle = fencing.all_idle([self.guard], ROWS)
+        if idle is None:
+            with database.atomic():
+                self.statement(keys)
+                self.add(keys)
+            return
+        self.world.counts["idle"] += 1
+        unacknowledged = not database.is_open()
+        if unacknowledged:
+            database.unacknowledged.update(keys)  # under autocommit: committed before we look again
+        with database.atomic():
             self.statement(keys)
-            self.add(keys)
+        if not fencing.was_idle(self.guard, idle[self.guard]):
+            self.world.counts["idle too long"] += 1
+            with fencing.writing(self.guard, ROWS):
+                if not fencing.needs_nothing(self.guard, ROWS):
+                    self.add(keys)
+        if unacknowledged:
+            database.unacknowledged.difference_update(keys)
 
     def statement(self, keys: list[int]) -> None:
         """INSERT."""
@@ -210,8 +234,10 @@ class World:
         for server in self.servers:
             server.generations["rg0"] = Counter(self.layout.cell(KEYS[key]) for key in first)
             server.generations["rg0+recent"] = Counter()
+        #: Whether the guard has no filter yet.
+        idle = self.rng.random() < 0.3
         for alias in ("default", "rows"):
-            connections[alias].connection.execute(_FIRST)
+            connections[alias].connection.execute(_FIRST, ["" if idle else "rg0"])
 
     def process(self, host: str) -> Process:
         """The host's process; a new one if the last was killed."""
@@ -245,12 +271,13 @@ class World:
 
     def ask(self, process: Process, key: int) -> Decision:
         """Ask for ``key`` as a request does, and hold the answer against what was committed when it began."""
-        committed = self.database.rows.get(key)
+        committed, unacknowledged = self.database.rows.get(key), set(self.database.unacknowledged)
         self.scheduler.note("asks for", key)
         decision = process.guard.live.ask(KEYS[key])
         self.scheduler.note("hears of", key, decision.reason)
         self.counts[decision.reason] += 1
-        if decision.verdict is Verdict.ABSENT and committed is not None and self.database.rows.get(key) == committed:
+        acknowledged = committed is not None and key not in unacknowledged
+        if decision.verdict is Verdict.ABSENT and acknowledged and self.database.rows.get(key) == committed:
             raise FalseNotFound(f"row {key} was there all the time, and was answered 404")
         if decision is MAYBE:
             self.look_up(process, key)

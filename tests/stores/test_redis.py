@@ -6,7 +6,9 @@ import multiprocessing
 import random
 import re
 import threading
+import traceback
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,11 +18,13 @@ from django.core.checks import run_checks
 
 from bloomguard.exceptions import ConfigurationError, StoreError, StoreUnavailable, UnknownGeneration
 from bloomguard.filters import CorruptFilter, KeyHash, Layout
-from bloomguard.filters.codec import Frame, decode, new_tag
+from bloomguard.filters.codec import MAX_SHARDS, Frame, decode, new_tag
 from bloomguard.stores import redis_options, stores
 from bloomguard.stores.memory import MemoryStore
 from bloomguard.stores.pages import Page
 from bloomguard.stores.redis import RedisStore
+from bloomguard.stores.redis_exchange import Server
+from bloomguard.stores.redis_servers import find_servers
 from tests import servers
 
 from .conftest import HASH, KEY_ID, KINDS, PATIENT, RANGE, find, key, make_layout
@@ -121,7 +125,7 @@ def test_a_builder_finds_what_it_has_not_brought_yet(store):
 
 
 def test_the_bytes_are_those_of_other_stores(store, layout):
-    """A shard copied from a server is, but for its checksum's history, the frame that memory or a file holds."""
+    """A shard copied from a server is, but for its tag and its checksum's history, what memory or a file holds."""
     numbers = np.array(some(2_000))
     made = store.create("city", "a", layout)
     made.add_many(numbers[:1_000])
@@ -132,8 +136,8 @@ def test_the_bytes_are_those_of_other_stores(store, layout):
 
     for shard in range(len(layout.headers)):
         copied = made.read_shard(shard)
-        assert copied.buffer == Frame.open(twin._buffers[shard]).buffer
-        assert decode(copied.buffer).header == layout.headers[shard]
+        assert copied.body == Frame.open(twin._buffers[shard]).body
+        assert replace(decode(copied.buffer).header, tag=0) == replace(layout.headers[shard], tag=0)
     assert store.open("city", "a", find).fill() == twin.fill()
 
 
@@ -285,6 +289,144 @@ def test_a_generation_that_is_not_whole_is_not_opened(store, server, shard_bytes
             store.open("city", "a", find)
 
 
+@pytest.mark.parametrize("count", [10**9, 10**30, -1, b"many", b"", b"\xff", 1.5])
+def test_a_count_of_shards_is_bounded(store, server, count):
+    """What a list tells of is held against what there can be, before anything is done by it."""
+    server.hset("bloomguard:city", "a", count)
+    before = server.info("commandstats").get("cmdstat_unlink", {"calls": 0})["calls"]
+
+    store.drop("city", "a")
+
+    assert server.info("commandstats").get("cmdstat_unlink", {"calls": 0})["calls"] - before <= MAX_SHARDS
+    assert store.names("city") == []
+
+
+def test_a_header_that_was_not_made_here_is_not_believed(store, server):
+    """A header that claims 60,000 shards is refused before one of them is asked for."""
+    made = store.create("city", "a", make_layout())
+    forged = replace(made.layout.headers[0], shards=60_000)
+    server.setrange("bloomguard:city:a:0", 0, forged.pack())
+
+    with pytest.raises(CorruptFilter, match="was made as another one"):
+        store.open("city", "a", find)
+
+
+@pytest.mark.parametrize("key_of_other", ["bloomguard:town:a:0", "bloomguard:city:b:0", "other:city:a:0"])
+def test_what_was_made_as_another_generation_is_not_trusted(make_store, server, key_of_other):
+    """A key of another guard, another build or another site that is brought to this one's name is no filter here."""
+    layout, mine = make_layout(), make_store()
+    mine.create("city", "a", layout)
+    prefix, guard, name, _ = key_of_other.split(":")
+    make_store(prefix=prefix).create(guard, name, layout)
+
+    server.copy(key_of_other, "bloomguard:city:a:0", replace=True)
+
+    with pytest.raises(CorruptFilter, match="was made as another one"):
+        mine.open("city", "a", find)
+
+
+# -- passwords
+
+SECRET = "s3cr3t-pa55"
+#: Each is cut somewhere in the middle of its password, or before its host.
+UNQUOTED = [
+    "redis://:{}/rest@cache:6379/0", "redis://:{}#rest@cache:6379/0", "redis://:{}?rest@cache:6379/0",
+    "redis://:{}[x@cache:6379/0", "redis://user:{}@cache:63x79/0", "redis://user:{}@cache:6379/0?db=x", "{}://cache/0",
+    "redis://:83641/{}@cache/0", "redis://:83641#{}@cache/0", "redis://:83641?{}@cache/0",
+]  # fmt: skip
+
+
+def all_texts(error: BaseException | None) -> str:
+    """All that a log, a page or a terminal could show of an error."""
+    assert error is not None
+    return repr(error) + "".join(traceback.format_exception(error))
+
+
+@pytest.mark.parametrize("url", UNQUOTED)
+@pytest.mark.parametrize("of_cache", [False, True])
+def test_a_url_that_is_none_is_refused_without_being_repeated(settings, url, of_cache):
+    """What the client says of a URL that is cut in the middle of a password would have a part of it."""
+    place = url.format(SECRET)
+    options = {"url": place}
+    if of_cache:
+        settings.CACHES = {"shared": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": place}}
+        options = {"cache": "shared"}
+    store = {"BACKEND": "bloomguard.stores.redis.RedisStore", "OPTIONS": options}
+    settings.BLOOMGUARD = {"STORES": {"default": store}}
+
+    with pytest.raises(ConfigurationError) as raised:
+        stores["default"]
+
+    shown = all_texts(raised.value) + "".join(map(str, run_checks(tags=["bloomguard"])))
+    assert SECRET not in shown
+    assert "83641" not in shown
+
+
+def test_a_url_in_the_place_of_a_caches_alias_is_not_repeated():
+    """Somebody who mistakes ``cache`` for ``url`` hears of it, and nobody reads his password."""
+    with pytest.raises(ConfigurationError) as raised:
+        RedisStore("default", cache=f"redis://:{SECRET}@cache:6379/0")
+
+    assert "the alias of one of CACHES" in str(raised.value)
+    assert SECRET not in all_texts(raised.value)
+
+
+@pytest.fixture
+def locked():
+    """A server that demands a password, and the user ``site`` with another one."""
+    server = servers.Valkey()
+    with server.client() as administrator:
+        administrator.config_set("requirepass", "adm1n")
+    yield server
+    server.stop()
+
+
+def test_no_error_repeats_a_password(locked):
+    """Whatever a server answers to a login: refused, no such user, or a command that it does not know."""
+    with redis.Redis(port=locked.port, password="adm1n") as administrator:
+        administrator.acl_setuser("site", enabled=True, passwords=[f"+{SECRET}"], commands=["+info"], keys=["*"])
+    place = f"127.0.0.1:{locked.port}/0"
+    for url in (f"redis://:{SECRET}@{place}", f"redis://nobody:{SECRET}@{place}", f"redis://site:{SECRET}@{place}"):
+        with closing(RedisStore("default", url=url, **PATIENT)) as store:
+            for use in (
+                lambda: store.identity,
+                lambda: store.names("city"),
+                lambda: store.load([("", ("AUTH", SECRET))]),
+            ):
+                with pytest.raises(StoreError) as raised:
+                    use()
+                assert SECRET not in all_texts(raised.value)
+            assert SECRET not in "".join(map(str, store.check_deployed()))
+            assert SECRET not in repr(store) + repr(vars(store))
+
+
+def test_a_login_that_a_server_repeats_is_taken_out():
+    """Some proxies answer an unknown command with all of its words."""
+    for text in (
+        f"unknown command 'AUTH', with args beginning with: '{SECRET}'",
+        f"bad: {SECRET}",
+        f"redis://u:{SECRET}@h",
+    ):
+        inner = redis.ResponseError(text)
+        outer = redis.ConnectionError(f"outer {text}")
+        outer.__cause__ = inner
+        server = Server(lambda: 0.0, secrets=[SECRET] if text.startswith("bad") else [])
+
+        assert SECRET not in str(server.failed(outer))
+        assert SECRET not in all_texts(outer)
+
+
+def test_what_servers_are_named_by_shows_no_password():
+    """Neither one server, nor a service of Sentinels, nor a Cluster."""
+    url, common = f"redis://user:{SECRET}@h:1/0", {"cache": None, "alias": "default"}
+    for options in (
+        {"cluster": False, "sentinels": None, "sentinel_options": None},
+        {"cluster": False, "sentinels": [("h", 1)], "sentinel_options": {"password": SECRET}},
+        {"cluster": True, "sentinels": None, "sentinel_options": None},
+    ):
+        assert SECRET not in repr(find_servers(url=url, **common, **options))
+
+
 def test_an_unknown_key_id_is_not_trusted(store):
     """A generation built with a secret or for a definition that nobody knows any more is unknown."""
     store.create("city", "a", make_layout(key_id=KEY_ID + 1))
@@ -297,8 +439,8 @@ def test_keys_of_another_width_are_not_trusted(store):
     """A generation for keys of 8 bytes is not asked about keys of 16."""
     store.create("city", "a", make_layout())
 
-    with pytest.raises(CorruptFilter, match="width"):
-        store.open("city", "a", lambda key_id: KeyHash(16, b"0123456789abcdef"))
+    with pytest.raises(CorruptFilter, match="was made as another one"):
+        store.open("city", "a", lambda key_id: KeyHash(16, b"08364156789abcdef"))
 
 
 def test_a_kind_that_no_server_holds_is_refused(store):

@@ -70,6 +70,7 @@ VARIANTS: dict[str, list[str]] = {
     ],
     "insiders": ["tests.transparency.middleware.insiders", *STARTPROJECT],
     "plain": STARTPROJECT,
+    "failing": STARTPROJECT,
 }
 BARE_MIDDLEWARE = VARIANTS[VARIANT]
 
@@ -137,8 +138,9 @@ TEMPLATES: list[dict[str, Any]] = [
         },
     },
 ]
-#: The variants whose URLconf has a handler404.
+#: The variants whose URLconf has a handler404, and the one whose handler404 fails for strangers.
 OWN_HANDLER = VARIANT in {"startproject", "everything", "walls"}
+FAILING_HANDLER = VARIANT == "failing"
 
 AUTHENTICATION_BACKENDS = ["django.contrib.auth.backends.ModelBackend", "guardian.backends.ObjectPermissionBackend"]
 if VARIANT == "everything":

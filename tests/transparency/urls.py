@@ -187,3 +187,5 @@ urlpatterns = [
 
 if settings.OWN_HANDLER:
     handler404 = views.not_found
+elif settings.FAILING_HANDLER:
+    handler404 = views.fails_for_strangers

@@ -55,6 +55,11 @@ def not_found(request: HttpRequest, exception: Exception) -> HttpResponse:
     return response
 
 
+def fails_for_strangers(request: HttpRequest, exception: Exception) -> HttpResponse:
+    """A handler404 that takes it for granted that somebody is logged in."""
+    return HttpResponse(f"{request.user.get_username()[0]} finds nothing", status=404)
+
+
 def logs_in(request: HttpRequest) -> HttpResponse:
     return HttpResponse("log in")
 

@@ -2,20 +2,22 @@
 --
 -- KEYS: the shard, its journal; to join also the key of the body that was gathered for it
 -- ARGV: "add", "discard" or "join", both tags' bytes, offsets of the last tag and of the body, bits of a fingerprint,
---       number of buckets; then fingerprint and bucket of each key, or to join: see below
--- Returns -1 if the tags are not those, else how many keys were dealt with: fewer than given if no room can be made.
+--       number of buckets, offset and size of each partition of the spill, u32 little-endian each; then fingerprint and
+--       bucket of each key, or to join: see below
+-- Returns -1 if the tags are not those, else how many keys were dealt with.
 
 local op, tag, tail, body = ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4])
-local bits, buckets = tonumber(ARGV[5]), tonumber(ARGV[6])
-local MOST_BUCKETS = 2000 -- looked at in search of a free slot
+local bits, buckets, spill = tonumber(ARGV[5]), tonumber(ARGV[6]), ARGV[7]
+local MOST_BUCKETS, MOST_BUCKETS_FULL = 500, 50 -- looked at in search of a free slot
 local HEAD = 64
+local SPILLED = 2147483648 -- of the body's first word: something has spilled; the other bits count moves
 local width = bits / 8
 local one = '<I' .. width
 local four = '<' .. string.rep('I' .. width, 4)
 local factor = 0x7F4A7C15 % buckets
 local key = KEYS[1]
 
--- Numbers are doubles: exact, since there are at most 2^26 buckets.
+-- Numbers are doubles: exact, since there are at most 2^24 buckets, and 2^28 bits in a partition of the spill.
 local function other(fingerprint, bucket)
   return ((fingerprint % buckets) * factor - bucket) % buckets
 end
@@ -26,7 +28,9 @@ end
 
 local function slots_of(bucket)
   local at = offset(bucket, 1)
-  return {struct.unpack(four, redis.call('GETRANGE', key, at, at + 4 * width - 1))}
+  local slots = {struct.unpack(four, redis.call('GETRANGE', key, at, at + 4 * width - 1))}
+  slots[5] = nil -- where reading ended
+  return slots
 end
 
 local function find(slots, fingerprint)
@@ -39,16 +43,47 @@ local function put(bucket, slot, fingerprint)
   redis.call('SETRANGE', key, offset(bucket, slot), struct.pack(one, fingerprint))
 end
 
-local function count_move()
-  local moves = struct.unpack('<I4', redis.call('GETRANGE', key, body, body + 3))
-  redis.call('SETRANGE', key, body, struct.pack('<I4', (moves + 1) % 4294967296))
+local function word()
+  return (struct.unpack('<I4', redis.call('GETRANGE', key, body, body + 3)))
 end
 
-local function saturated(fingerprint, here, there)
-  for slot = 1, 4 do
-    if here[slot] ~= fingerprint or there[slot] ~= fingerprint then return false end
+local function count_move(spilled)
+  local moves = word()
+  if moves >= SPILLED then
+    moves, spilled = moves - SPILLED, true
+  end
+  redis.call('SETRANGE', key, body, struct.pack('<I4', (moves + 1) % SPILLED + (spilled and SPILLED or 0)))
+end
+
+-- The bits of the shard that twins take in the spill: the remainders of fingerprint * buckets + the lesser bucket.
+local function spill_bits(fingerprint, first, second)
+  local found = {}
+  for at = 1, #spill, 8 do
+    local offset, size = struct.unpack('<I4I4', spill, at)
+    local place = ((fingerprint % size) * (buckets % size) + math.min(first, second)) % size
+    found[#found + 1] = 8 * (body + offset) + place
+  end
+  return found
+end
+
+local function has_spilled(fingerprint, first, second)
+  if word() < SPILLED then return false end
+  for _, bit in ipairs(spill_bits(fingerprint, first, second)) do
+    if redis.call('GETBIT', key, bit) == 0 then return false end
   end
   return true
+end
+
+local function spill_twins(fingerprint, first, second)
+  for _, bit in ipairs(spill_bits(fingerprint, first, second)) do
+    redis.call('SETBIT', key, bit, 1)
+  end
+  count_move(true)
+  for _, bucket in ipairs({first, second}) do
+    for slot, other in ipairs(slots_of(bucket)) do
+      if other == fingerprint then put(bucket, slot, 0) end
+    end
+  end
 end
 
 -- Breadth first, so the path is the shortest; no bucket comes twice. From the free slot it is walked backwards: each
@@ -56,8 +91,8 @@ end
 local function make_room(fingerprint, first, second)
   local queue = {{bucket = first}, {bucket = second}}
   local seen = {[first] = true, [second] = true}
-  local at = 1
-  while at <= #queue and at <= MOST_BUCKETS do
+  local at, most = 1, word() < SPILLED and MOST_BUCKETS or MOST_BUCKETS_FULL
+  while at <= #queue and #queue < most do
     local from = queue[at]
     local slots = slots_of(from.bucket)
     for slot = 1, 4 do
@@ -85,36 +120,28 @@ end
 
 local function add(fingerprint, first)
   local second = other(fingerprint, first)
-  local here, there = slots_of(first), slots_of(second)
-  local free = find(here, 0)
-  if free then
-    put(first, free, fingerprint)
-    return true
+  if has_spilled(fingerprint, first, second) then return end
+  for _, bucket in ipairs({first, second}) do
+    local free = find(slots_of(bucket), 0)
+    if free then
+      put(bucket, free, fingerprint)
+      return
+    end
   end
-  free = find(there, 0)
-  if free then
-    put(second, free, fingerprint)
-    return true
-  end
-  return saturated(fingerprint, here, there) or make_room(fingerprint, first, second)
+  if not make_room(fingerprint, first, second) then spill_twins(fingerprint, first, second) end
 end
 
 local function discard(fingerprint, first)
   local second = other(fingerprint, first)
-  local here, there = slots_of(first), slots_of(second)
-  if saturated(fingerprint, here, there) then return true end
-  local slot = find(here, fingerprint)
-  if slot then
-    count_move()
-    put(first, slot, 0)
-    return true
+  if has_spilled(fingerprint, first, second) then return end
+  for _, bucket in ipairs({first, second}) do
+    local slot = find(slots_of(bucket), fingerprint)
+    if slot then
+      count_move()
+      put(bucket, slot, 0)
+      return
+    end
   end
-  slot = find(there, fingerprint)
-  if slot then
-    count_move()
-    put(second, slot, 0)
-  end
-  return true
 end
 
 local function is_whole()
@@ -126,13 +153,13 @@ if not is_whole() then return -1 end
 if op == 'join' then
   -- ARGV: the header, the trailer, how many entries of the journal the gathered body has already.
   -- It takes the shard's place with what others have added since; both tags are written last.
-  local header, trailer, known = ARGV[7], ARGV[8], tonumber(ARGV[9])
+  local header, trailer, known = ARGV[8], ARGV[9], tonumber(ARGV[10])
   local journal, gathered = KEYS[2], KEYS[3]
   if redis.call('LLEN', journal) < known or redis.call('STRLEN', gathered) ~= tail + 8 - #trailer then return -1 end
   key = gathered
   for _, entry in ipairs(redis.call('LRANGE', journal, known, -1)) do
     local fingerprint, first = struct.unpack('<I4I4', entry)
-    if not add(fingerprint, first) then return 0 end
+    add(fingerprint, first)
   end
   redis.call('APPEND', gathered, trailer)
   redis.call('SETRANGE', gathered, 0, header)
@@ -142,12 +169,12 @@ if op == 'join' then
 end
 
 local change = op == 'add' and add or discard
-for at = 7, #ARGV, 2 do
+for at = 8, #ARGV, 2 do
   local fingerprint, first = tonumber(ARGV[at]), tonumber(ARGV[at + 1])
   if op == 'add' then
     -- While it is being built; and a replica refuses it, also where nothing else would be written.
     redis.call('RPUSHX', KEYS[2], struct.pack('<I4I4', fingerprint, first))
   end
-  if not change(fingerprint, first) then return (at - 7) / 2 end
+  change(fingerprint, first)
 end
-return (#ARGV - 6) / 2
+return (#ARGV - 7) / 2

@@ -1,0 +1,293 @@
+"""Queries whose result says something else than that there is such a row, or none."""
+
+from __future__ import annotations
+
+import functools
+from contextlib import contextmanager
+
+import pytest
+from django.db import OperationalError, connections, transaction
+from django.db.models import F, Func, IntegerField, Q, Value
+from django.db.models.expressions import RawSQL
+from django.db.models.functions import Length, Upper
+from django.db.models.sql.compiler import SQLCompiler
+
+from bloomguard.counting import counts
+from bloomguard.guards import registry
+from bloomguard.lookups import select
+from bloomguard.lookups.scope import guarded_lookups
+from bloomguard.rebuild import Rebuild
+from bloomguard.routes.table import guarded_routes
+from tests import database
+from tests.guarding import registered, urlconf
+from tests.lookups.models import Annex, Coded, Hall, Shelf
+from tests.lookups.test_select import ABSENT, lookups, queries, rows, shop  # noqa: F401
+from tests.shop import views
+from tests.shop.models import Product
+
+pytestmark = [
+    pytest.mark.django_db(databases="__all__", transaction=True),
+    pytest.mark.usefixtures("each_database", "fresh"),
+]
+
+
+@pytest.fixture
+def on_postgresql():
+    if database.current != "postgresql":
+        pytest.skip("PostgreSQL's alone")
+
+
+class Unnest(Func):
+    """A function that returns a set: a row whose set is empty is left out."""
+
+    function = "unnest"
+    template = "%(function)s(%(expressions)s::int[])"
+    output_field = IntegerField()
+
+
+def own_max(field):
+    return type("Biggest", (Func,), {"function": "MAX"})(F(field))
+
+
+# -- what proves that there is no row
+
+
+@pytest.mark.parametrize("where", ["annotation", "order"])
+def test_an_empty_set_beside_a_row_is_no_missing_row(lookups, on_postgresql, where):  # noqa: F811
+    """The query finds nothing and the row is there: a guard neither answers such a query nor learns from it."""
+    each = Unnest(Value("{}"))
+    asked = rows.annotate(each=each) if where == "annotation" else rows.order_by(each)
+
+    assert list(asked.filter(pk=7)) == []
+    assert rows.get(pk=7).name == "tea"
+    assert queries(lambda: list(asked.filter(pk=ABSENT))) == 1
+
+
+@pytest.mark.parametrize(
+    "narrow",
+    [lambda found: found.annotate(upper=Upper("name")), lambda found: found.order_by(Upper("name")),
+     lambda found: found.filter(name="tea"), lambda found: found[1:], lambda found: found.select_related()],
+    ids=["annotation", "order", "condition", "offset", "relations"],
+)  # fmt: skip
+def test_only_the_key_alone_proves_an_absence(lookups, narrow):  # noqa: F811
+    """Whatever else a query asks for, its finding nothing is not remembered; that of the plain one is."""
+    Product.objects.filter(pk=7).delete()  # which leaves its key in the filter
+
+    assert [queries(lambda: list(narrow(rows.filter(pk=7)))) for _ in range(2)] == [1, 1]
+    assert queries(lambda: list(rows.filter(pk=7))) == 1
+    assert queries(lambda: list(rows.filter(pk=7))) == 0
+
+
+def test_what_a_policy_hides_is_not_taken_for_missing(lookups, on_postgresql):  # noqa: F811
+    """Under row-level security one role's query finds nothing where another's finds the row."""
+    connection = connections["postgresql"]
+    connection.ensure_connection()
+    raw = connection.connection  # past Django, whose DDL would fence the guard
+    raw.execute("CREATE ROLE nobodys_reader")
+    raw.execute("GRANT SELECT ON shop_product TO nobodys_reader")
+    raw.execute("ALTER TABLE shop_product ENABLE ROW LEVEL SECURITY")
+    select._row_security.clear()
+    try:
+        raw.execute("SET ROLE nobodys_reader")
+        try:
+            assert [queries(lambda: rows.filter(pk=7).first()) for _ in range(2)] == [1, 1]
+            assert rows.filter(pk=7).first() is None
+        finally:
+            raw.execute("RESET ROLE")
+        assert rows.get(pk=7).name == "tea"
+    finally:
+        raw.execute("ALTER TABLE shop_product DISABLE ROW LEVEL SECURITY")
+        raw.execute("DROP OWNED BY nobodys_reader")
+        raw.execute("DROP ROLE nobodys_reader")
+        select._row_security.clear()
+
+
+# -- packages that wrap the compiler as well
+
+
+def caching(execute):
+    """A cache of results in between, as django-cachalot puts one: it answers what was so some time ago."""
+    kept = {}
+
+    @functools.wraps(execute)
+    def execute_sql(compiler, result_type="multi", *args, **kwargs):
+        key = str(compiler.as_sql())
+        if key not in kept:
+            found = execute(compiler, result_type, *args, **kwargs)
+            kept[key] = found if found is None or isinstance(found, tuple) else list(found)
+        return kept[key]
+
+    return execute_sql
+
+
+def test_a_cache_between_the_guard_and_the_database_proves_nothing(shop, monkeypatch):  # noqa: F811
+    """Patched before bloomguard: absences are answered, and an empty result from the cache is not remembered."""
+    Product.objects.filter(pk=7).delete()  # which leaves its key in the filter
+    counts.counts.forget()
+    with monkeypatch.context() as patch:
+        patch.setattr(SQLCompiler, "execute_sql", caching(SQLCompiler.execute_sql.__wrapped__))
+        select.connect()
+        with guarded_lookups():
+            assert queries(lambda: rows.filter(pk=ABSENT).first()) == 0
+            assert [queries(lambda: list(rows.filter(pk=7))) for _ in range(2)] == [1, 0]  # the cache has it
+    with guarded_lookups():
+        assert queries(lambda: list(rows.filter(pk=7))) == 1
+    assert counts.counts.read()["product", counts.FALSE_POSITIVE] == 1  # of the last query, which nothing came between
+
+
+def test_a_cache_in_front_of_the_guard_keeps_it_in_place(shop, monkeypatch):  # noqa: F811
+    """Patched after bloomguard, with bloomguard's mark on it: nothing is wrapped a second time."""
+    monkeypatch.setattr(SQLCompiler, "execute_sql", caching(SQLCompiler.execute_sql))
+    before = SQLCompiler.execute_sql
+    select.connect()
+
+    assert SQLCompiler.execute_sql is before
+    with guarded_lookups():
+        assert queries(lambda: rows.filter(pk=ABSENT).first()) == 0
+        assert rows.get(pk=7).name == "tea"
+
+
+# -- what is no query for one row, though it has the key
+
+
+@pytest.mark.parametrize(
+    "biggest",
+    [lambda: Func(F("pk"), function="MAX"), lambda: RawSQL("MAX(shop_product.id)", ()),
+     lambda: Length("pk", function="MAX"), lambda: own_max("pk")],
+    ids=["Func", "RawSQL", "another function", "own class"],
+)  # fmt: skip
+def test_an_aggregate_that_django_does_not_know_gives_a_row_for_none(lookups, biggest):  # noqa: F811
+    """Any SQL of the project's own may be one."""
+    found = rows.filter(pk=ABSENT).annotate(biggest=biggest()).values_list("biggest", flat=True)
+
+    assert queries(lambda: list(found)) == 1
+    assert list(found.all()) == [None]
+
+
+def test_alive_of_another_row_is_not_that_of_the_row(clock):
+    """A child's query may ask for ``alive`` of a row that its foreign key leads to, in a table of the same name."""
+    Hall.objects.create(id=1, slug="hall", size=0)
+    hall = Hall.objects.get(pk=1)
+    Annex.objects.create(code="dead", id=2, slug="dead", size=5, hall=hall)
+    with registered(Annex, name="small-annex", alive=Q(size=0)) as guard:
+        Rebuild(guard, sleep=clock.sleep).run()
+        with guarded_lookups():
+            assert Annex.objects.get(code="dead", hall__size=0).size == 5
+            assert Annex.objects.get(code="dead", hall__place_ptr__size=0).size == 5
+            assert queries(lambda: Annex.objects.filter(code="dead", size=0).first()) == 0
+
+
+def test_rows_that_a_base_manager_leaves_out_are_found_by_the_others(clock):
+    """The filter has every row, whatever a manager leaves out."""
+    Shelf.objects.create(pk=1, gone=True)
+    with registered(Shelf, name="shelf") as guard:
+        Rebuild(guard, sleep=clock.sleep).run()
+        with guarded_lookups():
+            assert Shelf.objects.get(pk=1).gone
+            assert Shelf.kept.filter(pk=1).first() is None
+            assert queries(lambda: Shelf.objects.filter(pk=2).first()) == 0
+            assert queries(lambda: Shelf.kept.filter(pk=2).first()) == 0
+
+
+def test_a_field_that_converts_its_values_is_left_to_the_database(clock, settings):
+    """What a query compares is not what a row holds: neither the lookup nor the route answers."""
+    settings.ROOT_URLCONF = urlconf_of_codes()
+    Coded.objects.create(pk=1, code=7)
+    with registered(Coded, name="coded", lookup="code", routes=["coded"]) as guard:
+        Rebuild(guard, sleep=clock.sleep).run()
+        [route] = guarded_routes(guard)
+        with guarded_lookups():
+            assert Coded.objects.get(code=7).pk == 1
+            assert queries(lambda: Coded.objects.filter(code=8).first()) == 1
+
+    assert route.closed == "code converts its values in a way of its own"
+
+
+def urlconf_of_codes():
+    from django.urls import path
+
+    return urlconf(path("c/<int:code>/", lambda request, code: views.product(request, code), name="coded"))
+
+
+# -- locks
+
+
+@contextmanager
+def other_session(begin):
+    """Another program's connection, in the middle of something."""
+    connection = connections.create_connection(database.current)
+    try:
+        with connection.cursor() as cursor:
+            cursor.execute(begin)
+            yield
+            cursor.execute("ROLLBACK")
+    finally:
+        connection.close()
+
+
+def test_a_table_that_another_session_has_locked_is_not_waited_for(lookups, on_postgresql):  # noqa: F811
+    """An absent row is answered at once; for any other the database says what it always says."""
+    with connections["postgresql"].cursor() as cursor:
+        cursor.execute("SET lock_timeout = '50ms'")
+    try:
+        with locked_table():
+            assert rows.filter(pk=ABSENT).first() is None
+            with pytest.raises(OperationalError):
+                rows.filter(pk=7).first()
+    finally:
+        connections["postgresql"].close()
+
+
+@contextmanager
+def locked_table():
+    connection = connections.create_connection("postgresql")
+    try:
+        connection.ensure_connection()
+        raw = connection.connection  # past Django: the lock is another program's
+        with raw.transaction():
+            raw.execute("LOCK TABLE shop_product IN ACCESS EXCLUSIVE MODE")
+            yield
+    finally:
+        connection.close()
+
+
+@pytest.fixture
+def file_without_log(monkeypatch):
+    """A SQLite file whose writer keeps readers out, as one in WAL mode does not."""
+    if database.current != "default":
+        pytest.skip("SQLite's alone")
+    monkeypatch.delitem(connections["default"].settings_dict["OPTIONS"], "init_command")
+    set_journal("DELETE")
+    yield
+    set_journal("WAL")
+
+
+def set_journal(mode):
+    connection = connections["default"]
+    connection.close()
+    connection.ensure_connection()
+    assert connection.connection.execute(f"PRAGMA journal_mode = {mode}").fetchone() == (mode.lower(),)
+
+
+def test_the_state_rows_of_a_locked_file_are_not_waited_for(shop, clock, monkeypatch, file_without_log):  # noqa: F811
+    """A writer keeps everybody out of the file for as long as it likes; the guard then says nothing."""
+    monkeypatch.setitem(connections["default"].settings_dict["OPTIONS"], "timeout", 100_000)
+    guard = registry["product"]
+    assert guard.decide(ABSENT).reason == "absent"
+    with other_session("BEGIN EXCLUSIVE"):
+        clock.sleep(5)  # the copy of the rows is too old
+        assert guard.decide(ABSENT).reason == "lease"
+        assert guard.decide(7).reason == "maybe"
+    clock.sleep(5)
+
+    assert guard.decide(ABSENT).reason == "absent"
+
+
+def test_a_query_in_a_transaction_of_its_own_is_no_proof(lookups):  # noqa: F811
+    """What a transaction does not see may have been committed since it began."""
+    Product.objects.filter(pk=7).delete()
+    with transaction.atomic(using=database.current):
+        assert [queries(lambda: rows.filter(pk=7).first()) for _ in range(2)] == [1, 1]
+
+    assert queries(lambda: rows.filter(pk=7).first()) == 1
+    assert queries(lambda: rows.filter(pk=7).first()) == 0
