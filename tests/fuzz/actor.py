@@ -80,6 +80,8 @@ class Actor(Writes, Raw):
             result = f"{type(error).__name__}"
             if self.statements is not None:
                 self.statements.append(f"!! {type(error).__name__}: {str(error)[:300]}")
+        if connection.in_atomic_block and not self._atomics:
+            self.start_over()  # an `atomic` whose savepoint was refused has left Django in a block that nobody leaves
         return {"result": repr(result), "open": self.is_open}
 
     def _note(self, execute: Any, sql: Any, params: Any, many: bool, context: Any) -> Any:

@@ -12,7 +12,7 @@ from django.db import transaction
 from django.db.models import QuerySet
 
 from bloomguard import rebuild
-from bloomguard.sync import discards, fencing, raw, state, statements
+from bloomguard.sync import discards, fencing, observer, raw, state, statements
 
 
 @contextmanager
@@ -63,7 +63,7 @@ def adds_on_commit() -> Iterator[None]:
 @contextmanager
 def heeds_no_savepoint() -> Iterator[None]:
     """Who goes back to a savepoint by hand has undone a DELETE."""
-    with mock.patch.object(discards.Outcome, "_note", return_value=None):
+    with mock.patch.object(observer.TransactionObserver, "_follow", return_value=None):
         yield
 
 
@@ -126,7 +126,7 @@ def fences_after_the_commit() -> Iterator[None]:
 @contextmanager
 def sees_no_raw_sql() -> Iterator[None]:
     """What no compiler has made is nobody's business."""
-    with mock.patch.object(raw, "_written", return_value={}):
+    with mock.patch.object(raw, "_follow", return_value={}):
         yield
 
 

@@ -20,8 +20,6 @@ from .broken import BROKEN, RARE
 pytestmark = [pytest.mark.filterwarnings("default"), pytest.mark.timeout(1200)]
 
 DATABASES = ["sqlite", "postgresql"]
-#: What is not drawn yet: raw SQL, and transactions that a program begins by itself.
-WITHOUT = "raw,by_hand,autocommit"
 #: What nothing is proved without.
 EVERYTHING = ("denied", "done", "failed", "checks", "looked up", "built", "went back", "restored", "dropped")
 
@@ -29,7 +27,7 @@ EVERYTHING = ("denied", "done", "failed", "checks", "looked up", "built", "went 
 def fuzz(*arguments: object) -> dict[str, Any]:
     # Without coverage, which would take most of the time.
     ours = {name: value for name, value in os.environ.items() if not name.startswith("COV")}
-    command = [sys.executable, "-m", "tests.fuzz", "--without", WITHOUT, *map(str, arguments)]
+    command = [sys.executable, "-m", "tests.fuzz", *map(str, arguments)]
     child = spawn(command, env=ours, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
         said, errors = child.communicate()

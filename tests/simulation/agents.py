@@ -13,6 +13,7 @@ from bloomguard.sync.state import State
 from bloomguard.verdicts import MAYBE
 
 from .database import Transaction
+from .mishaps import Mishaps
 from .scheduler import PACES, TICK
 from .world import KEYS, Process, World
 
@@ -173,6 +174,8 @@ class Faults:
     """Breaks things in storms, with a calm after each. Each schedule has a weather of its own: some kinds of faults."""
 
     dead = False
+    host = "elsewhere"
+    asleep_until = 0.0
     pace = PACES[0]
 
     def __init__(self, world: World) -> None:
@@ -334,6 +337,9 @@ def run(seed: int, trace: list[str] | None = None) -> World:
     Curiosity(world)
     faults = Faults(world)
     world.scheduler.spawn("faults", faults, faults.run)
+    mishaps = Mishaps(world, seed)
+    if mishaps.kinds:
+        world.scheduler.spawn("mishaps", mishaps, mishaps.run)
     world.scheduler.run(SECONDS)
     world.counts["commits"] += world.database.commits
     world.counts["published"] += world.database.published

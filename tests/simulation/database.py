@@ -41,6 +41,7 @@ class Database:
         self.open: dict[Any, Transaction] = {}  # by agent
         self.down_until = 0.0
         self.lossy = 0.0  # the share of statements on the state rows whose answer is lost
+        self.behind: set[str] = set()  # hosts that reach a standby, whose rows are older
         self.slow = 0.0  # the share of those whose answer takes longer than a lease
         #: Called after each commit of rows, and after each change of the state row.
         self.committed: Callable[[Transaction], None] = lambda done: None
@@ -105,7 +106,10 @@ class Database:
         scheduler.hop()
         if scheduler.now < self.down_until:
             raise OperationalError("the database is gone")
-        cursor = connections["default"].connection.execute(_plain(sql), parameters)
+        server = "rows" if scheduler.current.process.host in self.behind else "default"
+        if server == "rows" and not sql.startswith("SELECT"):
+            raise OperationalError("cannot write in a read-only transaction")
+        cursor = connections[server].connection.execute(_plain(sql), parameters)
         found = cursor.fetchall(), cursor.rowcount
         if not sql.startswith("SELECT") and found[1]:
             self.published += "published_at" in sql
@@ -143,7 +147,7 @@ class SimulatedConnection(StateConnection):
     def _let_go(self) -> None:
         pass
 
-    is_standby = "0"
+    is_standby = "pg_is_in_recovery()"
     here = "database"
 
     def _run(self, sql: str, parameters: Sequence[Any], seconds: float) -> tuple[list[tuple[Any, ...]], int]:
@@ -165,6 +169,7 @@ class SimulatedSource:
 
     def __init__(self, database: Database, make_key: Callable[[int], bytes]) -> None:
         self.using = ROWS
+        self.connection = None  # of what the database itself refuses nothing is simulated
         self._database = database
         self._make_key = make_key
 

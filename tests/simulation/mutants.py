@@ -13,9 +13,10 @@ from bloomguard import rebuild
 from bloomguard.live import LiveFilter
 from bloomguard.rebuild import Rebuild
 from bloomguard.remembered import FoundOut
-from bloomguard.sync import fencing
+from bloomguard.sync import fencing, signals
 from bloomguard.sync.state import State, StateTable
 
+from .database import SimulatedConnection
 from .servers import Server, SimulatedStore
 from .world import Process, World
 
@@ -89,6 +90,25 @@ def lease_from_the_answer() -> Patches:
         return wrapped
 
     return [patch.object(StateTable, name, late(getattr(StateTable, name))) for name in ("renew", "current")]
+
+
+@mutant(9)
+def clock_that_sleeps_with_its_host() -> Patches:
+    """As ``time.monotonic`` counts on Linux: who wakes up takes an old copy for a fresh one."""
+    real = Process.clock
+    return [patch.object(Process, "clock", lambda self: real(self) - self.slept)]
+
+
+@mutant(5)
+def rows_of_a_standby() -> Patches:
+    """Whoever answers is believed, however far it lags behind."""
+    return [patch.object(SimulatedConnection, "is_standby", "0")]
+
+
+@mutant(33)
+def dump_that_is_believed() -> Patches:
+    """A state row that was loaded is as good as one that was written."""
+    return [patch.object(signals, "_loaded", lambda *arguments, **options: None)]
 
 
 # -- the write

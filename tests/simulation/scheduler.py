@@ -75,6 +75,9 @@ class Scheduler:
         try:
             while heap and heap[0][0] <= self._until:
                 self.now, _, agent = heapq.heappop(heap)
+                if agent.process.asleep_until > self.now:
+                    heapq.heappush(heap, (agent.process.asleep_until, self.random(), agent))
+                    continue
                 self.current = agent
                 self.events += 1
                 agent.run.switch()
@@ -95,7 +98,8 @@ class Scheduler:
         agent = self.current
         self._check(agent)
         entry = (self.now + seconds, self.random(), agent)
-        if entry[0] <= self._until and (not self._heap or entry < self._heap[0]):
+        awake = agent.process.asleep_until <= entry[0]
+        if awake and entry[0] <= self._until and (not self._heap or entry < self._heap[0]):
             self.now = entry[0]
             self._check(agent)
             return

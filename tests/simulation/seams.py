@@ -39,7 +39,7 @@ def install() -> None:
     from bloomguard import homes, live, rebuild
     from bloomguard.building import barrier, builders, standby
     from bloomguard.remembered import shelf
-    from bloomguard.sync import connection, fencing, state
+    from bloomguard.sync import connection, fencing, signals, state
 
     from .world import World
 
@@ -50,7 +50,7 @@ def install() -> None:
     for module in (live, state, connection):
         _put(module, after_fork=lambda method: None)
     wall = SimpleNamespace(now=lambda: World.current.running().wall())
-    for module in (builders, rebuild, standby, state):
+    for module in (builders, rebuild, signals, standby, state):
         _put(module, timezone=wall)
     network = SimpleNamespace(gethostname=lambda: World.current.running().host)
     for module in (builders, homes, rebuild):
@@ -61,6 +61,9 @@ def install() -> None:
         secrets=SimpleNamespace(token_hex=lambda size: World.current.new_name()),
         lay_out=lambda guard, summary, tag=0: World.current.layout,
         Proof=Unproved,
+        refusals=SimpleNamespace(
+            declared=lambda guard: (), found=lambda guard, connection: (), unreadable=lambda guard, connection: ""
+        ),
         create_recent=lambda store, guard, name, layout: store.create(shelf(guard), name, World.current.recent_layout),
     )
     rows = {"rows": SimpleNamespace(vendor="postgresql", execute_wrappers=())}

@@ -26,6 +26,11 @@ from .database import ROWS, Database, SimulatedConnection, SimulatedSource
 from .scheduler import PACES, START, TICK, Lock, Scheduler
 from .servers import Network, Server, SimulatedStore
 
+_FIRST = (
+    "UPDATE bloomguard_guardstate SET version=1, status='armed', identity='life0', active=?, standby='', "
+    "database='database', standby_until=NULL, "
+    "building='', builder='', builder_seen_at=NULL, host='', fenced_at=NULL, reason=''"
+)
 _EPOCH = datetime(2026, 1, 1, tzinfo=timezone.utc)
 
 GUARD = make_guard(Product, name="simulated", filter="bloom")
@@ -78,6 +83,7 @@ class Process:
         self.host = host
         self.pid = pid
         self.dead = False
+        self.asleep_until = self.slept = 0.0
         scheduler = world.scheduler
         self.pace = PACES[0] if world.swift else scheduler.rng.choice(PACES)
         self._offset = float(world.scheduler.rng.randrange(-500, 500))
@@ -230,13 +236,8 @@ class World:
             server.generations["rg0+recent"] = Counter()
         #: Whether the guard has no filter yet.
         idle = self.rng.random() < 0.3
-        raw = connections["default"].connection
-        raw.execute(
-            "UPDATE bloomguard_guardstate SET version=1, status='armed', identity='life0', active=?, standby='', "
-            "database='database', standby_until=NULL, "
-            "building='', builder='', builder_seen_at=NULL, host='', fenced_at=NULL, reason=''",
-            ["" if idle else "rg0"],
-        )
+        for alias in ("default", "rows"):
+            connections[alias].connection.execute(_FIRST, ["" if idle else "rg0"])
 
     def process(self, host: str) -> Process:
         """The host's process; a new one if the last was killed."""
@@ -294,9 +295,11 @@ class World:
 
 
 def prepare() -> None:
-    """The table of state rows with the guard's row, in memory; once a process."""
-    connection = connections["default"]
-    connection.ensure_connection()
-    with connection.schema_editor() as editor:
-        editor.create_model(GuardState)
-    GuardState.objects.create(name=GUARD.name)
+    """The table of state rows with the guard's row, in memory, of a primary and of a standby; once a process."""
+    for alias in ("default", "rows"):
+        connection = connections[alias]
+        connection.ensure_connection()
+        connection.connection.create_function("pg_is_in_recovery", 0, lambda standby=(alias == "rows"): int(standby))
+        with connection.schema_editor() as editor:
+            editor.create_model(GuardState)
+        GuardState.objects.using(alias).create(name=GUARD.name)
