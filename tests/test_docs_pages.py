@@ -83,7 +83,8 @@ def alone(gazetteer, monkeypatch):
 
 
 PAGES_OF_COMMANDS = [
-    *("commands", "deploying", "from-null-caching", "raw-sql", "rebuilds", "routes", "troubleshooting", "verify"),
+    *("commands", "deploying", "from-null-caching", "limits", "raw-sql", "rebuilds", "routes", "troubleshooting"),
+    "verify",
 ]
 
 

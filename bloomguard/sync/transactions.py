@@ -8,7 +8,6 @@ from typing import Any
 
 from django.db import DatabaseError, Error, connections, transaction
 
-from ..exceptions import StoreError
 from .connection import has_own_transaction, is_aborted
 
 _NAME = "bloomguard_write"
@@ -33,9 +32,10 @@ def is_over(connection: Any) -> bool:
 def together(using: str, *, undo: bool = False) -> Iterator[None]:
     """What the block does is committed as one, with the open transaction or by itself.
 
-    A transaction that the project began by hand is not begun again. There the block has a savepoint, which is gone
-    back to if the block refuses its write with :class:`StoreError`: an error of the database stays the project's.
-    With ``undo`` any error undoes what the block did, and nothing else.
+    An error of the database stays the project's. After any other one, be it a refused write or Ctrl-C, what the block
+    wrote must not be committed: an ``atomic`` block is rolled back. A transaction that the project began by hand is not
+    begun again: there the block has a savepoint, which is gone back to. With ``undo`` any error undoes what the block
+    did, and nothing else.
     """
     connection: Any = connections[using]
     connection.ensure_connection()
@@ -58,7 +58,7 @@ def together(using: str, *, undo: bool = False) -> Iterator[None]:
         yield
     except BaseException as error:
         with suppress(DatabaseError):
-            if undo or isinstance(error, StoreError):
+            if undo or not isinstance(error, Error):
                 _execute(connection, f"ROLLBACK TO SAVEPOINT {_NAME}")
             if not is_over(connection) and not is_aborted(connection):
                 _execute(connection, f"RELEASE SAVEPOINT {_NAME}")

@@ -6,11 +6,13 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
-from django.db import DatabaseError, models, transaction
+from django.db import DatabaseError, connections, models, transaction
 
 from ..guards import Guard
 from ..keys import NotNormalized, OutOfRange, Unkeyable
 from . import fencing
+from .connection import is_aborted
+from .transactions import is_over
 from .watches import Watch
 
 Values = Sequence[tuple[Any, ...]]
@@ -37,7 +39,7 @@ def add(watch: Watch, using: str, tell: Callable[[Watch], Told | None]) -> None:
     """Add the keys of the rows just written; what cannot be proved fences the guard.
 
     Whatever goes wrong with the filter, the write goes on: only a query that fails is the writer's own trouble, for it
-    may have ended the transaction.
+    may have ended the transaction. If it has not, the rows may yet be committed.
     """
     try:
         with fencing.writing(watch.guard, using):
@@ -45,6 +47,8 @@ def add(watch: Watch, using: str, tell: Callable[[Watch], Told | None]) -> None:
                 return
             problem = _problem(watch, using, tell(watch))
     except DatabaseError:
+        if not is_over(connections[using]) and not is_aborted(connections[using]):
+            fencing.fence(watch.guard, using, "rows were written that could not be read back")
         raise
     except Exception as error:
         problem = f"adding a written row failed with {type(error).__name__}"
