@@ -64,7 +64,7 @@ def mutated(name: str | None) -> Iterator[None]:
 # -- the lease
 
 
-@mutant(3)
+@mutant(1)
 def no_lease_on_reading() -> Patches:
     """Readers and writers go by their copy of the row, however old."""
 
@@ -114,7 +114,7 @@ def dump_that_is_believed() -> Patches:
 # -- the write
 
 
-@mutant(13)
+@mutant(214)
 def add_before_the_statement() -> Patches:
     """A key is added before its transaction holds a lock that a barrier waits for."""
 
@@ -152,13 +152,13 @@ def add_to_the_active_alone() -> Patches:
     return _writes_only(lambda state: replace(state, standby="", building=""))
 
 
-@mutant(59)
+@mutant(13)
 def no_add_to_the_standby() -> Patches:
     """Writers leave out the generation that some processes still answer from."""
     return _writes_only(lambda state: replace(state, standby=""))
 
 
-@mutant(3)
+@mutant(5)
 def every_add_counts() -> Patches:
     """An add is taken for done, whatever the store said."""
     real = LiveFilter._add
@@ -173,13 +173,13 @@ def every_add_counts() -> Patches:
 # -- the write while there is no filter
 
 
-@mutant(3357)
+@mutant(3113)
 def idle_statements_are_not_looked_at_again() -> Patches:
     """A statement that was sent as it is, because there was no filter, may take as long as it likes."""
     return [patch.object(fencing, "was_idle", lambda guard, since: True)]
 
 
-@mutant(0)
+@mutant(1)
 def idle_by_a_copy_of_any_age() -> Patches:
     """That there is no filter is believed of a row that was read long ago."""
 
@@ -193,7 +193,7 @@ def idle_by_a_copy_of_any_age() -> Patches:
 # -- the fence
 
 
-@mutant(1)
+@mutant(2)
 def no_fence() -> Patches:
     """A failed add is ignored."""
     return [patch.object(fencing, "fence", lambda guard, using, reason: None)]
@@ -218,13 +218,13 @@ def _impatient(owner: Any, name: str) -> Patches:
     return [patch.object(owner, name, hurry), patch.object(Process, "sleep", wait)]
 
 
-@mutant(3)
+@mutant(6)
 def no_wait_after_the_fence() -> Patches:
     """The writer who fences commits at once."""
     return _impatient(fencing, "fence")
 
 
-@mutant(18)
+@mutant(30)
 def fence_of_others_not_heeded() -> Patches:
     """A writer who finds a fence of somebody else commits at once."""
     return _impatient(LiveFilter, "add")
@@ -233,7 +233,7 @@ def fence_of_others_not_heeded() -> Patches:
 # -- the store
 
 
-@mutant(11)
+@mutant(37)
 def identity_not_checked() -> Patches:
     """Any server is as good as any other."""
     return [
@@ -271,19 +271,19 @@ def no_wait_after_fencing_a_replaced_store() -> Patches:
     return _hurried(lambda one: one._mine is None)
 
 
-@mutant(8)
+@mutant(1)
 def no_wait_after_the_announcement() -> Patches:
     """The scan begins before every writer knows of the new generation."""
     return _hurried(lambda one: one._mine is not None and not one.published)
 
 
-@mutant(67)
+@mutant(8)
 def standby_dropped_at_once() -> Patches:
     """The former generation goes while some processes still answer from it."""
     return _hurried(lambda one: one.published)
 
 
-@mutant(9)
+@mutant(25)
 def no_barrier() -> Patches:
     """The scan begins while transactions are open that know nothing of the new generation."""
     return [patch.object(rebuild, "wait_for_writers", lambda *arguments: None)]
@@ -312,7 +312,7 @@ def standby_kept_though_an_add_missed_it() -> Patches:
 # -- discards
 
 
-@mutant(206)
+@mutant(293)
 def discard_without_a_token() -> Patches:
     """A deleted row leaves whatever generation answers by then, whether it was ever added there or not."""
     real = LiveFilter.discard
@@ -339,13 +339,13 @@ def discard_before_the_commit() -> Patches:
     return [patch.object(Process, "delete", delete)]
 
 
-@mutant(28)
+@mutant(7)
 def insert_if_absent() -> Patches:
     """A key that seems to be there, because it shares its cell with another, is not added."""
     return [patch.object(World, "counts_adds", lambda self: False)]
 
 
-@mutant(14)
+@mutant(15)
 def memory_without_the_recent_filter() -> Patches:
     """What was found to be absent stays so, though the row may have been made since."""
     return [patch.object(FoundOut, "is_recent", lambda self, name, key: False)]
