@@ -22,7 +22,7 @@ from bloomguard import asgi, wsgi
 from bloomguard.door import probes
 from bloomguard.door.paths import DoorRoute
 from bloomguard.door.probes import Unfit, absent_path
-from bloomguard.routes.patterns import patterns
+from bloomguard.routes.patterns import PatternIndex, patterns
 from bloomguard.routes.table import table_for
 from tests.door.conftest import STARTPROJECT
 from tests.door.site import Asgi, Wsgi
@@ -379,7 +379,7 @@ def test_errors_of_the_site_are_logged(shop, shielded, pages, caplog):
 
 
 def found_routes():
-    known = list(patterns())
+    known = PatternIndex(patterns())
     return {route.pattern.text: DoorRoute(route, known) for route in table_for().open}
 
 
