@@ -296,14 +296,17 @@ def test_the_list_of_routes_is_as_the_page_shows_it(alone, monkeypatch):
     assert {" ".join(line.split()) for line in shown.splitlines()[1:]} <= printed
 
 
-def test_the_schedules_of_the_protocol_run():
-    """The simulation takes the options that its page shows."""
-    typed = [line.removeprefix("$ python -m tests.simulation ") for line in commands("protocol.md")]
+@pytest.mark.parametrize("module", ["tests.simulation", "tests.fuzz"])
+def test_the_proofs_of_the_protocol_run(module):
+    """They take the options that their page shows."""
+    begin = f"python -m {module} "
+    typed = [line for line in commands("protocol.md") if line.startswith(begin)]
     helped = subprocess.run(
-        [sys.executable, "-m", "tests.simulation", "--help"], cwd=ROOT, capture_output=True, text=True, timeout=60
-    ).stdout
+        [sys.executable, "-m", module, "--help"], cwd=ROOT, capture_output=True, text=True, timeout=60
+    )
 
-    assert all(option in helped for line in typed for option in line.split() if option.startswith("--"))
+    assert typed
+    assert all(option in helped.stdout for line in typed for option in line.split() if option.startswith("--"))
 
 
 #: Pages with code, and where it runs if not here.

@@ -181,8 +181,8 @@ def test_an_error_is_shown(shop, capsys):
         found = explained(capsys, "/articles/ulm/")
 
     [broken] = [answer for answer in found["guards"] if answer["guard"] == "broken"]
-    assert (broken["verdict"], broken["reason"]) == ("unknown", "error")
-    assert broken["fault"] == "RuntimeError: a mistake in normalize"
+    assert (broken["verdict"], broken["reason"]) == ("unknown", "unkeyable")
+    assert broken["fault"].startswith("normalize() raised RuntimeError for a value of ")
 
 
 def test_a_fenced_guard_says_why(shop, capsys):

@@ -96,7 +96,7 @@ def row_of(name: str) -> GuardState:
 
 def test_a_report_tells_what_was_made(built):
     """The figures are those of the generation that serves."""
-    assert (built.guard, built.kind, built.rows) == ("product", "bloom", 100)
+    assert (built.guard, built.kind, built.rows) == ("product", "bitmap", 100)
     assert built.capacity >= 1_000
     assert 0 <= built.error_rate_measured <= built.error_rate == 0.001
     assert built.seconds > 0

@@ -165,8 +165,10 @@ def _decide(guard: Guard, value: Any) -> tuple[Decision, str]:
     """What :meth:`Guard.decide` says, neither counted nor held against the database, and the error behind it."""
     try:
         decision = guard.live.ask(guard.keys.key(value))
-    except (Unkeyable, Uncertain):
+    except Unkeyable:
         decision = UNKEYABLE
+    except Uncertain as error:
+        return UNKEYABLE, str(error)
     except OutOfRange:
         decision = OUT_OF_RANGE
     except Exception as error:

@@ -46,14 +46,19 @@ class Known:
     def seem_idle(self, connection: Any) -> bool:
         """:meth:`are_idle`, where that can be told before a statement; SQLite's writers must not read first."""
         if connection.vendor == "sqlite" and in_transaction(connection):
-            return states.table.lease(self.guards[0].name) is not None and all(map(fencing.is_idle, self.guards))
+            return self._are_idle_by(states.table.leased())
         return self.are_idle(connection)
 
     def are_idle(self, connection: Any) -> bool:
         """Whether no guard has a generation that a key could be missing in. May read the state rows."""
-        first = self.guards[0]
-        with fencing.writing(first, connection.alias):
-            return states.table.renewed(first.name) is not None and all(map(fencing.is_idle, self.guards))
+        with fencing.writing(self.guards[0], connection.alias):
+            rows = states.table.leased()
+            if rows is None and states.table.renew():
+                rows = states.table.leased()
+            return self._are_idle_by(rows)
+
+    def _are_idle_by(self, rows: states.Rows | None) -> bool:
+        return rows is not None and not any(row.generations for guard in self.guards if (row := rows.get(guard.name)))
 
     def follow(self) -> bool:
         """Take note of the state rows that were read last; whether the catalogue may still be relied on.

@@ -110,7 +110,9 @@ def _idle_since(guard: Guard, using: str) -> float | None:
         refresh(guard, using)
         since = table.read_at  # before the look: the copy may be a newer one
         state = table.lease(guard.name)
-        if state is None or takes_adds(state):
+        if state is None:
+            continue  # the copy has just become too old
+        if takes_adds(state):
             return None
         if not state.generations:
             return since
