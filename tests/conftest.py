@@ -79,6 +79,17 @@ def patience() -> None:
     be_patient()
 
 
+@pytest.fixture(scope="session")
+def django_db_setup(django_db_setup: None, django_db_blocker: Any) -> Iterator[None]:
+    """No session that a thread of a test left open keeps PostgreSQL from dropping its database."""
+    yield
+    with django_db_blocker.unblock(), connections["postgresql"].cursor() as cursor:
+        cursor.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+            "WHERE datname = current_database() AND pid <> pg_backend_pid()"
+        )
+
+
 @pytest.fixture(scope="session", autouse=True)
 def no_flusher() -> None:
     """No thread of this process sends figures to a store while a test counts commands or connections."""
