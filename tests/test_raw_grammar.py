@@ -362,11 +362,11 @@ def guards(each_database, fresh, clock, monkeypatch):
         made = [stack.enter_context(guard) for guard in declared(vendor)]
         for guard in made:
             Rebuild(guard, sleep=clock.sleep).run()
+        monkeypatch.setattr(raw.fencing, "fence", lambda guard, using, reason: fenced.append(guard.name) or False)
         if vendor == "postgresql":
             with connections[database.current].cursor() as cursor:  # no guard of one of two such tables is built
                 cursor.execute("CREATE TABLE raw_elsewhere.shop_article (LIKE shop_article)")
                 cursor.execute("INSERT INTO raw_elsewhere.shop_article (id, slug, deleted) VALUES (902, 'e', false)")
-        monkeypatch.setattr(raw.fencing, "fence", lambda guard, using, reason: fenced.append(guard.name) or False)
         yield made, fenced
     with connections[database.current].cursor() as cursor:
         for sql in (["DROP MATERIALIZED VIEW raw_unguarded"] if vendor == "postgresql" else []) + AWAY[vendor]:
