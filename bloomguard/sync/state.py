@@ -168,22 +168,21 @@ class StateTable:
 
     def lease(self, name: str) -> State | None:
         """The row of ``name`` while the copy may be relied on, else ``None``. Never touches the database."""
-        rows = self.leased()
-        return None if rows is None else rows.get(name) or State(name, here=self._here)
-
-    def leased(self) -> Rows | None:
-        """All rows while the copy may be relied on, else ``None``. Never touches the database."""
         read_at, rows = self._copy
         within = self._within
         if within.read is not None and within.copy[0] >= read_at:
             read_at, rows = within.copy
-        return rows if self.clock() - read_at < LEASE_SECONDS else None
+        if self.clock() - read_at >= LEASE_SECONDS:
+            return None
+        return rows.get(name) or State(name, here=self._here)
 
     def renewed(self, name: str) -> State | None:
         """:meth:`lease`, after the rows were read again if the copy was too old. May wait."""
-        if self.lease(name) is None:
+        state = self.lease(name)
+        if state is None:
             self.renew()
-        return self.lease(name)
+            state = self.lease(name)
+        return state
 
     def answered_by(self, generation: str, name: str) -> State | None:
         """:meth:`renewed`, if ``generation`` is what answers for ``name``. May wait."""
