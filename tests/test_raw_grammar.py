@@ -190,6 +190,15 @@ def others(vendor):
     yield f"PREPARE raw_statement AS {insert} ('prepared', false)", "EXECUTE raw_statement"
     made = "'INSERT INTO ' || n || '_article (slug, deleted) VALUES (''e'', false)'"
     yield f"DO $$ DECLARE n text := 'shop'; BEGIN EXECUTE {made}; END $$"
+    for name, between in itertools.product(
+        ("raw_make", "raw_outer", '"raw_make"', "public.raw_make", 'public . "raw_outer"'),
+        ("", " ", "\n", "/**/", " /* count */ ", " -- count\n", "\t-- 'count'\n", "/* 1 + */"),
+    ):
+        yield f"SELECT {name}{between}('between')"
+        yield f"SELECT 1 + {name}{between}('between')"
+    for literal in (r"'a\'", r"'\' || ''", r"'it''s\'", r"E'\\'", r"E'\''", "$$'$$", "U&'a'"):
+        yield f"SELECT raw_make({literal} || 'l')"
+        yield f"SELECT {literal}, raw_make('after')"
     for call in ("raw_make", "raw_outer", "raw_dynamic", "public.raw_make", '"raw_outer"'):
         yield f"SELECT {call}('f')"
         yield f"SELECT * FROM {call}('f')"

@@ -24,7 +24,9 @@ from .sqlwords import (
 )
 from .tokens import MARK, NAME, TEXT, WORD, Token, Unclear, tokens
 
-_LAST_NAME = re.compile(r'[\w$.]+\Z|"\Z')
+_LAST_NAME = re.compile(r"[\w$]+\Z")
+#: What a bracket follows on where it calls nothing.
+_OPERATORS = frozenset("(,=<>+-*/%|&^~!@#")
 #: SQLite's names for the primary key that every table has.
 _ROWID = frozenset({"rowid", "oid", "_rowid_"})
 _SYSTEM_TABLES = re.compile(
@@ -34,23 +36,20 @@ _REMAKE = re.compile(
     rf'INSERT INTO "{ANEW}(?P<name>[^"]+)" \((?P<columns>.*?)\) SELECT (?P<values>.*) FROM "[^"]+"',  # noqa: S608
     re.DOTALL,
 )
-_READS_ALONE = re.compile(
-    r"insert|update|delete|merge|replace|copy|alter|execute|call|do|refresh|into|create|truncate|load|rename|pragma|import"
-)
 
 
 def is_plain_read(sql: str) -> bool:
     """Whether ``sql`` is a SELECT that calls only functions known to write nothing; the usual query is."""
-    if sql[:7] not in ("SELECT ", "select ") or ";" in sql or "into" in sql.lower():
+    if sql[:7] not in ("SELECT ", "select ") or ";" in sql or "--" in sql or "/*" in sql or "into" in sql.lower():
         return False
     pieces = sql.split("(")
     del pieces[-1]
-    for piece in pieces:
-        before, _, word = piece.rstrip().rpartition(" ")
-        if word.lower() in NEVER_FUNCTIONS:
-            if before.endswith("."):
+    for piece in map(str.rstrip, pieces):
+        name = _LAST_NAME.search(piece)
+        if name is None:
+            if piece and piece[-1] not in _OPERATORS:
                 return False
-        elif (name := _LAST_NAME.search(word)) is not None and name[0].lower() not in NEVER_FUNCTIONS:
+        elif name[0].lower() not in NEVER_FUNCTIONS or piece[: name.start()].rstrip().endswith("."):
             return False
     return True
 
@@ -74,8 +73,7 @@ def _read(sql: str, vendor: str) -> Reading:
             defines |= defined
         return Reading(frozenset(effects), defines)
     except Unclear:
-        # Words of writing may stand in literals: then it is a write all the same.
-        return Reading(frozenset({ANYTHING}), True) if _READS_ALONE.search(sql.lower()) else NOTHING
+        return NOTHING if is_plain_read(sql) else Reading(frozenset({ANYTHING}), True)
 
 
 def body(text: str, vendor: str = "") -> frozenset[Effect]:
