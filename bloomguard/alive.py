@@ -126,7 +126,7 @@ def _doubt(model: type[Model], path: str, value: Any) -> str:
     except (FieldError, ValidationError, ValueError, TypeError) as error:
         return f"cannot be asked for: {error}"
     for alias, used in query.alias_refcount.items():
-        if used and not _is_of_row(query, alias):
+        if used and not is_of_row(query, alias):
             return f"depends on another row, of the table {query.alias_map[alias].table_name}"
     if len(query.where.children) != 1:
         return "is no single comparison"
@@ -191,7 +191,7 @@ def _family(field: Any) -> str | None:
     return _FAMILIES.get(value_field(field).get_internal_type())
 
 
-def _is_of_row(query: Query, alias: str) -> bool:
+def is_of_row(query: Query, alias: str) -> bool:
     """Whether the table ``alias`` holds the row itself, or its part in a parent's table (multi-table inheritance)."""
     join: Any = query.alias_map.get(alias)
     while join is not None and join.parent_alias is not None:

@@ -18,7 +18,7 @@ from typing import Any
 from .awaited import Awaited
 from .conf import settings
 from .exceptions import ConfigurationError, StoreError, StoreUnavailable, UnknownGeneration
-from .filters import CorruptFilter, FilterError, FilterFull, KeyHash
+from .filters import CorruptFilter, FilterError, KeyHash
 from .forks import after_fork
 from .homes import all_stores, home_of, whereabouts
 from .remembered import FoundOut, shelf
@@ -358,7 +358,7 @@ class LiveFilter(Awaited):
 
     def _doubt(self, state: State, name: str, error: Exception) -> None:
         """An add did not reach the generation: that of a sound one is tried again, another one is asked no more."""
-        if name != state.standby and not isinstance(error, (FilterFull, StoreUnavailable)):
+        if name != state.standby and not isinstance(error, StoreUnavailable):
             self._distrust(error, name)
 
     @staticmethod

@@ -83,8 +83,9 @@ def test_a_fenced_guard_costs_no_second_wait(built, clock):
     assert clock.now == again
 
 
-def test_nobody_sees_the_row_before_the_fence(built, monkeypatch):
-    """Not even under autocommit: another connection sees neither, or both."""
+@pytest.fixture
+def seen_at_the_fence(built, monkeypatch):
+    """What another connection sees of row 7 each time a guard has just been fenced."""
     seen = []
     fence = fencing.fence
 
@@ -94,10 +95,14 @@ def test_nobody_sees_the_row_before_the_fence(built, monkeypatch):
         return fenced
 
     monkeypatch.setattr(fencing, "fence", watched)
+    return seen
 
+
+def test_nobody_sees_the_row_before_the_fence(seen_at_the_fence):
+    """Not even under autocommit: another connection sees neither, or both."""
     execute(INSERT, [7, "x"])
 
-    assert seen == [[]]
+    assert seen_at_the_fence == [[]]
     assert Product.objects.filter(pk=7).exists()
 
 
@@ -346,21 +351,11 @@ def test_copy_fences(copy, settings, debug, statement):
     assert connections["postgresql"].get_autocommit()
 
 
-def test_nobody_sees_a_copied_row_before_the_fence(copy, monkeypatch):
+def test_nobody_sees_a_copied_row_before_the_fence(copy, seen_at_the_fence):
     """Not even under autocommit."""
-    seen = []
-    fence = fencing.fence
-
-    def watched(guard, using, reason):
-        fenced = fence(guard, using, reason)
-        seen.append(state.table.connection.execute("SELECT id FROM shop_product WHERE id = 7")[0])
-        return fenced
-
-    monkeypatch.setattr(fencing, "fence", watched)
-
     copy()
 
-    assert seen == [[]]
+    assert seen_at_the_fence == [[]]
 
 
 def test_copying_out_or_elsewhere_fences_nothing(copy):

@@ -11,13 +11,15 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from django.db.models import F, Func, OneToOneField, Value
+from django.db.models import F, Func, Value
 from django.db.models.expressions import Col, ColPairs, RawSQL
 from django.db.models.fields.related_lookups import RelatedExact
 from django.db.models.fields.tuple_lookups import TupleExact
 from django.db.models.lookups import Exact, IntegerFieldExact
 from django.db.models.sql import Query
 from django.db.models.sql.where import AND, WhereNode
+
+from ..alive import is_of_row
 
 if TYPE_CHECKING:
     from django.db.models import Model
@@ -70,7 +72,7 @@ class RowLookup:
         if type(column) is not Col or id(column.target) not in self._places or self._width != 1:
             return NO_KEY
         table: Any = query.alias_map.get(column.alias)
-        if table is None or (table.parent_alias is not None and not _is_of_row(query, column.alias)):
+        if table is None or (table.parent_alias is not None and not is_of_row(query, column.alias)):
             return NO_KEY
         return value if type(value) is int or _is_value(value) else NO_KEY
 
@@ -80,7 +82,7 @@ class RowLookup:
         for condition in _conditions(query.where):
             for column, value in _compared(condition):
                 place = self._places.get(id(column.target))
-                if place is not None and _is_value(value) and _is_of_row(query, column.alias):
+                if place is not None and _is_value(value) and is_of_row(query, column.alias):
                     found[place] = value
         if NO_KEY in found:
             return NO_KEY
@@ -93,7 +95,7 @@ class RowLookup:
         asked = _conditions(query.where)
         # In a child's query, a table of that name may hold another row: one that a foreign key points to.
         return all(any(condition == each for each in asked) for condition in self._alive) and all(
-            _is_of_row(query, alias) for alias in self._alive_tables
+            is_of_row(query, alias) for alias in self._alive_tables
         )
 
     def is_pure(self, query: Query) -> bool:
@@ -183,17 +185,6 @@ def _conditions(where: WhereNode) -> Sequence[Any]:
     for child in children:
         found += _conditions(child) if isinstance(child, WhereNode) else (child,)
     return found
-
-
-def _is_of_row(query: Query, alias: str) -> bool:
-    """Whether the table ``alias`` holds the row itself, or its part in a parent's table (multi-table inheritance)."""
-    join: Any = query.alias_map.get(alias)
-    while join is not None and join.parent_alias is not None:
-        link = join.join_field
-        if not isinstance(link, OneToOneField) or not link.remote_field.parent_link:
-            return False
-        join = query.alias_map.get(join.parent_alias)
-    return join is not None
 
 
 def _table(model: Any) -> Any:

@@ -15,6 +15,7 @@ from django.apps import apps
 
 from .effects import ANYTHING, Effect, bare
 from .sqltext import body
+from .transactions import has_begun
 
 #: Extensions whose functions write no table that they do not own.
 _EXTENSIONS = """
@@ -103,7 +104,7 @@ def load(connection: Any) -> Catalogue:
     reader = _READERS.get(connection.vendor)
     if reader is None:
         _of_models(catalogue)
-    elif connection.vendor == "postgresql" and connection.in_atomic_block:
+    elif connection.vendor == "postgresql" and has_begun(connection):
         with _savepoint(connection) as execute:
             reader(catalogue, execute)
     else:

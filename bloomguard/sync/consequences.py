@@ -17,6 +17,7 @@ from . import fencing
 from . import state as states
 from .catalogue import Catalogue, load
 from .effects import ANYTHING, Effect, bare
+from .transactions import is_under_way
 from .watches import columns, guarded_tables
 
 logger = logging.getLogger("bloomguard")
@@ -45,7 +46,7 @@ class Known:
 
     def seem_idle(self, connection: Any) -> bool:
         """:meth:`are_idle`, where that can be told before a statement; SQLite's writers must not read first."""
-        if connection.vendor == "sqlite" and in_transaction(connection):
+        if connection.vendor == "sqlite" and is_under_way(connection):
             return all(_has_nothing(fencing.table_of(guard).lease(guard.name)) for guard in self.guards)
         return self.are_idle(connection)
 
@@ -195,28 +196,14 @@ def defined(connection: Any) -> None:
     """Forget all catalogues; and until the transaction ends, remember none."""
     global stamp
     stamp += 1
-    if in_transaction(connection):
+    if is_under_way(connection):
         _defining.append(weakref.ref(connection))
 
 
 def _forget_if_over() -> None:
     """Let go of transactions that defined something and have ended: what they did is seen, or undone, from now on."""
     global stamp
-    going_on = [each for each in _defining if (connection := each()) is not None and in_transaction(connection)]
+    going_on = [each for each in _defining if (connection := each()) is not None and is_under_way(connection)]
     if len(going_on) != len(_defining):
         _defining[:] = going_on
         stamp += 1
-
-
-def in_transaction(connection: Any) -> bool:
-    """Whether a transaction is open, be it one that was begun by hand."""
-    if connection.in_atomic_block:
-        return True
-    driver = connection.connection
-    if driver is None:
-        return False
-    if connection.vendor == "sqlite":
-        return bool(driver.in_transaction)
-    if connection.vendor == "postgresql":
-        return int(driver.info.transaction_status) != 0
-    return not connection.get_autocommit()

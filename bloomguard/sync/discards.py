@@ -114,9 +114,8 @@ def _lock(compiler: Any, watch: Watch, chosen: Iterable[Any]) -> Alive:
         table = compiler.connection.ops.quote_name(compiler.query.get_meta().db_table)
         with compiler.connection.cursor() as cursor:
             cursor.execute(f"DELETE FROM {table} WHERE 0")  # noqa: S608
-    generation = (
-        guard.live.active(compiler.using) if at_home else ""
-    )  # by now nobody else can change the state rows on SQLite
+    # On SQLite nobody else can change the state rows by now.
+    generation = guard.live.active(compiler.using) if at_home else ""
     rows: dict[Any, tuple[Any, ...]] = {}
     living = guard.rows().using(compiler.using).select_for_update()
     for some in chosen:

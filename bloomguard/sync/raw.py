@@ -22,10 +22,10 @@ from django.db import connections
 from ..guards import Guard, registry
 from . import adding, consequences, early, fencing, sqltext
 from . import state as states
-from .consequences import Cause, Known, defined, in_transaction, renewed, written
+from .consequences import Cause, Known, defined, renewed, written
 from .effects import Reading, bare
 from .statements import running
-from .transactions import together
+from .transactions import is_under_way, together
 
 logger = logging.getLogger("bloomguard")
 
@@ -75,10 +75,11 @@ def watch(execute: Execute, sql: Any, params: Any, many: bool, context: dict[str
 def _consider(execute: Execute, sql: Any, params: Any, many: bool, context: dict[str, Any], known: Known) -> Any:
     connection = context["connection"]
     if known.catalogue is None and known.seem_idle(connection):
-        result = execute(sql, params, many, context)
-        if not known.are_idle(connection):  # a build has begun meanwhile
-            _fence(_follow(read(text_of(sql, connection), connection), connection), connection)
-        return result
+        try:
+            return execute(sql, params, many, context)
+        finally:
+            if not known.are_idle(connection):  # a build has begun meanwhile
+                _fence(_follow(read(text_of(sql, connection), connection), connection), connection)
     text = text_of(sql, connection)
     reading = read(text, connection)
     if not reading.effects and not reading.defines:
@@ -127,11 +128,13 @@ def following(
         known = renewed(connection.alias)
         if not reading.effects or not known.tables:
             yield {}
-        elif not apart and known.catalogue is None and connection.vendor == "sqlite" and in_transaction(connection):
+        elif not apart and known.catalogue is None and connection.vendor == "sqlite" and is_under_way(connection):
             # To read first would take a snapshot that the write may be too late for.
-            yield None
-            if not known.are_idle(connection):
-                _fence(_follow(reading, connection), connection)
+            try:
+                yield None
+            finally:
+                if not known.are_idle(connection):
+                    _fence(_follow(reading, connection), connection)
         else:
             with _fencing(_follow(reading, connection), text, connection, apart=apart) as fenced:
                 yield fenced
@@ -144,9 +147,11 @@ def following(
 def _fencing(written: dict[Guard, Cause], text: str, connection: Any, *, apart: bool) -> Iterator[dict[Guard, Cause]]:
     idle = fencing.all_idle(written, connection.alias) if written else {}
     if idle is not None:
-        yield written
-        if not all(fencing.was_idle(guard, since) for guard, since in idle.items()):
-            _fence(written, connection)
+        try:
+            yield written
+        finally:
+            if not all(fencing.was_idle(guard, since) for guard, since in idle.items()):
+                _fence(written, connection)
     elif apart or connections[connection.alias] is not connection or _commits_by_itself(text, connection):
         # No transaction can be put around it: what was built between the fence and the statement is fenced again.
         _fence(written, connection)

@@ -28,6 +28,13 @@ def is_over(connection: Any) -> bool:
     return connection.vendor == "postgresql" and not raw.info.transaction_status
 
 
+def is_under_way(connection: Any) -> bool:
+    """Whether a transaction is open by the driver's word, or by Django's where the driver does not say."""
+    if connection.vendor in ("sqlite", "postgresql"):
+        return not is_over(connection)
+    return has_begun(connection)
+
+
 @contextmanager
 def together(using: str, *, undo: bool = False) -> Iterator[None]:
     """What the block does is committed as one, with the open transaction or by itself.

@@ -294,7 +294,7 @@ class Faults:
             self.world.scheduler.note("evicts", name, "from", server.name)
 
     def fill(self) -> None:
-        """A generation is full: it takes no more keys."""
+        """The server has no memory left: a generation takes no more keys."""
         server = self.world.rng.choice(self.world.servers)
         if server.generations:
             name = self.world.rng.choice(sorted(server.generations))

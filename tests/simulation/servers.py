@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from bloomguard.exceptions import StoreError, StoreUnavailable, UnknownGeneration
-from bloomguard.filters import CorruptFilter, FilterError, FilterFull
+from bloomguard.filters import CorruptFilter, FilterError
 from bloomguard.filters.layout import Layout
 from bloomguard.stores import Generation, Store
 from bloomguard.stores.base import FindKeyHash
@@ -51,9 +51,9 @@ class Server:
             raise CorruptFilter(f"{name} is gone") from None
 
     def add(self, name: str, cells: Iterable[int]) -> None:
-        """Count ``cells`` in a generation; raises :class:`FilterFull` if it takes no more."""
+        """Count ``cells`` in a generation; raises :class:`StoreUnavailable` if it has no memory for them."""
         if name in self.full:
-            raise FilterFull(f"{name} is full")
+            raise StoreUnavailable(f"no memory is left for {name}", "memory")
         self.held(name).update(cells)
 
 
