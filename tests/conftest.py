@@ -7,11 +7,15 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextvars import copy_context
 from pathlib import Path
 from typing import Any
 
 import pytest
+from django.contrib.contenttypes.management import create_contenttypes
+from django.contrib.contenttypes.models import ContentType
 from django.db import OperationalError, connections
+from django.db.models.signals import post_migrate
 
 from bloomguard import middleware, rebuild, spot_checks
 from bloomguard.counting.counts import counts
@@ -30,6 +34,18 @@ from .processes import Watch, end, spawn
 def pytest_configure(config: pytest.Config) -> None:
     """No process outlives the run."""
     config.pluginmanager.register(Watch(config, servers.stop_all), "bloomguard-processes")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:
+    """Each test has a context of its own.
+
+    Django makes a context variable each time a test overrides caches or storages. All of them are copied whenever a
+    coroutine calls a thread or comes back, which took 10 ms after some thousand tests.
+    """
+    runner: Any = item.config.pluginmanager.get_plugin("runner")
+    found: bool | None = copy_context().run(runner.pytest_runtest_protocol, item, nextitem)
+    return found
 
 
 class Clock:
@@ -81,13 +97,30 @@ def patience() -> None:
 
 @pytest.fixture(scope="session")
 def django_db_setup(django_db_setup: None, django_db_blocker: Any) -> Iterator[None]:
-    """No session that a thread of a test left open keeps PostgreSQL from dropping its database."""
+    """Empty databases are empty: their content types and permissions are not made anew after each test.
+
+    And no session that a thread of a test left open keeps PostgreSQL from dropping its database.
+    """
+    post_migrate.disconnect(create_contenttypes)
+    post_migrate.disconnect(dispatch_uid="django.contrib.auth.management.create_permissions")
+    post_migrate.connect(forget_content_types)
     yield
     with django_db_blocker.unblock(), connections["postgresql"].cursor() as cursor:
         cursor.execute(
             "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
             "WHERE datname = current_database() AND pid <> pg_backend_pid()"
         )
+
+
+def forget_content_types(**given: Any) -> None:
+    """Those of the rows that are gone; whoever needs one makes it."""
+    ContentType.objects.clear_cache()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def open_state_connection() -> None:
+    """The connection to the state rows stays open, as on a site: Django's runner is not at work here."""
+    state.table.connection._let_go = lambda: None
 
 
 @pytest.fixture(scope="session", autouse=True)

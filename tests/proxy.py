@@ -74,11 +74,15 @@ class Proxy:
         self.refuse()
 
     def _reset(self, each: socket.socket) -> None:
-        self._open.discard(each)
+        """Have ``each`` closed with RST: by the threads that read from it, if there are any.
+
+        Closed under a thread's hands its number could be another connection's by the time the thread reads.
+        """
         with contextlib.suppress(OSError):
             each.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             each.shutdown(socket.SHUT_RDWR)
-        each.close()
+        if each not in self._open:
+            each.close()
 
     def _accept(self, listener: socket.socket) -> None:
         while True:
@@ -96,8 +100,16 @@ class Proxy:
                 self._reset(client)
                 continue
             self._open |= {client, server}
-            for one, other, back in ((client, server, False), (server, client, True)):
-                threading.Thread(target=self._pump, args=(one, other, back), daemon=True).start()
+            threading.Thread(target=self._forward, args=(client, server), daemon=True).start()
+
+    def _forward(self, client: socket.socket, server: socket.socket) -> None:
+        back = threading.Thread(target=self._pump, args=(server, client, True), daemon=True)
+        back.start()
+        self._pump(client, server, False)
+        back.join()
+        self._open -= {client, server}
+        self._reset(client)
+        self._reset(server)
 
     def _pump(self, one: socket.socket, other: socket.socket, back: bool) -> None:
         try:

@@ -9,6 +9,7 @@ from datetime import timedelta
 import pytest
 from django.contrib.admin.models import LogEntry
 from django.contrib.auth.models import Permission, User
+from django.contrib.contenttypes.models import ContentType
 from django.db import connections
 from django.test import Client
 from django.utils import timezone
@@ -39,8 +40,9 @@ def staff(db):
 
     def make(*permissions: str) -> Client:
         user = User.objects.create(username=f"user{User.objects.count()}", is_staff=True)
+        kind = ContentType.objects.get_for_model(GuardState)
         user.user_permissions.set(
-            Permission.objects.get(content_type__app_label="bloomguard", codename=name) for name in permissions
+            Permission.objects.get_or_create(content_type=kind, codename=name)[0] for name in permissions
         )
         client = Client(enforce_csrf_checks=True)
         client.force_login(user)

@@ -200,6 +200,7 @@ def handlers(settings, kind):
     return bare, kind()
 
 
+@pytest.mark.no_cover  # it takes twice as long
 @pytest.mark.timeout(300)
 def test_ten_thousand_hostile_paths_under_wsgi(shop, settings, quiet, monkeypatch):
     """Every path has the status that it has without bloomguard; none is a 500; nothing is logged as an error."""
@@ -232,6 +233,7 @@ def test_ten_thousand_hostile_paths_under_wsgi(shop, settings, quiet, monkeypatc
     assert answered.total() > 1_500
 
 
+@pytest.mark.no_cover  # it takes twice as long
 @pytest.mark.timeout(300)
 def test_hostile_paths_under_asgi(shop, settings, quiet, monkeypatch):
     """A sample of them under ASGI, where servers decode the path themselves."""

@@ -598,11 +598,12 @@ def test_a_fence_that_is_rolled_back_leaves_this_process_as_it_was(sqlite, built
 def rollback_journal(settings, tmp_path, sqlite, monkeypatch):
     """SQLite as it comes: a big transaction keeps every other connection from reading."""
     monkeypatch.setitem(connection.settings_dict["OPTIONS"], "init_command", "")  # no connection makes it WAL again
+    state.table.connection.close()
     with connection.cursor() as cursor:
         cursor.execute("PRAGMA journal_mode = DELETE")
         cursor.execute("PRAGMA cache_size = 1")
-    state.table.connection.close()
     yield
+    state.table.connection.close()
     connection.close()
     with connection.cursor() as cursor:
         cursor.execute("PRAGMA journal_mode = WAL")

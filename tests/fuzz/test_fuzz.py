@@ -49,7 +49,7 @@ def hold(found: dict[str, Any], steps: int) -> None:
 @pytest.mark.parametrize("database", DATABASES)
 def test_no_row_is_denied_and_no_write_comes_out_otherwise(database):
     """Every committed row passes in two processes, and rows, results and errors are those of a twin without guards."""
-    hold(fuzz("--database", database, "--steps", 2_500), 2_500)
+    hold(fuzz("--database", database, "--steps", 5_000), 5_000)
 
 
 def test_a_seed_is_a_program():

@@ -45,7 +45,7 @@ class Tag(models.Model):
 class Token(models.Model):
     """A primary key that has several spellings."""
 
-    id = models.UUIDField(primary_key=True, default=uuid.uuid4)
+    id = models.UUIDField(primary_key=True, default=uuid.UUID(int=2**96))  # the same each time: runs are compared
     author = models.ForeignKey(Author, models.CASCADE, null=True, related_name="tokens")
 
 

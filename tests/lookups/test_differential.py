@@ -263,6 +263,7 @@ def guards(each_database, build, clock, quiet) -> Iterator[dict[str, Guard]]:
 
 
 @pytest.mark.timeout(7200)
+@pytest.mark.no_cover  # it takes twice as long; each rule has a test of its own
 @pytest.mark.parametrize("count", LENGTHS)
 def test_querysets_give_the_same_rows(guards, clock, count):
     """Rows, their order, exceptions and truth are the same; what was answered without SQL has no row."""

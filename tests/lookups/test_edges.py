@@ -18,6 +18,7 @@ from bloomguard.lookups import select
 from bloomguard.lookups.scope import guarded_lookups
 from bloomguard.rebuild import Rebuild
 from bloomguard.routes.table import guarded_routes
+from bloomguard.sync import state
 from tests import database
 from tests.guarding import registered, urlconf
 from tests.lookups.models import Annex, Coded, Hall, Shelf
@@ -264,6 +265,7 @@ def file_without_log(monkeypatch):
 
 def set_journal(mode):
     connection = connections["default"]
+    state.table.connection.close()
     connection.close()
     connection.ensure_connection()
     assert connection.connection.execute(f"PRAGMA journal_mode = {mode}").fetchone() == (mode.lower(),)

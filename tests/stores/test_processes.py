@@ -46,6 +46,7 @@ def add(generation, one, tries=10) -> None:
 
 
 def add_and_check(path, part, rounds, barrier, lost) -> None:
+    sys.settrace(None)  # no coverage here: it takes minutes for so many adds
     files, missed = FileStore("default", path=path), 0
     for number in range(rounds):
         generation = files.open("city", str(number), find)
