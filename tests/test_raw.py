@@ -10,7 +10,7 @@ from pathlib import Path
 from unittest import mock
 
 import pytest
-from django.db import IntegrityError, connections, models, transaction
+from django.db import IntegrityError, ProgrammingError, connections, models, transaction
 from django.db.migrations.operations import RunSQL
 from django.db.migrations.state import ModelState, ProjectState
 from gazetteer.models import City
@@ -588,3 +588,20 @@ def test_the_pages_block_does_what_it_says(build):
 
     assert status("city-by-slug") == state.ARMED
     assert registry["city-by-slug"].verdict(("DE", "munich")) is Verdict.MAYBE
+
+
+def test_what_sqlite_refuses_leaves_no_trace(built):
+    """Its driver takes one statement at a time, and refuses several before a transaction has begun."""
+    if database.current == "postgresql":
+        pytest.skip("SQLite's")
+    connection = connections[database.current]
+    connection.set_autocommit(False)
+    try:
+        with pytest.raises(ProgrammingError, match="one statement at a time"):
+            execute(f"DELETE FROM shop_product RETURNING *; {INSERT}", [7, "x"])
+        assert not connection.connection.in_transaction
+    finally:
+        connection.rollback()
+        connection.set_autocommit(True)
+
+    assert status("product") == state.ARMED

@@ -200,7 +200,9 @@ def test_what_sqlite_may_do_to_its_schema_may_be_anything(sql):
 )
 def test_what_does_nothing_is_nothing(sql, vendor):
     """In every dialect."""
-    assert sqltext.read(sql, vendor) == sqltext.NOTHING
+    found = sqltext.read(sql, vendor)
+
+    assert (found.effects, found.defines) == (frozenset(), False)
 
 
 @pytest.mark.parametrize(

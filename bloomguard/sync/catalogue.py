@@ -15,7 +15,7 @@ from django.apps import apps
 
 from .effects import ANYTHING, Effect, bare
 from .sqltext import body
-from .transactions import has_begun
+from .transactions import is_under_way
 
 #: Extensions whose functions write no table that they do not own.
 _EXTENSIONS = """
@@ -104,11 +104,15 @@ def load(connection: Any) -> Catalogue:
     reader = _READERS.get(connection.vendor)
     if reader is None:
         _of_models(catalogue)
-    elif connection.vendor == "postgresql" and has_begun(connection):
+    elif connection.vendor == "postgresql" and is_under_way(connection):
         with _savepoint(connection) as execute:
             reader(catalogue, execute)
     else:
-        reader(catalogue, _executing(connection))
+        try:
+            reader(catalogue, _executing(connection))
+        finally:
+            if connection.vendor == "postgresql" and is_under_way(connection):
+                connection.connection.rollback()  # the project's transaction begins with a statement of its own
     return catalogue
 
 

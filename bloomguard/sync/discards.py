@@ -117,7 +117,9 @@ def _lock(compiler: Any, watch: Watch, chosen: Iterable[Any]) -> Alive:
     # On SQLite nobody else can change the state rows by now.
     generation = guard.live.active(compiler.using) if at_home else ""
     rows: dict[Any, tuple[Any, ...]] = {}
-    living = guard.rows().using(compiler.using).select_for_update()
+    # Rows of other tables may go on pointing to these, as they may during the statement itself.
+    no_key = compiler.connection.features.has_select_for_no_key_update
+    living = guard.rows().using(compiler.using).select_for_update(no_key=no_key)
     for some in chosen:
         rows |= _values(guard, living.filter(**{f"{watch.link or 'pk'}__in": some}))
         if len(rows) > MOST_ROWS:

@@ -30,10 +30,14 @@ ANYTHING = Effect("any")
 
 
 class Reading(NamedTuple):
-    """What a text does; ``defines``: views, triggers, constraints and the like may be others after it."""
+    """What a text does; ``defines``: views, triggers, constraints and the like may be others after it.
+
+    ``several``: it is more than one statement.
+    """
 
     effects: frozenset[Effect]
     defines: bool = False
+    several: bool = False
 
 
 NOTHING = Reading(frozenset())

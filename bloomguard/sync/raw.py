@@ -85,6 +85,10 @@ def _consider(execute: Execute, sql: Any, params: Any, many: bool, context: dict
     if not reading.effects and not reading.defines:
         known.pass_by(text)
         return execute(sql, params, many, context)
+    if reading.several and connection.vendor == "sqlite":
+        result = execute(sql, params, many, context)  # its driver refuses several at once, before it begins anything
+        with following(reading, text, connection):
+            return result
     with following(reading, text, connection) as fenced:
         result = execute(sql, params, many, context)
     if fenced == {} and not reading.defines and running.table is None and params and type(sql) is str:

@@ -66,12 +66,13 @@ def _read(sql: str, vendor: str) -> Reading:
         return Reading(frozenset({remade}))
     try:
         found = tokens(sql, vendor)
-        effects, defines = set[Effect](), False
+        effects, defines, count = set[Effect](), False, 0
         for statement in _statements(found):
             did, defined = _Statement(statement, vendor).read()
             effects |= did
             defines |= defined
-        return Reading(frozenset(effects), defines)
+            count += bool(statement)
+        return Reading(frozenset(effects), defines, count > 1)
     except Unclear:
         return NOTHING if is_plain_read(sql) else Reading(frozenset({ANYTHING}), True)
 

@@ -42,6 +42,7 @@ from .actor import Hand, Outcome
 from .peer import Peer
 from .programs import Program, Step, nested
 from .rows import NUMBERS, value_of
+from .writes import own_table
 from .zoo import GUARDED, Guarded, register_all
 
 #: Every so many steps all rows of both databases are compared.
@@ -366,11 +367,13 @@ class Machine:
             raise Wrong(f"a lookup of {one.name} {values} found {found}, and it is {there}")
 
     def _do_both(self, who: int, draw: Random) -> None:
-        """Both threads write rows of their own at the same time."""
+        """Both threads write at the same time, each a table of its own: the outcome is that of any order."""
         for each in (0, 1):
             if self.open[each]:
                 self._write(each, "finish", draw.getrandbits(30))
-        seeds = [draw.getrandbits(30) for _ in range(2)]
+        seeds = [draw.getrandbits(30)]
+        while len(seeds) < 2:
+            seeds += [seed for seed in [draw.getrandbits(30)] if own_table(seed) is not own_table(seeds[0])]
         self._together = True
         found = self.peer.both(["own", "own"], seeds)
         self._together = False
