@@ -545,3 +545,17 @@ def test_nothing_is_read_for_guards_that_cannot_discard(made, django_assert_num_
 
     with django_assert_num_queries(1, using=database.current):
         Product.objects.filter(pk=1)._raw_delete(database.current)
+
+
+def test_others_may_go_on_pointing_to_a_row_that_is_changed(articles):
+    """A foreign key to it is checked while its change is not committed, as without the guard."""
+    if database.current != "postgresql":
+        pytest.skip("SQLite locks no rows")
+    other = connections.create_connection("postgresql")
+    try:
+        with atomic(), other.cursor() as cursor:
+            Article.objects.filter(slug="a").update(deleted=True)
+            cursor.execute("SELECT slug FROM shop_article WHERE slug = 'a' FOR KEY SHARE NOWAIT")
+            assert cursor.fetchall() == [("a",)]
+    finally:
+        other.close()
