@@ -9,8 +9,9 @@ from typing import Any
 
 import django
 
-#: How long PostgreSQL waits for a lock: whoever holds one here is waiting for us.
-LOCK_MS = 200
+#: How long a lock is waited for, in milliseconds: whoever holds one here is waiting for us. SQLite's is also held for
+#: an instant by the other process.
+LOCK_MS = {"postgresql": 200, "sqlite": 2_000}
 
 
 def set_up(database: dict[str, Any], *, guarded: bool, store: dict[str, Any] | None = None) -> None:
@@ -24,7 +25,7 @@ def database_for(folder: Path, kind: str, name: str, server: dict[str, str]) -> 
     """Django's settings for a database ``name`` of this run."""
     if kind == "sqlite":
         pragmas = "PRAGMA journal_mode=WAL; PRAGMA synchronous=OFF;"
-        options = {"timeout": 20, "init_command": pragmas}
+        options = {"timeout": LOCK_MS[kind] / 1_000, "init_command": pragmas}
         return {"ENGINE": "django.db.backends.sqlite3", "NAME": str(folder / f"{name}.sqlite3"), "OPTIONS": options}
-    options = {"options": f"-c lock_timeout={LOCK_MS} -c synchronous_commit=off"}
+    options = {"options": f"-c lock_timeout={LOCK_MS[kind]} -c synchronous_commit=off"}
     return {**server, "NAME": name, "OPTIONS": options}
