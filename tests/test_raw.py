@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import re
+import sqlite3
 import threading
 from pathlib import Path
 from unittest import mock
@@ -15,11 +16,11 @@ from django.db.migrations.operations import RunSQL
 from django.db.migrations.state import ModelState, ProjectState
 from gazetteer.models import City
 from psycopg import sql as composing
-from psycopg.errors import UniqueViolation
+from psycopg.errors import UndefinedColumn, UniqueViolation
 
 from bloomguard.guards import Verdict, registry
 from bloomguard.rebuild import Rebuild
-from bloomguard.sync import consequences, fencing, raw, sqltext, state, watches
+from bloomguard.sync import catalogue, consequences, fencing, raw, sqltext, state, watches
 from bloomguard.sync.adding import adding
 
 from . import database
@@ -605,3 +606,79 @@ def test_what_sqlite_refuses_leaves_no_trace(built):
         connection.set_autocommit(True)
 
     assert status("product") == state.ARMED
+
+
+@pytest.fixture
+def begin_build(each_database, fresh, clock):
+    """``begin_build()``: another process begins to build the idle guard of products, and time passes."""
+    consequences.known_of.clear()
+    clock.now += 10
+
+    def begin():
+        assert state.table.swap(state.table.current("product"), building="another") is not None
+        clock.now += 10
+        return 1
+
+    return begin
+
+
+def test_a_script_that_fails_may_have_committed_something(begin_build):
+    """What an idle guard missed before the error is missing in what is built meanwhile: that is fenced."""
+    if database.current == "postgresql":
+        pytest.skip("SQLite's")
+    connections["default"].ensure_connection()
+    connections["default"].connection.create_function("begin_build", 0, begin_build)
+    try:
+        with connections["default"].cursor() as cursor, pytest.raises(sqlite3.OperationalError, match="nonsense"):
+            cursor.executescript(
+                "INSERT INTO shop_product (id, name) VALUES (7, 'x'); SELECT begin_build(); SELECT nonsense;"
+            )
+    finally:
+        connections["default"].close()
+
+    assert Product.objects.filter(pk=7).exists()
+    assert status("product") == state.FENCED
+
+
+def test_a_statement_that_fails_may_have_committed_something(begin_build, monkeypatch):
+    """The same of several statements in one text."""
+    if database.current != "postgresql":
+        pytest.skip("PostgreSQL's")
+    seem_idle = consequences.Known.seem_idle
+
+    def then_begin(self, connection):
+        return seem_idle(self, connection) and bool(begin_build())
+
+    monkeypatch.setattr(consequences.Known, "seem_idle", then_begin)
+
+    with pytest.raises(ProgrammingError, match="nonsense"):
+        execute("INSERT INTO shop_product (id, name) VALUES (7, 'x'); COMMIT; SELECT nonsense")
+
+    assert Product.objects.filter(pk=7).exists()
+    assert status("product") == state.FENCED
+
+
+@pytest.mark.parametrize("begun", [False, True])
+def test_reading_the_catalogue_leaves_a_transaction_as_it_was(built, monkeypatch, begun):
+    """One by hand is not begun for it, nor lost because the catalogue could not be read."""
+    if database.current != "postgresql":
+        pytest.skip("PostgreSQL's")
+    connection = connections["postgresql"]
+
+    def reader(catalogue, query):
+        query("SELECT 1")
+        query("SELECT nonsense")
+
+    monkeypatch.setitem(catalogue._READERS, "postgresql", reader)
+    connection.set_autocommit(False)
+    try:
+        if begun:
+            execute(INSERT, [7, "x"])
+        before = connection.connection.info.transaction_status
+        with pytest.raises(UndefinedColumn):
+            catalogue.load(connection)
+        assert connection.connection.info.transaction_status == before
+        assert Product.objects.filter(pk=7).exists() is begun
+    finally:
+        connection.rollback()
+        connection.set_autocommit(True)

@@ -47,13 +47,13 @@ class Known:
     def seem_idle(self, connection: Any) -> bool:
         """:meth:`are_idle`, where that can be told before a statement; SQLite's writers must not read first."""
         if connection.vendor == "sqlite" and is_under_way(connection):
-            return all(_has_nothing(fencing.table_of(guard).lease(guard.name)) for guard in self.guards)
+            return all(map(fencing.is_idle, self.guards))
         return self.are_idle(connection)
 
     def are_idle(self, connection: Any) -> bool:
         """Whether no guard has a generation that a key could be missing in. May read the state rows."""
         with fencing.writing(self.guards[0], connection.alias):
-            return all(_has_nothing(fencing.table_of(guard).renewed(guard.name)) for guard in self.guards)
+            return all(fencing.is_idle(guard, may_read=True) for guard in self.guards)
 
     def follow(self) -> bool:
         """Take note of the state rows that were read last; whether the catalogue may still be relied on.
@@ -71,10 +71,6 @@ class Known:
             if len(self.passed) >= _PASSED_TEXTS:
                 self.passed.clear()
             self.passed.add(sql)
-
-
-def _has_nothing(state: states.State | None) -> bool:
-    return state is not None and not state.generations
 
 
 class Cause(NamedTuple):

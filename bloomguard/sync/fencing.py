@@ -75,9 +75,13 @@ def takes_adds(state: State) -> bool:
     return bool(state.building if state.status == FENCED else state.generations)
 
 
-def is_idle(guard: Guard) -> bool:
-    """Whether, by a copy of the state row that may be relied on, the guard has no generation."""
-    state = table_of(guard).lease(guard.name)
+def is_idle(guard: Guard, *, may_read: bool = False) -> bool:
+    """Whether, by a copy of the state row that may be relied on, the guard has no generation.
+
+    ``may_read``: a copy that is too old is read again first.
+    """
+    table = table_of(guard)
+    state = table.renewed(guard.name) if may_read else table.lease(guard.name)
     return state is not None and not state.generations
 
 

@@ -29,7 +29,7 @@ def is_over(connection: Any) -> bool:
 
 
 def is_under_way(connection: Any) -> bool:
-    """Whether a transaction is open by the driver's word, or by Django's where the driver does not say."""
+    """Whether the driver has begun a transaction, which Django may ask for before; by Django where no driver tells."""
     if connection.vendor in ("sqlite", "postgresql"):
         return not is_over(connection)
     return has_begun(connection)
