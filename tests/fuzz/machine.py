@@ -367,10 +367,12 @@ class Machine:
             raise Wrong(f"a lookup of {one.name} {values} found {found}, and it is {there}")
 
     def _do_both(self, who: int, draw: Random) -> None:
-        """Both threads write at the same time, each a table of its own: the outcome is that of any order."""
+        """Both threads write at the same time, each a table of its own: the outcome is that of any order.
+
+        Each commits what it writes: whoever has switched that off would keep SQLite's lock.
+        """
         for each in (0, 1):
-            if self.open[each]:
-                self._write(each, "finish", draw.getrandbits(30))
+            self._write(each, "finish", draw.getrandbits(30))
         seeds = [draw.getrandbits(30)]
         while len(seeds) < 2:
             seeds += [seed for seed in [draw.getrandbits(30)] if own_table(seed) is not own_table(seeds[0])]
