@@ -23,7 +23,7 @@ class Awaited:
         name: str
         table: StateTable
         found_out: FoundOut
-        _check: tuple[str, Callable[[bytes], bool]] | None
+        last_check: tuple[str, Callable[[bytes], bool]] | None
         _opened: dict[str, Generation]
         _looked_at: float
 
@@ -34,7 +34,7 @@ class Awaited:
 
     async def aask(self, key: bytes) -> Decision | None:
         """What can be said of ``key`` now: see :meth:`LiveFilter.ask`."""
-        asked, name = self._check, ""
+        asked, name = self.last_check, ""
         if asked is not None:
             name, _ = asked
             generation = self._opened.get(name)
@@ -67,7 +67,7 @@ class Awaited:
             return [generation] * len(keys)
         if not generation.awaits:
             return None
-        self._check = state.active, generation.might_contain
+        self.last_check = state.active, generation.might_contain
         try:
             found = await generation.amight_contain_many(keys)
         except (CorruptFilter, StoreError) as error:

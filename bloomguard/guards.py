@@ -198,7 +198,10 @@ class Guard(Fetching, CacheAside):
         """
         began = perf_counter_ns() if counts.drawn() else 0
         try:
-            decision = self.live.ask(self.keys.key(value) if key is None else key)
+            live = self.live
+            if key is None:
+                key = self.keys.key(value)
+            decision = live.ask_leased(key) or live.ask(key)
         except Exception as error:
             decision = self._undecided(error)
         if began:
@@ -327,6 +330,8 @@ class Registry:
         self.clashes: list[Guard] = []
         #: Counts changes, so that tables made from the registry know when to be made anew.
         self.version = 0
+        #: The HTTP methods of the requests that any guard answers.
+        self.methods: frozenset[str] = frozenset()
         #: Called after each change.
         self.listeners: list[Callable[[], None]] = []
         #: Imports the apps' ``guards.py``, for who asks for the guards while apps are being made ready.
@@ -349,6 +354,7 @@ class Registry:
     def changed(self) -> None:
         """Tell all that was made from the registry that it is out of date."""
         self.version += 1
+        self.methods = frozenset(method for guard in self._guards.values() for method in guard.methods)
         for listen in self.listeners:
             listen()
 

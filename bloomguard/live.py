@@ -61,8 +61,9 @@ class LiveFilter(Awaited):
         self._width = width
         self._counted = counted
         self._waits: bool | None = None  # whether the store's checks wait for a network, once that is known
-        # The active generation and its check, in one piece: threads replace it while others read it.
-        self._check: tuple[str, Callable[[bytes], bool]] | None = None
+        #: The generation that answered last, which is a published one, and its check. In one piece: threads replace it
+        #: while others read it.
+        self.last_check: tuple[str, Callable[[bytes], bool]] | None = None
         self._change = NONE  # of the row that the two below were last tidied for
         self._opened: dict[str, Generation] = {}
         self._refused: dict[str, float] = {}
@@ -103,24 +104,25 @@ class LiveFilter(Awaited):
 
     def ask(self, key: bytes) -> Decision:
         """What can be said of ``key`` now. May read the state rows, at most once a lease. Never raises on bad data."""
-        return self._ask(key) or self._renew_and_decide([key])[0]
+        return self.ask_leased(key) or self._renew_and_decide([key])[0]
 
     def ask_now(self, key: bytes) -> Decision | None:
         """The same without a look at database, disk or network; ``None`` if an answer needs one."""
         if self._waits is None:
             self._waits = self.store.waits
-        return None if self._waits else self._ask(key)
+        return None if self._waits else self.ask_leased(key)
 
     def ask_many(self, keys: Sequence[bytes]) -> list[Decision]:
         """What can be said of each of ``keys``, in their order and in one trip to the store."""
         if not keys:
             return []
-        if self._check is None and self.table.lease(self.name) is None and not self._worth_reading():
+        if self.last_check is None and self.table.lease(self.name) is None and not self._worth_reading():
             return [COLD] * len(keys)
         return self._renew_and_decide(keys)
 
-    def _ask(self, key: bytes) -> Decision | None:
-        asked, name = self._check, ""
+    def ask_leased(self, key: bytes) -> Decision | None:
+        """What the copies of generation and row that this process has say of ``key``; ``None`` if they say nothing."""
+        asked, name = self.last_check, ""
         if asked is not None:
             name, check = asked
             try:
@@ -148,7 +150,7 @@ class LiveFilter(Awaited):
         if not isinstance(error, StoreUnavailable):
             state = self.table.lease(self.name)
             if state is None or state.active != name:
-                self._check = None  # it was replaced, perhaps, and dropped
+                self.last_check = None  # it was replaced, perhaps, and dropped
                 return None
         return self._doubted(error, name)
 
@@ -167,7 +169,7 @@ class LiveFilter(Awaited):
     @property
     def answered_last(self) -> str:
         """The generation that answered last, empty where none has: it has been published."""
-        return self._check[0] if self._check is not None else ""
+        return self.last_check[0] if self.last_check is not None else ""
 
     def answering(self) -> Generation | Decision:
         """What answers now, or why nothing does: for people, who want to know before anybody asks. Never raises."""
@@ -204,7 +206,7 @@ class LiveFilter(Awaited):
             generation = self._answering(state)
             if not isinstance(generation, Generation):
                 return [generation] * len(keys)
-            self._check = state.active, generation.might_contain
+            self.last_check = state.active, generation.might_contain
             found = [generation.might_contain(keys[0])] if len(keys) == 1 else generation.might_contain_many(keys)
             return [self.found_out.recalled(key, state.active) if might else ABSENT for key, might in zip(keys, found)]
         except (CorruptFilter, StoreError) as error:
@@ -252,7 +254,7 @@ class LiveFilter(Awaited):
     def _distrust(self, error: Exception, name: str) -> None:
         """Say once what is wrong with a generation, and ask it no more until it is replaced."""
         with self._lock:
-            self._check = None
+            self.last_check = None
             first = name not in self._refused
             self._opened.pop(name, None)
             forever = isinstance(error, (CorruptFilter, UnknownGeneration))
@@ -399,7 +401,7 @@ class LiveFilter(Awaited):
     def forget(self) -> None:
         """Close everything, as if the process had just started."""
         with self._lock:
-            self._check = None
+            self.last_check = None
             self._opened = {}
             self._refused = {}
             self._change = self._warned = NONE

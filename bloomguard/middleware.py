@@ -100,7 +100,7 @@ class BloomGuardMiddleware:
     def __call__(self, request: HttpRequest) -> HttpResponseBase | Awaitable[HttpResponseBase]:
         if self._async:
             return self._acall(request)
-        if request.method not in _guarded_methods() or probing.get():
+        if request.method not in registry.methods or probing.get():
             return self.get_response(request)
         exchange = Exchange(request)
         before = scopes.get()
@@ -123,7 +123,7 @@ class BloomGuardMiddleware:
         return self._mark(exchange, response)
 
     async def _acall(self, request: HttpRequest) -> HttpResponseBase:
-        if request.method not in _guarded_methods() or probing.get():
+        if request.method not in registry.methods or probing.get():
             return await self.get_response(request)  # type: ignore[misc, no-any-return]
         exchange = Exchange(request)
         before = scopes.get()
@@ -240,20 +240,6 @@ def _routes_before_cache(request: HttpRequest) -> list[tuple[GuardedRoute, Any]]
 def _said(decision: Decision) -> str:
     verdict = decision.verdict.value
     return verdict if decision.reason == verdict else f"{verdict} ({decision.reason})"
-
-
-_methods: tuple[int, frozenset[str]] = (-1, frozenset())
-
-
-def _guarded_methods() -> frozenset[str]:
-    """The methods of the requests that any guard answers."""
-    global _methods
-    version, methods = _methods
-    if version != registry.version:
-        version = registry.version
-        methods = frozenset(method for guard in registry for method in guard.methods)
-        _methods = version, methods
-    return methods
 
 
 def place_in_settings(cls: type) -> str:

@@ -257,7 +257,7 @@ def test_an_error_inside_is_unknown(error, build, monkeypatch):
     def fail(key):
         raise error
 
-    monkeypatch.setattr(registry["product"].live, "_ask", fail)
+    monkeypatch.setattr(registry["product"].live, "ask_leased", fail)
 
     assert registry["product"].verdict(1) is Verdict.UNKNOWN
 

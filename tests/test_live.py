@@ -159,7 +159,7 @@ def test_a_generation_of_another_process_is_picked_up_within_a_lease(product, cl
     clock.now += 1
 
     assert product.decide(ABSENT_PK) == ABSENT
-    assert product.live._check[0] == built.generation != before
+    assert product.live.last_check[0] == built.generation != before
     assert list(product.live._opened) == [built.generation]
 
 

@@ -240,7 +240,7 @@ class World:
         reader = self.processes[0]
         for row in self.rows:
             if row.state == ALIVE and kin in (None, row.kin):
-                reader._check = None  # the generation before may let through what the present one lacks
+                reader.last_check = None  # the generation before may let through what the present one lacks
                 self.denied += reader.ask(row.key) is ABSENT
 
     # -- a builder

@@ -62,12 +62,17 @@ class RowLookup:
         return tuple(self.guard.rows().query.alias_map)
 
     def value(self, query: Query) -> Any:
-        """The key that every row of ``query`` has: one value, or a tuple; :data:`NO_KEY` if nothing says so."""
+        """The key that every row of a plain ``query`` has: one value, or a tuple; :data:`NO_KEY` if nothing says so."""
+        # Nearly every query for one row is of the simplest form; a request pays for each call, so this calls nothing.
+        if (
+            query.group_by is not None or query.annotations or query.order_by or query.select_for_update
+            or query.combinator or query.explain_info or query.extra or query.extra_tables
+        ) and not is_plain(query):  # fmt: skip
+            return NO_KEY
         where = query.where
         conditions: list[Any] = where.children
         if len(conditions) != 1 or where.negated or type(conditions[0]) not in _EXACT:
             return self._value_among(query)
-        # Nearly every query for one row; a request pays for each call, so this calls nothing.
         column, value = conditions[0].lhs, conditions[0].rhs
         if type(column) is not Col or id(column.target) not in self._places or self._width != 1:
             return NO_KEY
@@ -130,8 +135,6 @@ def is_plain(query: Query) -> bool:
     if query.extra or query.extra_tables:
         return False
     annotations, order = query.annotations, query.order_by
-    if query.group_by is None and not annotations and not order:
-        return True  # nearly every query
     if query.group_by is not None:
         # A GROUP BY of columns gives no group for no row; one of constants is no GROUP BY.
         if query.group_by is True:

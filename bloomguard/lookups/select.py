@@ -31,7 +31,7 @@ from ..sync import adding, fencing
 from ..sync.connection import has_own_transaction, is_aborted
 from ..verdicts import MAYBE, OUT_OF_RANGE, SHADOW, Decision, Verdict
 from . import shadow
-from .query import NO_KEY, RowLookup, is_plain
+from .query import NO_KEY, RowLookup
 from .scope import Scope, scopes, unguarded
 
 Execute = Callable[..., Any]
@@ -114,11 +114,11 @@ def _selecting(execute: Execute) -> Execute:
             lookups = lookups_of(model) if model is not None else ()  # a constraint's query is of no model
         if not lookups or type(self.query) is not Query or result_type not in (MULTI, SINGLE):
             return execute(self, result_type, chunked_fetch, chunk_size)
-        asked, generation = None, ""
+        asked = last_check = None
         try:
             asked = _ask(scope, self, lookups)
-            if asked is not None and asked[2] is MAYBE:
-                generation = asked[0].guard.live.answered_last
+            if asked is not None:
+                last_check = asked[0].guard.live.last_check  # before the query
         except Exception as error:
             _log.error(error, "bloomguard sends a query that it could have answered because of an error of its own")
         if asked is None:
@@ -131,8 +131,8 @@ def _selecting(execute: Execute) -> Execute:
         if not chunked_fetch:
             if decision is SHADOW:
                 _compare(scope, lookup.guard, value, found=bool(result))
-            elif generation and not result and sees_database:
-                _learn(scope, self, lookup, value, generation)
+            elif decision is MAYBE and not result and sees_database and last_check is not None:
+                _learn(scope, self, lookup, value, last_check[0])
         return result
 
     return execute_sql
@@ -149,7 +149,7 @@ def _ask(scope: Scope, compiler: Any, lookups: tuple[RowLookup, ...]) -> tuple[R
             continue
         value = lookup.value(query)
         # On an event loop Django is about to refuse the query: it must not look as if it worked for absent rows.
-        if value is NO_KEY or not is_plain(query) or _get_running_loop() is not None:
+        if value is NO_KEY or _get_running_loop() is not None:
             continue
         if compiler.connection.in_atomic_block and not _is_current(guard, compiler):
             continue  # whatever it said, it would not count

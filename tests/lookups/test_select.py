@@ -477,7 +477,7 @@ def test_every_guard_of_a_table_has_its_say(clock, earlier):
 
 def test_an_error_of_our_own_sends_the_query(lookups, monkeypatch, caplog):
     """It is said once, and the database answers."""
-    monkeypatch.setattr(select, "is_plain", lambda query: 1 / 0)
+    monkeypatch.setattr(select, "_ask", lambda *arguments: 1 / 0)
 
     assert [queries(lambda: rows.filter(pk=ABSENT).first()) for _ in range(2)] == [1, 1]
     assert [record.levelname for record in caplog.records] == ["ERROR"]

@@ -144,10 +144,10 @@ def test_a_writer_that_was_killed_harms_nobody(files, die, monkeypatch):
 def test_a_forked_child_opens_its_own(tmp_path, settings):
     """What a process has opened is not used by its forked child: its copy of memory sees nobody else's adds."""
     live = LiveFilter("city", store_alias="default", definition="", width=8)
-    live._opened, live._check = {"a": "the parent's"}, lambda key: False
+    live._opened, live.last_check = {"a": "the parent's"}, lambda key: False
 
     def child(queue):
-        queue.put((live._opened, live._check is None))
+        queue.put((live._opened, live.last_check is None))
 
     queue = fork.SimpleQueue()
     process = fork.Process(target=child, args=(queue,))
