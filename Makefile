@@ -21,7 +21,7 @@ help: ## list the commands
 demo: .venv/demo.installed ## attack the example site: unguarded, with null caching, guarded at the lookup, the route and the door
 	$(BIN)/python example_project/manage.py demo
 
-SUITE := -m pytest -n 2 --dist loadfile -m "not slow"
+SUITE := -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not slow"
 
 test: .venv/test.installed ## the whole suite
 	$(BIN)/python $(SUITE)
@@ -50,10 +50,12 @@ chromium:
 soak: .venv/test.installed ## the long proofs
 	$(BIN)/python -m pytest -m slow --timeout=7200
 
-lint: .venv/lint.installed ## style, types, forgotten migrations
+lint: .venv/lint.installed ## style, types, layers, forgotten migrations
 	$(BIN)/python -m ruff check .
 	$(BIN)/python -m ruff format --check .
 	$(BIN)/python -m mypy
+	$(BIN)/lint-imports --no-cache
+	$(BIN)/lint-imports --no-cache
 	$(BIN)/python example_project/manage.py makemigrations --check --dry-run
 
 format: .venv/lint.installed ## put the source in order

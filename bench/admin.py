@@ -82,8 +82,8 @@ def fill() -> list[Any]:
     """``GUARDS`` guards, each with a filter and with all the figures that are kept."""
     from django.core.management import call_command
 
-    from bloomguard.counting.counts import NAMES
     from bloomguard.guards import Guard, registry
+    from bloomguard.guards.tallies import NAMES
     from bloomguard.rebuild import Rebuild, run_all
     from bloomguard.stores import stores
     from bloomguard.stores.pages import COLUMNS, Page

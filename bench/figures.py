@@ -36,18 +36,18 @@ class Thing:
 
 def counting() -> Seconds:
     """Seconds that ``CALLS`` calls take bare, and with what is done to count one request."""
-    from bloomguard.counting import counts
-    from bloomguard.counting.outcomes import blocked
     from bloomguard.guards import Guard
-    from bloomguard.hearing import listeners
+    from bloomguard.guards import tallies as counts
+    from bloomguard.guards.verdict_log import listeners
     from bloomguard.lookups.scope import Scope
+    from bloomguard.metrics.outcomes import blocked
     from bloomguard.verdicts import ABSENT, MAYBE, Decision
 
     guard, request = Thing(), Thing()
     scope = Scope(request)  # type: ignore[arg-type]
     guard.tallies = counts.Counts().of("city")
     guard.is_shadow = False
-    told = Guard._told
+    told = Guard._record
 
     def bare(decision: Decision) -> Decision:
         return decision
@@ -66,7 +66,7 @@ def counting() -> Seconds:
         if began:
             guard.tallies.time(began)
         decision = told(guard, None, decision)  # type: ignore[arg-type]
-        scope.spare(guard)  # type: ignore[arg-type]  # as a lookup does it
+        scope.note_avoided(guard)  # type: ignore[arg-type]  # as a lookup does it
         blocked(scope.close(404), request)  # type: ignore[arg-type]  # and the middleware
         return decision
 
@@ -89,7 +89,7 @@ def counting() -> Seconds:
 
 def write(store: Any, step: int, times: range) -> float:
     """Write figures of all guards with every reason in each row; returns the seconds that a flush takes."""
-    from bloomguard.counting.counts import NAMES
+    from bloomguard.guards.tallies import NAMES
     from bloomguard.stores.pages import COLUMNS, ROWS, Page
 
     began = time.perf_counter()
@@ -110,7 +110,7 @@ def read(alias: str, days: int, step: int) -> float:
     """Seconds to read all guards for so many days, at best of five times."""
     from datetime import datetime, timedelta, timezone
 
-    from bloomguard import figures
+    from bloomguard.metrics import series as figures
 
     class Named:
         def __init__(self, name: str) -> None:

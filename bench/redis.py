@@ -37,13 +37,14 @@ from django.test import Client, override_settings  # noqa: E402
 from bloomguard.exceptions import StoreError  # noqa: E402
 from bloomguard.filters import KeyHash, Layout  # noqa: E402
 from bloomguard.filters.codec import new_tag  # noqa: E402
-from bloomguard.guards import Verdict, registry  # noqa: E402
+from bloomguard.guards import registry  # noqa: E402
 from bloomguard.models import GuardState  # noqa: E402
 from bloomguard.rebuild import Rebuild  # noqa: E402
 from bloomguard.stores import stores  # noqa: E402
 from bloomguard.stores.file import FileStore  # noqa: E402
 from bloomguard.stores.redis import RedisStore  # noqa: E402
-from bloomguard.stores.redis_generation import RedisGeneration  # noqa: E402
+from bloomguard.stores.redis.generation import RedisGeneration  # noqa: E402
+from bloomguard.verdicts import Verdict  # noqa: E402
 from tests import database  # noqa: E402
 from tests.proxy import Proxy  # noqa: E402
 from tests.servers import Valkey  # noqa: E402
@@ -150,7 +151,7 @@ def batch(made: RedisGeneration, admin: redis.Redis, hundred: list[bytes]) -> No
     taken = interleave(
         {
             "hashed": times(100, lambda _: list(map(made.layout.locate, hundred))),
-            "made": times(100, lambda _: made._kind.asking_many(0, digests)),
+            "made": times(100, lambda _: made._kind.check_commands(0, digests)),
         },
         rounds=21,
     )

@@ -127,7 +127,7 @@ class Site:
     def _migrate(self) -> None:
         from django.core.management import call_command
 
-        from bloomguard.sync import state
+        from bloomguard.state import table as state
 
         call_command("migrate", database=self.alias, verbosity=0)
         state.table.forget()  # what it knows is in the other database
@@ -155,8 +155,9 @@ class Site:
 
     def check(self) -> None:
         """The filters were written to all along, and have what was written with the hooks in place."""
-        from bloomguard.guards import Verdict, registry
-        from bloomguard.sync import state
+        from bloomguard.guards import registry
+        from bloomguard.state import table as state
+        from bloomguard.verdicts import Verdict
 
         self.hooks.on()
         for store, model in self.guarded.items():

@@ -29,9 +29,9 @@ def main() -> None:
             "postgresql": postgresql(),
         }
         configure(folder, databases)
-        from bloomguard.building.verify import Verification
         from bloomguard.guards import Guard, registry
         from bloomguard.rebuild import Rebuild
+        from bloomguard.rebuild.verify import Verification
         from tests.shop.models import Product
 
         contestants = {}

@@ -1,8 +1,72 @@
-"""bloomguard: answers requests for IDs that do not exist before any cache or database look-up.
+"""bloomguard: answer requests for IDs that do not exist, before any cache or database query.
 
-The request's way is ``middleware -> routes -> guards -> live -> stores -> filters``; the write's way is
-``sync -> guards -> live -> stores -> filters``; the rebuild's way is ``management -> rebuild -> sources + stores``.
-This module imports nothing of Django, so ``bloomguard.filters`` works without it.
+A request passes up to three places that ask a guard. If the guard answers ``ABSENT``, the first two respond with a 404,
+and the third gives the ORM an empty result:
+
+1. ``door/``, before Django, if the project wraps its application in ``wsgi`` or ``asgi``: it reads IDs from raw paths;
+2. ``routes/``, called by ``middleware`` or ``decorators`` before the view runs: they map views to guards;
+3. ``lookups/``, when the ORM is about to send a SELECT for one row.
+
+The guard (``guards/``) makes a key of the ID. ``state/`` reads the state row, which names the active generation, and
+looks into the negative cache. ``stores/`` holds the generation (memory, file, Redis), ``filters/`` looks for the key in
+its bits. ``metrics/`` counts the verdict, and flushes the counts into the store in a thread.
+
+A write: ``writes/`` wraps the ORM's statements, signals and cursors. Before the COMMIT it adds the keys of the written
+rows to every generation that the state row names, through ``guards/``, ``state/``, ``stores/`` and ``filters/``. If an
+add cannot be confirmed, it fences the guard: all its requests pass until the next rebuild.
+
+A rebuild: the command ``rebuild_filter``, or a worker for the admin page (``dashboard/``), calls ``rebuild/``. This
+creates a generation in ``stores/``, announces it in the state row (``state/``), waits until older transactions have
+ended, adds the keys of all rows of the table, verifies the result and publishes it in the state row.
+
+``checks/`` has the system checks, ``management/`` the commands, ``contrib/`` optional integrations, and ``testing/``
+helpers for the tests of projects.
+
+The public names can be imported from here; they are loaded when they are first used, so that ``bloomguard.filters``
+works without Django.
 """
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .decorators import guarded
+    from .exceptions import BloomGuardError, BuilderBusy, ConfigurationError, RebuildError, StoreError
+    from .guards import Guard, register, registry
+    from .lookups import guarded_lookups
+    from .verdicts import Verdict
+    from .writes.adding import adding
+
 __version__ = "0.1.0"
+
+__all__ = [
+    "BloomGuardError",
+    "BuilderBusy",
+    "ConfigurationError",
+    "Guard",
+    "RebuildError",
+    "StoreError",
+    "Verdict",
+    "adding",
+    "guarded",
+    "guarded_lookups",
+    "register",
+    "registry",
+]
+
+_MODULES = {
+    "decorators": ["guarded"],
+    "exceptions": ["BloomGuardError", "BuilderBusy", "ConfigurationError", "RebuildError", "StoreError"],
+    "guards": ["Guard", "register", "registry"],
+    "lookups": ["guarded_lookups"],
+    "verdicts": ["Verdict"],
+    "writes.adding": ["adding"],
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Load a public name; raises :class:`AttributeError` for any other."""
+    for module, names in _MODULES.items():
+        if name in names:
+            return getattr(import_module(f"{__name__}.{module}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

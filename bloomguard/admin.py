@@ -1,6 +1,6 @@
-"""The guards in Django's admin: one page that tells how they stand, and a confirmation before anything is done.
+"""The guards in Django's admin: one page with their state, and a confirmation page before each operation.
 
-``view_guardstate`` lets staff look, ``operate_guardstate`` lets them look and act.
+The permission ``view_guardstate`` allows staff to view the page, ``operate_guardstate`` also to operate the guards.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from django.utils.http import urlencode
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
+from .dashboard.overview import PERIODS, Overview
+from .dashboard.tasks import REBUILD, VERIFY, ask_for, command, is_under_way, log, queue
 from .guards import Guard, registry
 from .models import GuardState, GuardTask
-from .operating.overview import PERIODS, Overview
-from .operating.tasks import REBUILD, VERIFY, ask_for, command, is_under_way, log, queue
-from .sync.fencing import table_of
+from .writes.fencing import table_of
 
 _READS = ("GET", "HEAD")
 SHADOW, ENFORCE = "shadow", "enforce"
@@ -33,7 +33,7 @@ SHADOW, ENFORCE = "shadow", "enforce"
 
 @dataclass(frozen=True)
 class Operation:
-    """Something that the page can do with guards: its name in addresses, for people, and what comes of it."""
+    """An operation on guards: its name in URLs, its label and question, and what it does."""
 
     name: str
     label: str | Promise
@@ -50,8 +50,8 @@ OPERATIONS = {
             gettext_lazy("Rebuild"),
             gettext_lazy("Rebuild these filters?"),
             gettext_lazy(
-                "All rows are read, and a new filter takes the place of the one that answers. That one goes on "
-                "meanwhile; guards that are fenced answer again afterwards."
+                "Reads all rows and replaces the active filter with a new one. The active filter keeps answering "
+                "meanwhile; fenced guards answer again afterwards."
             ),
             by_worker=True,
         ),
@@ -60,83 +60,81 @@ OPERATIONS = {
             gettext_lazy("Verify"),
             gettext_lazy("Verify these filters?"),
             gettext_lazy(
-                "The filter is asked for every row of the database. A guard whose filter lacks a row is fenced: its "
-                "requests pass until it is rebuilt."
+                "Looks up every row of the database in the filter. If a row is missing, the guard is fenced: its "
+                "requests pass until the next rebuild."
             ),
             by_worker=True,
         ),
         Operation(
             "fence",
             gettext_lazy("Fence"),
-            gettext_lazy("Take these filters out of use?"),
+            gettext_lazy("Fence these guards?"),
             gettext_lazy(
-                "Within a second no process answers 404 for these guards any more: all requests pass to the cache "
-                "and the database until the guard is rebuilt."
+                "Within a second, all processes stop answering 404 for these guards: requests pass to the cache and "
+                "the database until the next rebuild."
             ),
         ),
         Operation(
             SHADOW,
             gettext_lazy("Shadow"),
-            gettext_lazy("Let these guards only watch?"),
+            gettext_lazy("Switch these guards to shadow mode?"),
             gettext_lazy(
-                "Within a second all requests pass. What would have been answered 404 is counted, and compared with "
-                "what the site answers."
+                "Within a second, all requests pass. Requests that would have been answered 404 are counted and "
+                "compared with the site's responses."
             ),
         ),
         Operation(
             ENFORCE,
             gettext_lazy("Enforce"),
-            gettext_lazy("Let these guards answer?"),
-            gettext_lazy(
-                "Within a second absent IDs are answered 404 again, where the guard has a filter that is valid."
-            ),
+            gettext_lazy("Switch these guards to enforce mode?"),
+            gettext_lazy("Within a second, absent IDs are answered 404 again, if the guard has a valid filter."),
         ),
     )
 }
 
 
 @admin.register(GuardState)
-class GuardAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # not generic when it runs
-    """The page of all guards, under the name that the admin gives the list of a model."""
+class GuardAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # not generic at run time
+    """The page of all guards, in place of the admin's change list."""
 
     def has_add_permission(self, request: HttpRequest) -> bool:
-        """Nobody adds guards here: an app's ``guards.py`` does."""
+        """Return ``False``: guards are declared in an app's ``guards.py``."""
         return False
 
     def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        """Nobody edits state rows: they change by compare-and-set alone."""
+        """Return ``False``: state rows are changed only by compare-and-set."""
         return False
 
     def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        """Nobody deletes state rows."""
+        """Return ``False``: state rows are never deleted here."""
         return False
 
     def has_view_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        """Whoever may look, and whoever may act."""
+        """Return whether the user may view or operate guards."""
         return self.may_operate(request) or super().has_view_permission(request, obj)
 
     def may_operate(self, request: HttpRequest) -> bool:
-        """Whether the user may rebuild, verify, fence and switch guards."""
+        """Return whether the user may rebuild, verify, fence and switch guards."""
         return bool(request.user.has_perm("bloomguard.operate_guardstate"))
 
     def get_object(self, request: HttpRequest, object_id: str, from_field: str | None = None) -> GuardState | None:
-        """A guard that was never built has no row, but may have a history."""
+        """Return the state row, or an unsaved one for a guard that was never built but may have a history."""
         known = any(guard.name == object_id for guard in registry)
         return super().get_object(request, object_id, from_field) or (GuardState(name=object_id) if known else None)
 
     def history_view(
         self, request: HttpRequest, object_id: str, extra_context: dict[str, Any] | None = None
     ) -> HttpResponse:
-        """What was done with a guard on this page, and by whom."""
+        """Show what was done with a guard on this page, and by whom."""
         if not self.has_view_permission(request):
             raise PermissionDenied
         return super().history_view(request, object_id, extra_context)
 
     def get_urls(self) -> list[URLPattern]:
-        """The page, its progress, its confirmations; a guard's own address and its history."""
+        """Return the URLs of the page, its progress and confirmations, and of a guard's charts and history."""
         view = self.admin_site.admin_view
         operate = view(self.operate_view)
-        # What it does is committed at once, by a connection that the transaction of a request would lock out on SQLite.
+        # Operations commit at once on another connection; a request's transaction would lock it out on SQLite.
         for alias in connections:
             operate = transaction.non_atomic_requests(alias)(operate)
         return [
@@ -148,7 +146,7 @@ class GuardAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # not generic whe
         ]
 
     def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> HttpResponse:
-        """The page: ``?period=hour|day|month`` and ``?guard=name`` say what its charts show."""
+        """Show the page; ``?period=hour|day|month`` and ``?guard=name`` select what its charts show."""
         if not self.has_view_permission(request):
             raise PermissionDenied
         if request.method not in _READS:
@@ -170,13 +168,13 @@ class GuardAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # not generic whe
     def change_view(
         self, request: HttpRequest, object_id: str, form_url: str = "", extra_context: dict[str, Any] | None = None
     ) -> HttpResponse:
-        """A guard's own address, which the admin's log links to, is the page with its charts."""
+        """Redirect a guard's URL, which the admin's log links to, to the page with its charts."""
         if not self.has_view_permission(request):
             raise PermissionDenied
         return HttpResponseRedirect(f"{self._page()}?{urlencode({'guard': object_id})}")
 
     def progress_view(self, request: HttpRequest) -> HttpResponse:
-        """How far the workers are, for the page's script: a task for each guard that has one."""
+        """Return the progress of the workers' tasks as JSON, for the page's script."""
         if not self.has_view_permission(request):
             raise PermissionDenied
         if request.method not in _READS:
@@ -190,7 +188,7 @@ class GuardAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # not generic whe
         return response
 
     def operate_view(self, request: HttpRequest) -> HttpResponse:
-        """GET asks whether ``?action=`` should be done with each ``guard=``; POST does it."""
+        """On GET, ask whether to run ``?action=`` on each ``guard=``; on POST, run it."""
         if not self.may_operate(request):
             raise PermissionDenied
         if request.method not in (*_READS, "POST"):
@@ -228,30 +226,32 @@ class GuardAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # not generic whe
             return
         for guard in guards:
             try:
-                said = _DO_NOW[operation.name](guard, request.user)
+                outcome = _DO_NOW[operation.name](guard, request.user)
             except DatabaseError as error:
-                words = _("Guard %(guard)s: nothing was done, for the database failed (%(error)s).")
+                words = _("Guard %(guard)s: nothing was done because the database failed (%(error)s).")
                 messages.error(request, words % {"guard": guard.name, "error": type(error).__name__})
                 continue
-            log(str(request.user.pk), guard.name, said)
-            messages.success(request, _("Guard %(guard)s: %(what)s") % {"guard": guard.name, "what": said})
+            log(str(request.user.pk), guard.name, outcome)
+            messages.success(request, _("Guard %(guard)s: %(what)s") % {"guard": guard.name, "what": outcome})
 
     def _ask_for(self, request: HttpRequest, operation: Operation, guards: list[Guard]) -> None:
         asked = ask_for(operation.name, guards, request.user)
         for guard in asked:
-            log(str(request.user.pk), guard.name, _("Asked for: %(what)s.") % {"what": operation.label})
+            log(str(request.user.pk), guard.name, _("Requested: %(what)s.") % {"what": operation.label})
         if asked:
             words = ngettext(
-                "A worker will see to %(count)d guard.", "A worker will see to %(count)d guards.", len(asked)
+                "%(count)d guard is queued for a worker.", "%(count)d guards are queued for a worker.", len(asked)
             )
             messages.success(request, words % {"count": len(asked)})
         for guard in guards:
             if guard not in asked:
-                messages.warning(request, _("Guard %(guard)s: a worker is at it already.") % {"guard": guard.name})
+                messages.warning(
+                    request, _("Guard %(guard)s: a worker has a task for it already.") % {"guard": guard.name}
+                )
 
 
 def _guards(names: list[Any]) -> list[Guard]:
-    """The guards of these names, each once; raises :class:`Http404` where there is none."""
+    """Return the guards of these names, each once; raises :class:`Http404` if there is no such guard."""
     known = {guard.name: guard for guard in registry}
     try:
         return [known[name] for name in dict.fromkeys(names)]
@@ -262,14 +262,14 @@ def _guards(names: list[Any]) -> list[Guard]:
 def _fence(guard: Guard, user: Any) -> str:
     table = table_of(guard)
     if not table.current(guard.name).generations:
-        return _("There is no filter to take out of use.")
+        return _("There is no filter to fence.")
     table.fence(guard.name, f"fenced by {user.get_username()} in the admin")
-    return _("Fenced: requests pass until it is rebuilt.")
+    return _("Fenced: requests pass until the next rebuild.")
 
 
 def _shadow(guard: Guard, user: Any) -> str:
     _switch(guard, SHADOW)
-    return _("In shadow mode: requests pass, and are compared.")
+    return _("In shadow mode: requests pass, and verdicts are compared with responses.")
 
 
 def _enforce(guard: Guard, user: Any) -> str:

@@ -1,4 +1,4 @@
-"""What Django is told of the package when it starts."""
+"""The Django app configuration: connects bloomguard when Django starts."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from django.apps import AppConfig
 from django.utils.module_loading import autodiscover_modules
 
 
-class BloomguardConfig(AppConfig):
-    """Finds every app's ``guards.py``, hooks into writes, keeps figures, and registers the system checks."""
+class BloomGuardConfig(AppConfig):
+    """App configuration that hooks into writes, discovers every app's ``guards.py`` and registers the system checks."""
 
     name = "bloomguard"
     verbose_name = "Bloomguard"
     default_auto_field = "django.db.models.BigAutoField"
 
     def import_models(self) -> None:
-        """Hook into writes: some other app's ``ready()``, which may come before ours, may write rows."""
+        """Hook into writes now, because another app's ``ready()`` may run before ours and write rows."""
         super().import_models()
         from .guards import registry
-        from .sync import cursors, early, signals, statements
+        from .writes import cursors, early, signals, statements
 
         signals.connect()
         statements.connect()
@@ -28,7 +28,7 @@ class BloomguardConfig(AppConfig):
         registry.discover = self._discover
 
     def _discover(self) -> None:
-        """Find the guards before it is our turn, because rows are written."""
+        """Discover the guards before our ``ready()`` has run, because rows are being written."""
         from .guards import registry
 
         if self.apps is None or not self.apps.models_ready:
@@ -39,12 +39,12 @@ class BloomguardConfig(AppConfig):
 
     def ready(self) -> None:
         from . import checks  # noqa: F401
-        from .counting.counts import counts
-        from .counting.flushing import flusher
         from .guards import registry
-        from .hearing import log_if_wanted
+        from .guards.tallies import counts
+        from .guards.verdict_log import log_if_wanted
         from .lookups import select
-        from .sync import early
+        from .metrics.flush import flusher
+        from .writes import early
 
         registry.discover = None
         autodiscover_modules("guards")

@@ -1,4 +1,4 @@
-"""The door of an ASGI site.
+"""The door of an ASGI site, in ``asgi.py``:
 
 application = shield(get_asgi_application())
 """
@@ -13,19 +13,19 @@ if TYPE_CHECKING:
     from .door.page import Page
 
 Application = Callable[[dict[str, Any], Callable[..., Any], Callable[..., Any]], Awaitable[None]]
-#: What is sent: a start and a body.
+#: The two ASGI messages of a response: start and body.
 Messages = tuple[dict[str, Any], dict[str, Any]]
 
 
 def shield(application: Application) -> Application:
-    """``application``, with absent IDs of guarded routes answered 404 before Django makes a request of them.
+    """Wrap ``application``: answer absent IDs of guarded routes with a 404 before Django creates a request.
 
-    ``application`` is what ``get_asgi_application()`` returns. Raises :class:`ConfigurationError` if it is not. Where
-    the door has to stay shut (see the docs), which is logged, ``application`` itself comes back. Nothing blocks the
-    event loop: a store on a server is awaited, and the database asked in a thread.
+    Raises :class:`ConfigurationError` if ``application`` is not the result of ``get_asgi_application()``. If the door
+    has to stay shut (see the docs), logs the reason and returns ``application`` itself. Nothing blocks the event loop:
+    a store on a server is awaited, and the database is queried in a thread.
     """
-    from .counting.outcomes import ablocked
-    from .door.door import open_door  # needs the apps, which asgi.py loads after its imports
+    from .door.door import open_door  # needs the app registry, which is loaded after the imports of asgi.py
+    from .metrics.outcomes import ablocked
 
     found = open_door(application)
     if found is None:
@@ -63,7 +63,7 @@ def shield(application: Application) -> Application:
 def _page(door: Door, scope: dict[str, Any]) -> Page | None:
     header, secure_value = door.proxy_header or ("", "")
     forwarded_proto = header.removeprefix("HTTP_").replace("_", "-").lower().encode()
-    host = forwarded_host = said = None
+    host = forwarded_host = proto = None
     scheme = scope.get("scheme", "http")
     names = set()
     for name, value in scope["headers"]:
@@ -77,10 +77,10 @@ def _page(door: Door, scope: dict[str, Any]) -> Page | None:
                 return None
             forwarded_host = value
         elif name == forwarded_proto:
-            if said is not None:
+            if proto is not None:
                 return None
-            said = value.decode("latin-1").split(",", 1)[0].strip()
-            scheme = "https" if said == secure_value else "http"
+            proto = value.decode("latin-1").split(",", 1)[0].strip()
+            scheme = "https" if proto == secure_value else "http"
     if door.takes_forwarded_host and forwarded_host is not None:
         host = forwarded_host
     if host is None:

@@ -1,10 +1,10 @@
-"""The one setting, ``BLOOMGUARD``, read lazily so that ``override_settings`` works.
+"""The only setting, ``BLOOMGUARD``, read lazily so that ``override_settings`` works.
 
     BLOOMGUARD = {
         "STORES": {"default": {"BACKEND": "bloomguard.stores.file.FileStore", "OPTIONS": {"path": "/var/lib/..."}}},
     }
 
-Everything has a default: with no setting at all, filters lie in a private folder under ``BASE_DIR``.
+Everything has a default: without the setting, filters are stored in a private folder under ``BASE_DIR``.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ KNOWN = {"STORES"}
 
 
 class Settings:
-    """``BLOOMGUARD`` as it stands now."""
+    """The current value of ``BLOOMGUARD``."""
 
     @property
     def raw(self) -> dict[str, Any]:
-        """The setting as the project wrote it; empty where it wrote none."""
+        """The setting as the project wrote it; empty if it is missing."""
         raw = getattr(django_settings, "BLOOMGUARD", {})
         if not isinstance(raw, dict):
             raise ConfigurationError(f"BLOOMGUARD is {raw!r}; it has to be a dictionary, as in {{'STORES': {{...}}}}")
@@ -44,7 +44,7 @@ class Settings:
 
     @property
     def secrets(self) -> list[bytes]:
-        """32 bytes of ``SECRET_KEY``, for new builds, then of each of ``SECRET_KEY_FALLBACKS``."""
+        """32 bytes derived from ``SECRET_KEY``, used for new builds, then 32 for each of ``SECRET_KEY_FALLBACKS``."""
         keys = [django_settings.SECRET_KEY, *django_settings.SECRET_KEY_FALLBACKS]
         return [salted_hmac("bloomguard.filters", "secret", secret=key, algorithm="sha256").digest() for key in keys]
 

@@ -1,4 +1,4 @@
-"""Guard one view: a function, or a method of a class-based view or viewset."""
+"""Guard one view with ``@guarded``: a function, or a method of a class-based view or viewset."""
 
 from __future__ import annotations
 
@@ -10,28 +10,29 @@ from typing import Any, TypeVar
 from asgiref.sync import iscoroutinefunction
 from django.http import Http404
 
-from .counting.outcomes import ablocked, blocked
 from .door.page import probing
 from .exceptions import ConfigurationError
 from .guards import Guard, registry
 from .log_once import LogOnce
 from .lookups.scope import Scope, current
+from .metrics.outcomes import ablocked, blocked
 from .verdicts import Decision, Verdict
 
 View = TypeVar("View", bound=Callable[..., Any])
 
 
 def guarded(name: str, *, arg: str | Mapping[str, str] | None = None) -> Callable[[View], View]:
-    """Raise ``Http404`` in place of a view's own code where the guard ``name`` knows that there is no such row.
+    """Raise ``Http404`` instead of calling the view if the filter of the guard ``name`` proves that the row is absent.
 
-    It stands where it is written among the view's decorators: what is above it runs first, and what answers an
-    ``Http404`` of the view (the site's ``handler404``, REST framework) answers this one.
+    Decorators above ``@guarded`` run first. The ``Http404`` is handled like one of the view: by the site's
+    ``handler404``, or by REST framework.
 
-    ``arg`` is the view's keyword argument with the ID, or for several fields ``{"field": "argument"}``; without it, it
-    is found from the guard's lookup. Works on sync and async functions and methods, for the guard's methods alone. A
-    call without the argument, from a pattern that leaves it to the view's default, passes. Raises
-    :class:`ConfigurationError` at once if the view has no argument ``arg``. A mistake that shows only when the view is
-    called, such as a guard that does not exist, is logged once, and requests pass.
+    ``arg`` is the view's keyword argument with the ID, or for several fields ``{"field": "argument"}``; by default the
+    guard's lookup determines it. Works on sync and async functions and methods, and only for the HTTP methods of the
+    guard. A call without the argument, because the URL pattern leaves it to the view's default, passes.
+
+    Raises :class:`ConfigurationError` at once if the view has no argument ``arg``. An error that occurs only when the
+    view is called, such as a guard that does not exist, is logged once, and requests pass.
     """
     log = LogOnce()
 
@@ -45,8 +46,8 @@ def guarded(name: str, *, arg: str | Mapping[str, str] | None = None) -> Callabl
             return _names(guard, arg, given, view)
 
         def asked(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Guard, Any, Scope] | None:
-            """The guard, the value and whom to ask through; ``None`` where there is nothing to ask."""
-            if probing.get():  # the door wants the site's own answer
+            """Return the guard, the value and the request's scope; ``None`` if there is nothing to check."""
+            if probing.get():  # the door needs the site's own response
                 return None
             try:
                 guard, request = registry[name], args[place]
@@ -65,9 +66,9 @@ def guarded(name: str, *, arg: str | Mapping[str, str] | None = None) -> Callabl
             return decision.verdict is Verdict.ABSENT and scope.applies(guard)
 
         def is_counted(guard: Guard, scope: Scope) -> bool:
-            """Whether the middleware counts the request, when it has its answer."""
+            """Whether the middleware counts the request, after the response."""
             if scope is current():
-                scope.spare(guard)
+                scope.note_avoided(guard)
                 return True
             return False
 
@@ -111,20 +112,20 @@ def guarded(name: str, *, arg: str | Mapping[str, str] | None = None) -> Callabl
 
 
 def _mark(guarded_view: Any, name: str, arg: str | Mapping[str, str] | None) -> Any:
-    """Leave a note for whoever walks through a URLconf. Decorators on top copy it."""
+    """Store the arguments as attributes, for checks and ``guard_routes``. Decorators above copy them."""
     guarded_view.guarded_by, guarded_view.guarded_arg = name, arg
     return guarded_view
 
 
 def _place_of_request(view: Callable[..., Any]) -> int:
-    """Which positional argument is the request: the second of a method, of which only the name ``self`` tells."""
+    """Return the position of the request argument: 1 for a method, which is recognized only by the name ``self``."""
     if isinstance(view, partial):
-        return 0  # what `method_decorator` makes of a method
+        return 0  # `method_decorator` binds a method as a partial
     return int(next(iter(_parameters(view)), "") == "self")
 
 
 def _is_awaited(view: Callable[..., Any], args: tuple[Any, ...]) -> bool:
-    """Whether the view is ``dispatch``, a plain method, of a class whose methods are async."""
+    """Whether the view is the sync method ``dispatch`` of a class with async handlers."""
     owner = getattr(view.func, "__self__", None) if isinstance(view, partial) else args[0]
     return bool(getattr(owner, "view_is_async", False))
 
@@ -132,12 +133,12 @@ def _is_awaited(view: Callable[..., Any], args: tuple[Any, ...]) -> bool:
 def _names(
     guard: Guard, arg: str | Mapping[str, str] | None, given: tuple[str, ...], view: Callable[..., Any]
 ) -> tuple[str, ...]:
-    """The view's arguments with the ID, in the order of the guard's fields; raises :class:`ConfigurationError`."""
+    """Return the view's arguments with the ID, in field order. Raises :class:`ConfigurationError` if one is missing."""
     if arg is None:
         return guard.kwargs_for(f"@guarded({guard.name!r})", (*given, *_parameters(view)))
     named = {guard.fields[0].name: arg} if isinstance(arg, str) else arg
     if missing := [field.name for field in guard.fields if field.name not in named]:
-        raise ConfigurationError(f"@guarded({guard.name!r}): arg is {arg!r}; it has to say where {missing} are")
+        raise ConfigurationError(f"@guarded({guard.name!r}): arg is {arg!r}; add the arguments for {missing}")
     return tuple(named[field.name] for field in guard.fields)
 
 
@@ -147,7 +148,7 @@ def _parameters(view: Callable[..., Any]) -> tuple[str, ...]:
 
 def _check(view: Callable[..., Any], arguments: tuple[str, ...]) -> None:
     if isinstance(view, partial):
-        return  # what method_decorator makes of a method, anew for each request
+        return  # `method_decorator` creates it for each request
     parameters = inspect.signature(view).parameters
     takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
     for argument in arguments:

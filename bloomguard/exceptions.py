@@ -1,23 +1,23 @@
-"""What bloomguard raises on purpose. Reading requests never see it: they pass.
+"""The exceptions that bloomguard raises.
 
-A write does, where neither its add nor a fence succeeds.
+Requests that only read never see them: they pass. A write sees one if neither its add nor a fence succeeds.
 """
 
 
-class BloomguardError(Exception):
-    """Base of bloomguard's own errors."""
+class BloomGuardError(Exception):
+    """Base class of bloomguard's exceptions."""
 
 
-class ConfigurationError(BloomguardError):
-    """A setting or a guard that cannot work; the message names it, its value and the cure."""
+class ConfigurationError(BloomGuardError):
+    """A setting or a guard is wrong; the message shows its name, its value and the cure."""
 
 
-class StoreError(BloomguardError):
-    """A store could not do what was asked, or could not prove that it did."""
+class StoreError(BloomGuardError):
+    """A store could not perform an operation, or could not confirm it."""
 
 
 class StoreUnavailable(StoreError):
-    """A store gave no answer just now: nothing is known to be wrong with what it holds. ``reason`` is a word or two."""
+    """A store does not answer at the moment; its data may be intact. ``reason`` is one or two words."""
 
     def __init__(self, message: str, reason: str) -> None:
         super().__init__(message)
@@ -25,12 +25,12 @@ class StoreUnavailable(StoreError):
 
 
 class UnknownGeneration(StoreError):
-    """The store has no such generation, or one that this guard must not trust."""
+    """The store does not have the generation, or has one that this guard must not trust."""
 
 
-class RebuildError(BloomguardError):
-    """A rebuild stopped; what was being served before is still being served."""
+class RebuildError(BloomGuardError):
+    """A rebuild was interrupted; the previous filter stays active."""
 
 
 class BuilderBusy(RebuildError):
-    """Somebody else is building this guard, or changed its state row just now."""
+    """Another process is building this guard's filter, or has just changed its state row."""

@@ -1,4 +1,4 @@
-"""What a forked child must not share with its parent: file locks, database connections, held thread locks."""
+"""Reset objects in forked children, which must not share file locks, connections or held locks with the parent."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _lock = threading.Lock()
 
 
 def after_fork(method: Callable[[], Any]) -> None:
-    """Call the bound ``method`` in every child forked from here on, as long as its object lives."""
+    """Call the bound ``method`` in every child that is forked from now on, as long as its object lives."""
     with _lock:
         _methods[:] = [known for known in _methods if known() is not None]
         _methods.append(weakref.WeakMethod(method))

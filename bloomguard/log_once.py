@@ -1,4 +1,4 @@
-"""Log each type of error once: a flood of requests must not become a flood of log lines."""
+"""Log each exception type once, so that a flood of requests does not flood the log."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ logger = logging.getLogger("bloomguard")
 
 
 class LogOnce:
-    """Logs an error with its traceback, unless one of its type was logged here before."""
+    """A logger that logs each exception type once, with its traceback."""
 
     def __init__(self) -> None:
         self._logged: set[type[BaseException]] = set()
 
     def error(self, error: Exception, message: str, *args: object) -> None:
-        """Log ``error``; ``message`` and ``args`` are those of :meth:`logging.Logger.error`, and hold no ID."""
+        """Log ``error``; ``message`` and ``args`` are as for :meth:`logging.Logger.error`, without IDs."""
         if type(error) not in self._logged:
             self._logged.add(type(error))
             logger.error(message, *args, exc_info=error)
 
     def forget(self) -> None:
-        """Begin anew, as in a process that has just started."""
+        """Forget the logged types, as in a new process."""
         self._logged.clear()

@@ -1,8 +1,9 @@
 """Guard a site: put ``BloomGuardMiddleware`` last in ``MIDDLEWARE``.
 
-It opens the request's lookups (:mod:`bloomguard.lookups`), and answers for open routes (:mod:`bloomguard.routes`) when
-Django is about to call the view: every other middleware has had the request, and the answer goes back through all of
-them. Right before ``FetchFromCacheMiddleware`` it answers one step earlier, so that the cache is not asked either.
+It enables lookup guards for the request (:mod:`bloomguard.lookups`), and answers for open routes
+(:mod:`bloomguard.routes`) right before Django calls the view: all other middleware has processed the request, and all
+of it processes the response. If it stands right before ``FetchFromCacheMiddleware``, it answers one step earlier and
+saves the cache query too.
 """
 
 from __future__ import annotations
@@ -21,45 +22,44 @@ from django.urls import get_resolver, set_urlconf
 from django.utils.cache import set_response_etag
 from django.utils.module_loading import import_string
 
-from .counting.outcomes import ablocked, blocked
 from .door.page import probing
 from .guards import Guard, registry
 from .log_once import LogOnce
 from .lookups.scope import Scope, scopes
 from .lookups.shadow import compare_status
-from .routes.not_found import not_found
-from .routes.table import NO_ID, GuardedRoute, table_for
+from .metrics.outcomes import ablocked, blocked
+from .routes.table import NO_ID, GuardedRoute, not_found, table_for
 from .verdicts import MAYBE, SHADOW, Decision, Verdict
 
 GetResponse = Callable[[HttpRequest], HttpResponseBase | Awaitable[HttpResponseBase]]
 
-#: While ``DEBUG`` is on, a response says what guards said of its request.
+#: Response header with the decisions of the guards; sent only if ``DEBUG`` is on.
 HEADER = "X-Bloomguard"
-#: Where in ``MIDDLEWARE`` it stands, and so where it may answer for routes.
+#: The position in ``MIDDLEWARE``, which determines when the middleware may answer for routes.
 LAST, BEFORE_CACHE, ELSEWHERE = "last", "before the cache", "elsewhere"
 
 _log = LogOnce()
 
 
 class Exchange(Scope):
-    """One request on its way through the middleware, and what its guards said."""
+    """One request in the middleware, with the decisions of its guards."""
 
     request: HttpRequest
-    #: The site's 404 that a guard has asked for, and that guard's route.
+    #: The site's 404 with which a guard answers, and the route of that guard.
     response: HttpResponseBase | None = None
     blocked_by: GuardedRoute | None = None
-    #: What a guard in shadow mode would have answered 404.
+    #: The route and the ID that a guard in shadow mode would have answered 404.
     shadow: tuple[GuardedRoute, Any] | None = None
 
     def judge(self, route: GuardedRoute, value: Any, decision: Decision) -> bool:
         """Whether ``decision`` answers the request."""
         if decision is SHADOW and self.shadow is None and self.applies(route.guard):
             self.shadow = route, value
-            self.shadowed.add(route.guard.name)  # the response is compared, and no query before it
+            self.shadowed.add(route.guard.name)  # so only the response is compared, not the queries before it
         return decision.verdict is Verdict.ABSENT and self.applies(route.guard)
 
     def answer(self, route: GuardedRoute, value: Any, response: HttpResponseBase | None) -> bool:
-        """Note the site's 404 for ``value``; whether there is one."""
+        """Store the site's 404 for ``value``; return whether there is one."""
         if response is None:
             self.note_counted(route.guard, value)
         else:
@@ -67,11 +67,11 @@ class Exchange(Scope):
         return response is not None
 
     def is_passed(self, response: HttpResponseBase) -> bool:
-        """Whether nothing is left to do for the request, as for nearly all: no guard has answered anything."""
-        return response.status_code != 404 and self.shadow is None and not self.spared
+        """Whether nothing is left to do for the request, as for nearly all requests: no guard has answered."""
+        return response.status_code != 404 and self.shadow is None and not self.avoided
 
     def end(self, response: HttpResponseBase) -> Guard | None:
-        """The guard to which the request's 404 is owed, if any."""
+        """Close the exchange; return the guard that caused the 404, if any."""
         if self.blocked_by is not None:
             self.close()
             return self.blocked_by.guard
@@ -79,7 +79,7 @@ class Exchange(Scope):
 
 
 class BloomGuardMiddleware:
-    """Lets guards answer requests for rows that do not exist; everything else goes on as it came."""
+    """Let guards answer requests for rows that do not exist, and pass all other requests unchanged."""
 
     sync_capable = True
     async_capable = True
@@ -88,14 +88,14 @@ class BloomGuardMiddleware:
         self.get_response = get_response
         self._debug: bool = settings.DEBUG
         self.place = place_in_settings(type(self))
-        self._sets_etags = _comes_with_etags(_classes())
+        self._sets_etags = _sets_plain_etags(_classes())
         self._async = iscoroutinefunction(get_response)
         if self.place == LAST:
             self.process_view: Callable[..., Any] = self._aview if self._async else self._view
         if self._async:
             markcoroutinefunction(self)
 
-    # The same in both ways of running: open the exchange, let the request through, look at the response.
+    # Sync and async do the same: open the exchange, pass the request on, process the response.
 
     def __call__(self, request: HttpRequest) -> HttpResponseBase | Awaitable[HttpResponseBase]:
         if self._async:
@@ -142,17 +142,17 @@ class BloomGuardMiddleware:
             await ablocked(guard, request)
         if exchange.shadow is not None:
             route, value = exchange.shadow
-            compare = sync_to_async(compare_status, thread_sensitive=False)  # it may read the state rows
+            compare = sync_to_async(compare_status, thread_sensitive=False)  # it may read state rows
             await compare(exchange, route.guard, value, response.status_code)
         return self._mark(exchange, response)
 
-    # Django has resolved the path, and calls the view next.
+    # Called after Django has resolved the path, right before the view.
 
     def _view(self, request: HttpRequest, view: Any, args: Any, kwargs: Any) -> HttpResponseBase | None:
         routes = _routes_of_view(request, view, kwargs)
         exchange = _exchange_of(request) if routes else None
         if exchange is not None and self._answer(exchange, routes):
-            return HttpResponse()  # in place of which `__call__` sends the site's 404
+            return HttpResponse()  # `__call__` replaces it with the site's 404
         return None
 
     async def _aview(self, request: HttpRequest, view: Any, args: Any, kwargs: Any) -> HttpResponseBase | None:
@@ -162,7 +162,7 @@ class BloomGuardMiddleware:
             return HttpResponse()
         return None
 
-    # Ask the guards of the request's routes one by one. Never raises.
+    # Check the guards of the routes one by one. Never raises.
 
     def _answer(self, exchange: Exchange, routes: list[tuple[GuardedRoute, Any]]) -> bool:
         try:
@@ -171,7 +171,7 @@ class BloomGuardMiddleware:
                 if decision is not MAYBE and exchange.judge(route, value, decision):
                     return exchange.answer(route, value, not_found(exchange.request, route))
         except Exception as error:
-            _log.error(error, "bloomguard lets requests pass because of an error of its own")
+            _log.error(error, "bloomguard lets requests pass because of an internal error")
         return False
 
     async def _aanswer(self, exchange: Exchange, routes: list[tuple[GuardedRoute, Any]]) -> bool:
@@ -182,20 +182,20 @@ class BloomGuardMiddleware:
                     make = sync_to_async(not_found, thread_sensitive=False)
                     return exchange.answer(route, value, await make(exchange.request, route))
         except Exception as error:
-            _log.error(error, "bloomguard lets requests pass because of an error of its own")
+            _log.error(error, "bloomguard lets requests pass because of an internal error")
         return False
 
     def _mark(self, exchange: Exchange, response: HttpResponseBase) -> HttpResponseBase:
-        """Keep a 404 of a guarded request out of caches, where it would outlive the creation of the row."""
+        """Add headers; a cache must not keep a guarded 404, because it would stay after the row is created."""
         if exchange.asked:
-            # Whoever made it, a guard or the view: a difference would tell hidden rows from absent ones.
+            # For 404s of guards and views alike: a difference would reveal which rows exist but are hidden.
             if response.status_code == 404 and not response.has_header("Cache-Control"):
                 if self._sets_etags and exchange.request.method == "GET" and not response.has_header("ETag"):
-                    set_response_etag(response)  # which ConditionalGetMiddleware leaves out for `no-store`
+                    set_response_etag(response)  # ConditionalGetMiddleware sets none with `no-store`
                 response.headers["Cache-Control"] = "no-store"
             if self._debug:
-                said = (f"{name}: {_said(decision)}" for name, decision in exchange.decisions.items())
-                response.headers[HEADER] = ", ".join(said)
+                texts = (f"{name}: {_text(decision)}" for name, decision in exchange.decisions.items())
+                response.headers[HEADER] = ", ".join(texts)
         return response
 
 
@@ -205,7 +205,7 @@ def _exchange_of(request: HttpRequest) -> Exchange | None:
 
 
 def _routes_of_view(request: HttpRequest, view: Any, kwargs: dict[str, Any]) -> list[tuple[GuardedRoute, Any]]:
-    """The open routes of a request whose view Django has found, each with the ID. Never raises."""
+    """Return the open routes of a request after Django found its view, each with the ID. Never raises."""
     try:
         known = table_for(getattr(request, "urlconf", None)).by_view.get(view)
         if known is None:
@@ -218,12 +218,12 @@ def _routes_of_view(request: HttpRequest, view: Any, kwargs: dict[str, Any]) -> 
             and (value := route.value(kwargs)) is not NO_ID
         ]
     except Exception as error:
-        _log.error(error, "bloomguard lets requests pass because of an error of its own")
+        _log.error(error, "bloomguard lets requests pass because of an internal error")
         return []
 
 
 def _routes_before_cache(request: HttpRequest) -> list[tuple[GuardedRoute, Any]]:
-    """The same before the cache is asked: Django's own resolver says which view the request will have."""
+    """Like :func:`_routes_of_view`, but before the cache is queried: Django's resolver finds the view. Never raises."""
     urlconf = getattr(request, "urlconf", None)
     try:
         if not table_for(urlconf).open:
@@ -231,19 +231,19 @@ def _routes_before_cache(request: HttpRequest) -> list[tuple[GuardedRoute, Any]]
         if urlconf is not None:
             set_urlconf(urlconf)
         match = get_resolver(urlconf).resolve(request.path_info)
-    except Exception:  # which Django raises once more, to whom it concerns
+    except Exception:  # Django resolves the path again and raises it again
         return []
-    request.resolver_match = match  # as Django sets it again if the request goes on
+    request.resolver_match = match  # Django sets it again if the request goes on
     return _routes_of_view(request, match.func, match.kwargs)
 
 
-def _said(decision: Decision) -> str:
+def _text(decision: Decision) -> str:
     verdict = decision.verdict.value
     return verdict if decision.reason == verdict else f"{verdict} ({decision.reason})"
 
 
 def place_in_settings(cls: type) -> str:
-    """Where ``cls`` stands in ``MIDDLEWARE``: what comes after it has not had the request when it answers."""
+    """Return the position of ``cls``. Middleware after it has not processed the request when it answers."""
     classes = _classes()
     if cls not in classes:
         return ELSEWHERE
@@ -253,13 +253,13 @@ def place_in_settings(cls: type) -> str:
     is_cache = isinstance(after[0], type) and issubclass(after[0], FetchFromCacheMiddleware)
     if len(after) > 1 or not is_cache:
         return ELSEWHERE
-    # Middleware that looks at the view has not had its say yet: Django's own let a GET request pass.
-    views = [each for each in before if hasattr(each, "process_view") and not _looks_in_vain(each)]
+    # The `process_view` of other middleware has not run yet. That of Django's own passes GET requests.
+    views = [each for each in before if hasattr(each, "process_view") and not _passes_every_view(each)]
     return ELSEWHERE if views else BEFORE_CACHE
 
 
 def _classes() -> list[Any]:
-    """What ``MIDDLEWARE`` names, with ``None`` for what is not found: Django says so itself."""
+    """Return the classes in ``MIDDLEWARE``, with ``None`` for those that cannot be imported: Django reports them."""
     found: list[Any] = []
     for path in settings.MIDDLEWARE:
         try:
@@ -269,21 +269,21 @@ def _classes() -> list[Any]:
     return found
 
 
-def _comes_with_etags(classes: list[Any]) -> bool:
-    """Whether ``ConditionalGetMiddleware`` makes ETags, of bodies as they leave this middleware and not compressed."""
+def _sets_plain_etags(classes: list[Any]) -> bool:
+    """Whether ``ConditionalGetMiddleware`` sets ETags, from bodies that ``GZipMiddleware`` has not compressed."""
     for place, each in enumerate(classes):
         if isinstance(each, type) and issubclass(each, ConditionalGetMiddleware):
             return GZipMiddleware not in classes[place + 1 :]
     return False
 
 
-def _looks_in_vain(middleware: Any) -> bool:
-    """Whether its ``process_view`` lets every view be called that a guard may answer for."""
+def _passes_every_view(middleware: Any) -> bool:
+    """Whether its ``process_view`` lets Django call every view for which a guard may answer."""
     name = f"{getattr(middleware, '__module__', '')}.{getattr(middleware, '__qualname__', '')}"
     return middleware is CsrfViewMiddleware or name in _HARMLESS
 
 
-#: For LoginRequiredMiddleware no route is open that demands a login.
+#: With LoginRequiredMiddleware, a route that demands a login is closed anyway.
 _HARMLESS = frozenset(
     {
         "django.contrib.auth.middleware.LoginRequiredMiddleware",

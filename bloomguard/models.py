@@ -1,4 +1,4 @@
-"""The state row: the only pointer that there is to a guard's generations; and what a worker does for the admin page."""
+"""The state rows, which alone point to the guards' generations, and the tasks of the admin page's workers."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from django.utils.translation import gettext_lazy as _
 
 
 class GuardState(models.Model):
-    """One row a guard. Every change compares and sets ``version`` and ``token``; see :mod:`bloomguard.sync.state`."""
+    """One row per guard; changes compare and set ``version`` and ``token``, see :mod:`bloomguard.state.table`."""
 
     class Status(models.TextChoices):
         ARMED = "armed"
@@ -15,30 +15,36 @@ class GuardState(models.Model):
 
     name = models.CharField(max_length=100, primary_key=True)
     version = models.BigIntegerField(default=1)
-    token = models.CharField(max_length=32, default="", blank=True, help_text="random, another with each version")
+    token = models.CharField(max_length=32, default="", blank=True, help_text="random; a new one for each version")
     status = models.CharField(max_length=10, choices=Status.choices, default=Status.ARMED)
     identity = models.CharField(max_length=200, default="", help_text="the store that holds the generations")
-    host = models.CharField(max_length=200, default="", blank=True, help_text="the host that named the store")
+    host = models.CharField(max_length=200, default="", blank=True, help_text="the host that set the identity")
     database = models.CharField(
         max_length=200, default="", blank=True, help_text="the database that the generations were built from"
     )
-    active = models.CharField(max_length=40, default="", blank=True, help_text="the generation that answers")
-    standby = models.CharField(max_length=40, default="", blank=True, help_text="the one before, still written to")
-    standby_until = models.DateTimeField(
-        null=True, blank=True, help_text="kept for a roll-back; answers nobody any more"
+    active = models.CharField(max_length=40, default="", blank=True, help_text="the active generation")
+    standby = models.CharField(
+        max_length=40, default="", blank=True, help_text="the previous generation, still written to"
     )
-    building = models.CharField(max_length=40, default="", blank=True, help_text="the next one, written to already")
-    builder = models.CharField(max_length=200, default="", blank=True, help_text="host and process that builds it")
+    standby_until = models.DateTimeField(
+        null=True, blank=True, help_text="the previous generation is kept for a roll-back until then"
+    )
+    building = models.CharField(
+        max_length=40, default="", blank=True, help_text="the generation being built, written to already"
+    )
+    builder = models.CharField(max_length=200, default="", blank=True, help_text="the host and process that build it")
     builder_seen_at = models.DateTimeField(null=True, blank=True)
-    rows = models.BigIntegerField(default=0, help_text="rows at the last build")
+    rows = models.BigIntegerField(default=0, help_text="number of rows at the last build")
     published_at = models.DateTimeField(null=True, blank=True)
     kind = models.CharField(max_length=20, default="", blank=True, help_text="the kind of filter of the last build")
-    capacity = models.BigIntegerField(default=0, help_text="the rows that the last build has room for")
-    bytes = models.BigIntegerField(default=0, help_text="the size of the last build")
-    error_rate_measured = models.FloatField(null=True, blank=True, help_text="of the last build, before it answered")
-    former_rows = models.BigIntegerField(null=True, blank=True, help_text="rows at a build some time before")
+    capacity = models.BigIntegerField(default=0, help_text="number of rows that the last build has room for")
+    bytes = models.BigIntegerField(default=0, help_text="size of the last build in bytes")
+    error_rate_measured = models.FloatField(
+        null=True, blank=True, help_text="of the last build, measured before it was published"
+    )
+    former_rows = models.BigIntegerField(null=True, blank=True, help_text="number of rows at an earlier build")
     former_published_at = models.DateTimeField(null=True, blank=True)
-    mode = models.CharField(max_length=10, default="", blank=True, help_text="in place of the guard's own")
+    mode = models.CharField(max_length=10, default="", blank=True, help_text="overrides the guard's mode")
     fenced_at = models.DateTimeField(null=True, blank=True)
     reason = models.CharField(max_length=200, default="", blank=True, help_text="why it is fenced")
 
@@ -53,7 +59,7 @@ class GuardState(models.Model):
 
 
 class GuardTask(models.Model):
-    """What a worker was last asked to do with a guard, and how far it is: one row a guard, for people to look at."""
+    """The last task that a worker got for a guard, and its progress: one row per guard, shown on the admin page."""
 
     class Work(models.TextChoices):
         REBUILD = "rebuild", _("Rebuild")
@@ -68,9 +74,9 @@ class GuardTask(models.Model):
     name = models.CharField(max_length=100, primary_key=True)
     work = models.CharField(max_length=10, choices=Work.choices)
     status = models.CharField(max_length=10, choices=Status.choices, default=Status.QUEUED)
-    done = models.BigIntegerField(default=0, help_text="rows that were read")
-    total = models.BigIntegerField(default=0, help_text="rows there are to read; 0 as long as nobody knows")
-    seen_at = models.DateTimeField(help_text="when it was last heard of")
+    done = models.BigIntegerField(default=0, help_text="number of rows read so far")
+    total = models.BigIntegerField(default=0, help_text="number of rows to read; 0 if not known yet")
+    seen_at = models.DateTimeField(help_text="when the task was last updated")
     outcome = models.CharField(max_length=500, default="", blank=True)
 
     class Meta:

@@ -1,4 +1,4 @@
-"""The pytest plugin: the fixture ``armed_guards``. It is there wherever bloomguard is, for those who ask for it."""
+"""The pytest plugin with the fixture ``armed_guards``; pytest loads it if bloomguard is installed."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ _OPENERS = ("django_db_reset_sequences", "django_db_serialized_rollback", "trans
 
 @pytest.fixture
 def armed_guards(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Every guard answers from a filter in memory that follows the test's database.
+    """Arm every guard with a filter in memory that follows the test's database.
 
-    The test's database is opened first, by the fixture that the test asks for, else by ``db``.
+    The database is opened first, by the database fixture that the test requests, else by ``db``.
     """
     openers = [name for name in _OPENERS if name in request.fixturenames]
     for name in openers or ["db"]:
         request.getfixturevalue(name)
-    from .testing import guards_armed  # here, so that a run that has no use for it loads nothing of Django
+    from .testing import guards_armed  # imported here, so that other test runs do not load Django
 
     with guards_armed():
         yield

@@ -1,16 +1,20 @@
-"""Signals of bloomguard's own. A receiver that raises is logged, and hurts no request, write or rebuild.
+"""Signals that bloomguard sends. Errors of receivers are logged and affect no request, write or rebuild.
 
-``request_blocked``: a request ended as a 404 because of a guard, at the door, at the route or at a lookup. ``sender``
-is the guard's class; ``guard``, and ``request``, which is ``None`` at the door: Django has made no request yet.
+``request_blocked``
+    A request was answered 404 because of a guard, at the door, at the route or at a lookup. ``sender``: the guard's
+    class. ``guard``. ``request``: ``None`` at the door, where Django has made no request yet.
 
-``guard_fenced``: a guard was taken out of use by this process until it is rebuilt. ``sender`` is ``GuardState``;
-``name`` of the guard, ``reason`` in words. Sent inside of the transaction of the write that made it necessary, if any.
+``guard_fenced``
+    This process has fenced a guard until the next rebuild. ``sender``: ``GuardState``. ``name``: the guard's name.
+    ``reason``: a text. Sent inside the transaction of the write that caused the fence, if any.
 
-``generation_published``: a rebuild, or a roll-back, has put another generation into use. ``sender`` is the guard's
-class; ``guard``, ``generation`` (its name), ``rows``, which is ``None`` after a roll-back.
+``generation_published``
+    A rebuild or a roll-back has activated another generation. ``sender``: the guard's class. ``guard``.
+    ``generation``: its name. ``rows``: their number, ``None`` after a roll-back.
 
-``false_negative_found``: a row exists of which the filter said that it does not. ``sender`` is the guard's class;
-``guard``, ``value``: the row's ID, as it was asked for.
+``false_negative_found``
+    A row exists, but the filter answered ABSENT for it. ``sender``: the guard's class. ``guard``. ``value``: the row's
+    ID as it was looked up.
 """
 
 from __future__ import annotations
@@ -29,16 +33,16 @@ false_negative_found = Signal()
 
 
 def tell(signal: Signal, sender: Any, **named: Any) -> None:
-    """Send ``signal``, whatever its receivers do."""
+    """Send ``signal`` and log errors of its receivers. Never raises."""
     if signal.receivers:
         try:
             signal.send_robust(sender, **named)
-        except Exception:  # Django cannot log a receiver without a name
+        except Exception:  # Django fails to log a receiver that has no name
             logger.exception("bloomguard could not call a receiver of one of its signals")
 
 
 async def atell(signal: Signal, sender: Any, **named: Any) -> None:
-    """:func:`tell`, without a blocking receiver on the event loop."""
+    """Async :func:`tell`; sync receivers never block the event loop."""
     if signal.receivers:
         try:
             await signal.asend_robust(sender, **named)

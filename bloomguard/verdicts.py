@@ -1,4 +1,4 @@
-"""What a guard can say of a key, and why."""
+"""The verdicts of a guard on a key, and their reasons."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 
 class Verdict(enum.Enum):
-    """``ABSENT``: certainly no such row. ``MAYBE``: look. ``UNKNOWN``: nothing can be said, so look as well."""
+    """``ABSENT``: the row does not exist. ``MAYBE``: query the database. ``UNKNOWN``: no answer, query it as well."""
 
     ABSENT = "absent"
     MAYBE = "maybe"
@@ -15,7 +15,7 @@ class Verdict(enum.Enum):
 
 
 class Decision(NamedTuple):
-    """A verdict with its reason, one of the constants below."""
+    """A verdict with its reason; the constants below are all decisions."""
 
     verdict: Verdict
     reason: str

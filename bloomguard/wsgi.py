@@ -1,4 +1,4 @@
-"""The door of a WSGI site.
+"""The door of a WSGI site, in ``wsgi.py``:
 
 application = shield(get_wsgi_application())
 """
@@ -12,13 +12,13 @@ Application = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]
 
 
 def shield(application: Application) -> Application:
-    """``application``, with absent IDs of guarded routes answered 404 before Django makes a request of them.
+    """Wrap ``application``: answer absent IDs of guarded routes with a 404 before Django creates a request.
 
-    ``application`` is what ``get_wsgi_application()`` returns. Raises :class:`ConfigurationError` if it is not. Where
-    the door has to stay shut (see the docs), which is logged, ``application`` itself comes back.
+    Raises :class:`ConfigurationError` if ``application`` is not the result of ``get_wsgi_application()``. If the door
+    has to stay shut (see the docs), logs the reason and returns ``application`` itself.
     """
-    from .counting.outcomes import blocked
-    from .door.door import open_door  # needs the apps, which wsgi.py loads after its imports
+    from .door.door import open_door  # needs the app registry, which is loaded after the imports of wsgi.py
+    from .metrics.outcomes import blocked
 
     found = open_door(application)
     if found is None:
@@ -38,8 +38,8 @@ def shield(application: Application) -> Application:
                     if takes_forwarded_host:
                         host = environ.get("HTTP_X_FORWARDED_HOST", host)
                     scheme = environ["wsgi.url_scheme"]
-                    if header and (said := environ.get(header)) is not None:
-                        scheme = "https" if said.split(",", 1)[0].strip() == secure_value else "http"
+                    if header and (proto := environ.get(header)) is not None:
+                        scheme = "https" if proto.split(",", 1)[0].strip() == secure_value else "http"
                     page = page_for(host, scheme)
                     if (
                         page is not None
@@ -54,12 +54,12 @@ def shield(application: Application) -> Application:
         if answer is None or page is None:
             return application(environ, start_response)
         headers, body = answer
-        start_response(page.status, list(headers))  # an error of the server's own is its own
+        start_response(page.status, list(headers))  # outside of `try`: the server handles its own errors
         return [] if method == "HEAD" else [body]
 
     return shielded
 
 
 def _is_mounted(environ: dict[str, Any]) -> bool:
-    """Whether the site lies below a prefix, which its pages' links would have to have."""
+    """Whether the site is mounted below a URL prefix, which the links in its pages need."""
     return bool(environ.get("SCRIPT_NAME") or environ.get("SCRIPT_URL") or environ.get("REDIRECT_URL"))

@@ -18,9 +18,9 @@ from typing import Any
 #: Where a rebuild can be stopped, in their order.
 STEPS = {
     "announcing": "bloomguard.rebuild:Rebuild._announce",
-    "sweeping": "bloomguard.building.standby:sweep",
+    "sweeping": "bloomguard.rebuild.standby:sweep",
     "waiting": "bloomguard.rebuild:Rebuild.wait_for_writers",
-    "scanning": "bloomguard.sources:Source._fetch",
+    "scanning": "bloomguard.rebuild.source:Source._fetch",
     "adding": "bloomguard.filters.codec:Frame.seal",
     "sealing": "bloomguard.stores.file:FileGeneration.seal",
     "measuring": "bloomguard.stores.frames:FrameGeneration.measure_error_rate",
@@ -66,7 +66,7 @@ def main() -> None:
     from django.core.management import execute_from_command_line
 
     if os.environ.get("BLOOMGUARD_HASTE"):
-        from bloomguard import rebuild
+        from bloomguard.rebuild import rebuild
 
         rebuild.SETTLE_SECONDS = 0.0
     if os.environ.get("BLOOMGUARD_STOP"):

@@ -17,14 +17,15 @@ from django.contrib.contenttypes.models import ContentType
 from django.db import OperationalError, connections
 from django.db.models.signals import post_migrate
 
-from bloomguard import middleware, rebuild, spot_checks
-from bloomguard.counting.counts import counts
-from bloomguard.guards import registry
+from bloomguard import middleware
+from bloomguard.guards import registry, spot_checks
+from bloomguard.guards.tallies import counts
 from bloomguard.lookups import scope, select, shadow
-from bloomguard.routes import not_found
-from bloomguard.stores import mounts, stores
-from bloomguard.sync import state
-from bloomguard.sync.connection import StateConnection
+from bloomguard.rebuild import rebuild
+from bloomguard.routes import table as routes
+from bloomguard.state import table as state
+from bloomguard.state.connection import StateConnection
+from bloomguard.stores import disk, stores
 
 from . import database, servers
 from .patience import be_patient
@@ -34,6 +35,21 @@ from .processes import Watch, end, spawn
 def pytest_configure(config: pytest.Config) -> None:
     """No process outlives the run."""
     config.pluginmanager.register(Watch(config, servers.stop_all), "bloomguard-processes")
+
+
+#: What takes a minute or more comes first, so that at the end no process of the run works alone.
+LONGEST = (
+    "tests/fuzz/",
+    "tests/test_simulation.py",
+    "tests/test_transparency.py",
+    "tests/lookups/test_differential.py",
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The longest files come first; else everything stays as it is."""
+    ranks = {name: rank for rank, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: next((ranks[name] for name in LONGEST if item.nodeid.startswith(name)), len(LONGEST)))
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -120,7 +136,7 @@ def forget_content_types(**given: Any) -> None:
 @pytest.fixture(scope="session", autouse=True)
 def open_state_connection() -> None:
     """The connection to the state rows stays open, as on a site: Django's runner is not at work here."""
-    state.table.connection._let_go = lambda: None
+    state.table.connection._close_in_tests = lambda: None
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -138,14 +154,14 @@ def no_spot_checks(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(autouse=True)
 def nothing_logged() -> None:
     """No error was logged before: each test sees those of its own."""
-    for module in (middleware, scope, select, shadow, not_found):
+    for module in (middleware, scope, select, shadow, routes):
         module._log.forget()
 
 
 @pytest.fixture(autouse=True)
 def a_usual_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is known against the disk that the tests run on, be it a container's."""
-    monkeypatch.setattr(mounts, "TABLE", Path(os.devnull))
+    monkeypatch.setattr(disk, "MOUNTS", Path(os.devnull))
 
 
 @pytest.fixture
@@ -175,7 +191,7 @@ def forget() -> None:
     stores.reset()
     state.table.forget()
     for guard in registry:
-        guard.live.forget()
+        guard.active_filter.forget()
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from django.db.models import F, Model, Value
 from django.db.models.functions import Concat
 from django.db.models.sql import compiler as compilers
 
-from bloomguard.sync import raw
+from bloomguard.writes import raw
 
 from . import database
 from .shop.models import Article, Bargain, Bundle, Diary, Exhibit, Order, Place, Price, Product, Review, Tag, Ticket

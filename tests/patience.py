@@ -9,8 +9,8 @@ SECONDS = 60.0
 LIMITS = (
     ("bloomguard.stores.file", "_LOCK_SECONDS"),
     ("bloomguard.stores.pages", "_LOCK_SECONDS"),
-    ("bloomguard.sync.state", "_RENEWAL_PATIENCE"),
-    ("bloomguard.counting.flushing", "_PATIENCE"),
+    ("bloomguard.state.table", "_RENEWAL_PATIENCE"),
+    ("bloomguard.metrics.flush", "_PATIENCE"),
 )
 
 

@@ -14,11 +14,12 @@ from django.db import connections
 from django.test import Client
 from django.utils import timezone
 
-from bloomguard import figures
-from bloomguard.guards import Verdict, registry
+from bloomguard.dashboard import tasks
+from bloomguard.guards import registry
+from bloomguard.metrics import series as figures
 from bloomguard.models import GuardState, GuardTask
-from bloomguard.operating import tasks
-from bloomguard.sync import state as states
+from bloomguard.state import table as states
+from bloomguard.verdicts import Verdict
 
 from .guarding import registered
 from .shop.models import Article, Product
@@ -163,7 +164,7 @@ def test_fence_asks_first_then_fences_and_is_logged(staff, build):
     assert "Fenced" in entry.change_message
     page = client.get(PAGE).content.decode()
     assert f"Fenced by {client.user.username} in the admin." in page
-    assert "Fenced: requests pass until it is rebuilt." in client.get(f"{PAGE}product/history/").content.decode()
+    assert "Fenced: requests pass until the next rebuild." in client.get(f"{PAGE}product/history/").content.decode()
 
 
 def test_a_guard_without_a_filter_is_not_fenced(staff):
@@ -173,7 +174,7 @@ def test_a_guard_without_a_filter_is_not_fenced(staff):
     post(client, OPERATE, action="fence", guard="product")
 
     assert GuardState.objects.count() == 0
-    assert "There is no filter to take out of use." in client.get(PAGE).content.decode()
+    assert "There is no filter to fence." in client.get(PAGE).content.decode()
 
 
 def test_a_database_that_fails_is_said_and_not_raised(staff, build, monkeypatch):
@@ -190,7 +191,7 @@ def test_a_database_that_fails_is_said_and_not_raised(staff, build, monkeypatch)
     post(client, OPERATE, action="fence", guard="product")
 
     page = client.get(PAGE).content.decode()
-    assert "nothing was done, for the database failed (OperationalError)" in page
+    assert "nothing was done because the database failed (OperationalError)" in page
     assert "key 7" not in page
     assert LogEntry.objects.count() == 0
 

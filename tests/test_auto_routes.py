@@ -16,7 +16,7 @@ from django.urls import path
 from django.utils.decorators import method_decorator
 from django.views.generic import DetailView
 
-from bloomguard.counting import counts
+from bloomguard.guards import tallies as counts
 from bloomguard.routes.discovery import NotFound, find_kwargs
 from bloomguard.routes.patterns import patterns
 from bloomguard.routes.table import guarded_routes, table_for
@@ -109,11 +109,11 @@ def test_every_generic_view_of_one_object_is_found(guards):
         ("decorated", "Decorated.dispatch runs first"),
         ("create", "ProductCreate.get runs first"),
         ("like", "LikeProduct.get runs first"),
-        ("function", "its view is no generic view of one object"),
-        ("guarded", "its view is no generic view of one object"),
+        ("function", "its view is not a generic view of one object"),
+        ("guarded", "its view is not a generic view of one object"),
         ("deleted", "its view shows one shop.Article"),
-        ("product-list", "its view is no generic view of one object"),
-        ("product-detail", "REST framework makes its own 404"),
+        ("product-list", "its view is not a generic view of one object"),
+        ("product-detail", "REST framework renders its own 404"),
     ],
 )
 def test_what_is_left_alone_has_its_reason(guards, name, reason):
@@ -291,7 +291,7 @@ def test_a_view_that_cannot_be_made_is_left_alone(guards, settings):
     settings.ROOT_URLCONF = urlconf(path("x/<int:pk>/", Nameless.as_view()))
     [pattern] = patterns()
 
-    with pytest.raises(NotFound, match="its view is no generic view of one object"):
+    with pytest.raises(NotFound, match="its view is not a generic view of one object"):
         find_kwargs(guards, pattern)
 
 

@@ -7,9 +7,9 @@ import threading
 import pytest
 from django.db import OperationalError, connections, transaction
 
-from bloomguard.building.barrier import wait_for_writers
 from bloomguard.guards import registry
 from bloomguard.rebuild import Rebuild
+from bloomguard.rebuild.locks import wait_for_writers
 
 from . import database
 from .guarding import registered

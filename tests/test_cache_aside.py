@@ -14,8 +14,7 @@ from django.core.cache import caches
 from django.core.cache.backends.locmem import LocMemCache
 from django.db import connections
 
-from bloomguard.guards import guards
-from bloomguard.lookups import cache_aside, steps
+from bloomguard.guards import cache_aside, guards
 from tests.guarding import make_guard
 from tests.servers import valkey
 from tests.shop.models import Article, Product
@@ -118,8 +117,8 @@ def acrowd(call, size=CROWD):
 @pytest.mark.parametrize("cache", ["default", "none"])
 def test_threads_share_one_load(shop, cache, monkeypatch):
     """Two hundred who want one cold key cause one load, even where nothing is cached."""
-    waiting, wait = threading.Semaphore(0), steps.Waiter.wait
-    monkeypatch.setattr(steps.Waiter, "wait", lambda *args: waiting.release() or wait(*args))
+    waiting, wait = threading.Semaphore(0), cache_aside.Waiter.wait
+    monkeypatch.setattr(cache_aside.Waiter, "wait", lambda *args: waiting.release() or wait(*args))
 
     def load(value):
         """Takes until all the others wait for it."""
@@ -230,8 +229,8 @@ def test_nothing_is_no_answer_for_who_came_during_the_load(shop, monkeypatch):
     """The row may have been made after the load had looked, and before they asked."""
     looked, waiting, made = threading.Event(), threading.Event(), threading.Event()
     loader = Loader(lambda value: looked.set() or (made.wait(60) and None), "tea")
-    wait = steps.Waiter.wait
-    monkeypatch.setattr(steps.Waiter, "wait", lambda *args: waiting.set() or wait(*args))
+    wait = cache_aside.Waiter.wait
+    monkeypatch.setattr(cache_aside.Waiter, "wait", lambda *args: waiting.set() or wait(*args))
 
     with ThreadPoolExecutor(2) as pool:
         first = pool.submit(load_elsewhere, 7, loader, patience=120)
@@ -308,8 +307,8 @@ def hurry(monkeypatch, clock):
     """``hurry(event)``: whoever waits for a load that came before ``event`` loses patience at once, on a clock of
     its own."""
     monkeypatch.setattr(cache_aside, "time", SimpleNamespace(monotonic=clock))
-    monkeypatch.setattr(steps.Waiter, "sleep", lambda self, seconds: clock.sleep(seconds))
-    wait = steps.Waiter.wait
+    monkeypatch.setattr(cache_aside.Waiter, "sleep", lambda self, seconds: clock.sleep(seconds))
+    wait = cache_aside.Waiter.wait
 
     def start(is_hopeless):
         def waits(self, event, seconds):
@@ -318,7 +317,7 @@ def hurry(monkeypatch, clock):
             else:
                 wait(self, event, 60)
 
-        monkeypatch.setattr(steps.Waiter, "wait", waits)
+        monkeypatch.setattr(cache_aside.Waiter, "wait", waits)
 
     return start
 
@@ -414,7 +413,7 @@ def test_what_another_process_loads_is_waited_for(shop, claim, monkeypatch):
     loader = Loader("never")
     cache = caches["default"]
     # While we wait the other one brings it.
-    monkeypatch.setattr(steps.Waiter, "sleep", lambda *args: cache.set(shop.cache_key(7), "tea"))
+    monkeypatch.setattr(cache_aside.Waiter, "sleep", lambda *args: cache.set(shop.cache_key(7), "tea"))
 
     assert shop.get_or_load(7, loader, patience=60) == "tea"
     assert loader.calls == 0

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 from django.db.models import Q
 
-from bloomguard.guards import Guard, Verdict
+from bloomguard.guards import Guard
 from bloomguard.rebuild import Rebuild
+from bloomguard.verdicts import Verdict
 
 from .guarding import registered
 from .shop.models import Article, Product, Review

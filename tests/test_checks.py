@@ -63,14 +63,14 @@ def only():
     [
         (Product, {"lookup": "nmae"}, "E001", "no field 'nmae'", "the model has id, name"),
         (Product, {"lookup": ("pk", "nmae")}, "E001", "no field 'nmae'", "lookup is ('pk', 'nmae')"),
-        (Product, {"lookup": "bundle"}, "E001", "shop.Product.bundle is no column", "the model has id, name"),
+        (Product, {"lookup": "bundle"}, "E001", "shop.Product.bundle is not a column", "the model has id, name"),
         (Product, {"lookup": ()}, "E001", "lookup is ()", "the model has id, name"),
         (Product, {"routes": ["prodcut"]}, "E002", "no URL pattern named 'prodcut'", "Did you mean 'product'"),
         (Product, {"routes": ["xyzzy"]}, "E002", "no URL pattern named 'xyzzy'", "Named patterns are "),
         (Product, {"mode": "shade"}, "E014", "mode is 'shade'", "'enforce', 'shadow'"),
-        (Product, {"routes": "product"}, "E002", "routes is the text 'product'", "routes = ['product']"),
+        (Product, {"routes": "product"}, "E002", "routes is the string 'product'", "routes = ['product']"),
         (Product, {"routes": ["article"]}, "E002", "captures slug", "routes = {'route': 'kwarg'}"),
-        (Product, {"routes": {"product": "number"}}, "E002", "none of it is number", "routes = {'route': 'kwarg'}"),
+        (Product, {"routes": {"product": "number"}}, "E002", "expected number", "routes = {'route': 'kwarg'}"),
         (Product, {"store": "redis"}, "E003", "no store 'redis'", "BLOOMGUARD['STORES'] has default"),
         (Product, {"error_rate": 0}, "E004", "0", "Remove the line"),
         (Product, {"error_rate": 1.5}, "E004", "1.5", "Remove the line"),
@@ -80,7 +80,7 @@ def only():
         (Product, {"capacity": -5}, "E004", "-5", "Remove the line"),
         (Product, {"capacity": 1.5}, "E004", "1.5", "Remove the line"),
         (Article, {"lookup": "deleted"}, "E005", "'deleted' is a BooleanField", "Look rows up by an integer"),
-        (Listing, {"lookup": "price"}, "W001", "price may be NULL", "Rows without a value"),
+        (Listing, {"lookup": "price"}, "W001", "price may be NULL", "The filter does not contain rows with NULL"),
     ],
 )
 def test_a_mistake_names_the_guard_the_value_and_the_cure(only, model, attributes, identifier, value, cure):
@@ -166,7 +166,7 @@ def test_two_guards_of_one_name(only):
     found, message, hint = the_message()
 
     assert found == "bloomguard.E007"
-    assert "SecondGuard: the name 'mine' is another guard's already" in message
+    assert "SecondGuard: another guard already has the name 'mine'" in message
     assert "name = ..." in hint
 
 
@@ -176,8 +176,8 @@ def test_an_unknown_key_of_the_setting(only, settings):
 
     assert the_message() == (
         "bloomguard.E008",
-        "BLOOMGUARD has the key 'STORE', which nothing reads.",
-        "Known are STORES.",
+        "BLOOMGUARD has the unknown key 'STORE'.",
+        "Known keys are STORES.",
     )
 
 
@@ -231,7 +231,7 @@ def test_a_guard_by_signals_is_warned_of(only):
     found, message, hint = the_message()
 
     assert found == "bloomguard.W005"
-    assert "bulk_create, QuerySet.update, raw SQL and migrations write past it" in message
+    assert "bulk_create, QuerySet.update, raw SQL and migrations bypass it" in message
     assert "rebuild_filter" in hint
 
 
@@ -279,7 +279,7 @@ def test_guards_that_nobody_asks(only, settings):
     found, message, hint = the_message()
 
     assert found == "bloomguard.W013"
-    assert "so 'mine' guard no request" in message
+    assert "so the guards 'mine' protect no request" in message
     assert GUARD in hint
 
 
@@ -310,7 +310,7 @@ def test_a_site_that_may_have_a_front_door_alone(only, settings, tmp_path, monke
     commented = the_message()
 
     assert found == "bloomguard.I014"
-    assert "for 'mine' the door alone answers" in message
+    assert "for 'mine' only the door answers" in message
     assert GUARD in hint
     assert commented[0] == "bloomguard.W013"
 

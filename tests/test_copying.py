@@ -9,16 +9,15 @@ import redis
 from django.core.management import CommandError, call_command
 from django.db import connections, transaction
 
-from bloomguard import rebuild
-from bloomguard.building.copying import Copy
 from bloomguard.exceptions import RebuildError
 from bloomguard.filters.codec import Frame
 from bloomguard.guards import registry
-from bloomguard.rebuild import Rebuild
-from bloomguard.sources import Source
+from bloomguard.rebuild import Rebuild, rebuild
+from bloomguard.rebuild.copy import Copy
+from bloomguard.rebuild.source import Source
+from bloomguard.state import table as state
 from bloomguard.stores import stores
 from bloomguard.stores.redis import RedisStore
-from bloomguard.sync import state
 from bloomguard.verdicts import Verdict
 
 from . import servers
@@ -93,7 +92,7 @@ def test_a_filter_moves_by_its_bits(shop, move, clock, origin, target, name, mon
     """A bitmap and a Bloom filter arrive with all their bits, no row is read, and the original is gone."""
     shop(origin)
     guard = registry[name]
-    before = guard.live._generation(state.table.current(name), state.table.current(name).active).read_shard(0)
+    before = guard.active_filter._generation(state.table.current(name), state.table.current(name).active).read_shard(0)
     move(target)
     monkeypatch.setattr(Source, "pages", None)
     monkeypatch.setattr(Source, "summary", None)
@@ -103,7 +102,7 @@ def test_a_filter_moves_by_its_bits(shop, move, clock, origin, target, name, mon
     clock.sleep(2)
     assert known(name) == {Verdict.MAYBE}
     assert unknown(name) is Verdict.ABSENT
-    after = guard.live._opened[report.generation].read_shard(0)
+    after = guard.active_filter._opened[report.generation].read_shard(0)
     assert bytes(after.body) == bytes(before.body)
     assert after.header.tag != before.header.tag
     assert report.rows == ROWS
@@ -123,7 +122,7 @@ def test_a_guard_goes_on_answering_from_where_its_filter_lies(shop, move, clock,
     assert state.table.current("product").status == state.ARMED
     assert registry["product"].verdict(ROWS + 1) is Verdict.MAYBE
     assert registry["product"].verdict(ROWS + 2) is Verdict.ABSENT
-    assert (registry["product"].decide_now(ROWS + 2) is None) == stores[origin].waits
+    assert (registry["product"].decide_now(ROWS + 2) is None) == stores[origin].is_remote
     move(target, target)
     assert registry["product"].verdict(ROWS + 2) is Verdict.UNKNOWN
 
@@ -216,7 +215,7 @@ def test_an_original_that_changed_meanwhile_is_not_copied(shop, move, clock):
     copying.prepare()
     state.table.fence("product", "for a test")
 
-    with pytest.raises(RebuildError, match="changed its state row"):
+    with pytest.raises(RebuildError, match="its state row changed at the same moment"):
         copying.announce()
 
     copying.withdraw()
@@ -272,7 +271,7 @@ def replaced():
     [
         (fenced, r"may lack rows \(a written row could not be added\)"),
         (cold, "there is no filter to copy"),
-        (replaced, "does not lie in the store 'files', or was built before"),
+        (replaced, "is not in the store 'files', or was built before"),
         (lambda: None, None),
     ],
 )
@@ -321,7 +320,7 @@ def test_the_command_copies(shop, move, clock, monkeypatch, capsys):
 def test_a_shard_is_read_whole_and_merged_once(shop):
     """A merge tells how many bits were missing: all of them first, none the second time."""
     shop("files")
-    generation = registry["article"].live._generation(*_active("article"))
+    generation = registry["article"].active_filter._generation(*_active("article"))
     whole = generation.read_shard(0)
     empty = stores["shared"].create("article", "twin", generation.layout)
 

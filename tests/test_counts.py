@@ -13,10 +13,10 @@ from django.urls import path
 
 from bench import figures
 from bloomguard import verdicts
-from bloomguard.counting import counts
-from bloomguard.counting.counts import Counts
 from bloomguard.decorators import guarded
 from bloomguard.guards import guards
+from bloomguard.guards import tallies as counts
+from bloomguard.guards.tallies import Counts
 from bloomguard.lookups.query import RowLookup
 from bloomguard.lookups.scope import guarded_lookups
 from bloomguard.stores.pages import COLUMNS
@@ -64,7 +64,7 @@ def test_the_order_of_the_columns_is_for_good():
     """Figures lie in stores by column: a name never moves."""
     assert counts.NAMES == (
         "absent", "out of range", "maybe", "unkeyable", "cold", "fenced", "lease", "identity", "unreachable",
-        "untrusted", "error", "false absence", "shadow", "blocked", "spared", "false positive",
+        "untrusted", "error", "false absence", "shadow", "blocked", "query avoided", "false positive",
         "would-be 404", "would-be false 404", "timed", "microseconds", "remembered",
     )  # fmt: skip
 
@@ -210,7 +210,7 @@ def test_a_mistake_in_counting_is_no_answer(counted, get, monkeypatch, caplog):
 
     assert [get("/products/7/").status_code for _ in range(2)] == [404, 404]
     assert [record.getMessage() for record in caplog.records if record.name == "bloomguard"] == [
-        "bloomguard learns nothing from a query because of an error of its own"
+        "bloomguard could not record a false positive, because of an internal error"
     ]
 
 
@@ -222,11 +222,11 @@ def test_views_count_what_they_spare(counted):
     assert guard.get_or_load(8, lambda value: 1) is None
     assert guard.filter_existing([7, 8, 9]) == [7]
 
-    assert counted() == {"absent": 4, "maybe": 1, "spared": 2}
+    assert counted() == {"absent": 4, "maybe": 1, "query avoided": 2}
 
 
 @both
-@pytest.mark.parametrize(("status", "expected"), [(404, "blocked"), (200, "spared")])
+@pytest.mark.parametrize(("status", "expected"), [(404, "blocked"), (200, "query avoided")])
 def test_an_answered_query_is_blocked_or_spared_by_the_status(counted, settings, get, status, expected):
     """A 404 after an answered query is the guard's; any other page has spared a query."""
 
@@ -250,7 +250,7 @@ def test_the_last_of_several_answered_queries_is_the_blocked_one(counted, settin
     settings.ROOT_URLCONF = urlconf(path("p/<int:pk>/", view))
 
     assert wsgi("/p/8/").status_code == 404
-    assert counted() == {"absent": 2, "blocked": 1, "spared": 1}
+    assert counted() == {"absent": 2, "blocked": 1, "query avoided": 1}
 
 
 def test_checks_are_timed_now_and_then(counted, monkeypatch):

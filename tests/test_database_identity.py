@@ -15,14 +15,15 @@ import pytest
 from django.core.management import call_command
 from django.db import connections, transaction
 
-from bloomguard.guards import Guard, Verdict, registry
+from bloomguard.guards import Guard, registry
 from bloomguard.models import GuardState
 from bloomguard.rebuild import Rebuild
-from bloomguard.remembered import is_of
+from bloomguard.state import table as states
+from bloomguard.state.connection import StateConnection
+from bloomguard.state.negative_cache import is_of
+from bloomguard.state.table import FENCED, State, StateTable
 from bloomguard.stores import stores
-from bloomguard.sync import state as states
-from bloomguard.sync.connection import StateConnection
-from bloomguard.sync.state import FENCED, State, StateTable
+from bloomguard.verdicts import Verdict
 
 from . import database, servers
 from .conftest import forget
@@ -122,9 +123,9 @@ def test_a_server_that_does_not_wait_for_its_disk_lets_nothing_be_forgotten(serv
 
     state = states.table.renewed("counted")
     assert guard.verdict(2) is MAYBE
-    assert not guard.live.found_out.worth_asking(b"2", state.active)
-    guard.live.found_out.remember(guard.keys.key(2), state.active, "postgresql")
-    assert not guard.live.found_out.marks
+    assert not guard.active_filter.negative_cache.worth_asking(b"2", state.active)
+    guard.active_filter.negative_cache.remember(guard.keys.key(2), state.active, "postgresql")
+    assert not guard.active_filter.negative_cache.marks
 
 
 def test_a_transaction_that_does_not_wait_for_the_disk_discards_nothing(each_database, counted):
@@ -191,7 +192,7 @@ def test_a_copy_of_the_database_takes_nothing_out_of_the_filter(copied, counted,
     Product.objects.bulk_create(Product(pk=pk) for pk in (1, 2))
     guard = counted()
     state = states.table.renewed("counted")
-    generation = guard.live._generation(state, state.active)
+    generation = guard.active_filter._generation(state, state.active)
     before = generation.approximate_size()
     copied()
     forget()
@@ -223,7 +224,7 @@ def test_a_copys_rebuild_leaves_the_originals_filter(copied, counted, clock, cap
 
     assert {original.active, mine.active} <= set(stores["default"].names("counted"))
     assert original.active not in mine.generations
-    assert "a prefix, or a path, each" in caplog.text
+    assert "their own prefix or path" in caplog.text
     assert guard.verdict(2) is ABSENT
     assert is_of(mine.active, mine.here)
     assert not is_of(original.active, mine.here)
@@ -248,7 +249,7 @@ def test_another_boot_of_the_host_is_another_database(fresh, counted, monkeypatc
     """SQLite's last commits may be lost when the host goes down; its litter is swept all the same."""
     counted()
     (tmp_path / "boot_id").write_text("another boot")
-    monkeypatch.setattr("bloomguard.places.BOOT_ID", tmp_path / "boot_id")
+    monkeypatch.setattr("bloomguard.stores.disk.BOOT_ID", tmp_path / "boot_id")
 
     after = states.table.current("counted")
 
@@ -280,11 +281,11 @@ def test_a_server_that_does_not_say_which_it_is_lets_nothing_be_forgotten(each_d
 
         assert (read.is_ours, read.may_forget) == (True, False)
         assert [guard.verdict(pk) for pk in (2, 3)] == [MAYBE, ABSENT]
-        assert "never forgets a key" in caplog.text
+        assert "discards no keys" in caplog.text
     finally:
         settings["USER"] = before
         connections["postgresql"].close()
-        states.table.connection._told_less = False
+        states.table.connection._hides_identity = False
         with connections["postgresql"].cursor() as cursor:
             cursor.execute("GRANT EXECUTE ON FUNCTION pg_control_system() TO PUBLIC")
             cursor.execute("DROP OWNED BY plain")

@@ -13,11 +13,11 @@ from django.urls import path
 from django.utils.decorators import method_decorator
 from django.views import View
 
-from bloomguard.counting.counts import BLOCKED, SPARED
 from bloomguard.decorators import guarded
 from bloomguard.exceptions import ConfigurationError
 from bloomguard.guards import registry
-from bloomguard.sync import state
+from bloomguard.guards.tallies import AVOIDED, BLOCKED
+from bloomguard.state import table as state
 from bloomguard.verdicts import MAYBE
 from tests.guarding import registered, urlconf
 from tests.shop.models import Product
@@ -83,17 +83,18 @@ def test_an_absent_id_is_not_found_and_asks_nothing(ask, shop, url, django_asser
 def test_with_the_middleware_the_request_is_asked_for_once_and_counts_once(client, shop, url, monkeypatch):
     """The decorator, and the view's own query, share one answer; the response is kept out of caches."""
     asked = []
-    ask_ = registry["product"].live.ask
-    monkeypatch.setattr(registry["product"].live, "ask", lambda key: asked.append(key) or ask_(key))
-    monkeypatch.setattr(registry["product"].live, "ask_now", lambda key: None)
-    monkeypatch.setattr(registry["product"].live, "aask", _none)
+    ask_ = registry["product"].active_filter.ask
+    monkeypatch.setattr(registry["product"].active_filter, "ask", lambda key: asked.append(key) or ask_(key))
+    for name in ("ask_leased", "ask_now"):
+        monkeypatch.setattr(registry["product"].active_filter, name, lambda key: None)
+    monkeypatch.setattr(registry["product"].active_filter, "aask", _none)
     registry["product"].tallies.forget()
     absent, existing = client(url.format(8)), client(url.format(7))
 
     assert (absent.status_code, absent["Cache-Control"], existing.status_code) == (404, "no-store", 200)
     assert len(asked) == 2
     assert registry["product"].tallies.read()[BLOCKED] == 1
-    assert SPARED not in registry["product"].tallies.read()
+    assert AVOIDED not in registry["product"].tallies.read()
 
 
 async def _none(key):
@@ -184,7 +185,7 @@ def test_under_asgi_the_rows_are_read_in_a_thread(shop, clock, monkeypatch):
     monkeypatch.setattr(
         state.table.connection, "execute", lambda *args: threads.add(threading.get_ident()) or execute(*args)
     )
-    registry["product"].live.forget()
+    registry["product"].active_filter.forget()
     clock.sleep(5)
     view = spy("async", [])
 
@@ -280,9 +281,9 @@ def test_an_argument_that_the_view_lacks_is_refused_at_once(arg):
     [
         ("prodcut", {}, "no guard 'prodcut'; known are"),
         ("order", {}, None),
-        ("article", {}, "none of it is slug"),
-        ("place", {"arg": "pk"}, "it has to say where ['slug'] are"),
-        ("place", {"arg": {"slug": "pk"}}, "it has to say where ['country'] are"),
+        ("article", {}, "expected slug"),
+        ("place", {"arg": "pk"}, "add the arguments for ['slug']"),
+        ("place", {"arg": {"slug": "pk"}}, "add the arguments for ['country']"),
     ],
 )
 def test_a_mistake_is_logged_once_and_passes(fresh, db, caplog, kind, name, arguments, message):
@@ -346,7 +347,7 @@ METHODS = [Plain, Async, ByMethodDecorator, AsyncByMethodDecorator, AsyncDispatc
 def test_methods_are_guarded(ask, shop, settings, clock, view):
     """``@guarded`` stands on a method of a class-based view, by itself or by ``method_decorator``, sync or async."""
     settings.ROOT_URLCONF = urlconf(path("<int:pk>/", view.as_view()))
-    registry["product"].live.forget()
+    registry["product"].active_filter.forget()
     clock.sleep(5)
 
     answers = [ask(url) for url in ("/8/", "/7/", "/8/")]

@@ -13,7 +13,7 @@ from bloomguard.filters import codec
 from bloomguard.guards import registry
 from bloomguard.models import GuardState
 from bloomguard.rebuild import Rebuild
-from bloomguard.sync import state as states
+from bloomguard.state import table as states
 from tests import database
 from tests.conftest import Counting, forget
 from tests.guarding import make_guard
@@ -93,9 +93,9 @@ def test_a_filter_with_more_keys_than_room(built):
     ((found, message, hint),) = messages()
 
     assert found == "bloomguard.W032"
-    assert "keys are in its filter, which has room for 1,500: " in message
-    assert "more than the promised 0.10% of absent IDs pass" in message
-    assert "rebuild_filter mine, which makes more room" in hint
+    assert " keys, but has a capacity of 1,500: " in message
+    assert "more than the configured 0.10% of absent IDs pass" in message
+    assert "rebuild_filter mine, which builds a larger filter" in hint
 
 
 def test_a_filter_that_its_guard_keeps_too_small(built, clock):
@@ -107,14 +107,14 @@ def test_a_filter_that_its_guard_keeps_too_small(built, clock):
     ((found, message, hint),) = messages()
 
     assert found == "bloomguard.W032"
-    assert "room for 1,000" in message
+    assert "a capacity of 1,000" in message
     assert hint.startswith("Raise its capacity, which is 1,000, or remove the line; then run ")
 
 
 def test_a_filter_of_a_newer_release(built):
     """A format that this release cannot read is told with both versions."""
     state = states.table.current("mine")
-    path = built.live.store._file("mine", state.active)
+    path = built.active_filter.store._file("mine", state.active)
     forget()
     data = bytearray(path.read_bytes())
     struct.pack_into(">H", data, 16, codec.VERSION + 1)
@@ -153,7 +153,7 @@ def test_state_rows_that_cannot_be_read(mine):
             editor.create_model(GuardState)
 
     assert found == "bloomguard.W034"
-    assert "the database 'default' does not tell which filters are valid" in message
+    assert "the state rows cannot be read from the database 'default'" in message
     assert "bloomguard_guardstate" in message
     assert "migrate" in hint
 

@@ -12,10 +12,11 @@ from django.db import DatabaseError, IntegrityError, connections, transaction
 from django.db.models import Case, F, Q, Value, When
 from django.db.models.functions import Concat
 
-from bloomguard.guards import Guard, Verdict
+from bloomguard.guards import Guard
 from bloomguard.rebuild import Rebuild
-from bloomguard.sync import discards
-from bloomguard.sync.observer import TransactionObserver
+from bloomguard.verdicts import Verdict
+from bloomguard.writes import discards
+from bloomguard.writes.observer import TransactionObserver
 
 from . import database, servers
 from .conftest import forget
@@ -56,7 +57,8 @@ def articles(made) -> Guard:
 
 def held(guard: Guard) -> int:
     """Keys that the guard's filter counts."""
-    return guard.live._generation(guard.live.table.current(guard.name), guard.live.active()).approximate_size()
+    known = guard.active_filter
+    return known._generation(known.table.current(guard.name), known.active()).approximate_size()
 
 
 def atomic() -> Any:
@@ -465,10 +467,10 @@ def test_an_error_in_a_block_of_its_own_harms_nobody(articles):
 @on_one_database
 def test_a_token_is_for_the_generation_that_was_active(articles, clock):
     """A row deleted before a rebuild, and committed after it, is not taken out of the new generation."""
-    token = discards.Alive(articles.live.active(), {})
+    token = discards.Alive(articles.active_filter.active(), {})
     Rebuild(articles, sleep=clock.sleep).run()
 
-    articles.live.discard([articles.keys.key("a")], token.generation)
+    articles.active_filter.discard([articles.keys.key("a")], token.generation)
 
     assert articles.verdict("a") is MAYBE
 
@@ -476,12 +478,12 @@ def test_a_token_is_for_the_generation_that_was_active(articles, clock):
 @on_one_database
 def test_a_fenced_guard_discards_nothing(articles):
     """While the guard is out of use there is no generation to discard from, and deleting goes on."""
-    articles.live.table.fence(articles.name, "for a test")
-    articles.live.table.forget()
+    articles.active_filter.table.fence(articles.name, "for a test")
+    articles.active_filter.table.forget()
 
     Article.objects.filter(slug="a").delete()
 
-    assert articles.live.active() == ""
+    assert articles.active_filter.active() == ""
 
 
 @on_one_database

@@ -6,8 +6,9 @@ import pytest
 from django.db import connections
 
 from bloomguard.exceptions import RebuildError
-from bloomguard.guards import Verdict, registry
-from bloomguard.sync import state
+from bloomguard.guards import registry
+from bloomguard.state import table as state
+from bloomguard.verdicts import Verdict
 
 from . import database
 from .shop.models import Product
@@ -58,6 +59,6 @@ def test_a_table_of_several_schemas_is_refused(build, schema):
     with pytest.raises(RebuildError, match="a table of the schema 'public', and of 'tenant'"):
         build("product")
 
-    registry["product"].live.forget()
+    registry["product"].active_filter.forget()
     assert registry["product"].verdict(50) is Verdict.UNKNOWN
     assert state.table.current("product").status == state.FENCED

@@ -17,9 +17,10 @@ from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 from gazetteer.models import City, Listing
 
-from bloomguard.guards import Verdict, registry
+from bloomguard.guards import registry
 from bloomguard.lookups import scope
 from bloomguard.routes.openness import why_closed
+from bloomguard.verdicts import Verdict
 from tests.guarding import make_guard, urlconf
 
 DOCS = Path(__file__).parents[1] / "docs"

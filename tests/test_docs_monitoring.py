@@ -12,8 +12,8 @@ from django.core.management.base import OutputWrapper
 from django.dispatch import Signal
 
 from bloomguard import signals, verdicts
-from bloomguard.counting.counts import NAMES, counts
-from bloomguard.counting.flushing import Flusher
+from bloomguard.guards.tallies import NAMES, counts
+from bloomguard.metrics.flush import Flusher
 
 PAGE = (Path(__file__).parents[1] / "docs" / "monitoring.md").read_text()
 SETTINGS = "INSTALLED_APPS"
@@ -28,7 +28,8 @@ def city(settings):
     """Some figures of the last minute, in a store in memory."""
     settings.BLOOMGUARD = {"STORES": {"default": {"BACKEND": "bloomguard.stores.memory.MemoryStore"}}}
     counts.forget()
-    for name, times in {"absent": 9, "blocked": 9, "spared": 1, "maybe": 3, "lease": 2, "false positive": 1}.items():
+    read = {"absent": 9, "blocked": 9, "query avoided": 1, "maybe": 3, "lease": 2, "false positive": 1}
+    for name, times in read.items():
         for _ in range(times):
             counts.of("city")[name]()
     Flusher().flush()

@@ -13,19 +13,21 @@ from pathlib import Path
 import pytest
 from django.core.cache import cache
 from django.core.management import BaseCommand, call_command, load_command_class
+from django.db.models import Q
 from django.http import Http404
 from django.shortcuts import get_object_or_404
 from django.test import RequestFactory
 from gazetteer.models import City, Listing
 
 import bloomguard
-from bloomguard import rebuild, verdicts
+from bloomguard import verdicts
 from bloomguard.guards import Guard, guards, register, registry
 from bloomguard.lookups import guarded_lookups
 from bloomguard.models import GuardState
+from bloomguard.rebuild import rebuild
+from bloomguard.rebuild.source import Source
 from bloomguard.routes.explain import MEANING
-from bloomguard.sources import Source
-from bloomguard.sync.connection import StateConnection
+from bloomguard.state.connection import StateConnection
 from bloomguard.verdicts import Verdict
 from tests.servers import free_port, wait_for
 from tests.shop.models import Product
@@ -163,9 +165,9 @@ def test_an_unknown_secret_or_definition_passes_and_its_write_fences(gazetteer, 
     settings.SECRET_KEY, settings.SECRET_KEY_FALLBACKS = "a new one", ["for tests alone"]
     assert guards["city"].verdict(8) is Verdict.ABSENT
     settings.SECRET_KEY_FALLBACKS = []
-    guards["city"].live.forget()
+    guards["city"].active_filter.forget()
     assert guards["city"].verdict(8) is Verdict.UNKNOWN
-    monkeypatch.setattr(guards["city"].live.table, "sleep", clock.sleep)
+    monkeypatch.setattr(guards["city"].active_filter.table, "sleep", clock.sleep)
     gazetteer.pk = 9
     gazetteer.slug = "nine"
     gazetteer.save(force_insert=True)
@@ -245,7 +247,6 @@ def test_the_stores_of_the_page_can_be_made(settings, tmp_path):
 def test_the_other_settings_and_guards_of_the_pages_are_right(gazetteer, fresh_registry, settings, tmp_path):
     """Stores can be made, and guards have nothing that a check finds."""
     from django.core import checks
-    from django.db.models import Q
 
     from bloomguard.stores import stores
 
@@ -307,6 +308,33 @@ def test_the_proofs_of_the_protocol_run(module):
 
     assert typed
     assert all(option in helped.stdout for line in typed for option in line.split() if option.startswith("--"))
+
+
+def test_the_options_of_a_guard_are_on_their_page(fresh_registry):
+    """The table names every option with its default, and no other; the example is a guard."""
+    page = (DOCS / "guard.md").read_text()
+    shown = dict(re.findall(r"^\| `(\w+)` \| [^|]+ \| `([^`]+)` \|", page, re.MULTILINE))
+    options = [name for name in Guard.__annotations__ if name != "model" and not name.startswith("_")]
+
+    assert list(shown) == options
+    assert {name: eval(text, {"Q": Q}) for name, text in shown.items()} == {
+        name: getattr(Guard, name) for name in options
+    }
+    methods = re.findall(r"^\| `(\w+)\(", page, re.MULTILINE)
+    assert methods == ["applies", "normalize"]
+    assert all(callable(getattr(Guard, name)) for name in methods)
+    [block] = blocks("guard.md", "python")
+    exec(block, {"City": City})
+    assert "city-by-slug" in {guard.name for guard in registry.clashes}  # the example project has one of this name
+
+
+def test_the_filter_of_the_page_works():
+    """It needs neither Django nor a server."""
+    [block] = blocks("filters.md", "python")
+    namespace = {}
+    exec(block, namespace)
+
+    assert b"https://example.com/" not in namespace["seen"]
 
 
 #: Pages with code, and where it runs if not here.

@@ -9,7 +9,7 @@ from django.db import connections
 from bloomguard.guards import registry
 from bloomguard.models import GuardState
 from bloomguard.rebuild import Rebuild
-from bloomguard.sync.state import FENCED
+from bloomguard.state.table import FENCED
 from bloomguard.verdicts import Verdict
 from tests import database
 

@@ -11,8 +11,8 @@ from django.test import AsyncClient, Client
 from django.urls import path
 
 from bloomguard import verdicts
-from bloomguard.counting.counts import counts
 from bloomguard.guards import registry
+from bloomguard.guards.tallies import counts
 from bloomguard.routes.explain import MEANING
 from tests.guarding import registered, urlconf
 from tests.shop import features, views
@@ -48,8 +48,14 @@ def explained(capsys, *arguments):
             "out of range",
             "404 at the route, or at the door",
         ),
-        ("/products/8/", "POST", "absent", "absent", "passes: the guard answers GET, HEAD alone"),
-        ("/decorated/8/", "GET", "absent", "absent", "404 at the route (by @guarded, where it stands in the view)"),
+        ("/products/8/", "POST", "absent", "absent", "passes: the guard answers only GET, HEAD"),
+        (
+            "/decorated/8/",
+            "GET",
+            "absent",
+            "absent",
+            "404 at the route (by @guarded, at its place among the view's decorators)",
+        ),
     ],
 )
 def test_a_path_is_explained(shop, capsys, url, method, verdict, reason, outcome):
@@ -64,7 +70,7 @@ def test_the_key_and_what_it_was_held_against_are_shown(shop, capsys):
     """Key, generation, state row, store, lease and timings are those that the verdict came from."""
     found = explained(capsys, "https://testserver/products/8/?page=2")
     [answer] = found["guards"]
-    state = registry["product"].live.table.current("product")
+    state = registry["product"].active_filter.table.current("product")
 
     assert (found["path"], found["pattern"], found["name"]) == ("/products/8/", "/products/<int:pk>/", "product")
     assert bytes.fromhex(answer["key"]) == registry["product"].keys.key(8)
@@ -72,7 +78,7 @@ def test_the_key_and_what_it_was_held_against_are_shown(shop, capsys):
     assert answer["generation"]["name"] == answer["state"]["active"] == state.active
     assert answer["state"]["version"] == state.version
     assert answer["state"]["status"] == "armed"
-    assert answer["identity"] == registry["product"].live.store.identity == state.identity
+    assert answer["identity"] == registry["product"].active_filter.store.identity == state.identity
     assert answer["backend"] == "bloomguard.stores.file.FileStore"
     assert 0 < answer["lease_seconds"] <= 1
     assert answer["first_us"] > 0 < answer["again_us"]
@@ -81,7 +87,7 @@ def test_the_key_and_what_it_was_held_against_are_shown(shop, capsys):
 
 def test_it_changes_nothing(shop, capsys, django_assert_num_queries):
     """The row is none other afterwards, the guarded table is not asked, and the figures do not count it."""
-    table = registry["product"].live.table
+    table = registry["product"].active_filter.table
     before, counted = table.current("product"), counts.read()
     with django_assert_num_queries(1) as queries:  # the state row
         told(capsys, "/products/8/")
@@ -111,8 +117,8 @@ def test_every_reason_has_a_meaning():
 @pytest.mark.parametrize(
     ("url", "why"),
     [
-        ("/nothing/", "no URL pattern takes this path"),
-        ("/products/0/", "the pattern takes no identifier"),  # a pattern before the guarded one takes it
+        ("/nothing/", "no URL pattern matches this path"),
+        ("/products/0/", "the pattern captures nothing from the path"),  # a pattern before the guarded one takes it
     ],
 )
 def test_a_path_that_nobody_guards(shop, capsys, url, why):
@@ -187,11 +193,11 @@ def test_an_error_is_shown(shop, capsys):
 
 def test_a_fenced_guard_says_why(shop, capsys):
     """The reason of the fence stands in the state row."""
-    registry["product"].live.table.fence("product", "a write of a test")
-    registry["product"].live.table.forget()
+    registry["product"].active_filter.table.fence("product", "a write of a test")
+    registry["product"].active_filter.table.forget()
     said = told(capsys, "/products/8/")
 
-    assert "verdict     unknown: a write could not be put into the filter; run rebuild_filter" in said
+    assert "verdict     unknown: the guard is disabled, often after an unconfirmed add; run rebuild_filter" in said
     assert "fenced a write of a test" in said
 
 
@@ -207,7 +213,7 @@ def test_it_reads_well(shop, capsys):
 @pytest.mark.parametrize(
     ("arguments", "why"),
     [
-        (["products/8/"], r"'products/8/' is no path; it has to begin with a slash"),
+        (["products/8/"], r"'products/8/' is not a path: it must begin with a slash"),
         (["/products/8/", "--urlconf", "no.such"], r"there is no URLconf 'no\.such'"),
     ],
 )

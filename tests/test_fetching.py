@@ -9,10 +9,11 @@ import pytest
 from asgiref.sync import async_to_sync
 
 from bloomguard.exceptions import StoreError
-from bloomguard.guards import Verdict, guards, registry
+from bloomguard.guards import guards, registry
 from bloomguard.rebuild import Rebuild
+from bloomguard.state import table as state
 from bloomguard.stores import stores
-from bloomguard.sync import state
+from bloomguard.verdicts import Verdict
 from tests.conftest import forget
 from tests.servers import valkey
 from tests.shop.models import Article, Place, Product
@@ -130,7 +131,7 @@ def test_an_error_keeps_everything(shop, monkeypatch, caplog, error):
     guard = guards["product"]
     guard._log.forget()
     assert guard.filter_existing([7, 11]) == [7]
-    monkeypatch.setattr(next(iter(guard.live._opened.values())), "might_contain_many", fail)
+    monkeypatch.setattr(next(iter(guard.active_filter._opened.values())), "might_contain_many", fail)
 
     with caplog.at_level(logging.WARNING, logger="bloomguard"):
         kept = [guard.filter_existing([7, 11]) for _ in range(3)]

@@ -16,13 +16,13 @@ import pytest
 from django.core.management import CommandError, call_command
 from django.test import Client
 
-from bloomguard import figures
-from bloomguard.counting import flushing
-from bloomguard.counting.counts import counts
-from bloomguard.counting.flushing import Flusher
 from bloomguard.exceptions import StoreUnavailable
-from bloomguard.figures import DAY, HOUR, MINUTE, Series
 from bloomguard.guards import guards
+from bloomguard.guards.tallies import counts
+from bloomguard.metrics import flush as flushing
+from bloomguard.metrics import series as figures
+from bloomguard.metrics.flush import Flusher
+from bloomguard.metrics.series import DAY, HOUR, MINUTE, Series
 from bloomguard.stores import stores
 from bloomguard.stores.memory import MemoryStore
 from tests.shop.models import Product
@@ -92,7 +92,7 @@ def test_what_was_counted_is_read(flusher, calendar):
 def test_figures_in_the_projects_terms(flusher):
     """Sums: all verdicts, those that passed and why, look-ups avoided, the error rate, the time of a check."""
     for name, times in {
-        "absent": 90, "out of range": 7, "maybe": 20, "cold": 4, "lease": 1, "blocked": 95, "spared": 2,
+        "absent": 90, "out of range": 7, "maybe": 20, "cold": 4, "lease": 1, "blocked": 95, "query avoided": 2,
         "false positive": 3,
     }.items():  # fmt: skip
         count(name, times)
@@ -285,7 +285,7 @@ def test_a_mistake_of_ours_is_said_once(flusher, caplog):
         flusher._flush_quietly()
 
     assert [record.getMessage() for record in caplog.records] == [
-        "bloomguard could not keep its figures because of an error of its own"
+        "bloomguard could not write its counts, because of an internal error"
     ]
 
 
@@ -296,7 +296,7 @@ import sys
 import django
 django.setup()
 from django.test import Client
-from bloomguard.counting import flushing
+from bloomguard.metrics import flush as flushing
 flushing.SECONDS = 0.05
 client = Client(raise_request_exception=False, headers={"host": "localhost"})
 for number in range(100):

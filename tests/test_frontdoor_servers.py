@@ -11,9 +11,9 @@ from contextlib import contextmanager
 import pytest
 from django.db.backends.utils import CursorWrapper
 
+from bloomguard.state.connection import StateConnection
+from bloomguard.state.table import StateTable
 from bloomguard.stores.file import FileStore
-from bloomguard.sync.connection import StateConnection
-from bloomguard.sync.state import StateTable
 from tests.conftest import forget
 from tests.front import Asgi
 from tests.processes import end

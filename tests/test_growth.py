@@ -8,9 +8,9 @@ import pytest
 from django.core.checks import run_checks
 from django.db import transaction
 
-from bloomguard.building.growth import days_to_capacity, kept, rows_a_day
 from bloomguard.models import GuardState
 from bloomguard.rebuild import Rebuild
+from bloomguard.rebuild.plan import days_to_capacity, growth_baseline, rows_a_day
 from bloomguard.verdicts import Verdict
 
 from .guarding import registered
@@ -46,10 +46,10 @@ def test_a_build_keeps_what_growth_is_counted_from():
     second = GuardState(name="city", rows=20, published_at=NOW + HOUR, former_rows=10, former_published_at=NOW)
     third = GuardState(name="city", rows=30, published_at=NOW + DAY, former_rows=10, former_published_at=NOW)
 
-    assert kept(None) == kept(GuardState(name="city")) == {}
-    assert kept(first) == {"former_rows": 10, "former_published_at": NOW}
-    assert kept(second) == {}
-    assert kept(third) == {"former_rows": 30, "former_published_at": NOW + DAY}
+    assert growth_baseline(None) == growth_baseline(GuardState(name="city")) == {}
+    assert growth_baseline(first) == {"former_rows": 10, "former_published_at": NOW}
+    assert growth_baseline(second) == {}
+    assert growth_baseline(third) == {"former_rows": 30, "former_published_at": NOW + DAY}
 
 
 @pytest.fixture(params=["bloom", "bitmap", "cuckoo"])

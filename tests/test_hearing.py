@@ -8,9 +8,9 @@ import pytest
 from django.http import HttpResponse
 from django.test import Client, RequestFactory
 
-from bloomguard import hearing
 from bloomguard.guards import guards
-from bloomguard.hearing import digest, log, log_if_wanted
+from bloomguard.guards import verdict_log as hearing
+from bloomguard.guards.verdict_log import digest, log, log_if_wanted
 from bloomguard.verdicts import ABSENT
 from tests.shop.models import Product
 
@@ -121,7 +121,7 @@ def test_the_panel_shows_the_verdicts_of_the_request(panel, product):
     assert made.nav_subtitle == "2 verdicts, 1 absent"
     assert [each["verdict"] for each in made.get_stats()["verdicts"]] == ["absent", "maybe"]
     assert digest(product, 123456789) in made.content
-    assert "the filter does not have it" in made.content
+    assert "the filter does not contain it" in made.content
     assert "123456789" not in made.content
 
 

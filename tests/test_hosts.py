@@ -9,7 +9,7 @@ import pytest
 from bloomguard.guards import registry
 from bloomguard.models import GuardState
 from bloomguard.rebuild import Rebuild
-from bloomguard.sync.state import ARMED, FENCED
+from bloomguard.state.table import ARMED, FENCED
 from bloomguard.verdicts import ABSENT, IDENTITY, MAYBE
 
 from . import database
@@ -26,9 +26,9 @@ import logging, socket, sys
 socket.gethostname = lambda: "web-2"
 import django
 django.setup()
-from bloomguard import rebuild
+from bloomguard.rebuild import rebuild
 from bloomguard.guards import registry
-from bloomguard.sync import state
+from bloomguard.state import table as state
 from tests.shop.models import Product
 state.table.sleep = lambda seconds: None
 logging.getLogger("bloomguard").addHandler(logging.StreamHandler(sys.stdout))
@@ -101,7 +101,7 @@ def test_a_build_on_the_other_host_takes_over_and_says_so(there, clock, caplog):
     taken = there("rebuild.Rebuild(guard, sleep=lambda seconds: None).run()")
     clock.now += 1
 
-    assert "web-2 builds it in a store of its own, after web-1 did so" in taken
+    assert "web-2 builds it in its own store, and web-1 did so before" in taken
     assert "use a store that all hosts share" in taken
     assert there(f"print(guard.decide({ABSENT_PK}).verdict.name, guard.decide(1).verdict.name)") == "ABSENT MAYBE\n"
     assert (row().status, row().host) == (ARMED, "web-2")

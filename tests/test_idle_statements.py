@@ -13,8 +13,9 @@ from django.core.files.storage import FileSystemStorage
 from django.db import connections, models, transaction
 from django.test.utils import CaptureQueriesContext, isolate_apps
 
-from bloomguard.guards import Verdict, registry
+from bloomguard.guards import registry
 from bloomguard.rebuild import Rebuild
+from bloomguard.verdicts import Verdict
 
 from . import database, orm_writes
 from .guarding import registered
@@ -49,7 +50,7 @@ def test_idle_guards_add_and_change_no_statement(guarded, block):
     assert outcomes == plain
     assert statements == expected
     assert len(statements) > 500
-    assert all(registry[guard.name].live.table.is_armed(guard.name) is False for guard in registry)
+    assert all(registry[guard.name].active_filter.table.is_armed(guard.name) is False for guard in registry)
 
 
 PAGE = (Path(__file__).parents[1] / "docs" / "protocol.md").read_text()

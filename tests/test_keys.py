@@ -15,7 +15,7 @@ from gazetteer.models import City, Listing
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from bloomguard.keys import KeyMaker, OutOfRange, Unkeyable, kind_of
+from bloomguard.guards.keys import KeyMaker, OutOfRange, Unkeyable, kind_of
 from tests.shop.models import Article, Bundle, Diary, Order, Place, Price, Product
 
 BIG = 2**63 - 1

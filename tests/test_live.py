@@ -10,13 +10,13 @@ from django.db.models import Q
 from django.utils import timezone
 
 from bloomguard.exceptions import StoreError, StoreUnavailable
-from bloomguard.guards import Guard, Verdict, registry
-from bloomguard.live import LiveFilter
+from bloomguard.guards import Guard, registry
 from bloomguard.rebuild import Rebuild
+from bloomguard.state import table as states
+from bloomguard.state.active_filter import ActiveFilter
+from bloomguard.state.table import FENCED, State, StateTable
 from bloomguard.stores import stores
-from bloomguard.sync import state as states
-from bloomguard.sync.state import FENCED, State, StateTable
-from bloomguard.verdicts import ABSENT, COLD, ERROR, IDENTITY, LEASE, MAYBE, UNTRUSTED
+from bloomguard.verdicts import ABSENT, COLD, ERROR, IDENTITY, LEASE, MAYBE, UNTRUSTED, Verdict
 from bloomguard.verdicts import FENCED as FENCED_DECISION
 
 from .conftest import Counting, forget
@@ -49,9 +49,9 @@ def connection(monkeypatch) -> Counting:
     return counting
 
 
-def another_process(guard: Guard, clock) -> LiveFilter:
+def another_process(guard: Guard, clock) -> ActiveFilter:
     table = StateTable(Counting(), clock)
-    return LiveFilter(guard.name, store_alias="default", definition=guard.definition, width=8, table=table)
+    return ActiveFilter(guard.name, store_alias="default", definition=guard.definition, width=8, table=table)
 
 
 # -- asking
@@ -120,7 +120,7 @@ def test_what_needs_the_database_is_left_to_the_caller(product, clock, connectio
 
 def test_a_process_that_just_started_opens_nothing_in_a_hurry(product, clock):
     """``decide_now`` does not open a filter, which reads all of it; ``decide`` does, once."""
-    product.live.forget()
+    product.active_filter.forget()
 
     assert product.decide_now(1) is None
     assert product.decide(1) == MAYBE
@@ -151,16 +151,16 @@ def test_a_fence_by_another_process_is_obeyed_within_a_lease(product, clock):
 
 def test_a_generation_of_another_process_is_picked_up_within_a_lease(product, clock):
     """What another process publishes answers here within a second, and the one before is let go of."""
-    before = product.live.table.current("product").active
+    before = product.active_filter.table.current("product").active
     other = another_process(product, clock)
-    product.live.__dict__["table"], mine = other.table, product.live.table
+    product.active_filter.__dict__["table"], mine = other.table, product.active_filter.table
     built = Rebuild(product, sleep=lambda seconds: None).run()
-    product.live.__dict__["table"] = mine
+    product.active_filter.__dict__["table"] = mine
     clock.now += 1
 
     assert product.decide(ABSENT_PK) == ABSENT
-    assert product.live.last_check[0] == built.generation != before
-    assert list(product.live._opened) == [built.generation]
+    assert product.active_filter.last_check[0] == built.generation != before
+    assert list(product.active_filter._opened) == [built.generation]
 
 
 def test_a_first_generation_is_picked_up_within_a_lease(fresh, transactional_db, clock):
@@ -193,7 +193,7 @@ def test_another_store_is_not_trusted(product, clock, caplog):
 
     assert found == {IDENTITY}
     assert len(caplog.records) == 1
-    assert not product.live.add([key(50)])
+    assert not product.active_filter.add([key(50)])
 
 
 def test_a_rebuild_takes_another_store_over(product, build, clock):
@@ -214,10 +214,10 @@ def test_a_key_is_found_by_a_former_secret(product, settings, clock):
     former = settings.SECRET_KEY
     settings.SECRET_KEY = "another"
     settings.SECRET_KEY_FALLBACKS = ["a third", former]
-    product.live.forget()
+    product.active_filter.forget()
     with_fallback = [product.decide(1), product.decide(ABSENT_PK), product.add(50), product.decide(50)]
     settings.SECRET_KEY_FALLBACKS = []
-    product.live.forget()
+    product.active_filter.forget()
 
     assert with_fallback == [MAYBE, ABSENT, True, MAYBE]
     assert [product.decide(1), product.decide(ABSENT_PK), product.add(51)] == [UNTRUSTED, UNTRUSTED, False]
@@ -275,13 +275,15 @@ def test_a_filter_for_another_definition_is_not_asked(changed, build, clock):
 
 def generations(guard: Guard, *names: str) -> dict[str, bool]:
     """Whether each of the generations holds the key 50."""
-    find = guard.live.find_key_hash
+    find = guard.active_filter.find_key_hash
     return {name: stores["default"].open(guard.name, name, find).might_contain(key(50)) for name in names}
 
 
 def test_an_add_goes_to_every_generation_that_is_named(product, clock):
     """Active, standby and building: whichever answers now or next has the key."""
-    layout = stores["default"].open("product", states.table.current("product").active, product.live.find_key_hash)
+    layout = stores["default"].open(
+        "product", states.table.current("product").active, product.active_filter.find_key_hash
+    )
     for name in ("before", "next"):
         stores["default"].create("product", name, layout.layout)
     seen = states.table.current("product")
@@ -317,7 +319,7 @@ def test_an_add_counts_where_it_will_be_asked_for(changes, lost, counts, product
 def test_a_standby_that_an_add_did_not_reach_makes_it_no_add(product, clock, monkeypatch):
     """Whoever has not read the row since a generation was replaced still answers from it: the add must be there too."""
     seen = states.table.current("product")
-    opened = product.live._opened[seen.active]
+    opened = product.active_filter._opened[seen.active]
     stores["default"].create("product", "new", opened.layout)
     states.table.swap(seen, active="new", standby=seen.active)
     clock.now += 1
@@ -339,7 +341,7 @@ def test_a_kept_standby_that_an_add_did_not_reach_has_to_go(parts, product, cloc
     clock.now += 1
     asked = []
 
-    assert product.live.add([key(50)], lambda state: asked.append(state) or parts) is parts
+    assert product.active_filter.add([key(50)], lambda state: asked.append(state) or parts) is parts
     assert set(asked) == {kept}
     assert generations(product, seen.active) == {seen.active: True}
 
@@ -347,7 +349,7 @@ def test_a_kept_standby_that_an_add_did_not_reach_has_to_go(parts, product, cloc
 def test_an_add_to_a_fenced_guard_asks_no_store(product, clock, monkeypatch):
     """While a guard is fenced, and nothing is being built, saves do not wait for a server that may be gone."""
     seen = states.table.current("product")
-    monkeypatch.setattr(product.live._opened[seen.active], "_write", lambda places: pytest.fail("asked"))
+    monkeypatch.setattr(product.active_filter._opened[seen.active], "_write", lambda places: pytest.fail("asked"))
     states.table.swap(seen, status=FENCED)
     clock.now += 1
 
@@ -357,9 +359,9 @@ def test_an_add_to_a_fenced_guard_asks_no_store(product, clock, monkeypatch):
 def test_an_add_heeds_every_fence_anew(product, build, clock):
     """A writer that knows of a fence, and has looked at nothing since, gives readers their time at the next one too."""
     slept = []
-    product.live.table.sleep = lambda seconds: (slept.append(seconds), clock.sleep(seconds))
+    product.active_filter.table.sleep = lambda seconds: (slept.append(seconds), clock.sleep(seconds))
     writer = another_process(product, clock)
-    writer.table.sleep = product.live.table.sleep
+    writer.table.sleep = product.active_filter.table.sleep
     states.table.fence("product", "because")
     clock.now += 1
     assert writer.add([key(50)])
@@ -375,7 +377,7 @@ def test_an_add_heeds_every_fence_anew(product, build, clock):
 
 def test_an_add_that_is_refused_is_no_add(product, clock, monkeypatch):
     """A store that fails an add makes it ``False``, and the generation is not trusted afterwards."""
-    generation = product.live._opened[states.table.current("product").active]
+    generation = product.active_filter._opened[states.table.current("product").active]
 
     def fail(places):
         raise StoreError("the disk is gone")
@@ -390,7 +392,7 @@ def test_an_add_that_is_refused_is_no_add(product, clock, monkeypatch):
 
 def test_an_add_needs_a_lease_to_its_end(product, clock, monkeypatch):
     """An add during which the lease ran out is done again under a fresh one: the row may name another generation."""
-    generation = product.live._opened[states.table.current("product").active]
+    generation = product.active_filter._opened[states.table.current("product").active]
     write, taken = generation._write, []
 
     def slow(places):
@@ -407,7 +409,7 @@ def test_an_add_needs_a_lease_to_its_end(product, clock, monkeypatch):
 def test_an_add_counts_under_the_copy_that_it_began_with(product, clock, monkeypatch):
     """A copy that another thread has read meanwhile names other generations: the add is done again, for those."""
     seen = states.table.current("product")
-    generation = product.live._opened[seen.active]
+    generation = product.active_filter._opened[seen.active]
     places, taken = generation._places, []
 
     def slow(keys):
@@ -428,7 +430,7 @@ def test_an_add_counts_under_the_copy_that_it_began_with(product, clock, monkeyp
 
 def test_an_add_that_never_is_in_time_is_no_add(product, clock, monkeypatch):
     """Tried twice; then the caller has to fence."""
-    generation = product.live._opened[states.table.current("product").active]
+    generation = product.active_filter._opened[states.table.current("product").active]
     write = generation._write
 
     def slow(places):
@@ -456,12 +458,14 @@ def test_an_add_before_the_first_build_is_done(fresh, clock, db):
 def test_an_add_follows_a_rebuild_that_it_has_not_heard_of(product, clock):
     """A writer whose copy of the row is from before a build tries again with a fresh one once its generation is
     gone."""
-    layout = stores["default"].open("product", states.table.current("product").active, product.live.find_key_hash)
+    layout = stores["default"].open(
+        "product", states.table.current("product").active, product.active_filter.find_key_hash
+    )
     stores["default"].create("product", "next", layout.layout)
     table = StateTable(Counting(), clock)
     seen = table.current("product")
-    product.live.forget()
-    product.live.table.renew(after=clock.now - 1)
+    product.active_filter.forget()
+    product.active_filter.table.renew(after=clock.now - 1)
     table.swap(seen, active="next")
     stores["default"].drop("product", seen.active)
 

@@ -8,11 +8,11 @@ import pytest
 from django.db.models import Q
 from django.utils import timezone
 
-from bloomguard.building.needs import assess
 from bloomguard.guards import registry
 from bloomguard.rebuild import Rebuild
+from bloomguard.rebuild.plan import assess
+from bloomguard.state import table as states
 from bloomguard.stores import stores
-from bloomguard.sync import state as states
 
 from .conftest import forget
 from .shop.guards import ArticleGuard, ProductGuard
@@ -66,7 +66,7 @@ def test_another_store_is_a_reason(product):
     folder.rename(folder.with_name("former"))
     forget()
 
-    assert assess(product).reasons == ("its filter is in another store, or in this one as it was before a restart",)
+    assert assess(product).reasons == ("its filter is in another store, or was built before this store was restarted",)
 
 
 def test_a_damaged_filter_is_a_reason(product):
@@ -129,7 +129,7 @@ def test_a_full_filter_is_a_reason(kind, product, clock, monkeypatch):
 
     (reason,) = assess(product).reasons
 
-    assert reason.endswith("keys are in it or due, and it has room for 15,000")
+    assert reason.endswith("keys, and its capacity is 15,000")
 
 
 def test_a_capacity_that_is_given_is_no_reason_for_ever(product, clock, monkeypatch):

@@ -10,11 +10,12 @@ from asgiref.sync import async_to_sync
 from django.db import transaction
 from django.test import AsyncClient, Client
 
-from bloomguard import rebuild, signals, spot_checks
-from bloomguard.building.verify import Verification
-from bloomguard.guards import guards
+from bloomguard import signals
+from bloomguard.guards import guards, spot_checks
 from bloomguard.models import GuardState
-from bloomguard.sync import state
+from bloomguard.rebuild import rebuild
+from bloomguard.rebuild.verify import Verification
+from bloomguard.state import table as state
 from tests.front import Asgi, Wsgi
 from tests.shop.models import Product
 from tests.test_verify import insert_unseen
@@ -162,7 +163,7 @@ def test_a_fence_is_told(shop, clock, fails):
 
 def test_a_failing_receiver_lets_the_write_commit(shop, clock, monkeypatch):
     """A write whose add fails fences its guard, tells it, and is committed."""
-    monkeypatch.setattr(type(guards["product"].live), "add", lambda *args: False)
+    monkeypatch.setattr(type(guards["product"].active_filter), "add", lambda *args: False)
     with listening(signals.guard_fenced, fails=ValueError("a receiver of somebody's")) as sent, transaction.atomic():
         Product.objects.create(pk=9)
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from bloomguard.counting.counts import counts
-from bloomguard.counting.flushing import Flusher
 from bloomguard.guards import guards
-from bloomguard.sync import state
+from bloomguard.guards.tallies import counts
+from bloomguard.metrics.flush import Flusher
+from bloomguard.state import table as state
 from tests.shop.models import Product
 
 pytest.importorskip("prometheus_client")
@@ -45,7 +45,7 @@ def test_the_counters_follow_the_counts(shop, monkeypatch):
     flusher = Flusher()
     flusher.listeners.append(Metrics(registry).update)
     for name, times in {
-        "absent": 4, "maybe": 2, "cold": 1, "blocked": 3, "spared": 1, "false positive": 1
+        "absent": 4, "maybe": 2, "cold": 1, "blocked": 3, "query avoided": 1, "false positive": 1
     }.items():  # fmt: skip
         for _ in range(times):
             counts.of("product")[name]()
@@ -117,7 +117,7 @@ django.setup()
 from django.test import Client
 for number in range(20):
     assert Client(headers={"host": "localhost"}).get("/products/%d/" % (10 + number)).status_code == 404
-from bloomguard.counting.flushing import flusher
+from bloomguard.metrics.flush import flusher
 flusher.flush()
 from prometheus_client import CollectorRegistry, REGISTRY, generate_latest
 if "PROMETHEUS_MULTIPROC_DIR" in os.environ:

@@ -9,15 +9,14 @@ import numpy as np
 import pytest
 from django.db import connections
 
-from bloomguard import sources
-from bloomguard.building import proof
-from bloomguard.building.proof import Proof
 from bloomguard.exceptions import RebuildError
 from bloomguard.guards import registry
-from bloomguard.rebuild import Rebuild
-from bloomguard.sources import Source
+from bloomguard.rebuild import Rebuild, verify
+from bloomguard.rebuild import source as sources
+from bloomguard.rebuild.source import Source
+from bloomguard.rebuild.verify import Proof
+from bloomguard.state import table as states
 from bloomguard.stores import Generation, stores
-from bloomguard.sync import state as states
 
 from . import database
 from .shop.guards import ProductGuard
@@ -93,7 +92,7 @@ def test_a_scan_that_skips_rows_is_found_out(name, clock, monkeypatch):
 
 def test_rows_are_read_at_random_places(clock, monkeypatch):
     """Of a large table some runs of rows are read, not twice the same, from every part of it."""
-    monkeypatch.setattr(proof, "RANDOM_ROWS", 400)
+    monkeypatch.setattr(verify, "RANDOM_ROWS", 400)
     Product.objects.bulk_create(Product(pk=pk) for pk in range(1, 4_001))
     proofs = [Proof(Source(registry["product"]), clock.sleep) for _ in range(2)]
 
@@ -106,7 +105,7 @@ def test_rows_are_read_at_random_places(clock, monkeypatch):
 
 def test_rows_that_lie_unevenly_are_read_from_both_ends(clock, monkeypatch):
     """Where few parts of the range hold rows, the rest of the sample is the first and the last rows."""
-    monkeypatch.setattr(proof, "RANDOM_ROWS", 400)
+    monkeypatch.setattr(verify, "RANDOM_ROWS", 400)
     Product.objects.bulk_create(Product(pk=pk) for pk in [*range(1, 501), 1 << 60])
 
     found = {values[0] for values in Proof(Source(registry["product"]), clock.sleep)._values()}
@@ -117,7 +116,7 @@ def test_rows_that_lie_unevenly_are_read_from_both_ends(clock, monkeypatch):
 def test_other_primary_keys_are_read_from_both_ends(clock, monkeypatch):
     """A primary key that is neither an integer nor a UUID has no random places."""
     monkeypatch.setattr(sources, "kind_of", lambda field: "text")
-    monkeypatch.setattr(proof, "RANDOM_ROWS", 20)
+    monkeypatch.setattr(verify, "RANDOM_ROWS", 20)
     Product.objects.bulk_create(Product(pk=pk) for pk in range(1, 101))
 
     found = sorted(values[0] for values in Proof(Source(registry["product"]), clock.sleep)._values())
@@ -127,7 +126,7 @@ def test_other_primary_keys_are_read_from_both_ends(clock, monkeypatch):
 
 def test_all_rows_that_were_inserted_meanwhile_are_read(clock, monkeypatch):
     """Every row above the greatest key of before is read, however many are read at random."""
-    monkeypatch.setattr(proof, "RANDOM_ROWS", 10)
+    monkeypatch.setattr(verify, "RANDOM_ROWS", 10)
     Product.objects.bulk_create(Product(pk=pk) for pk in range(1, 101))
     made = Proof(Source(registry["product"]), clock.sleep)
     Product.objects.bulk_create(Product(pk=pk) for pk in range(101, 301))
@@ -155,7 +154,7 @@ def test_a_row_whose_add_is_on_its_way_is_waited_for(clock, monkeypatch):
         clock.sleep(seconds)
         slept.append(seconds)
         if seconds == 1.0:
-            guard.live.add([guard.keys.key(5)])
+            guard.active_filter.add([guard.keys.key(5)])
 
     def progress(done, total):
         insert_unseen(5)
@@ -175,7 +174,9 @@ def test_more_errors_than_promised_stop_the_build(kind, clock, monkeypatch):
     guard = registry["product"]
 
     def progress(done, total):
-        building = stores["default"].open("product", states.table.current("product").building, guard.live.find_key_hash)
+        building = stores["default"].open(
+            "product", states.table.current("product").building, guard.active_filter.find_key_hash
+        )
         building.add_many(np.arange(1 << 40, (1 << 40) + 20_000))
 
     with pytest.raises(RebuildError, match=r"lets \d+\.\d+% of absent keys pass where 0\.1000% were promised"):

@@ -18,10 +18,13 @@ from gazetteer.models import City
 from psycopg import sql as composing
 from psycopg.errors import UndefinedColumn, UniqueViolation
 
-from bloomguard.guards import Verdict, registry
+from bloomguard.guards import registry
 from bloomguard.rebuild import Rebuild
-from bloomguard.sync import catalogue, consequences, fencing, raw, sqltext, state, watches
-from bloomguard.sync.adding import adding
+from bloomguard.state import table as state
+from bloomguard.verdicts import Verdict
+from bloomguard.writes import catalogue, consequences, fencing, raw, tables
+from bloomguard.writes.adding import adding
+from bloomguard.writes.sql import reader as sqltext
 
 from . import database
 from .guarding import registered
@@ -278,26 +281,26 @@ def test_threads_that_begin_at_once_overlook_no_table(monkeypatch):
                 late_may_end.wait(60)
             return iter(registry)
 
-    monkeypatch.setattr(watches, "_version", -1)
-    monkeypatch.setattr(watches, "registry", Late())
-    late = threading.Thread(target=watches.watching, args=(Product,))
+    monkeypatch.setattr(tables, "_version", -1)
+    monkeypatch.setattr(tables, "registry", Late())
+    late = threading.Thread(target=tables.tracked_tables, args=(Product,))
     late.start()
     assert late_looked.wait(60)
-    watches.guarded_tables()
+    tables.guarded_tables()
     late_may_go.set()
     assert late_began.wait(60)
 
-    found = watches.watching(Order), "shop_order" in consequences.Known().tables
+    found = tables.tracked_tables(Order), "shop_order" in consequences.DatabaseCache().tables
 
     late_may_end.set()
     late.join()
     assert all(found)
-    assert [watch.guard for watch in watches.watching(Order)] == [registry["order"]]
+    assert [tracked.guard for tracked in tables.tracked_tables(Order)] == [registry["order"]]
 
 
 def test_copy_as_the_first_statement_of_a_process_is_seen(monkeypatch):
     """Nothing else needs to have been executed for the tables to be known."""
-    monkeypatch.setattr(consequences, "known_of", {})
+    monkeypatch.setattr(consequences, "caches", {})
     effects = sqltext.read("COPY shop_order FROM STDIN", "postgresql").effects
 
     assert set(consequences.written(effects, connections["default"])) == {registry["order"]}
@@ -504,7 +507,7 @@ def test_a_block_that_fails_is_rolled_back(product):
 def test_an_add_that_cannot_be_proved_fences(product):
     """As one of the ORM's does."""
     with (
-        mock.patch.object(product.live, "add", return_value=False),
+        mock.patch.object(product.active_filter, "add", return_value=False),
         adding(product, using=database.current) as add,
     ):
         execute(INSERT, [7, "x"])
@@ -611,7 +614,7 @@ def test_what_sqlite_refuses_leaves_no_trace(built):
 @pytest.fixture
 def begin_build(each_database, fresh, clock):
     """``begin_build()``: another process begins to build the idle guard of products, and time passes."""
-    consequences.known_of.clear()
+    consequences.caches.clear()
     clock.now += 10
 
     def begin():
@@ -644,12 +647,12 @@ def test_a_statement_that_fails_may_have_committed_something(begin_build, monkey
     """The same of several statements in one text."""
     if database.current != "postgresql":
         pytest.skip("PostgreSQL's")
-    seem_idle = consequences.Known.seem_idle
+    seem_idle = consequences.DatabaseCache.seem_idle
 
     def then_begin(self, connection):
         return seem_idle(self, connection) and bool(begin_build())
 
-    monkeypatch.setattr(consequences.Known, "seem_idle", then_begin)
+    monkeypatch.setattr(consequences.DatabaseCache, "seem_idle", then_begin)
 
     with pytest.raises(ProgrammingError, match="nonsense"):
         execute("INSERT INTO shop_product (id, name) VALUES (7, 'x'); COMMIT; SELECT nonsense")

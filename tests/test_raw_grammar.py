@@ -11,7 +11,7 @@ from django.db.models import Q
 from django.test.utils import isolate_apps
 
 from bloomguard.rebuild import Rebuild
-from bloomguard.sync import raw
+from bloomguard.writes import raw
 
 from . import database
 from .guarding import registered

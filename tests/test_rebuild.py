@@ -12,16 +12,15 @@ import pytest
 from django.db import OperationalError, connections, transaction
 from django.utils import timezone
 
-from bloomguard import sources
-from bloomguard.building import builders, filling
 from bloomguard.exceptions import BuilderBusy, RebuildError, StoreError
 from bloomguard.guards import Guard, registry
-from bloomguard.live import LiveFilter
 from bloomguard.models import GuardState
-from bloomguard.rebuild import Rebuild, run_all
+from bloomguard.rebuild import Rebuild, locks, run_all
+from bloomguard.rebuild import source as sources
+from bloomguard.state import table as states
+from bloomguard.state.active_filter import ActiveFilter
+from bloomguard.state.table import ARMED, FENCED, State, StateTable
 from bloomguard.stores import stores
-from bloomguard.sync import state as states
-from bloomguard.sync.state import ARMED, FENCED, State, StateTable
 from bloomguard.verdicts import ABSENT, MAYBE
 
 from . import database
@@ -65,7 +64,7 @@ def test_a_rebuild_holds_every_row(kind, build, clock, monkeypatch):
     """Every row passes and (nearly) nothing else, after the first build and after the next."""
     monkeypatch.setattr(ProductGuard, "filter", kind)
     monkeypatch.setattr(sources, "PAGE_ROWS", 70)
-    monkeypatch.setattr(filling, "_BATCH_KEYS", 100)
+    monkeypatch.setattr(sources, "_BATCH_KEYS", 100)
     Product.objects.bulk_create(Product(pk=pk) for pk in range(-50, 500))
     first = build("product")
     Product.objects.filter(pk__gte=300).delete()
@@ -127,7 +126,7 @@ def litter(report):
 
 def test_what_was_left_lying_goes(built, build):
     """Generations that no row names, and a build from this database has left, are removed by the next one."""
-    layout = stores["default"].open("product", built.generation, registry["product"].live.find_key_hash).layout
+    layout = stores["default"].open("product", built.generation, registry["product"].active_filter.find_key_hash).layout
     stores["default"].create("product", litter(built), layout)
 
     again = build("product")
@@ -163,7 +162,7 @@ def test_a_store_that_is_replaced_denies_no_row(built, clock, monkeypatch):
     """A build takes over from another store. A process that renewed its lease right before any change of the row, and
     has the filter of before, denies nothing that is saved after that change."""
     guard, builder = registry["product"], ProductGuard(Product)
-    reader = LiveFilter(
+    reader = ActiveFilter(
         "product", store_alias="default", definition=guard.definition, width=8, table=StateTable(Counting(), clock)
     )
     saved, asked, swap = [], [], states.table.swap
@@ -204,7 +203,7 @@ def test_a_store_that_is_replaced_once_more_is_left_to_the_next_build(built, clo
     assert not rebuilder.fence_replaced()
     folder.rename(folder.with_name("former"))
 
-    with pytest.raises(BuilderBusy, match="replaced at this very moment; run it again later"):
+    with pytest.raises(BuilderBusy, match="replaced at the same moment; run it again later"):
         rebuilder.announce()
     rebuilder.withdraw()
 
@@ -306,7 +305,7 @@ def test_no_write_of_another_process_is_lost(start, fresh, monkeypatch):
 
     guard = registry["order"]
     generations = [
-        stores["default"].open("order", name, guard.live.find_key_hash) for name in (former, report.generation)
+        stores["default"].open("order", name, guard.active_filter.find_key_hash) for name in (former, report.generation)
     ]
     assert row_of("order").status == ARMED
     assert len(acknowledged.keys) > 50
@@ -530,7 +529,7 @@ def test_tidying_up_that_fails_is_no_failure(broken, built, clock, monkeypatch, 
         report = rebuilder.run()
 
     assert row().active == report.generation
-    assert "could not clear away" in caplog.text
+    assert "could not remove an old generation" in caplog.text
     again = Rebuild(registry["product"], sleep=clock.sleep).run()
     assert stores["default"].names("product") == [again.generation]
 
@@ -598,7 +597,7 @@ def test_a_builder_that_is_alive_is_left_alone(builder, silent, alive, built, cl
 
     if alive:
         with pytest.raises(
-            BuilderBusy, match=r"product is being built by process .* heard of .* s ago; run it again later"
+            BuilderBusy, match=r"product is being built by process .* last heartbeat .* s ago; run it again later"
         ):
             rebuilder.run()
         assert row().building == "theirs"
@@ -617,7 +616,7 @@ def test_a_process_of_another_user_is_alive(monkeypatch):
 
     monkeypatch.setattr("os.kill", forbidden)
 
-    assert builders._runs(1)
+    assert locks._runs(1)
 
 
 def test_of_two_who_announce_at_once_one_gives_way(built, clock, monkeypatch):
@@ -689,14 +688,14 @@ def test_a_builder_that_was_killed_harms_nobody(step, start, built, build, clock
 
 @pytest.mark.parametrize("step", STEPS)
 def test_ctrl_c_leaves_no_litter(step, start, built, clock):
-    """Ctrl-C at any step: exit code 130, what was served is served on, and nothing is left lying."""
+    """Ctrl-C at any step: exit code 130, the previous filter stays active, and nothing is left lying."""
     child = stopped_at(start, step)
     child.send_signal(signal.SIGINT)
     _, said = child.communicate(timeout=60)
     forget()
 
     assert child.returncode == 130, said
-    assert "served on" in said
+    assert "the previous filter stays active" in said
     assert "Traceback" not in said
     if step == "retiring":  # published already: the former one is the next build's to remove
         assert len(stores["default"].names("product")) == 2
@@ -727,5 +726,5 @@ def test_a_guard_of_another_width_has_no_bitmap(fresh):
     class Orders(Guard):
         filter = "bitmap"
 
-    with pytest.raises(RebuildError, match="integers and dates alone"):
+    with pytest.raises(RebuildError, match="only integers and dates"):
         Rebuild(Orders(Order)).plan()

@@ -11,15 +11,15 @@ import pytest
 from django.core.management import CommandError, call_command
 from django.db import connection
 
-from bloomguard import rebuild, sources
 from bloomguard.guards import Registry, registry
-from bloomguard.management import durations
+from bloomguard.management import output
 from bloomguard.management.commands import rebuild_filter
 from bloomguard.models import GuardState
-from bloomguard.rebuild import Rebuild
+from bloomguard.rebuild import Rebuild, rebuild
+from bloomguard.rebuild import source as sources
+from bloomguard.state import table as states
+from bloomguard.state.table import ARMED, FENCED
 from bloomguard.stores import stores
-from bloomguard.sync import state as states
-from bloomguard.sync.state import ARMED, FENCED
 
 from .shop.models import Article, Product
 
@@ -53,7 +53,7 @@ def test_the_named_guards_are_built(capfd):
     said = run("product", "article", "product").splitlines()
 
     assert re.fullmatch(
-        r"product: 2,000 rows in a bitmap filter of [\d.]+ KiB, built in [\d.]+ s after [\d.]+ s of waiting for "
+        r"product: 2,000 rows in a bitmap filter of [\d.]+ KiB, built in [\d.]+ s after waiting [\d.]+ s for "
         r"writers; error rate [\d.]+% now, 0\.1000% when full",
         said[0],
     )
@@ -219,10 +219,10 @@ def test_one_that_fails_does_not_hide_the_others(monkeypatch):
 
 
 def test_ctrl_c_ends_with_130():
-    """Interrupted, the command says that what was served is served on."""
+    """Interrupted, the command says that the previous filter stays active."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Rebuild, "complete", lambda self, waited: (_ for _ in ()).throw(KeyboardInterrupt))
-        with pytest.raises(CommandError, match="served on") as raised:
+        with pytest.raises(CommandError, match="the previous filter stays active") as raised:
             run("product")
 
     assert raised.value.returncode == 130
@@ -270,7 +270,7 @@ def test_if_needed_does_nothing_without_a_reason(capfd):
 
     said = run("product", "--if-needed", "--max-age", "7d")
 
-    assert said == "product needs no rebuild: 1,000 rows, 1,000 keys, 0.0% of them stale, in room for 1,500\n"
+    assert said == "product needs no rebuild: 1,000 rows, 1,000 keys, 0.0% of them stale, capacity 1,500\n"
     assert states.table.current("product").active == active
 
 
@@ -329,7 +329,7 @@ def test_a_roll_back_by_command():
 
     assert found == {"name": "product", "generation": former}
     assert states.table.current("product").active == former
-    with pytest.raises(CommandError, match="no former generation to go back to"):
+    with pytest.raises(CommandError, match="no previous generation to roll back to"):
         run("--roll-back", "product")
 
 
@@ -338,8 +338,11 @@ def test_a_roll_back_by_command():
     [
         (["--roll-back"], "name the guards"),
         (["--max-age", "1h"], "give it with --if-needed"),
-        (["--if-needed", "--max-age", "soon"], "'soon' is no time; write a number with s, m, h or d, as in 30m or 1h"),
-        (["--keep-standby", "1"], "'1' is no time"),
+        (
+            ["--if-needed", "--max-age", "soon"],
+            "'soon' is not a duration; write a number with s, m, h or d, as in 30m or 1h",
+        ),
+        (["--keep-standby", "1"], "'1' is not a duration"),
         (["--roll-back", "--dry-run", "product"], "not allowed with"),
     ],
 )
@@ -353,4 +356,4 @@ def test_arguments_that_make_no_sense_are_refused(arguments, said):
 
 def test_times_are_written_with_a_unit():
     """Seconds, minutes, hours and days."""
-    assert [durations.seconds(text) for text in ("90s", "30m", "1h", "7d")] == [90, 1_800, 3_600, 604_800]
+    assert [output.seconds(text) for text in ("90s", "30m", "1h", "7d")] == [90, 1_800, 3_600, 604_800]

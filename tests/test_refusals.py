@@ -15,14 +15,13 @@ from django.db.models import F, Q
 from django.db.models.functions import Now
 from django.test.utils import isolate_apps
 
-from bloomguard import guards as guards_module
-from bloomguard import rebuild
-from bloomguard.building import columns
-from bloomguard.guards import Guard, Verdict, registry
-from bloomguard.keys import OutOfRange, Uncertain, Unkeyable
-from bloomguard.sync import state
-from bloomguard.sync.state import ARMED, FENCED
-from bloomguard.verdicts import UNKEYABLE
+from bloomguard.guards import Guard, registry
+from bloomguard.guards import guard as guards_module
+from bloomguard.guards.keys import OutOfRange, Uncertain, Unkeyable
+from bloomguard.rebuild import columns, rebuild
+from bloomguard.state import table as state
+from bloomguard.state.table import ARMED, FENCED
+from bloomguard.verdicts import UNKEYABLE, Verdict
 
 from . import database
 from .conftest import forget
@@ -144,10 +143,10 @@ CASELESS = [
 ]
 NO_CITEXT = ["DROP TYPE IF EXISTS citext CASCADE"]
 TEXTS = [
-    ("default", "varchar(10) COLLATE nocase", [], [], "takes 'A' for 'a'"),
-    ("default", "varchar(10) COLLATE rtrim", [], [], "takes 'a ' for 'a'"),
-    ("default", "STRING", [], [], "takes '007' for '7'"),  # which SQLite reads as a number
-    ("default", "integer", [], [], "takes '007' for '7'"),
+    ("default", "varchar(10) COLLATE nocase", [], [], "treats 'A' as equal to 'a'"),
+    ("default", "varchar(10) COLLATE rtrim", [], [], "treats 'a ' as equal to 'a'"),
+    ("default", "STRING", [], [], "treats '007' as equal to '7'"),  # which SQLite reads as a number
+    ("default", "integer", [], [], "treats '007' as equal to '7'"),
     ("postgresql", "char(10)", [], [], "is of the type bpchar"),
     ("postgresql", "padded", ["CREATE DOMAIN padded AS char(10)"], ["DROP DOMAIN padded"], "is of the type bpchar"),
     ("postgresql", "citext", CITEXT, NO_CITEXT, "is of the type citext"),
@@ -226,11 +225,11 @@ def test_a_normalizer_that_folds_as_the_column_does(
 @pytest.mark.parametrize(
     ("alias", "column", "before", "after", "normalize", "told"),
     [
-        ("default", "text COLLATE nocase", [], [], str.strip, "takes 'A' for 'a'"),
-        ("default", "STRING", [], [], str.casefold, "takes '007' for '7'"),
-        ("postgresql", "char(10)", [], [], str.casefold, "takes 'a ' for 'a'"),
-        ("postgresql", "citext", CITEXT, NO_CITEXT, str.strip, "takes 'A' for 'a'"),
-        ("postgresql", "citext", CITEXT, NO_CITEXT, str.casefold, "takes '\u0130' for 'i'"),
+        ("default", "text COLLATE nocase", [], [], str.strip, "treats 'A' as equal to 'a'"),
+        ("default", "STRING", [], [], str.casefold, "treats '007' as equal to '7'"),
+        ("postgresql", "char(10)", [], [], str.casefold, "treats 'a ' as equal to 'a'"),
+        ("postgresql", "citext", CITEXT, NO_CITEXT, str.strip, "treats 'A' as equal to 'a'"),
+        ("postgresql", "citext", CITEXT, NO_CITEXT, str.casefold, "treats '\u0130' as equal to 'i'"),
     ],
     ids=["nocase", "numbers", "padded", "citext", "citext i"],
 )
@@ -246,7 +245,7 @@ def test_a_normalizer_that_folds_something_else(monkeypatch, page, alias, column
 @pytest.mark.parametrize(
     ("alias", "field", "column", "told"),
     [
-        ("default", models.UUIDField(), "numeric", "takes UUID("),
+        ("default", models.UUIDField(), "numeric", "treats UUID("),
         ("postgresql", models.IntegerField(), "real", "is of the type float4"),
         ("postgresql", models.BigIntegerField(), "text", "is of the type text"),
         ("postgresql", models.DecimalField(max_digits=9, decimal_places=2), "float8", "is of the type float8"),
@@ -302,7 +301,7 @@ def test_the_filter_of_before_is_fenced(page):
     assert guard.verdict("django") is Verdict.ABSENT
     run("DROP TABLE shop_page", "CREATE TABLE shop_page (id integer PRIMARY KEY, it varchar(10) COLLATE nocase)")
 
-    assert "takes 'A' for 'a'" in refused()
+    assert "treats 'A' as equal to 'a'" in refused()
 
     forget()
     assert status() == FENCED
@@ -315,7 +314,7 @@ def test_a_dry_run_refuses_and_fences_nothing(page):
     build()
     run("DROP TABLE shop_page", "CREATE TABLE shop_page (id integer PRIMARY KEY, it varchar(10) COLLATE nocase)")
 
-    with pytest.raises(CommandError, match="takes 'A' for 'a'"):
+    with pytest.raises(CommandError, match="treats 'A' as equal to 'a'"):
         call_command("rebuild_filter", "mine", "--dry-run")
 
     assert status() == ARMED
@@ -423,7 +422,7 @@ def test_a_foreign_table(only, undone):
     )
     only(model_of(text()), lookup="it")
 
-    assert "'shop_page' is a foreign table, whose rows come by writes elsewhere" in refused()
+    assert "'shop_page' is a foreign table, whose rows are written elsewhere" in refused()
     assert [each[0] for each in checked()] == ["E036"]
 
 
@@ -552,7 +551,7 @@ def test_a_condition_that_is_not_certain(only, alive):
 def test_a_filter_of_a_condition_that_was_let_through_before_is_not_asked(only, monkeypatch):
     """A release that refuses a condition passes every request until the guard is mended, also without a rebuild."""
     with monkeypatch.context() as patch:
-        patch.setattr("bloomguard.alive.doubts", lambda model, alive: iter(()))
+        patch.setattr("bloomguard.guards.conditions.doubts", lambda model, alive: iter(()))
         patch.setattr(guards_module, "doubts", lambda model, alive: iter(()))
         former = only(Article, lookup="slug", alive=Q(slug__gt="m"))
         build()
@@ -626,8 +625,8 @@ class StrictField(models.CharField):
 @pytest.mark.parametrize(
     ("field", "column", "told", "cure"),
     [
-        (NumberField(), "bigint", "'it' is a NumberField, whose to_python gives a Number", "another field"),
-        (WordField(max_length=9), "varchar(9)", "'it' is a WordField, whose to_python gives a list", "normalize"),
+        (NumberField(), "bigint", "'it' is a NumberField, whose to_python returns a Number", "another field"),
+        (WordField(max_length=9), "varchar(9)", "'it' is a WordField, whose to_python returns a list", "normalize"),
     ],
     ids=["number", "word"],
 )

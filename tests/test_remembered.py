@@ -20,13 +20,13 @@ from django.views.generic import DetailView, UpdateView
 from rest_framework import serializers
 from rest_framework.generics import RetrieveAPIView
 
-from bloomguard import remembered
 from bloomguard.decorators import guarded
-from bloomguard.guards import Verdict, guards
+from bloomguard.guards import guards
 from bloomguard.lookups.scope import guarded_lookups
-from bloomguard.remembered import shelf
-from bloomguard.sync import state
-from bloomguard.verdicts import ABSENT, MAYBE, REMEMBERED
+from bloomguard.state import negative_cache as remembered
+from bloomguard.state import table as state
+from bloomguard.state.negative_cache import shelf
+from bloomguard.verdicts import ABSENT, MAYBE, REMEMBERED, Verdict
 from tests import database
 from tests.conftest import forget
 from tests.guarding import urlconf
@@ -460,14 +460,14 @@ def test_what_is_over_leaves_nothing_behind(product, clock):
     clock.sleep(remembered.SECONDS + 1)
     first(new)
 
-    assert product.live.found_out.marks == {hash(product.keys.key(new))}
-    assert len(product.live.found_out._missing.until) == 1
+    assert product.active_filter.negative_cache.marks == {hash(product.keys.key(new))}
+    assert len(product.active_filter.negative_cache._missing.until) == 1
 
 
 def test_no_key_is_kept(found, product):
     """What is remembered is a digest, which tells nothing of the ID."""
     first(found)
-    (_, digest), *others = product.live.found_out._missing.until
+    (_, digest), *others = product.active_filter.negative_cache._missing.until
 
     assert others == []
     assert len(digest) == 16
@@ -477,7 +477,7 @@ def test_no_key_is_kept(found, product):
 def test_a_child_process_remembers_nothing(found, product):
     """What a fork copies might be of a store that is another one here."""
     first(found)
-    product.live._after_fork()
+    product.active_filter._after_fork()
 
     assert product.decide(found) is MAYBE
 
@@ -506,7 +506,7 @@ def test_not_while_fenced(found, product, clock):
 def test_a_recent_filter_that_is_lost_is_not_an_empty_one(found, product, caplog):
     """Who cannot open it remembers nothing, and a write that it does not reach fences the guard."""
     first(found)
-    store = product.live.store
+    store = product.active_filter.store
     (name,) = store.names(shelf("product"))
     store.drop(shelf("product"), name)
     forget()
@@ -526,7 +526,7 @@ def test_a_store_that_fails_is_asked_for_nothing(found, product, monkeypatch):
         raise StoreUnavailable("gone", "for a test")
 
     first(found)
-    (recent,) = product.live.found_out._recent.values()
+    (recent,) = product.active_filter.negative_cache._recent.values()
     monkeypatch.setattr(recent, "might_contain", fail)
 
     assert product.decide(found) is MAYBE
@@ -534,7 +534,7 @@ def test_a_store_that_fails_is_asked_for_nothing(found, product, monkeypatch):
 
 def test_recent_filters_go_with_their_generations(product, build):
     """One lies beside each generation, and none beside those that were dropped."""
-    store = product.live.store
+    store = product.active_filter.store
     before = store.names(shelf("product"))
     build("product")
 
@@ -557,7 +557,7 @@ def test_an_error_of_our_own_is_no_ones_error(found, product, monkeypatch, setti
     def fail(*args):
         raise RuntimeError("oops")
 
-    monkeypatch.setattr(product.live.found_out, "remember", fail)
+    monkeypatch.setattr(product.active_filter.negative_cache, "remember", fail)
     product._log.forget()
     with caplog.at_level("ERROR", logger="bloomguard"), CaptureQueriesContext(connection):
         assert [first(found) for _ in range(3)] == [None] * 3

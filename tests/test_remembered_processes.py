@@ -24,7 +24,7 @@ import django
 django.setup()
 from django.db import connections
 from django.test import Client
-from bloomguard import remembered
+from bloomguard.state import negative_cache as remembered
 from bloomguard.guards import guards
 from bloomguard.lookups.scope import guarded_lookups
 from bloomguard.verdicts import REMEMBERED
@@ -48,7 +48,7 @@ look = {"row": row, "page": page}[given["way"]]
 """
 
 REPLAY = """
-from bloomguard.sync import state
+from bloomguard.state import table as state
 state.LEASE_SECONDS = 60.0  # nothing is written, and a busy machine must not cost a query
 queries = 0
 

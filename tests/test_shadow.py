@@ -6,15 +6,14 @@ import pytest
 from django.http import HttpResponse, HttpResponseRedirect
 from django.urls import path
 
-from bloomguard import spot_checks
-from bloomguard.counting import counts
 from bloomguard.decorators import guarded
-from bloomguard.guards import Verdict
+from bloomguard.guards import spot_checks
+from bloomguard.guards import tallies as counts
 from bloomguard.lookups import shadow
 from bloomguard.lookups.scope import Scope
 from bloomguard.rebuild import Rebuild
-from bloomguard.sync import state as states
-from bloomguard.verdicts import ABSENT, MAYBE, REMEMBERED
+from bloomguard.state import table as states
+from bloomguard.verdicts import ABSENT, MAYBE, REMEMBERED, Verdict
 
 from .guarding import registered, urlconf
 from .shop import views
@@ -164,7 +163,7 @@ def test_an_absence_is_held_against_the_database(browser, guard, monkeypatch, cl
 def test_whatever_would_have_been_a_404_counts(guard, monkeypatch, decision):
     """An absence that was remembered would have been answered 404 as well, and is compared alike."""
     before = counted(counts.WOULD_HARM)
-    monkeypatch.setattr(guard.live, "ask", lambda key: decision)
+    monkeypatch.setattr(guard.active_filter, "ask", lambda key: decision)
 
     shadow.compare_status(Scope(), guard, 8, 200)
 
@@ -178,7 +177,7 @@ def test_a_comparison_that_fails_is_logged(guard, monkeypatch, caplog):
     def fail(key):
         raise RuntimeError("woe")
 
-    monkeypatch.setattr(guard.live, "ask", fail)
+    monkeypatch.setattr(guard.active_filter, "ask", fail)
 
     shadow.compare_status(Scope(), guard, 8, 200)
     shadow.compare_status(Scope(), guard, 9, 200)

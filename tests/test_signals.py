@@ -17,10 +17,12 @@ from django.db.models import F, Q, Value
 from django.db.models.functions import Concat, Lower
 from django.db.models.signals import post_save
 
-from bloomguard.guards import Verdict, registry
+from bloomguard.guards import registry
 from bloomguard.rebuild import Rebuild
+from bloomguard.state import table as state
 from bloomguard.stores import stores
-from bloomguard.sync import fencing, signals, state
+from bloomguard.verdicts import Verdict
+from bloomguard.writes import fencing, signals
 from tests import database
 from tests.guarding import registered
 from tests.shop.models import Article, Bargain, Bundle, Diary, Order, Place, Price, Product
@@ -283,10 +285,10 @@ def test_an_add_that_is_not_proved_fences(build_all, trouble, monkeypatch, caplo
     table = state.table
     if trouble == "store":
         monkeypatch.setattr(stores["default"], "path", stores["default"].path / "nowhere")
-        registry["product"].live.forget()
+        registry["product"].active_filter.forget()
     elif trouble == "filter":
         stores["default"].drop("product", table.current("product").active)
-        registry["product"].live.forget()
+        registry["product"].active_filter.forget()
     else:
         monkeypatch.setattr(table, "lease", lambda name: None)
 
@@ -300,7 +302,7 @@ def test_an_add_that_is_not_proved_fences(build_all, trouble, monkeypatch, caplo
 def test_where_not_even_the_fence_holds_the_log_cries(build_all, monkeypatch, caplog):
     """A save whose guard can be neither told nor fenced is logged as critical, and says what to do."""
     build_all("product")
-    monkeypatch.setattr(registry["product"].live, "add", lambda keys: False)
+    monkeypatch.setattr(registry["product"].active_filter, "add", lambda keys: False)
 
     def fail(*args):
         raise DatabaseError("gone")

@@ -13,11 +13,11 @@ import pytest
 from django.db import DatabaseError, connections, models
 from django.db.models import Q
 
-from bloomguard import sources
 from bloomguard.exceptions import RebuildError
 from bloomguard.guards import Guard, registry
-from bloomguard.keys import Unkeyable
-from bloomguard.sources import Source
+from bloomguard.guards.keys import Unkeyable
+from bloomguard.rebuild import source as sources
+from bloomguard.rebuild.source import Source
 
 from . import database
 from .shop.models import Article, Bundle, Diary, Order, Place, Price, Product

@@ -12,12 +12,12 @@ from asgiref.sync import async_to_sync
 from django.db import DatabaseError, connections, transaction
 from django.test import AsyncClient, Client
 
-from bloomguard import spot_checks
-from bloomguard.counting import counts
-from bloomguard.guards import Verdict, registry
+from bloomguard.guards import registry, spot_checks
+from bloomguard.guards import tallies as counts
 from bloomguard.rebuild import Rebuild
 from bloomguard.signals import false_negative_found
-from bloomguard.sync import state as states
+from bloomguard.state import table as states
+from bloomguard.verdicts import Verdict
 
 from . import database
 from .guarding import registered
@@ -170,7 +170,7 @@ def test_a_check_that_was_drawn_on_an_event_loop_is_made(clock, asked, monkeypat
     registry["product"].verdict(5)
     asked.clear()
     clock.sleep(1)
-    registry["product"].live.table.renew()
+    registry["product"].active_filter.table.renew()
     draws = iter([True])
     monkeypatch.setattr(spot_checks, "drawn", lambda: next(draws, False))
 
@@ -244,7 +244,7 @@ def test_a_database_in_trouble_changes_nothing(clock, monkeypatch, caplog):
     monkeypatch.setattr(spot_checks, "_exists", fail)
 
     assert registry["product"].verdict(5) is Verdict.ABSENT
-    assert "could not check an absence of product: DatabaseError" in caplog.text
+    assert "could not spot-check the guard product: DatabaseError" in caplog.text
 
 
 def test_a_fence_that_fails_lets_the_request_pass_all_the_same(clock, monkeypatch, caplog):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from bloomguard.sync import sqltext
-from bloomguard.sync.effects import bare
+from bloomguard.writes.sql import reader as sqltext
+from bloomguard.writes.sql.effects import bare
 
 TABLES = {"shop_product", "shop_article"}
 

@@ -8,14 +8,13 @@ import pytest
 from django.db import transaction
 from django.utils import timezone
 
-from bloomguard import rebuild
 from bloomguard.exceptions import RebuildError
 from bloomguard.guards import registry
 from bloomguard.models import GuardState
-from bloomguard.rebuild import Rebuild, clear_away, roll_back_all
+from bloomguard.rebuild import Rebuild, clear_away, rebuild, roll_back_all
+from bloomguard.state import table as states
+from bloomguard.state.table import ARMED, FENCED
 from bloomguard.stores import stores
-from bloomguard.sync import state as states
-from bloomguard.sync.state import ARMED, FENCED
 from bloomguard.verdicts import ABSENT, MAYBE
 
 from . import database
@@ -82,7 +81,7 @@ def test_the_generation_rolled_back_from_is_written_to_until_nobody_asks_it(kept
         seen.append((seconds, row().active, row().standby, row().standby_until))
         clock.now += 1
         Product.objects.create(pk=500)
-        opened = stores["default"].open("product", active, registry["product"].live.find_key_hash)
+        opened = stores["default"].open("product", active, registry["product"].active_filter.find_key_hash)
         seen.append(opened.might_contain((500).to_bytes(8, "little")))
         clock.now += seconds
 
@@ -148,23 +147,23 @@ def test_an_add_that_misses_the_standby_hears_of_a_roll_back(kept, clock, monkey
     the row changed, and fences what answers now."""
     if database.current == "default":
         pytest.skip("on SQLite nobody can change the state row before the writer's transaction has ended")
-    from bloomguard.sync import fencing
+    from bloomguard.writes import fencing
 
     _, former = kept
     path, away = aside(former)
     path.rename(away)
     forget()
-    part = fencing.part_with_standby
+    part = fencing.drop_standby
 
     def part_late(guard, using, state):
-        monkeypatch.setattr(fencing, "part_with_standby", part)
+        monkeypatch.setattr(fencing, "drop_standby", part)
         away.rename(path)
         assert not isinstance(roll_back_all([guard], lambda seconds: None)[0], RebuildError)
         path.rename(away)
         forget()
         return part(guard, using, state)
 
-    monkeypatch.setattr(fencing, "part_with_standby", part_late)
+    monkeypatch.setattr(fencing, "drop_standby", part_late)
 
     Product.objects.create(pk=500)
     clock.now += 1
@@ -223,7 +222,7 @@ def test_a_roll_back_to_what_is_damaged_is_refused(kept, clock):
 
     outcome = roll_back(clock)
 
-    assert "the former generation cannot be trusted" in str(outcome)
+    assert "the previous generation cannot be trusted" in str(outcome)
     assert row().active == active
     assert serves()
 

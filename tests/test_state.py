@@ -11,8 +11,8 @@ from django.db import DatabaseError, OperationalError, connections, transaction
 from django.utils import timezone
 
 from bloomguard.models import GuardState
-from bloomguard.sync.connection import StateConnection
-from bloomguard.sync.state import ARMED, FENCED, State, StateTable
+from bloomguard.state.connection import StateConnection
+from bloomguard.state.table import ARMED, FENCED, State, StateTable
 
 from .conftest import Clock, Counting
 
@@ -119,7 +119,7 @@ def test_threads_share_one_query(table):
 
 def test_nobody_waits_long_for_another_threads_query(table, monkeypatch):
     """A thread that finds another one stuck in the database gives up at once rather than queue up behind it."""
-    monkeypatch.setattr("bloomguard.sync.state._RENEWAL_PATIENCE", 0.01)
+    monkeypatch.setattr("bloomguard.state.table._RENEWAL_PATIENCE", 0.01)
     stuck, free = threading.Event(), threading.Event()
 
     class Stuck(Counting):

@@ -12,9 +12,9 @@ import pytest
 from django.db import OperationalError, connections
 
 from bloomguard.models import GuardState
-from bloomguard.sync import connection as connection_module
-from bloomguard.sync.connection import StateConnection, TimedOut
-from bloomguard.sync.state import State, StateTable, seconds
+from bloomguard.state import connection as connection_module
+from bloomguard.state.connection import StateConnection, TimedOut
+from bloomguard.state.table import State, StateTable, seconds
 
 from .conftest import Clock, Counting
 

@@ -18,8 +18,9 @@ from django.db import IntegrityError, connections, migrations, models, transacti
 from django.db.models import F, Value
 from django.db.models.functions import Concat, Lower
 
-from bloomguard.guards import Verdict, registry
-from bloomguard.sync import state
+from bloomguard.guards import registry
+from bloomguard.state import table as state
+from bloomguard.verdicts import Verdict
 
 from . import database
 from .shop.models import Article, Bargain, Bundle, Diary, Order, Place, Price, Product
@@ -273,12 +274,12 @@ def unseen_when_added(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
     for guard in registry:
 
-        def watched(keys: Any, guard: Any = guard, add: Callable[..., bool] = guard.live.add) -> bool:
+        def watched(keys: Any, guard: Any = guard, add: Callable[..., bool] = guard.active_filter.add) -> bool:
             assert seen() == before, f"{guard.name}: a row was visible before its filter had it"
             counts.append(len(keys))
             return add(keys)
 
-        monkeypatch.setattr(guard.live, "add", watched)
+        monkeypatch.setattr(guard.active_filter, "add", watched)
     before |= seen()
     return counts
 
@@ -328,7 +329,7 @@ def test_an_unproved_add_fences_before_the_row_is_told_of(old_rows, clock, monke
     """A row whose add failed is committed two leases after the fence, or its writer is told of the commit no sooner."""
     guard = registry["product"]
     monkeypatch.setattr(state.table, "sleep", clock.sleep)
-    monkeypatch.setattr(guard.live, "add", lambda keys: False)
+    monkeypatch.setattr(guard.active_filter, "add", lambda keys: False)
     began = clock.now
 
     made = Product.objects.create()
@@ -343,7 +344,7 @@ def test_a_rolled_back_fence_of_a_rolled_back_row_is_harmless(old_rows, clock, m
     guard = registry["product"]
     monkeypatch.setattr(state.table, "sleep", clock.sleep)
     with monkeypatch.context() as broken:
-        broken.setattr(guard.live, "add", lambda keys: False)
+        broken.setattr(guard.active_filter, "add", lambda keys: False)
         with transaction.atomic(using=database.current):
             Product.objects.create()
             transaction.set_rollback(True, using=database.current)

@@ -10,12 +10,11 @@ from django.contrib.auth.models import User
 from django.db import DatabaseError, OperationalError
 from django.utils import timezone
 
-from bloomguard import rebuild
-from bloomguard.building import verify
+from bloomguard.dashboard import tasks
 from bloomguard.exceptions import ConfigurationError, RebuildError
 from bloomguard.guards import registry
 from bloomguard.models import GuardState, GuardTask
-from bloomguard.operating import tasks
+from bloomguard.rebuild import rebuild, verify
 
 from .guarding import registered
 from .shop.models import Product

@@ -15,10 +15,10 @@ from django.http import HttpResponse
 from django.test import Client, TestCase, TransactionTestCase
 from django.urls import path
 
-from bloomguard import spot_checks
 from bloomguard.exceptions import ConfigurationError
-from bloomguard.guards import Verdict, registry
+from bloomguard.guards import registry, spot_checks
 from bloomguard.testing import GuardTestMixin, assert_blocked, assert_passes, guards_armed, guards_off
+from bloomguard.verdicts import Verdict
 
 from .guarding import registered, urlconf
 from .shop import views
@@ -96,7 +96,7 @@ def test_rows_that_are_there_before_are_known(transactional_db, client, request)
 def test_without_it_every_guard_is_cold(db, client):
     """A test run is as a site before its first rebuild."""
     assert_passes(client, "/products/8/")
-    with pytest.raises(AssertionError, match=r"no guard blocks /products/8/.* 404.*'product' says unknown"):
+    with pytest.raises(AssertionError, match=r"no guard blocked /products/8/.* 404.*'product' answers unknown"):
         assert_blocked(client, "/products/8/")
 
 
@@ -148,7 +148,7 @@ class TestAssertBlocked:
     def test_of_a_row_that_is_there(self, client):
         Product.objects.create(pk=7)
 
-        with pytest.raises(AssertionError, match="answered 200; the guard 'product' says maybe"):
+        with pytest.raises(AssertionError, match="response was 200; the guard 'product' answers maybe"):
             assert_blocked(client, "/products/7/")
 
     def test_of_a_path_without_guard(self, client, settings):
@@ -156,7 +156,7 @@ class TestAssertBlocked:
             path("free/<int:number>/", lambda request, number: HttpResponse("x"), name="free")
         )
 
-        with pytest.raises(AssertionError, match=r"no guard blocks /free/7/; it was answered 200: "):
+        with pytest.raises(AssertionError, match=r"no guard blocked /free/7/; the response was 200: "):
             assert_blocked(client, "/free/7/")
 
     def test_of_a_database_that_is_asked_before(self, client, settings):
@@ -168,20 +168,20 @@ class TestAssertBlocked:
     def test_of_a_cache_that_is_asked_before(self, client, settings):
         settings.MIDDLEWARE = [f"{__name__}.caching", GUARD]
 
-        with pytest.raises(AssertionError, match=r"a cache was asked: default.get; put BloomGuardMiddleware last"):
+        with pytest.raises(AssertionError, match=r"a cache was read: default.get; put BloomGuardMiddleware last"):
             assert_blocked(client, "/products/8/")
 
     def test_of_an_answer_that_is_replaced(self, client, settings):
         settings.MIDDLEWARE = [f"{__name__}.friendly", GUARD]
 
-        with pytest.raises(AssertionError, match="was blocked, and then answered 200"):
+        with pytest.raises(AssertionError, match="was blocked, but a middleware changed the response to 200"):
             assert_blocked(client, "/products/8/")
 
 
 @pytest.mark.usefixtures("armed_guards")
 def test_assert_passes_names_the_guard(client):
     """Which one it is, and what it says."""
-    with pytest.raises(AssertionError, match=r"the guard 'product' blocks /products/8/.*says absent"):
+    with pytest.raises(AssertionError, match=r"the guard 'product' blocked /products/8/.*answers absent"):
         assert_passes(client, "/products/8/")
 
 

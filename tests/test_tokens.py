@@ -11,9 +11,10 @@ import pytest
 from django.db import DatabaseError, connections, transaction
 from django.db.models import Q
 
-from bloomguard.building.verify import Verification
-from bloomguard.guards import Guard, Verdict
+from bloomguard.guards import Guard
 from bloomguard.rebuild import Rebuild
+from bloomguard.rebuild.verify import Verification
+from bloomguard.verdicts import Verdict
 
 from . import database
 from .conftest import forget

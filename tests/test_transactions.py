@@ -11,11 +11,13 @@ from django.contrib.auth.models import Group
 from django.db import DatabaseError, connections, transaction
 
 from bloomguard.exceptions import StoreError
-from bloomguard.guards import Verdict, registry
+from bloomguard.guards import registry
 from bloomguard.models import GuardState
 from bloomguard.rebuild import Rebuild
-from bloomguard.sync import fencing, state
-from bloomguard.sync.adding import adding
+from bloomguard.state import table as state
+from bloomguard.verdicts import Verdict
+from bloomguard.writes import fencing
+from bloomguard.writes.adding import adding
 
 from . import database, orm_writes
 from .guarding import registered
@@ -53,7 +55,7 @@ def product(each_database, build, clock):
 @pytest.fixture
 def broken(product, monkeypatch):
     """Its adds fail."""
-    monkeypatch.setattr(type(product.live), "add", lambda *args: False)
+    monkeypatch.setattr(type(product.active_filter), "add", lambda *args: False)
     return product
 
 

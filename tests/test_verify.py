@@ -12,13 +12,13 @@ import pytest
 from django.core.management import CommandError, call_command
 from django.db import connections
 
-from bloomguard import rebuild, sources
-from bloomguard.building import verify
-from bloomguard.building.verify import Verification
 from bloomguard.exceptions import StoreError
-from bloomguard.guards import Verdict, registry
-from bloomguard.rebuild import Rebuild
-from bloomguard.sync import state as states
+from bloomguard.guards import registry
+from bloomguard.rebuild import Rebuild, rebuild, verify
+from bloomguard.rebuild import source as sources
+from bloomguard.rebuild.verify import Verification
+from bloomguard.state import table as states
+from bloomguard.verdicts import Verdict
 
 from . import database
 from .guarding import registered
@@ -202,7 +202,7 @@ def test_what_does_not_answer_is_not_verified(why, clock, settings, tmp_path):
         }
     name = "diary" if why == "cold" else "product"
 
-    assert run(name) == f"{name}: no filter answers, so there is nothing to verify; requests pass\n"
+    assert run(name) == f"{name}: it has no usable filter, so there is nothing to verify; requests pass\n"
 
 
 def test_rows_that_come_and_go_meanwhile_are_no_mistakes(each_database, clock, monkeypatch):
@@ -269,7 +269,7 @@ def test_a_filter_that_was_replaced_meanwhile_is_no_mistake(monkeypatch, clock):
 @pytest.mark.parametrize("given", ["0", "-1", "many"])
 def test_a_sample_is_a_number_of_rows(given):
     """Anything else is refused, with the cure."""
-    with pytest.raises(CommandError, match=r"is no number of rows; give one from 1 on"):
+    with pytest.raises(CommandError, match=r"is not a number of rows; give a number from 1 on"):
         run("product", f"--sample={given}")
 
 
@@ -284,7 +284,7 @@ def test_ctrl_c_ends_it_cleanly(start):
     """Stopped in the middle it says so in one line, and nothing has changed."""
     before = states.table.current("product")
     child = start(
-        "verify_filter", "product", "--skip-checks", BLOOMGUARD_STOP="bloomguard.building.verify:Verification._missing"
+        "verify_filter", "product", "--skip-checks", BLOOMGUARD_STOP="bloomguard.rebuild.verify:Verification._missing"
     )
     assert child.stdout.readline() == "reached\n"
 
@@ -292,6 +292,6 @@ def test_ctrl_c_ends_it_cleanly(start):
     _, said = child.communicate(timeout=20)
 
     assert child.returncode == 130
-    assert said.splitlines()[-1] == "CommandError: stopped; a guard of which a row was missing by then is out of use"
+    assert said.splitlines()[-1] == "CommandError: interrupted; a guard is fenced if a missing row was found before"
     assert "Traceback" not in said
     assert states.table.current("product") == before

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 import bloomguard
-from bloomguard import turns
-from bloomguard.building import barrier
 from bloomguard.exceptions import RebuildError, StoreUnavailable
-from bloomguard.turns import turn
+from bloomguard.rebuild import locks
+from bloomguard.stores import turns
+from bloomguard.stores.turns import turn
 
 ROOT = Path(bloomguard.__file__).parent
 FILES = sorted(str(path.relative_to(ROOT)) for path in ROOT.rglob("*.py") if "migrations" not in path.parts)
@@ -22,13 +22,13 @@ FILES = sorted(str(path.relative_to(ROOT)) for path in ROOT.rglob("*.py") if "mi
 #: Whoever waits there is no request and no write: it is the work of the thread itself, done by another one, or the
 #: probes of a start, which send requests to the site's own views.
 WITHOUT_A_LIMIT = {
-    ("door/probes.py", "thread.join()"),
-    ("building/filling.py", "pending.result()"),
-    ("building/verify.py", "pending.result()"),
-    ("filters/parallel.py", "other.result()"),
+    ("door/page.py", "thread.join()"),
+    ("rebuild/source.py", "pending.result()"),
+    ("rebuild/verify.py", "pending.result()"),
+    ("filters/bulk.py", "other.result()"),
 }
 #: What may take long, and is done under no lock but one that is waited for with a limit.
-SLOW = {"open", "execute", "trip", "names", "create", "drop", "import_string", "sleep", "ask", "connect", "stat"}
+SLOW = {"open", "execute", "trip", "names", "create", "drop", "import_string", "sleep", "query", "connect", "stat"}
 
 
 def calls(tree: ast.AST) -> Iterator[ast.Call]:
@@ -105,37 +105,37 @@ def test_a_thread_does_not_wait_for_ever_for_one_that_opens_a_filter(monkeypatch
 def test_a_rebuild_does_not_wait_for_ever_for_a_transaction(each_database, monkeypatch):
     """A transaction that is never ended is an error that says so, after an hour."""
     slept: list[float] = []
-    monkeypatch.setattr(barrier, "_postgresql_writers", lambda using, tables: {"1/1"})
+    monkeypatch.setattr(locks, "_postgresql_writers", lambda using, tables: {"1/1"})
     if each_database != "postgresql":
         pytest.skip("SQLite waits as long as its own timeout says")
 
     with pytest.raises(RebuildError, match="has been open for 1 hours"):
-        barrier.wait_for_writers("postgresql", {"shop_product"}, slept.append)
+        locks.wait_for_writers("postgresql", {"shop_product"}, slept.append)
 
     assert sum(slept) == pytest.approx(3_600)
 
 
 #: Each row of the page, by words of its second cell: where the figure is said in the code.
 LIMITS = {
-    "another thread that reads the state rows": [("sync/state.py", "_RENEWAL_PATIENCE")],
-    "a connection to the database of the state rows": [("sync/connection.py", "CONNECT_SECONDS")],
-    "the state rows to be read": [("sync/connection.py", "READ_SECONDS"), ("sync/connection.py", "READ_PATIENCE")],
-    "the state row to be changed": [("sync/connection.py", "CHANGE_SECONDS")],
-    "another thread's statement on the state rows": [("sync/connection.py", "CONNECT_SECONDS")],
-    "another thread that opens a filter or makes a store": [("turns.py", "OPEN_SECONDS")],
+    "another thread that reads the state rows": [("state/table.py", "_RENEWAL_PATIENCE")],
+    "a connection to the database of the state rows": [("state/connection.py", "CONNECT_SECONDS")],
+    "the state rows to be read": [("state/connection.py", "READ_SECONDS"), ("state/connection.py", "READ_PATIENCE")],
+    "the state row to be changed": [("state/connection.py", "CHANGE_SECONDS")],
+    "another thread's statement on the state rows": [("state/connection.py", "CONNECT_SECONDS")],
+    "another thread that opens a filter or makes a store": [("stores/turns.py", "OPEN_SECONDS")],
     "the file store's lock, in this process and in others": [("stores/file.py", "_LOCK_SECONDS")],
     "a page of figures in files": [("stores/pages.py", "_LOCK_SECONDS")],
     "a Redis server": [
-        ("stores/redis.py", "connect_timeout"),
-        ("stores/redis.py", "read_timeout"),
-        ("stores/redis.py", "add_timeout"),
-        ("stores/redis.py", "bulk_timeout"),
+        ("stores/redis/store.py", "connect_timeout"),
+        ("stores/redis/store.py", "read_timeout"),
+        ("stores/redis/store.py", "add_timeout"),
+        ("stores/redis/store.py", "bulk_timeout"),
     ],
-    "one of 16 connections": [("stores/redis.py", "read_timeout")],
-    "a fence to be known to every process": [("sync/state.py", "2 * LEASE_SECONDS")],
-    "its last figures": [("counting/flushing.py", "_PATIENCE")],
-    "every process to know of the new filter": [("sync/state.py", "2 * LEASE_SECONDS")],
-    "transactions that wrote the table before": [("building/barrier.py", "MOST_SECONDS")],
+    "one of 16 connections": [("stores/redis/store.py", "read_timeout")],
+    "a fence to be known to every process": [("state/table.py", "2 * LEASE_SECONDS")],
+    "its last figures": [("metrics/flush.py", "_PATIENCE")],
+    "every process to know of the new filter": [("state/table.py", "2 * LEASE_SECONDS")],
+    "transactions that wrote the table before": [("rebuild/locks.py", "MAX_WAIT_SECONDS")],
 }
 
 

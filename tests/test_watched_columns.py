@@ -8,9 +8,10 @@ from django.db.models import Case, F, Func, Q, Value, When
 from django.db.models.functions import Concat, Length, Lower
 from django.test.utils import isolate_apps
 
-from bloomguard.guards import Verdict
 from bloomguard.rebuild import Rebuild
-from bloomguard.sync import discards, state, statements, watches
+from bloomguard.state import table as state
+from bloomguard.verdicts import Verdict
+from bloomguard.writes import discards, tables, updates
 
 from . import database
 from .guarding import make_guard, registered
@@ -64,7 +65,7 @@ def test_a_generated_column_is_followed_to_the_end(expression, expected, where):
     of_key = {"lookup": "outer"} if where == "key" else {"alive": Q(outer__gt="a")}
     guard = make_guard(Thing, name="thing", **of_key)
 
-    found = watches.columns(guard, Thing._meta.db_table)
+    found = tables.columns(guard, Thing._meta.db_table)
 
     assert found == expected | {"outer"} | (set() if where == "key" else {"id"})
 
@@ -81,7 +82,7 @@ def test_a_generated_column_is_followed_to_the_end(expression, expected, where):
 )
 def test_the_primary_key_may_be_a_condition(model, options, expected):
     """Whatever it is called, and however many columns it has; all columns where a condition names none."""
-    assert watches.columns(make_guard(model, name="one", **options), model._meta.db_table) == expected
+    assert tables.columns(make_guard(model, name="one", **options), model._meta.db_table) == expected
 
 
 @pytest.mark.django_db(transaction=True, databases="__all__")
@@ -89,7 +90,7 @@ def test_the_primary_key_may_be_a_condition(model, options, expected):
 def test_a_big_update_is_added_in_parts_or_fences(each_database, fresh, clock, monkeypatch, kind):
     """Its rows come a few at a time; beyond the limit they are not fetched, and the count is right all the same."""
     monkeypatch.setattr(discards, "MOST_ROWS", 10)
-    monkeypatch.setattr(statements, "_ROWS_AT_ONCE", 3)
+    monkeypatch.setattr(updates, "_ROWS_AT_ONCE", 3)
     with registered(Product, name="big", lookup="name", filter=kind) as guard:
         Product.objects.bulk_create([Product(name=f"n{number}") for number in range(10)])
         Rebuild(guard, sleep=clock.sleep).run()

@@ -10,9 +10,9 @@ from django.contrib.admin.models import LogEntry
 from django.contrib.auth.models import User
 from django.test import Client
 
-from bloomguard import rebuild
+from bloomguard.dashboard import tasks
 from bloomguard.models import GuardState, GuardTask
-from bloomguard.operating import tasks
+from bloomguard.rebuild import rebuild
 
 from .shop.models import Product
 from .test_admin import OPERATE, PAGE, post
@@ -40,13 +40,13 @@ def workers(settings, monkeypatch):
 def configure(settings, backends):
     """``TASKS`` as if the process had started with it."""
     settings.TASKS = backends
-    sys.modules.pop("bloomguard.operating.jobs", None)
+    sys.modules.pop("bloomguard.dashboard.jobs", None)
 
 
 @pytest.fixture(autouse=True)
 def jobs_anew():
     yield
-    sys.modules.pop("bloomguard.operating.jobs", None)
+    sys.modules.pop("bloomguard.dashboard.jobs", None)
 
 
 @pytest.mark.parametrize(
@@ -79,11 +79,14 @@ def test_a_worker_rebuilds_what_was_asked_for(workers, settings, monkeypatch, cl
 
     assert answer["Location"] == PAGE
     assert not GuardState.objects.exists()
-    assert "A worker will see to 1 guard." in (page := client.get(PAGE).content.decode())
+    assert "1 guard is queued for a worker." in (page := client.get(PAGE).content.decode())
     assert "Rebuild: waiting for a worker" in page
     post(client, OPERATE, action="verify", guard="product")
-    assert "Guard product: a worker is at it already." in client.get(PAGE).content.decode()
+    assert "Guard product: a worker has a task for it already." in client.get(PAGE).content.decode()
     workers.work()
     assert GuardState.objects.get(name="product").rows == 20
     assert GuardTask.objects.get(name="product").status == "done"
-    assert [entry.change_message.partition(" ")[0] for entry in LogEntry.objects.order_by("pk")] == ["Asked", "Rebuilt"]
+    assert [entry.change_message.partition(" ")[0] for entry in LogEntry.objects.order_by("pk")] == [
+        "Requested",
+        "Rebuilt",
+    ]

@@ -2,10 +2,10 @@
 
 Every transaction is a generator that takes one step at a time; a seeded draw says whose turn it is. What the database
 does is modelled (row locks, commits, rollbacks, a scan that sees what is committed); what bloomguard does is its own
-:class:`LiveFilter`, :class:`StateTable` and cuckoo filter. Keys are chosen to share fingerprints *and* buckets, so
+:class:`ActiveFilter`, :class:`StateTable` and cuckoo filter. Keys are chosen to share fingerprints *and* buckets, so
 that each class of them is one counter in the filter, full at eight.
 
-``mode`` is ``"tokens"``, which does what :mod:`bloomguard.sync.discards` does, or one of :data:`NAIVE`.
+``mode`` is ``"tokens"``, which does what :mod:`bloomguard.writes.discards` does, or one of :data:`NAIVE`.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from bloomguard.filters.layout import Layout
-from bloomguard.live import LiveFilter
-from bloomguard.sync.state import ARMED, LEASE_SECONDS, State, StateTable
+from bloomguard.state.active_filter import ActiveFilter
+from bloomguard.state.table import ARMED, LEASE_SECONDS, State, StateTable
 from bloomguard.verdicts import ABSENT, MAYBE
 
 NAME = "tokens"
@@ -80,7 +80,7 @@ class World:
         self.mode, self.random, self.clock = mode, random.Random(seed), clock
         rows: dict[str, State] = {}
         self.processes = [
-            LiveFilter(NAME, store_alias="default", definition="", width=8, counted=True, table=Rows(rows, clock))
+            ActiveFilter(NAME, store_alias="default", definition="", width=8, counted=True, table=Rows(rows, clock))
             for _ in range(2)
         ]
         for process in self.processes:
@@ -213,14 +213,14 @@ class World:
             row.holder = None
         self.transactions.discard(mine)
 
-    def _add(self, live: LiveFilter, row: Row) -> None:
+    def _add(self, live: ActiveFilter, row: Row) -> None:
         if self.mode == "insert if absent" and live.ask(row.key) is MAYBE:
             return
         if not live.add([row.key]):
             self.table.fence(NAME, "it is full")
             self.clock.sleep(2 * LEASE_SECONDS)
 
-    def _discard(self, live: LiveFilter, row: Row, generation: str) -> None:
+    def _discard(self, live: ActiveFilter, row: Row, generation: str) -> None:
         if self.mode in ("of whatever answers", "of what is being built"):
             generation = live.active()
         held = self._opened(generation)

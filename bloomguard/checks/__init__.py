@@ -1,17 +1,14 @@
-"""System checks: a mistake in a guard, a setting or a deployment is said at start, with the value and the cure.
+"""System checks: report errors in guards, settings and deployments at startup, each with the value and the fix.
 
-A plain check reads settings, classes and the URLconf, and asks neither a database nor a server; what only they can
-tell is a matter of ``check --deploy``.
+Plain checks read settings, classes and the URLconf, and query neither databases nor servers. Checks that need them run
+with ``check --deploy``.
 """
 
 from __future__ import annotations
 
-from .collations import check_columns
-from .databases import check_databases
-from .deployment import check_filters
-from .guards import check_guards
-from .middleware import check_order, check_presence
-from .routes import check_closed
+from .deployment import check_databases, check_filters
+from .guards import check_columns, check_guards
+from .middleware import check_closed, check_order, check_presence
 from .stores import check_servers, check_settings
 from .writes import check_triggers
 

@@ -1,41 +1,43 @@
-"""Whether every guard can work as it is declared: its model, lookup, sizes, store and routes."""
+"""Checks of every guard: its model, lookup, sizes, store and routes, and its columns in the database."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from difflib import get_close_matches
 from typing import Any
 
 from django.core.checks import CheckMessage, Error, Warning, register
-from django.db import models
+from django.db import DatabaseError, connections, models, router
 
 from .. import conf
-from ..building.refusals import declared
 from ..exceptions import ConfigurationError
 from ..filters import InvalidShape
 from ..filters.sizing import check_capacity, check_error_rate
 from ..guards import AUTO, Guard, registry
-from ..keys import kind_of
+from ..guards.keys import kind_of, value_field
+from ..rebuild.columns import CURE
+from ..rebuild.refusals import declared, found
 from ..routes.patterns import patterns
 from ..routes.table import guarded_routes
-from .collations import equality
 from .tags import TAG
 
 SYNCS = ("statements", "signals")
 MODES = ("enforce", "shadow")
 KINDS = ("auto", "bloom", "bitmap", "cuckoo")
+#: Databases whose catalogue shows whether a column compares different texts as equal; `check_columns` reads it.
+_ASKED = ("postgresql", "sqlite")
 
 
 @register(TAG)
 def check_guards(app_configs: Any, **kwargs: Any) -> list[CheckMessage]:
-    """Every guard's model, lookup, store, sizes and routes."""
+    """Check every guard's model, lookup, store, sizes and routes."""
     messages = [message for guard in registry for message in _guard(guard)]
     for guard in registry.clashes:
         messages.append(
             Error(
-                f"{type(guard).__module__}.{type(guard).__name__}: the name {guard.name!r} is another guard's already.",
-                hint="Give one of them a name of its own: name = ...",
+                f"{type(guard).__module__}.{type(guard).__name__}: another guard already has the name {guard.name!r}.",
+                hint="Give one of them another name: name = ...",
                 obj=registry[guard.name].model,
                 id="bloomguard.E007",
             )
@@ -61,8 +63,8 @@ def _guard(guard: Guard) -> Iterator[CheckMessage]:
                 "Look rows up by an integer, UUID, text, decimal or date field.",
             )
             return
-        yield from equality(guard, field, error)
-    with suppress(ConfigurationError):  # which is E009
+        yield from _equality(guard, field, error)
+    with suppress(ConfigurationError):  # reported as E009
         if guard.store not in conf.settings.stores:
             yield error(
                 3,
@@ -74,24 +76,24 @@ def _guard(guard: Guard) -> Iterator[CheckMessage]:
         if guard.capacity is not None:
             check_capacity(guard.capacity)
     except InvalidShape as problem:
-        yield error(4, str(problem), "Remove the line to take the default.")
+        yield error(4, str(problem), "Remove the line to use the default.")
     if guard.filter not in KINDS or (guard.filter == "bitmap" and guard.keys.width != 8):
         yield error(
             11,
             f"filter is {guard.filter!r}",
-            f"Take one of {', '.join(KINDS)}; a bitmap holds integers and dates alone.",
+            f"Set one of {', '.join(KINDS)}; a bitmap can only contain integers and dates.",
         )
     if guard.sync not in SYNCS:
-        yield error(12, f"sync is {guard.sync!r}", f"Take one of {', '.join(SYNCS)}.")
+        yield error(12, f"sync is {guard.sync!r}", f"Set one of {', '.join(SYNCS)}.")
     if guard.mode not in MODES:
         yield error(
-            14, f"mode is {guard.mode!r}, so every request passes", f"Take one of {', '.join(map(repr, MODES))}."
+            14, f"mode is {guard.mode!r}, so every request passes", f"Set one of {', '.join(map(repr, MODES))}."
         )
     if guard.sync == "signals":
         yield Warning(
-            f"the guard {guard.name!r} follows signals alone: bulk_create, QuerySet.update, "
-            "raw SQL and migrations write past it, and under autocommit a row is seen before its filter has it.",
-            hint='Remove sync = "signals" where you can; else run rebuild_filter after such writes.',
+            f"the guard {guard.name!r} tracks writes only by signals: bulk_create, QuerySet.update, raw SQL and "
+            "migrations bypass it, and under autocommit a row is visible before its key is in the filter.",
+            hint='Remove sync = "signals" if you can; otherwise run rebuild_filter after such writes.',
             obj=guard.model,
             id="bloomguard.W005",
         )
@@ -105,14 +107,14 @@ def _routes(guard: Guard, error: Any) -> Iterator[CheckMessage]:
     if guard.routes == AUTO:
         if not guarded_routes(guard):
             yield Warning(
-                f"the guard {guard.name!r}: routes = {AUTO!r} finds no URL pattern.",
-                hint="manage.py guard_routes tells of each pattern why. Name the routes, or guard views one by one.",
+                f"the guard {guard.name!r}: routes = {AUTO!r} matches no URL pattern.",
+                hint="manage.py guard_routes shows why for each pattern. Name the routes, or put @guarded on views.",
                 obj=guard.model,
                 id="bloomguard.W010",
             )
         return
     if isinstance(guard.routes, str):
-        yield error(2, f"routes is the text {guard.routes!r}, not a list", f"Write routes = [{guard.routes!r}].")
+        yield error(2, f"routes is the string {guard.routes!r}, not a list", f"Write routes = [{guard.routes!r}].")
         return
     try:
         guarded_routes(guard)
@@ -134,7 +136,56 @@ def _uniqueness(guard: Guard, fields: tuple[models.Field[Any, Any], ...]) -> Ite
     if any(field.null for field in fields):
         yield Warning(
             f"the guard {guard.name!r}: {', '.join(field.name for field in fields if field.null)} may be NULL.",
-            hint="Rows without a value are in no filter; a view that finds them by another way is not affected.",
+            hint="The filter does not contain rows with NULL; views that find them by another lookup are not affected.",
             obj=guard.model,
             id="bloomguard.W001",
         )
+
+
+def _equality(guard: Guard, field: models.Field[Any, Any], error: Any) -> Iterator[CheckMessage]:
+    """Report a field if the database may compare values as equal that have different keys."""
+    if type(guard).normalize is not Guard.normalize:
+        return
+    target = value_field(field)
+    collation = getattr(target, "db_collation", None)
+    vendor = connections[router.db_for_write(guard.model)].vendor
+    if collation:
+        text = f"{field.name!r} has the collation {collation!r}, by which different texts may be equal"
+        yield error(6, text, CURE)
+    elif vendor not in _ASKED and kind_of(field) == "text":
+        yield error(6, f"{field.name!r} is text in {vendor}, which may compare different texts as equal", CURE)
+    if not type(target).get_prep_value.__module__.startswith("django."):
+        yield Warning(
+            f"the guard {guard.name!r}: {field.name!r} is a {type(target).__name__}, whose get_prep_value may store "
+            "another value than its to_python returns.",
+            hint="If so, let to_python return the stored value, or add normalize(self, value) to the guard.",
+            obj=guard.model,
+            id="bloomguard.W002",
+        )
+
+
+@register(TAG, deploy=True)
+def check_columns(app_configs: Any, databases: Sequence[str] | None = None, **kwargs: Any) -> list[CheckMessage]:
+    """Check the tables in the database itself: raw SQL in a migration or manual changes may have altered them."""
+    messages: list[CheckMessage] = []
+    for guard in registry:
+        alias = router.db_for_write(guard.model)
+        if databases is not None and alias not in databases:
+            continue
+        with suppress(ConfigurationError, DatabaseError):  # reported as E001, or as W034 for the state rows' database
+            reported = {message.id for field in guard.fields for message in _equality(guard, field, _error)}
+            messages += [
+                Error(
+                    f"the guard {guard.name!r}: {refusal.reason}.",
+                    hint=refusal.cure,
+                    obj=guard.model,
+                    id=refusal.id,
+                )
+                for refusal in found(guard, connections[alias])
+                if refusal.id not in reported
+            ]
+    return messages
+
+
+def _error(number: int, text: str, hint: str) -> Error:
+    return Error(text, hint=hint, id=f"bloomguard.E{number:03}")

@@ -1,4 +1,4 @@
-"""Whether ``MIDDLEWARE`` has the guard, and has it last."""
+"""Checks of the position in ``MIDDLEWARE``, and of the routes for which the middleware answers."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ from django.core.checks import CheckMessage, Info, Warning, register
 from django.middleware.cache import FetchFromCacheMiddleware
 from django.utils.module_loading import import_string
 
-from ..guards import registry
+from ..guards import AUTO, registry
 from ..middleware import ELSEWHERE, BloomGuardMiddleware, place_in_settings
-from ..routes.table import table_for
+from ..routes.listing import is_admin
+from ..routes.table import GuardedRoute, table_for
 from .tags import TAG
 
 _PATH = f"{BloomGuardMiddleware.__module__}.{BloomGuardMiddleware.__name__}"
@@ -26,7 +27,7 @@ _SHIELDED = re.compile(r"^[^#\n]*\bshield\(", re.MULTILINE)
 
 @register(TAG)
 def check_order(app_configs: Any, **kwargs: Any) -> list[CheckMessage]:
-    """Whether all other middleware has had the request when a guard answers at a route."""
+    """Check that all other middleware has processed the request when a guard answers at a route."""
     middleware = list(_classes())
     for place, each in enumerate(middleware):
         if issubclass(each, BloomGuardMiddleware):
@@ -38,8 +39,8 @@ def _order(ours: type, before: list[type], after: list[type]) -> Iterator[CheckM
     if place_in_settings(ours) == ELSEWHERE:
         names = ", ".join(f"{each.__module__}.{each.__qualname__}" for each in after)
         yield Warning(
-            f"MIDDLEWARE has {names} after BloomGuardMiddleware, so guards answer at the lookup alone, and not before "
-            "a view runs: that middleware might have answered otherwise.",
+            f"MIDDLEWARE has {names} after BloomGuardMiddleware, so guards answer only at the lookup, not before a "
+            "view runs: that middleware might have answered differently.",
             hint=f"Put {_PATH!r} last, or right before FetchFromCacheMiddleware.",
             id="bloomguard.W011",
         )
@@ -47,7 +48,7 @@ def _order(ours: type, before: list[type], after: list[type]) -> Iterator[CheckM
         if issubclass(each, FetchFromCacheMiddleware):
             yield Warning(
                 f"MIDDLEWARE has {each.__module__}.{each.__qualname__} before BloomGuardMiddleware, so a request for "
-                "an absent ID asks the cache first.",
+                "an absent ID queries the cache first.",
                 hint=f"Put {_PATH!r} right before it, as the last but one.",
                 id="bloomguard.W012",
             )
@@ -55,7 +56,7 @@ def _order(ours: type, before: list[type], after: list[type]) -> Iterator[CheckM
 
 @register(TAG)
 def check_presence(app_configs: Any, **kwargs: Any) -> list[CheckMessage]:
-    """Whether requests reach the guards at all."""
+    """Check that requests reach the guards at all."""
     if not len(registry) or any(issubclass(each, BloomGuardMiddleware) for each in _classes()):
         return []
     in_views = {getattr(pattern.callback, "guarded_by", "") for pattern in table_for().patterns}
@@ -66,24 +67,57 @@ def check_presence(app_configs: Any, **kwargs: Any) -> list[CheckMessage]:
     if _has_door():
         return [
             Info(
-                f"MIDDLEWARE has no BloomGuardMiddleware: for {names} the door alone answers, and what it leaves to "
+                f"MIDDLEWARE has no BloomGuardMiddleware: for {names} only the door answers, and what it passes to "
                 "Django (other hosts, other methods, closed routes, every query) is not guarded.",
-                hint=f"If that is not meant, add {_PATH!r} at the end.",
+                hint=f"If that is not intended, add {_PATH!r} at the end.",
                 id="bloomguard.I014",
             )
         ]
     return [
         Warning(
-            f"MIDDLEWARE has no BloomGuardMiddleware, so {names} guard no request.",
+            f"MIDDLEWARE has no BloomGuardMiddleware, so the guards {names} protect no request.",
             hint=f"Add {_PATH!r} at the end, or put @guarded on the views.",
             id="bloomguard.W013",
         )
     ]
 
 
+@register(TAG)
+def check_closed(app_configs: Any, **kwargs: Any) -> list[CheckMessage]:
+    """Report named routes that are closed, and routes of the admin with ``public = True``."""
+    named = [route for route in table_for(settings.ROOT_URLCONF).guarded if route.guard.routes != AUTO]
+    return [message for route in named for message in _closed(route)]
+
+
+def _closed(route: GuardedRoute) -> list[CheckMessage]:
+    guard, where = route.guard, f"{route.pattern.text} ({route.pattern.view_name})"
+    if not route.closed and is_admin(route.pattern):
+        return [
+            Warning(
+                f"the guard {guard.name!r} answers for {where}, a view of the admin, before its login: everybody "
+                "could find out which rows exist, and the admin redirects where the guard answers 404.",
+                hint="Remove the route from routes; the guard answers at the view's own query.",
+                obj=guard.model,
+                id="bloomguard.W017",
+            )
+        ]
+    # `@guarded` already answers for its view.
+    if route.closed and guard.public is None and getattr(route.pattern.callback, "guarded_by", "") != guard.name:
+        return [
+            Info(
+                f"the guard {guard.name!r} does not answer for {where} before its view runs: {route.closed}.",
+                hint="It answers at the view's own query. If an early 404 reveals no more than the view does, set "
+                "public = True on the guard; else remove the route from routes.",
+                obj=guard.model,
+                id="bloomguard.I015",
+            )
+        ]
+    return []
+
+
 def _classes() -> Iterator[type]:
     for path in settings.MIDDLEWARE:
-        with suppress(ImportError):  # Django says so itself
+        with suppress(ImportError):  # Django reports it
             middleware = import_string(path)
             if isinstance(middleware, type):
                 yield middleware
@@ -92,7 +126,7 @@ def _classes() -> Iterator[type]:
 def _has_door() -> bool:
     """Whether ``wsgi.py`` or ``asgi.py`` seems to call ``shield()``.
 
-    They are read, not imported: importing one starts the whole site, and a door runs its probes.
+    The source is read, not imported: an import would start the whole site, and the door would run its probes.
     """
     module = str(settings.WSGI_APPLICATION or "").rpartition(".")[0]
     package = (module or str(settings.ROOT_URLCONF)).rpartition(".")[0]
@@ -109,5 +143,5 @@ def _source(module: str) -> str:
             spec = find_spec(module)
             place = spec.origin if spec is not None else None
         return Path(place).read_text() if place and place.endswith(".py") else ""
-    except (ImportError, AttributeError, ValueError, OSError):  # Django says what is wrong with it
+    except (ImportError, AttributeError, ValueError, OSError):  # Django reports it
         return ""

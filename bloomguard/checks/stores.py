@@ -1,4 +1,4 @@
-"""The setting ``BLOOMGUARD``, its stores, and their servers as they are set up now."""
+"""Checks of the setting ``BLOOMGUARD``, its stores, and the configuration of their servers."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from .tags import TAG
 
 @register(TAG, deploy=True)
 def check_servers(app_configs: Any, **kwargs: Any) -> list[CheckMessage]:
-    """The servers behind stores, as they are set up now."""
+    """Check the current configuration of the stores' servers."""
     messages: list[CheckMessage] = []
-    with suppress(ConfigurationError):  # which is E009
+    with suppress(ConfigurationError):  # reported as E009
         for alias in conf.settings.stores:
-            with suppress(ConfigurationError, StoreUnavailable):  # which the other checks tell of
+            with suppress(ConfigurationError, StoreUnavailable):  # reported by other checks
                 messages += stores[alias].check_deployed()
     return messages
 
 
 @register(TAG)
 def check_settings(app_configs: Any, **kwargs: Any) -> list[CheckMessage]:
-    """The setting ``BLOOMGUARD`` and its stores."""
+    """Check the setting ``BLOOMGUARD`` and its stores."""
     try:
         raw, aliases = conf.settings.raw, list(conf.settings.stores)
     except ConfigurationError as error:
@@ -35,8 +35,8 @@ def check_settings(app_configs: Any, **kwargs: Any) -> list[CheckMessage]:
     for unknown in sorted(map(str, set(raw) - conf.KNOWN)):
         messages.append(
             Error(
-                f"BLOOMGUARD has the key {unknown!r}, which nothing reads.",
-                hint=f"Known are {', '.join(sorted(conf.KNOWN))}.",
+                f"BLOOMGUARD has the unknown key {unknown!r}.",
+                hint=f"Known keys are {', '.join(sorted(conf.KNOWN))}.",
                 id="bloomguard.E008",
             )
         )
@@ -45,11 +45,11 @@ def check_settings(app_configs: Any, **kwargs: Any) -> list[CheckMessage]:
             messages += stores[alias].check()
         except ConfigurationError as error:
             messages.append(_unusable(error))
-        except StoreUnavailable as error:  # a client that cannot be made while its servers are away
+        except StoreUnavailable as error:  # the client cannot be created while its servers do not answer
             messages.append(
                 Warning(
                     f"the store {alias!r} does not answer: {str(error).rstrip('.')}.",
-                    hint="Until it does, no request is answered by a guard, and saves take their guards out of use.",
+                    hint="Until it answers, no guard answers a request, and each save disables its guards.",
                     id="bloomguard.W021",
                 )
             )

@@ -1,4 +1,4 @@
-"""What the checks are found by: ``manage.py check --tag bloomguard``."""
+"""The tag of all checks, for ``manage.py check --tag bloomguard``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a database writes by itself, as far as its catalogue tells. For ``check --deploy``."""
+"""Check the database catalogue for triggers and the like that write a guard's keys: ``check --deploy``."""
 
 from __future__ import annotations
 
@@ -11,31 +11,31 @@ from django.db import DatabaseError, connections, router
 
 from ..exceptions import ConfigurationError
 from ..guards import Guard, registry
-from ..sync.catalogue import Catalogue, Flow, load
-from ..sync.consequences import gives_keys
-from ..sync.effects import bare
+from ..writes.catalogue import Catalogue, Flow, load
+from ..writes.consequences import gives_keys
+from ..writes.sql.effects import bare
 from .tags import TAG
 
 
 @register(TAG, deploy=True)
 def check_triggers(app_configs: Any, databases: Sequence[str] | None = None, **kwargs: Any) -> list[CheckMessage]:
-    """Triggers, rules and actions of foreign keys that may write keys of a guard."""
+    """Report triggers, rules and foreign key actions that may write keys of a guard."""
     messages: list[CheckMessage] = []
     catalogues: dict[str, Catalogue] = {}
     for guard in registry:
         alias = router.db_for_write(guard.model)
         if databases is not None and alias not in databases:
             continue
-        with suppress(ConfigurationError, DatabaseError):  # which is E001, or W034 where it is the same database
+        with suppress(ConfigurationError, DatabaseError):  # reported as E001, or as W034 for the state rows' database
             catalogue = catalogues.get(alias) or _load(alias)
             catalogues[alias] = catalogue
             messages += [
                 Warning(
                     f"the guard {guard.name!r}: {because} on {table!r} in the database {alias!r} may write its keys. "
-                    "Where Django sends the statement, the guard is disabled until it is rebuilt; where another "
-                    "program does, nobody sees it: such a row would be answered 404.",
-                    hint="Let the application write them; else run verify_filter --repair often, by cron, and "
-                    "rebuild_filter after such writes. If it writes none, silence this with SILENCED_SYSTEM_CHECKS.",
+                    "If Django sends the statement, the guard is disabled until it is rebuilt. If another program "
+                    "sends it, bloomguard cannot detect it, and requests for the new row would be answered 404.",
+                    hint="Let the application write the keys; otherwise run verify_filter --repair often, by cron, and "
+                    "rebuild_filter after such writes. If it writes no keys, add this ID to SILENCED_SYSTEM_CHECKS.",
                     obj=guard.model,
                     id="bloomguard.W035",
                 )
@@ -52,7 +52,7 @@ def _load(alias: str) -> Catalogue:
 
 
 def _sources(catalogue: Catalogue, guard: Guard) -> Iterator[tuple[str, str]]:
-    """The tables on which something writes keys of ``guard``, and what it is."""
+    """Yield the tables with something that writes keys of ``guard``, and what it is."""
     found = dict.fromkeys(
         (table, flow.because)
         for table, flows in catalogue.flows.items()

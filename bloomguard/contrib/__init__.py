@@ -1,1 +1,1 @@
-"""Optional integrations, each imported only by who asks for it."""
+"""Optional integrations; bloomguard itself imports none of them."""

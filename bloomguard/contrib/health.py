@@ -1,9 +1,9 @@
-"""What a load balancer, or whoever is on call, may ask: whether every guard answers, and why not.
+"""A health check view for load balancers and monitoring: which guards are armed, and why the others are not.
 
     path("healthz/guards/", HealthView.as_view())
 
-A guard that does not answer lets every request pass, so the site works, only unguarded: the answer is 200 in any case,
-unless the project says which guards it cannot do without.
+A guard that is not armed lets every request pass, so the site works, but unguarded. Therefore the status is 200, unless
+a guard that the project lists in ``require`` is not armed.
 """
 
 from __future__ import annotations
@@ -21,36 +21,36 @@ ARMED = "armed"
 
 
 def state_of(guard: Guard) -> str:
-    """``"armed"``, or the reason why this process lets every request to the guard pass, such as ``"cold"``.
+    """Return ``"armed"``, or why this process lets every request to the guard pass, such as ``"cold"``.
 
     Never raises.
     """
     try:
-        answering = guard.live.answering()
-    except Exception:  # a guard that cannot work: a system check says so
+        answering = guard.active_filter.answering()
+    except Exception:  # the guard is misconfigured: a system check reports it
         return "error"
     return answering.reason if isinstance(answering, Decision) else ARMED
 
 
 def mode_of(guard: Guard) -> str:
-    """``"enforce"`` or ``"shadow"``, as somebody has switched it in the admin, else as the guard says. Never raises."""
+    """Return ``"enforce"`` or ``"shadow"``: as set in the admin, else as the guard declares. Never raises."""
     try:
-        return guard.live.mode or guard.mode
-    except Exception:  # a guard that cannot work
+        return guard.active_filter.mode or guard.mode
+    except Exception:  # the guard is misconfigured
         return guard.mode
 
 
 class HealthView(View):
-    """``{"status": "armed", "guards": {"city": {"state": "armed", "mode": "enforce"}}}``.
+    """A view that returns ``{"status": "armed", "guards": {"city": {"state": "armed", "mode": "enforce"}}}``.
 
-    ``status`` is ``"armed"`` if all guards are, else ``"passing"``. The answer is 503 only if one of the guards that
-    ``require`` names is not armed, or is not there; ``"all"`` stands for all of them.
+    ``status`` is ``"armed"`` if all guards are armed, else ``"passing"``. The HTTP status is 503 only if a guard named
+    in ``require`` is not armed or does not exist; ``require = "all"`` names all guards.
     """
 
     require: Iterable[str] = ()
 
     def get(self, request: HttpRequest, *args: Any, **kwargs: Any) -> JsonResponse:
-        """The state of every guard, as this process sees it."""
+        """Return the state of every guard in this process."""
         guards = {guard.name: {"state": state_of(guard), "mode": mode_of(guard)} for guard in registry}
         passing = {name for name, guard in guards.items() if guard["state"] != ARMED}
         required = set(guards) if self.require == "all" else set(self.require)

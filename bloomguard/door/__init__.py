@@ -1,1 +1,1 @@
-"""The door: absent IDs are answered before Django makes a request of them, with the site's own 404 page as bytes."""
+"""The door: answer absent IDs before Django creates a request, with the site's own 404 page as bytes."""

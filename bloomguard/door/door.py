@@ -1,6 +1,7 @@
-"""The door: which requests it answers, and with which page.
+"""The door: decide which requests it answers, and with which page.
 
-All that has to be known is worked out once, when ``shield()`` is called. Whatever is not certain goes on to Django.
+Everything is prepared once, when ``shield()`` is called. Requests that it cannot decide for certain
+pass to Django.
 """
 
 from __future__ import annotations
@@ -26,23 +27,23 @@ from .probes import take_pages
 logger = logging.getLogger("bloomguard")
 
 _SHUT = {
-    "DEBUG": "DEBUG is on, and its page says more",
+    "DEBUG": "DEBUG is on, so Django sends its technical 404 page",
     "FORCE_SCRIPT_NAME": "FORCE_SCRIPT_NAME is set",
-    "DISALLOWED_USER_AGENTS": "DISALLOWED_USER_AGENTS is set, and Django has to look",
+    "DISALLOWED_USER_AGENTS": "DISALLOWED_USER_AGENTS is set, so Django has to check each request",
 }
 
 
 class Door:
-    """The door of one site; :func:`open_door` makes it. Raises :class:`Shut` if it has to stay shut.
+    """The door of one site, built by :func:`open_door`. Raises :class:`Shut` if it has to stay shut.
 
-    ``index`` finds the routes that a path may belong to. ``methods`` are the HTTP methods that are answered.
+    ``index`` maps a path to the routes that it may match. ``methods`` are the HTTP methods that the door answers.
     """
 
     def __init__(self, handler: BaseHandler) -> None:
         self._urlconf = settings.ROOT_URLCONF
         self._resolver = get_resolver(self._urlconf)
         if odd := next(own_resolvers(self._urlconf), None):
-            raise Shut(f"{odd!r} of the URLconf resolves paths in its own way")
+            raise Shut(f"{odd!r} in the URLconf has its own way to resolve paths")
         table = table_for(self._urlconf)
         routes = []
         for route in table.open:
@@ -51,7 +52,7 @@ class Door:
             else:
                 routes.append(DoorRoute(route, table.index))
         if not routes:
-            raise Shut("no guarded route is open and certain by its path alone")
+            raise Shut("no guarded route is open and decided by its path alone")
         routes, self._pages = take_pages(handler, routes)
         self.index = Index(routes)
         self.methods = frozenset(method for route in routes for method in route.methods)
@@ -60,7 +61,7 @@ class Door:
         self.proxy_header: tuple[str, str] | None = settings.SECURE_PROXY_SSL_HEADER
 
     def page(self, host: str, scheme: str) -> Page | None:
-        """The page for a request's host, as the request names it, and scheme; ``None`` where Django has to answer."""
+        """Return the page for the host and the scheme of a request; ``None`` if Django has to answer."""
         page = self._pages.get((host, scheme))
         if page is None:
             name, _, port = host.rpartition(":")
@@ -71,7 +72,7 @@ class Door:
         return page
 
     def absent(self, method: str, path: str, routes: list[DoorRoute]) -> Guard | None:
-        """The guard of ``routes`` that knows for certain that ``path`` asks for what does not exist."""
+        """Return the guard of ``routes`` whose filter proves that the row of ``path`` does not exist, if any."""
         for route in routes:
             asked = route.read(path)
             if asked is NO_ID:
@@ -87,7 +88,7 @@ class Door:
         return None
 
     async def aabsent(self, method: str, path: str, routes: list[DoorRoute]) -> Guard | None:
-        """The same on an event loop: a store on a server is awaited, and the database asked in a thread."""
+        """Async version of :meth:`absent`: awaits a store on a server, and queries the database in a thread."""
         for route in routes:
             asked = route.read(path)
             if asked is NO_ID:
@@ -105,11 +106,11 @@ class Door:
         return None
 
     def failed(self, error: Exception) -> None:
-        """Log an error of our own, once for each kind."""
-        self._log.error(error, "bloomguard's door passes requests because of an error of its own")
+        """Log an error inside bloomguard, once per exception type."""
+        self._log.error(error, "bloomguard's door passes requests to Django because of an internal error")
 
     def _is_current(self) -> bool:
-        """Whether the URLs are those that the door knows; if not, it is shut from now on."""
+        """Whether the URLconf is still the one that the door was built for; if not, shut the door for good."""
         if get_resolver(settings.ROOT_URLCONF) is self._resolver:
             return True
         if self._pages:
@@ -119,9 +120,9 @@ class Door:
 
 
 def open_door(application: Callable[..., Any]) -> Door | None:
-    """The door of ``application``, or ``None`` where it has to stay shut, which is logged with the reason.
+    """Return the door of ``application``, or log the reason and return ``None`` if it has to stay shut.
 
-    Raises :class:`ConfigurationError` if ``application`` is not Django's own.
+    Raises :class:`ConfigurationError` if ``application`` is not Django's own handler.
     """
     if not isinstance(application, BaseHandler):
         raise ConfigurationError(
@@ -135,7 +136,7 @@ def open_door(application: Callable[..., Any]) -> Door | None:
     except Shut as shut:
         reason = str(shut)
     except DatabaseError as error:
-        reason = f"the database could not be asked for absent IDs ({type(error).__name__})"
+        reason = f"the search for absent IDs in the database failed ({type(error).__name__})"
     except Exception:
         logger.exception("bloomguard's door stays shut because of an error")
         return None

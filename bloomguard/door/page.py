@@ -1,23 +1,32 @@
-"""The site's own 404 as bytes: compare the answers of probes, and make the page that the door sends."""
+"""The site's own 404 as bytes: run probes, compare their responses, and build the page that the door sends."""
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import re
 import secrets
-from collections.abc import Iterable
-from contextvars import ContextVar
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar, copy_context
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TypeVar
 
-#: Whether the code runs for a probe: then no guard answers, for the door needs the site's answer and not ours.
+from django.db import connections
+from django.urls import set_script_prefix
+
+#: True while a probe runs. Then no guard answers, because the door needs the site's own response.
 probing: ContextVar[bool] = ContextVar("bloomguard_probing", default=False)
 
+Result = TypeVar("Result")
 Headers = tuple[tuple[str, str], ...]
 
 _CSP = ("content-security-policy", "content-security-policy-report-only")
-#: They differ wherever bodies differ.
+#: Headers that differ whenever the bodies differ.
 _OF_THE_BODY = ("content-length", "etag")
-#: A shorter token could stand in a page by chance.
+#: At least 8 characters: a shorter token could occur in a page by chance.
 _NONCE = re.compile(r"'nonce-([A-Za-z0-9+/_-]{8,}={0,2})'")
 
 
@@ -27,7 +36,7 @@ class Shut(Exception):
 
 @dataclass(frozen=True)
 class Answer:
-    """A probe's answer. ``asked`` is the request in words, such as ``GET http://a.example/x/ with cookies``."""
+    """The response to a probe. ``asked`` describes the request: ``GET http://a.example/x/ with cookies``."""
 
     asked: str
     method: str
@@ -38,20 +47,20 @@ class Answer:
 
     @cached_property
     def nonces(self) -> tuple[str, ...]:
-        """The nonces of its Content-Security-Policy."""
+        """The nonces in its Content-Security-Policy."""
         policies = [value for name, value in self.headers if name.lower() in _CSP]
         return tuple(dict.fromkeys(nonce for policy in policies for nonce in _NONCE.findall(policy)))
 
     @cached_property
     def varies(self) -> frozenset[str]:
-        """Names of the request headers that the answer depends on, in lower case."""
+        """Names of the request headers in ``Vary``, in lower case."""
         found = {name.strip().lower() for name in self._by_name.get("vary", ("", ""))[1].split(",")} - {""}
-        if "accept-language" in found:  # LocaleMiddleware looks for a cookie as well, and does not say so
+        if "accept-language" in found:  # LocaleMiddleware reads a cookie too, and leaves it out of `Vary`
             found.add("cookie")
         return frozenset(found)
 
     def difference(self, other: Answer) -> str:
-        """Where the two differ, in words; empty if they agree. A HEAD's body is not looked at."""
+        """Return what differs between the two; empty if they agree. The body of a HEAD is ignored."""
         if self.status != other.status:
             return f"the status: {self.status} and {other.status}"
         differing = []
@@ -67,7 +76,7 @@ class Answer:
 
     @cached_property
     def _by_name(self) -> dict[str, tuple[str, str]]:
-        """By its name in lower case: the header's name as it is written, and its value without nonces."""
+        """Map each header's name in lower case to its name as sent and its value, with nonces masked."""
         return {
             name.lower(): (name, self._masked(value) if name.lower() in _CSP else value)
             for name, value in self.headers
@@ -88,9 +97,9 @@ class Answer:
 class Page:
     """A 404 that is ready to be sent.
 
-    It is not for requests that carry one of the headers ``varies``, in lower case. ``nonces`` are the tokens in
-    ``headers`` and ``body`` that differ from answer to answer. ``any_port`` says that the page is the same whatever
-    port stands in the request's host.
+    Requests with one of the headers ``varies`` (names in lower case) must not get it. ``nonces`` are the tokens in
+    ``headers`` and ``body`` that differ between responses. ``any_port`` is set if the page does not depend on the port
+    in the request's host.
     """
 
     status: str
@@ -103,17 +112,17 @@ class Page:
 
     @cached_property
     def environ_keys(self) -> tuple[str, ...]:
-        """Where a WSGI environment has the headers ``varies``."""
+        """The keys of the headers ``varies`` in a WSGI environment."""
         names = [name.upper().replace("-", "_") for name in sorted(self.varies)]
         return tuple(name if name in ("CONTENT_TYPE", "CONTENT_LENGTH") else f"HTTP_{name}" for name in names)
 
     @cached_property
     def header_names(self) -> frozenset[bytes]:
-        """``varies`` as an ASGI scope has them."""
+        """The names of the headers ``varies`` in an ASGI scope."""
         return frozenset(name.encode("latin-1") for name in self.varies)
 
     def answer(self, method: str) -> tuple[Headers, bytes]:
-        """Headers and body for one request, with nonces of its own."""
+        """Return the headers and the body for one request, with new nonces."""
         headers = self.head_headers if method == "HEAD" else self.headers
         body = b"" if method == "HEAD" else self.body
         for old in self.nonces:
@@ -126,9 +135,9 @@ class Page:
 
 
 def page_of(get: Answer, head: Answer, others: Iterable[Answer], *, any_port: bool) -> Page:
-    """The page of one host and scheme: the answers to a GET and to a HEAD, with which all ``others`` agree.
+    """Build the page of one host and scheme from the responses to a GET and a HEAD, with which all ``others`` agree.
 
-    Raises :class:`Shut`, which names what differs and between which requests.
+    Raises :class:`Shut` if two responses differ; it names the difference and both requests.
     """
     others = list(others)
     if get.status != head.status:
@@ -142,7 +151,7 @@ def page_of(get: Answer, head: Answer, others: Iterable[Answer], *, any_port: bo
     nonces = get.nonces if any(other.nonces != get.nonces for other in (head, *others)) else ()
     if len(head.nonces) != len(get.nonces):
         raise Shut(_differ(get, head, "the number of nonces"))
-    if nonces:  # the page has one set of tokens
+    if nonces:  # use the tokens of the GET in the headers of the HEAD
         swap = dict(zip(head.nonces, get.nonces))
         head_headers = tuple(
             (name, _replaced(value, swap) if name.lower() in _CSP else value) for name, value in head.headers
@@ -154,7 +163,7 @@ def page_of(get: Answer, head: Answer, others: Iterable[Answer], *, any_port: bo
         headers=_sent(get.headers),
         head_headers=_sent(head_headers),
         body=get.body,
-        # What somebody with credentials is answered was not probed.
+        # No probe sends credentials.
         varies=get.varies | head.varies | {"authorization"},
         nonces=nonces,
         any_port=any_port,
@@ -172,8 +181,70 @@ def _replaced(text: str, swap: dict[str, str]) -> str:
 
 
 def _sent(headers: Headers) -> Headers:
-    """The headers that go out: a server adds the date, and no cache keeps the page past the row's creation."""
+    """Return the headers to send. The server adds ``Date``; caches must not keep the page: the row may be created."""
     found = tuple((name, value) for name, value in headers if name.lower() != "date")
     if any(name.lower() == "cache-control" for name, _ in found):
         return found
     return (*found, ("Cache-Control", "no-store"))
+
+
+# -- run the probes
+
+
+def as_probe(run: Callable[[], Result]) -> Result:
+    """Call ``run`` as a probe, in a copy of the context: what it activates, such as a language, does not stay active.
+
+    If an event loop runs in this thread, Django forbids database queries here, so another thread calls ``run``.
+    """
+
+    def probe() -> Result:
+        probing.set(True)
+        set_script_prefix("/")
+        with _connections_closed(), _no_warnings():
+            return run()
+
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return copy_context().run(probe)
+    results: list[Result] = []
+    errors: list[Exception] = []
+
+    def probe_in_thread() -> None:
+        try:
+            results.append(probe())
+        except Exception as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=probe_in_thread, name="bloomguard-probes")
+    thread.start()
+    thread.join()
+    if errors:
+        raise errors[0]
+    return results[0]
+
+
+@contextmanager
+def _connections_closed() -> Iterator[None]:
+    """Close the connections that the block opens."""
+    before = {alias for alias in connections if connections[alias].connection is not None}
+    try:
+        yield
+    finally:
+        for alias in set(connections) - before:
+            connections[alias].close()
+
+
+@contextmanager
+def _no_warnings() -> Iterator[None]:
+    """Keep ``Not Found`` of probes out of the log; errors are still logged."""
+
+    def is_logged(record: logging.LogRecord) -> bool:
+        return record.levelno >= logging.ERROR or not probing.get()
+
+    django = logging.getLogger("django.request")
+    django.addFilter(is_logged)
+    try:
+        yield
+    finally:
+        django.removeFilter(is_logged)

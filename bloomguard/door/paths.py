@@ -1,9 +1,9 @@
-"""Read IDs out of raw paths, and confirm what Django's resolver would make of a path.
+"""Read IDs from raw paths, and confirm how Django's resolver would resolve a path.
 
-Most requests ask for rows that exist, so the first look is fast and rough: a prefix, a slice, ``int()``. It may read an
-ID where Django would not. Only a path whose ID is absent is confirmed, and then each step of a URL pattern matches
-what the steps before it have left of the path, as in ``URLResolver.resolve()``. One expression for the whole path
-would not do: it can backtrack over the border of an ``include()``.
+Most requests are for rows that exist, so the first read is fast and rough: a prefix, a slice, ``int()``. It may read an
+ID from a path that Django would not match. Only if the ID is absent is the path confirmed: each step of the URL pattern
+matches the rest of the path that the step before has left, as in ``URLResolver.resolve()``. One regular expression for
+the whole path would be wrong: it can backtrack across an ``include()``.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from django.urls.converters import IntConverter, SlugConverter, StringConverter,
 from django.urls.resolvers import RoutePattern
 
 from ..guards import Guard
-from ..keys import OutOfRange, Uncertain, Unkeyable
+from ..guards.keys import OutOfRange, Uncertain, Unkeyable
 from ..routes.patterns import Pattern, PatternIndex
 from ..routes.table import NO_ID, GuardedRoute
 
@@ -25,10 +25,10 @@ Match = Callable[[str], "dict[str, Any] | None"]
 
 
 class DoorRoute:
-    """A guarded route as the door sees it.
+    """A guarded route that the door may answer.
 
-    ``rivals`` are the earlier patterns that may take one of its paths for themselves. ``read(path)`` is the first look:
-    the ID in ``path``, one value or a tuple for several fields, or :data:`NO_ID`.
+    ``rivals`` are the earlier patterns that may match one of its paths. ``read(path)`` is the fast first read of the ID
+    in ``path``: one value, a tuple for several fields, or :data:`NO_ID`.
     """
 
     def __init__(self, route: GuardedRoute, known: PatternIndex) -> None:
@@ -47,7 +47,7 @@ class DoorRoute:
         return f"<DoorRoute {self.pattern.text}>"
 
     def captured(self, path: str) -> Any:
-        """The ID that Django's resolver captures from ``path``, or :data:`NO_ID` if it takes it to another pattern."""
+        """Return the ID that Django's resolver captures from ``path``, or :data:`NO_ID` if another pattern matches."""
         value = self._value(path)
         if value is NO_ID:
             return NO_ID
@@ -57,7 +57,7 @@ class DoorRoute:
         return value
 
     def confirm(self, method: str, path: str, asked: Any) -> Any:
-        """``asked`` if that is what the route's view would be asked for, else the value it would, or :data:`NO_ID`."""
+        """Return the ID that the view would get, or :data:`NO_ID`; ``asked`` itself if both have the same key."""
         value = self.captured(path) if method in self.methods else NO_ID
         return asked if value is not NO_ID and _have_same_key(self.guard, value, asked) else value
 
@@ -69,12 +69,12 @@ class DoorRoute:
             if len(self.kwargs) == 1:
                 return captured[self.kwargs[0]]
             return tuple([captured[name] for name in self.kwargs])
-        except KeyError:  # an optional group of a regular expression
+        except KeyError:  # an optional group that did not match
             return NO_ID
 
 
 class Index:
-    """Routes by what their paths begin with."""
+    """Routes by the literal prefix of their paths."""
 
     def __init__(self, routes: Iterable[DoorRoute]) -> None:
         self._by_prefix: dict[str, list[DoorRoute]] = {}
@@ -83,7 +83,7 @@ class Index:
         self._lengths = sorted({len(prefix) for prefix in self._by_prefix})
 
     def candidates(self, path: str) -> list[DoorRoute]:
-        """Routes that ``path`` may belong to: those whose prefix it has."""
+        """Return the routes whose prefix ``path`` starts with."""
         found: list[DoorRoute] = []
         by_prefix, most = self._by_prefix, len(path)
         for length in self._lengths:
@@ -96,9 +96,9 @@ class Index:
 
 
 def matcher(pattern: Pattern) -> Match:
-    """``match(path)``: the kwargs that ``pattern`` captures, or ``None``; each step takes what the last one left.
+    """Return ``match(path)``, which returns the kwargs that ``pattern`` captures, or ``None``.
 
-    The first step is the root's, and takes the slash.
+    Each step matches the rest of the path that the step before has left. The root step matches the leading slash.
     """
     root, *others = pattern.steps
     if root.regex.pattern != "^/":
@@ -122,7 +122,7 @@ def matcher(pattern: Pattern) -> Match:
 
 
 def own_resolvers(urlconf: Any) -> Iterator[Any]:
-    """The entries of ``urlconf`` that resolve paths in a way of their own."""
+    """Yield the entries of ``urlconf`` whose class overrides how paths are resolved."""
     entries = list(get_resolver(urlconf).url_patterns)
     for entry in entries:
         cls = type(entry)
@@ -137,7 +137,7 @@ def _is_static(cls: type[URLResolver]) -> bool:
 
 
 def _have_same_key(guard: Guard, one: Any, other: Any) -> bool:
-    """Whether an answer for one value is an answer for the other: asking a store again may cost a round trip."""
+    """Whether both values have the same key. Then a second check is not needed, which may cost a round trip."""
     if type(one) is type(other) and one == other:
         return True
     try:
@@ -146,11 +146,11 @@ def _have_same_key(guard: Guard, one: Any, other: Any) -> bool:
         return False
 
 
-# -- the first look
+# -- the fast first read
 
 
 def _reader(pattern: Pattern, names: tuple[str, ...]) -> Callable[[str], Any] | None:
-    """``read(path)`` for the usual pattern: ``path()`` with one ID of Django's own converters between two texts."""
+    """Return ``read(path)`` if the pattern is a ``path()`` with one ID of Django's own converters, else ``None``."""
     before, _, after = pattern.text.partition("<")
     after = after.partition(">")[2]
     steps = pattern.steps[1:]
@@ -175,13 +175,13 @@ def _reader(pattern: Pattern, names: tuple[str, ...]) -> Callable[[str], Any] | 
 
 
 def _segment(text: str) -> str:
-    """``text`` between two slashes; raises :class:`ValueError` if it is empty or has one in it."""
+    """Return ``text`` if it is one path segment. Raises :class:`ValueError` if it is empty or contains a slash."""
     if not text or "/" in text:
-        raise ValueError("no segment of a path")
+        raise ValueError("not one segment of a path")
     return text
 
 
-#: What Django's converters make of a text, without a look at its form.
+#: `to_python` of Django's converters, without a check of their regular expressions.
 _CONVERT: dict[type, Callable[[str], Any]] = {
     IntConverter: int,
     SlugConverter: _segment,

@@ -1,10 +1,8 @@
-"""Probabilistic filters on bytes. They know nothing of Django or Redis, and need neither."""
+"""Probabilistic filters for byte keys. They need neither Django nor Redis."""
 
 from .base import Filter, Stats
 from .bitmap import ExactBitmap
 from .bloom import BloomFilter
-from .choose import Choice, KeysSummary, choose
-from .counting import CountingBloomFilter, SpectralBloomFilter
 from .cuckoo import CuckooFilter
 from .errors import (
     CorruptFilter,
@@ -15,11 +13,12 @@ from .errors import (
     MismatchedFilters,
     TooLarge,
 )
+from .extra.counting import CountingBloomFilter, SpectralBloomFilter
+from .extra.rotating import RotatingBloomFilter
+from .extra.scalable import ScalableBloomFilter, ScalableCuckooFilter
 from .hashing import KeyHash
-from .kinds import filter_class
+from .kinds import Choice, KeysSummary, choose, filter_class
 from .layout import Layout
-from .rotating import RotatingBloomFilter
-from .scalable import ScalableBloomFilter, ScalableCuckooFilter
 
 __all__ = [
     "BloomFilter",

@@ -1,7 +1,7 @@
-"""What all kinds of filters share: the protocol they keep, and the class of those whose whole state is one body.
+"""The protocol of all filters, and the base class of filters whose whole state is one *body*.
 
-A *body* is a piece of memory on the heap, in a mapped file or fetched from a server. Readers need no lock; a writer
-holds one, asks the filter for its :meth:`BodyFilter.writes` and applies them in their order.
+A body is a block of memory: on the heap, in a mapped file, or fetched from a server. Readers need no lock. A writer
+takes a lock, gets the changes from :meth:`BodyFilter.writes` and applies them in order.
 """
 
 from __future__ import annotations
@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar, Protocol
 from . import bulk, codec, sizing
 from .codec import Header
 from .errors import CorruptFilter, DiscardUnsupported, InvalidShape, TooLarge
-from .hashing import KeyHash
+from .hashing import KeyHash, compile_check
 from .serial import Serial, key_hash_of, memory_bytes
-from .unrolled import compile_check
 
 if TYPE_CHECKING:
     import numpy as np
@@ -30,7 +29,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Stats:
-    """A filter in figures: ``size`` is the number of keys in it, as near as the kind can tell."""
+    """Statistics of a filter; ``size`` is the number of keys, exact or estimated, depending on the kind."""
 
     kind: str
     capacity: int
@@ -42,14 +41,14 @@ class Stats:
 
 
 class Filter(Protocol):
-    """What every kind offers. Ask ``supports_discard`` before :meth:`discard`, never the class."""
+    """The interface of every filter. Check ``supports_discard``, not the class, before you call :meth:`discard`."""
 
     kind: ClassVar[str]
     supports_discard: ClassVar[bool]
 
     @property
     def capacity(self) -> int:
-        """Keys that keep the false-positive rate at :attr:`error_rate`."""
+        """Number of keys up to which the false-positive rate stays at :attr:`error_rate`."""
 
     @property
     def error_rate(self) -> float:
@@ -57,37 +56,37 @@ class Filter(Protocol):
 
     @property
     def might_contain(self) -> Callable[[bytes], bool]:
-        """``might_contain(key)``: ``False`` is certain, ``True`` is wrong at most at the error rate."""
+        """``might_contain(key)``: ``False`` is certain, ``True`` is wrong at the error rate at most."""
 
     def __contains__(self, key: bytes) -> bool: ...
     def add(self, key: bytes) -> None:
-        """Put ``key`` in; raises :class:`FilterFull` where a kind can be full."""
+        """Add ``key``. Raises :class:`FilterFull` if a scalable filter has all its layers."""
 
     def add_many(self, keys: Keys) -> None:
-        """Put many keys in: an iterable of ``bytes``, or what :meth:`KeyHash.digests` takes."""
+        """Add many keys: an iterable of ``bytes``, or any other form that :meth:`KeyHash.digests` takes."""
 
     def contains_many(self, keys: Keys) -> NDArray[np.bool_]:
-        """Check many keys; a boolean array of shape ``(n,)``."""
+        """Check many keys; returns a boolean array of shape ``(n,)``."""
 
     def discard(self, key: bytes) -> bool:
-        """Take ``key`` out once; tells whether it was found. Raises :class:`DiscardUnsupported`."""
+        """Undo one add of ``key``; returns whether it was found. Raises :class:`DiscardUnsupported`."""
 
     def clear(self) -> None:
-        """Take everything out."""
+        """Remove all keys."""
 
     def stats(self) -> Stats:
-        """How full it is, and how wrong it is by now."""
+        """Return size, fill and expected error rate."""
 
     def to_bytes(self) -> bytes:
-        """The filter as bytes that prove themselves."""
+        """Return the filter as one checksummed frame."""
 
 
 class Shape(Protocol):
-    """Where a kind's state lies in its body; ``parameters`` are what its header stores of it."""
+    """The layout of a body: which bits, counters or slots lie where."""
 
     @property
     def capacity(self) -> int:
-        """Keys that keep the false-positive rate at :attr:`error_rate`."""
+        """Number of keys up to which the false-positive rate stays at :attr:`error_rate`."""
 
     @property
     def error_rate(self) -> float:
@@ -99,16 +98,16 @@ class Shape(Protocol):
 
     @property
     def parameters(self) -> tuple[int, ...]:
-        """What a header stores of the shape: whole numbers, in an order of the kind's own."""
+        """Integers that the header stores to describe the shape; each kind defines their order."""
 
 
 class BodyFilter(Serial):
-    """A filter whose whole state is ``body``. Subclasses say how a digest is looked up, added and discarded."""
+    """A filter whose whole state is ``body``. Subclasses look up, add and discard digests."""
 
     kind: ClassVar[str]
     supports_discard: ClassVar[bool] = False
-    #: Whether a key is in where all bits of ``layout.positions(digest)`` are set, and setting them adds it: what a
-    #: server with bit commands can do by itself.
+    #: True if a key is in the filter exactly when all bits of ``layout.positions(digest)`` are set, so that a server
+    #: with bit commands can check and add keys itself.
     plain_bits: ClassVar[bool] = False
 
     __slots__ = (
@@ -122,75 +121,75 @@ class BodyFilter(Serial):
         "shard",
     )
 
-    layout: Any  # the kind's own Shape
+    layout: Any  # a Shape of the kind
     key_hash: KeyHash
     body: memoryview
     shard: int
-    #: ``digest(key: bytes) -> int``: what :meth:`writes` and :attr:`might_contain_digest` take.
+    #: ``digest(key: bytes) -> int``: the argument of :meth:`writes` and :attr:`might_contain_digest`.
     digest: Callable[[bytes], int]
-    #: ``might_contain(key: bytes) -> bool``: ``False`` is certain, ``True`` is wrong at most at the error rate.
+    #: ``might_contain(key: bytes) -> bool``: ``False`` is certain, ``True`` is wrong at the error rate at most.
     might_contain: Callable[[bytes], bool]
-    #: The same for a digest.
+    #: The same check for a digest.
     might_contain_digest: Callable[[int], bool]
 
-    # What a kind provides.
+    # Subclasses define these.
 
     @classmethod
     def plan(
         cls, capacity: int, error_rate: float, *, shard_bytes: int | None = None, **options: Any
     ) -> tuple[Shape, int]:
-        """The shape of one shard, and how many of at most ``shard_bytes`` are needed; allocates nothing."""
+        """Return the shape of one shard of at most ``shard_bytes`` and the number of shards; allocates nothing."""
         raise NotImplementedError
 
     @classmethod
     def check_keys(cls, key_hash: KeyHash) -> None:
-        """Raise :class:`InvalidShape` if this kind cannot hold such keys."""
+        """Raise :class:`InvalidShape` if this kind cannot hold keys of this width."""
 
     @classmethod
     def shape_of(cls, header: Header) -> Shape:
-        """The shape that a header's parameters describe; raises :class:`InvalidShape`."""
+        """Return the shape that a header's parameters describe. Raises :class:`InvalidShape`."""
         raise NotImplementedError
 
     def _ready(self) -> None:
-        """Make ``digest``, ``might_contain`` and ``might_contain_digest`` for the attached body."""
+        """Set ``digest``, ``might_contain`` and ``might_contain_digest`` for the attached body."""
         raise NotImplementedError
 
     def writes(self, digest: int) -> Writes:
-        """The changes of the body, ``(offset, bytes)`` in their order, that add ``digest``; nothing is changed here."""
+        """Return the changes that add ``digest``, ``(offset, bytes)`` in order; does not apply them."""
         raise NotImplementedError
 
     def discard_writes(self, digest: int) -> Writes:
-        """The changes, in their order, that take ``digest`` out once; empty if it is not there."""
+        """Return the changes, in order, that undo one add of ``digest``; empty if it is not in the filter."""
         raise DiscardUnsupported(
-            f"a {self.kind} filter cannot discard; ask supports_discard, or choose a cuckoo filter"
+            f"a {self.kind} filter cannot discard; check supports_discard, or choose a cuckoo filter"
         )
 
     def add_digests(self, low: U64, high: U64 | None = None) -> None:
-        """Put many digests in: their low 60 bits and, for the kinds that use them, their high 64; shape ``(n,)``."""
+        """Add many digests: their low 60 bits and, for the kinds that use them, their high 64; shape ``(n,)``."""
         raise NotImplementedError
 
     def contains_digests(self, low: U64, high: U64 | None = None) -> NDArray[np.bool_]:
-        """Check many digests; a boolean array of shape ``(n,)``."""
+        """Check many digests; returns a boolean array of shape ``(n,)``."""
         raise NotImplementedError
 
     @property
     def fill(self) -> float:
-        """Share of the bits, counters or slots that are in use, 0 to 1."""
+        """Share of the bits, counters or slots in use, 0 to 1."""
         raise NotImplementedError
 
     def approximate_size(self) -> int:
-        """The number of keys, estimated from the body."""
+        """Estimate the number of keys from the body."""
         raise NotImplementedError
 
     def expected_error_rate(self) -> float:
-        """The false-positive rate that the present fill gives."""
+        """Return the false-positive rate at the current fill."""
         raise NotImplementedError
 
-    # Where keys of a sharded build belong; the bitmap places them by range instead.
+    # The digest gives the shard of a key; the bitmap overrides these to shard by range.
 
     @classmethod
     def locator(cls, header: Header, key_hash: KeyHash) -> Callable[[bytes], tuple[int, int]]:
-        """``locate(key) -> (shard, digest)`` for a build that starts with ``header``."""
+        """Return ``locate(key) -> (shard, digest)`` for a build whose first header is ``header``."""
         digest, shards = key_hash.digest, header.shards
         if shards == 1:
             return lambda key: (0, digest(key))
@@ -203,7 +202,7 @@ class BodyFilter(Serial):
 
     @classmethod
     def locate_many(cls, header: Header, key_hash: KeyHash, keys: Keys) -> tuple[U64, U64, U64]:
-        """Shard, low and high part of the digest of each key, all of shape ``(n,)``."""
+        """Return the shard, and the low and high part of the digest, of each key; all of shape ``(n,)``."""
         import numpy as np
 
         low, high = key_hash.digests(keys)
@@ -211,7 +210,7 @@ class BodyFilter(Serial):
 
     @classmethod
     def checker(cls, header: Header, key_hash: KeyHash, filters: list[Any]) -> Callable[[bytes], bool]:
-        """``might_contain(key)`` over all shards in one call."""
+        """Return one ``might_contain(key)`` for all shards."""
         if len(filters) == 1:
             check: Callable[[bytes], bool] = filters[0].might_contain
             return check
@@ -220,14 +219,14 @@ class BodyFilter(Serial):
             "key", names, f"d = {key_hash.expression}", f"return checks[(d >> 64) % {len(filters)}](d)"
         )
 
-    # What follows is the same for all.
+    # The rest is the same for all kinds.
 
     def _allocate(self, shape: Shape, key_hash: KeyHash, max_bytes: int | None) -> None:
         limit = memory_bytes() if max_bytes is None else max_bytes
         if shape.body_bytes > limit:
             raise TooLarge(
                 f"{shape.capacity:,} keys at {shape.error_rate:.3g} take {shape.body_bytes:,} bytes as a {self.kind} "
-                f"filter, over the {limit:,} that it may take; lower the capacity or raise error_rate or max_bytes"
+                f"filter, over the limit of {limit:,}; lower the capacity or raise error_rate or max_bytes"
             )
         self._attach(shape, key_hash, memoryview(bytearray(shape.body_bytes)))
 
@@ -238,27 +237,27 @@ class BodyFilter(Serial):
 
     @classmethod
     def trusted_shape(cls, header: Header, key_hash: KeyHash) -> Shape:
-        """The shape that a header tells of, once all of its word is checked; raises :class:`CorruptFilter`."""
+        """Check all values of a header and return its shape. Raises :class:`CorruptFilter`."""
         try:
             if header.kind != cls.kind:
-                raise InvalidShape(f"a {header.kind} filter, where a {cls.kind} filter is expected")
+                raise InvalidShape(f"a {header.kind} filter, but a {cls.kind} filter is expected")
             sizing.check_capacity(header.capacity)
             sizing.check_error_rate(header.error_rate)
             shape = cls.shape_of(header)
             if shape.body_bytes != header.body_bytes:
-                raise InvalidShape(f"{header.body_bytes} bytes, where its parameters ask for {shape.body_bytes}")
+                raise InvalidShape(f"{header.body_bytes} bytes, but its parameters need {shape.body_bytes}")
             if header.width != key_hash.width:
-                raise InvalidShape(f"made for keys of width {header.width}, where the keys have width {key_hash.width}")
+                raise InvalidShape(f"made for keys of width {header.width}, but the keys have width {key_hash.width}")
         except InvalidShape as error:
             raise CorruptFilter(str(error)) from error
         return shape
 
     @classmethod
     def attach(cls, header: Header, body: memoryview, key_hash: KeyHash) -> Self:
-        """The filter whose state is ``body``, which is shared, not copied. Raises :class:`CorruptFilter`."""
+        """Return the filter over ``body``, which is shared, not copied. Raises :class:`CorruptFilter`."""
         shape = cls.trusted_shape(header, key_hash)
         if shape.body_bytes != len(body):
-            raise CorruptFilter(f"{len(body)} bytes, where its parameters ask for {shape.body_bytes}")
+            raise CorruptFilter(f"{len(body)} bytes, but its parameters need {shape.body_bytes}")
         self = cls.__new__(cls)
         try:
             self._attach(shape, key_hash, body, header.shard)
@@ -268,7 +267,7 @@ class BodyFilter(Serial):
 
     @property
     def capacity(self) -> int:
-        """Keys that keep the false-positive rate at :attr:`error_rate`."""
+        """Number of keys up to which the false-positive rate stays at :attr:`error_rate`."""
         capacity: int = self.layout.capacity
         return capacity
 
@@ -282,11 +281,11 @@ class BodyFilter(Serial):
         return self.might_contain(key)
 
     def add(self, key: bytes) -> None:
-        """Put ``key`` in."""
+        """Add ``key``."""
         self._apply(self.writes(self.digest(key)))
 
     def discard(self, key: bytes) -> bool:
-        """Take ``key`` out once; tells whether it was found. Raises :class:`DiscardUnsupported`."""
+        """Undo one add of ``key``; returns whether it was found. Raises :class:`DiscardUnsupported`."""
         writes = self.discard_writes(self.digest(key))
         self._apply(writes)
         return bool(writes)
@@ -297,25 +296,25 @@ class BodyFilter(Serial):
             body[offset : offset + len(data)] = data
 
     def digests(self, keys: Keys) -> tuple[U64, U64 | None]:
-        """What :meth:`add_digests` takes, for many keys."""
+        """Return the arguments of :meth:`add_digests` for many keys."""
         return self.key_hash.digests(keys)
 
     def add_many(self, keys: Keys) -> None:
-        """Put many keys in: an iterable of ``bytes``, or what :meth:`KeyHash.digests` takes."""
+        """Add many keys: an iterable of ``bytes``, or any other form that :meth:`KeyHash.digests` takes."""
         bulk.add_keys(self, keys)
 
     def contains_many(self, keys: Keys) -> NDArray[np.bool_]:
-        """Check many keys; a boolean array of shape ``(n,)``."""
+        """Check many keys; returns a boolean array of shape ``(n,)``."""
         return self.contains_digests(*self.digests(keys))
 
     def clear(self) -> None:
-        """Take everything out."""
+        """Remove all keys."""
         import numpy as np
 
         np.frombuffer(self.body, np.uint8)[:] = 0
 
     def stats(self) -> Stats:
-        """How full it is, and how wrong it is by now."""
+        """Return size, fill and expected error rate."""
         return Stats(
             kind=self.kind,
             capacity=self.capacity,
@@ -327,14 +326,14 @@ class BodyFilter(Serial):
         )
 
     def measure_error_rate(self, probes: int = 100_000) -> float:
-        """The share of ``probes`` random digests, none of them added on purpose, that the filter lets through."""
+        """Return the share of ``probes`` random digests that the filter reports as present."""
         import numpy as np
 
         random = np.frombuffer(os.urandom(16 * probes), np.uint64)
         return float(self.contains_digests(random[:probes] >> np.uint64(4), random[probes:]).mean())
 
     def header(self, tag: int) -> Header:
-        """The header of this filter as a frame of its own."""
+        """Return the header of this filter as a frame with one shard."""
         return Header(
             kind=self.kind,
             tag=tag,
@@ -347,30 +346,30 @@ class BodyFilter(Serial):
         )
 
     def to_bytes(self) -> bytes:
-        """The filter as one checksummed frame of :mod:`bloomguard.filters.codec`; the secret is not in it."""
+        """Return the filter as one checksummed frame of :mod:`bloomguard.filters.codec`, without the secret."""
         return codec.encode(self.header(codec.new_tag()), self.body)
 
     @classmethod
     def from_bytes(cls, data: bytes | bytearray | memoryview, secret: bytes = b"") -> Self:
-        """The filter of :meth:`to_bytes`, copied. Raises :class:`CorruptFilter`, also for another secret."""
+        """Read a filter from the bytes of :meth:`to_bytes`. Raises :class:`CorruptFilter`, also for another secret."""
         frame = codec.decode(data)
         key_hash = key_hash_of(frame.header, secret)
         if frame.header.shards != 1:
-            raise CorruptFilter(f"shard {frame.header.shard} of {frame.header.shards}, not a filter of its own")
+            raise CorruptFilter(f"shard {frame.header.shard} of {frame.header.shards}, not a complete filter")
         return cls.attach(frame.header, memoryview(bytearray(frame.body)), key_hash)
 
     def dump(self, stream: BinaryIO) -> int:
-        """Write the frame to a binary stream, without a copy; returns the bytes written."""
+        """Write the frame to a binary stream without copying it; returns the bytes written."""
         header = self.header(codec.new_tag())
         for piece in (header.pack(), self.body, codec.trailer(header, self.body)):
             stream.write(piece)
         return header.frame_bytes
 
-    def _figures(self) -> dict[str, Any]:
+    def _json_fields(self) -> dict[str, Any]:
         return {"kind": self.kind, "capacity": self.capacity, "error_rate": self.error_rate}
 
     def copy(self) -> Self:
-        """A filter of the same state with a body of its own, on the heap."""
+        """Return a filter of the same state with its own body on the heap."""
         twin = type(self).__new__(type(self))
         twin._attach(self.layout, self.key_hash, memoryview(bytearray(self.body)), self.shard)
         return twin

@@ -1,13 +1,13 @@
-"""Exact bitmap: one bit for each integer of a range. No false positive, and no hash.
+"""Exact bitmap: one bit for each integer of a range, without false positives and without a hash.
 
-Keys are integers of 64 bits as 8 bytes, little-endian, signed. A build is cut into shards by range: shard ``i`` holds
-``span`` integers from ``low + i * span`` on. What lies outside the range goes, by its digest, to the small Bloom
-filter behind the bits of each shard: it is never dropped, and a rebuild brings it into the range.
+Keys are signed 64-bit integers as 8 bytes, little-endian. A build is split into shards by range: shard ``i`` holds
+``span`` integers from ``low + i * span`` on. A key outside the range goes to the *overflow*, a small Bloom filter
+behind the bits of each shard; its hash picks the shard. No key is dropped, and the next rebuild extends the range.
 
-A guard's range is planned twice as long as its capacity asks for: IDs that go on as they came stay exact until there
-are twice as many. However much goes to the overflow, answers within the range are exact.
+A guard's range is planned for twice its capacity: IDs of the same density stay exact until there are twice as many.
+Answers within the range are exact, however many keys are in the overflow.
 
-A key's *digest* is here its place in its shard, or, outside the range, its 60-bit digest with bit 63 set.
+The *digest* of a key is its place in its shard, or, outside the range, the low 60 bits of its hash with bit 63 set.
 """
 
 from __future__ import annotations
@@ -23,8 +23,7 @@ from . import bulk, codec, sizing
 from .base import BodyFilter
 from .bloom import BloomFilter, BloomShape
 from .errors import InvalidShape
-from .hashing import MASK60, KeyHash
-from .unrolled import compile_check
+from .hashing import MASK60, KeyHash, compile_check
 
 if TYPE_CHECKING:
     import numpy as np
@@ -34,17 +33,19 @@ if TYPE_CHECKING:
 
 OUTSIDE = 1 << 63
 
-_LEAST_OVERFLOW = 10_000  # keys outside the range that a filter takes at its error rate: so many, or half its capacity
-_OVERFLOW_SHARE = 1_000  # and one for each so many of a large range: one or two hundredths of its bits
+# Capacity of the overflow: 10,000 keys, or for a large range one key per 1,000 of its integers, which costs 1 to 2% of
+# the range's bits; but at most half the filter's capacity.
+_LEAST_OVERFLOW = 10_000
+_OVERFLOW_SHARE = 1_000
 _TOP = (1 << 63) - 1
-_UNPACK = Struct("<q").unpack  # half the time of int.from_bytes with its keywords
+_UNPACK = Struct("<q").unpack  # takes half the time of int.from_bytes with its keywords
 
 
 @dataclass(frozen=True)
 class BitmapShape:
-    """``span`` integers from ``low`` on, and the Bloom filter for ``overflow.capacity`` keys beside them.
+    """Bits for ``span`` integers from ``low`` on, then a Bloom filter for ``overflow.capacity`` keys.
 
-    ``capacity`` counts keys: the range may have gaps, and room for more.
+    ``capacity`` counts keys. It may be less than ``span``: the range may have gaps, and room for growth.
     """
 
     capacity: int
@@ -55,12 +56,12 @@ class BitmapShape:
     def __post_init__(self) -> None:
         if not (-(1 << 63) <= self.low < 1 << 63 and 1 <= self.span <= sizing.MAX_BITS):
             raise InvalidShape(
-                f"a range of {self.span!r} integers from {self.low!r} on; 1 to 2**48 of 64 bits can be held"
+                f"a range of {self.span!r} integers from {self.low!r} on; it has to have 1 to 2**48 integers of 64 bits"
             )
 
     @property
     def error_rate(self) -> float:
-        """The overflow's false-positive rate; what lies in the range is exact."""
+        """The overflow's false-positive rate; keys in the range are exact."""
         return self.overflow.error_rate
 
     @property
@@ -75,18 +76,18 @@ class BitmapShape:
 
     @property
     def parameters(self) -> tuple[int, ...]:
-        """What a header stores of the shape."""
+        """Integers that the header stores to describe the shape."""
         return (self.low & 0xFFFFFFFFFFFFFFFF, self.span, self.overflow.capacity, *self.overflow.sizes)
 
     def positions(self, digest: int) -> list[int]:
-        """The bit positions, from the body's first bit, that a digest takes."""
+        """Return the bit positions of a digest, counted from the body's first bit."""
         if digest < self.span:
             return [digest]
         start = 8 * self.bit_bytes
         return [start + position for position in self.overflow.positions(digest)]
 
     def positions_many(self, low: U64) -> NDArray[np.int64]:
-        """The same for many digests, shape ``(n,)``; all positions, in no order."""
+        """Return all bit positions of many digests of shape ``(n,)``, in no particular order."""
         import numpy as np
 
         outside = low >= np.uint64(self.span)
@@ -95,10 +96,10 @@ class BitmapShape:
 
 
 class ExactBitmap(BodyFilter):
-    """A set of integers in ``[low, high]``, exact; integers outside go to a Bloom filter of ``error_rate``.
+    """An exact set of integers in ``[low, high]``; integers outside go to a Bloom filter with ``error_rate``.
 
-    It does not discard: a bit has no count, so of a delete and an insert of one ID that overtake each other it could
-    keep the wrong one.
+    It does not support discard: a bit has no count, so if a delete and an insert of the same ID are applied in the
+    wrong order, the ID would be lost.
 
     >>> f = ExactBitmap(1, 1_000_000)
     >>> f.add((17).to_bytes(8, "little"))
@@ -129,7 +130,7 @@ class ExactBitmap(BodyFilter):
     def shape(
         low: int, high: int, error_rate: float, overflow: int | None = None, *, capacity: int | None = None
     ) -> BitmapShape:
-        """The shape for ``[low, high]`` and ``overflow`` keys outside; allocates nothing."""
+        """Return the shape for ``[low, high]`` and ``overflow`` keys outside it; allocates nothing."""
         if high < low:
             raise InvalidShape(f"the range [{low}, {high}] is empty")
         span = high - low + 1
@@ -142,16 +143,16 @@ class ExactBitmap(BodyFilter):
     def plan(
         cls, capacity: int, error_rate: float, *, shard_bytes: int | None = None, **options: Any
     ) -> tuple[BitmapShape, int]:
-        """The shape for ``capacity`` keys from ``low`` to ``high``, which have to be among the options."""
+        """Return the shape of one shard and the number of shards; requires the options ``low`` and ``high``."""
         sizing.check_capacity(capacity)
         low, high = options.pop("low", None), options.pop("high", None)
         if low is None or high is None:
-            raise InvalidShape(f"low is {low!r} and high is {high!r}; an exact bitmap has to know its range")
+            raise InvalidShape(f"low is {low!r} and high is {high!r}; an exact bitmap needs both")
         reach = max(high, min(low + sizing.GROWTH * (high - low + 1) - 1, _TOP))
         whole = cls.shape(low, reach, error_rate, capacity=capacity, **options)
         shards = 1 if shard_bytes is None else -(-whole.body_bytes // shard_bytes)
         if shards > 1:
-            span = -(-whole.span // (64 * shards)) * 64  # the last shard reaches a little past the end
+            span = -(-whole.span // (64 * shards)) * 64  # the last shard extends a little past the end
             overflow = sizing.fullest_shard(whole.overflow.capacity, shards)
             whole = cls.shape(low, low + span - 1, error_rate, overflow, capacity=-(-capacity // shards))
         return whole, shards
@@ -196,7 +197,7 @@ class ExactBitmap(BodyFilter):
             f"return (True if bits[digest] else False) if digest < {shape.span} else overflow_digest(digest)",
         )
 
-    # Keys belong to shards by range.
+    # The range gives the shard of a key.
 
     @classmethod
     def locator(cls, header: codec.Header, key_hash: KeyHash) -> Callable[[bytes], tuple[int, int]]:
@@ -287,12 +288,12 @@ class ExactBitmap(BodyFilter):
         return found
 
     def measure_error_rate(self, probes: int = 100_000) -> float:
-        """The share of ``probes`` random keys outside the range that pass; within it there is no error."""
+        """Return the share of ``probes`` random keys that the overflow reports as present; the range has no errors."""
         return self._overflow.measure_error_rate(probes)
 
     @property
     def overflow(self) -> BloomFilter:
-        """The filter for the keys outside the range, over the same memory."""
+        """The Bloom filter of the keys outside the range, in the same memory."""
         return self._overflow
 
     @property
@@ -300,11 +301,11 @@ class ExactBitmap(BodyFilter):
         return int(self._bits.count()) / self.layout.span
 
     def approximate_size(self) -> int:
-        """Integers in the range, exactly, and those outside as the Bloom filter estimates them."""
+        """Return the exact count in the range plus the Bloom filter's estimate of the keys outside."""
         return int(self._bits.count()) + self._overflow.approximate_size()
 
     def expected_error_rate(self) -> float:
-        """The false-positive rate outside the range."""
+        """Return the false-positive rate outside the range."""
         return self._overflow.expected_error_rate()
 
 
@@ -319,10 +320,10 @@ def _digest(low: int, span: int, key_hash: KeyHash) -> Callable[[bytes], int]:
 
 
 def _places(words: U64, low: int, span: int) -> tuple[U64, NDArray[np.bool_]]:
-    """Each key less ``low``, and which of them lie outside the ``span``; both of shape ``(n,)``."""
+    """Return each key minus ``low``, and whether it lies outside the ``span``; both of shape ``(n,)``."""
     import numpy as np
 
     keys = words.view(np.int64)
-    places = words - np.uint64(low & 0xFFFFFFFFFFFFFFFF)  # modulo 2**64: right wherever the key is at least low
+    places = words - np.uint64(low & 0xFFFFFFFFFFFFFFFF)  # modulo 2**64: correct for each key that is at least low
     outside = (keys < low) | (places >= np.uint64(span))
     return places, outside

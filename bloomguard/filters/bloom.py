@@ -1,9 +1,10 @@
-"""Bloom filter in one-hash partitions.
+"""Bloom filter with one-hash partitions.
 
-``k`` partitions whose sizes have no common factor (primes, and one power of two), byte-aligned one behind the other; a
-key's bit in each is the remainder of its 60-bit digest by that size (Lu et al. 2015, "One-Hashing Bloom Filter"). One
-hash a key, one remainder and one index a probe, and the false-positive rate of the textbook filter. Bits are numbered
-from the high end of each byte, as bitarray, ``numpy.packbits`` and Redis' bit commands number them.
+The bits form ``k`` byte-aligned partitions whose sizes have no common factor: primes, and at most one power of two. A
+key's bit in each partition is its 60-bit digest modulo the partition's size (Lu et al. 2015, "One-Hashing Bloom
+Filter"). So a check takes one hash per key, and one remainder and one index per probe, at the false-positive rate of
+the textbook filter. Bits are numbered from the high end of each byte, as in bitarray, ``numpy.packbits`` and the bit
+commands of Redis.
 """
 
 from __future__ import annotations
@@ -18,10 +19,9 @@ from bitarray import bitarray
 
 from . import bulk, codec, sizing
 from .base import BodyFilter
+from .bulk import WorkerPool
 from .errors import InvalidShape, MismatchedFilters
-from .hashing import MASK60, KeyHash
-from .parallel import Crew
-from .unrolled import compile_check
+from .hashing import MASK60, KeyHash, compile_check
 
 if TYPE_CHECKING:
     import numpy as np
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class BloomShape:
-    """Where the bits of a filter lie: ``sizes`` are its partitions in bits, in the order of the probes."""
+    """The layout of a Bloom filter: ``sizes`` are its partitions in bits, in the order of the probes."""
 
     capacity: int
     error_rate: float
@@ -44,12 +44,12 @@ class BloomShape:
 
     @property
     def parameters(self) -> tuple[int, ...]:
-        """What a header stores of the shape: the partitions' sizes."""
+        """The partitions' sizes, which the header stores."""
         return self.sizes
 
     @property
     def bits(self) -> int:
-        """Bits in all partitions together."""
+        """Number of bits in all partitions."""
         return sum(self.sizes)
 
     @cached_property
@@ -63,16 +63,16 @@ class BloomShape:
 
     @property
     def body_bytes(self) -> int:
-        """Bytes of all partitions, padded to a multiple of 8."""
+        """Size of all partitions in bytes, padded to a multiple of 8."""
         return -(-sum(-(-size // 8) for size in self.sizes) // 8) * 8
 
     def positions(self, digest: int) -> list[int]:
-        """The bit positions, from the body's first bit, that the low 60 bits of ``digest`` take."""
+        """Return the bit positions of the low 60 bits of ``digest``, counted from the body's first bit."""
         low = digest & MASK60
         return [8 * offset + low % size for offset, size in zip(self.offsets, self.sizes)]
 
     def positions_many(self, low: U64) -> NDArray[np.int64]:
-        """The same for digests whose low 60 bits are given, shape ``(n,)``; all positions, in no order."""
+        """Return all bit positions of many digests, given their low 60 bits, shape ``(n,)``; in no particular order."""
         import numpy as np
 
         found = np.empty((len(self.sizes), len(low)), np.uint64)
@@ -88,7 +88,7 @@ class BloomShape:
 
 
 def check_sizes(sizes: tuple[int, ...]) -> None:
-    """Raise :class:`InvalidShape` unless ``sizes`` can be a filter's partitions."""
+    """Raise :class:`InvalidShape` unless ``sizes`` are valid partitions."""
     if not sizes or len(sizes) > sizing.MAX_HASHES or len(set(sizes)) != len(sizes):
         raise InvalidShape(f"partitions of sizes {sizes!r}; 1 to {sizing.MAX_HASHES} distinct sizes are needed")
     if min(sizes) < 2 or sum(sizes) > 2 * sizing.MAX_BITS:
@@ -96,13 +96,13 @@ def check_sizes(sizes: tuple[int, ...]) -> None:
 
 
 class BloomFilter(BodyFilter):
-    """A set of byte strings that never denies a member and rarely admits a stranger.
+    """A set of byte strings without false negatives and with few false positives.
 
-    ``capacity`` keys fit in while the false-positive rate stays at ``error_rate``. ``hashes`` is chosen for few probes
-    at little more than the least memory unless given. ``width`` (8 or 16) is for keys that all have that many bytes,
-    such as integers and UUIDs, and makes them several times faster; ``secret`` (16 to 64 bytes) keeps outsiders from
-    crafting keys that collide. Raises :class:`InvalidShape` for values out of range and :class:`TooLarge` for more
-    than ``max_bytes`` (by default the machine's memory), before anything is allocated.
+    Up to ``capacity`` keys the false-positive rate stays at ``error_rate``. The default of ``hashes`` takes few probes
+    at little more than the least memory. ``width`` (8 or 16) is for keys that all have that many bytes, such as
+    integers and UUIDs, and makes them several times faster. ``secret`` (16 to 64 bytes) prevents others from crafting
+    keys that collide. Raises :class:`InvalidShape` for values out of range, and :class:`TooLarge` if the filter would
+    take more than ``max_bytes`` (by default the machine's memory), before anything is allocated.
 
     >>> f = BloomFilter(1_000, 0.01)
     >>> f.add(b"paris")
@@ -133,7 +133,7 @@ class BloomFilter(BodyFilter):
     def with_bits(
         cls, bits: int, hashes: int, *, width: int | None = None, secret: bytes = b"", max_bytes: int | None = None
     ) -> Self:
-        """A filter of at least ``bits`` bits and ``hashes`` hashes; its capacity is what half-full bits hold."""
+        """Return a filter of at least ``bits`` bits and ``hashes`` hashes; at its capacity half of the bits are set."""
         self = cls.__new__(cls)
         self._allocate(shape_of_sizes(sizing.partition_sizes(bits, hashes)), KeyHash(width, secret), max_bytes)
         return self
@@ -147,9 +147,9 @@ class BloomFilter(BodyFilter):
         width: int | None = None,
         secret: bytes = b"",
     ) -> Self:
-        """A filter of the raw bits of another one's ``body``, copied, and of its partition ``sizes``.
+        """Return a filter from a copy of another filter's ``body`` and its partition ``sizes``.
 
-        Raises :class:`InvalidShape` if the two do not go together.
+        Raises :class:`InvalidShape` if the two do not match.
         """
         shape = shape_of_sizes(tuple(sizes))
         data = memoryview(bytearray(words))
@@ -161,7 +161,7 @@ class BloomFilter(BodyFilter):
 
     @staticmethod
     def shape(capacity: int, error_rate: float, hashes: int | None = None) -> BloomShape:
-        """The shape for ``capacity`` keys at ``error_rate``; allocates nothing. Raises :class:`InvalidShape`."""
+        """Return the shape for ``capacity`` keys at ``error_rate``; allocates nothing. Raises :class:`InvalidShape`."""
         if hashes is None:
             hashes = sizing.economical_hashes(error_rate)
         sizes = sizing.bloom_sizes(capacity, error_rate, hashes)
@@ -169,7 +169,7 @@ class BloomFilter(BodyFilter):
 
     @staticmethod
     def growing(capacity: int, error_rate: float, hashes: int | None = None) -> BloomShape:
-        """The shape that errs at twice its ``capacity`` at most ten times as often; allocates nothing."""
+        """Return the shape whose error rate is at most ten times as high at twice ``capacity``; allocates nothing."""
         if hashes is None:
             hashes = sizing.growing_hashes(error_rate)
         return BloomShape(capacity, float(error_rate), sizing.growing_sizes(capacity, error_rate, hashes))
@@ -198,7 +198,7 @@ class BloomFilter(BodyFilter):
         self.might_contain_digest = self._compile("digest", "digest")
 
     def _compile(self, argument: str, digest: str) -> Callable[[Any], bool]:
-        """A check unrolled over the partitions, which stops at the first clear bit."""
+        """Compile a check, unrolled over the partitions, that stops at the first clear bit."""
         probes = [f"b{i}[h % {size}]" for i, size in enumerate(self.layout.sizes)]
         names = {f"b{i}": bits for i, bits in enumerate(self._partitions)} | self.key_hash.names()
         first = self.layout.sizes[0]
@@ -206,7 +206,7 @@ class BloomFilter(BodyFilter):
             return compile_check(
                 argument, names, f"h = {digest} & {MASK60}", f"return True if {' and '.join(probes)} else False"
             )
-        return compile_check(  # a power of two: most strangers are turned away without even the mask
+        return compile_check(  # a power of two: most absent keys are rejected before the digest is masked
             argument,
             names,
             f"h = {digest}",
@@ -217,30 +217,30 @@ class BloomFilter(BodyFilter):
         )
 
     def add(self, key: bytes) -> None:
-        """Put ``key`` in."""
+        """Add ``key``."""
         low = self.digest(key) & MASK60
         for bits, size in zip(self._partitions, self.layout.sizes):
             bits[low % size] = 1
 
     def test_and_add(self, key: bytes) -> bool:
-        """Whether ``key`` might have been in; it is now. Writes in any case."""
+        """Add ``key`` and return whether it might have been in the filter before. Writes in any case."""
         found = self.might_contain(key)
         self.add(key)
         return found
 
     def test_or_add(self, key: bytes) -> bool:
-        """Whether ``key`` might have been in; if not, it is now. Writes only then."""
+        """Add ``key`` if it is not in the filter; return whether it might have been. Writes only if it was not."""
         found = self.might_contain(key)
         if not found:
             self.add(key)
         return found
 
     def locations(self, key: bytes) -> list[int]:
-        """The bits of the body that ``key`` takes, as positions from its first bit."""
+        """Return the bit positions of ``key``, counted from the body's first bit."""
         return self.layout.positions(self.digest(key))
 
     def might_contain_at(self, locations: Iterable[int]) -> bool:
-        """Whether the bits at ``locations``, as :meth:`locations` gives them, are all set."""
+        """Return whether all bits at ``locations``, as returned by :meth:`locations`, are set."""
         body = self.body
         return all(body[at >> 3] & 128 >> (at & 7) for at in locations)
 
@@ -254,25 +254,25 @@ class BloomFilter(BodyFilter):
         return changes
 
     def digests(self, keys: Keys) -> tuple[U64, U64 | None]:
-        with Crew() as crew:
-            return self.key_hash.lows(keys, crew), None
+        with WorkerPool() as pool:
+            return self.key_hash.lows(keys, pool), None
 
     def add_many(self, keys: Keys) -> None:
-        """Put many keys in: an iterable of ``bytes``, or what :meth:`KeyHash.digests` takes."""
-        with Crew() as crew:
-            setter = bulk.BitSetter(self.body, self.layout.offsets, self.layout.sizes, crew)
+        """Add many keys: an iterable of ``bytes``, or any other form that :meth:`KeyHash.digests` takes."""
+        with WorkerPool() as pool:
+            setter = bulk.BitSetter(self.body, self.layout.offsets, self.layout.sizes, pool)
             for batch in bulk.batches(self.key_hash.width, keys, setter.batch):
-                setter.set(self.key_hash.lows(batch, crew))
+                setter.set(self.key_hash.lows(batch, pool))
 
     def add_digests(self, low: U64, high: U64 | None = None) -> None:
-        with Crew() as crew:
-            bulk.BitSetter(self.body, self.layout.offsets, self.layout.sizes, crew).set(low)
+        with WorkerPool() as pool:
+            bulk.BitSetter(self.body, self.layout.offsets, self.layout.sizes, pool).set(low)
 
     def contains_digests(self, low: U64, high: U64 | None = None) -> NDArray[np.bool_]:
         return bulk.test_bits(self.body, self.layout.offsets, self.layout.sizes, low)
 
     def _used(self) -> list[tuple[int, int]]:
-        """Bits that are set, and all bits, of each partition."""
+        """Return ``(bits set, bits)`` of each partition."""
         return [(int(bits.count(1, 0, size)), size) for bits, size in zip(self._partitions, self.layout.sizes)]
 
     @property
@@ -281,19 +281,19 @@ class BloomFilter(BodyFilter):
         return sum(used for used, _ in self._used()) / self.layout.bits
 
     def approximate_size(self) -> int:
-        """Distinct keys estimated from the fill (Swamidass and Baldi 2007), the mean over the partitions."""
+        """Estimate the distinct keys from the fill (Swamidass and Baldi 2007), as the mean over the partitions."""
         return estimate_size(self._used())
 
     def expected_error_rate(self) -> float:
-        """The false-positive rate that the present fill gives: the product of the partitions' fills."""
+        """Return the false-positive rate at the current fill: the product of the partitions' fills."""
         return math.prod(used / size for used, size in self._used())
 
     def union(self, other: BloomFilter) -> Self:
-        """A filter of the keys of both. Raises :class:`MismatchedFilters`, which names what differs."""
+        """Return a filter of the keys of both. Raises :class:`MismatchedFilters`, which names the difference."""
         return self.copy().merge(other)
 
     def merge(self, other: BloomFilter) -> Self:
-        """Put the keys of ``other`` in. Raises :class:`MismatchedFilters`, which names what differs."""
+        """Add the keys of ``other`` in place. Raises :class:`MismatchedFilters`, which names the difference."""
         import numpy as np
 
         mine = np.frombuffer(self.body, np.uint8)
@@ -301,7 +301,7 @@ class BloomFilter(BodyFilter):
         return self
 
     def intersection(self, other: BloomFilter) -> Self:
-        """A filter that might contain what both might contain: the keys in both, and a few more.
+        """Return a filter of the keys in both; it may also contain a few others.
 
         Its error rate is at most the smaller of the two. Raises :class:`MismatchedFilters`.
         """
@@ -321,9 +321,9 @@ class BloomFilter(BodyFilter):
         }
         for what, (mine, theirs) in pairs.items():
             if mine != theirs:
-                raise MismatchedFilters(f"the {what} differ: {mine} here, {theirs} in the other")
+                raise MismatchedFilters(f"the {what} differ: {mine} here, {theirs} in the other filter")
         if self.key_hash != other.key_hash:
-            raise MismatchedFilters("the secrets differ; filters that are merged have to share one")
+            raise MismatchedFilters("the secrets differ; merge only filters with the same secret")
         return other
 
     __or__ = union
@@ -332,16 +332,16 @@ class BloomFilter(BodyFilter):
 
 
 def shape_of_sizes(sizes: tuple[int, ...]) -> BloomShape:
-    """The shape of given partitions; its capacity fills half of the bits (the optimum, Bloom 1970)."""
+    """Return the shape of given partitions; its capacity fills half of the bits (the optimum, Bloom 1970)."""
     check_sizes(sizes)
     capacity = max(1, math.floor(sum(sizes) / len(sizes) * math.log(2)))
     return BloomShape(capacity, min(0.5, max(1e-15, 0.5 ** len(sizes))), sizes)
 
 
 def estimate_size(counts: list[tuple[int, int]]) -> int:
-    """Distinct keys behind partitions of ``(cells in use, cells)`` each."""
+    """Estimate the distinct keys from ``(cells in use, cells)`` of each partition."""
     estimates = []
     for used, size in counts:
-        clear = max(size - used, 0.5)  # a full partition has no logarithm; half a cell is its best guess
+        clear = max(size - used, 0.5)  # avoids log(0): a full partition counts as one with half a clear cell
         estimates.append(math.log(clear / size) / math.log1p(-1 / size))
     return round(sum(estimates) / len(estimates))

@@ -1,12 +1,15 @@
-"""Many keys at once: numpy over the partitions of a Bloom filter, in pieces that stay in the processor's cache."""
+"""Bulk operations with numpy: batches of keys, a thread pool, and setting and testing many bits.
+
+The arrays are processed in blocks that stay in the processor's cache.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+from collections.abc import Callable, Iterator
+from concurrent.futures import Executor
 from itertools import islice
 from typing import TYPE_CHECKING, Any
-
-from .parallel import Crew
 
 if TYPE_CHECKING:
     import numpy as np
@@ -16,25 +19,71 @@ if TYPE_CHECKING:
 
     U64 = NDArray[np.uint64]
 
-_BLOCK = 1 << 15  # digests whose positions are worked out at once: they stay in the second-level cache
+_MOST_THREADS = 4  # more threads would wait for memory, and for the interpreter lock between numpy calls
+_BLOCK = 1 << 15  # digests per block: their positions stay in the second-level cache
 _LEAST_BATCH = 1 << 18  # keys
 _SMALL = 4 << 20  # bytes of flags
-_SCRATCH = 1 << 20  # bytes that the threads need for themselves
+_SCRATCH = 1 << 20  # bytes for the threads' own arrays
+
+
+def cores() -> int:
+    """Return the number of cores that this process may use."""
+    try:
+        return len(os.sched_getaffinity(0))
+    except AttributeError:  # not available on every system
+        return os.cpu_count() or 1
+
+
+class WorkerPool:
+    """Threads for one ``with`` block, started by the first large enough piece of work.
+
+    numpy releases the interpreter lock while it computes, so they use several cores. All threads end with the block:
+    a later fork would lose them.
+    """
+
+    def __init__(self, most: int = _MOST_THREADS) -> None:
+        self._threads = min(most, cores())
+        self._executor: Executor | None = None
+
+    def __enter__(self) -> WorkerPool:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._executor is not None:
+            self._executor.shutdown()
+
+    def spread(self, worker: Callable[[Iterator[int]], None], count: int, step: int, least: int) -> None:
+        """Run ``worker`` on the starts of all blocks of ``step`` items; this thread and the others share them.
+
+        Fewer than ``least`` items stay in this thread: distributing them would take longer than it saves.
+        """
+        starts = iter(range(0, count, step))
+        if self._threads == 1 or count < least:
+            worker(starts)
+            return
+        if self._executor is None:
+            from concurrent.futures import ThreadPoolExecutor
+
+            self._executor = ThreadPoolExecutor(self._threads - 1)
+        others = [self._executor.submit(worker, starts) for _ in range(self._threads - 1)]
+        worker(starts)
+        for other in others:
+            other.result()
 
 
 def add_keys(filter: BodyFilter, keys: Keys) -> None:
-    """Hash and add ``keys`` in batches, whose memory is in proportion to the filter, not to the keys."""
+    """Hash and add ``keys`` in batches whose size depends on the filter's size, not on the number of keys."""
     for batch in batches(filter.key_hash.width, keys, batch_size(len(filter.body))):
         filter.add_digests(*filter.digests(batch))
 
 
 def batch_size(filter_bytes: int) -> int:
-    """Keys that take, at 8 bytes each, no more than the filter itself, or 2 MiB."""
+    """Return how many keys, at 8 bytes each, take no more memory than the filter; at least 2 MiB of them."""
     return max(_LEAST_BATCH, filter_bytes // 8)
 
 
 def batches(width: int | None, keys: Any, size: int) -> Iterator[Any]:
-    """``keys`` in pieces of ``size`` keys."""
+    """Yield ``keys`` in batches of ``size`` keys."""
     import numpy as np
 
     if isinstance(keys, (bytes, bytearray, memoryview)) and width:
@@ -43,7 +92,7 @@ def batches(width: int | None, keys: Any, size: int) -> Iterator[Any]:
         for start in range(0, len(keys), size):
             yield keys[start : start + size]
     elif isinstance(keys, (bytes, bytearray)):
-        yield keys  # refused by KeyHash, with the reason
+        yield keys  # KeyHash refuses it and gives the reason
     else:
         iterator = iter(keys)
         while piece := list(islice(iterator, size)):
@@ -51,7 +100,7 @@ def batches(width: int | None, keys: Any, size: int) -> Iterator[Any]:
 
 
 def remainders(low: U64, size: int, out: U64) -> NDArray[np.int64]:
-    """``low % size`` in ``out``, in half the time of ``%``: numpy divides by a constant with vector instructions."""
+    """Return ``low % size`` in ``out``; takes half the time of ``%``, as numpy vectorises division by a constant."""
     import numpy as np
 
     if not size & size - 1:
@@ -65,45 +114,45 @@ def remainders(low: U64, size: int, out: U64) -> NDArray[np.int64]:
 
 
 class BitSetter:
-    """Sets the bits of digests, a partition at a time, through one byte for each bit of that partition.
+    """Set the bits of many digests, one partition at a time, with an array of one byte (*flag*) per bit.
 
-    Threads share the digests of a large partition, and only ever write the same byte, 1; of small partitions, whose
-    bytes would travel between the cores' caches, each thread takes whole ones.
+    In a large partition the threads share the digests; this is safe because all of them only write the byte 1. Small
+    partitions are assigned to one thread each, as shared flags would move between the cores' caches.
     """
 
-    def __init__(self, body: memoryview, offsets: tuple[int, ...], sizes: tuple[int, ...], crew: Crew) -> None:
+    def __init__(self, body: memoryview, offsets: tuple[int, ...], sizes: tuple[int, ...], pool: WorkerPool) -> None:
         import numpy as np
 
         cells = np.frombuffer(body, np.uint8)
         self._parts = [(cells[offset : offset + -(-size // 8)], size) for offset, size in zip(offsets, sizes)]
         self._flag_bytes = 8 * max(len(part) for part, _ in self._parts)
-        self._spare: list[NDArray[np.bool_]] = []  # flags, all of them clear, for the next who needs some
-        self._crew = crew
+        self._spare: list[NDArray[np.bool_]] = []  # arrays of clear flags, to be used again
+        self._pool = pool
 
     @property
     def batch(self) -> int:
-        """Keys whose digests take, with the flags, at most three times the memory of a large filter."""
+        """Number of keys whose digests and flags take at most three times the memory of a large filter."""
         room = 23 * sum(len(part) for part, _ in self._parts) // 8 - self._flag_bytes - _SCRATCH
         return max(_LEAST_BATCH, room // 8)
 
     def set(self, low: U64) -> None:
-        """Set the bits of the digests whose low parts are given."""
+        """Set the bits of digests, given their low 60 bits."""
         if self._flag_bytes > _SMALL:
             for part, size in self._parts:
-                self._set(part, size, low, self._crew)
+                self._set(part, size, low, self._pool)
             return
 
         def worker(indices: Iterator[int]) -> None:
-            alone = Crew(1)
+            alone = WorkerPool(1)
             for index in indices:
                 self._set(*self._parts[index], low, alone)
 
-        self._crew.spread(worker, len(self._parts), 1, 2 if len(low) > _BLOCK else 1 << 10)
+        self._pool.spread(worker, len(self._parts), 1, 2 if len(low) > _BLOCK else 1 << 10)
 
-    def _set(self, part: NDArray[np.uint8], size: int, low: U64, crew: Crew) -> None:
+    def _set(self, part: NDArray[np.uint8], size: int, low: U64, pool: WorkerPool) -> None:
         import numpy as np
 
-        if len(low) * 256 < size:  # few keys in a large partition: touch only their bytes
+        if len(low) * 256 < size:  # few keys in a large partition: change only their bytes
             set_few(part, (low % np.uint64(size)).view(np.int64))
             return
         flags = self._spare.pop() if self._spare else np.zeros(self._flag_bytes, bool)
@@ -120,20 +169,20 @@ class BitSetter:
                 part[start : start + _BLOCK] |= np.packbits(mine)
                 mine.fill(False)
 
-        crew.spread(scatter, len(low), _BLOCK, 2 * _BLOCK)
-        crew.spread(pack, len(part), _BLOCK, 16 * _BLOCK)
+        pool.spread(scatter, len(low), _BLOCK, 2 * _BLOCK)
+        pool.spread(pack, len(part), _BLOCK, 16 * _BLOCK)
         self._spare.append(flags)
 
 
 def set_few(cells: NDArray[np.uint8], positions: NDArray[np.int64]) -> None:
-    """Set bits by sorting them, so that only their bytes are touched."""
+    """Set bits without flags: sort their positions, then change only their bytes."""
     for start in range(0, len(positions), _BLOCK):
         offsets, values = with_bits(cells, positions[start : start + _BLOCK])
         cells[offsets] = values
 
 
 def with_bits(cells: NDArray[np.uint8], positions: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.uint8]]:
-    """The bytes that bits lie in, by offset, each once, and what they will be when the bits are set."""
+    """Return the offsets of the bytes that contain the bits, each once, and their values with the bits set."""
     import numpy as np
 
     ordered = np.sort(positions)
@@ -147,7 +196,7 @@ def with_bits(cells: NDArray[np.uint8], positions: NDArray[np.int64]) -> tuple[N
 
 
 def test_bits(body: memoryview, offsets: tuple[int, ...], sizes: tuple[int, ...], low: U64) -> NDArray[np.bool_]:
-    """Whether all bits of each digest are set; a boolean array of shape ``(n,)``."""
+    """Return whether all bits of each digest are set; a boolean array of shape ``(n,)``."""
     import numpy as np
 
     cells = np.frombuffer(body, np.uint8)
@@ -164,6 +213,6 @@ def test_bits(body: memoryview, offsets: tuple[int, ...], sizes: tuple[int, ...]
                 positions >>= 3
                 answer &= (cells[offset:].take(positions) << shifts) >= 128
 
-    with Crew() as crew:
-        crew.spread(worker, len(low), _BLOCK, 2 * _BLOCK)
+    with WorkerPool() as pool:
+        pool.spread(worker, len(low), _BLOCK, 2 * _BLOCK)
     return found

@@ -1,13 +1,13 @@
-"""The one format of a filter's bytes, in memory, in a file and in Redis: a *frame* that proves itself.
+"""The format of a filter's bytes in memory, in a file and in Redis: a checksummed *frame*.
 
     magic 8 | tag 8 | version, kind, width, parameters: u16 each | shard, shards: u32 each | key id u64 |
     capacity u64 | error rate f64 | body bytes u64 | parameters u64 each | CRC-32 of all this | padding to 64
     body
     body's Adler-32 u32 | dirty u32 | tag 8
 
-Big-endian throughout. The tag is 63 random bits and a zero, the same at both ends and in every frame of one build, so
-that a frame which is cut short, overwritten or of another build is never taken for this one. The body changes with
-every add; Adler-32 is the checksum of the standard library that can be brought up to date without reading the rest.
+All numbers are big-endian. The tag is 63 random bits and a zero bit. It is the same at both ends and in every frame of
+one build, so a reader detects a frame that was truncated, overwritten or made by another build. Each add changes the
+body; Adler-32 is the checksum of the standard library that can be updated without reading the rest of the body.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-MAGIC = b"\x89bloomg\n"  # not ASCII, and ends in a newline: a transfer that mangles text mangles this first
+MAGIC = b"\x89bloomg\n"  # not ASCII, ends in a newline: a transfer in text mode damages it visibly
 VERSION = 2
 KINDS = {
     "bloom": 1,
@@ -48,20 +48,20 @@ _NAMES = {number: name for name, number in KINDS.items()}
 _ADLER = 65521
 
 FIXED_BYTES = _FIXED.size
-TAG_OFFSET = 8  # bytes before the first tag, for stores that check it with a bit command
+TAG_OFFSET = 8  # of the first tag, for stores that check it with a bit command
 
 
 def new_tag() -> int:
-    """A random tag of 63 bits, never 0: a missing Redis key reads as 0."""
+    """Return a random tag of 63 bits, never 0: a missing Redis key reads as 0."""
     return secrets.randbits(63) or 1
 
 
 @dataclass(frozen=True, kw_only=True)
 class Header:
-    """What a frame says of itself: enough to check it, and to read its body once the secret is known.
+    """The header of a frame: all that a reader with the secret needs to check the frame and read its body.
 
-    ``parameters`` are up to 80 integers that the kind defines; ``key_id`` tells which secret and which definition of
-    the keys it was built with; ``capacity`` counts keys, ``body_bytes`` bytes.
+    ``parameters`` are up to 80 integers that the kind defines. ``key_id`` identifies the secret and the definition of
+    the keys that the frame was built with. ``capacity`` counts keys, ``body_bytes`` bytes.
     """
 
     kind: str
@@ -77,16 +77,16 @@ class Header:
 
     @property
     def body_offset(self) -> int:
-        """Bytes before the body, a multiple of 64."""
+        """Number of bytes before the body, a multiple of 64."""
         return -(-(_FIXED.size + 8 * len(self.parameters) + _CRC.size) // 64) * 64
 
     @property
     def frame_bytes(self) -> int:
-        """The size of a whole frame: head, body and trailer."""
+        """Size of a whole frame in bytes: header, body and trailer."""
         return self.body_offset + self.body_bytes + _TRAILER.size
 
     def pack(self) -> bytes:
-        """The first :attr:`body_offset` bytes of the frame."""
+        """Return the first :attr:`body_offset` bytes of the frame."""
         head = _FIXED.pack(
             MAGIC, self.tag << 1, VERSION, KINDS[self.kind], self.width or 0, len(self.parameters),
             self.shard, self.shards, self.key_id, self.capacity, self.error_rate, self.body_bytes,
@@ -96,7 +96,7 @@ class Header:
 
     @classmethod
     def unpack(cls, data: memoryview | bytes | bytearray) -> Header:
-        """Read the header at the start of ``data``; raises :class:`CorruptFilter`, allocates nothing by its word."""
+        """Read the header at the start of ``data``; allocates no memory for the body. Raises :class:`CorruptFilter`."""
         if len(data) < _FIXED.size:
             raise CorruptFilter(f"{len(data)} bytes are too few for a filter")
         (magic, tag, version, kind, width, count, shard, shards, key_id, capacity, error_rate, body_bytes) = (
@@ -130,7 +130,7 @@ class Header:
 class Frame:
     """A header, body and trailer in one writable or read-only buffer, which is not copied.
 
-    Whoever writes holds a lock; who only reads the body needs none.
+    Writers hold a lock. Readers of the body need none.
     """
 
     __slots__ = ("body", "buffer", "header")
@@ -142,23 +142,23 @@ class Frame:
 
     @classmethod
     def format(cls, header: Header, buffer: memoryview) -> Frame:
-        """Make an empty frame of a zeroed buffer of :attr:`Header.frame_bytes` bytes: trailer first, header last."""
+        """Make a zeroed buffer of :attr:`Header.frame_bytes` bytes an empty frame: trailer first, header last."""
         frame = cls(header, buffer)
-        frame._set_trailer(len(frame.body) % _ADLER << 16 | 1, 0)  # Adler-32 of that many zeros
+        frame._set_trailer(len(frame.body) % _ADLER << 16 | 1, 0)  # Adler-32 of as many zeros
         buffer[: header.body_offset] = header.pack()
         return frame
 
     @classmethod
     def open(cls, buffer: memoryview) -> Frame:
-        """Check the header, the length and both tags, but not the body; raises :class:`CorruptFilter`."""
+        """Check the header, the length and both tags, but not the body. Raises :class:`CorruptFilter`."""
         header = Header.unpack(buffer)
         if len(buffer) != header.frame_bytes:
-            raise CorruptFilter(f"{len(buffer)} bytes; the header tells of {header.frame_bytes}")
+            raise CorruptFilter(f"{len(buffer)} bytes, but the header declares {header.frame_bytes}")
         if bytes(buffer[_FIXED.size + 8 * len(header.parameters) + _CRC.size : header.body_offset]).strip(b"\0"):
             raise CorruptFilter("the header's padding is not empty")
         frame = cls(header, buffer)
         if frame._trailer()[2] != header.tag << 1:
-            raise CorruptFilter("the tags at the two ends differ: it is cut short, or mixed with another build")
+            raise CorruptFilter("the tags at the two ends differ: the frame is truncated, or mixed with another build")
         return frame
 
     def _trailer(self) -> tuple[int, int, int]:
@@ -169,25 +169,25 @@ class Frame:
 
     @property
     def dirty(self) -> bool:
-        """A writer stopped in the middle: what it wrote is harmless, but the checksum does not count it."""
+        """Whether a writer stopped halfway: its bytes are valid, but the checksum does not cover them."""
         return self._trailer()[1] != 0
 
     def verify(self) -> None:
-        """Hold the body against its checksum (one pass, 0.4 ms a MiB); raises :class:`CorruptFilter`."""
+        """Compare the body with its checksum (one pass, 0.4 ms per MiB). Raises :class:`CorruptFilter`."""
         checksum, dirty, _ = self._trailer()
         if dirty > 1 or (not dirty and checksum != adler32(self.body)):
             raise CorruptFilter("the body's checksum is wrong")
 
     def begin(self) -> None:
-        """Mark that the body is about to change in bulk: should the writer die, its bits count and its checksum not."""
+        """Mark the frame dirty before a bulk change: if the writer dies, its bits are valid, the checksum is not."""
         self._set_trailer(self._trailer()[0], 1)
 
     def seal(self) -> None:
-        """Take the body as it is: recompute its checksum."""
+        """Recompute the checksum of the body and clear the dirty mark."""
         self._set_trailer(adler32(self.body), 0)
 
     def write(self, writes: Iterable[tuple[int, bytes]]) -> None:
-        """Replace bytes of the body, each ``(offset, bytes)`` in the order given, and bring the checksum up to date."""
+        """Apply changes to the body, ``(offset, bytes)`` in the given order, and update the checksum."""
         checksum = self._start()
         low, high, size, body = checksum & 0xFFFF, checksum >> 16, len(self.body), self.body
         for offset, data in writes:
@@ -199,7 +199,7 @@ class Frame:
         self._set_trailer((high % _ADLER) << 16 | low % _ADLER, 0)
 
     def write_bits(self, positions: NDArray[np.int64]) -> None:
-        """Set many bits of the body, by their positions from its first one, and bring the checksum up to date."""
+        """Set many bits of the body, given their positions from its first bit, and update the checksum."""
         import numpy as np
 
         checksum = self._start()
@@ -212,9 +212,9 @@ class Frame:
         self._set_trailer((high % _ADLER) << 16 | low % _ADLER, 0)
 
     def _start(self) -> int:
-        """Mark that the body is about to change; returns its checksum until then."""
+        """Mark the frame dirty; returns the checksum of the body before the change."""
         checksum, dirty, _ = self._trailer()
-        if dirty:  # somebody died here; what they left is whole bytes, all of them meant
+        if dirty:  # a writer died here; each byte that it wrote is complete and intended
             self.seal()
             checksum = self._trailer()[0]
         self._set_trailer(checksum, 1)
@@ -222,7 +222,7 @@ class Frame:
 
 
 def header_bytes(start: bytes | bytearray | memoryview) -> int:
-    """Bytes of the whole header, of which start has the first :data:`FIXED_BYTES`; raises :class:`CorruptFilter`."""
+    """Return the header's size from its first :data:`FIXED_BYTES` bytes. Raises :class:`CorruptFilter`."""
     magic, _, version, _, _, count = struct.unpack_from(">8sQHHHH", start)
     if magic != MAGIC or version != VERSION or count > MAX_PARAMETERS:
         raise CorruptFilter(f"not a filter of format version {VERSION}: it starts with {bytes(start[:18])!r}")
@@ -230,19 +230,19 @@ def header_bytes(start: bytes | bytearray | memoryview) -> int:
 
 
 def trailer(header: Header, body: bytes | bytearray | memoryview) -> bytes:
-    """What follows the body in a frame."""
+    """Return the bytes that follow the body in a frame."""
     return _TRAILER.pack(adler32(body), 0, header.tag << 1)
 
 
 def encode(header: Header, body: bytes | bytearray | memoryview) -> bytes:
-    """A whole frame, checksummed."""
+    """Return a whole frame with its checksums."""
     return b"".join((header.pack(), body, trailer(header, body)))
 
 
 def decode(data: bytes | bytearray | memoryview) -> Frame:
-    """Check all of a frame, body included; raises :class:`CorruptFilter` and nothing else."""
+    """Check a whole frame, including the body, and return it. Raises :class:`CorruptFilter` and nothing else."""
     frame = Frame.open(memoryview(data).cast("B"))
     if frame.dirty:
-        raise CorruptFilter("the frame was taken while it was being written")
+        raise CorruptFilter("the frame was copied while a writer was changing it")
     frame.verify()
     return frame

@@ -1,28 +1,29 @@
-"""Cuckoo filter: fingerprints in buckets of four, which can be taken out again (Fan et al. 2014).
+"""Cuckoo filter: fingerprints in buckets of four slots, which can be removed again (Fan et al. 2014).
 
-A key's fingerprint lies in one of two buckets, ``a`` and ``b = (fingerprint * C - a) % buckets``. That is its own
-inverse for any number of buckets, so there is no rounding up to a power of two.
+The fingerprint of a key lies in one of two buckets, ``a`` and ``b = (fingerprint * C - a) % buckets``. This function is
+its own inverse for any number of buckets, so the number is not rounded up to a power of two.
 
-Making room moves fingerprints to their other bucket. A path to a free slot is found first and walked backwards from
-there: each fingerprint is written to its new slot before the old one is overwritten, so a crash at any point loses
-none. A reader without a lock could still look at the new slot too early and at the old one too late; so the body
-starts with a count of moves, raised between the two writes, and a reader that found nothing looks again if it rose.
+If both buckets are full, a writer moves other fingerprints to their other buckets. It first finds a path to a free
+slot, then walks the path backwards from the free slot: it writes each fingerprint to its new slot before it overwrites
+the old one, so a crash at any point loses none. A reader without a lock could still check the new slot before that
+write and the old slot after the overwrite. Therefore the body starts with a count of moves, which the writer raises
+between the two writes; a reader that found nothing checks again if the count has changed.
 
-Keys with one fingerprint and one pair of buckets are *twins*: nothing here can tell them apart. Where no room can be
-made for a key, its twins *spill*: they go together into the small Bloom filter behind the buckets, and their
-fingerprints leave the table. A key that many rows share spills with its ninth copy at the latest. What has spilled
-stays until the next build: adds and discards of it change nothing. So no add ever fails, and a key takes eight slots
-at most, however often it is added.
+Keys with the same fingerprint and the same two buckets are *twins*: the filter cannot distinguish them. If there is no
+room for a key, the key and its twins *spill*: they go into a small Bloom filter behind the buckets, also called the
+spill, and their fingerprints are removed from the table. A key that many rows share spills at its ninth copy at the
+latest. Spilled keys stay until the next build; adds and discards of them change nothing. So no add fails, and a key
+takes at most eight slots, however often it is added.
 
-Why no member is ever denied. Let n be how often twins were added less how often they were discarded, each discard of
-a key that was in. While they have not spilled, the table has n copies of their fingerprint: an add puts in one, a
-discard takes out one, a move keeps the number. So where n > 0 one is found. Once they have spilled, their bits in the
-spill are set, nothing ever clears them, and they are found there, whatever is discarded. The same goes for twins whose
-bits others have set: an add of them is left out, for they are found there now and later.
+Why there are no false negatives: let n be the number of adds of a group of twins minus the number of its discards,
+where only keys that were added are discarded. Before they spill, the table has n copies of their fingerprint: an add
+writes one, a discard removes one, a move keeps the number. So if n > 0, a check finds one. After they spill, their bits
+in the spill are set and are never cleared, so a check finds them there, whatever is discarded. The same holds for twins
+whose bits were set by others: an add of them changes nothing, as a check finds them in the spill now and later.
 
-When twins spill, their bits are set first, then the first word of the body says so, then their fingerprints are
-overwritten. So a crash at any point loses none, and a reader that looks at the table first and at the spill last
-misses them in neither.
+When twins spill, a writer first sets their bits, then marks the spill in the first word of the body, then overwrites
+their fingerprints. So a crash at any point loses none, and a reader that checks the table first and the spill last
+finds them in one of the two.
 """
 
 from __future__ import annotations
@@ -30,17 +31,27 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from struct import Struct
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from . import codec, cuckoo_bulk, sizing
 from .base import BodyFilter
 from .bloom import BloomFilter, BloomShape
+from .cuckoo_shape import (
+    CODES,
+    FACTOR,
+    HEAD,
+    LOAD,
+    SLOTS,
+    SPILLED,
+    CuckooShape,
+    fingerprint_bits_for,
+    moved,
+    spill_rate,
+)
 from .errors import InvalidShape
-from .hashing import MASK60, KeyHash
-from .unrolled import compile_check
+from .hashing import MASK60, KeyHash, compile_check
 
 if TYPE_CHECKING:
     import numpy as np
@@ -48,110 +59,21 @@ if TYPE_CHECKING:
 
     from .base import U64, Writes
 
-HEAD = 64  # bytes before the first bucket: a word, u32 little-endian, and padding; no bucket straddles a cache line
-SPILLED = 1 << 31  # of the word: something has spilled; its other bits count the moves
-SLOTS = 4
-LOAD = 0.95  # of the slots, at capacity; four slots a bucket carry 0.98 in the limit
-FACTOR = 0x7F4A7C15  # C: any odd number that spreads small fingerprints
-
-_FEW = 32  # spare slots: small tables have no law of large numbers to lean on
-# Looked at in search of a free slot: at load 0.95 it takes some ten, a few hundred at worst. Once something has spilled
-# the table may be full, and whoever adds to it shall not search for long.
+_FEW = 32  # extra slots for small tables, whose buckets fill less evenly
+# Limits of the search for a free slot: at load 0.95 it visits about ten buckets, a few hundred at worst. Once something
+# has spilled, the table may be full, so the search is shorter.
 _MOST_BUCKETS, _MOST_BUCKETS_FULL = 500, 50
 _RETRIES = 100
-_CODES: dict[int, Literal["B", "H", "I"]] = {8: "B", 16: "H", 32: "I"}
 _OTHER = f"(f * {FACTOR} - a) % {{}}"
 
 
-@dataclass(frozen=True)
-class CuckooShape:
-    """``buckets`` of four fingerprints of ``bits`` (8, 16 or 32) each, little-endian, 0 for a free slot.
-
-    Behind them lies the ``spill``, whose keys are twins by their number: see :meth:`twins`.
-    """
-
-    capacity: int
-    error_rate: float
-    bits: int
-    buckets: int
-    spill: BloomShape
-
-    def __post_init__(self) -> None:
-        if self.bits not in _CODES:
-            raise InvalidShape(f"fingerprints of {self.bits!r} bits; they have to be of 8, 16 or 32")
-        if not 1 <= self.buckets <= sizing.MAX_BITS // 4:
-            raise InvalidShape(f"{self.buckets!r} buckets; there have to be from 1 to 2**46")
-        if self.capacity > self.slots:
-            raise InvalidShape(f"capacity is {self.capacity}, but {self.buckets} buckets have {self.slots} slots")
-
-    @property
-    def slots(self) -> int:
-        """Fingerprints that there is room for."""
-        return SLOTS * self.buckets
-
-    @property
-    def bucket_bytes(self) -> int:
-        """The size of one bucket."""
-        return SLOTS * self.bits // 8
-
-    @property
-    def spill_offset(self) -> int:
-        """First byte of the spill in the body."""
-        return HEAD + -(-self.buckets * self.bucket_bytes // 8) * 8
-
-    @property
-    def body_bytes(self) -> int:
-        """The size of the body in bytes."""
-        return self.spill_offset + self.spill.body_bytes
-
-    @property
-    def parameters(self) -> tuple[int, ...]:
-        """What a header stores of the shape."""
-        return (self.bits, self.buckets, *self.spill.sizes)
-
-    def place(self, digest: int) -> tuple[int, int, int]:
-        """The fingerprint of a 128-bit digest and its two buckets."""
-        fingerprint = digest >> (128 - self.bits) or 1
-        bucket = (digest & MASK60) % self.buckets
-        return fingerprint, bucket, self.other(fingerprint, bucket)
-
-    def other(self, fingerprint: int, bucket: int) -> int:
-        """The other bucket of a fingerprint that may lie in ``bucket``."""
-        return (fingerprint * FACTOR - bucket) % self.buckets
-
-    def twins(self, fingerprint: int, bucket: int) -> int:
-        """The number of the twins that have this fingerprint and either of their buckets: 60 bits."""
-        return fingerprint * self.buckets + min(bucket, self.other(fingerprint, bucket)) & MASK60
-
-    def offset(self, bucket: int, slot: int) -> int:
-        """First byte of a slot in the body."""
-        return HEAD + bucket * self.bucket_bytes + slot * self.bits // 8
-
-
-def fingerprint_bits_for(error_rate: float) -> int:
-    """The narrowest fingerprint that keeps ``error_rate``: eight slots are compared in each check."""
-    for bits in _CODES:
-        if 2 * SLOTS * LOAD / (1 << bits) <= sizing.check_error_rate(error_rate):
-            return bits
-    raise InvalidShape(f"error_rate is {error_rate!r}; fingerprints of 32 bits reach 1.8e-9")
-
-
-def _spill_rate(error_rate: float, bits: int) -> float:
-    """The share of other twins' bits that a stranger may meet in the spill of a filter with twice its capacity.
-
-    As many strangers again are twins of a key in the full table, or of one in the spill.
-    """
-    twins = 2 * SLOTS / (1 << bits)
-    return sizing.worse(max(error_rate, LOAD * twins)) - 2 * twins
-
-
 class CuckooFilter(BodyFilter):
-    """A multiset of keys that can forget: :meth:`discard` undoes one :meth:`add` of the same key.
+    """A multiset of keys that supports removal: :meth:`discard` undoes one :meth:`add` of the same key.
 
-    ``fingerprint_bits`` (8, 16 or 32) follow from ``error_rate`` unless given; the error rate is then what they give.
-    Discard only what was added, and as often as it was added: that is what keeps two keys with one fingerprint apart.
-    It is never full: a key for which there is no room stays until :meth:`clear`. At twice the capacity at most ten
-    times as many strangers pass as promised.
+    ``fingerprint_bits`` (8, 16 or 32) follow from ``error_rate`` unless given; if given, they set the error rate.
+    Discard only keys that were added, and only as often: otherwise another key with the same fingerprint may be lost.
+    The filter is never full: a key for which there is no room stays until :meth:`clear`. At twice the capacity the
+    false-positive rate is at most ten times the promised one.
     """
 
     kind: ClassVar[str] = "cuckoo"
@@ -160,7 +82,7 @@ class CuckooFilter(BodyFilter):
     __slots__ = ("_moves", "_spill", "_table", "_unpack", "discard")
 
     layout: CuckooShape
-    #: ``discard(key: bytes) -> bool``: take ``key`` out once; tells whether it was found. A saturated key stays.
+    #: ``discard(key: bytes) -> bool``: undoes one add of ``key``, returns whether it was found. A spilled key stays.
     discard: Callable[[bytes], bool]  # type: ignore[assignment]
 
     def __init__(
@@ -179,17 +101,17 @@ class CuckooFilter(BodyFilter):
     def shape(
         capacity: int, error_rate: float, fingerprint_bits: int | None = None, spill: int | None = None
     ) -> CuckooShape:
-        """The shape for ``capacity`` keys; allocates nothing. Raises :class:`InvalidShape`.
+        """Return the shape for ``capacity`` keys; allocates nothing. Raises :class:`InvalidShape`.
 
-        Unless given, the ``spill`` has room for as many again.
+        The ``spill`` has room for that many keys, by default for ``capacity``.
         """
         slots = math.ceil(sizing.check_capacity(capacity) / LOAD) + (_FEW if capacity < 10_000 else 0)
         bits = fingerprint_bits_for(error_rate) if fingerprint_bits is None else fingerprint_bits
         sizing.check_error_rate(error_rate)
-        rate = _spill_rate(error_rate, bits)
+        rate = spill_rate(error_rate, bits)
         hashes = sizing.economical_hashes(rate)
         beside = sizing.bits_with_hashes(capacity if spill is None else spill, rate, hashes)
-        # Primes alone: the numbers of twins are no digests.
+        # Only primes, no power of two: the numbers of twins, unlike digests, are not uniform.
         spilled = BloomShape(capacity, rate, sizing.partition_sizes(beside, hashes))
         return CuckooShape(capacity, float(error_rate), bits, -(-slots // SLOTS), spilled)
 
@@ -208,15 +130,15 @@ class CuckooFilter(BodyFilter):
         if len(header.parameters) < 3:
             raise InvalidShape(f"{len(header.parameters)} parameters; a cuckoo filter has at least 3")
         bits, buckets, *sizes = header.parameters
-        if bits not in _CODES:
-            raise InvalidShape(f"fingerprints of {bits!r} bits; they have to be of 8, 16 or 32")
-        spill = BloomShape(header.capacity, _spill_rate(header.error_rate, bits), tuple(sizes))
+        if bits not in CODES:
+            raise InvalidShape(f"fingerprints of {bits!r} bits; they have to have 8, 16 or 32")
+        spill = BloomShape(header.capacity, spill_rate(header.error_rate, bits), tuple(sizes))
         return CuckooShape(header.capacity, header.error_rate, bits, buckets, spill)
 
     def _ready(self) -> None:
-        shape, order = self.layout, "@" if sys.byteorder == "little" else "<"  # native reads a slot in one piece
+        shape, order = self.layout, "@" if sys.byteorder == "little" else "<"  # native: reads a slot at once
         self.digest = self.key_hash.digest
-        self._unpack = Struct(f"{order}{SLOTS}{_CODES[shape.bits]}").unpack_from
+        self._unpack = Struct(f"{order}{SLOTS}{CODES[shape.bits]}").unpack_from
         self._table = self.body[HEAD : HEAD + shape.buckets * shape.bucket_bytes]
         self._moves: Any = self.body[:4].cast("I") if sys.byteorder == "little" else _Word(self.body)
         self._spill = BloomFilter.__new__(BloomFilter)
@@ -226,7 +148,7 @@ class CuckooFilter(BodyFilter):
         self.discard = self._compile_discard()
 
     def _names(self) -> dict[str, Any]:
-        """What compiled checks refer to: no reference to the filter itself, which would be a cycle."""
+        """Return the names for compiled checks, without the filter itself, which would make a reference cycle."""
         has_spilled = self._spill.might_contain_digest
         return {"moves": self._moves, "unpack": self._unpack, "table": self._table, "has_spilled": has_spilled}
 
@@ -246,9 +168,9 @@ class CuckooFilter(BodyFilter):
         )
 
     def _compile_discard(self) -> Callable[[bytes], bool]:
-        """What :meth:`discard_writes` plans, done at once: a filter of one process needs no plan."""
+        """Compile a discard that applies its changes at once: in a filter of one process nothing else needs them."""
         size, other = self.layout.bucket_bytes, _OTHER.format(self.layout.buckets)
-        names = self._names() | {"slots": self._table.cast(_CODES[self.layout.bits])}
+        names = self._names() | {"slots": self._table.cast(CODES[self.layout.bits])}
         return compile_check(
             "key",
             names | self.key_hash.names(),
@@ -265,7 +187,7 @@ class CuckooFilter(BodyFilter):
         )
 
     def _placing(self, digest: str) -> list[str]:
-        """Source that does what :meth:`CuckooShape.place` does."""
+        """Return the source of :meth:`CuckooShape.place`, without the second bucket."""
         shape = self.layout
         return [f"d = {digest}", f"f = d >> {128 - shape.bits} or 1", f"a = (d & {MASK60}) % {shape.buckets}"]
 
@@ -273,10 +195,10 @@ class CuckooFilter(BodyFilter):
         slots: tuple[int, ...] = self._unpack(self._table, bucket * self.layout.bucket_bytes)
         return slots
 
-    # Changes are planned, then applied in their order.
+    # Changes are computed first, then applied in order.
 
     def writes(self, digest: int) -> Writes:
-        """The changes, in their order, that add ``digest``; nothing is changed here."""
+        """Return the changes that add ``digest``, in order; does not apply them."""
         place = self.layout.place(digest)
         if self._has_spilled(*place[:2]):
             return []
@@ -284,7 +206,7 @@ class CuckooFilter(BodyFilter):
         return self._spill_writes(*place) if writes is None else writes
 
     def _writes(self, fingerprint: int, first: int, second: int) -> Writes | None:
-        """The changes that put one more fingerprint into the table; ``None`` if no room can be made."""
+        """Return the changes that write one more fingerprint to the table; ``None`` if there is no room."""
         for bucket in (first, second):
             slots = self._bucket(bucket)
             if 0 in slots:
@@ -292,7 +214,7 @@ class CuckooFilter(BodyFilter):
         path = self._path(first, second)
         if path is None:
             return None
-        # From the free slot backwards: what lies in each slot of the path goes to the one after it.
+        # From the free slot backwards: the fingerprint in each slot of the path moves to the next slot.
         changes: Writes = []
         word = self._moves[0]
         steps = path[:-1]
@@ -304,7 +226,7 @@ class CuckooFilter(BodyFilter):
         return changes
 
     def _spill_writes(self, fingerprint: int, first: int, second: int) -> Writes:
-        """The changes that bring twins from the table to the spill."""
+        """Return the changes that move twins from the table to the spill."""
         start, twins = self.layout.spill_offset, self.layout.twins(fingerprint, first)
         changes = [(start + offset, data) for offset, data in self._spill.writes(twins)]
         changes.append((0, (moved(self._moves[0]) | SPILLED).to_bytes(4, "little")))
@@ -314,7 +236,7 @@ class CuckooFilter(BodyFilter):
         return changes
 
     def _is_alone(self, fingerprint: int, first: int, second: int) -> bool:
-        """Whether twins fill both of their buckets: no move can make room for one more."""
+        """Return whether twins fill both of their buckets, so that no move can make room for one more."""
         return all(slot == fingerprint for bucket in (first, second) for slot in self._bucket(bucket))
 
     def _has_spilled(self, fingerprint: int, bucket: int) -> bool:
@@ -323,16 +245,17 @@ class CuckooFilter(BodyFilter):
         return self._spill.might_contain_digest(self.layout.twins(fingerprint, bucket))
 
     def has_spilled(self, key: bytes) -> bool:
-        """Whether ``key`` stays until the next build, for there was no room for it or its twins."""
+        """Return whether ``key`` stays until the next build, because there was no room for it or its twins."""
         return self._has_spilled(*self.layout.place(self.digest(key))[:2])
 
     def _path(self, first: int, second: int) -> list[tuple[int, int]] | None:
-        """Slots ``(bucket, slot)`` from one of the two buckets to a free one, each the other bucket of the one before.
+        """Find a path of slots ``(bucket, slot)`` from one of the two buckets to a free slot, or return ``None``.
 
-        Breadth first, so the path is the shortest; no bucket comes twice.
+        The fingerprint in each slot may move to the next slot of the path. The search is breadth first, so the path is
+        the shortest, and no bucket is visited twice.
         """
         buckets, size, unpack, table = self.layout.buckets, self.layout.bucket_bytes, self._unpack, self._table
-        queue: list[tuple[int, int, int]] = [(first, -1, -1), (second, -1, -1)]  # bucket, where from, its slot there
+        queue: list[tuple[int, int, int]] = [(first, -1, -1), (second, -1, -1)]  # bucket, parent, slot in the parent
         seen = {first, second}
         at, most = 0, _MOST_BUCKETS if self._moves[0] < SPILLED else _MOST_BUCKETS_FULL
         while at < len(queue) < most:
@@ -366,16 +289,16 @@ class CuckooFilter(BodyFilter):
         fingerprint, *pair = self.layout.place(digest)
         for bucket in pair:
             slots = self._bucket(bucket)
-            if fingerprint in slots:  # counted as a move: it may be a copy whose twin a reader looked for too early
+            if fingerprint in slots:  # counts as a move: a reader may have missed another copy
                 word = moved(self._moves[0]).to_bytes(4, "little")
                 return [(0, word), self._put(bucket, slots.index(fingerprint), 0)]
         return []
 
     def add_unique(self, key: bytes) -> bool:
-        """Put ``key`` in unless it might be in; tells whether it was put in.
+        """Add ``key`` if it is not in the filter; return whether it was added.
 
-        Not for keys that are discarded later: two keys with one fingerprint would be stored once, and discarding one
-        would lose the other.
+        Do not use this for keys that are discarded later: two keys with the same fingerprint would be stored once, and
+        discarding one would lose the other.
         """
         if self.might_contain(key):
             return False
@@ -383,14 +306,14 @@ class CuckooFilter(BodyFilter):
         return True
 
     def update(self, old: bytes, new: bytes) -> bool:
-        """Replace ``old`` by ``new``; tells whether ``old`` was found. Nothing changes if it was not."""
+        """Replace ``old`` by ``new`` if ``old`` is found; return whether it was."""
         if not self.might_contain(old):
             return False
         self.add(new)
         return self.discard(old)
 
     def add_digests(self, low: U64, high: U64 | None = None) -> None:
-        """Put many digests in. Readers without a lock miss nothing meanwhile."""
+        """Add many digests. Readers without a lock find all earlier keys in the meantime."""
         assert high is not None, "a cuckoo filter takes its fingerprints from the high part of the digest"
         left = cuckoo_bulk.place(self, low, high)
         if len(left):
@@ -406,7 +329,7 @@ class CuckooFilter(BodyFilter):
         self._moves[0] = moved(word) & ~SPILLED
 
     def size(self) -> int:
-        """Fingerprints in the filter (one pass over it)."""
+        """Return the number of fingerprints in the table, in one pass over it."""
         return cuckoo_bulk.size(self)
 
     def __len__(self) -> int:
@@ -416,7 +339,7 @@ class CuckooFilter(BodyFilter):
         return True  # an empty filter is still a filter
 
     def is_empty(self) -> bool:
-        """Whether no slot is taken, and nothing has spilled."""
+        """Return whether no slot is used and nothing has spilled."""
         return self._moves[0] < SPILLED and self.size() == 0
 
     @property
@@ -425,11 +348,11 @@ class CuckooFilter(BodyFilter):
 
     @property
     def spill(self) -> BloomFilter:
-        """The filter of the twins that found no room, over the same memory."""
+        """The Bloom filter of the twins that had no room in the table, in the same memory."""
         return self._spill
 
     def approximate_size(self) -> int:
-        """Fingerprints in the table, and the twins beside it as the Bloom filter estimates them."""
+        """Return the fingerprints in the table plus the Bloom filter's estimate of the spilled twins."""
         return self.size() + self._spill.approximate_size()
 
     def expected_error_rate(self) -> float:
@@ -437,13 +360,8 @@ class CuckooFilter(BodyFilter):
         return float(1 - denied * (1 - self._spill.expected_error_rate()))
 
 
-def moved(word: int) -> int:
-    """The body's first word after one more move."""
-    return word + 1 & SPILLED - 1 | word & SPILLED
-
-
 class _Word:
-    """The body's first word where integers are big-endian."""
+    """The body's first word on machines with big-endian integers."""
 
     def __init__(self, body: memoryview) -> None:
         self._bytes = body[:4]
@@ -458,7 +376,7 @@ class _Word:
 def _look_again(
     shape: CuckooShape, moves: Any, unpack: Any, table: memoryview, has_spilled: Callable[[int], bool], digest: int
 ) -> bool:
-    """The check of a digest that a writer's move may have come between; after many of them, the safe answer."""
+    """Repeat a check during which a writer moved something; after too many moves return ``True``, the safe answer."""
     fingerprint, *pair = shape.place(digest)
     for _ in range(_RETRIES):
         before = moves[0]

@@ -1,40 +1,39 @@
-"""Many keys at once into a cuckoo filter's table, by rounds of numpy, as safe for lock-free readers as one at a time.
+"""Bulk operations of the cuckoo filter in rounds of numpy, as safe for lock-free readers as single operations.
 
-Keys go into free slots first. Then rounds make room for many keys at once: by moving one fingerprint each, later by
-paths of two and three moves. In a round the copies at the free ends of all paths are written first, then the count of
-moves rises, then the slots that they were copied from are overwritten, and so on up to the keys themselves. What would
-need longer paths goes in one at a time; what finds no room spills, all of it at once.
+Keys first go into free slots. Then each round makes room for many keys: first by one move per key, later by paths of
+two and three moves. A round writes the copies at the free ends of all paths, raises the count of moves, overwrites the
+slots that the copies came from, and so on, up to the keys themselves. Keys that need longer paths are added one at a
+time; the keys for which there is no room spill, all at once.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from .cuckoo_shape import FACTOR, HEAD, SLOTS, SPILLED, CuckooShape, moved
 from .hashing import MASK60
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from .cuckoo import CuckooFilter, CuckooShape
+    from .cuckoo import CuckooFilter
 
     U64 = NDArray[np.uint64]
     I64 = NDArray[np.int64]
     Table = NDArray[np.unsignedinteger[Any]]
 
-_CHUNK = 1 << 15  # keys: what one round works on stays in the cache
-_FEW = 16  # keys for which a round costs more than going one at a time
-_DEEPEST = 3  # moves that make room for one key: longer paths are rare, and found one at a time
-_WIDEST = 1 << 16  # paths looked at in one round: it bounds the memory
-_CROWDED = 0.97  # of the slots: where keys found no room in so full a table, nobody looks for some any more
+_CHUNK = 1 << 15  # keys: the arrays of one round stay in the cache
+_FEW = 16  # up to this many keys a round costs more than adding them one at a time
+_DEEPEST = 3  # moves per key in a round: longer paths are rare, and found one at a time
+_WIDEST = 1 << 16  # paths examined in one round: limits the memory
+_CROWDED = 0.97  # share of the slots: if keys had no room in so full a table, the rest spills without a search
 _RETRIES = 100
 
 
 def _table(filter: CuckooFilter) -> Table:
-    """The slots, shape ``(buckets, 4)``, sharing the body's memory."""
+    """Return the slots, shape ``(buckets, 4)``, in the body's memory."""
     import numpy as np
-
-    from .cuckoo import HEAD, SLOTS
 
     shape = filter.layout
     cells: Table = np.frombuffer(filter.body[HEAD : HEAD + shape.slots * shape.bits // 8], f"<u{shape.bits // 8}")
@@ -42,7 +41,7 @@ def _table(filter: CuckooFilter) -> Table:
 
 
 def _place(shape: CuckooShape, low: U64, high: U64) -> tuple[Table, I64, I64]:
-    """Fingerprints and the two buckets of digests, as :meth:`CuckooShape.place` has them."""
+    """Return the fingerprints and the two buckets of digests, as :meth:`CuckooShape.place` does."""
     import numpy as np
 
     fingerprints = high >> np.uint64(64 - shape.bits)
@@ -54,8 +53,6 @@ def _place(shape: CuckooShape, low: U64, high: U64) -> tuple[Table, I64, I64]:
 def _other(shape: CuckooShape, fingerprints: Any, buckets: I64) -> I64:
     import numpy as np
 
-    from .cuckoo import FACTOR
-
     size = np.uint64(shape.buckets)
     spread = fingerprints.astype(np.uint64) * np.uint64(FACTOR) % size
     others: I64 = ((spread + size - buckets.view(np.uint64)) % size).view(np.int64)
@@ -63,7 +60,7 @@ def _other(shape: CuckooShape, fingerprints: Any, buckets: I64) -> I64:
 
 
 def _twins(shape: CuckooShape, fingerprints: Table, first: I64, second: I64) -> U64:
-    """Numbers of twins, as :meth:`CuckooShape.twins` has them."""
+    """Return the numbers of twins, as :meth:`CuckooShape.twins` does."""
     import numpy as np
 
     numbers = fingerprints.astype(np.uint64) * np.uint64(shape.buckets)
@@ -72,11 +69,11 @@ def _twins(shape: CuckooShape, fingerprints: Table, first: I64, second: I64) -> 
 
 
 def place(filter: CuckooFilter, low: U64, high: U64) -> I64:
-    """Add digests; the indices of those that found no room. What is too often there for its pair of buckets spills."""
+    """Add digests, spill those with too many twins, and return the indices of those for which there was no room."""
     import numpy as np
 
     table = _table(filter)
-    random = np.random.default_rng(0)  # which fingerprint is moved; builds of the same keys are the same
+    random = np.random.default_rng(0)  # picks the fingerprints to move; equal seeds give equal builds
     unplaced, crowded = [np.empty(0, np.int64)], False
     for start in range(0, len(low), _CHUNK):
         chunk = slice(start, start + _CHUNK)
@@ -95,13 +92,13 @@ def place(filter: CuckooFilter, low: U64, high: U64) -> I64:
 
 
 def _of(places: tuple[Table, I64, I64], left: I64) -> tuple[Table, I64, I64]:
-    """The places of the keys ``left``."""
+    """Return the places of the keys ``left``."""
     fingerprints, first, second = places
     return fingerprints[left], first[left], second[left]
 
 
 def _fill_pairs(table: Table, places: tuple[Table, I64, I64], left: I64) -> I64:
-    """Put the keys ``left`` into free slots; the indices of those whose two buckets have none."""
+    """Write the keys ``left`` to free slots; return the indices of those whose buckets have none."""
     fingerprints, first, second = places
     for buckets in (first, second):
         left = left[~_fill(table, buckets[left], fingerprints[left])]
@@ -109,7 +106,7 @@ def _fill_pairs(table: Table, places: tuple[Table, I64, I64], left: I64) -> I64:
 
 
 def _too_many(table: Table, shape: CuckooShape, places: tuple[Table, I64, I64], left: I64) -> NDArray[np.bool_]:
-    """Which of the keys ``left`` are more, with their twins in the table, than their buckets have slots."""
+    """Return which of the keys ``left``, counted with their twins in the table, exceed the slots of their buckets."""
     import numpy as np
 
     fingerprints, first, second = _of(places, left)
@@ -121,7 +118,7 @@ def _too_many(table: Table, shape: CuckooShape, places: tuple[Table, I64, I64], 
 
 
 def _make_room(filter: CuckooFilter, random: Any, places: tuple[Table, I64, I64], left: I64) -> I64:
-    """Put in the keys ``left``, whose buckets are full; the indices of those that found no room."""
+    """Add the keys ``left``, whose buckets are full; return the indices of those for which there was no room."""
     import numpy as np
 
     fingerprints, first, second = places
@@ -129,14 +126,14 @@ def _make_room(filter: CuckooFilter, random: Any, places: tuple[Table, I64, I64]
     while len(left) > _FEW and depth <= _DEEPEST:
         some, rest = np.split(left, [_WIDEST >> (2 * depth)])
         some = some[~_move(filter, _table(filter), random, depth, first[some], second[some], fingerprints[some])]
-        # A longer path where few shorter ones are left.
+        # Use longer paths once few shorter ones are left.
         depth += len(left) - len(some) - len(rest) <= len(left) // 8
         left = np.concatenate((some, rest))
     return _place_singly(filter, places, left)
 
 
 def _place_singly(filter: CuckooFilter, places: tuple[Table, I64, I64], left: I64) -> I64:
-    """Make room for one key after the other; the indices of those that found none. Gives up after some."""
+    """Add keys one at a time; return the indices of those without room. Stops after some failures."""
     import numpy as np
 
     failed = 0
@@ -156,9 +153,7 @@ def _place_singly(filter: CuckooFilter, places: tuple[Table, I64, I64], left: I6
 
 
 def _not_spilled(filter: CuckooFilter, places: tuple[Table, I64, I64], left: I64) -> I64:
-    """Those of the indices ``left`` whose twins have not spilled."""
-    from .cuckoo import SPILLED
-
+    """Return those of the indices ``left`` whose twins have not spilled."""
     if filter._moves[0] < SPILLED:
         return left
     twins = _twins(filter.layout, *_of(places, left))
@@ -167,14 +162,12 @@ def _not_spilled(filter: CuckooFilter, places: tuple[Table, I64, I64], left: I64
 
 
 def spill(filter: CuckooFilter, low: U64, high: U64) -> None:
-    """Bring digests to the spill, and their twins from the table."""
+    """Move digests, and their twins in the table, to the spill."""
     _spill(filter, *_place(filter.layout, low, high))
 
 
 def _spill(filter: CuckooFilter, fingerprints: Table, first: I64, second: I64) -> None:
     import numpy as np
-
-    from .cuckoo import SPILLED, moved
 
     if not len(first):
         return
@@ -187,17 +180,17 @@ def _spill(filter: CuckooFilter, fingerprints: Table, first: I64, second: I64) -
 
 
 def _fill(table: Table, buckets: I64, fingerprints: Table) -> NDArray[np.bool_]:
-    """Put each fingerprint into a free slot of its bucket, where there is one; tells for which there was."""
+    """Write each fingerprint to a free slot of its bucket if there is one; return for which there was."""
     import numpy as np
 
     index = np.arange(len(buckets))
-    ordered = np.sort(buckets << 16 | index)  # half the time of argsort; a chunk has less than 2**16 keys
+    ordered = np.sort(buckets << 16 | index)  # takes half the time of argsort; a chunk has fewer than 2**16 keys
     order, bucket = ordered & 0xFFFF, ordered >> 16
     starts = np.ones(len(bucket), bool)
     np.not_equal(bucket[1:], bucket[:-1], out=starts[1:])
-    rank = index - np.maximum.accumulate(np.where(starts, index, 0))  # the first of a bucket's keys, the second, ...
+    rank = index - np.maximum.accumulate(np.where(starts, index, 0))  # 0, 1, 2, ... in each bucket
     free = table[bucket] == 0
-    chosen = free & (np.cumsum(free, axis=1, dtype=np.int8) == (rank + 1)[:, None])  # and their free slots
+    chosen = free & (np.cumsum(free, axis=1, dtype=np.int8) == (rank + 1)[:, None])  # one free slot for each rank
     fits = chosen.any(axis=1)
     table[bucket[fits], chosen[fits].argmax(axis=1)] = fingerprints[order[fits]]
     placed = np.empty(len(buckets), bool)
@@ -208,13 +201,11 @@ def _fill(table: Table, buckets: I64, fingerprints: Table) -> NDArray[np.bool_]:
 def _move(
     filter: CuckooFilter, table: Table, random: Any, depth: int, first: I64, second: I64, fingerprints: Table
 ) -> NDArray[np.bool_]:
-    """Make room for keys whose two buckets are full by paths of ``depth`` moves; tells for which it worked."""
+    """Add keys whose two buckets are full by paths of ``depth`` moves; return for which it worked."""
     import numpy as np
 
-    from .cuckoo import moved
-
     count, slots = len(first), table.shape[1]
-    # Level by level: column c of a level is the other bucket of what lies in slot c % 4 of column c // 4 above it.
+    # Column c of a level is the other bucket of the fingerprint in slot c % 4 of column c // 4 of the level above.
     levels = [np.stack((first, second), axis=1)]
     victims: list[Table] = []
     sound = np.ones((count, 2), bool)
@@ -227,12 +218,12 @@ def _move(
     row = np.flatnonzero(sound[np.arange(count), column])
     column = column[row]
     target = levels[-1][row, column]
-    sources, taken = [], []  # the slots along each path, as bucket * 4 + slot, and what lies there; from the end on
+    sources, taken = [], []  # slots of each path, as bucket * 4 + slot, and their fingerprints; from the end on
     for level in range(depth - 1, -1, -1):
         taken.append(victims[level][row, column])
         sources.append(levels[level][row, column // slots] * slots + column % slots)
         column = column // slots
-    # Each slot gives once, and each bucket takes once, in a round.
+    # In a round each slot is a source once, and each bucket a target once.
     _, where, often = np.unique(np.stack(sources), return_inverse=True, return_counts=True)
     alone = (often[where.reshape(depth, -1)] == 1).all(axis=0)
     if not alone.any():
@@ -254,10 +245,8 @@ def _move(
 
 
 def contains(filter: CuckooFilter, low: U64, high: U64) -> NDArray[np.bool_]:
-    """Check digests; those not found are looked for again if a writer moved something meanwhile."""
+    """Check digests; repeat the check for those not found if a writer moved something in the meantime."""
     import numpy as np
-
-    from .cuckoo import SPILLED
 
     table = _table(filter)
     found = np.zeros(len(low), bool)
@@ -279,12 +268,12 @@ def contains(filter: CuckooFilter, low: U64, high: U64) -> NDArray[np.bool_]:
             if not len(left) or filter._moves[0] == before:
                 break
         else:
-            found[start + left] = True  # moved all the time: the safe answer
+            found[start + left] = True  # too many moves: the safe answer
     return found
 
 
 def size(filter: CuckooFilter) -> int:
-    """Slots in use."""
+    """Return the number of slots in use."""
     import numpy as np
 
     return int(np.count_nonzero(_table(filter)))

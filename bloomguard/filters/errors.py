@@ -1,29 +1,29 @@
-"""What a filter can say no with."""
+"""Exceptions of the filters."""
 
 
 class FilterError(Exception):
-    """Base of every error that :mod:`bloomguard.filters` raises on purpose."""
+    """Base class of the exceptions that :mod:`bloomguard.filters` raises."""
 
 
 class InvalidShape(FilterError, ValueError):
-    """A capacity, rate or size that no filter can have; the message names the value and the range."""
+    """A capacity, rate or size out of range, or keys of the wrong form; the message gives the value and the range."""
 
 
 class TooLarge(InvalidShape):
-    """A filter that would not fit; the message gives the bytes that it would take."""
+    """A filter over its memory limit; the message gives the bytes that it would take."""
 
 
 class CorruptFilter(FilterError, ValueError):
-    """Bytes that are not a whole, known, undamaged filter; the message says what is wrong with them."""
+    """Bytes that are not a complete, undamaged filter of a known format; the message gives the fault."""
 
 
 class MismatchedFilters(FilterError, ValueError):
-    """Filters that cannot be merged; the message names what differs."""
+    """Filters that cannot be merged; the message names the difference."""
 
 
 class FilterFull(FilterError):
-    """A cuckoo filter with no room for one more key. Everything that was in it still is."""
+    """A scalable filter with no room for another layer. The keys that were added before are still in it."""
 
 
 class DiscardUnsupported(FilterError, TypeError):
-    """This kind cannot forget a key; ask ``supports_discard`` first."""
+    """A kind of filter that cannot remove keys; check ``supports_discard`` first."""

@@ -1,29 +1,33 @@
-"""Key bytes -> 128-bit digest: one scalar and one vectorised way, bit-identical.
+"""Hash keys to digests of 128 bits: one scalar and one vectorised implementation with identical results.
 
-Keys of one fixed width (8 bytes: integers; 16 bytes: UUIDs) are hashed with MurmurHash3_x64_128, the fastest at hand.
-A secret is appended to the key, so that nobody outside can work out which bits a key takes. (A seed and a XOR of the
-digest would be cheaper, and break: keys whose digests are equal stay equal under the XOR, and the seed has 32 bits.)
-For longer messages that would not help: MurmurHash3 has pairs of multi-block messages that collide under every seed,
-so keys of any other shape are hashed with BLAKE2b of the secret and the key: unlike SHA-2 it needs no second pass to
-be a MAC (Luykx, Mennink and Neves 2016, "Security Analysis of BLAKE2's Modes of Operation"), and secret and slug share
-one block, where the keyed mode of RFC 7693 spends a block on the secret. MurmurHash3, which permutes its 16-byte
-inputs and so loses nothing, is then the fastest way from BLAKE2b's bytes to an integer. Python's ``hash()`` differs
-from process to process and is never used.
+Keys of a fixed width (8 bytes: integers; 16 bytes: UUIDs) are hashed with MurmurHash3_x64_128, the fastest hash
+available. A secret is appended to the key, so that nobody without the secret can compute the bits of a key. (A seed,
+and a XOR of the digest, would be cheaper but insecure: equal digests stay equal under the XOR, and the seed has only 32
+bits.)
 
-The low 60 bits of a digest place the key inside a filter, the high 64 choose the shard.
+Keys of any other length are hashed with BLAKE2b of the secret and the key, because MurmurHash3 has pairs of multi-block
+messages that collide under every seed. Unlike SHA-2, BLAKE2b needs no second pass to be a MAC (Luykx, Mennink and Neves
+2016, "Security Analysis of BLAKE2's Modes of Operation"). Secret and slug share one block; the keyed mode of RFC 7693
+would spend a block on the secret. MurmurHash3 then converts BLAKE2b's 16 bytes to an integer: the fastest way, and
+without loss, since it permutes 16-byte inputs. Python's ``hash()`` is not used: it differs from process to process.
+
+The low 60 bits of a digest place the key in a filter, the high 64 bits choose the shard.
+
+:func:`compile_check` compiles the checks of the filters, which inline :attr:`KeyHash.expression`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from functools import lru_cache
 from hashlib import blake2b
 from hmac import compare_digest
 from typing import TYPE_CHECKING, Any
 
 from mmh3 import mmh3_x64_128_uintdigest
 
+from .bulk import WorkerPool
 from .errors import InvalidShape
-from .parallel import Crew
 
 if TYPE_CHECKING:
     import numpy as np
@@ -31,26 +35,26 @@ if TYPE_CHECKING:
 
     U64 = NDArray[np.uint64]
 
-#: 60 bits are two digits of a Python integer: the widest digest whose remainders stay cheap.
+#: 60 bits are two digits of a Python integer: the widest digest whose remainders are cheap.
 MASK60 = (1 << 60) - 1
 _MASK64 = (1 << 64) - 1
 _C1, _C2 = 0x87C37B91114253D5, 0x4CF5AD432745937F
-_CHUNK = 1 << 14  # keys: the working set of one chunk stays in the second-level cache
-_SHARED_CHUNK = 1 << 15  # the same where threads share the work: they meet half as often
-_SHARED = 1 << 18  # keys that are worth several threads
-_MANY = 1 << 20  # keys that are worth the memory of larger chunks
+_CHUNK = 1 << 14  # keys: the arrays of one chunk stay in the second-level cache
+_SHARED_CHUNK = 1 << 15  # the same for several threads: they synchronise half as often
+_SHARED = 1 << 18  # from this many keys on, use several threads
+_MANY = 1 << 20  # from this many keys on, use larger chunks, which take more memory
 
 
 class KeyHash:
-    """How the keys of one filter are hashed.
+    """The hash function of one filter's keys.
 
-    ``width`` is 8 or 16 for keys of that many bytes, ``None`` for keys of any length. ``secret`` is empty (positions
-    are then public knowledge) or 16 to 64 bytes. Raises :class:`InvalidShape` for anything else.
+    ``width`` is 8 or 16 for keys of that many bytes, ``None`` for keys of any length. ``secret`` is empty (anybody can
+    then compute the positions of a key) or has 16 to 64 bytes. Raises :class:`InvalidShape` for other values.
     """
 
     __slots__ = ("digest", "secret", "width")
 
-    #: ``digest(key: bytes) -> int`` of 128 bits. The width of a fixed-width key is not checked here.
+    #: ``digest(key: bytes) -> int`` of 128 bits. It does not check the width of a key.
     digest: Callable[[bytes], int]
 
     def __init__(self, width: int | None = None, secret: bytes = b"") -> None:
@@ -65,7 +69,7 @@ class KeyHash:
 
     @property
     def key_id(self) -> int:
-        """64 bits that tell this secret from another, and give nothing of it away; 0 without a secret."""
+        """64 bits that identify the secret without revealing it; 0 without a secret."""
         if not self.secret:
             return 0
         return int.from_bytes(blake2b(self.secret, digest_size=8, person=b"bloomguard keyid").digest(), "big")
@@ -79,14 +83,14 @@ class KeyHash:
 
     @property
     def expression(self) -> str:
-        """Python source that computes the digest of ``key`` with :meth:`names`; filters inline it in their checks."""
+        """Python source that computes the digest of ``key`` from :meth:`names`; filters inline it in their checks."""
         if self.width is None:
-            # A copy of a hash that has read the secret takes a fifth less time than a new one; update() gives None.
+            # Copying a hash that has read the secret takes a fifth less time than a new one; update() returns None.
             return "murmur((c := fresh()).update(key) or c.digest())"
         return "murmur(key + secret)" if self.secret else "murmur(key)"
 
     def names(self) -> dict[str, Any]:
-        """The globals that :attr:`expression` refers to."""
+        """Return the globals that :attr:`expression` refers to."""
         return {
             "murmur": mmh3_x64_128_uintdigest,
             "fresh": blake2b(self.secret, digest_size=16).copy,
@@ -94,21 +98,21 @@ class KeyHash:
         }
 
     def digests(self, keys: Iterable[bytes] | Iterable[int] | bytes | U64 | NDArray[np.int64]) -> tuple[U64, U64]:
-        """Digests of many keys as two uint64 arrays of shape ``(n,)``: the low 60 bits, and the high 64.
+        """Return the digests of many keys as two uint64 arrays of shape ``(n,)``: the low 60 bits, and the high 64.
 
-        ``keys`` is an iterable of ``bytes``; for a fixed width also one buffer of ``n * width`` bytes, and for
-        width 8 an integer array or an iterable of integers. Raises :class:`InvalidShape` for anything else.
+        ``keys`` is an iterable of ``bytes``; for a fixed width also one buffer of ``n * width`` bytes, and for width 8
+        also an integer array or an iterable of integers. Raises :class:`InvalidShape` for other forms.
         """
-        with Crew() as crew:
-            low, high = self._digests(keys, True, crew)
+        with WorkerPool() as pool:
+            low, high = self._digests(keys, True, pool)
         assert high is not None
         return low, high
 
-    def lows(self, keys: Iterable[bytes] | Iterable[int] | bytes | U64 | NDArray[np.int64], crew: Crew) -> U64:
-        """The low 60 bits alone: all that a Bloom filter needs, in half the memory."""
-        return self._digests(keys, False, crew)[0]
+    def lows(self, keys: Iterable[bytes] | Iterable[int] | bytes | U64 | NDArray[np.int64], pool: WorkerPool) -> U64:
+        """Return only the low 60 bits of the digests: enough for a Bloom filter, in half the memory."""
+        return self._digests(keys, False, pool)[0]
 
-    def _digests(self, keys: Any, both: bool, crew: Crew) -> tuple[U64, U64 | None]:
+    def _digests(self, keys: Any, both: bool, pool: WorkerPool) -> tuple[U64, U64 | None]:
         import numpy as np
 
         words, suffix = (self._blake2b(keys), b"") if self.width is None else (self._words(keys), self.secret)
@@ -125,16 +129,16 @@ class KeyHash:
                 if wide is not None:
                     wide[block] = h2
 
-        crew.spread(worker, len(words), chunk, _SHARED)
+        pool.spread(worker, len(words), chunk, _SHARED)
         return low, wide
 
     def words(self, keys: Any) -> U64:
-        """Keys of 8 bytes as 64-bit words, shape ``(n,)``."""
+        """Return keys of 8 bytes as 64-bit words, shape ``(n,)``."""
         assert self.width == 8
         return self._words(keys)[:, 0]
 
     def _words(self, keys: Any) -> U64:
-        """Fixed-width keys as little-endian 64-bit words, shape ``(n, width // 8)``."""
+        """Return fixed-width keys as little-endian 64-bit words, shape ``(n, width // 8)``."""
         import numpy as np
 
         assert self.width is not None
@@ -159,11 +163,11 @@ class KeyHash:
             keys = b"".join(keys)
         keys = memoryview(keys).cast("B")
         if len(keys) % self.width:
-            raise InvalidShape(f"a buffer of {len(keys)} bytes is no whole number of keys of {self.width} bytes")
+            raise InvalidShape(f"a buffer of {len(keys)} bytes is not a whole number of keys of {self.width} bytes")
         return np.frombuffer(keys, "<u8").astype(np.uint64, copy=False).reshape(-1, self.width // 8)
 
     def _blake2b(self, keys: Any) -> U64:
-        """The BLAKE2b digests of keys of any length, as little-endian 64-bit words, shape ``(n, 2)``."""
+        """Return the BLAKE2b digests of keys of any length as little-endian 64-bit words, shape ``(n, 2)``."""
         import numpy as np
 
         if isinstance(keys, (bytes, bytearray, memoryview, np.ndarray)):
@@ -175,25 +179,43 @@ class KeyHash:
         return np.frombuffer(digests, "<u8").astype(np.uint64, copy=False).reshape(-1, 2)
 
 
+def compile_check(argument: str, names: dict[str, Any], *lines: str) -> Callable[[Any], bool]:
+    """Compile a check ``check(argument)`` with the body ``lines``, which may use ``names``.
+
+    An unrolled check takes half the time of a loop, and the names of a closure need no dictionary look-up. The source
+    consists only of expressions of the filters and of integers.
+    """
+    body = "\n".join(f"  {line}" for line in lines)
+    return _compiled(f"def make({', '.join(names)}):\n def check({argument}):\n{body}\n return check")(**names)
+
+
+@lru_cache(maxsize=64)  # all shards of a generation have the same source
+def _compiled(source: str) -> Callable[..., Callable[[Any], bool]]:
+    namespace: dict[str, Any] = {}
+    exec(source, namespace)
+    make: Callable[..., Callable[[Any], bool]] = namespace["make"]
+    return make
+
+
 def _integers(keys: list[Any]) -> NDArray[np.int64]:
-    """A list of Python integers as an array; raises :class:`InvalidShape` for what 64 bits with a sign cannot hold."""
+    """Return a list of signed 64-bit integers as an array. Raises :class:`InvalidShape` for other values."""
     import numpy as np
 
     try:
         return np.fromiter(keys, np.int64, len(keys))
     except (OverflowError, TypeError, ValueError) as error:
-        raise InvalidShape(f"a list of integers of at most 64 bits with their sign is needed: {error}") from error
+        raise InvalidShape(f"keys have to be integers of at most 64 bits with their sign: {error}") from error
 
 
 def _murmur3_x64_128(words: U64, suffix: bytes, scratch: U64) -> tuple[U64, U64]:
-    """MurmurHash3_x64_128 with seed 0 of each row of ``words`` followed by ``suffix`` (Appleby, public domain).
+    """Hash each row of ``words`` followed by ``suffix``: MurmurHash3_x64_128, seed 0 (Appleby, public domain).
 
-    Both halves lie in ``scratch``, shape ``(4, n or more)``.
+    Both halves are rows of ``scratch``, which has shape ``(4, n or more)``.
     """
     import numpy as np
 
     h1, h2, k, spare = scratch[:, : len(words)]
-    if words.shape[1] == 1 and not suffix:  # one word alone: its half starts at 0, and the other half stays there
+    if words.shape[1] == 1 and not suffix:  # one word: both halves start at 0, and the second one stays 0
         np.multiply(words[:, 0], np.uint64(_C1), out=h1)
         _rotl(h1, 31, spare)
         h1 *= np.uint64(_C2)
@@ -212,11 +234,11 @@ def _murmur3_x64_128(words: U64, suffix: bytes, scratch: U64) -> tuple[U64, U64]
             _rotl(k, inner, spare)
             k *= np.uint64(c2)
             h ^= k
-        else:  # the secret's words are the same for every key
+        else:  # a word of the secret: the same for every key
             word = tail[at - words.shape[1]] * c1 & _MASK64
             word = (word << inner | word >> (64 - inner)) & _MASK64
             h ^= np.uint64(word * c2 & _MASK64)
-        if at == count - 1 and count % 2:  # the last half of a block is only mixed in
+        if at == count - 1 and count % 2:  # half a block at the end is only mixed in
             break
         _rotl(h, outer, spare)
         h += other
@@ -237,7 +259,7 @@ def _finish(h1: U64, h2: U64, spare: U64) -> tuple[U64, U64]:
     return h1, h2
 
 
-#: For the first and the second word of a block: the half it goes into, and the constants of its mixing.
+#: For the first and the second word of a block: both halves, the one it is mixed into first, and the constants.
 _HALVES: tuple[Callable[[U64, U64], tuple[U64, U64, int, int, int, int, int]], ...] = (
     lambda h1, h2: (h1, h2, _C1, _C2, 31, 27, 0x52DCE729),
     lambda h1, h2: (h2, h1, _C2, _C1, 33, 31, 0x38495AB5),

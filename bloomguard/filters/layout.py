@@ -1,7 +1,7 @@
-"""How one build is cut into shards: each a small filter of its own.
+"""Split a build into shards, each of them a small filter.
 
-Shards keep every piece at a size that a server can load, free and move without stalling, and far below the 512 MB
-that one Redis key may hold. The kind says which shard a key belongs to: by its digest, or, in a bitmap, by range.
+A shard is small enough for a server to load, free and move without stalling, and far below the limit of 512 MB for one
+Redis key. The kind decides which shard has a key: by its digest, or, in a bitmap, by range.
 """
 
 from __future__ import annotations
@@ -32,8 +32,9 @@ MAX_BYTES = 1 << 40
 class Layout:
     """The shards of one build: their number, size and headers.
 
-    ``capacity`` counts keys over all shards, ``error_rate`` is the rate at that capacity, ``tag`` marks the build,
-    ``key_id`` its secret and definition. ``headers`` has one entry a shard; all frames have the same size in bytes.
+    ``capacity`` counts the keys of all shards, ``error_rate`` is the rate at that capacity. ``tag`` identifies the
+    build, ``key_id`` its secret and the definition of its keys. ``headers`` has one entry per shard; all frames have
+    the same size in bytes.
     """
 
     key_hash: KeyHash
@@ -57,11 +58,11 @@ class Layout:
         max_bytes: int = MAX_BYTES,
         **options: Any,
     ) -> Layout:
-        """Lay out a filter of ``kind`` for ``capacity`` keys; allocates nothing.
+        """Return the layout of a filter of ``kind`` for ``capacity`` keys; allocates nothing.
 
-        ``options`` are the kind's own: ``hashes`` for "bloom", ``fingerprint_bits`` (32 unless given: whoever discards
-        wants no two keys alike) for "cuckoo", ``low``, ``high`` and ``overflow`` for "bitmap". Raises
-        :class:`InvalidShape`, and :class:`TooLarge` for more than ``max_bytes`` in all.
+        ``options`` depend on the kind: ``hashes`` for "bloom"; ``fingerprint_bits`` for "cuckoo" (default 32, as
+        discards need distinct fingerprints); ``low``, ``high`` and ``overflow`` for "bitmap". Raises
+        :class:`InvalidShape`, and :class:`TooLarge` for more than ``max_bytes`` in total.
         """
         if kind == "cuckoo":
             options.setdefault("fingerprint_bits", 32)
@@ -74,7 +75,7 @@ class Layout:
         if shape.body_bytes * shards > max_bytes or shards > MAX_SHARDS:
             raise TooLarge(
                 f"{capacity:,} keys at {error_rate:.3g} take {shape.body_bytes * shards:,} bytes in {shards:,} shards "
-                f"as a {kind} filter; {max_bytes:,} bytes and {MAX_SHARDS:,} shards are the most"
+                f"as a {kind} filter; at most {max_bytes:,} bytes and {MAX_SHARDS:,} shards are possible"
             )
         first = Header(
             kind=kind,
@@ -91,7 +92,7 @@ class Layout:
 
     @classmethod
     def of(cls, header: Header, key_hash: KeyHash) -> Layout:
-        """The layout that a build's first header tells of; raises :class:`CorruptFilter` if it is not the first."""
+        """Return the layout that a build's first header describes. Raises :class:`CorruptFilter` for another header."""
         if header.shard:
             raise CorruptFilter(f"starts with shard {header.shard} of {header.shards}")
         held_class(header.kind)
@@ -110,42 +111,42 @@ class Layout:
 
     @property
     def kind(self) -> str:
-        """The kind of filter that every shard is."""
+        """The kind of filter of all shards."""
         return self.headers[0].kind
 
     @property
     def frame_bytes(self) -> int:
-        """Bytes of each shard's frame."""
+        """Size of each shard's frame in bytes."""
         return self.headers[0].frame_bytes
 
     @property
     def total_bytes(self) -> int:
-        """The size of all shards together."""
+        """Size of all shards in bytes."""
         return self.frame_bytes * len(self.headers)
 
     @cached_property
     def filter_class(self) -> type[BodyFilter]:
-        """The class of this kind: ask it ``supports_discard``."""
+        """The class of this kind, for example to check ``supports_discard``."""
         return held_class(self.kind)
 
     @cached_property
     def shape(self) -> Shape:
-        """Where each shard's state lies in its body; raises :class:`CorruptFilter` if the headers cannot be right."""
+        """The layout of each shard's body. Raises :class:`CorruptFilter` if the headers are inconsistent."""
         return self.filter_class.trusted_shape(self.headers[0], self.key_hash)
 
     @cached_property
     def locate(self) -> Callable[[bytes], tuple[int, int]]:
-        """``locate(key) -> (shard, digest)``; that shard's filter takes the digest."""
+        """``locate(key) -> (shard, digest)``: the shard of a key, and the digest for that shard's filter."""
         return self.filter_class.locator(self.headers[0], self.key_hash)
 
     def locate_many(self, keys: Keys) -> Iterator[tuple[int, U64, U64]]:
-        """Many keys by shard: each shard that has any, with the low and high parts that its filter's digests take."""
+        """Group many keys by shard; yields each shard that has any, with the low and high parts of their digests."""
         shards, low, high = self.filter_class.locate_many(self.headers[0], self.key_hash, keys)
         for shard, mine in self._by_shard(shards):
             yield shard, low[mine], high[mine]
 
     def contains_many(self, filters: Sequence[BodyFilter], keys: Keys) -> NDArray[np.bool_]:
-        """Check many keys against the filters of all shards; a boolean array of shape ``(n,)``, in their order."""
+        """Check many keys against the filters of all shards; returns a boolean array of shape ``(n,)``."""
         import numpy as np
 
         shards, low, high = self.filter_class.locate_many(self.headers[0], self.key_hash, keys)
@@ -155,14 +156,14 @@ class Layout:
         return found
 
     def _by_shard(self, shards: U64) -> Iterator[tuple[int, Any]]:
-        """Each shard that has any of the keys, with what selects its keys from an array of all."""
+        """Yield each shard that has any of the keys, with an index of its keys in the array of all keys."""
         import numpy as np
 
         if len(self.headers) == 1:
             if len(shards):
                 yield 0, slice(None)
             return
-        narrow = shards.astype(np.uint16)  # sorted by radix, several times as fast; MAX_SHARDS just fits
+        narrow = shards.astype(np.uint16)  # numpy sorts 16 bits by radix, several times as fast; MAX_SHARDS just fits
         order = np.argsort(narrow, kind="stable")
         counts = np.bincount(narrow, minlength=len(self.headers))
         for shard, mine in enumerate(np.split(order, np.cumsum(counts[:-1]))):
@@ -170,11 +171,11 @@ class Layout:
                 yield shard, mine
 
     def attach(self, frame: Frame) -> BodyFilter:
-        """The filter over one shard's frame, which is shared, not copied. Raises :class:`CorruptFilter`."""
+        """Return the filter over one shard's frame, which is shared, not copied. Raises :class:`CorruptFilter`."""
         return self.filter_class.attach(frame.header, frame.body, self.key_hash)
 
     def checker(self, filters: Sequence[BodyFilter]) -> Callable[[bytes], bool]:
-        """``might_contain(key)`` over the filters of all shards, in their order: the fastest way there is."""
+        """Return one ``might_contain(key)`` over the filters of all shards, given in order: the fastest check."""
         if len(filters) != len(self.headers):
             raise InvalidShape(f"{len(filters)} filters for {len(self.headers)} shards")
         return self.filter_class.checker(self.headers[0], self.key_hash, list(filters))

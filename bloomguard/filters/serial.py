@@ -1,4 +1,4 @@
-"""A filter as bytes, as a stream and as JSON: all of them the one frame of :mod:`.codec`, checked when read."""
+"""Filters as bytes, as streams and as JSON: each contains a frame of :mod:`.codec`, which is checked when read."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ _PIECE = 1 << 20
 
 
 class Serial:
-    """The stream and JSON forms of whatever has :meth:`to_bytes` and :meth:`from_bytes`."""
+    """Mixin: stream and JSON forms, based on :meth:`to_bytes` and :meth:`from_bytes`."""
 
     kind: ClassVar[str]
 
     __slots__ = ()
 
     def to_bytes(self) -> bytes:
-        """The filter as bytes that prove themselves."""
+        """Return the filter as one checksummed frame."""
         raise NotImplementedError
 
     @classmethod
     def from_bytes(cls, data: bytes | bytearray | memoryview, secret: bytes = b"") -> Self:
-        """The filter that :meth:`to_bytes` wrote; raises :class:`CorruptFilter` for anything else."""
+        """Read a filter from the bytes of :meth:`to_bytes`. Raises :class:`CorruptFilter` for any other bytes."""
         raise NotImplementedError
 
-    def _figures(self) -> dict[str, Any]:
-        """What a reader of JSON wants to see."""
+    def _json_fields(self) -> dict[str, Any]:
+        """Return the fields that the JSON form shows beside the frame."""
         raise NotImplementedError
 
     def dump(self, stream: BinaryIO) -> int:
@@ -46,7 +46,7 @@ class Serial:
 
     @classmethod
     def load(cls, stream: BinaryIO, secret: bytes = b"", max_bytes: int | None = None) -> Self:
-        """Read one frame from a binary stream, a piece at a time. Raises :class:`CorruptFilter`, :class:`TooLarge`."""
+        """Read one frame from a binary stream in pieces. Raises :class:`CorruptFilter`, :class:`TooLarge`."""
         data = bytearray()
         _read(stream, data, codec.FIXED_BYTES)
         _read(stream, data, codec.header_bytes(data) - len(data))
@@ -58,33 +58,33 @@ class Serial:
         return cls.from_bytes(data, secret)
 
     def to_json(self) -> str:
-        """The frame in base 64, beside the figures that a reader of JSON wants to see."""
-        return json.dumps(self._figures() | {"frame": base64.b64encode(self.to_bytes()).decode()})
+        """Return the frame in base 64, with kind, capacity and error rate as readable fields."""
+        return json.dumps(self._json_fields() | {"frame": base64.b64encode(self.to_bytes()).decode()})
 
     @classmethod
     def from_json(cls, text: str | bytes, secret: bytes = b"") -> Self:
-        """The filter of :meth:`to_json`. Raises :class:`CorruptFilter`."""
+        """Read a filter from the text of :meth:`to_json`. Raises :class:`CorruptFilter`."""
         try:
-            told = dict(json.loads(text))
-            frame = base64.b64decode(told.pop("frame"), validate=True)
+            fields = dict(json.loads(text))
+            frame = base64.b64decode(fields.pop("frame"), validate=True)
         except (ValueError, KeyError, TypeError, RecursionError, binascii.Error) as error:
             raise CorruptFilter(f"not the JSON form of a filter: {error!r}") from error
         self = cls.from_bytes(frame, secret)
-        if told != self._figures():
-            raise CorruptFilter(f"the JSON tells of {told}, its frame of {self._figures()}")
+        if fields != self._json_fields():
+            raise CorruptFilter(f"the JSON fields are {fields}, but the frame has {self._json_fields()}")
         return self
 
 
 def memory_bytes() -> int:
-    """The machine's memory: what a filter may take unless ``max_bytes`` says otherwise."""
+    """Return the size of the machine's memory, the default of ``max_bytes``."""
     try:
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (AttributeError, ValueError, OSError):  # not every system tells
+    except (AttributeError, ValueError, OSError):  # not available on every system
         return 1 << 40
 
 
 def key_hash_of(header: codec.Header, secret: bytes) -> KeyHash:
-    """The hash of a frame's keys; raises :class:`CorruptFilter` if the secret is not the one it was built with."""
+    """Return the hash of a frame's keys. Raises :class:`CorruptFilter` if the frame was built with another secret."""
     try:
         key_hash = KeyHash(header.width, secret)
     except InvalidShape as error:
@@ -95,7 +95,7 @@ def key_hash_of(header: codec.Header, secret: bytes) -> KeyHash:
 
 
 def _read(stream: BinaryIO, data: bytearray, count: int) -> None:
-    """Append ``count`` bytes; memory grows with what arrives, never with what was announced."""
+    """Append ``count`` bytes; allocates only what arrives, not what the header declares."""
     end = len(data) + count
     while len(data) < end:
         piece = stream.read(min(_PIECE, end - len(data)))

@@ -1,7 +1,8 @@
-"""Capacity and error rate <-> bits and hashes, and the prime partitions that carry them.
+"""Convert between capacity, error rate, bits and hashes, and find the prime sizes of the partitions.
 
-``n`` keys, ``m`` bits, ``k`` hashes, ``p`` false-positive rate. The four textbook relations hold for the optimal ``k``
-(Bloom 1970; Broder and Mitzenmacher 2004, "Network Applications of Bloom Filters: A Survey").
+In the formulas ``n`` is the number of keys, ``m`` of bits, ``k`` of hashes, and ``p`` the false-positive rate. The
+textbook formulas are those of Bloom 1970 and of Broder and Mitzenmacher 2004, "Network Applications of Bloom Filters: A
+Survey"; those without ``k`` assume its optimal value.
 """
 
 from __future__ import annotations
@@ -10,60 +11,60 @@ import math
 
 from .errors import InvalidShape, TooLarge
 
-MAX_BITS = 1 << 48  # 32 TiB: far past any machine, and safely inside every integer that follows
+MAX_BITS = 1 << 48  # 32 TiB: more than any machine has, and no computation below overflows
 MAX_HASHES = 64
 
-#: Bits spent over the information limit ``n log2(1/p)``. The optimum spends 1.4427; a little more buys fewer probes
-#: and a quarter off the time of a hit. 1.49 leaves the rounding to primes and bytes below 1.5.
+#: Bits as a multiple of the information limit ``n log2(1/p)``. The least is 1.4427; a little more saves probes and a
+#: quarter of the time of a hit. With 1.49 the result stays below 1.5 after rounding to primes and bytes.
 _SPEND = 1.49
 
-#: The most that a power of two as first size may add to the bits, and the most bits over the limit with it.
+#: With a power of two as first size: the bits as a multiple of those without it, and of the information limit, at most.
 _POWER_COSTS, _POWER_SPEND = 1.011, 1.495
 
-#: Past its capacity a guard's filter errs more often: at :data:`GROWTH` times as many keys at most :data:`WORSE` times
-#: as often as promised.
+#: Beyond its capacity a guard's filter has more false positives: at :data:`GROWTH` times its capacity at most
+#: :data:`WORSE` times its error rate.
 GROWTH, WORSE = 2, 10
 
-_MILLER_RABIN_BASES = (2, 3, 5, 7, 11, 13, 17, 19, 23, 29, 31, 37)  # deterministic below 3.3e24
+_MILLER_RABIN_BASES = (2, 3, 5, 7, 11, 13, 17, 19, 23, 29, 31, 37)  # exact below 3.3e24
 
 
 def check_capacity(capacity: int) -> int:
-    """Return ``capacity``, a whole number of keys from 1 to 2**48; raises :class:`InvalidShape`."""
+    """Return ``capacity`` if it is a whole number of keys from 1 to 2**48. Raises :class:`InvalidShape`."""
     if not isinstance(capacity, int) or isinstance(capacity, bool) or not 1 <= capacity <= MAX_BITS:
         raise InvalidShape(f"capacity is {capacity!r}; it has to be a whole number of keys from 1 to 2**48")
     return capacity
 
 
 def check_error_rate(error_rate: float) -> float:
-    """Return ``error_rate``, a false-positive rate with 1e-15 <= p <= 0.5; raises :class:`InvalidShape`."""
+    """Return ``error_rate`` if it is from 1e-15 to 0.5. Raises :class:`InvalidShape`."""
     if not isinstance(error_rate, (int, float)) or not 1e-15 <= error_rate <= 0.5:
         raise InvalidShape(f"error_rate is {error_rate!r}; it has to be a rate from 1e-15 to 0.5, such as 0.001")
     return float(error_rate)
 
 
 def optimal_bits(capacity: int, error_rate: float) -> int:
-    """``m = ceil(n ln p / ln(1 / 2^ln 2))``, in bits."""
+    """Return ``m = ceil(n ln p / ln(1 / 2^ln 2))``, in bits."""
     n, p = check_capacity(capacity), check_error_rate(error_rate)
     return math.ceil(n * math.log(p) / math.log(1 / 2 ** math.log(2)))
 
 
 def optimal_hashes(bits: int, capacity: int) -> int:
-    """``k = round(m/n ln 2)``, at least 1."""
+    """Return ``k = round(m/n ln 2)``, at least 1."""
     return max(1, round(bits / check_capacity(capacity) * math.log(2)))
 
 
 def capacity_of(bits: int, hashes: int, error_rate: float) -> int:
-    """``n = floor(-m/k ln(1 - p^(1/k)))``: the keys that keep ``error_rate`` in ``bits`` with ``hashes``."""
+    """Return ``n = floor(-m/k ln(1 - p^(1/k)))``: the most keys at ``error_rate`` in ``bits`` with ``hashes``."""
     return math.floor(-bits / hashes * math.log(1 - check_error_rate(error_rate) ** (1 / hashes)))
 
 
 def error_rate_of(bits: int, hashes: int, keys: int) -> float:
-    """``p = (1 - e^(-kn/m))^k``: the false-positive rate to expect once ``keys`` distinct keys are in."""
+    """Return ``p = (1 - e^(-kn/m))^k``: the expected false-positive rate with ``keys`` distinct keys."""
     return float((1 - math.exp(-hashes * keys / bits)) ** hashes)
 
 
 def bits_with_hashes(capacity: int, error_rate: float, hashes: int) -> int:
-    """``m = ceil(-kn / ln(1 - p^(1/k)))``: bits needed where ``hashes`` is given."""
+    """Return ``m = ceil(-kn / ln(1 - p^(1/k)))``: the bits needed with ``hashes``."""
     n, p = check_capacity(capacity), check_error_rate(error_rate)
     if not 1 <= hashes <= MAX_HASHES:
         raise InvalidShape(f"hashes is {hashes!r}; it has to be from 1 to {MAX_HASHES}")
@@ -71,7 +72,7 @@ def bits_with_hashes(capacity: int, error_rate: float, hashes: int) -> int:
 
 
 def economical_hashes(error_rate: float) -> int:
-    """The fewest hashes whose filter stays within 1.49 times the information limit (5 at 1%, 8 at 0.1%)."""
+    """Return the fewest hashes whose bits are at most 1.49 times the information limit (5 at 1%, 8 at 0.1%)."""
     p = check_error_rate(error_rate)
     limit = _SPEND * math.log2(1 / p)
     for hashes in range(1, MAX_HASHES):
@@ -81,12 +82,12 @@ def economical_hashes(error_rate: float) -> int:
 
 
 def worse(error_rate: float) -> float:
-    """The false-positive rate that is allowed at :data:`GROWTH` times the capacity."""
+    """Return the false-positive rate that is allowed at :data:`GROWTH` times the capacity."""
     return min(WORSE * check_error_rate(error_rate), 0.5)
 
 
 def growing_hashes(error_rate: float) -> int:
-    """The fewest hashes of a filter that may grow, within a thirtieth of the least bits (4 at 1%, 5 at 0.1%)."""
+    """Return the fewest hashes of a growing filter with at most 1/30 more bits than the least (5 at 1% and 0.1%)."""
 
     def bits(hashes: int) -> float:
         first, last = (-hashes / math.log1p(-(p ** (1 / hashes))) for p in (error_rate, worse(error_rate)))
@@ -97,7 +98,7 @@ def growing_hashes(error_rate: float) -> int:
 
 
 def growing_sizes(capacity: int, error_rate: float, hashes: int) -> tuple[int, ...]:
-    """The partitions that keep ``error_rate`` at ``capacity`` keys, and the :func:`worse` one at twice as many."""
+    """Return partitions with ``error_rate`` at ``capacity`` keys, and the :func:`worse` rate at twice as many."""
     aims = (check_capacity(capacity), error_rate), (min(GROWTH * capacity, MAX_BITS), worse(error_rate))
     for sizes in sorted((bloom_sizes(*aim, hashes) for aim in aims), key=sum):
         if all(math.prod(-math.expm1(-keys / size) for size in sizes) <= rate * 1.001 for keys, rate in aims):
@@ -106,7 +107,7 @@ def growing_sizes(capacity: int, error_rate: float, hashes: int) -> tuple[int, .
 
 
 def is_prime(number: int) -> bool:
-    """Miller-Rabin with the bases that make it exact for every number below 3.3e24."""
+    """Return whether ``number`` is prime: Miller-Rabin with bases that are exact below 3.3e24."""
     if number < 2:
         return False
     for prime in _MILLER_RABIN_BASES:
@@ -129,15 +130,15 @@ def is_prime(number: int) -> bool:
 
 
 def partition_sizes(bits: int, hashes: int) -> tuple[int, ...]:
-    """``hashes`` distinct primes whose sum is at least ``bits`` and hardly more, ascending.
+    """Return ``hashes`` distinct primes, ascending, whose sum is at least ``bits`` and hardly more.
 
-    One digest then gives all positions as its remainders (Lu, Wan, Zhu, Zhang and Li 2015, "One-Hashing Bloom
-    Filter"): by the Chinese remainder theorem remainders to distinct primes are as independent as the digest is long.
+    The positions of a key are the remainders of its digest by these primes (Lu et al. 2015, "One-Hashing Bloom
+    Filter"). By the Chinese remainder theorem they are independent as far as the digest is long enough.
     """
     if bits < 1:
         raise InvalidShape(f"bits is {bits!r}; it has to be from 1 to 2**48")
     if bits > MAX_BITS:
-        raise TooLarge(f"{bits:,} bits take {bits // 8:,} bytes; 2**48 bits are the most")
+        raise TooLarge(f"{bits:,} bits take {bits // 8:,} bytes; at most 2**48 bits are possible")
     if not 1 <= hashes <= MAX_HASHES:
         raise InvalidShape(f"hashes is {hashes!r}; it has to be from 1 to {MAX_HASHES}")
     sizes: list[int] = []
@@ -150,10 +151,10 @@ def partition_sizes(bits: int, hashes: int) -> tuple[int, ...]:
 
 
 def bloom_sizes(capacity: int, error_rate: float, hashes: int) -> tuple[int, ...]:
-    """The partitions of a filter for ``capacity`` keys at ``error_rate``, in the order in which they are probed.
+    """Return the partitions for ``capacity`` keys at ``error_rate``, in the order of the probes.
 
-    The first is a power of two where that hardly costs memory, the others are primes: a mask is cheaper than a
-    remainder, and most strangers are turned away at the first probe. The fills multiply to ``error_rate``.
+    The first is a power of two if that costs hardly any memory, the others are primes: a mask is cheaper than a
+    remainder, and the first probe rejects most absent keys. The product of the fills is ``error_rate``.
     """
     bits = bits_with_hashes(capacity, error_rate, hashes)
     choices = []
@@ -170,6 +171,6 @@ def bloom_sizes(capacity: int, error_rate: float, hashes: int) -> tuple[int, ...
 
 
 def fullest_shard(capacity: int, shards: int) -> int:
-    """Keys to expect in the fullest of ``shards``: balls into bins, four standard deviations above the mean."""
+    """Return the keys to expect in the fullest shard: balls into bins, four standard deviations above the mean."""
     mean = capacity / shards
     return math.ceil(mean + 4 * math.sqrt(mean))

@@ -1,4 +1,4 @@
-"""Queries for one row: the guard answers in place of a SELECT, or caches what it gives."""
+"""Lookups: a guard answers a SELECT for one row in place of the database."""
 
 from .scope import guarded_lookups
 

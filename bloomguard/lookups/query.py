@@ -1,8 +1,8 @@
-"""Read a SELECT: does it look up one row of a guard, and by which key?
+"""Inspect a SELECT: does it look up one row of a guard, and by which key?
 
-A guard may answer a query that gives nothing but rows of its table whose key equals a value, and only such rows as the
-guard's filter has: with ``alive``, the query has to restrict to it. Whatever this module does not recognise is left to
-the database.
+A guard may answer a query that can only return rows of its table whose key equals a value, and only rows that are in
+the guard's filter: with ``alive``, the query must have its conditions. The database answers any query that this module
+does not recognise.
 """
 
 from __future__ import annotations
@@ -19,51 +19,51 @@ from django.db.models.lookups import Exact, IntegerFieldExact
 from django.db.models.sql import Query
 from django.db.models.sql.where import AND, WhereNode
 
-from ..alive import is_of_row
+from ..guards.conditions import is_of_row
 
 if TYPE_CHECKING:
     from django.db.models import Model
 
     from ..guards import Guard
 
-#: Lookups that compare a column with a value, and nothing else. A subclass may mean something else by ``exact``.
+#: Lookups that only compare a column with a value. Not their subclasses, which may redefine ``exact``.
 _EXACT = frozenset({Exact, IntegerFieldExact, RelatedExact})
 
-#: What a query without the guard's key has in place of a value.
+#: Returned in place of a value for a query without the guard's key.
 NO_KEY: Any = object()
 
 
 class RowLookup:
-    """How queries of ``model`` look up one row of ``guard``: the guard's own model, a proxy, or a child of it."""
+    """How queries of ``model`` look up one row of ``guard``. ``model`` is the guard's own, a proxy, or a child."""
 
     def __init__(self, guard: Guard, model: type[Model]) -> None:
         self.guard = guard
         self._width = len(guard.fields)
-        #: Field -> its place in the key. Two fields of one value: a child's link to its parent has the parent's key.
+        #: ``id`` of a field -> its index in the key. A link to a parent has the same value as the parent's key.
         self._places: dict[int, int] = {}
-        self._fields: list[Any] = []  # keeps what `id` names
+        self._fields: list[Any] = []  # references, so that each `id` stays valid
         for place, field in enumerate(guard.fields):
             for column in (field, *_links_to(field, model)):
                 self._places[id(column)] = place
                 self._fields.append(column)
 
     def compares(self, field: Any) -> bool:
-        """Whether a comparison with ``field`` is one with the key, or a part of it."""
+        """Return whether ``field`` is the key or a part of it."""
         return id(field) in self._places
 
     @cached_property
     def _alive(self) -> tuple[Any, ...]:
-        """The conditions of ``alive`` as they stand in the WHERE of a query."""
+        """The conditions of ``alive``, as in the WHERE of a query."""
         return tuple(_conditions(self.guard.rows().query.where))
 
     @cached_property
     def _alive_tables(self) -> tuple[str, ...]:
-        """The tables, by alias, whose columns these conditions compare."""
+        """The aliases of the tables in these conditions."""
         return tuple(self.guard.rows().query.alias_map)
 
     def value(self, query: Query) -> Any:
-        """The key that every row of a plain ``query`` has: one value, or a tuple; :data:`NO_KEY` if nothing says so."""
-        # Nearly every query for one row is of the simplest form; a request pays for each call, so this calls nothing.
+        """Return the key of every row of a plain ``query``: one value or a tuple; :data:`NO_KEY` if it has none."""
+        # Hot path: nearly all queries for one row have the simplest form, so no calls are made for it.
         if (
             query.group_by is not None or query.annotations or query.order_by or query.select_for_update
             or query.combinator or query.explain_info or query.extra or query.extra_tables
@@ -82,7 +82,7 @@ class RowLookup:
         return value if type(value) is int or _is_value(value) else NO_KEY
 
     def _value_among(self, query: Query) -> Any:
-        """:meth:`value`, among several conditions."""
+        """Return :meth:`value` of a query with several conditions."""
         found: list[Any] = [NO_KEY] * self._width
         for condition in _conditions(query.where):
             for column, value in _compared(condition):
@@ -94,19 +94,19 @@ class RowLookup:
         return found[0] if self._width == 1 else tuple(found)
 
     def is_alive(self, query: Query) -> bool:
-        """Whether ``query`` restricts to the rows that the guard has: the conditions of ``alive``, joined by AND."""
+        """Return whether ``query`` has all conditions of ``alive``, joined by AND."""
         if not self._alive:
             return True
         asked = _conditions(query.where)
-        # In a child's query, a table of that name may hold another row: one that a foreign key points to.
+        # In a child's query, a table alias may stand for another row: one that a foreign key points to.
         return all(any(condition == each for each in asked) for condition in self._alive) and all(
             is_of_row(query, alias) for alias in self._alive_tables
         )
 
     def is_pure(self, query: Query) -> bool:
-        """Whether a row with the key would be found: no condition but the key and ``alive``, no join, no offset.
+        """Return whether ``query`` would find any row with the key: only the key and ``alive``, no join, no offset.
 
-        Nor any expression: one that returns a set gives no row where the set is empty.
+        Also no expressions: a set-returning function gives no row if its set is empty.
         """
         if query.low_mark or query.high_mark == 0 or query.select_related or len(query.alias_map) != 1:
             return False
@@ -125,18 +125,18 @@ class RowLookup:
                 compared += len(columns)
             elif not any(condition == each for each in self._alive):
                 return False
-        return compared == self._width  # more would be two values for one column
+        return compared == self._width  # more: two values for one column
 
 
 def is_plain(query: Query) -> bool:
-    """Whether ``query`` gives rows, and none if its WHERE finds none: no aggregate alone, no union, no lock."""
+    """Return whether ``query`` returns no row if its WHERE matches none: no plain aggregate, union or lock."""
     if type(query) is not Query or query.combinator or query.select_for_update or query.explain_info:
         return False
     if query.extra or query.extra_tables:
         return False
     annotations, order = query.annotations, query.order_by
     if query.group_by is not None:
-        # A GROUP BY of columns gives no group for no row; one of constants is no GROUP BY.
+        # Without rows, a GROUP BY of columns gives no group. One of constants alone is not a GROUP BY.
         if query.group_by is True:
             return bool(query.default_cols)
         return any(type(column) is Col for column in query.group_by)
@@ -145,7 +145,7 @@ def is_plain(query: Query) -> bool:
 
 
 def _may_aggregate(expression: Any) -> bool:
-    """Whether ``expression`` is an aggregate, or SQL of the project's own that may be one: it gives a row for none."""
+    """Return whether ``expression`` is, or may contain, an aggregate: custom SQL may. It gives a row even for none."""
     return expression.contains_aggregate or any(
         type(part) in (Func, RawSQL)
         or not type(part).__module__.startswith("django.")
@@ -154,11 +154,11 @@ def _may_aggregate(expression: Any) -> bool:
     )
 
 
-# Nearly every query has one condition or two, side by side: no generator for these, a request pays for each call.
+# Hot path: nearly all queries have one or two flat conditions, so no generators here.
 
 
 def _compared(condition: Any) -> Iterable[tuple[Col, Any]]:
-    """The columns that ``condition`` compares with values, each with its value; none if it does anything else."""
+    """Return the columns that ``condition`` compares with values, and the values; none for other conditions."""
     kind = type(condition)
     if kind in _EXACT:
         return ((condition.lhs, condition.rhs),) if type(condition.lhs) is Col else ()
@@ -168,14 +168,14 @@ def _compared(condition: Any) -> Iterable[tuple[Col, Any]]:
 
 
 def _is_value(value: Any) -> bool:
-    """Whether a database takes ``value`` without an error, which the query is to have with a guard as without."""
+    """Return whether ``value`` is a value that causes no database error; a guard must not hide that error."""
     if isinstance(value, str):
-        return "\0" not in value  # PostgreSQL takes none
+        return "\0" not in value  # PostgreSQL raises an error
     return not hasattr(value, "as_sql") and not hasattr(value, "resolve_expression")
 
 
 def _conditions(where: WhereNode) -> Sequence[Any]:
-    """The conditions that all have to hold, however they are nested."""
+    """Return the conditions that are joined by AND, from all levels of nesting."""
     children: list[Any] = where.children
     if where.negated or (where.connector != AND and len(children) != 1):
         return (where,)
@@ -195,7 +195,7 @@ def _table(model: Any) -> Any:
 
 
 def _links_to(field: Any, model: type[Model]) -> Iterator[Any]:
-    """The columns of ``model`` and its parents that hold the same value as ``field``: links to the parent's row."""
+    """Yield the parent links of ``model`` and its parents that have the same value as ``field``."""
     for child in (model._meta.concrete_model or model, *model._meta.all_parents):
         for link in child._meta.parents.values():
             target: Any = link

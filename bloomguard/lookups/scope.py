@@ -1,7 +1,7 @@
-"""Where look-ups are guarded: inside a request that the middleware has seen, or a block of :func:`guarded_lookups`.
+"""The scope of guarded lookups: a request that passed the middleware, or a block of :func:`guarded_lookups`.
 
-A context variable says so. A coroutine and a thread of ``sync_to_async`` see the one of their request; a thread that
-a view starts, a task of a queue and a management command see none, and their queries are left alone.
+A context variable holds it. Coroutines and threads of ``sync_to_async`` inherit the one of their request. Threads that
+a view starts, tasks of a queue and management commands have none, and their queries go to the database.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from asgiref.sync import sync_to_async
 
-from ..counting.counts import SPARED
+from ..guards.tallies import AVOIDED
 from ..log_once import LogOnce
 from ..verdicts import ABSENT, MAYBE, Decision, Verdict
 
@@ -26,79 +26,78 @@ if TYPE_CHECKING:
 
 _log = LogOnce()
 
-#: A request asks for few keys; a block may run for hours.
+#: Limit of cached decisions: a request checks few keys, but a block may run for hours.
 _MOST_KNOWN = 1_000
 
 
 class Scope:
-    """One request, or one block without a request: what its guards have said so far.
+    """One request, or one block without a request, with the decisions of its guards.
 
-    ``asked`` says that a guard was asked, whatever it answered. ``decisions`` has the last decision of each guard by
-    name.
+    ``asked``: whether any guard was checked. ``decisions``: the last decision of each guard, by name.
     """
 
-    __slots__ = ("_known", "asked", "decisions", "is_over", "request", "shadowed", "spared")
+    __slots__ = ("_known", "asked", "avoided", "decisions", "is_over", "request", "shadowed")
 
     def __init__(self, request: HttpRequest | None = None) -> None:
         self.request = request
         self.is_over = False
         self.asked = False
         self.decisions: dict[str, Decision] = {}
-        #: The guards that have answered a query, once for each query.
-        self.spared: list[Guard] = []
-        #: The guards in shadow mode that have counted this request.
+        #: The guard of each query that was answered and not sent.
+        self.avoided: list[Guard] = []
+        #: The names of guards in shadow mode that have counted this request.
         self.shadowed: set[str] = set()
         self._known: dict[tuple[str, bytes] | None, Decision] = {}
 
     def applies(self, guard: Guard) -> bool:
-        """What :meth:`Guard.applies` says of the request; ``False`` if it raises, which is logged once."""
+        """Return :meth:`Guard.applies` for the request; ``False`` if it raises, which is logged once."""
         if self.request is None:
             return True
         try:
             applies = guard.applies(self.request)
             if isawaitable(applies):
                 getattr(applies, "close", lambda: None)()
-                raise TypeError("applies() must not be async")
+                raise TypeError("applies() returned an awaitable; define it without async")
             return applies
         except Exception as error:
-            _log.error(error, "bloomguard lets requests pass: applies() of the guard %s failed", guard.name)
+            _log.error(error, "bloomguard passes requests to %s, because its applies() failed", guard.name)
             return False
 
-    # A guard is asked for each key once: the route and the view's own query share the answer. Not so an absence: the
-    # row may have been made since, by this very request.
+    # A guard checks each key once per scope: the route and the view's query share the decision. ABSENT is not cached:
+    # the same request may have created the row since.
 
     def decide(self, guard: Guard, value: Any) -> Decision:
-        """:meth:`Guard.decide`, which counts."""
+        """Return the decision for ``value``, cached or by :meth:`Guard.decide`, which counts it."""
         self.asked = True
         try:
             key = guard.keys.key(value)
-        except Exception:  # no key: the decision says why
+        except Exception:  # no key: the decision has the reason
             return self._keep(guard, None, guard.decide(value))
         question = guard.name, key
         decision = self._known.get(question)
         if decision is ABSENT:
-            return self._still(guard, value, question)
+            return self._recheck(guard, value, question)
         if decision is None:
             decision = guard.decide(value, key)
-            if decision is MAYBE and len(self._known) < _MOST_KNOWN:  # the normal request: no more code than it takes
+            if decision is MAYBE and len(self._known) < _MOST_KNOWN:  # hot path
                 self._known[question] = self.decisions[guard.name] = decision
             else:
                 self._keep(guard, question, decision)
         return decision
 
     async def adecide(self, guard: Guard, value: Any) -> Decision:
-        """:meth:`decide` on an event loop."""
+        """Do :meth:`decide` on an event loop."""
         question = self._question(guard, value)
         decision = self._known.get(question)
         if decision is ABSENT and question is not None:
-            return await sync_to_async(self._still, thread_sensitive=False)(guard, value, question)
+            return await sync_to_async(self._recheck, thread_sensitive=False)(guard, value, question)
         return decision or self._keep(guard, question, await guard.adecide(value))
 
     def _question(self, guard: Guard, value: Any) -> tuple[str, bytes] | None:
         self.asked = True
         try:
             return guard.name, guard.keys.key(value)
-        except Exception:  # no key: the decision says why
+        except Exception:  # no key: the decision has the reason
             return None
 
     def _keep(self, guard: Guard, question: tuple[str, bytes] | None, decision: Decision) -> Decision:
@@ -110,57 +109,57 @@ class Scope:
         return decision
 
     def note_counted(self, guard: Guard, value: Any) -> None:
-        """``guard`` has counted an absence that could not be answered: the view runs, and asks for the same key."""
+        """Record that ``guard`` counted an ABSENT for which the view runs; the view's query is not counted again."""
         question = self._question(guard, value)
         if question is not None:
             self._known[question] = ABSENT
 
-    def _still(self, guard: Guard, value: Any, question: tuple[str, bytes]) -> Decision:
-        """What ``guard`` says after :meth:`note_counted`: an absence is not counted again."""
-        with suppress(Exception):  # which :meth:`Guard.decide` gives a reason
-            if guard.live.ask(question[1]).verdict is Verdict.ABSENT:
+    def _recheck(self, guard: Guard, value: Any, question: tuple[str, bytes]) -> Decision:
+        """Check again after :meth:`note_counted`, without counting another ABSENT."""
+        with suppress(Exception):  # :meth:`Guard.decide` then maps it to a decision
+            if guard.active_filter.ask(question[1]).verdict is Verdict.ABSENT:
                 return ABSENT
         return self._keep(guard, question, guard.decide(value, question[1]))
 
     def forget(self, guard: Guard, value: Any) -> None:
-        """Ask ``guard`` anew for ``value``."""
+        """Drop the cached decision of ``guard`` for ``value``."""
         self._known.pop(self._question(guard, value), None)
 
-    def spare(self, guard: Guard) -> None:
-        """A query was answered by ``guard`` and not sent."""
+    def note_avoided(self, guard: Guard) -> None:
+        """Record a query that ``guard`` answered, so that it was not sent."""
         if self.request is None:
-            guard.tallies[SPARED]()
+            guard.tallies[AVOIDED]()
         else:
-            self.spared.append(guard)
+            self.avoided.append(guard)
 
     def close(self, status: int = 0) -> Guard | None:
-        """End the scope; return the guard that a response with ``status`` 404 is owed to, if any.
+        """End the scope; return the guard that caused a response with ``status`` 404, if any.
 
-        That guard's last query is part of the blocked request; every other one counts as a query avoided.
+        Its last answered query counts as part of the blocked request, each other one as an avoided query.
         """
         self.is_over = True
-        blocked = self.spared.pop() if status == 404 and self.spared else None
-        for guard in self.spared:
-            guard.tallies[SPARED]()
-        self.spared = []
+        blocked = self.avoided.pop() if status == 404 and self.avoided else None
+        for guard in self.avoided:
+            guard.tallies[AVOIDED]()
+        self.avoided = []
         return blocked
 
 
-#: The scope that this code runs in; a task may outlive its request's.
+#: The scope of the current context. It may be over: a task can outlive its request.
 scopes: ContextVar[Scope | None] = ContextVar("bloomguard_lookups", default=None)
 
 
 def current() -> Scope | None:
-    """The scope that this code runs in, if any. A task that outlives its request is in none."""
+    """Return the open scope of the current context, if any; a task that outlives its request has none."""
     scope = scopes.get()
     return None if scope is None or scope.is_over else scope
 
 
 @contextmanager
 def guarded_lookups() -> Iterator[None]:
-    """In this block ORM queries for one row ask the guards first, as they do in a GET request.
+    """Let guards answer ORM queries for one row in this block, as in a GET request.
 
-    For code that runs outside of requests, such as a task that follows links::
+    For code outside of requests, such as a task that follows links::
 
         with guarded_lookups():
             city = City.objects.filter(pk=pk).first()
@@ -176,7 +175,7 @@ def guarded_lookups() -> Iterator[None]:
 
 
 def unguarded(method: Callable[..., Any]) -> Callable[..., Any]:
-    """``method``, with its queries left alone: Django has the row already, or a row that points to it."""
+    """Wrap ``method`` so that guards answer none of its queries: Django has the row, or one that points to it."""
 
     @wraps(method)
     def fetch(*args: Any, **kwargs: Any) -> Any:

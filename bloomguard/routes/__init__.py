@@ -1,1 +1,1 @@
-"""The routes of a site: which guard answers for which view, and where."""
+"""Routes: which guard answers for which view, and at which place."""

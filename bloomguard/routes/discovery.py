@@ -1,7 +1,7 @@
-"""Find the guard of a URL pattern by what its view looks up: ``routes = "auto"``.
+"""Match URL patterns to guards by what the view looks up: ``routes = "auto"``.
 
-Taken is only what is certain: a generic view of Django's whose own code looks up one object by the guard's field. For
-all others the reason is given.
+A pattern matches if its view is a generic view of Django whose own code looks up one object by the guard's field. For
+every other pattern, :class:`NotFound` gives the reason.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ logger = logging.getLogger("bloomguard")
 
 
 class NotFound(Exception):
-    """The view's lookup is not known; the message is the reason."""
+    """The guard does not match the pattern; the message is the reason."""
 
 
 @dataclass(frozen=True)
 class Detail:
-    """A class-based view of one object: ``looked_up`` maps names of fields to the kwargs that their values come in."""
+    """A class-based view of one object: ``looked_up`` maps field names to the URL kwargs that carry their values."""
 
     cls: type[View]
     model: type[Model]
@@ -45,11 +45,12 @@ _DETAIL = "_bloomguard_detail"
 
 
 def detail(pattern: Pattern) -> Detail | None:
-    """The class-based view of one object behind ``pattern``, by its class attributes; ``None`` if it is no such view.
+    """Return the class-based view of one object behind ``pattern``; ``None`` if its view is of another kind.
 
-    Nothing of the view is called: a ``model`` that is a property, or set per request, is not known here.
+    Only class attributes are read and no code of the view runs: a ``model`` that is a property, or that is set per
+    request, is ignored.
     """
-    if _DETAIL not in pattern.__dict__:  # each guard asks
+    if _DETAIL not in pattern.__dict__:  # cached: every guard needs it
         pattern.__dict__[_DETAIL] = _detail(pattern)
     found: Detail | None = pattern.__dict__[_DETAIL]
     return found
@@ -86,13 +87,13 @@ def _detail(pattern: Pattern) -> Detail | None:
 
 
 def views_by_model(patterns: Iterable[Pattern]) -> dict[type[Model], list[Pattern]]:
-    """By model, the patterns whose views show one row of its table, or of a child's."""
+    """Map each model to the patterns whose views show one row of its table or of a child model's table."""
     found: dict[type[Model], list[Pattern]] = {}
     for pattern in patterns:
         try:
             shown = detail(pattern)
-        except Exception as error:  # an odd view is left alone, and so are all other routes
-            logger.debug("bloomguard does not guard %s: its view cannot be read: %r", pattern.text, error)
+        except Exception as error:  # skip this view; the other routes are still guarded
+            logger.debug("bloomguard does not guard %s: reading its view raises %r", pattern.text, error)
             continue
         if shown is not None:
             for model in _table(shown.model).__mro__:
@@ -102,34 +103,34 @@ def views_by_model(patterns: Iterable[Pattern]) -> dict[type[Model], list[Patter
 
 
 def find_kwargs(guard: Guard, pattern: Pattern) -> tuple[str, ...]:
-    """The kwargs by which ``guard`` can guard ``pattern``; raises :class:`NotFound` with the reason if it cannot."""
+    """Return the kwargs by which ``guard`` can guard ``pattern``. Raises :class:`NotFound` if it cannot."""
     shown = detail(pattern)
     if shown is None:
-        raise NotFound("its view is no generic view of one object")
+        raise NotFound("its view is not a generic view of one object")
     if not issubclass(shown.cls, SingleObjectMixin):
-        raise NotFound("REST framework makes its own 404")
+        raise NotFound("REST framework renders its own 404")
     if not issubclass(_table(shown.model), _table(guard.model)):
         raise NotFound(f"its view shows one {shown.model._meta.label}")
     if closed := why_class_is_closed(shown.cls):
         raise NotFound(closed)
     if shown.cls.get_object is not SingleObjectMixin.get_object:
-        raise NotFound(f"{shown.cls.__name__} looks for more than one field")
+        raise NotFound(f"{shown.cls.__name__} looks up more than one field")
     try:
         [field] = guard.fields
     except (ValueError, ConfigurationError):
-        raise NotFound(f"its view looks up one field, the guard {guard.name!r} several") from None
+        raise NotFound(f"its view looks up one field, and the guard {guard.name!r} several") from None
     lookup = RowLookup(guard, shown.model)
     kwargs = [kwarg for name, kwarg in shown.looked_up.items() if lookup.compares(column_of(shown.model, name))]
     if not kwargs:
-        raise NotFound(f"its view looks up {' and '.join(shown.looked_up)}, the guard {guard.name!r} {field.name}")
+        raise NotFound(f"its view looks up {' and '.join(shown.looked_up)}, and the guard {guard.name!r} {field.name}")
     query = (shown.model._default_manager.all() if shown.queryset is None else shown.queryset).query
     if not is_plain(query) or query.is_sliced or not lookup.is_alive(query):
-        raise NotFound(f"its view may show rows that the guard {guard.name!r} does not know")
+        raise NotFound(f"its view may show rows that are not in the filter of the guard {guard.name!r}")
     return (kwargs[0],)
 
 
 def column_of(model: type[Model], name: str) -> Any:
-    """The field that ``filter(**{name: ...})`` compares; ``None`` for a look-up through a relation."""
+    """Return the field that ``filter(**{name: ...})`` compares; ``None`` for a lookup through a relation."""
     try:
         return model._meta.pk if name == "pk" else model._meta.get_field(name)
     except FieldDoesNotExist:
@@ -137,19 +138,19 @@ def column_of(model: type[Model], name: str) -> Any:
 
 
 def reason_against(pattern: Pattern) -> str:
-    """Why no guard finds ``pattern`` by itself."""
+    """Return why no guard matches ``pattern`` automatically."""
     reasons = []
     for guard in registry:
         try:
             find_kwargs(guard, pattern)
         except NotFound as reason:
             reasons.append(str(reason))
-        except Exception as error:  # an odd view: the reason belongs to it alone
-            reasons.append(f"its view cannot be read ({type(error).__name__})")
+        except Exception as error:  # the view's own error
+            reasons.append(f"reading its view raises {type(error).__name__}")
         else:
-            return f'the guard {guard.name!r} would, with routes = "auto"'
+            return f'the guard {guard.name!r} would answer for it with routes = "auto"'
     kept = [reason for reason in dict.fromkeys(reasons) if not reason.startswith("its view shows one")]
-    return "; ".join(kept) or (f"no guard is of what {reasons[0].removeprefix('its ')}" if reasons else "no guards")
+    return "; ".join(kept) or (f"{reasons[0]}, which no guard protects" if reasons else "there are no guards")
 
 
 def _table(model: type[Model]) -> type[Model]:

@@ -1,6 +1,6 @@
-"""What would be said of one path, and why: ``explain_guard``, for somebody at a terminal of the site's own.
+"""Explain how guards answer one path, and why: the command ``explain_guard``.
 
-The verdict is asked for twice: the first time as a process does that has just started, then as one that is warm.
+Each guard decides twice, so that the timings show a process that has just started and one with warm caches.
 """
 
 from __future__ import annotations
@@ -15,45 +15,45 @@ from django.forms.models import model_to_dict
 from django.urls import Resolver404, ResolverMatch, resolve
 from django.utils import translation
 
-from ..building.needs import opened
-from ..exceptions import BloomguardError, ConfigurationError
+from ..exceptions import BloomGuardError, ConfigurationError
 from ..filters import FilterError
 from ..guards import Guard, registry
-from ..keys import OutOfRange, Uncertain, Unkeyable
+from ..guards.keys import OutOfRange, Uncertain, Unkeyable
 from ..models import GuardState
-from ..sync.state import LEASE_SECONDS
+from ..rebuild.plan import opened
+from ..state.table import LEASE_SECONDS
 from ..verdicts import ERROR, OUT_OF_RANGE, SHADOW, UNKEYABLE, Decision, Verdict
 from .listing import DOOR, NOWHERE, Row, rows_of_pattern, takes_id
 from .patterns import Pattern
 from .table import NO_ID, RouteTable, table_for
 
-#: What the reasons of decisions mean, and what mends it.
+#: The reason of each decision: what it means and how to fix it.
 MEANING = {
-    "absent": "the filter does not have it",
+    "absent": "the filter does not contain it",
     "out of range": "no column can hold it",
-    "remembered": "the filter takes it for another one that it has, and the database was asked a moment ago",
-    "maybe": "the filter has it, or takes it for another one that it has",
-    "unkeyable": "the lookup's field does not take it for a value",
+    "remembered": "a false positive of the filter: a recent query found no such row",
+    "maybe": "the filter contains it, or this is a false positive",
+    "unkeyable": "it is not a valid value for the lookup's field",
     "cold": "there is no filter yet; run rebuild_filter",
-    "fenced": "a write could not be put into the filter; run rebuild_filter",
+    "fenced": "the guard is disabled, often after an unconfirmed add; run rebuild_filter",
     "lease": "the state rows cannot be read",
-    "identity": "the filter lies in another store, or in this one before a restart; run rebuild_filter",
+    "identity": "the filter is in another store, or the store was restarted since the build; run rebuild_filter",
     "unreachable": "the store does not answer",
     "untrusted": "the filter is damaged, or was built for another definition or SECRET_KEY; run rebuild_filter",
-    "shadow": 'the filter does not have it, and mode = "shadow" lets it pass',
-    "false absence": "the database has it, though the filter does not; run rebuild_filter",
-    "error": "an error of bloomguard's own",
+    "shadow": 'the filter does not contain it, but mode = "shadow" lets the request pass',
+    "false absence": "the row exists, but the filter does not contain it; run rebuild_filter",
+    "error": "an error inside bloomguard",
 }
 
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """What one guard says of a path.
+    """How one guard answers a path.
 
-    ``answered`` is as in ``guard_routes``; ``outcome`` what becomes of a request, in words. ``key`` is in hexadecimal,
-    empty where ``value`` has none. ``generation`` and ``state`` are empty where there is none, ``fault`` says what is
-    wrong with them. ``lease_seconds`` is how long the copy of the state row may still be relied on. ``first_us`` is the
-    verdict in a process that has just started, ``again_us`` in one that is warm, in microseconds.
+    ``answered`` is the place, as in ``guard_routes``; ``outcome`` describes what happens to the request. ``key`` is in
+    hexadecimal, and empty if ``value`` has no key. ``generation`` and ``state`` are empty if there is none; ``fault``
+    is what is wrong with them. ``lease_seconds`` is the time for which the cached state row stays valid. ``first_us``
+    and ``again_us`` are the durations of the first decision and of a second one with warm caches, in microseconds.
     """
 
     guard: str
@@ -79,10 +79,10 @@ class Answer:
 
 @dataclass(frozen=True, kw_only=True)
 class Explanation:
-    """What becomes of a request: which pattern Django takes the path to, and what each guard of it says.
+    """How a request is answered: the pattern to which Django resolves the path, and the answer of each of its guards.
 
-    ``pattern`` is empty where there is none. ``unguarded`` says why there are no ``guards``. ``resolve_us`` is how long
-    Django takes to find the pattern, in microseconds.
+    ``pattern`` is empty if no pattern matches. ``unguarded`` is the reason if ``guards`` is empty. ``resolve_us`` is
+    the time that Django takes to resolve the path, in microseconds.
     """
 
     path: str
@@ -95,10 +95,10 @@ class Explanation:
 
 
 def explain(path: str, method: str = "GET", urlconf: Any = None) -> Explanation:
-    """What would be said of ``path`` under ``urlconf``, by default ``ROOT_URLCONF``; changes nothing.
+    """Explain how a request for ``path`` is answered under ``urlconf`` (default ``ROOT_URLCONF``). Changes nothing.
 
-    Raises :class:`ImportError` if there is no such URLconf, and :class:`ConfigurationError` where ``@guarded`` names a
-    guard that there is not.
+    Raises :class:`ImportError` if the URLconf does not exist, and :class:`ConfigurationError` if ``@guarded`` names a
+    guard that does not exist.
     """
     table = table_for(urlconf or settings.ROOT_URLCONF)
     with translation.override(translation.get_language_from_path(path) or translation.get_language()):
@@ -106,12 +106,12 @@ def explain(path: str, method: str = "GET", urlconf: Any = None) -> Explanation:
         try:
             match = resolve(path, table.urlconf)
         except Resolver404:
-            return _unguarded(path, method, "no URL pattern takes this path")
+            return _unguarded(path, method, "no URL pattern matches this path")
         resolve_us = _us_since(began)
         pattern = next(found for found in table.patterns if found.is_of(match) and found.match(path) is not None)
         rows = rows_of_pattern(table, pattern) if takes_id(pattern) else []
     answers = tuple(_answer(row, table, pattern, match, method) for row in rows if row.guard)
-    why = "" if answers else rows[0].reason if rows else "the pattern takes no identifier"
+    why = "" if answers else rows[0].reason if rows else "the pattern captures nothing from the path"
     return Explanation(
         path=path,
         method=method,
@@ -137,7 +137,7 @@ def _answer(row: Row, table: RouteTable, pattern: Pattern, match: ResolverMatch,
     again_us = _us_since(began)
     lease_seconds = _lease_seconds(guard)
     generation, state, identity, fault = _look_at(guard)
-    store = guard.live.store
+    store = guard.active_filter.store
     return Answer(
         guard=guard.name,
         model=guard.model._meta.label,
@@ -162,9 +162,9 @@ def _answer(row: Row, table: RouteTable, pattern: Pattern, match: ResolverMatch,
 
 
 def _decide(guard: Guard, value: Any) -> tuple[Decision, str]:
-    """What :meth:`Guard.decide` says, neither counted nor held against the database, and the error behind it."""
+    """Return the decision of :meth:`Guard.decide` and its error, without metrics and without a spot check."""
     try:
-        decision = guard.live.ask(guard.keys.key(value))
+        decision = guard.active_filter.ask(guard.keys.key(value))
     except Unkeyable:
         decision = UNKEYABLE
     except Uncertain as error:
@@ -178,7 +178,7 @@ def _decide(guard: Guard, value: Any) -> tuple[Decision, str]:
 
 
 def _value(row: Row, table: RouteTable, pattern: Pattern, match: ResolverMatch) -> Any:
-    """The ID that ``row``'s guard is asked for, or ``NO_ID`` where the path leaves it out."""
+    """Return the ID in the path for the guard of ``row``, or ``NO_ID`` if the path leaves it out."""
     for route in table.guarded:
         if route.pattern is pattern and route.guard.name == row.guard:
             return route.value(match.kwargs)
@@ -204,34 +204,34 @@ def _outcome(row: Row, table: RouteTable, pattern: Pattern, method: str, verdict
     if row.answered == NOWHERE:
         return f"passes{why}"
     if method not in methods:
-        return f"passes: the guard answers {', '.join(sorted(methods)) or 'no method'} alone"
+        return f"passes: the guard answers only {', '.join(sorted(methods)) or 'no method at all'}"
     if verdict is not Verdict.ABSENT:
         return "passes"
     place = "at the route, or at the door if the site has one" if row.answered == DOOR else f"at the {row.answered}"
-    unless = "" if type(guard).applies is Guard.applies else ", if applies(request) says so"
+    unless = "" if type(guard).applies is Guard.applies else ", if applies(request) returns True"
     return f"404 {place}{why}{unless}"
 
 
 def _key(guard: Guard, value: Any) -> str:
     try:
         return guard.keys.key(value).hex()
-    except Exception:  # whose reason the verdict gives
+    except Exception:  # the decision already has the reason
         return ""
 
 
 def _look_at(guard: Guard) -> tuple[dict[str, Any], dict[str, Any], str, str]:
-    """The active generation, the state row, the store's identity as it is now, and what is wrong with any of it."""
+    """Return the active generation, the state row, the current identity of the store, and what is wrong with them."""
     generation: dict[str, Any] = {}
     state: dict[str, Any] = {}
     identity = ""
     try:
-        identity = guard.live.store.identity
-        rows = GuardState.objects.using(guard.live.table.connection.alias)
+        identity = guard.active_filter.store.identity
+        rows = GuardState.objects.using(guard.active_filter.table.connection.alias)
         row = rows.filter(name=guard.name).first()
         if row is None:
             return {}, {}, identity, "there is no state row"
         state = model_to_dict(row)
-        found = opened(guard, guard.live.table.current(guard.name))
+        found = opened(guard, guard.active_filter.table.current(guard.name))
         layout = found.layout
         generation = {
             "name": found.name,
@@ -241,13 +241,13 @@ def _look_at(guard: Guard) -> tuple[dict[str, Any], dict[str, Any], str, str]:
             "shards": len(layout.headers),
             "bytes": layout.total_bytes,
         }
-    except (BloomguardError, FilterError, DatabaseError) as error:
+    except (BloomGuardError, FilterError, DatabaseError) as error:
         return generation, state, identity, str(error)
     return generation, state, identity, ""
 
 
 def _lease_seconds(guard: Guard) -> float:
-    table = guard.live.table
+    table = guard.active_filter.table
     return round(max(LEASE_SECONDS - (table.clock() - table.read_at), 0.0), 3)
 
 

@@ -1,4 +1,4 @@
-"""Where each URL pattern is answered, in one line: what ``guard_routes`` lists and ``explain_guard`` says of a path."""
+"""List for each URL pattern which guard answers and where: for ``guard_routes`` and ``explain_guard``."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from .openness import layers
 from .patterns import Pattern
 from .table import GuardedRoute, RouteTable
 
-#: Where a guard answers; at the door only if the project calls ``shield()``.
+#: The place where a guard answers; the door answers only if the project calls ``shield()``.
 DOOR, ROUTE, LOOKUP, NOWHERE = "door", "route", "lookup", ""
 
 
 @dataclass(frozen=True)
 class Row:
-    """One pattern and one guard; where no guard answers, ``guard`` is empty. ``reason`` says why not earlier."""
+    """One pattern and one guard, or an empty ``guard``. ``reason`` says why the guard does not answer earlier."""
 
     pattern: str
     name: str
@@ -30,12 +30,12 @@ class Row:
 
 
 def takes_id(pattern: Pattern) -> bool:
-    """Whether its paths carry anything that could be an identifier, with a name or without."""
+    """Whether the pattern captures anything from its paths, named or unnamed."""
     return any(step.regex.groups for step in pattern.steps)
 
 
 def is_admin(pattern: Pattern) -> bool:
-    """Whether the pattern is one of Django's admin."""
+    """Whether the pattern belongs to Django's admin."""
     owners = [getattr(layer, "__self__", None) for layer in layers(pattern.callback)]
     if hasattr(pattern.callback, "model_admin") or hasattr(pattern.callback, "admin_site"):
         return True
@@ -43,11 +43,11 @@ def is_admin(pattern: Pattern) -> bool:
 
 
 def rows_of_pattern(table: RouteTable, pattern: Pattern) -> list[Row]:
-    """One row for each guard of one of the table's patterns; where there is none, one row with the reason."""
+    """Return one row for each guard of ``pattern``; if it has no guard, one row with the reason."""
     rows = [_of_route(route) for route in table.guarded if route.pattern is pattern]
     in_view = getattr(pattern.callback, "guarded_by", "")
     if in_view and in_view not in [row.guard for row in rows]:
-        rows.append(_row(pattern, in_view, ROUTE, "by @guarded, where it stands in the view"))
+        rows.append(_row(pattern, in_view, ROUTE, "by @guarded, at its place among the view's decorators"))
     rows += [
         _row(pattern, guard.name, LOOKUP, reason)
         for guard, reason in _of_lookups(pattern, is_known=bool(rows))
@@ -64,9 +64,10 @@ def _of_route(route: GuardedRoute) -> Row:
 
 
 def _of_lookups(pattern: Pattern, *, is_known: bool) -> Iterator[tuple[Guard, str]]:
-    """The guards that the view's own query asks, as far as its class says, or else the names in the pattern.
+    """Yield the guards that check the view's own query, with a reason.
 
-    Names alone say little: where the guard of a pattern ``is_known``, they say nothing.
+    The view's class decides, or else the names of the captured kwargs. Names alone are weak evidence: they are ignored
+    if another guard of the pattern ``is_known``.
     """
     shown, admin = detail(pattern), getattr(pattern.callback, "model_admin", None)
     for guard in registry:
@@ -90,7 +91,7 @@ def _of_lookups(pattern: Pattern, *, is_known: bool) -> Iterator[tuple[Guard, st
 
 
 def _asks(guard: Guard) -> bool:
-    """Whether queries ask ``guard`` at all."""
+    """Whether ``guard`` checks queries."""
     try:
         return guard.lookups and guard.sync == "statements" and bool(guard.fields)
     except ConfigurationError:

@@ -1,8 +1,8 @@
-"""May a guard answer for a view before the view runs?
+"""Decide whether a guard may answer before the view runs: whether the route is *open*.
 
-Only if nothing stands between the request and the view's query that the answer could depend on: no login, permission,
-redirect or fallback of the project's own. What this module does not know is *closed*: its view runs, and the guard
-answers at its query, where nothing can differ. ``Guard.public`` overrules it.
+A route is open if no login, permission, redirect or fallback of the project can run before the view's query. Code that
+this module does not recognize makes the route *closed*: the view runs, and the guard answers at the view's query, where
+the response is the view's own. ``Guard.public`` overrides the decision.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from django.views.generic.base import View
 
 from ..guards import Guard
 
-#: The methods of Django's generic views that run after the object was found, or for other methods than GET and HEAD.
+#: Methods of Django's generic views that run after the object was found, or only for requests other than GET and HEAD.
 _AFTER_LOOKUP = frozenset(
     {
         *("get_context_data", "get_context_object_name", "get_template_names", "render_to_response"),
@@ -35,7 +35,7 @@ _AFTER_LOOKUP = frozenset(
         *("form_valid", "form_invalid", "post", "put", "delete", "options", "http_method_not_allowed"),
     }
 )
-#: What every class has, or what a type checker and Python itself put there.
+#: Attributes that every class has, or that Python or type annotations add to a class.
 _OF_EVERY_CLASS = frozenset(
     {
         *("__module__", "__qualname__", "__doc__", "__annotations__", "__annotate__", "__annotate_func__"),
@@ -44,41 +44,41 @@ _OF_EVERY_CLASS = frozenset(
     }
 )
 _LOGIN_REQUIRED = "django.contrib.auth.middleware.LoginRequiredMiddleware"
-#: Middleware whose decorators let a GET or HEAD request for an absent row go to the view, and leave an Http404 alone.
+#: Middleware whose decorators pass a GET or HEAD request for an absent row to the view, and its ``Http404`` back.
 _HARMLESS_MIDDLEWARE = (CacheMiddleware, CsrfViewMiddleware, ConditionalGetMiddleware, GZipMiddleware)
 
 
 def why_closed(guard: Guard, view: Callable[..., Any]) -> str:
-    """Why ``guard`` must not answer before ``view`` runs; empty if it may."""
+    """Return why ``guard`` must not answer before ``view`` runs; empty if it may."""
     if guard.public is False:
         return "public = False"
     if is_rest_framework(view):
-        return "REST framework makes its own 404"
+        return "REST framework renders its own 404"
     if guard.public:
         return ""
     if guard.keys.own_field and type(guard).normalize is Guard.normalize:
-        return f"{guard.keys.own_field} converts its values in a way of its own"
+        return f"{guard.keys.own_field} converts values with the project's own code"
     if reason := _why_middleware_closes(view):
         return reason
     *decorators, innermost = layers(view)
     for layer in decorators:
         if not _is_harmless(layer):
-            return f"a decorator that bloomguard does not know runs first{_where(layer)}"
+            return f"an unknown decorator runs first{_where(layer)}"
     if not isinstance(innermost, types.FunctionType):
         return f"it is {_a(type(innermost).__name__)}, not a function or a class-based view"
     if innermost.__code__ is View.as_view().__code__:
         given = innermost.view_initkwargs  # type: ignore[attr-defined]
         if own := next((name for name, value in given.items() if callable(value) and not isinstance(value, type)), ""):
-            return f"as_view({own}=...) gives it code of the project's own"
+            return f"as_view({own}=...) passes a function of the project"
         return why_class_is_closed(innermost.view_class)  # type: ignore[attr-defined]
     held = [*inspect.getclosurevars(innermost).nonlocals.values(), *(innermost.__defaults__ or ())]
     if not all(map(_is_constant, [*held, *(innermost.__kwdefaults__ or {}).values()])):
-        return f"it holds something that may demand more{_where(innermost)}"
+        return f"it closes over an object that may check the request{_where(innermost)}"
     return ""
 
 
 def _is_constant(value: Any) -> bool:
-    """Whether a function that holds ``value`` can do nothing with it but compare, format or look up."""
+    """Whether ``value`` is plain data or a model: a function can only compare it, format it or use it in a query."""
     if isinstance(value, (tuple, list, set, frozenset)):
         return all(map(_is_constant, value))
     if type(value) is dict:
@@ -89,7 +89,7 @@ def _is_constant(value: Any) -> bool:
 
 
 def why_class_is_closed(cls: type[View]) -> str:
-    """Why code of the project's own may run before a generic view looks its object up; empty if it cannot."""
+    """Return why code of the project may run before a generic view looks up its object; empty if none can."""
     djangos = [base for base in cls.__mro__ if base.__module__.startswith("django.views.generic.")]
     for base in cls.__mro__[:-1]:
         if base in djangos:
@@ -97,7 +97,7 @@ def why_class_is_closed(cls: type[View]) -> str:
         for name, value in vars(base).items():
             if name in _AFTER_LOOKUP or name in _OF_EVERY_CLASS:
                 continue
-            # A method of another name is called by nobody but these; a property may need the request.
+            # Only the methods checked here can call a method of another name; a property may need the request.
             is_djangos = name == "head" or name.startswith("__") or any(name in vars(each) for each in djangos)
             if is_djangos and (hasattr(value, "__get__") or callable(value)) and not isinstance(value, type):
                 return f"{base.__name__}.{name} runs first"
@@ -105,13 +105,13 @@ def why_class_is_closed(cls: type[View]) -> str:
 
 
 def is_rest_framework(view: Any) -> bool:
-    """Whether ``view`` is REST framework's, with an answer in the format that the client asks for."""
+    """Whether ``view`` belongs to REST framework, whose 404 has the format that the client accepts."""
     cls = getattr(view, "cls", None)
     return isinstance(cls, type) and any(base.__module__ == "rest_framework.views" for base in cls.__mro__)
 
 
 def allowed_methods(view: Any) -> frozenset[str] | None:
-    """The HTTP methods that ``view`` takes, as far as its class and decorators say; ``None`` if they say nothing."""
+    """Return the HTTP methods that the class and the decorators of ``view`` allow; ``None`` if they set no limit."""
     allowed: frozenset[str] | None = None
     *decorators, innermost = layers(view)
     for layer in decorators:
@@ -123,14 +123,14 @@ def allowed_methods(view: Any) -> frozenset[str] | None:
         given = getattr(innermost, "view_initkwargs", {}).get("http_method_names", cls.http_method_names)
         names = {name for name in given if hasattr(cls, name)}
         if "get" in names and "head" in given:
-            names.add("head")  # as `View.setup` has it
+            names.add("head")  # as in `View.setup`
         own = frozenset(name.upper() for name in names)
         allowed = own if allowed is None else allowed & own
     return allowed
 
 
 def layers(view: Callable[..., Any]) -> Iterator[Callable[..., Any]]:
-    """``view`` and what its decorators decorate, as far as these tell: the view itself comes last."""
+    """Yield ``view`` and each function in its chain of ``__wrapped__``: the innermost one, the view itself, is last."""
     layer: Any = view
     while layer is not None:
         yield layer
@@ -138,12 +138,12 @@ def layers(view: Callable[..., Any]) -> Iterator[Callable[..., Any]]:
         dispatch = getattr(own.get("view_class") or own.get("cls"), "dispatch", None)
         layer = own.get("__wrapped__")
         if layer is not None and layer in (dispatch, getattr(dispatch, "__wrapped__", None)):
-            return  # `as_view` takes over what decorates `dispatch`
+            return  # `as_view` copies the attributes of a decorated `dispatch`
 
 
 @cache
 def _harmless_code() -> frozenset[types.CodeType]:
-    """What the wrappers of Django's harmless decorators are made of: ``wraps`` hides their names, not their code."""
+    """Code objects of the wrappers of Django's harmless decorators: ``wraps`` hides their names, but not their code."""
 
     def view(request: Any) -> Any: ...
 
@@ -166,7 +166,7 @@ def _harmless_code() -> frozenset[types.CodeType]:
 
 @cache
 def _middleware_code() -> frozenset[types.CodeType]:
-    """The same of the decorators that Django makes of middleware."""
+    """Code objects of the wrappers of the decorators that Django makes from middleware."""
 
     def view(request: Any) -> Any: ...
 
@@ -179,7 +179,7 @@ def _is_harmless(layer: Any) -> bool:
     if not _is_plain(layer) or layer.__code__ not in _harmless_code() | _middleware_code():
         return False
     called = inspect.getclosurevars(layer).nonlocals
-    # `update_wrapper` may name another view than the one that is called: `AdminSite.admin_view` hides its check so.
+    # `__wrapped__` may not be the view that is called: `AdminSite.admin_view` hides its login check like this.
     if not any(each is layer.__wrapped__ for each in called.values()):
         return False
     if layer.__code__ in _harmless_code():
@@ -203,11 +203,11 @@ def _a(name: str) -> str:
 
 
 def _why_middleware_closes(view: Any) -> str:
-    """What stands in ``MIDDLEWARE`` that would answer a view's ``Http404``, or ask for a login, in a way of its own."""
+    """Return which middleware may demand a login, or may answer an ``Http404`` of the view; empty if none does."""
     for path in settings.MIDDLEWARE:
         try:
             middleware = import_string(path)
-        except ImportError:  # Django says so itself
+        except ImportError:  # Django reports it
             continue
         names = [f"{base.__module__}.{base.__name__}" for base in getattr(middleware, "__mro__", ())]
         if _LOGIN_REQUIRED in names and getattr(view, "login_required", True):

@@ -1,7 +1,6 @@
-"""URL patterns, flattened: each with the whole chain that leads to it, and what its paths look like.
+"""Flatten the URL patterns of a URLconf: each pattern with its chain of includes and the literal prefix of its paths.
 
-Django walks a URLconf for each request. What that walk can find is known beforehand, so it is done once: which text
-all paths of a pattern begin with, and one expression for the whole path where there is such a thing.
+Django walks the URLconf for each request. Here the walk is done once.
 """
 
 from __future__ import annotations
@@ -18,16 +17,16 @@ from django.urls.resolvers import LocalePrefixPattern, RegexPattern, RoutePatter
 
 Step = RoutePattern | RegexPattern | Any
 
-#: The text that an expression such as ``^cities/(?P<pk>`` begins with, up to the first character that may mean more.
+#: The literal text at the start of an expression such as ``^cities/(?P<pk>``, up to the first special character.
 _LITERAL = re.compile(r"\^?([\w/ ,;:=@%&!~'\"-]*)(?P<optional>[?*{])?")
 
 
 @dataclass(frozen=True, eq=False)
 class Pattern:
-    """A URL pattern with the chain of patterns that leads to it.
+    """A URL pattern with the chain of patterns (``steps``) that leads to it.
 
-    ``view_name`` is what a ``ResolverMatch`` would say; ``captured`` are the kwargs that the path gives, ``fixed``
-    those that the URLconf gives whatever the path.
+    ``view_name`` is that of a ``ResolverMatch``; ``captured`` are the kwargs captured from the path, ``fixed`` the
+    extra kwargs that the URLconf sets.
     """
 
     view_name: str
@@ -39,17 +38,17 @@ class Pattern:
 
     @cached_property
     def text(self) -> str:
-        """The pattern as it is written, such as ``/cities/<int:pk>/``."""
+        """The pattern as written in the URLconf, such as ``/cities/<int:pk>/``."""
         return "/" + "".join(map(_text, self.steps[1:]))
 
     @cached_property
     def by_language(self) -> bool:
-        """Whether it matches other paths in another language."""
+        """Whether the active language changes which paths it matches."""
         return any(map(_by_language, self.steps))
 
     @cached_property
     def literal(self) -> str:
-        """What every path begins with, as far as the steps show it."""
+        """The literal prefix of all its paths, as far as the steps show it."""
         found = "/"
         for step in self.steps[1:]:
             if _is_plain(step):
@@ -72,11 +71,11 @@ class Pattern:
 
     @cached_property
     def is_of_django(self) -> bool:
-        """Whether all steps are of Django's own classes, whose ``match()`` depends on nothing but the path."""
+        """Whether all steps are of Django's own classes, whose ``match()`` depends only on the path."""
         return all(type(step) in (RoutePattern, RegexPattern) and not _by_language(step) for step in self.steps)
 
     def match(self, path: str) -> dict[str, Any] | None:
-        """The kwargs that ``path`` gives, or ``None`` if it is no path of this pattern. May take any language."""
+        """Return the kwargs captured from ``path``, or ``None`` if it does not match in the active language."""
         captured: dict[str, Any] = {}
         for step in self.steps:
             matched = step.match(path)
@@ -87,7 +86,7 @@ class Pattern:
         return captured
 
     def is_of(self, match: ResolverMatch | None) -> bool:
-        """Whether this is the pattern, or one like it, that Django has taken a path to."""
+        """Whether Django resolved a path to this pattern, or to one with the same view and the same name."""
         return (
             match is not None
             and match.func is self.callback
@@ -96,7 +95,7 @@ class Pattern:
 
 
 def patterns(urlconf: Any = None) -> Iterator[Pattern]:
-    """Every pattern of ``urlconf`` (by default ``ROOT_URLCONF``) in Django's order, through includes and namespaces."""
+    """Yield every pattern of ``urlconf`` (default ``ROOT_URLCONF``) in Django's order, including those of includes."""
 
     def walk(
         resolver: URLResolver, steps: tuple[Step, ...], namespaces: tuple[str, ...], fixed: frozenset[str]
@@ -122,15 +121,15 @@ def patterns(urlconf: Any = None) -> Iterator[Pattern]:
 
 
 class PatternIndex:
-    """A URLconf's patterns in Django's order, found by name and by what their paths begin with.
+    """The patterns of a URLconf in Django's order, indexed by name and by literal prefix.
 
-    A site may have thousands of patterns and dozens of guards: nothing here looks at all patterns for each of them.
+    A site may have thousands of patterns and dozens of guards: no method loops over all patterns.
     """
 
     def __init__(self, known: Iterable[Pattern]) -> None:
         self.patterns = tuple(known)
         self._by_name: dict[str, list[Pattern]] = {}
-        #: Literal -> the places of the patterns whose paths begin with it.
+        #: Literal prefix -> positions of its patterns in `patterns`.
         self._by_literal: dict[str, list[int]] = {}
         self._places: dict[tuple[int, ...], int] = {}
         self._rivals: dict[int, tuple[Pattern, ...]] = {}
@@ -142,11 +141,11 @@ class PatternIndex:
         self._literals = sorted(self._by_literal)
 
     def named(self, name: str) -> Sequence[Pattern]:
-        """The patterns that ``name`` names, with its namespaces."""
+        """Return the patterns with this full name (``"namespace:name"``)."""
         return self._by_name.get(name, ())
 
     def rivals(self, of: Pattern) -> tuple[Pattern, ...]:
-        """The patterns that come before ``of`` and may take one of its paths."""
+        """Return the patterns before ``of`` that may match one of its paths."""
         before = self._places.get(_chain(of), len(self.patterns))
         if before not in self._rivals:
             places = sorted(place for place in self._beginning_alike(of.literal) if place < before)
@@ -154,7 +153,7 @@ class PatternIndex:
         return self._rivals[before]
 
     def _beginning_alike(self, mine: str) -> Iterator[int]:
-        """The places of the patterns whose literal begins with ``mine``, or with which ``mine`` begins."""
+        """Yield the positions of the patterns whose literal is a prefix of ``mine`` or starts with ``mine``."""
         for length in range(len(mine)):
             yield from self._by_literal.get(mine[:length], ())
         for number in range(bisect_left(self._literals, mine), len(self._literals)):
@@ -164,7 +163,7 @@ class PatternIndex:
 
 
 def _chain(pattern: Pattern) -> tuple[int, ...]:
-    """What tells a URLconf's patterns apart: steps of its own. The root's belongs to a resolver."""
+    """Identify a pattern within its URLconf by its steps, without the root: each resolver creates its own root step."""
     return tuple(map(id, pattern.steps[1:]))
 
 
@@ -175,12 +174,12 @@ def _text(step: Step) -> str:
 
 
 def _is_plain(step: Step) -> bool:
-    """Whether the step is a ``path()`` that is the same in every language."""
+    """Whether the step is a ``path()`` that matches the same in every language."""
     return isinstance(step, RoutePattern) and not _by_language(step)
 
 
 def _by_language(step: Step) -> bool:
-    """Whether the step is another one in another language: ``i18n_patterns``, or a route that is translated."""
+    """Whether the step depends on the active language: ``i18n_patterns``, or a translated route."""
     return isinstance(step, LocalePrefixPattern) or not isinstance(
         getattr(step, "_route", getattr(step, "_regex", "")), str
     )

@@ -1,4 +1,4 @@
-"""Map the views of a URLconf to the guards that answer for them."""
+"""Map the views of a URLconf to the guards that answer for them, and build the site's 404 response."""
 
 from __future__ import annotations
 
@@ -11,30 +11,35 @@ from typing import Any
 
 from django.conf import settings
 from django.core.signals import setting_changed
-from django.urls import get_resolver
+from django.http import Http404, HttpRequest, HttpResponseBase
+from django.urls import get_resolver, get_urlconf
 from django.utils.translation import gettext
+from django.views.debug import technical_404_response
 
 from ..exceptions import ConfigurationError
 from ..guards import AUTO, Guard, registry
+from ..log_once import LogOnce
 from .discovery import Detail, NotFound, detail, find_kwargs, views_by_model
 from .openness import allowed_methods, why_closed
 from .patterns import Pattern, PatternIndex, patterns
 
 logger = logging.getLogger("bloomguard")
+_log = LogOnce()
 
-#: By model, the patterns whose views show one row of its table.
+#: Model -> the patterns whose views show one row of its table.
 Views = Mapping[Any, Sequence[Pattern]]
 
-#: What a match has in place of an ID where an optional group of its expression is left out.
+#: Stands for the ID of a match that lacks it, because an optional group of the regular expression did not match.
 NO_ID: Any = object()
 
 
 @dataclass(frozen=True, eq=False)
 class GuardedRoute:
-    """One URL pattern and the guard of the ID in it; ``kwargs`` carry the ID, in the order of the guard's fields.
+    """One URL pattern and its guard; ``kwargs`` carry the ID, in the order of the guard's fields.
 
-    ``methods`` are those that both the guard and the view take. ``closed`` says why the guard must not answer before
-    the view runs; where it is empty, the route is *open*. ``not_at_door`` says why the path alone does not decide it.
+    ``methods`` are those that both the guard and the view allow. ``closed`` is the reason why the guard must not answer
+    before the view runs; if it is empty, the route is *open*. ``not_at_door`` is the reason why the door must not
+    answer: the path alone does not decide.
     """
 
     guard: Guard
@@ -45,7 +50,7 @@ class GuardedRoute:
     not_at_door: str = ""
 
     def value(self, captured: dict[str, Any]) -> Any:
-        """The ID among a match's kwargs: one value, or a tuple for several fields; :data:`NO_ID` if one is left out."""
+        """Return the ID in ``captured``: a value, a tuple for several fields, or :data:`NO_ID` if it is missing."""
         try:
             if len(self.kwargs) == 1:
                 return captured[self.kwargs[0]]
@@ -59,7 +64,7 @@ class GuardedRoute:
 
     @property
     def message(self) -> str:
-        """What the view's own ``Http404`` would say: a site's 404 page may show it."""
+        """The message of the view's own ``Http404``: a site's 404 page may show it."""
         if self._shown is not None:
             name = self._shown.model._meta.verbose_name
             return gettext("No %(verbose_name)s found matching the query") % {"verbose_name": name}
@@ -69,8 +74,8 @@ class GuardedRoute:
 class RouteTable:
     """All guarded routes of one URLconf.
 
-    ``patterns`` are all that the URLconf has, and ``index`` finds them; ``guarded`` are those that a guard names or
-    finds, ``open`` those of them that it may answer for.
+    ``patterns`` are all patterns of the URLconf, indexed in ``index``; ``guarded`` are the routes that guards name or
+    match automatically, ``open`` those of them that a guard may answer before the view runs.
     """
 
     def __init__(self, urlconf: Any) -> None:
@@ -83,24 +88,24 @@ class RouteTable:
         for guard in registry:
             self.guarded += _routes_of(guard, self.index, views, self._missing)
         self.open = [route for route in self.guarded if not route.closed]
-        #: The open routes of each view.
+        #: View -> its open routes.
         self.by_view: dict[Callable[..., Any], list[GuardedRoute]] = {}
         for route in self.open:
             self.by_view.setdefault(route.pattern.callback, []).append(route)
 
     def _missing(self, name: str, error: ConfigurationError) -> None:
-        # The system checks say so loudly; a request is no place to. Another URLconf may lack the route.
+        # The system checks report it; here only debug, because this URLconf may lack the route on purpose.
         logger.debug("bloomguard does not guard %s under %s: %s", name, self.urlconf, error)
 
 
 def guarded_routes(guard: Guard, urlconf: Any = None) -> list[GuardedRoute]:
-    """The patterns that ``guard`` names or finds; raises :class:`ConfigurationError` if it names one without an ID."""
+    """Return the routes of ``guard``. Raises :class:`ConfigurationError` if it names one that has no ID."""
 
     def missing(name: str, error: ConfigurationError) -> None:
         raise error
 
     if isinstance(guard.routes, str) and guard.routes != AUTO:
-        raise ConfigurationError(f"routes is the text {guard.routes!r}, neither a list of names nor {AUTO!r}")
+        raise ConfigurationError(f"routes is the string {guard.routes!r}; set a list of names or {AUTO!r}")
     index = PatternIndex(patterns(urlconf))
     return _routes_of(guard, index, views_by_model(index.patterns) if guard.routes == AUTO else {}, missing)
 
@@ -108,7 +113,7 @@ def guarded_routes(guard: Guard, urlconf: Any = None) -> list[GuardedRoute]:
 def _routes_of(
     guard: Guard, known: PatternIndex, views: Views, missing: Callable[[str, ConfigurationError], None]
 ) -> list[GuardedRoute]:
-    """``views`` are needed for :data:`AUTO` alone."""
+    """Return the routes of ``guard``; ``views`` is read only for :data:`AUTO`."""
     if guard.routes == AUTO:
         table = guard.model._meta.concrete_model or guard.model
         return [route for pattern in views.get(table, ()) for route in _found(guard, pattern, known)]
@@ -134,12 +139,12 @@ def _named(guard: Guard, name: str, known: PatternIndex) -> list[GuardedRoute]:
 def _found(guard: Guard, pattern: Pattern, known: PatternIndex) -> Iterator[GuardedRoute]:
     try:
         kwargs = find_kwargs(guard, pattern)
-        # What a view does with another method before it looks anything up is not known.
+        # With other methods, the view may run other code before it looks up the object.
         yield _route(guard, pattern, kwargs, frozenset(guard.methods) & {"GET", "HEAD"}, known)
-    except NotFound:  # `guard_routes` gives the reason
+    except NotFound:  # `guard_routes` shows the reason
         pass
-    except Exception as error:  # an odd view is left alone, and so are all other routes
-        logger.debug("bloomguard does not guard %s: its view cannot be read: %r", pattern.text, error)
+    except Exception as error:  # skip this view; the other routes are still guarded
+        logger.debug("bloomguard does not guard %s: reading its view raises %r", pattern.text, error)
 
 
 def _route(
@@ -157,51 +162,73 @@ def _why_not_at_door(
     guard: Guard, pattern: Pattern, kwargs: tuple[str, ...], methods: frozenset[str], known: PatternIndex
 ) -> str:
     if not methods & {"GET", "HEAD"}:
-        return "its guard and its view share neither GET nor HEAD"
+        return "its guard and its view have neither GET nor HEAD in common"
     if type(guard).applies is not Guard.applies:
         return f"{type(guard).__name__}.applies needs the request"
     if pattern.fixed.intersection(kwargs):
-        return "the URLconf gives the ID, not the path"
+        return "the URLconf sets the ID, not the path"
     for each in (pattern, *known.rivals(pattern)):
         if each.by_language:
-            return f"{each.text} is another path in another language"
+            return f"{each.text} matches other paths in another language"
         if not each.is_of_django:
-            return f"{each.text} is matched by a class of the project's own"
+            return f"{each.text} is not of Django's own pattern classes"
     return ""
 
 
+def not_found(request: HttpRequest, route: GuardedRoute) -> HttpResponseBase | None:
+    """Return the response of the site's ``handler404`` to the view's ``Http404``; ``None`` if the handler fails.
+
+    It may render a template: on an event loop, Django calls it in a thread.
+    """
+    error = Http404(route.message)
+    try:
+        if settings.DEBUG:
+            return technical_404_response(request, error)
+        handler: Any = get_resolver(get_urlconf()).resolve_error_handler(404)
+        response: Any = handler(request, exception=error)
+        if not getattr(response, "is_rendered", True) and callable(getattr(response, "render", None)):
+            response = response.render()
+        if isinstance(response, HttpResponseBase) and response.status_code < 500:
+            return response
+        route.guard.tallies["error"]()
+    except Exception as failure:
+        route.guard.tallies["error"]()
+        _log.error(failure, "bloomguard lets requests for %s pass: handler404 fails before the view", route.guard.name)
+    return None
+
+
 _tables: dict[Any, RouteTable] = {}
-#: Held while a table is made, which takes seconds on a large site; not waited for longer than this.
-_making, _PATIENCE = threading.RLock(), 10.0
+#: Held while a table is built, which takes seconds on a large site. Waiting ends after `_PATIENCE` seconds.
+_building, _PATIENCE = threading.RLock(), 10.0
 
 
 def table_for(urlconf: Any = None) -> RouteTable:
-    """The table of one URLconf, of ``ROOT_URLCONF`` where it is ``None``: made when first asked for.
+    """Return the table of one URLconf, by default ``ROOT_URLCONF``; it is built at the first call.
 
-    It is made anew when the URLs are reloaded (``clear_url_caches``) and when the registry or the settings change.
+    It is rebuilt after the URLs were reloaded (``clear_url_caches``), or the registry or the settings have changed.
     """
     table = _tables.get(urlconf)
     if table is None or table.resolver is not get_resolver(table.urlconf):
         root = settings.ROOT_URLCONF if urlconf is None else urlconf
-        table = _made(root)
+        table = _build(root)
         if _tables.get(root) is table:
-            _tables[urlconf] = table  # by `None`, too: a look at the settings takes a request a microsecond
+            _tables[urlconf] = table  # cache it under `None` too: reading the settings costs each request 1 µs
     return table
 
 
-def _made(urlconf: Any) -> RouteTable:
-    is_mine = _making.acquire(timeout=_PATIENCE)  # nobody may be there to release it after a fork
+def _build(urlconf: Any) -> RouteTable:
+    is_locked = _building.acquire(timeout=_PATIENCE)  # after a fork, the thread that held it may be gone
     try:
         table = _tables.get(urlconf)
         if table is None or table.resolver is not get_resolver(urlconf):
             version = registry.version
             table = _tables[urlconf] = RouteTable(urlconf)
-            if registry.version != version:  # by another thread, whose guard may not be in it
+            if registry.version != version:  # another thread registered a guard, which may be missing here
                 _tables.clear()
         return table
     finally:
-        if is_mine:
-            _making.release()
+        if is_locked:
+            _building.release()
 
 
 def _follow_settings(*, setting: str, **kwargs: Any) -> None:

@@ -1,4 +1,4 @@
-"""Where filters live: alias -> ``BACKEND`` + ``OPTIONS``, through one handler."""
+"""Stores of filters, by alias: ``BLOOMGUARD["STORES"]`` maps an alias to a ``BACKEND`` and its ``OPTIONS``."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from django.utils.module_loading import import_string
 from ..conf import settings
 from ..exceptions import ConfigurationError
 from ..forks import after_fork
-from ..turns import turn
 from .base import Generation, Store
+from .turns import turn
 
 __all__ = ["Generation", "Store", "stores"]
 
 
 class StoreHandler:
-    """``stores["default"]``: one store a process and alias, made when first asked for."""
+    """Mapping of aliases to stores, one instance per process and alias, created on first use."""
 
     def __init__(self) -> None:
         self._stores: dict[str, Store] = {}
@@ -29,13 +29,13 @@ class StoreHandler:
         self._lock = threading.Lock()
 
     def __getitem__(self, alias: str) -> Store:
-        """The store ``alias``; raises :class:`ConfigurationError` if it is not there or cannot be made.
+        """Return the store ``alias``; raises :class:`ConfigurationError` if it is not configured correctly.
 
-        Raises :class:`StoreUnavailable` while another thread makes it and cannot reach its server.
+        Raises :class:`StoreUnavailable` if another thread takes too long to create it, as while a server is down.
         """
         store = self._stores.get(alias)
         if store is None:
-            with turn(self._lock, "making a store"):
+            with turn(self._lock, "creating a store"):
                 store = self._stores.get(alias) or self._make(alias)
                 self._stores[alias] = store
         return store
@@ -44,7 +44,8 @@ class StoreHandler:
         configured = settings.stores
         if alias not in configured:
             raise ConfigurationError(
-                f"there is no store {alias!r}; BLOOMGUARD['STORES'] has {', '.join(sorted(configured)) or 'none'}"
+                f"there is no store {alias!r}; the aliases in BLOOMGUARD['STORES'] are: "
+                f"{', '.join(sorted(configured)) or 'none'}"
             )
         backend = configured[alias].get("BACKEND")
         try:
@@ -55,7 +56,7 @@ class StoreHandler:
         return made
 
     def reset(self) -> None:
-        """Forget every store, so that the next look-up follows the settings as they are then."""
+        """Drop all instances; the next access reads the settings again."""
         self._stores = {}
 
 

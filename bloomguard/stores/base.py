@@ -1,7 +1,7 @@
-"""What every store offers: generations, each one complete build of one guard's filter.
+"""Base classes of stores and of generations, where each generation is one complete build of a guard's filter.
 
-A generation is never created by an add and never half seen: a shard whose two tags are not the expected ones, or
-whose body does not fit its checksum, is not trusted. **Missing is not empty.**
+A shard is trusted only if both of its tags have the expected value and its body matches its checksum. An add never
+creates a generation, so a missing generation is an error and not an empty filter.
 """
 
 from __future__ import annotations
@@ -23,70 +23,70 @@ from .pages import Page
 if TYPE_CHECKING:
     from ..filters.base import BodyFilter, Keys
 
-#: Given a header's key id, how its keys are hashed; ``None`` where no secret and definition of today's fits.
+#: Map a header's key ID to the key hash; ``None`` if no current secret and guard definition matches.
 FindKeyHash = Callable[[int], KeyHash | None]
 
-#: Between a guard's name and what lies in a store beside its filters: no guard can be called so.
+#: Separates a guard's name from the suffix of other data in the store. Guard names cannot contain it.
 BESIDE = "+"
 
-#: A generation, and the keys that are to be put into it.
+#: A generation and the keys to add to it.
 Adds = tuple["Generation", Sequence[bytes]]
 
 
 def bound(layout: Layout, guard: str, name: str, place: str = "") -> Layout:
-    """``layout`` with the one tag that the generation ``name`` of ``guard`` has at ``place``.
+    """Return ``layout`` with the tag of generation ``name`` of ``guard`` at ``place``.
 
-    A file or a key of another guard, of another generation, or a copy of this one that lies elsewhere does not have it.
-    Nobody who does not know the secret can make a header that has it.
+    The tag is a keyed hash of all of them, so another guard's or generation's data, or a copy in another place, has a
+    different tag, and a header with the right tag cannot be forged without the secret.
     """
     tag = _tag(layout.headers[0], layout.key_hash, guard, name, place)
     return replace(layout, tag=tag, headers=tuple(replace(header, tag=tag) for header in layout.headers))
 
 
 def _tag(header: Header, key_hash: KeyHash, guard: str, name: str, place: str) -> int:
-    told = blake2b(replace(header, tag=0).pack(), key=key_hash.secret, digest_size=8, person=b"bloomguard tag")
-    told.update(f"{guard}\0{name}\0{place}".encode())
-    return int.from_bytes(told.digest(), "big") >> 1 or 1  # never 0: a missing key of a server reads as 0
+    digest = blake2b(replace(header, tag=0).pack(), key=key_hash.secret, digest_size=8, person=b"bloomguard tag")
+    digest.update(f"{guard}\0{name}\0{place}".encode())
+    return int.from_bytes(digest.digest(), "big") >> 1 or 1  # not 0, since BITFIELD reads a missing key as 0
 
 
 def owner(place: str) -> str:
-    """The guard that a place in a store belongs to."""
+    """Return the name of the guard that owns a place in a store."""
     return place.partition(BESIDE)[0]
 
 
 class Generation(ABC):
-    """One complete build of one guard's filter, in the shards that ``layout`` describes."""
+    """One complete build of a guard's filter, in the shards that ``layout`` describes."""
 
     name: str
     layout: Layout
-    #: Whether an event loop can await :meth:`amight_contain`; if not, a check that waits is made in a thread.
-    awaits: bool = False
-    #: ``might_contain(key: bytes) -> bool``; raises :class:`CorruptFilter` where a shard cannot be trusted, and
-    #: :class:`StoreError` where the store does not answer.
+    #: Whether an event loop can await :meth:`amight_contain`. If not, checks of a remote store run in a thread.
+    supports_async: bool = False
+    #: ``might_contain(key: bytes) -> bool``. Raises :class:`CorruptFilter` if a shard cannot be trusted and
+    #: :class:`StoreError` if the store does not answer.
     might_contain: Callable[[bytes], bool]
 
     def might_contain_many(self, keys: Iterable[bytes]) -> list[bool]:
-        """:attr:`might_contain` of each key, in their order; raises what it raises."""
+        """Return :attr:`might_contain` of each key, in order; raises the same exceptions."""
         return [self.might_contain(key) for key in keys]
 
     async def amight_contain(self, key: bytes) -> bool:
-        """:attr:`might_contain` on an event loop, which one that :attr:`awaits` does not hold up."""
+        """Async version of :attr:`might_contain`; it does not block the event loop if :attr:`supports_async` is set."""
         return self.might_contain(key)
 
     async def amight_contain_many(self, keys: Iterable[bytes]) -> list[bool]:
-        """:meth:`might_contain_many`, likewise."""
+        """Async version of :meth:`might_contain_many`."""
         return self.might_contain_many(keys)
 
     @abstractmethod
     def add(self, keys: Iterable[bytes]) -> None:
-        """Put keys in and see that they are; raises :class:`CorruptFilter` or :class:`StoreError` if that fails.
+        """Add keys and verify that they were stored; raises :class:`CorruptFilter` or :class:`StoreError` if not.
 
-        A kind that can discard counts: what is put in twice is there twice, and has to be discarded twice.
+        Filters that support discards count: a key that was added twice has to be discarded twice.
         """
 
     @classmethod
     def add_to_all(cls, adds: Sequence[Adds]) -> list[Exception | None]:
-        """Put keys into several generations of one store: for each what :meth:`add` would raise, if anything."""
+        """Add keys to several generations of one store; return for each ``None``, or the exception of its add."""
         outcomes: list[Exception | None] = []
         for generation, keys in adds:
             try:
@@ -98,63 +98,62 @@ class Generation(ABC):
 
     @abstractmethod
     def add_many(self, keys: Keys, *, more: bool = False) -> None:
-        """Put many keys in, in whatever form :meth:`KeyHash.digests` takes.
+        """Add many keys, in any form that :meth:`KeyHash.digests` accepts.
 
-        With ``more`` to come before :meth:`seal`, what costs a pass over all bytes may be left to that.
-
-        Into a generation that this process has made they may go only when it is sealed.
+        With ``more=True`` work that takes a pass over all bytes may be postponed to :meth:`seal`. A generation that
+        this process created may keep the keys in memory until it is sealed.
         """
 
     def discard(self, keys: Iterable[bytes]) -> None:
-        """Take each key out once; one that is saturated, or not there, leaves the generation as it is.
+        """Discard each key once. A key that is saturated or missing changes nothing.
 
-        Never to be tried again: an attempt that failed may have taken something out. Raises
-        :class:`DiscardUnsupported`, :class:`CorruptFilter` or :class:`StoreError`.
+        Do not retry: a failed call may have discarded some keys. Raises :class:`DiscardUnsupported`,
+        :class:`CorruptFilter` or :class:`StoreError`.
         """
         raise DiscardUnsupported(
-            f"generation {self.name} is a {self.layout.kind} filter, of which nothing is taken out"
+            f"generation {self.name} is a {self.layout.kind} filter, which cannot discard; choose a cuckoo filter"
         )
 
     @abstractmethod
     def filters(self) -> Iterable[BodyFilter]:
-        """The filter of each shard, in their order: the very ones, or copies of what a server holds now.
+        """Return the filters of all shards, in order; a store on a server returns copies of their current bytes.
 
         Raises :class:`CorruptFilter` or :class:`StoreError`.
         """
 
     def approximate_size(self) -> int:
-        """The number of keys in it, as near as its kind can tell; raises what :meth:`filters` raises."""
+        """Return the estimated number of keys; raises the exceptions of :meth:`filters`."""
         return sum(each.approximate_size() for each in self.filters())
 
     @abstractmethod
     def fill(self) -> float:
-        """Share of the bits or slots in use, over all shards, 0 to 1."""
+        """Return the fraction of bits or slots in use over all shards, 0 to 1."""
 
     @abstractmethod
     def measure_error_rate(self, probes: int = 100_000) -> float:
-        """The share of random keys that the generation lets through, probed evenly over the shards."""
+        """Return the measured false-positive rate, from ``probes`` random keys spread evenly over the shards."""
 
     @abstractmethod
     def read_shard(self, shard: int) -> Frame:
-        """A copy of one shard, held against its checksum; raises :class:`CorruptFilter` or :class:`StoreError`."""
+        """Return a copy of a shard, verified by its checksum; raises :class:`CorruptFilter` or :class:`StoreError`."""
 
     @abstractmethod
     def merge(self, shard: int, body: memoryview) -> int:
-        """Set every bit that is set in ``body``, the same shard of a twin; returns how many were missing here.
+        """Set all bits of ``body``, the same shard of a generation with this layout; return how many were not set.
 
-        For kinds of ``plain_bits``. Raises :class:`CorruptFilter` or :class:`StoreError`.
+        Only for filters with ``plain_bits``. Raises :class:`CorruptFilter` or :class:`StoreError`.
         """
 
     def seal(self) -> None:  # noqa: B027
-        """Make it complete and durable; called once, before it is published. Raises :class:`StoreError`."""
+        """Complete the generation and make it durable; called once, before publishing. Raises :class:`StoreError`."""
 
 
 class Store(ABC):
-    """Where generations live. ``OPTIONS`` of the setting arrive as keyword arguments."""
+    """Base class of stores, which hold generations. ``OPTIONS`` of the setting are passed as keyword arguments."""
 
-    #: Whether a check waits for a network: an event loop must not make one.
-    waits: ClassVar[bool] = False
-    #: The most bytes that one shard of a new generation takes here.
+    #: Whether a check waits for the network. An event loop must not call the sync methods of such a store.
+    is_remote: ClassVar[bool] = False
+    #: Maximum size of a shard of a new generation, in bytes.
     shard_bytes: int = SHARD_BYTES
 
     def __init__(self, alias: str) -> None:
@@ -163,66 +162,66 @@ class Store(ABC):
     @property
     @abstractmethod
     def identity(self) -> str:
-        """Names this store and this life of it, at most 200 characters; another store or another life gives another.
+        """An ID of this store, at most 200 characters, which changes with a restart that may have lost writes.
 
-        Raises :class:`StoreError` if the store cannot say.
+        Raises :class:`StoreError` if the store cannot determine it.
         """
 
     @abstractmethod
     def create(self, guard: str, name: str, layout: Layout) -> Generation:
-        """Make an empty generation with its own tag; raises :class:`StoreError` with the figures if it does not fit."""
+        """Create an empty generation with its own tag; raises :class:`StoreError` with the sizes if it does not fit."""
 
     @abstractmethod
     def open(self, guard: str, name: str, find_key_hash: FindKeyHash, identity: str | None = None) -> Generation:
         """Open a generation; raises :class:`UnknownGeneration`, :class:`CorruptFilter` or :class:`StoreError`.
 
-        ``identity`` is what the caller trusts, by default what the store says now: where the server behind a store can
-        change while a generation is open, no answer of another one is believed.
+        ``identity`` is the store identity that the caller trusts, by default the current one. If the server behind the
+        store is replaced while the generation is open, replies with another identity are refused.
         """
 
     @abstractmethod
     def drop(self, guard: str, name: str) -> None:
-        """Free a generation; nothing happens if it is gone already. Raises :class:`StoreError` if it will not go."""
+        """Delete a generation, if it exists. Raises :class:`StoreError` if it cannot be deleted."""
 
     @abstractmethod
     def names(self, guard: str) -> list[str]:
-        """The generations that lie here, finished or not."""
+        """Return the names of a guard's generations, sealed or not."""
 
     @abstractmethod
     def free_bytes(self) -> int | None:
-        """Bytes that a new generation could take, ``None`` where nobody can tell."""
+        """Return the number of bytes available for a new generation, ``None`` if it is unknown."""
 
-    # Figures are kept beside the filters. A store that keeps none serves its guards as well.
+    # Metrics are stored beside the filters. A store need not support them.
 
     def add_figures(self, page: Page, cells: Mapping[int, int]) -> None:  # noqa: B027
-        """Add numbers to cells of a page, which is made where it is missing. Raises :class:`StoreError`."""
+        """Add numbers to cells of a metrics page; create the page if needed. Raises :class:`StoreError`."""
 
     def read_figures(self, pages: Sequence[Page]) -> list[bytes]:
-        """The pages as they are, nothing in place of one that is not there. Raises :class:`StoreError`."""
+        """Return the bytes of each page, empty for a missing page. Raises :class:`StoreError`."""
         return [b""] * len(pages)
 
     def check(self) -> list[CheckMessage]:
-        """System check messages about the store's own options."""
+        """Return system check messages about the store's options."""
         return []
 
     def check_deployed(self) -> list[CheckMessage]:
-        """What can be told only by asking a server, for ``check --deploy``."""
+        """Return messages for ``check --deploy``; this may query a server."""
         return []
 
     def _layout(
         self, guard: str, name: str, place: str, header: Header, size: int, find_key_hash: FindKeyHash
     ) -> Layout:
-        if header.frame_bytes * header.shards != size:  # before anything is made by the header's word
+        if header.frame_bytes * header.shards != size:  # before memory is allocated by the header's numbers
             raise CorruptFilter(
-                f"generation {name} has {size:,} bytes; its header tells of {header.shards} x {header.frame_bytes:,}"
+                f"generation {name} has {size:,} bytes; its header says {header.shards} x {header.frame_bytes:,}"
             )
         key_hash = find_key_hash(header.key_id)
         if key_hash is None:
             raise UnknownGeneration(
-                f"generation {name} was built with another SECRET_KEY, or for another definition of its guard"
+                f"generation {name} was built with another SECRET_KEY or another definition of its guard; rebuild it"
             )
         if header.tag != _tag(header, key_hash, guard, name, place):
             raise CorruptFilter(
-                f"what lies in the place of generation {name} of {guard} was made as another one, or is a copy of it"
+                f"the data of generation {name} of {guard} belongs to another generation or is a copy; rebuild it"
             )
         return Layout.of(header, key_hash)

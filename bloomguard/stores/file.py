@@ -1,7 +1,7 @@
-"""A store for one host: a private folder a guard, a file a generation, mapped into every worker.
+"""A store for one host: one private folder per guard, one file per generation, mapped into every worker.
 
-Readers take no lock. Writers take ``flock``: a bit is set by reading and writing its byte, and two processes that do
-so to neighbouring bits at once would lose one of them.
+Readers take no lock. Writers take ``flock``: setting a bit reads and writes its byte, so of two processes that set
+neighbouring bits at the same time, one could lose its bit.
 """
 
 from __future__ import annotations
@@ -26,25 +26,24 @@ from ..filters import CorruptFilter
 from ..filters.codec import Frame, Header
 from ..filters.layout import MAX_BYTES, Layout
 from ..forks import after_fork
-from ..places import boot_id, file_id
-from . import mounts
+from . import disk
 from .base import FindKeyHash, Generation, Store, bound, owner
+from .disk import NotPrivate, boot_id, check_folder, file_id, open_private, read_private
 from .frames import FrameGeneration
 from .pages import Page, PageFolder
-from .private import NotPrivate, check_folder, open_private, read_private
 
 _SUFFIX = ".filter"
 _IDENTITY_BYTES = 32
-#: Programs that make backups may leave such a folder out: https://bford.info/cachedir/
+#: Tells backup programs to skip the folder: https://bford.info/cachedir/
 _CACHE_TAG = "Signature: 8a477f597d28d172789f06886806bc55\n# Filters of bloomguard. An older copy is of no use.\n"
-#: The longest that a writer, or a reader that opens a generation, waits for another writer.
+#: Maximum time that a writer, or a reader that opens a generation, waits for another writer.
 _LOCK_SECONDS = 1.0
 
 
 class FileStore(Store):
     """Generations in files under ``path``, by default ``BASE_DIR / ".bloomguard"``.
 
-    The folder belongs to the user whom the workers and ``rebuild_filter`` run as; nobody else may read or write it.
+    The folder belongs to the user that runs the workers and ``rebuild_filter``; other users may not read or write it.
     """
 
     def __init__(self, alias: str, *, path: str | os.PathLike[str] | None = None) -> None:
@@ -53,8 +52,7 @@ class FileStore(Store):
             base = getattr(django_settings, "BASE_DIR", None)
             if base is None:
                 raise ConfigurationError(
-                    f"the store {alias!r} has no place for its files: set BASE_DIR, or "
-                    f"BLOOMGUARD['STORES'][{alias!r}]['OPTIONS']['path'] to a folder on a local disk"
+                    f"the store {alias!r} has no folder: set BASE_DIR, or {_option(alias)} to a folder on a local disk"
                 )
             path = Path(base) / ".bloomguard"
         self.path = Path(path)
@@ -63,10 +61,10 @@ class FileStore(Store):
 
     @property
     def identity(self) -> str:
-        """The folder's UUID, its place on this host, and this boot: after a crash of the host, pages may be lost.
+        """Hash of the folder's UUID, boot ID, device and inode, empty without a folder.
 
-        The place matters where containers start from one image: each has its own copy of the same folder. Raises
-        :class:`StoreError` if another user could have written there.
+        The boot ID is part of it because a crash of the host may lose writes; device and inode, because containers
+        from one image each have a copy of the folder. Raises :class:`StoreError` if other users could have written it.
         """
         try:
             check_folder(self.path, may_be_link=True)
@@ -83,22 +81,22 @@ class FileStore(Store):
         return self._folder(guard) / (name + _SUFFIX)
 
     def _lock(self, guard: str) -> _WriteLock:
-        """The lock of a guard and of what belongs to it: who writes to one writes to the other."""
+        """Return the lock of a guard, which also covers the places that belong to it."""
         guard = owner(guard)
         lock = self._locks.get(guard)
         if lock is None:
             lock = self._locks.setdefault(guard, _WriteLock(self._folder(guard)))
-        lock.doubt()
+        lock.recheck()
         return lock
 
     def prepare(self, guard: str) -> None:
-        """Make the folders, private; raises :class:`StoreError` that says who cannot write where."""
+        """Create the private folders; raises :class:`StoreError` with the user and the path if that fails."""
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             for folder in (self.path, self._folder(owner(guard)), self._folder(guard)):
                 with suppress(FileExistsError):
                     folder.mkdir(mode=0o700)
-                    folder.chmod(0o700)  # whatever the umask took away
+                    folder.chmod(0o700)  # restore the bits that the umask removed
                 check_folder(folder, may_be_link=folder == self.path)
             self._write_once(self.path / ".gitignore", "*\n")
             self._write_once(self.path / "CACHEDIR.TAG", _CACHE_TAG)
@@ -109,7 +107,7 @@ class FileStore(Store):
 
     @staticmethod
     def _write_once(path: Path, text: str) -> None:
-        """Write a file unless it is there: whole or not at all, so that two who start at once agree on one."""
+        """Create a file atomically, if it is missing, so that processes that start together agree on its content."""
         if path.exists():
             return
         draft = path.with_name(f"{path.name}.{uuid.uuid4().hex}")
@@ -139,7 +137,7 @@ class FileStore(Store):
                     layout = bound(layout, guard, name, file_id(fd))
                     _allocate(fd, size)
                     mapped = mmap.mmap(fd, size)
-                    buffers = _cut(mapped, layout)
+                    buffers = _split(mapped, layout)
                     for header, buffer in zip(layout.headers, buffers):
                         Frame.format(header, buffer)
                 except BaseException:
@@ -160,11 +158,11 @@ class FileStore(Store):
                     raise CorruptFilter(f"{path} has {size:,} bytes")
                 mapped = mmap.mmap(fd, size)
         except FileNotFoundError as error:
-            raise UnknownGeneration(f"{path} is not there") from error
+            raise UnknownGeneration(f"{path} does not exist") from error
         except OSError as error:
             raise StoreError(self._cannot("read", error)) from error
         layout = self._layout(guard, name, place, Header.unpack(memoryview(mapped)), size, find_key_hash)
-        return FileGeneration(name, layout, _cut(mapped, layout), self._lock(guard), mapped, path)
+        return FileGeneration(name, layout, _split(mapped, layout), self._lock(guard), mapped, path)
 
     def drop(self, guard: str, name: str) -> None:
         try:
@@ -184,7 +182,7 @@ class FileStore(Store):
             usage = shutil.disk_usage(self.path if self.path.exists() else self.path.parent)
         except OSError:
             return None
-        return usage.free if usage.total else None  # what has no size is no disk: writing there will say why
+        return usage.free if usage.total else None  # some file systems report no size: then writing may fail
 
     def add_figures(self, page: Page, cells: Mapping[int, int]) -> None:
         self._figures.add(page, cells)
@@ -198,7 +196,7 @@ class FileStore(Store):
             return [
                 Error(
                     f"the store {self.alias!r} cannot write {existing} as user {os.geteuid()}.",
-                    hint=f"Give this user a private folder on a local disk, by {self._option}.",
+                    hint=f"Set {_option(self.alias)} to a private folder of this user on a local disk.",
                     id="bloomguard.E010",
                 )
             ]
@@ -209,46 +207,42 @@ class FileStore(Store):
             return [
                 Warning(
                     f"the store {self.alias!r} is not used: {error}.",
-                    hint=f"Give it a private folder, by {self._option}, or run this as the user of the workers.",
+                    hint=f"Set {_option(self.alias)} to a private folder, or run this as the user of the workers.",
                     id="bloomguard.W037",
                 )
             ]
         return self._check_disk()
 
     def _check_disk(self) -> list[CheckMessage]:
-        kind = mounts.filesystem_of(self.path)
-        lies = f"the store {self.alias!r} lies on {kind}, at {self.path}: "
-        if kind in mounts.NETWORK:
+        kind = disk.filesystem_of(self.path)
+        place = f"the store {self.alias!r} is on a file system of type {kind}, at {self.path}: "
+        if kind in disk.NETWORK:
             return [
                 Warning(
-                    f"{lies}where the network fails, a worker that reads a mapped file waits or is killed, and no "
-                    "other host trusts what this one wrote.",
-                    hint=f"Give it a folder on a local disk, by {self._option}; several hosts share a Redis store.",
+                    f"{place}if the network fails, a worker that reads a mapped file blocks or is killed, and other "
+                    "hosts do not trust the filters that this one wrote.",
+                    hint=f"Set {_option(self.alias)} to a folder on a local disk; several hosts need a Redis store.",
                     id="bloomguard.W026",
                 )
             ]
-        if kind in mounts.OVERLAY:
+        if kind in disk.OVERLAY:
             return [
                 Warning(
-                    f"{lies}its filters are gone with the container, and other containers do not see them.",
-                    hint=f"Give it a volume of the host, by {self._option}, and run rebuild_filter where the workers "
-                    "run; or take a Redis store.",
+                    f"{place}its filters are lost with the container, and other containers cannot read them.",
+                    hint=f"Set {_option(self.alias)} to a volume of the host and run rebuild_filter where the workers "
+                    "run, or use a Redis store.",
                     id="bloomguard.W027",
                 )
             ]
-        if kind in mounts.MEMORY:
+        if kind in disk.MEMORY:
             return [
                 Info(
-                    f"{lies}its filters take memory, and are gone after a restart.",
-                    hint="Run rebuild_filter --if-needed at every start; until it is done, every request passes.",
+                    f"{place}its filters use memory and are lost by a restart.",
+                    hint="Run rebuild_filter --if-needed at every start; until it has finished, every request passes.",
                     id="bloomguard.I028",
                 )
             ]
         return []
-
-    @property
-    def _option(self) -> str:
-        return f"BLOOMGUARD['STORES'][{self.alias!r}]['OPTIONS']['path']"
 
 
 class FileGeneration(FrameGeneration):
@@ -262,7 +256,7 @@ class FileGeneration(FrameGeneration):
         super().__init__(name, layout, buffers, lock)
 
     def seal(self) -> None:
-        """Write it to the disk: the file first, then the folder that names it. Raises :class:`StoreError`."""
+        """Write the file to the disk, then its folder. Raises :class:`StoreError`."""
         super().seal()
         try:
             self._mapped.flush()
@@ -277,18 +271,18 @@ class FileGeneration(FrameGeneration):
 
 
 class _WriteLock:
-    """``flock`` on a file of the guard's folder, with a thread lock before it.
+    """A thread lock and ``flock`` on a file in the guard's folder, in this order.
 
-    ``flock`` belongs to the open file, so threads that share one do not exclude each other, and neither do a parent
-    and a child that inherited it: after a fork, each opens its own.
+    ``flock`` belongs to the open file, so it does not exclude threads that share one, nor a child that inherited it:
+    after a fork, the child opens the file again.
     """
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / "lock"
         self._thread = threading.Lock()
         self._fd: int | None = None
-        self._doubts = 1
-        self._sure = 0  # after how many doubts the open file was the one that the path names
+        self._checks_due = 1
+        self._checks_done = 0  # number of due checks after which the path still named the open file
         after_fork(self._after_fork)
 
     def _after_fork(self) -> None:
@@ -296,57 +290,54 @@ class _WriteLock:
         self._close()
 
     def _close(self, close: Callable[[int], None] = os.close) -> None:
-        # The default keeps hold of the function: at the interpreter's end the module may be gone first.
+        # The default argument keeps a reference: at interpreter exit the module's globals may be cleared before.
         if self._fd is not None:
             close(self._fd)
             self._fd = None
 
     def __call__(self, exclusive: bool) -> _Held:
-        """A block that holds the lock, alone or with others; raises :class:`StoreError` if that takes too long."""
+        """Return a context manager for the exclusive or shared lock; raises :class:`StoreError` after a timeout."""
         return _Held(self, fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH)
 
-    def take(self, how: int) -> int:
+    def lock(self, how: int) -> int:
         if not self._thread.acquire(timeout=_LOCK_SECONDS):
             raise StoreError(f"another thread has held {self._path} for {_LOCK_SECONDS:g} s")
         try:
             return self._locked(how)
         except BaseException as error:
-            self._close()  # and so unlocks it, if it came that far
+            self._close()  # which unlocks the file, if it was locked
             self._thread.release()
             if isinstance(error, OSError):
                 raise StoreError(f"cannot lock {self._path}: {error.strerror}") from error
             raise
 
-    def leave(self, fd: int) -> None:
+    def unlock(self, fd: int) -> None:
         try:
             fcntl.flock(fd, fcntl.LOCK_UN)
         finally:
             self._thread.release()
 
-    def doubt(self) -> None:
-        """The folder may have been moved away, and another one made: the next to lock looks."""
-        self._doubts += 1
+    def recheck(self) -> None:
+        """Check at the next lock whether the path still names the open file: the folder may have been replaced."""
+        self._checks_due += 1
 
     def _locked(self, how: int) -> int:
-        """Lock the very file that the path names now.
-
-        A folder that was removed and made again has another one: whoever held on to the old file would lock out nobody.
-        """
+        """Lock the file that the path names now. A lock on the file of a removed folder would exclude no process."""
         deadline = time.monotonic() + _LOCK_SECONDS
         while True:
             if self._fd is None:
                 self._fd = open_private(self._path, os.O_RDWR | os.O_CREAT)
-                self.doubt()
+                self.recheck()
             self._flock(self._fd, how, deadline)
-            about, doubts = os.fstat(self._fd), self._doubts
+            about, due = os.fstat(self._fd), self._checks_due
             with suppress(FileNotFoundError):
-                if about.st_nlink and (self._sure == doubts or os.path.samestat(about, os.stat(self._path))):
-                    self._sure = doubts
+                if about.st_nlink and (self._checks_done == due or os.path.samestat(about, os.stat(self._path))):
+                    self._checks_done = due
                     return self._fd
             self._close()
 
     def _flock(self, fd: int, how: int, deadline: float) -> None:
-        """Take the lock, but never wait for good: whoever holds it may have been stopped in the middle of it."""
+        """Lock the file; raises :class:`StoreError` after the deadline, since a stopped process may hold the lock."""
         pause = 0.00002
         while True:
             try:
@@ -354,7 +345,7 @@ class _WriteLock:
             except BlockingIOError as error:
                 if time.monotonic() > deadline:
                     raise StoreError(
-                        f"{self._path} has been locked for {_LOCK_SECONDS:g} s; is a process that writes stopped?"
+                        f"{self._path} has been locked for {_LOCK_SECONDS:g} s; is a writing process stopped?"
                     ) from error
             time.sleep(pause)
             pause = min(2 * pause, 0.001)
@@ -364,7 +355,7 @@ class _WriteLock:
 
 
 class _Held:
-    """The block of a :class:`_WriteLock`. Each INSERT comes by, and a generator costs it two microseconds."""
+    """Context manager of a :class:`_WriteLock`: a class, since a generator would add 2 us to each INSERT."""
 
     __slots__ = ("_fd", "_how", "_lock")
 
@@ -373,10 +364,10 @@ class _Held:
         self._how = how
 
     def __enter__(self) -> None:
-        self._fd = self._lock.take(self._how)
+        self._fd = self._lock.lock(self._how)
 
     def __exit__(self, *exception: object) -> None:
-        self._lock.leave(self._fd)
+        self._lock.unlock(self._fd)
 
 
 @contextmanager
@@ -389,7 +380,7 @@ def _opened(path: Path, flags: int) -> Iterator[int]:
 
 
 def _allocate(fd: int, size: int) -> None:
-    """Take the disk space now: writing through a mapping to a sparse file on a full disk kills the process."""
+    """Allocate the disk space now: writing to a mapped sparse file on a full disk kills the process (SIGBUS)."""
     if hasattr(os, "posix_fallocate"):
         os.posix_fallocate(fd, 0, size)
         return
@@ -398,7 +389,11 @@ def _allocate(fd: int, size: int) -> None:
         os.write(fd, piece[: size - start])
 
 
-def _cut(mapped: mmap.mmap, layout: Layout) -> list[memoryview]:
-    """One writable view a shard."""
+def _option(alias: str) -> str:
+    return f"BLOOMGUARD['STORES'][{alias!r}]['OPTIONS']['path']"
+
+
+def _split(mapped: mmap.mmap, layout: Layout) -> list[memoryview]:
+    """Return one writable view per shard."""
     whole, size = memoryview(mapped), layout.frame_bytes
     return [whole[start : start + size] for start in range(0, layout.total_bytes, size)]

@@ -1,4 +1,4 @@
-"""A generation in buffers that this process can reach, on the heap or in a mapped file: one frame a shard."""
+"""A generation in memory buffers, on the heap or in a mapped file, with one frame per shard."""
 
 from __future__ import annotations
 
@@ -17,22 +17,25 @@ from .base import Adds, Generation
 if TYPE_CHECKING:
     from ..filters.base import U64, Keys
 
-# Adding one key takes 6 us a shard that gets any; several at once, where bits are all that is set, 150 us a shard and
-# 0.5 us each. In bulk a key costs a tenth of that, and then there is a pass over each shard for its checksum.
+# Three ways to add keys: one by one takes 6 us a key; several at once, for filters of plain bits only, takes 150 us a
+# shard and 0.5 us a key; in bulk takes a tenth of that a key, but recomputes the checksum of each whole shard.
 _SEVERAL_KEYS = 32
 _MANY_KEYS = 256
-_BYTES_A_KEY = {True: 256, False: 16_384}  # by whether several at once is a way
-# Keys that are written or discarded under one lock: others wait for some 5 ms.
+_BYTES_A_KEY = {True: 256, False: 16_384}  # for bulk adds, by whether the filter has plain bits
+# Keys to write or discard under one lock, during which other writers wait for about 5 ms.
 _WRITTEN_AT_ONCE = 8_192
 _DISCARDED_AT_ONCE = 256
 
 
-#: Of each key the shard that it belongs to, and its digest.
+#: For each key its shard's frame and filter, and its digest.
 Places = list[tuple[Frame, BodyFilter, int]]
 
 
 class FrameGeneration(Generation):
-    """``locked(exclusive)`` keeps other writers out, in this process and all others; readers of bits take no lock."""
+    """A generation whose shards lie in ``buffers``.
+
+    ``locked(exclusive)`` is a context manager that locks out writers of all processes. Checks take no lock.
+    """
 
     def __init__(
         self,
@@ -55,7 +58,7 @@ class FrameGeneration(Generation):
             self._shard(0)
 
     def _shard(self, index: int) -> tuple[Frame, BodyFilter]:
-        """The frame and the filter of one shard, checked whole when first asked for."""
+        """Return the frame and the filter of one shard; verify its checksum on first use."""
         frame, attached = self._frames[index], self._filters[index]
         if frame is None or attached is None:
             frame = Frame.open(self._buffers[index])
@@ -80,7 +83,7 @@ class FrameGeneration(Generation):
             for frame, attached, low, high in self._placed(keys):
                 with self._changing(frame, False):
                     attached.add_digests(low, high)
-                self._see(attached, low, high)
+                self._check_added(attached, low, high)
         elif len(keys) >= self._several:
             for start in range(0, len(keys), _WRITTEN_AT_ONCE):
                 self._add_several(keys[start : start + _WRITTEN_AT_ONCE])
@@ -95,11 +98,11 @@ class FrameGeneration(Generation):
             for frame, attached, low, _ in placed:
                 frame.write_bits(attached.layout.positions_many(low))
         for _, attached, low, high in placed:
-            self._see(attached, low, high)
+            self._check_added(attached, low, high)
 
     @classmethod
     def add_to_all(cls, adds: Sequence[Adds]) -> list[Exception | None]:
-        """See :meth:`Generation.add_to_all`: under one lock where all of them share it."""
+        """See :meth:`Generation.add_to_all`. Takes the lock once if all generations share it."""
         mine: list[tuple[FrameGeneration, Sequence[bytes]]] = adds  # type: ignore[assignment]
         locked = mine[0][0]._locked
         if any(each._locked != locked or len(keys) >= each._several for each, keys in mine):
@@ -110,7 +113,7 @@ class FrameGeneration(Generation):
             with locked(True):
                 for (each, _), found in zip(mine, places):
                     outcomes.append(found if isinstance(found, Exception) else _outcome(each._write, found))
-        except StoreError as error:  # the lock was not to be had
+        except StoreError as error:  # the lock was not acquired
             return [error] * len(adds)
         return outcomes
 
@@ -131,7 +134,7 @@ class FrameGeneration(Generation):
         if len(self._buffers) == 1:
             frame, attached = self._shard(0)
             with self._changing(frame, more):
-                attached.add_many(keys)  # which makes no more of the digests than its kind needs
+                attached.add_many(keys)  # computes only the part of the digests that its kind needs
             return
         for index, low, high in self.layout.locate_many(keys):
             frame, attached = self._shard(index)
@@ -147,7 +150,7 @@ class FrameGeneration(Generation):
 
     @contextmanager
     def _changing(self, frame: Frame, more: bool) -> Iterator[None]:
-        with self._locked(True):  # other writers wait meanwhile
+        with self._locked(True):
             frame.begin()
             yield
             if not more:
@@ -180,11 +183,11 @@ class FrameGeneration(Generation):
         return missing
 
     def _placed(self, keys: Keys) -> Iterator[tuple[Frame, BodyFilter, U64, U64]]:
-        """Each shard that has any of the keys, checked whole, and their digests."""
+        """Yield the frame and filter of each shard that has any of the keys, and their digests."""
         for index, low, high in self.layout.locate_many(keys):
             yield *self._shard(index), low, high
 
-    def _see(self, attached: BodyFilter, low: U64, high: U64) -> None:
+    def _check_added(self, attached: BodyFilter, low: U64, high: U64) -> None:
         if not attached.contains_digests(low, high).all():
             raise CorruptFilter(self._lost)
 
@@ -200,7 +203,7 @@ class FrameGeneration(Generation):
 
 
 def _outcome(function: Callable[[Any], Any], argument: Any) -> Any:
-    """What it returns, or raises."""
+    """Return the result of the call, or its :class:`FilterError` or :class:`StoreError`."""
     try:
         return function(argument)
     except (FilterError, StoreError) as error:

@@ -1,4 +1,4 @@
-"""A store in the memory of one process: for tests, and for sites that are one process."""
+"""A store in the memory of one process, for tests and for sites that run a single process."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .pages import PAGE_BYTES, Page, add_to
 
 
 class MemoryStore(Store):
-    """Generations on the heap. ``max_bytes`` bounds them all together (1 GiB)."""
+    """Generations on the heap, at most ``max_bytes`` in total (1 GiB)."""
 
     def __init__(self, alias: str, *, max_bytes: int = 1 << 30) -> None:
         super().__init__(alias)
@@ -34,7 +34,7 @@ class MemoryStore(Store):
 
     @property
     def identity(self) -> str:
-        # A forked child has a copy that nobody else writes to: another store, not to be trusted for this one.
+        # A forked child has its own copy, which misses the parent's later writes, so it gets another identity.
         return f"memory:{self._life}:{os.getpid()}"
 
     @contextmanager
@@ -46,7 +46,7 @@ class MemoryStore(Store):
         if layout.total_bytes > self.free_bytes():
             raise StoreError(
                 f"a filter of {layout.total_bytes:,} bytes does not fit: the store {self.alias!r} has "
-                f"{self.free_bytes():,} of its max_bytes={self._max_bytes:,} left"
+                f"{self.free_bytes():,} of max_bytes={self._max_bytes:,} left; raise max_bytes"
             )
         layout = bound(layout, guard, name)
         buffers = [memoryview(bytearray(header.frame_bytes)) for header in layout.headers]

@@ -1,7 +1,7 @@
-"""Pages of figures: what stores keep beside filters, of a fixed size and for a fixed time.
+"""Pages of metrics, which stores keep beside filters: fixed size, fixed retention.
 
-A page has 240 rows of 24 cells, each an unsigned 32-bit number, big-endian: 23,040 bytes. A row is a minute, so that a
-page is four hours, or an hour, and a page is ten days. Cells stop at their highest number.
+A page has 240 rows of 24 cells, each an unsigned big-endian 32-bit number: 23,040 bytes. A row covers a minute (then a
+page covers four hours) or an hour (ten days). Cells saturate at their maximum.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ..exceptions import StoreError
-from .private import open_private
+from .disk import open_private
 
 MINUTE, HOUR = 60, 3_600
 ROWS, COLUMNS = 240, 24
 PAGE_BYTES = 4 * ROWS * COLUMNS
-#: For how many seconds rows of a minute and of an hour are to be had.
+#: Retention in seconds of rows that cover a minute and an hour.
 KEPT_SECONDS = {MINUTE: 24 * HOUR, HOUR: 31 * 24 * HOUR}
 
 _HIGHEST = 2**32 - 1
@@ -32,14 +32,14 @@ _NAME = re.compile(r"figures-(\d+)-(\d+)")
 
 
 class Page(NamedTuple):
-    """The page ``number`` of a guard's figures by ``step`` seconds: it begins ``240 * step * number`` after 1970."""
+    """A guard's page of rows of ``step`` seconds; it starts at Unix time ``240 * step * number``."""
 
     guard: str
     step: int
     number: int
 
     def is_over(self, page: Page) -> bool:
-        """Whether nobody needs this page once ``page`` is written to: it is too old, or a wrong clock wrote it."""
+        """Return whether to delete this page when ``page`` is written: it is expired, or its time is in the future."""
         if (self.guard, self.step) != (page.guard, page.step):
             return False
         span = ROWS * self.step
@@ -47,17 +47,17 @@ class Page(NamedTuple):
 
 
 def cells_of(page: bytes) -> array[int]:
-    """The numbers of a page, row by row; raises :class:`StoreError` if it is none."""
+    """Return the numbers of a page, row by row; raises :class:`StoreError` if its length is wrong."""
     cells = array("I", page) if len(page) == PAGE_BYTES else None
     if cells is None or cells.itemsize != 4:
-        raise StoreError(f"a page of figures has {PAGE_BYTES:,} bytes; this one has {len(page):,}")
+        raise StoreError(f"a page of metrics has {PAGE_BYTES:,} bytes; this one has {len(page):,}")
     if sys.byteorder == "little":
         cells.byteswap()
     return cells
 
 
 def add_to(page: bytes, cells: Mapping[int, int]) -> bytes:
-    """``page`` with numbers added to its cells."""
+    """Return ``page`` with numbers added to its cells."""
     numbers = cells_of(page)
     for cell, number in cells.items():
         numbers[cell] = min(numbers[cell] + number, _HIGHEST)
@@ -69,7 +69,8 @@ def add_to(page: bytes, cells: Mapping[int, int]) -> bytes:
 class PageFolder:
     """Pages as files in the folders of a file store, shared by the processes of a host.
 
-    Whoever adds holds ``flock`` on the file and writes once: a process that is killed leaves all of it or nothing.
+    An add holds ``flock`` on the file and makes one ``pwrite``, so a killed process leaves a page with all of the add
+    or none of it.
     """
 
     def __init__(self, path: Path) -> None:
@@ -79,7 +80,7 @@ class PageFolder:
         return self._path / page.guard / f"figures-{page.step}-{page.number}"
 
     def add(self, page: Page, cells: Mapping[int, int]) -> None:
-        """Add numbers to cells; raises :class:`StoreError`. A guard that never had a filter has no folder, and none."""
+        """Add numbers to cells; raises :class:`StoreError`. Does nothing for a guard without a folder (no filter)."""
         file = self._file(page)
         try:
             fd = open_private(file, os.O_RDWR | os.O_CREAT)
@@ -87,21 +88,21 @@ class PageFolder:
                 _lock(fd, file)
                 before = os.pread(fd, PAGE_BYTES, 0)
                 if not before:
-                    os.fchmod(fd, 0o600)  # whatever the umask took away
+                    os.fchmod(fd, 0o600)  # restore the bits that the umask removed
                     self._sweep(page)
                 after = add_to(_whole(before), cells)
                 start, end = 4 * min(cells), 4 * max(cells) + 4
                 os.pwrite(fd, after[start:end], start)
             finally:
-                fcntl.flock(fd, fcntl.LOCK_UN)  # a child forked meanwhile has the open file, too: closing is not enough
+                fcntl.flock(fd, fcntl.LOCK_UN)  # close() would not unlock if a child forked meanwhile has it open
                 os.close(fd)
         except FileNotFoundError:
             return
         except OSError as error:
-            raise StoreError(f"cannot write figures to {file}: {error.strerror}") from error
+            raise StoreError(f"cannot write metrics to {file}: {error.strerror}") from error
 
     def read(self, page: Page) -> bytes:
-        """The page, or nothing where there is none; raises :class:`StoreError`."""
+        """Return the page, empty if there is none; raises :class:`StoreError`."""
         file = self._file(page)
         try:
             fd = open_private(file, os.O_RDONLY)
@@ -112,7 +113,7 @@ class PageFolder:
         except FileNotFoundError:
             return b""
         except OSError as error:
-            raise StoreError(f"cannot read figures from {file}: {error.strerror}") from error
+            raise StoreError(f"cannot read metrics from {file}: {error.strerror}") from error
 
     def _sweep(self, page: Page) -> None:
         for file, other in self._pages(page.guard):
@@ -128,12 +129,12 @@ class PageFolder:
 
 
 def _whole(page: bytes) -> bytes:
-    """A file grows as its rows are written: what is not there yet is zero."""
+    """Pad a page with zeros: its file is only as long as the rows written so far."""
     return page.ljust(PAGE_BYTES, b"\0")
 
 
 def _lock(fd: int, file: Path) -> None:
-    """Lock the file, but never wait for good: whoever holds it may have been stopped in the middle of it."""
+    """Lock the file; raises :class:`StoreError` after a timeout, since a stopped process may hold the lock."""
     deadline = time.monotonic() + _LOCK_SECONDS
     while True:
         try:

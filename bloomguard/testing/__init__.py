@@ -1,11 +1,11 @@
-"""For the tests of projects that use bloomguard: filters that follow the test's database, and what to assert.
+"""Helpers for the tests of projects: filters that follow the test's database, and assertions.
 
-In a test run guards are cold: everything passes, as on a site before its first ``rebuild_filter``. Where a test is
-about the guards, :func:`guards_armed` gives each a filter in memory of the rows that are there, for as long as its
-block lasts. From then on it is kept in step as in production, by the same hooks.
+In a test run guards are cold: everything passes, as on a site before its first ``rebuild_filter``. To test guards, use
+:func:`guards_armed`: inside its block each guard has a filter in memory, built from the rows that exist. Writes update
+it through the same hooks as in production.
 
 * ``django.test``: put :class:`GuardTestMixin` before ``TestCase``.
-* pytest: ask for the fixture ``armed_guards``, and for ``db`` or its like.
+* pytest: request the fixture ``armed_guards``, and ``db`` or a similar fixture.
 """
 
 from .assertions import GuardTestMixin, assert_blocked, assert_passes

@@ -1,4 +1,4 @@
-"""What a test says of a request: a guard answers it, or lets it pass."""
+"""Assertions: a guard blocks a request, or lets it pass."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from .filters import guards_armed
 
 
 @dataclass
-class _Seen:
-    """What one request did: statements, caches that were asked, guards that blocked it."""
+class _Activity:
+    """The statements, cache reads and blocking guards of one request."""
 
     statements: list[str] = field(default_factory=list)
     caches: list[str] = field(default_factory=list)
@@ -29,39 +29,37 @@ class _Seen:
 
 
 def assert_blocked(client: Client, path: str, **request: Any) -> Any:
-    """``GET path`` is answered 404 by a guard: no statement, no look at a cache. Returns the response.
+    """Assert that a guard answers ``GET path`` with 404, without a statement or a cache read; return the response.
 
-    ``request`` goes to ``client.get``. Raises :class:`AssertionError` that says what happened instead, and why.
+    ``request`` is passed to ``client.get``. The :class:`AssertionError` tells what happened instead, and why.
     """
-    with _watching() as seen:
+    with _recording() as did:
         response = client.get(path, **request)
-    if not seen.blocked:
-        raise AssertionError(f"no guard blocks {path}; it was answered {response.status_code}{_why(path)}")
+    if not did.blocked:
+        raise AssertionError(f"no guard blocked {path}; the response was {response.status_code}{_why(path)}")
     if response.status_code != 404:
-        raise AssertionError(
-            f"{path} was blocked, and then answered {response.status_code} by something on its way out"
-        )
-    if seen.statements:
-        raise AssertionError(f"{path} was blocked after {len(seen.statements)} statements: {_some(seen.statements)}")
-    if seen.caches:
-        raise AssertionError(f"{path} was blocked after a cache was asked: {_some(seen.caches)}; {_ORDER}")
+        raise AssertionError(f"{path} was blocked, but a middleware changed the response to {response.status_code}")
+    if did.statements:
+        raise AssertionError(f"{path} was blocked after {len(did.statements)} statements: {_some(did.statements)}")
+    if did.caches:
+        raise AssertionError(f"{path} was blocked after a cache was read: {_some(did.caches)}; {_ORDER}")
     return response
 
 
 def assert_passes(client: Client, path: str, **request: Any) -> Any:
-    """``GET path`` is answered by its view, whatever the answer. Returns the response.
+    """Assert that no guard blocks ``GET path``; return the response, whatever its status.
 
-    ``request`` goes to ``client.get``. Raises :class:`AssertionError` if a guard blocks it.
+    ``request`` is passed to ``client.get``. Raises :class:`AssertionError` if a guard blocks it.
     """
-    with _watching() as seen:
+    with _recording() as did:
         response = client.get(path, **request)
-    if seen.blocked:
-        raise AssertionError(f"the guard {seen.blocked[0].name!r} blocks {path}{_why(path)}")
+    if did.blocked:
+        raise AssertionError(f"the guard {did.blocked[0].name!r} blocked {path}{_why(path)}")
     return response
 
 
 class GuardTestMixin:
-    """For ``TestCase`` and its like: guards are armed in every test, after ``setUpTestData`` and before the test.
+    """A mixin for ``TestCase`` and its relatives that arms the guards in every test, after ``setUpTestData``.
 
     Put it before ``TestCase`` among the bases.
     """
@@ -69,18 +67,18 @@ class GuardTestMixin:
     client: Client
 
     def setUp(self) -> None:
-        """Arm every guard for the time of the test."""
+        """Arm every guard until the end of the test."""
         super().setUp()  # type: ignore[misc]
         block = ExitStack()
         block.enter_context(guards_armed())
         self.addCleanup(block.close)  # type: ignore[attr-defined]
 
     def assert_blocked(self, path: str, **request: Any) -> Any:
-        """:func:`assert_blocked` with the test's own client."""
+        """Call :func:`assert_blocked` with the test's client."""
         return assert_blocked(self.client, path, **request)
 
     def assert_passes(self, path: str, **request: Any) -> Any:
-        """:func:`assert_passes` with the test's own client."""
+        """Call :func:`assert_passes` with the test's client."""
         return assert_passes(self.client, path, **request)
 
 
@@ -89,32 +87,32 @@ _READS = ("get", "get_many", "has_key", "get_or_set", "aget", "aget_many", "ahas
 
 
 @contextmanager
-def _watching() -> Iterator[_Seen]:
-    seen = _Seen()
+def _recording() -> Iterator[_Activity]:
+    did = _Activity()
 
-    def note_statement(execute: Any, sql: str, *rest: Any) -> Any:
-        seen.statements.append(sql)
+    def record_statement(execute: Any, sql: str, *rest: Any) -> Any:
+        did.statements.append(sql)
         return execute(sql, *rest)
 
-    def note_blocked(guard: Guard, **named: Any) -> None:
-        seen.blocked.append(guard)
+    def record_blocked(guard: Guard, **named: Any) -> None:
+        did.blocked.append(guard)
 
     with ExitStack() as block:
         for alias in connections:
-            block.enter_context(connections[alias].execute_wrapper(note_statement))
+            block.enter_context(connections[alias].execute_wrapper(record_statement))
         for alias in caches:
             for name in _READS:
-                block.enter_context(_noting(caches[alias], name, seen.caches, alias))
-        request_blocked.connect(note_blocked)
-        block.callback(request_blocked.disconnect, note_blocked)
-        yield seen
+                block.enter_context(_recorded_read(caches[alias], name, did.caches, alias))
+        request_blocked.connect(record_blocked)
+        block.callback(request_blocked.disconnect, record_blocked)
+        yield did
 
 
-def _noting(cache: Any, name: str, noted: list[str], alias: str) -> Any:
+def _recorded_read(cache: Any, name: str, reads: list[str], alias: str) -> Any:
     method = getattr(cache, name)
 
     def reading(*args: Any, **kwargs: Any) -> Any:
-        noted.append(f"{alias}.{name}")
+        reads.append(f"{alias}.{name}")
         return method(*args, **kwargs)
 
     return mock.patch.object(cache, name, reading)
@@ -125,11 +123,11 @@ def _some(things: list[str]) -> str:
 
 
 def _why(path: str) -> str:
-    """What the guards of a path say of it, as far as that can be told."""
+    """Return the guards' verdicts on a path; empty if they cannot be determined."""
     try:
         found = explain(path.partition("?")[0])
     except (ConfigurationError, DatabaseError, ImportError):
         return ""
     if found.unguarded:
         return f": {found.unguarded}"
-    return "".join(f"; the guard {each.guard!r} says {each.verdict}: {each.meaning}" for each in found.guards)
+    return "".join(f"; the guard {each.guard!r} answers {each.verdict}: {each.meaning}" for each in found.guards)

@@ -1,4 +1,4 @@
-"""Guards whose filters and state rows lie in the memory of a test."""
+"""Guards with their filters and state rows in the memory of a test."""
 
 from __future__ import annotations
 
@@ -11,28 +11,27 @@ from unittest import mock
 
 from django.db import transaction
 
-from .. import spot_checks
 from ..filters.layout import Layout
-from ..guards import Guard, registry
-from ..keys import OutOfRange, Unkeyable
-from ..live import LiveFilter
+from ..guards import Guard, registry, spot_checks
+from ..guards.keys import OutOfRange, Unkeyable
+from ..state.active_filter import ActiveFilter
+from ..state.table import Rows, State, StateTable
 from ..stores import Store
 from ..stores.memory import MemoryStore
-from ..sync.state import Rows, State, StateTable
 
 _GENERATION = "test"
-#: Rows that a test adds; more make absences rarer, and none of them false.
+#: Rows that a test may add; more rows cause false positives, but no false ABSENT.
 _CAPACITY = 50_000
-#: So small that a test which expects an absence never fails for a false positive.
+#: So small that a test that expects ABSENT does not fail because of a false positive.
 _ERROR_RATE = 1e-7
 
 
 class _Rows(StateTable):
-    """State rows that lie in no database, so that no transaction of a test hides or locks them."""
+    """State rows in memory instead of a database, so that no transaction of a test hides or locks them."""
 
     def __init__(self) -> None:
         super().__init__(connection=SimpleNamespace(alias="", close=lambda: None))  # type: ignore[arg-type]
-        self.sleep = lambda seconds: self.forget()  # nobody else to wait for; our own copy is old by then
+        self.sleep = lambda seconds: self.forget()  # no other process to wait for: only drop our copy
         self.rows: Rows = {}
 
     def _read(self) -> Rows:
@@ -49,8 +48,8 @@ class _Rows(StateTable):
         return after
 
 
-class _TestFilter(LiveFilter):
-    """A guard's filter in a store of its own."""
+class _TestFilter(ActiveFilter):
+    """An active filter in its own memory store."""
 
     def __init__(self, guard: Guard, table: StateTable) -> None:
         super().__init__(
@@ -70,10 +69,10 @@ class _TestFilter(LiveFilter):
 
 @contextmanager
 def guards_armed(*names: str) -> Iterator[None]:
-    """In this block each guard, or each one named, answers from a filter of the rows that exist when it begins.
+    """Arm every guard, or those in ``names``, inside the block, with a filter of the rows that exist at its start.
 
-    It reads all rows of the guards' tables once. Rows that the ORM writes in the block are added; raw SQL fences the
-    guard, as it does in production.
+    Reads all rows of the guards' tables once. Rows that the ORM writes in the block are added; raw SQL fences the
+    guard, as in production.
     """
     table = _Rows()
     with ExitStack() as block:
@@ -81,17 +80,17 @@ def guards_armed(*names: str) -> Iterator[None]:
         for guard in _guards(names):
             made = _TestFilter(guard, table)
             _fill(guard, made, table)
-            block.enter_context(_instead(guard, live=made))
+            block.enter_context(_replaced(guard, active_filter=made))
         yield
 
 
 @contextmanager
 def guards_off(*names: str) -> Iterator[None]:
-    """In this block every guard, or each one named, lets everything pass, as if there were no bloomguard."""
+    """Switch every guard, or those in ``names``, off inside the block: everything passes, as without bloomguard."""
     table = _Rows()
     with ExitStack() as block:
         for guard in _guards(names):
-            block.enter_context(_instead(guard, live=_TestFilter(guard, table), mode="shadow"))
+            block.enter_context(_replaced(guard, active_filter=_TestFilter(guard, table), mode="shadow"))
         yield
 
 
@@ -100,8 +99,8 @@ def _guards(names: Iterable[str]) -> list[Guard]:
 
 
 @contextmanager
-def _instead(guard: Guard, **others: Any) -> Iterator[None]:
-    # One by one: a thread of a live server may ask the guard meanwhile.
+def _replaced(guard: Guard, **others: Any) -> Iterator[None]:
+    # Set one attribute after the other: a thread of a live server may query the guard meanwhile.
     before = {name: guard.__dict__[name] for name in others if name in guard.__dict__}
     guard.__dict__.update(others)
     try:
@@ -133,9 +132,9 @@ def _fill(guard: Guard, made: _TestFilter, table: _Rows) -> None:
 
 def _keys(guard: Guard) -> Iterator[bytes]:
     using = guard.database
-    with transaction.atomic(using=using):  # where a cursor may stay open for the time of the loop
+    with transaction.atomic(using=using):  # keeps the cursor open during the loop
         for values in guard.rows().using(using).order_by().values_list(*guard.attnames).iterator(chunk_size=2_000):
             try:
                 yield guard.keys.key(values[0] if len(values) == 1 else values)
             except (Unkeyable, OutOfRange):
-                continue  # such as NULL, which nobody can look up
+                continue  # such as NULL: no request can look it up

@@ -6,7 +6,7 @@ from datetime import datetime, timezone
 
 import pytest
 
-from bloomguard import figures
+from bloomguard.metrics import series as figures
 from bloomguard.models import GuardState, GuardTask
 
 from ..shop.models import Article, Product

@@ -18,7 +18,7 @@ from bloomguard.exceptions import ConfigurationError
 from bloomguard.guards import Guard, registry
 from bloomguard.routes.table import table_for
 from bloomguard.signals import request_blocked
-from bloomguard.sync import state
+from bloomguard.state import table as state
 from tests.door.conftest import STARTPROJECT
 from tests.door.site import Asgi
 from tests.guarding import registered, urlconf
@@ -136,8 +136,8 @@ def test_in_doubt_it_passes(shop, shielded, clock, monkeypatch, caplog, trouble)
         def fail(key):
             raise RuntimeError("oops")
 
-        monkeypatch.setattr(registry["product"].live, "ask", fail)
-        monkeypatch.setattr(registry["product"].live, "ask_now", fail)
+        monkeypatch.setattr(registry["product"].active_filter, "ask", fail)
+        monkeypatch.setattr(registry["product"].active_filter, "ask_now", fail)
     caplog.clear()
 
     assert [site(f"/products/{pk}/").status for pk in (7, 8, 9)] == [200, 404, 404]
@@ -320,8 +320,8 @@ def test_may_answer_says_why_not(shop, shielded, pages):
 
     assert found == {
         ("names", "plain"): "",
-        ("names", "fixed"): "the URLconf gives the ID, not the path",
-        ("names", "spoken"): "/<language>/spoken/<int:pk>/ is another path in another language",
+        ("names", "fixed"): "the URLconf sets the ID, not the path",
+        ("names", "spoken"): "/<language>/spoken/<int:pk>/ matches other paths in another language",
         ("asks", "applies"): "TemporaryGuard.applies needs the request",
-        ("posts", "plain"): "its guard and its view share neither GET nor HEAD",
+        ("posts", "plain"): "its guard and its view have neither GET nor HEAD in common",
     }

@@ -266,10 +266,10 @@ def get_alone(request, pk):
 
 
 SHUT = {
-    "insiders alone": ({"middleware": "insiders_alone"}, "the site answers no plain 404: GET http://testserver/"),
+    "insiders alone": ({"middleware": "insiders_alone"}, "the site does not respond with a plain 404: GET http://testserver/"),
     "maintenance": ({"middleware": "maintenance"}, "/ has status 503"),
     "a 404 ahead of the view": ({"middleware": "hides_from_strangers"}, "before its view runs"),
-    "fallback": ({"middleware": "fallback"}, "answering a 404 asks the database: GET "),
+    "fallback": ({"middleware": "fallback"}, "a 404 queries the database: GET "),
     "urlconf": ({"middleware": "sets_urlconf"}, "a middleware sets request.urlconf"),
     "urlconf of a host": (
         {"middleware": "sets_urlconf_of_one", "ALLOWED_HOSTS": ["a", "one", ".c"]},
@@ -302,18 +302,18 @@ SHUT = {
     ),
     "all paths": (
         {"urls": [path("p/<int:pk>/", views.product, name="product"), path("<path:rest>", views.product_str)]},
-        "a URL pattern takes every path",
+        "a URL pattern matches every path",
     ),
     "own resolver": (
         {"urls": [OwnPattern(RoutePattern("x/", is_endpoint=True), views.product),
                   path("p/<int:pk>/", views.product, name="product")]},
-        "resolves paths in its own way",
+        "has its own way to resolve paths",
     ),
     "regex": (
         {"urls": [re_path(r"^p/(?P<pk>\d+)/(?P<other>[a-z]+)/$", views.product, name="product")]},
-        "it could make no path with an absent ID for any route",
+        "no route has a path with an absent ID",
     ),
-    "no route": ({"urls": [path("p/", views.product)]}, "no guarded route is open and certain by its path"),
+    "no route": ({"urls": [path("p/", views.product)]}, "no guarded route is open and decided by its path"),
     "no host": ({"ALLOWED_HOSTS": ["*"]}, "name your hosts in ALLOWED_HOSTS"),
     "DEBUG": ({"DEBUG": True}, "DEBUG is on"),
     "FORCE_SCRIPT_NAME": ({"FORCE_SCRIPT_NAME": "/x"}, "FORCE_SCRIPT_NAME is set"),
@@ -358,7 +358,7 @@ def test_a_database_that_cannot_be_asked_keeps_it_shut(shop, shielded, caplog, m
     monkeypatch.setattr("django.db.models.query.QuerySet.exists", fail)
 
     assert not shielded().is_open
-    assert caplog.messages[-1].endswith("the database could not be asked for absent IDs (OperationalError)")
+    assert caplog.messages[-1].endswith("the search for absent IDs in the database failed (OperationalError)")
 
 
 def test_errors_of_the_site_are_logged(shop, shielded, pages, caplog):
@@ -438,7 +438,7 @@ def test_a_route_without_a_path_is_left_out(shop, shielded, pages, caplog):
         statuses = site("/p/8/").status, site("/other/8/x/").status
 
     assert (statuses, site.reached) == ((404, 404), ["/other/8/x/"])
-    assert "the door does not answer /other/<int:pk>/<str:other>/: reverse() makes no path" in caplog.text.replace(
+    assert "the door does not answer /other/<int:pk>/<str:other>/: reverse() builds no path" in caplog.text.replace(
         "bloomguard's ", "the "
     )
 

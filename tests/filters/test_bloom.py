@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from bloomguard.filters import BloomFilter, CuckooFilter, InvalidShape, KeyHash, MismatchedFilters
+from bloomguard.filters.bulk import cores
 from bloomguard.filters.codec import Frame
-from bloomguard.filters.parallel import cores
 
 from .kinds import key
 
@@ -125,7 +125,7 @@ def test_intersection_has_the_keys_in_both():
     [
         (
             lambda: BloomFilter(1_100),
-            "the partition sizes differ: {0.layout.sizes} here, {1.layout.sizes} in the other",
+            "the partition sizes differ: {0.layout.sizes} here, {1.layout.sizes} in the other filter",
         ),
         (lambda: BloomFilter(1_000, hashes=4), "the partition sizes differ: {0.layout.sizes} here, {1.layout.sizes}"),
         (lambda: BloomFilter(1_000, width=8), "the key widths differ: None here, 8 in the other"),

@@ -121,7 +121,7 @@ def test_every_single_flipped_bit_is_noticed():
         ({"shards": 1 << 31}, "shard 0 of 2147483648"),
         ({"capacity": 0}, "capacity is 0"),
         ({"error_rate": float("nan")}, "error_rate is nan"),
-        ({"body_bytes": 1 << 60}, "the header tells of"),
+        ({"body_bytes": 1 << 60}, "the header declares"),
         ({"key_id": 1}, "another secret"),
     ],
 )
@@ -179,7 +179,7 @@ def test_a_writer_that_died_is_seen_and_made_good():
         frame.write(dies())
     assert frame.dirty
     frame.verify()
-    with pytest.raises(CorruptFilter, match="taken while it was being written"):
+    with pytest.raises(CorruptFilter, match="copied while a writer was changing it"):
         codec.decode(bytes(frame.buffer))
     frame.write([(1, b"\2")])
     assert not frame.dirty
@@ -194,7 +194,7 @@ def test_a_frame_of_two_builds_is_refused():
 
     with pytest.raises(CorruptFilter, match="the tags at the two ends differ"):
         codec.decode(data[:-16] + other[-16:])
-    with pytest.raises(CorruptFilter, match="bytes; the header tells of"):
+    with pytest.raises(CorruptFilter, match="bytes, but the header declares"):
         codec.decode(data + b"\0")
     with pytest.raises(CorruptFilter, match="the header's padding is not empty"):
         codec.decode(data[: header.body_offset - 1] + b"x" + data[header.body_offset :])

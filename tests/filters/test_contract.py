@@ -93,7 +93,7 @@ def test_keys_come_in_every_form(kind, form):
     ("keys", "message"),
     [
         ([b"short"], "a key of 5 bytes in a filter for keys of 8 bytes"),
-        (b"123456789", "a buffer of 9 bytes is no whole number of keys of 8 bytes"),
+        (b"123456789", "a buffer of 9 bytes is not a whole number of keys of 8 bytes"),
         (np.array([1.5]), "an array of float64"),
         (np.array([[1]]), r"shape \(1, 1\)"),
         ([1 << 63], "integers of at most 64 bits"),
@@ -124,7 +124,7 @@ def test_discard_is_a_capability_to_ask_for(kind):
     """``supports_discard`` tells whether ``discard`` works; where it does not, it says so and changes nothing."""
     filter = filled(kind)
     if not filter.supports_discard:
-        with pytest.raises(DiscardUnsupported, match="ask supports_discard"):
+        with pytest.raises(DiscardUnsupported, match="check supports_discard"):
             filter.discard(key(1))
         assert filter.might_contain(key(1))
         return
@@ -288,7 +288,5 @@ def test_what_would_not_fit_is_refused_with_its_size():
         lambda: filters.ExactBitmap(0, (1 << 47) - 1),
         lambda: filters.BloomFilter(1_000_000, 0.01, max_bytes=1_000_000),
     ):
-        with pytest.raises(
-            TooLarge, match=r"take [\d,]+ bytes as a \w+ filter, over the [\d,]+ that it may take; lower"
-        ):
+        with pytest.raises(TooLarge, match=r"take [\d,]+ bytes as a \w+ filter, over the limit of [\d,]+; lower"):
             make()

@@ -11,8 +11,9 @@ from unittest import mock
 from django.db import transaction
 from django.db.models import QuerySet
 
-from bloomguard import rebuild
-from bloomguard.sync import discards, fencing, observer, raw, state, statements
+from bloomguard.rebuild import rebuild
+from bloomguard.state import table as state
+from bloomguard.writes import discards, fencing, observer, raw, statements, updates
 
 
 @contextmanager
@@ -41,9 +42,9 @@ def discards_at_once() -> Iterator[None]:
     """As ``post_delete`` does it: the transaction may be rolled back."""
 
     def issue(guard: Any, keys: Any, generation: str, connection: Any) -> None:
-        guard.live.discard(keys, generation)
+        guard.active_filter.discard(keys, generation)
 
-    with mock.patch.object(discards.Token, "issue", issue):
+    with mock.patch.object(discards.PendingDelete, "issue", issue):
         yield
 
 
@@ -52,11 +53,11 @@ def adds_on_commit() -> Iterator[None]:
     """As most do it who know of transactions: a request comes between the COMMIT and the add."""
     original = statements.add
 
-    def add(watch: Any, using: str, tell: Any) -> None:
-        told = tell(watch)
-        transaction.on_commit(partial(original, watch, using, lambda watch: told), using=using)
+    def add(tracked: Any, using: str, written_to: Any) -> None:
+        written = written_to(tracked)
+        transaction.on_commit(partial(original, tracked, using, lambda tracked: written), using=using)
 
-    with mock.patch.object(statements, "add", add):
+    with mock.patch.object(statements, "add", add), mock.patch.object(updates, "add", add):
         yield
 
 
@@ -70,29 +71,29 @@ def heeds_no_savepoint() -> Iterator[None]:
 @contextmanager
 def takes_a_key_for_another_column() -> Iterator[None]:
     """An UPDATE of nothing but the slug brings up no key."""
-    original = statements._touched
+    original = updates._touched
 
-    def touched(watches: Any, query: Any) -> Any:
+    def touched(tables: Any, query: Any) -> Any:
         only_slug = {field.column for field, _, _ in query.values} == {"slug"}
-        return [] if only_slug else original(watches, query)
+        return [] if only_slug else original(tables, query)
 
-    with mock.patch.object(statements, "_touched", touched):
+    with mock.patch.object(updates, "_touched", touched):
         yield
 
 
 @contextmanager
 def forgets_who_is_alive() -> Iterator[None]:
     """An UPDATE brings up new keys by the key's own columns alone."""
-    original = statements._touched
+    original = updates._touched
 
-    def touched(watches: Any, query: Any) -> Any:
+    def touched(tables: Any, query: Any) -> Any:
         written = {field.column for field, _, _ in query.values}
         return [
-            watch for watch in original(watches, query)
-            if not written.isdisjoint(field.column for field in watch.guard.fields)
+            tracked for tracked in original(tables, query)
+            if not written.isdisjoint(field.column for field in tracked.guard.fields)
         ]  # fmt: skip
 
-    with mock.patch.object(statements, "_touched", touched):
+    with mock.patch.object(updates, "_touched", touched):
         yield
 
 

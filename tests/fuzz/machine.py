@@ -21,21 +21,19 @@ from django.db import connection, connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models import Model
 
-from bloomguard import spot_checks
-from bloomguard.building import proof
 from bloomguard.exceptions import RebuildError, StoreError
-from bloomguard.guards import Guard
-from bloomguard.keys import OutOfRange, Unkeyable
-from bloomguard.live import LiveFilter
+from bloomguard.guards import Guard, spot_checks
+from bloomguard.guards.keys import OutOfRange, Unkeyable
 from bloomguard.lookups import guarded_lookups
 from bloomguard.models import GuardState
-from bloomguard.rebuild import Rebuild, roll_back_all, run_all
+from bloomguard.rebuild import Rebuild, roll_back_all, run_all, verify
+from bloomguard.state import table as states
+from bloomguard.state.active_filter import ActiveFilter
+from bloomguard.state.table import ARMED, StateTable
 from bloomguard.stores import stores
-from bloomguard.sync import fencing
-from bloomguard.sync import state as states
-from bloomguard.sync.adding import adding
-from bloomguard.sync.state import ARMED, StateTable
 from bloomguard.verdicts import Verdict
+from bloomguard.writes import fencing
+from bloomguard.writes.adding import adding
 from tests.patience import be_patient
 
 from .actor import Hand, Outcome
@@ -109,7 +107,7 @@ class Machine:
         be_patient()
         spot_checks.drawn = spot_checks.never
         # What a build proves of itself takes most of its time, and here the oracle proves more.
-        proof.Proof.rows_held = proof.Proof.error_rate = lambda *arguments: 0  # type: ignore[assignment, method-assign]
+        verify.Proof.rows_held = verify.Proof.error_rate = lambda *arguments: 0  # type: ignore[assignment, method-assign]
         self.twin = Twin(twin)
         self.peer = Peer(self._adding)
         self.vendor = connection.vendor
@@ -136,7 +134,7 @@ class Machine:
 
     def _other(self, guard: Guard) -> Guard:
         made = copy.copy(guard)
-        made.__dict__["live"] = LiveFilter(
+        made.__dict__["active_filter"] = ActiveFilter(
             guard.name,
             store_alias=guard.store,
             definition=guard.definition,
@@ -185,8 +183,8 @@ class Machine:
         self._commits, self._seen = 0, ""
         for guards in (self.guards, self.others):
             for guard in guards.values():
-                guard.live.forget()
-                guard.live._fence = ("", float("-inf"))
+                guard.active_filter.forget()
+                guard.active_filter._fence = ("", float("-inf"))
         for table in (states.table, self.other_table):
             table.forget()
         self.open, self.wrote = [False, False], [False, False]
@@ -282,7 +280,7 @@ class Machine:
             raise Wrong(self._seen)
         guards = draw.choice([self.guards, self.others])
         for one, values, key in self._committed():
-            decision = guards[one.name].live.ask(key)
+            decision = guards[one.name].active_filter.ask(key)
             if decision.verdict is Verdict.ABSENT:
                 process = "this" if guards is self.guards else "the other"
                 raise Wrong(f"{process} process denies {one.name} {values}: {decision.reason}")
@@ -300,7 +298,7 @@ class Machine:
             self._commits += not self._together
             if not self._together and self._commits % 4 == 0 and threading.current_thread() in self.peer.hands:
                 for one, values, key in self._committed():
-                    decision = self.others[one.name].live.ask(key)
+                    decision = self.others[one.name].active_filter.ask(key)
                     if decision.verdict is Verdict.ABSENT and not fencing.is_pending(one.name, "default"):
                         self._seen = f"the other process denies {one.name} {values} just after the COMMIT"
             return result
@@ -320,7 +318,7 @@ class Machine:
 
     def _ask_absent(self, guard: Guard) -> None:
         values = [value_of(self._valued(field), 77) for field in guard.fields]
-        decision = guard.live.ask(guard.keys.key(values[0] if len(values) == 1 else values))
+        decision = guard.active_filter.ask(guard.keys.key(values[0] if len(values) == 1 else values))
         self.counts["denied" if decision.verdict is Verdict.ABSENT else "passed"] += 1
 
     @staticmethod
@@ -468,7 +466,7 @@ class Machine:
         guards, table = draw.choice([(self.guards, states.table), (self.others, self.other_table)])
         table.forget()
         for guard in guards.values():
-            guard.live.forget()
+            guard.active_filter.forget()
 
     def _do_dump(self, who: int, draw: Random) -> None:
         self.dump = serializers.serialize("json", GuardState.objects.all())

@@ -12,13 +12,13 @@ from django.db.models.expressions import RawSQL
 from django.db.models.functions import Length, Upper
 from django.db.models.sql.compiler import SQLCompiler
 
-from bloomguard.counting import counts
 from bloomguard.guards import registry
+from bloomguard.guards import tallies as counts
 from bloomguard.lookups import select
 from bloomguard.lookups.scope import guarded_lookups
 from bloomguard.rebuild import Rebuild
 from bloomguard.routes.table import guarded_routes
-from bloomguard.sync import state
+from bloomguard.state import table as state
 from tests import database
 from tests.guarding import registered, urlconf
 from tests.lookups.models import Annex, Coded, Hall, Shelf
@@ -201,7 +201,7 @@ def test_a_field_that_converts_its_values_is_left_to_the_database(clock, setting
             assert Coded.objects.get(code=7).pk == 1
             assert queries(lambda: Coded.objects.filter(code=8).first()) == 1
 
-    assert route.closed == "code converts its values in a way of its own"
+    assert route.closed == "code converts values with the project's own code"
 
 
 def urlconf_of_codes():

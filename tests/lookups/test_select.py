@@ -13,12 +13,12 @@ from django.db.transaction import TransactionManagementError
 from django.http import Http404
 from django.shortcuts import aget_object_or_404, get_object_or_404
 
-from bloomguard.counting import counts
 from bloomguard.guards import registry
+from bloomguard.guards import tallies as counts
 from bloomguard.lookups import select
 from bloomguard.lookups.scope import guarded_lookups
 from bloomguard.rebuild import Rebuild
-from bloomguard.sync import adding
+from bloomguard.writes import adding
 from tests import database
 from tests.guarding import make_guard, registered
 from tests.shop.models import Article, Bargain, Bundle, Diary, Exhibit, Place, Product, Review, Ticket
@@ -302,7 +302,7 @@ def test_a_transaction_that_wrote_by_raw_sql_reads_its_own_row(lookups, adds):
     """What no filter has yet is there for whoever wrote it, said by ``adding`` or not."""
     with transaction.atomic(using=database.current):
         if adds:
-            from bloomguard.sync.adding import adding as said
+            from bloomguard.writes.adding import adding as said
 
             with said(registry["product"], database.current) as add:
                 run("INSERT INTO shop_product (id, name) VALUES (9, 'raw')")
@@ -451,7 +451,7 @@ def test_in_shadow_mode_the_query_is_sent_and_compared(shadow):
         assert Diary.objects.get(pk=8)
 
     assert (shadow(counts.WOULD_BLOCK), shadow(counts.WOULD_HARM)) == (2, 1)
-    assert shadow(counts.BLOCKED) == shadow(counts.SPARED) == 0
+    assert shadow(counts.BLOCKED) == shadow(counts.AVOIDED) == 0
 
 
 @pytest.mark.parametrize("earlier", [{"mode": "shadow"}, {"store": "default"}], ids=["shadow", "cold"])

@@ -455,7 +455,7 @@ def test_decorators_that_answer_or_set_a_cookie_are_closed(shop, decorator):
     """Their answer, or what they add to one, is their own."""
     [route] = shop(decorator(function))
 
-    assert route.closed.startswith("a decorator that bloomguard does not know runs first")
+    assert route.closed.startswith("an unknown decorator runs first")
 
 
 @pytest.mark.parametrize("decorator", [requires_csrf_token, sensitive_variables("pk")], ids=["csrf", "variables"])
@@ -531,7 +531,7 @@ def test_public_is_not_for_rest_framework(shop, build):
     with registered(Product, name="open", routes=["product"], public=True) as guard:
         build("open")
         [route] = guarded_routes(guard)
-        assert route.closed == "REST framework makes its own 404"
+        assert route.closed == "REST framework renders its own 404"
 
 
 def test_public_false_answers_no_route(shop, settings, build, django_assert_num_queries):

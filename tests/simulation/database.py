@@ -10,9 +10,9 @@ from typing import Any
 
 from django.db import OperationalError, connections
 
-from bloomguard.filters.choose import KeysSummary
-from bloomguard.sources import Page
-from bloomguard.sync.connection import StateConnection
+from bloomguard.filters.kinds import KeysSummary
+from bloomguard.rebuild.source import Page
+from bloomguard.state.connection import StateConnection
 
 from .scheduler import TICK, Scheduler
 
@@ -144,7 +144,7 @@ class SimulatedConnection(StateConnection):
         super().__init__()
         self._database = database
 
-    def _let_go(self) -> None:
+    def _close_in_tests(self) -> None:
         pass
 
     is_standby = "pg_is_in_recovery()"

@@ -12,7 +12,7 @@ from typing import Any
 from django.db import connections
 
 from bloomguard.models import GuardState
-from bloomguard.sync import signals
+from bloomguard.writes import signals
 
 from .scheduler import TICK
 from .world import World

@@ -9,12 +9,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 from unittest.mock import patch
 
-from bloomguard import rebuild
-from bloomguard.live import LiveFilter
-from bloomguard.rebuild import Rebuild
-from bloomguard.remembered import FoundOut
-from bloomguard.sync import fencing, signals
-from bloomguard.sync.state import State, StateTable
+from bloomguard.rebuild import Rebuild, rebuild
+from bloomguard.state.active_filter import ActiveFilter
+from bloomguard.state.negative_cache import NegativeCache
+from bloomguard.state.table import State, StateTable
+from bloomguard.writes import fencing, signals
 
 from .database import SimulatedConnection
 from .servers import Server, SimulatedStore
@@ -139,9 +138,9 @@ def add_after_the_commit() -> Patches:
 
 
 def _writes_only(narrow: Callable[[Any], Any]) -> Patches:
-    real = LiveFilter._add
+    real = ActiveFilter._add
     return [
-        patch.object(LiveFilter, "_add", lambda self, state, *rest: real(self, narrow(state), *rest)),
+        patch.object(ActiveFilter, "_add", lambda self, state, *rest: real(self, narrow(state), *rest)),
         patch.object(State, "names_no_more_than", lambda self, earlier: True),  # which would notice
     ]
 
@@ -161,13 +160,13 @@ def no_add_to_the_standby() -> Patches:
 @mutant(5)
 def every_add_counts() -> Patches:
     """An add is taken for done, whatever the store said."""
-    real = LiveFilter._add
+    real = ActiveFilter._add
 
-    def add(self: LiveFilter, *arguments: Any) -> bool:
+    def add(self: ActiveFilter, *arguments: Any) -> bool:
         real(self, *arguments)
         return True
 
-    return [patch.object(LiveFilter, "_add", add)]
+    return [patch.object(ActiveFilter, "_add", add)]
 
 
 # -- the write while there is no filter
@@ -227,7 +226,7 @@ def no_wait_after_the_fence() -> Patches:
 @mutant(30)
 def fence_of_others_not_heeded() -> Patches:
     """A writer who finds a fence of somebody else commits at once."""
-    return _impatient(LiveFilter, "add")
+    return _impatient(ActiveFilter, "add")
 
 
 # -- the store
@@ -306,7 +305,7 @@ def publish_without_compare_and_set() -> Patches:
 @mutant(9509, rare=True)
 def standby_kept_though_an_add_missed_it() -> Patches:
     """A roll-back returns to a generation that lacks what was written when it could not be reached."""
-    return [patch.object(fencing, "part_with_standby", lambda guard, using, seen: True)]
+    return [patch.object(fencing, "drop_standby", lambda guard, using, seen: True)]
 
 
 # -- discards
@@ -315,8 +314,8 @@ def standby_kept_though_an_add_missed_it() -> Patches:
 @mutant(293)
 def discard_without_a_token() -> Patches:
     """A deleted row leaves whatever generation answers by then, whether it was ever added there or not."""
-    real = LiveFilter.discard
-    return [patch.object(LiveFilter, "discard", lambda self, keys, name: real(self, keys, self.active()))]
+    real = ActiveFilter.discard
+    return [patch.object(ActiveFilter, "discard", lambda self, keys, name: real(self, keys, self.active()))]
 
 
 @mutant(4)
@@ -348,4 +347,4 @@ def insert_if_absent() -> Patches:
 @mutant(15)
 def memory_without_the_recent_filter() -> Patches:
     """What was found to be absent stays so, though the row may have been made since."""
-    return [patch.object(FoundOut, "is_recent", lambda self, name, key: False)]
+    return [patch.object(NegativeCache, "is_recent", lambda self, name, key: False)]

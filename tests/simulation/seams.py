@@ -36,10 +36,13 @@ def install() -> None:
     """Done once a process, and never undone."""
     from django.db import connections
 
-    from bloomguard import homes, live, rebuild
-    from bloomguard.building import barrier, builders, standby
-    from bloomguard.remembered import shelf
-    from bloomguard.sync import connection, fencing, signals, state
+    from bloomguard.rebuild import locks, rebuild, standby
+    from bloomguard.state import active_filter as live
+    from bloomguard.state import connection
+    from bloomguard.state import locate as homes
+    from bloomguard.state import table as state
+    from bloomguard.state.negative_cache import shelf
+    from bloomguard.writes import fencing, signals
 
     from .world import World
 
@@ -50,12 +53,11 @@ def install() -> None:
     for module in (live, state, connection):
         _put(module, after_fork=lambda method: None)
     wall = SimpleNamespace(now=lambda: World.current.running().wall())
-    for module in (builders, rebuild, signals, standby, state):
+    for module in (locks, rebuild, signals, standby, state):
         _put(module, timezone=wall)
     network = SimpleNamespace(gethostname=lambda: World.current.running().host)
-    for module in (builders, homes, rebuild):
+    for module in (homes, locks, rebuild):
         _put(module, socket=network)
-    _put(builders, os=SimpleNamespace(getpid=lambda: World.current.running().pid, kill=kill))
     _put(
         rebuild,
         secrets=SimpleNamespace(token_hex=lambda size: World.current.new_name()),
@@ -70,7 +72,8 @@ def install() -> None:
     _put(state, connections=rows)
     _put(fencing, connections=rows | {"default": connections["default"]})
     _put(
-        barrier,
+        locks,
+        os=SimpleNamespace(getpid=lambda: World.current.running().pid, kill=kill),
         connections=rows,
         _postgresql_writers=lambda using, table: World.current.database.writers(),
         _POLL_SECONDS=0.25,

@@ -80,7 +80,7 @@ class _Connection:
 class SimulatedStore(Store):
     """One process's way to the servers. Each thread has a connection of its own for each kind of trip."""
 
-    waits = True  # type: ignore[misc]
+    is_remote = True  # type: ignore[misc]
 
     def __init__(self, process: Any, network: Network) -> None:
         super().__init__("simulated")

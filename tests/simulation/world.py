@@ -13,12 +13,12 @@ from typing import Any
 from django.db import connections
 
 from bloomguard.guards import Guard
-from bloomguard.live import LiveFilter
 from bloomguard.models import GuardState
 from bloomguard.rebuild import Rebuild
-from bloomguard.sync import fencing
-from bloomguard.sync.state import StateTable
+from bloomguard.state.active_filter import ActiveFilter
+from bloomguard.state.table import StateTable
 from bloomguard.verdicts import MAYBE, Decision, Verdict
+from bloomguard.writes import fencing
 from tests.guarding import make_guard
 from tests.shop.models import Product
 
@@ -62,7 +62,7 @@ class FalseNotFound(Exception):
     """A guard said ABSENT of a row that was committed before it was asked."""
 
 
-class SimulatedLive(LiveFilter):
+class SimulatedLive(ActiveFilter):
     """The real thing, with a simulated store."""
 
     simulated: SimulatedStore
@@ -102,10 +102,10 @@ class Process:
             table=self.table,
         )
         live.simulated = self.store
-        for opener in (live, live.found_out):
+        for opener in (live, live.negative_cache):
             opener._lock = Lock(scheduler)  # type: ignore[assignment]
             opener._opening = Lock(scheduler)  # type: ignore[assignment]
-        self.guard.__dict__["live"] = live
+        self.guard.__dict__["active_filter"] = live
 
     def clock(self) -> float:
         """Monotonic; a thread may be put aside just before it looks, for long."""
@@ -165,14 +165,14 @@ class Process:
 
     def add(self, keys: list[int]) -> None:
         """What follows an INSERT. Raises :class:`StoreError`: then it must not be committed."""
-        live = self.guard.live
-        if not live.add([KEYS[key] for key in keys], partial(fencing.part_with_standby, self.guard, ROWS)):
+        live = self.guard.active_filter
+        if not live.add([KEYS[key] for key in keys], partial(fencing.drop_standby, self.guard, ROWS)):
             fencing.fence(self.guard, ROWS, live.why_not_added())
 
     def delete(self, key: int) -> None:
         """DELETE, with a token for the generation that answers, which is redeemed after the COMMIT."""
         world, database = self.world, self.world.database
-        generation = self.guard.live.active() if world.counted else ""
+        generation = self.guard.active_filter.active() if world.counted else ""
         database.mine.wrote = True
         database.lock(key)
         if not self.finds(key):
@@ -193,7 +193,7 @@ class Process:
         if self.world.rng.random() < 0.4:
             self.world.scheduler.sleep(self.world.rng.randrange(64) * TICK)  # other callbacks come first
         self.world.scheduler.note("discards", key, "from", generation)
-        self.guard.live.discard([KEYS[key]], generation)
+        self.guard.active_filter.discard([KEYS[key]], generation)
         self.world.discarded(key)
 
     def rebuild(self, keep_standby: float) -> Rebuild:
@@ -273,7 +273,7 @@ class World:
         """Ask for ``key`` as a request does, and hold the answer against what was committed when it began."""
         committed, unacknowledged = self.database.rows.get(key), set(self.database.unacknowledged)
         self.scheduler.note("asks for", key)
-        decision = process.guard.live.ask(KEYS[key])
+        decision = process.guard.active_filter.ask(KEYS[key])
         self.scheduler.note("hears of", key, decision.reason)
         self.counts[decision.reason] += 1
         acknowledged = committed is not None and key not in unacknowledged
@@ -285,13 +285,13 @@ class World:
 
     def look_up(self, process: Process, key: int) -> None:
         """The query of a request that passed, from which the process learns if it finds nothing."""
-        answering = process.guard.live.answered_last
+        answering = process.guard.active_filter.answered_last
         self.scheduler.hop()
         there = key in self.database.rows
         self.scheduler.hop()
         if answering and not there:
             self.scheduler.note("finds no", key)
-            process.guard.live.found_out.remember(KEYS[key], answering, ROWS)
+            process.guard.active_filter.negative_cache.remember(KEYS[key], answering, ROWS)
 
 
 def prepare() -> None:

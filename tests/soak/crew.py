@@ -88,11 +88,12 @@ shared = Shared()
 
 def haste(lease: float = LEASE) -> None:
     """Make leases, and all that is waited for because of them, shorter in this process and those it forks."""
-    from bloomguard import live, rebuild
-    from bloomguard.building import proof
-    from bloomguard.sync import fencing, state
+    from bloomguard.rebuild import rebuild, verify
+    from bloomguard.state import active_filter as live
+    from bloomguard.state import table as state
+    from bloomguard.writes import fencing
 
-    for module in (state, live, proof):
+    for module in (state, live, verify):
         module.LEASE_SECONDS = lease
     rebuild.SETTLE_SECONDS = fencing.SETTLE_SECONDS = 2 * lease
 
@@ -108,8 +109,8 @@ def die(name: str) -> None:
 def set_trap(name: str, hits: int) -> None:
     """Make this process kill itself in the middle of the ``hits``-th of what ``name`` says."""
     from bloomguard.filters.codec import Frame
+    from bloomguard.state.table import StateTable
     from bloomguard.stores.frames import FrameGeneration
-    from bloomguard.sync.state import StateTable
 
     left = [hits]
 
@@ -156,18 +157,18 @@ def set_trap(name: str, hits: int) -> None:
 
 def write_and_ask(member: int, share_written: float) -> None:
     from bloomguard.guards import registry
-    from bloomguard.live import LiveFilter
+    from bloomguard.state.active_filter import ActiveFilter
     from bloomguard.verdicts import Verdict
     from tests.shop.models import Product
 
     guard = registry["product"]
-    add = LiveFilter.add
+    add = ActiveFilter.add
 
     def timed_add(self: Any, *arguments: Any, **named: Any) -> bool:
         with shared.timed(member):
             return add(self, *arguments, **named)
 
-    LiveFilter.add = timed_add
+    ActiveFilter.add = timed_add
     while not orphaned():
         if random.random() < share_written:
             first = int(shared.get(member, "rows"))
@@ -250,7 +251,7 @@ def fork(member: int, share_written: float, hits: int = 0) -> int:
     if pid:
         return pid
     try:
-        from bloomguard.sync import state
+        from bloomguard.state import table as state
 
         random.seed(os.urandom(8))
         sleep = state.table.sleep

@@ -97,7 +97,7 @@ def dawdle(member: int, longest: float) -> None:
     """Transactions that stay open for up to ``longest`` seconds; counts those across an announcement."""
     from django.db import transaction
 
-    from bloomguard.sync import state
+    from bloomguard.state import table as state
     from tests.shop.models import Product
 
     def building() -> str:
@@ -167,7 +167,7 @@ def start() -> None:
 def look() -> dict[str, Any]:
     """What answers now, whether it does, and how many of all acknowledged rows it denies."""
     from bloomguard.guards import registry
-    from bloomguard.sync import state
+    from bloomguard.state import table as state
     from bloomguard.verdicts import Verdict
 
     guard = registry["product"]
@@ -227,7 +227,7 @@ def main() -> None:
 
     wanted = json.loads(sys.argv[1])
     django.setup()
-    from bloomguard import sources
+    from bloomguard.rebuild import source as sources
 
     sources.PAGE_ROWS = 200
     if wanted["lease"] != 1:

@@ -69,7 +69,7 @@ def wait_at_most(store: Any, seconds: float) -> None:
     link = store._async_reads
     link._timeout = seconds
     link._kwargs.update(times)
-    for lines, _ in link._lines._made.values():
+    for lines, _ in link._connections._made.values():
         lines.pool.connection_kwargs.update(times)
         for connection in lines.pool._available_connections:
             connection.socket_connect_timeout = seconds

@@ -98,7 +98,7 @@ def main() -> None:
     import django
 
     django.setup()
-    from bloomguard.sync import state
+    from bloomguard.state import table as state
 
     what, folder, number = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3])
     os.nice(5)  # servers and the test itself go first

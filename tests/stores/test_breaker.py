@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bloomguard.stores.breaker import FAILURES, PROBE_SECONDS, WITHIN_SECONDS, Breaker
+from bloomguard.stores.redis.commands import FAILURES, PROBE_SECONDS, WITHIN_SECONDS, Breaker
 from tests.conftest import Clock
 
 

@@ -247,7 +247,7 @@ def test_the_first_shard_has_to_come_first(place):
     mine = place.store.create("city", "a", make_layout(shard_bytes=1 << 12))
     mine._buffers[0][:] = bytes(mine._buffers[1])
 
-    with pytest.raises(CorruptFilter, match="was made as another one"):
+    with pytest.raises(CorruptFilter, match="belongs to another generation"):
         place.again().open("city", "a", find)
 
 
@@ -260,7 +260,7 @@ def test_what_was_made_as_another_generation_is_not_trusted(place, guard, name, 
     for here, there in zip(mine._buffers, other._buffers):
         here[:] = there
 
-    with pytest.raises(CorruptFilter, match="was made as another one"):
+    with pytest.raises(CorruptFilter, match="belongs to another generation"):
         place.again().open("city", "a", find)
 
 
@@ -312,7 +312,7 @@ def test_keys_of_another_width_are_not_trusted(place):
     """A generation for keys of 8 bytes is not asked about keys of 16."""
     place.store.create("city", "a", make_layout())
 
-    with pytest.raises(CorruptFilter, match="was made as another one"):
+    with pytest.raises(CorruptFilter, match="belongs to another generation"):
         place.again().open("city", "a", lambda key_id: KeyHash(16, b"0123456789abcdef"))
 
 

@@ -34,8 +34,8 @@ def modes(folder: Path) -> dict[str, str]:
 
 def counted_locks(monkeypatch) -> list[int]:
     """An entry for each time that anyone takes, or tries to take, a store's lock."""
-    taken, take = [], _WriteLock.take
-    monkeypatch.setattr(_WriteLock, "take", lambda self, how: taken.append(how) or take(self, how))
+    taken, take = [], _WriteLock.lock
+    monkeypatch.setattr(_WriteLock, "lock", lambda self, how: taken.append(how) or take(self, how))
     return taken
 
 
@@ -115,7 +115,7 @@ def test_another_boot_is_another_store(files, monkeypatch, tmp_path):
     files.create("city", "a", make_layout())
     before = files.identity
     (tmp_path / "boot_id").write_text("another boot")
-    monkeypatch.setattr("bloomguard.places.BOOT_ID", tmp_path / "boot_id")
+    monkeypatch.setattr("bloomguard.stores.disk.BOOT_ID", tmp_path / "boot_id")
 
     assert files.identity not in (before, "")
 
@@ -123,7 +123,7 @@ def test_another_boot_is_another_store(files, monkeypatch, tmp_path):
 def test_a_host_without_a_boot_id_has_an_identity_too(files, monkeypatch, tmp_path):
     """Where the system tells no boot, the host's own number stands for it."""
     files.create("city", "a", make_layout())
-    monkeypatch.setattr("bloomguard.places.BOOT_ID", tmp_path / "none")
+    monkeypatch.setattr("bloomguard.stores.disk.BOOT_ID", tmp_path / "none")
 
     assert files.identity.startswith("file:")
 
@@ -492,5 +492,5 @@ def test_an_older_copy_in_a_files_place_is_not_trusted(files, restore, tmp_path)
 
     restore(tmp_path / "saved", path)
 
-    with pytest.raises(CorruptFilter, match="or is a copy of it"):
+    with pytest.raises(CorruptFilter, match="or is a copy"):
         FileStore("other", path=files.path).open("city", "a", find)

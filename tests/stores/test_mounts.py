@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from bloomguard.stores import mounts
+from bloomguard.stores import disk
 from bloomguard.stores.file import FileStore
 
 LINES = """\
@@ -30,7 +30,7 @@ def mounted(tmp_path, monkeypatch):
         (folder / "with space").mkdir(parents=True, exist_ok=True)
         table = tmp_path / "mountinfo"
         table.write_text(LINES.format(folder=folder, kind=kind))
-        monkeypatch.setattr(mounts, "TABLE", table)
+        monkeypatch.setattr(disk, "MOUNTS", table)
         return folder
 
     return mount
@@ -41,33 +41,33 @@ def test_the_nearest_mount_counts(mounted, tmp_path):
     folder = mounted("nfs4")
     (tmp_path / "link").symlink_to(folder)
 
-    assert mounts.filesystem_of(folder / "not" / "yet") == "nfs4"
-    assert mounts.filesystem_of(tmp_path / "link" / "x") == "nfs4"
-    assert mounts.filesystem_of(folder / "with space" / "x") == "xfs"
-    assert mounts.filesystem_of(f"{folder}-beside") == "ext4"
+    assert disk.filesystem_of(folder / "not" / "yet") == "nfs4"
+    assert disk.filesystem_of(tmp_path / "link" / "x") == "nfs4"
+    assert disk.filesystem_of(folder / "with space" / "x") == "xfs"
+    assert disk.filesystem_of(f"{folder}-beside") == "ext4"
 
 
 def test_of_two_mounts_on_one_point_the_later_counts(mounted):
     """What is mounted over another file system hides it."""
     folder = mounted("nfs4")
-    with mounts.TABLE.open("a") as table:
+    with disk.MOUNTS.open("a") as table:
         table.write(f"32 30 0:42 / {folder} rw - tmpfs tmpfs rw\n")
 
-    assert mounts.filesystem_of(folder) == "tmpfs"
+    assert disk.filesystem_of(folder) == "tmpfs"
 
 
 def test_where_nobody_tells_nothing_is_said(monkeypatch, tmp_path):
     """Without the kernel's table, as elsewhere than on Linux, the check is silent."""
-    monkeypatch.setattr(mounts, "TABLE", tmp_path / "none")
+    monkeypatch.setattr(disk, "MOUNTS", tmp_path / "none")
 
-    assert mounts.filesystem_of(tmp_path) == ""
+    assert disk.filesystem_of(tmp_path) == ""
     assert FileStore("default", path=tmp_path).check() == []
 
 
 @pytest.mark.skipif(shutil.which("findmnt") is None, reason="nobody else to ask")
 def test_the_kernel_is_understood(monkeypatch):
     """What is read from the real table is what ``findmnt`` reads from it."""
-    monkeypatch.setattr(mounts, "TABLE", Path("/proc/self/mountinfo"))
+    monkeypatch.setattr(disk, "MOUNTS", Path("/proc/self/mountinfo"))
     for place in ("/proc", "/dev/shm", "/", os.getcwd()):
         told = subprocess.run(
             ["findmnt", "--noheadings", "--output", "FSTYPE", "--target", place],
@@ -76,17 +76,17 @@ def test_the_kernel_is_understood(monkeypatch):
             check=False,
         )
         if told.returncode == 0:
-            assert mounts.filesystem_of(place) == told.stdout.split()[-1]
+            assert disk.filesystem_of(place) == told.stdout.split()[-1]
 
 
 @pytest.mark.parametrize(
     ("kind", "identifier", "text", "cure"),
     [
-        ("nfs4", "W026", "where the network fails", "on a local disk"),
-        ("cifs", "W026", "where the network fails", "on a local disk"),
-        ("fuse.sshfs", "W026", "no other host trusts", "Redis store"),
-        ("overlay", "W027", "gone with the container", "a volume of the host"),
-        ("tmpfs", "I028", "gone after a restart", "rebuild_filter --if-needed"),
+        ("nfs4", "W026", "if the network fails", "on a local disk"),
+        ("cifs", "W026", "if the network fails", "on a local disk"),
+        ("fuse.sshfs", "W026", "do not trust", "Redis store"),
+        ("overlay", "W027", "lost with the container", "a volume of the host"),
+        ("tmpfs", "I028", "lost by a restart", "rebuild_filter --if-needed"),
     ],
 )
 def test_a_file_store_on_another_file_system(mounted, kind, identifier, text, cure):
@@ -96,7 +96,7 @@ def test_a_file_store_on_another_file_system(mounted, kind, identifier, text, cu
     (found,) = FileStore("mine", path=folder / "filters").check()
 
     assert found.id == f"bloomguard.{identifier}"
-    assert found.msg.startswith(f"the store 'mine' lies on {kind}, at {folder / 'filters'}: ")
+    assert found.msg.startswith(f"the store 'mine' is on a file system of type {kind}, at {folder / 'filters'}: ")
     assert text in found.msg
     assert cure in found.hint
     assert not found.is_serious(level=40)  # that of an error

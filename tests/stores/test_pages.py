@@ -267,7 +267,7 @@ def test_the_bytes_of_a_page_are_for_good():
 
 def test_a_place_that_cannot_be_reached_is_a_store_error(files):
     """Not an error of another kind, which nobody would wait out; a guard that never had a filter has no figures."""
-    with pytest.raises(StoreError, match="cannot write figures"):
+    with pytest.raises(StoreError, match="cannot write metrics"):
         files.add_figures(Page("x" * 300, MINUTE, 100), {0: 1})
     files.add_figures(Page("never-built", MINUTE, 100), {0: 1})
 

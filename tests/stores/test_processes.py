@@ -18,7 +18,7 @@ import pytest
 from bloomguard.exceptions import StoreError
 from bloomguard.filters import CorruptFilter
 from bloomguard.filters.codec import Frame
-from bloomguard.live import LiveFilter
+from bloomguard.state.active_filter import ActiveFilter
 from bloomguard.stores.file import FileStore
 
 from .conftest import find, key, make_layout
@@ -143,7 +143,7 @@ def test_a_writer_that_was_killed_harms_nobody(files, die, monkeypatch):
 
 def test_a_forked_child_opens_its_own(tmp_path, settings):
     """What a process has opened is not used by its forked child: its copy of memory sees nobody else's adds."""
-    live = LiveFilter("city", store_alias="default", definition="", width=8)
+    live = ActiveFilter("city", store_alias="default", definition="", width=8)
     live._opened, live.last_check = {"a": "the parent's"}, lambda key: False
 
     def child(queue):

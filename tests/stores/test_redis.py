@@ -19,12 +19,13 @@ from django.core.checks import run_checks
 from bloomguard.exceptions import ConfigurationError, StoreError, StoreUnavailable, UnknownGeneration
 from bloomguard.filters import CorruptFilter, KeyHash, Layout
 from bloomguard.filters.codec import MAX_SHARDS, Frame, decode, new_tag
-from bloomguard.stores import redis_options, stores
+from bloomguard.stores import stores
 from bloomguard.stores.memory import MemoryStore
 from bloomguard.stores.pages import Page
 from bloomguard.stores.redis import RedisStore
-from bloomguard.stores.redis_exchange import Server
-from bloomguard.stores.redis_servers import find_servers
+from bloomguard.stores.redis.commands import Server
+from bloomguard.stores.redis.store import check_cache
+from bloomguard.stores.redis.topology import find_servers
 from tests import servers
 
 from .conftest import HASH, KEY_ID, KINDS, PATIENT, RANGE, find, key, make_layout
@@ -307,7 +308,7 @@ def test_a_header_that_was_not_made_here_is_not_believed(store, server):
     forged = replace(made.layout.headers[0], shards=60_000)
     server.setrange("bloomguard:city:a:0", 0, forged.pack())
 
-    with pytest.raises(CorruptFilter, match="was made as another one"):
+    with pytest.raises(CorruptFilter, match="belongs to another generation"):
         store.open("city", "a", find)
 
 
@@ -321,7 +322,7 @@ def test_what_was_made_as_another_generation_is_not_trusted(make_store, server, 
 
     server.copy(key_of_other, "bloomguard:city:a:0", replace=True)
 
-    with pytest.raises(CorruptFilter, match="was made as another one"):
+    with pytest.raises(CorruptFilter, match="belongs to another generation"):
         mine.open("city", "a", find)
 
 
@@ -439,7 +440,7 @@ def test_keys_of_another_width_are_not_trusted(store):
     """A generation for keys of 8 bytes is not asked about keys of 16."""
     store.create("city", "a", make_layout())
 
-    with pytest.raises(CorruptFilter, match="was made as another one"):
+    with pytest.raises(CorruptFilter, match="belongs to another generation"):
         store.open("city", "a", lambda key_id: KeyHash(16, b"08364156789abcdef"))
 
 
@@ -539,7 +540,7 @@ def test_a_cache_of_django_redis_gives_the_address(settings, server):
     assert store.identity.endswith(server.info("server")["run_id"])
     store.create("city", "a", make_layout()).add([key(1)])
     assert server.exists("bloomguard:city:a:0")
-    with pytest.raises(ConfigurationError, match="no cache of django-redis"):
+    with pytest.raises(ConfigurationError, match="is not a django-redis cache"):
         RedisStore("default", cache="default")
     store.close()
 
@@ -559,7 +560,7 @@ NOWHERE = "redis://127.0.0.1:1/0"
 def checked(settings, location=NOWHERE, **options):
     """What is said of the django-redis cache that a store shares servers with; none of them answers."""
     settings.CACHES = {"shared": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": location, "OPTIONS": options}}
-    return {message.id.rpartition(".")[2]: message for message in redis_options.cache("shared")}
+    return {message.id.rpartition(".")[2]: message for message in check_cache("shared")}
 
 
 @pytest.mark.parametrize(
@@ -653,7 +654,7 @@ def test_a_filter_that_does_not_fit_is_refused_and_leaves_nothing(store, server)
     server.config_set("maxmemory-policy", "noeviction")
     layout = make_layout(capacity=50_000_000)
     try:
-        with pytest.raises(StoreError, match=rf"{layout.total_bytes:,} bytes was made: the server refuses .*OOM"):
+        with pytest.raises(StoreError, match=rf"{layout.total_bytes:,} bytes was created: the server refuses .*OOM"):
             store.create("city", "a", layout)
     finally:
         server.config_set("maxmemory", 0)

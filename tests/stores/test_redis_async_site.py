@@ -10,12 +10,11 @@ import pytest
 from asgiref.sync import async_to_sync
 from django.test import AsyncClient
 
-from bloomguard import spot_checks
-from bloomguard.guards import registry
+from bloomguard.guards import registry, spot_checks
 from bloomguard.models import GuardState
 from bloomguard.rebuild import Rebuild
+from bloomguard.state import table as state
 from bloomguard.stores import stores
-from bloomguard.sync import state
 from bloomguard.verdicts import ABSENT, CAUGHT, COLD, FENCED, MAYBE, OUT_OF_RANGE, REMEMBERED, UNREACHABLE, UNTRUSTED
 from tests import servers
 from tests.conftest import forget
@@ -141,7 +140,7 @@ def test_state_rows_are_read_in_a_thread_and_the_filter_too(site, monkeypatch):
         first = await site.guard.adecide(999), await site.guard.adecide(999)
         site.clock.sleep(5)
         many = await site.guard.adecide_many([7, 999])
-        site.guard.live.forget()
+        site.guard.active_filter.forget()
         second = await site.guard.adecide(999), await site.guard.adecide_many([7, 999])
         return first, many, second, threading.get_ident()
 
@@ -233,7 +232,7 @@ def test_a_lease_that_ends_while_a_task_waits_is_renewed(site, monkeypatch):
 def test_what_is_remembered_is_told_on_a_loop(site, monkeypatch):
     """A false positive that was found is absent, but for one that was saved since."""
     key = site.guard.keys.key
-    live = site.guard.live
+    live = site.guard.active_filter
     positive, other = 7, 8
     Product.objects.filter(pk__in=(positive, other)).delete()  # a Bloom filter keeps what was deleted
     site.guard.confirm_missing(positive)

@@ -16,7 +16,7 @@ from bloomguard.exceptions import ConfigurationError, StoreError, StoreUnavailab
 from bloomguard.filters import CorruptFilter
 from bloomguard.stores.pages import Page, cells_of
 from bloomguard.stores.redis import RedisStore
-from bloomguard.stores.redis_cluster import spread
+from bloomguard.stores.redis.cluster import spread
 from tests import servers
 from tests.conftest import Clock
 from tests.proxy import Proxy

@@ -6,9 +6,9 @@ import pytest
 
 from bloomguard.guards import registry
 from bloomguard.rebuild import Rebuild
+from bloomguard.state import table as state
 from bloomguard.stores import stores
-from bloomguard.stores.breaker import PROBE_SECONDS
-from bloomguard.sync import state
+from bloomguard.stores.redis.commands import PROBE_SECONDS
 from bloomguard.verdicts import Verdict
 from tests.conftest import forget
 from tests.servers import Valkey, until

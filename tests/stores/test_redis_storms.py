@@ -14,9 +14,9 @@ import pytest
 from bloomguard.exceptions import RebuildError
 from bloomguard.guards import registry
 from bloomguard.rebuild import Rebuild
+from bloomguard.state import table as state
 from bloomguard.stores import stores
 from bloomguard.stores.redis import RedisStore
-from bloomguard.sync import state
 from bloomguard.verdicts import Verdict
 from tests import database
 from tests.conftest import forget
@@ -272,7 +272,7 @@ def make_site(start, settings, tmp_path, monkeypatch):
     monkeypatch.setattr(state.table, "sleep", None)
     hurry(state.table, SPEED)
     monkeypatch.setattr(RedisStore, "shard_bytes", 1 << 10)
-    monkeypatch.setattr("bloomguard.stores.redis._CLUSTER_SHARD_BYTES", 1 << 10)
+    monkeypatch.setattr("bloomguard.stores.redis.store._CLUSTER_SHARD_BYTES", 1 << 10)
     monkeypatch.setattr(registry["product"], "filter", "bloom")
     forget()
     made = []

@@ -43,9 +43,10 @@ from django.forms.models import model_to_dict
 from guardian.models import UserObjectPermission
 
 from bloomguard import asgi, wsgi
-from bloomguard.guards import Verdict, registry
+from bloomguard.guards import registry
 from bloomguard.rebuild import Rebuild
-from bloomguard.sync import state
+from bloomguard.state import table as state
+from bloomguard.verdicts import Verdict
 from tests.conftest import Clock
 
 from . import settings as site

@@ -1,4 +1,4 @@
-"""What Django is told of ``bloomguard.contrib.debug_toolbar``."""
+"""The Django app configuration of ``bloomguard.contrib.debug_toolbar``."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from django.apps import AppConfig
 
 
 class DebugToolbarConfig(AppConfig):
-    """Brings the panel's template."""
+    """App configuration that provides the panel's template."""
 
     name = "bloomguard.contrib.debug_toolbar"
     label = "bloomguard_debug_toolbar"

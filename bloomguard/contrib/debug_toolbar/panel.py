@@ -1,4 +1,4 @@
-"""What guards said of one request, in the debug toolbar."""
+"""The debug toolbar's panel with the guards' verdicts on one request."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from debug_toolbar.panels import Panel
 from django.http import HttpRequest, HttpResponse
 
 from ...guards import Guard
-from ...hearing import digest, listeners
+from ...guards.verdict_log import digest, listeners
 from ...routes.explain import MEANING
 from ...verdicts import Decision, Verdict
 
-Heard = list[dict[str, str]]
+Records = list[dict[str, str]]
 
-#: What is heard of the request that is being answered; a thread that asks on its behalf has it, too.
-_heard: ContextVar[Heard | None] = ContextVar("bloomguard_heard", default=None)
+#: The verdicts on the current request; threads that work for the request inherit it.
+_recorded: ContextVar[Records | None] = ContextVar("bloomguard_verdicts", default=None)
 
 
-def _hear(guard: Guard, value: Any, decision: Decision) -> None:
-    heard = _heard.get()
-    if heard is not None:
-        heard.append(
+def _record(guard: Guard, value: Any, decision: Decision) -> None:
+    records = _recorded.get()
+    if records is not None:
+        records.append(
             {
                 "guard": guard.name,
                 "key": digest(guard, value),
@@ -34,7 +34,7 @@ def _hear(guard: Guard, value: Any, decision: Decision) -> None:
 
 
 class VerdictsPanel(Panel):  # type: ignore[misc]
-    """Every verdict of the request with its reason; IDs as digests, which tell the same ID from another one."""
+    """A panel with every verdict on the request and its reason; IDs are shown as digests, equal for equal IDs."""
 
     title = "Guards"
     nav_title = "Guards"
@@ -43,28 +43,28 @@ class VerdictsPanel(Panel):  # type: ignore[misc]
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._verdicts: Heard = []
-        self._token: Token[Heard | None] | None = None
+        self._verdicts: Records = []
+        self._token: Token[Records | None] | None = None
 
     @property
     def nav_subtitle(self) -> str:
-        """``2 verdicts, 1 absent``."""
-        heard = self.get_stats().get("verdicts", [])
-        absent = sum(each["verdict"] == Verdict.ABSENT.value for each in heard)
-        return f"{len(heard)} verdict{'s' * (len(heard) != 1)}, {absent} absent"
+        """A summary such as ``2 verdicts, 1 absent``."""
+        records = self.get_stats().get("verdicts", [])
+        absent = sum(each["verdict"] == Verdict.ABSENT.value for each in records)
+        return f"{len(records)} verdict{'s' * (len(records) != 1)}, {absent} absent"
 
     def enable_instrumentation(self) -> None:
-        """Begin to hear."""
-        if _hear not in listeners:
-            listeners.append(_hear)
-        self._token = _heard.set(self._verdicts)
+        """Start recording verdicts."""
+        if _record not in listeners:
+            listeners.append(_record)
+        self._token = _recorded.set(self._verdicts)
 
     def disable_instrumentation(self) -> None:
-        """Hear no more."""
+        """Stop recording verdicts."""
         if self._token is not None:
-            _heard.reset(self._token)
+            _recorded.reset(self._token)
             self._token = None
 
     def generate_stats(self, request: HttpRequest, response: HttpResponse) -> None:
-        """Keep what was heard."""
+        """Store the recorded verdicts."""
         self.record_stats({"verdicts": self._verdicts})

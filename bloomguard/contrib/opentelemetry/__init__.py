@@ -1,1 +1,1 @@
-"""Figures for OpenTelemetry, as an app: put ``"bloomguard.contrib.opentelemetry"`` into ``INSTALLED_APPS``."""
+"""Metrics for OpenTelemetry: put ``"bloomguard.contrib.opentelemetry"`` into ``INSTALLED_APPS``."""

@@ -1,4 +1,4 @@
-"""What Django is told of ``bloomguard.contrib.opentelemetry``."""
+"""The Django app configuration of ``bloomguard.contrib.opentelemetry``."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from django.apps import AppConfig
 
 
 class OpenTelemetryConfig(AppConfig):
-    """Makes the instruments of the meter provider that the project sets."""
+    """App configuration that creates the instruments, with the meter provider that the project sets."""
 
     name = "bloomguard.contrib.opentelemetry"
     label = "bloomguard_opentelemetry"

@@ -1,7 +1,7 @@
-"""Figures as observable instruments of OpenTelemetry's API.
+"""Metrics as observable instruments of OpenTelemetry's API.
 
-Needs ``opentelemetry-api``, as ``pip install bloomguard[opentelemetry]`` brings it; which SDK collects and exports is
-the project's own choice. Everything is read when it is collected: a request pays nothing.
+Needs ``opentelemetry-api``: ``pip install bloomguard[opentelemetry]``. The project chooses the SDK that collects and
+exports. Values are read at collection time, so they cost a request nothing.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 from opentelemetry.metrics import CallbackOptions, MeterProvider, Observation, get_meter
 
 from ... import __version__
-from ...counting.counts import BLOCKED, FALSE_POSITIVE, MICROSECONDS, SPARED, TIMED, counts
-from ...figures import VERDICTS
 from ...guards import registry
-from ...sync import state as states
+from ...guards.tallies import AVOIDED, BLOCKED, FALSE_POSITIVE, MICROSECONDS, TIMED, counts
+from ...metrics.series import VERDICTS
+from ...state import table as states
 
 if TYPE_CHECKING:
     Read = Callable[[CallbackOptions], Iterable[Observation]]
@@ -24,23 +24,23 @@ __all__ = ["install"]
 
 
 def install(meter_provider: MeterProvider | None = None) -> None:
-    """Make the instruments: those of the provider given, or of the one that the project sets for all."""
+    """Create the instruments with ``meter_provider``; by default with the project's global provider."""
     meter = get_meter("bloomguard", __version__, meter_provider)
 
     def counter(name: str, read: Read, unit: str, what: str) -> None:
         meter.create_observable_counter(f"bloomguard.{name}", [read], unit, what)
 
-    counter("verdicts", _verdicts, "{verdict}", "Verdicts, by what was said and why.")
+    counter("verdicts", _verdicts, "{verdict}", "Verdicts, by verdict and reason.")
     counter("requests.blocked", _sum(BLOCKED), "{request}", "Requests answered 404.")
-    counter("lookups.avoided", _sum(BLOCKED, SPARED), "{lookup}", "Look-ups that were not made.")
+    counter("lookups.avoided", _sum(BLOCKED, AVOIDED), "{lookup}", "Queries avoided.")
     counter(
         "false_positives",
         _sum(FALSE_POSITIVE),
         "{request}",
-        "Requests passed as maybe, and then answered 404 by a view.",
+        "Requests that passed as maybe, but a view answered 404.",
     )
-    counter("checks.timed", _sum(TIMED), "{check}", "Checks that were timed, a sample.")
-    counter("checks.duration", _sum(MICROSECONDS), "us", "What the timed checks took together.")
+    counter("checks.timed", _sum(TIMED), "{check}", "Checks whose duration was measured (a sample).")
+    counter("checks.duration", _sum(MICROSECONDS), "us", "Total duration of the timed checks.")
     meter.create_observable_gauge("bloomguard.guard.armed", [_armed], "1", "Whether the guard's filter may answer.")
 
 

@@ -1,1 +1,1 @@
-"""Figures for Prometheus, as an app: put ``"bloomguard.contrib.prometheus"`` into ``INSTALLED_APPS``."""
+"""Metrics for Prometheus: put ``"bloomguard.contrib.prometheus"`` into ``INSTALLED_APPS``."""

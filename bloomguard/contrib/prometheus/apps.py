@@ -1,4 +1,4 @@
-"""What Django is told of ``bloomguard.contrib.prometheus``."""
+"""The Django app configuration of ``bloomguard.contrib.prometheus``."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from django.apps import AppConfig
 
 
 class PrometheusConfig(AppConfig):
-    """Registers the metrics in ``prometheus_client``'s own registry."""
+    """App configuration that registers the metrics in ``prometheus_client``'s default registry."""
 
     name = "bloomguard.contrib.prometheus"
     label = "bloomguard_prometheus"

@@ -1,8 +1,8 @@
-"""Figures as counters of ``prometheus_client``, and which guards are armed as a collector.
+"""Metrics as counters of ``prometheus_client``, and a collector that reports which guards are armed.
 
-Needs ``prometheus_client``, as ``pip install bloomguard[prometheus]`` brings it. The counters are plain ones of that
-library, brought up to date every few seconds by the thread that flushes figures, so a request pays nothing for them,
-and they add up over the processes of a host by ``PROMETHEUS_MULTIPROC_DIR`` as all others do.
+Needs ``prometheus_client``: ``pip install bloomguard[prometheus]``. The counters are plain ones of that library. The
+thread that flushes the metrics updates them every few seconds, so they cost a request nothing. With
+``PROMETHEUS_MULTIPROC_DIR`` they are summed over the processes of a host, like all others.
 """
 
 from __future__ import annotations
@@ -13,38 +13,38 @@ from typing import Any
 from prometheus_client import REGISTRY, CollectorRegistry, Counter
 from prometheus_client.core import GaugeMetricFamily
 
-from ...counting.counts import BLOCKED, FALSE_POSITIVE, MICROSECONDS, SPARED, TIMED
-from ...counting.flushing import News, flusher
-from ...figures import VERDICTS
 from ...guards import registry as guards
-from ...sync import state as states
+from ...guards.tallies import AVOIDED, BLOCKED, FALSE_POSITIVE, MICROSECONDS, TIMED
+from ...metrics.flush import News, flusher
+from ...metrics.series import VERDICTS
+from ...state import table as states
 
 __all__ = ["Metrics", "StateCollector", "install"]
 
 
 class Metrics:
-    """The counters of one process; :meth:`update` adds the news of a flush."""
+    """The counters of one process; :meth:`update` adds the counts of a flush."""
 
     def __init__(self, registry: CollectorRegistry = REGISTRY) -> None:
         def counter(name: str, what: str, *labels: str) -> Counter:
             return Counter(f"bloomguard_{name}", what, ["guard", *labels], registry=registry)
 
-        self._verdicts = counter("verdicts", "Verdicts, by what was said and why.", "verdict", "reason")
-        avoided = counter("avoided_lookups", "Look-ups that were not made.")
+        self._verdicts = counter("verdicts", "Verdicts, by verdict and reason.", "verdict", "reason")
+        avoided = counter("avoided_lookups", "Queries avoided.")
         blocked = counter("blocked_requests", "Requests answered 404.")
-        wrong = counter("false_positives", "Requests passed as maybe, and then answered 404 by a guarded view.")
-        timed = counter("timed_checks", "Checks that were timed, a sample.")
-        seconds = counter("timed_check_seconds", "What the timed checks took together.")
+        wrong = counter("false_positives", "Requests that passed as maybe, but a guarded view answered 404.")
+        timed = counter("timed_checks", "Checks whose duration was measured (a sample).")
+        seconds = counter("timed_check_seconds", "Total duration of the timed checks.")
         self._others: dict[str, list[tuple[Counter, float]]] = {
             BLOCKED: [(blocked, 1), (avoided, 1)],
-            SPARED: [(avoided, 1)],
+            AVOIDED: [(avoided, 1)],
             FALSE_POSITIVE: [(wrong, 1)],
             TIMED: [(timed, 1)],
             MICROSECONDS: [(seconds, 1e-6)],
         }
 
     def update(self, news: News) -> None:
-        """Add what was counted since the last time."""
+        """Add the counts since the last flush."""
         for (guard, name), number in news.items():
             if name in VERDICTS:
                 self._verdicts.labels(guard, VERDICTS[name], name).inc(number)
@@ -53,18 +53,18 @@ class Metrics:
 
 
 class StateCollector:
-    """``bloomguard_guard_armed``: 1 where a guard has a filter that may answer, 0 where every request passes.
+    """Collector of ``bloomguard_guard_armed``: 1 if the guard has a filter that may answer, 0 if every request passes.
 
-    Asks the database for all state rows, at most once a second. With ``PROMETHEUS_MULTIPROC_DIR``, register it in the
-    registry that has the ``MultiProcessCollector``.
+    It reads all state rows from the database, at most once per second. With ``PROMETHEUS_MULTIPROC_DIR``, register it
+    in the registry that has the ``MultiProcessCollector``.
     """
 
     def describe(self) -> list[Any]:
-        """Nothing ahead of a scrape: no database is asked when it is registered."""
+        """Return no metrics, so that registering the collector does not query the database."""
         return []
 
     def collect(self) -> Iterator[Any]:
-        """The gauge, without a sample where the database does not answer."""
+        """Yield the gauge; it has no samples if the database does not answer."""
         gauge = GaugeMetricFamily(
             "bloomguard_guard_armed", "Whether the guard has a filter that may answer.", labels=["guard"]
         )
@@ -76,8 +76,8 @@ class StateCollector:
 
 
 def install(registry: CollectorRegistry = REGISTRY) -> Metrics:
-    """Register everything in ``registry``, and keep it up to date from now on."""
+    """Register counters and collector in ``registry``, and update the counters from now on."""
     metrics = Metrics(registry)
-    registry.register(StateCollector())  # type: ignore[arg-type, unused-ignore]  # it asks for no more than this
+    registry.register(StateCollector())  # type: ignore[arg-type, unused-ignore]  # describe() and collect() are all that it calls
     flusher.listeners.append(metrics.update)
     return metrics

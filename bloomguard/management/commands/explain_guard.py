@@ -1,4 +1,4 @@
-"""``manage.py explain_guard PATH``: which guard is asked, what it says, and why."""
+"""``manage.py explain_guard PATH``: show which guard answers for a path, its verdict, and why."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from ...routes.explain import Answer, Explanation, explain
 
 
 class Command(BaseCommand):
-    help = "Tell what a guard says of one path, and why. It shows the key: keep the output to yourself."
+    help = "Show what a guard does with one path, and why. The output contains the key: do not publish it."
 
     def add_arguments(self, parser: CommandParser) -> None:
-        parser.add_argument("path", help="such as /cities/7/, or a whole URL")
-        parser.add_argument("--method", default="GET", type=str.upper, help="GET unless given")
-        parser.add_argument("--urlconf", help="another one than ROOT_URLCONF")
+        parser.add_argument("path", help="a path such as /cities/7/, or a whole URL")
+        parser.add_argument("--method", default="GET", type=str.upper, help="the request method (default: GET)")
+        parser.add_argument("--urlconf", help="the URLconf (default: ROOT_URLCONF)")
         parser.add_argument("--json", action="store_true", help="print one JSON object")
 
     def handle(self, *args: Any, **options: Any) -> None:
         path = unquote(urlsplit(options["path"]).path)
         if not path.startswith("/"):
-            raise CommandError(f"{options['path']!r} is no path; it has to begin with a slash, as in /cities/7/")
+            raise CommandError(f"{options['path']!r} is not a path: it must begin with a slash, as in /cities/7/")
         try:
             found = explain(path, options["method"], options["urlconf"])
         except ImportError as error:
@@ -35,12 +35,12 @@ class Command(BaseCommand):
         if options["json"]:
             self.stdout.write(json.dumps(asdict(found), default=str))
             return
-        for title, said in _route(found):
-            self.stdout.write(f"{title:<11} {said}")
+        for title, text in _route(found):
+            self.stdout.write(f"{title:<11} {text}")
         for answer in found.guards:
             self.stdout.write("")
-            for title, said in _guard(answer):
-                self.stdout.write(f"{title:<11} {said}")
+            for title, text in _guard(answer):
+                self.stdout.write(f"{title:<11} {text}")
 
 
 def _route(found: Explanation) -> list[tuple[str, str]]:

@@ -1,4 +1,4 @@
-"""``manage.py filter_stats``: what the guards did in the last hour, or since another time."""
+"""``manage.py filter_stats``: show the guards' counters of the last hour, or of another period."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
-from ...counting.counts import FALSE_ABSENCE, FALSE_POSITIVE, WOULD_BLOCK, WOULD_HARM
 from ...exceptions import ConfigurationError
-from ...figures import DAY, HOUR, MINUTE, Series, read_many
 from ...guards import Guard, registry
-from ..durations import seconds
+from ...guards.tallies import FALSE_ABSENCE, FALSE_POSITIVE, WOULD_BLOCK, WOULD_HARM
+from ...metrics.series import DAY, HOUR, MINUTE, Series, read_many
+from ..output import seconds
 
 _MONTH = 31 * DAY
 _CLEAR = "\x1b[H\x1b[2J"
@@ -35,22 +35,22 @@ _HEAD = (
 
 class Command(BaseCommand):
     help = (
-        "Tell what every guard, or the guards named, did: verdicts and their reasons, requests blocked, look-ups "
-        "avoided, false positives. Figures of all processes that share a store, some seconds late."
+        "Show what all guards, or the named ones, did: verdicts and their reasons, requests blocked, lookups avoided, "
+        "false positives. Counts all processes that share a store, with a delay of some seconds."
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
-        parser.add_argument("names", nargs="*", metavar="name", help="guards; all of them if none is named")
+        parser.add_argument("names", nargs="*", metavar="name", help="guards (default: all)")
         parser.add_argument(
             "--since",
             type=_since,
             default="1h",
             metavar="TIME",
-            help="how far back: 15m, 1h (unless given), 7d, ..., at most 31d; to the hour where it is more than a day",
+            help="the period to show: 15m, 1h (default), 7d, ..., at most 31d; by the hour if longer than a day",
         )
         parser.add_argument("--json", action="store_true", help="print one JSON object")
         parser.add_argument(
-            "--watch", type=seconds, nargs="?", const=5.0, metavar="TIME", help="again every 5s, or TIME, until Ctrl-C"
+            "--watch", type=seconds, nargs="?", const=5.0, metavar="TIME", help="repeat every 5s, or TIME, until Ctrl-C"
         )
 
     def handle(self, *args: Any, **options: Any) -> None:
@@ -62,45 +62,47 @@ class Command(BaseCommand):
             raise CommandError("there is no guard: register one in an app's guards.py")
         try:
             while True:
-                self._tell(guards, options)
+                self._print(guards, options)
                 if options["watch"] is None:
                     return
                 time.sleep(options["watch"])
         except KeyboardInterrupt:
             return
 
-    def _tell(self, guards: Sequence[Guard], options: dict[str, Any]) -> None:
+    def _print(self, guards: Sequence[Guard], options: dict[str, Any]) -> None:
         now = datetime.now(timezone.utc)
         start, step = now - timedelta(seconds=options["since"]), MINUTE if options["since"] <= DAY else HOUR
         found = read_many(guards, start, now, step)
-        told = [(guard, found[guard.name]) for guard in guards]
+        shown = [(guard, found[guard.name]) for guard in guards]
         if options["json"]:
-            since = min(series.start for _, series in told)
+            since = min(series.start for _, series in shown)
             self.stdout.write(
                 json.dumps(
                     {
                         "since": datetime.fromtimestamp(since, timezone.utc).isoformat(),
                         "until": now.isoformat(timespec="seconds"),
-                        "guards": [_figures(guard, series) for guard, series in told],
+                        "guards": [_figures(guard, series) for guard, series in shown],
                     }
                 )
             )
             return
         if options["watch"] is not None and self.stdout.isatty():
             self.stdout.write(_CLEAR, ending="")
-        for line in _table([_HEAD, *(_row(guard, series) for guard, series in told)]):
+        for line in _table([_HEAD, *(_row(guard, series) for guard, series in shown)]):
             self.stdout.write(line)
-        for _, series in told:
+        for _, series in shown:
             for line in _remarks(series):
                 self.stdout.write(line)
-        if not any(series.total("checks") or series.error for _, series in told):
+        if not any(series.total("checks") or series.error for _, series in shown):
             self.stdout.write("nothing was counted in this time")
 
 
 def _since(text: str) -> float:
     found = seconds(text)
     if not MINUTE <= found <= _MONTH:
-        raise ArgumentTypeError(f"{text!r} is out of reach: figures are kept for 31d, by minutes for the last 24h")
+        raise ArgumentTypeError(
+            f"{text!r} is out of range: counters are kept for 31d, by the minute for the last 24h; give 1m to 31d"
+        )
     return found
 
 
@@ -129,21 +131,21 @@ def _row(guard: Guard, series: Series) -> tuple[str, ...]:
 
 
 def _remarks(series: Series) -> list[str]:
-    """What a table has no room for."""
-    said = []
+    """Return the lines below the table."""
+    lines = []
     if series.error:
-        said.append(f"{series.guard}: no figures: {series.error}")
+        lines.append(f"{series.guard}: no figures: {series.error}")
     if reasons := series.by_reason("unknown"):
         why = ", ".join(f"{reason} {number:,}" for reason, number in reasons.items())
-        said.append(f"{series.guard}: passed without an answer: {why}")
+        lines.append(f"{series.guard}: passed without an answer: {why}")
     if would := series.total(WOULD_BLOCK):
         harm = series.total(WOULD_HARM)
-        said.append(
+        lines.append(
             f"{series.guard}: in shadow mode, {would:,} requests would have been answered 404, {harm:,} falsely"
         )
     if wrong := series.total(FALSE_ABSENCE):
-        said.append(f"{series.guard}: {wrong:,} rows that exist were found to be denied; run verify_filter")
-    return said
+        lines.append(f"{series.guard}: {wrong:,} rows that exist were found to be denied; run verify_filter")
+    return lines
 
 
 def _table(rows: Sequence[Sequence[str]]) -> list[str]:

@@ -1,4 +1,4 @@
-"""``manage.py guard_routes``: every URL pattern that takes an identifier, and where a guard answers for it."""
+"""``manage.py guard_routes``: list the URL patterns that take an identifier, and where a guard answers for them."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from ...routes.table import table_for
 
 
 class Command(BaseCommand):
-    help = "List every URL pattern that takes an identifier: at the door, route or lookup a guard answers, or nowhere."
+    help = "List the URL patterns that take an identifier, and where a guard answers: door, route, lookup or nowhere."
 
     def add_arguments(self, parser: CommandParser) -> None:
-        parser.add_argument("--urlconf", help="another one than ROOT_URLCONF")
-        parser.add_argument("--unguarded", action="store_true", help="only those that no guard answers for")
-        parser.add_argument("--admin", action="store_true", help="also the routes of Django's admin")
+        parser.add_argument("--urlconf", help="the URLconf (default: ROOT_URLCONF)")
+        parser.add_argument("--unguarded", action="store_true", help="only patterns that no guard answers for")
+        parser.add_argument("--admin", action="store_true", help="include the patterns of Django's admin")
         parser.add_argument("--json", action="store_true", help="print one JSON object")
 
     def handle(self, *args: Any, **options: Any) -> None:

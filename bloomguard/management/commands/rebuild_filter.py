@@ -1,4 +1,4 @@
-"""``manage.py rebuild_filter``: build the filters of all guards, or of those named."""
+"""``manage.py rebuild_filter``: rebuild the filters of all guards, or of the named ones."""
 
 from __future__ import annotations
 
@@ -11,49 +11,54 @@ from typing import Any
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.db import DEFAULT_DB_ALIAS, DatabaseError
 
-from ...building.copying import Copy
-from ...building.needs import Need, assess
-from ...building.plans import Plan, Report
 from ...exceptions import BuilderBusy, ConfigurationError, RebuildError, StoreError
 from ...filters import FilterError
 from ...guards import Guard, registry
 from ...models import GuardState
 from ...rebuild import Rebuild, clear_away, roll_back_all, run_all
-from ...sync.state import table
-from ..durations import seconds
-from ..progress import Bar
+from ...rebuild.copy import Copy
+from ...rebuild.plan import Need, Plan, Report, assess
+from ...state.table import table
+from ..output import ProgressBar, seconds
 
 EX_TEMPFAIL = 75  # sysexits.h: try again later
 
-Say = Callable[[str], object]
+Write = Callable[[str], object]
 
 
 class Command(BaseCommand):
-    help = "Build the filter of every guard, or of the guards named, and publish it. What was served goes on meanwhile."
+    help = "Rebuild the filters of all guards, or of the named ones. The previous filters stay active meanwhile."
 
     def add_arguments(self, parser: CommandParser) -> None:
-        parser.add_argument("names", nargs="*", metavar="name", help="guards to build; all of them if none is named")
+        parser.add_argument("names", nargs="*", metavar="name", help="guards to rebuild (default: all)")
         parser.add_argument(
             "--from-store",
             metavar="alias",
-            help="copy the filters from this store, in which they lie now, to their guards' own; no row is scanned",
+            help="copy the filters from this store to the guards' own stores, without scanning rows",
         )
         parser.add_argument("--json", action="store_true", help="print the figures as one JSON object")
         what = parser.add_mutually_exclusive_group()
-        what.add_argument("--dry-run", action="store_true", help="tell rows, bytes and error rate, and build nothing")
-        what.add_argument("--if-needed", action="store_true", help="build only where there is a reason, and tell it")
+        what.add_argument("--dry-run", action="store_true", help="show rows, bytes and error rate; build nothing")
         what.add_argument(
-            "--roll-back", action="store_true", help="return to the filter before, of the guards named, if it was kept"
+            "--if-needed", action="store_true", help="rebuild only the filters that need it, and show why"
+        )
+        what.add_argument(
+            "--roll-back",
+            action="store_true",
+            help="return to the previous filters of the named guards, if they were kept",
         )
         parser.add_argument(
-            "--max-age", type=seconds, metavar="AGE", help="with --if-needed: older filters are a reason; 12h, 7d, ..."
+            "--max-age",
+            type=seconds,
+            metavar="AGE",
+            help="with --if-needed: also rebuild filters older than this; 12h, 7d, ...",
         )
         parser.add_argument(
             "--keep-standby",
             type=seconds,
             default=0.0,
             metavar="TIME",
-            help="keep the filter before, and write to it, for a roll-back within 30m, 1h, ...",
+            help="keep the previous filter, and write to it, for a roll-back within 30m, 1h, ...",
         )
 
     def handle(self, *args: Any, **options: Any) -> None:
@@ -62,16 +67,16 @@ class Command(BaseCommand):
             if not guards:
                 raise CommandError("there is no guard to build: register one in an app's guards.py")
             if options["max_age"] is not None and not options["if_needed"]:
-                raise CommandError("--max-age says when a rebuild is needed: give it with --if-needed")
+                raise CommandError("--max-age is a condition for a rebuild: give it with --if-needed")
             if options["from_store"] is not None and (options["roll_back"] or options["if_needed"]):
-                raise CommandError("--from-store copies filters: it goes with neither --roll-back nor --if-needed")
+                raise CommandError("--from-store copies filters: it excludes --roll-back and --if-needed")
             if options["roll_back"] and not options["names"]:
-                raise CommandError("--roll-back returns to former filters: name the guards")
+                raise CommandError("--roll-back returns to the previous filters: name the guards")
             figures = self._figures(guards, options)
         except (ConfigurationError, RebuildError, StoreError, FilterError, DatabaseError) as error:
             raise CommandError(str(error)) from error
         except KeyboardInterrupt:
-            raise CommandError("stopped; what was served before is served on", returncode=130) from None
+            raise CommandError("interrupted; the previous filter stays active", returncode=130) from None
         failed = [outcome for outcome in figures if isinstance(outcome, RebuildError)]
         if options["json"]:
             self.stdout.write(json.dumps({"guards": [each for each in figures if each not in failed]}))
@@ -80,87 +85,92 @@ class Command(BaseCommand):
             raise CommandError("\n".join(map(str, failed)), returncode=EX_TEMPFAIL if busy else 1) from failed[0]
 
     def _figures(self, guards: list[Guard], options: dict[str, Any]) -> list[dict[str, Any] | RebuildError]:
-        """What was planned or done for each guard, or why it was not."""
-        say = self.stdout.write if options["verbosity"] and not options["json"] else _say_nothing
+        """Return what was planned or done for each guard, or the error."""
+        write = self.stdout.write if options["verbosity"] and not options["json"] else _discard
         if options["dry_run"]:
-            return self._plans(guards, options, say)
+            return self._plans(guards, options, write)
         _refuse_unmigrated()
         if options["roll_back"]:
-            return self._roll_backs(guards, say)
+            return self._roll_backs(guards, write)
         if options["if_needed"]:
-            return self._needed(guards, options, say)
-        return self._builds(guards, options, say)
+            return self._needed(guards, options, write)
+        return self._builds(guards, options, write)
 
     def _rebuild(self, guard: Guard, options: dict[str, Any], **more: Any) -> Rebuild:
         origin = options["from_store"]
         return Copy(guard, origin, **more) if origin is not None else Rebuild(guard, **more)
 
-    def _plans(self, guards: list[Guard], options: dict[str, Any], say: Say) -> list[dict[str, Any] | RebuildError]:
+    def _plans(self, guards: list[Guard], options: dict[str, Any], write: Write) -> list[dict[str, Any] | RebuildError]:
         plans = [self._rebuild(guard, options).plan() for guard in guards]
         for plan in plans:
-            say(
+            write(
                 f"{plan.guard}: about {plan.rows:,} rows; a {plan.kind} filter with room for {plan.capacity:,} at an "
                 f"error rate of {plan.error_rate:g} takes {_size(plan.bytes)} in {_count(plan.shards, 'shard')}"
             )
         return [_named(plan) for plan in plans]
 
-    def _roll_backs(self, guards: list[Guard], say: Say) -> list[dict[str, Any] | RebuildError]:
+    def _roll_backs(self, guards: list[Guard], write: Write) -> list[dict[str, Any] | RebuildError]:
         outcomes: list[dict[str, Any] | RebuildError] = []
         for guard, state in zip(guards, roll_back_all(guards)):
             if isinstance(state, RebuildError):
                 outcomes.append(state)
                 continue
-            say(f"{guard.name}: the filter before answers again; the one that did is dropped")
+            write(f"{guard.name}: rolled back to the previous filter; the other one is dropped")
             outcomes.append({"name": guard.name, "generation": state.active})
         return outcomes
 
-    def _needed(self, guards: list[Guard], options: dict[str, Any], say: Say) -> list[dict[str, Any] | RebuildError]:
+    def _needed(
+        self, guards: list[Guard], options: dict[str, Any], write: Write
+    ) -> list[dict[str, Any] | RebuildError]:
         needs = {guard: assess(guard, options["max_age"]) for guard in guards}
         for need in needs.values():
             if need.reasons:
-                say(f"{need.guard} needs a rebuild: {'; '.join(need.reasons)}")
+                write(f"{need.guard} needs a rebuild: {'; '.join(need.reasons)}")
             else:
-                say(
+                write(
                     f"{need.guard} needs no rebuild: {need.rows:,} rows, {need.keys:,} keys, {need.stale_share:.1%} of "
-                    f"them stale, in room for {need.capacity:,}"
+                    f"them stale, capacity {need.capacity:,}"
                 )
         clear_away([guard for guard, need in needs.items() if not need.reasons])
         wanted = [guard for guard, need in needs.items() if need.reasons]
-        built = dict(zip(wanted, self._builds(wanted, options, say)))
+        built = dict(zip(wanted, self._builds(wanted, options, write)))
         outcomes: list[dict[str, Any] | RebuildError] = []
         for guard, need in needs.items():
             outcome = built.get(guard, {})
             outcomes.append(outcome if isinstance(outcome, RebuildError) else _named(need) | outcome)
         return outcomes
 
-    def _builds(self, guards: list[Guard], options: dict[str, Any], say: Say) -> list[dict[str, Any] | RebuildError]:
+    def _builds(
+        self, guards: list[Guard], options: dict[str, Any], write: Write
+    ) -> list[dict[str, Any] | RebuildError]:
         quiet = options["verbosity"] == 0
         keep = options["keep_standby"]
         if not quiet:
             self._warn_of_first_builds(guards)
         with ExitStack() as bars:
             rebuilds = [
-                self._rebuild(guard, options, progress=Bar(guard, bars, quiet), keep_standby=keep) for guard in guards
+                self._rebuild(guard, options, progress=ProgressBar(guard, bars, quiet), keep_standby=keep)
+                for guard in guards
             ]
             outcomes = run_all(rebuilds)
         for report in outcomes:
             if isinstance(report, Report):
-                say(
+                write(
                     f"{report.guard}: {report.rows:,} rows in a {report.kind} filter of {_size(report.bytes)}, built "
-                    f"in {report.seconds:.1f} s after {report.waited_seconds:.1f} s of waiting for writers; error rate "
+                    f"in {report.seconds:.1f} s after waiting {report.waited_seconds:.1f} s for writers; error rate "
                     f"{report.error_rate_measured:.4%} now, {report.error_rate:.4%} when full"
                 )
         return [_named(outcome) if isinstance(outcome, Report) else outcome for outcome in outcomes]
 
     def _warn_of_first_builds(self, guards: list[Guard]) -> None:
-        """Nobody can see who writes without knowing a guard, so whoever builds its first filter is told of it."""
+        """Warn on the first build of a guard: processes that run code without the guard cannot be detected."""
         published = GuardState.objects.using(table.connection.alias).filter(published_at__isnull=False)
         built = set(published.values_list("name", flat=True))
         first = [guard.name for guard in guards if guard.name not in built and not guard.is_shadow]
         if first:
             self.stderr.write(
                 f"{', '.join(first)}: the first filter. A process that started before the guard existed does not add "
-                "the rows that it writes, and they are answered 404: if one still runs, build again when it has ended",
+                "the rows that it writes, so they are answered 404: if one still runs, stop it and rebuild",
                 self.style.WARNING,
             )
 
@@ -175,7 +185,7 @@ def _refuse_unmigrated() -> None:
         )
 
 
-def _say_nothing(text: str) -> None:
+def _discard(text: str) -> None:
     pass
 
 

@@ -1,4 +1,4 @@
-"""``manage.py verify_filter``: hold the filters of all guards, or of those named, against the database."""
+"""``manage.py verify_filter``: check that the filters of all guards, or of the named ones, have every row."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from typing import Any
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.db import DatabaseError
 
-from ...building.verify import MOST_MISSING, Findings, Verification
 from ...exceptions import ConfigurationError, RebuildError, StoreError
 from ...filters import FilterError
 from ...guards import Guard, registry
 from ...rebuild import Rebuild, run_all
-from ..progress import Bar
+from ...rebuild.verify import MOST_MISSING, Findings, Verification
+from ..output import ProgressBar
 
 _EXPECTED = (ConfigurationError, RebuildError, StoreError, FilterError, DatabaseError)
 
 
 class Command(BaseCommand):
     help = (
-        "Ask the filter of every guard, or of the guards named, for every row of the database. A guard whose filter "
-        "lacks a row is taken out of use, and the exit code is 1."
+        "Check that the filters of all guards, or of the named ones, have every row of the database. A guard whose "
+        "filter lacks a row is fenced, and the exit code is 1."
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
-        parser.add_argument("names", nargs="*", metavar="name", help="guards to verify; all of them if none is named")
-        parser.add_argument("--sample", type=_count, metavar="N", help="ask for about N random rows, not for all")
-        parser.add_argument("--repair", action="store_true", help="rebuild at once each filter that lacks a row")
+        parser.add_argument("names", nargs="*", metavar="name", help="guards to verify (default: all)")
+        parser.add_argument("--sample", type=_count, metavar="N", help="check about N random rows instead of all")
+        parser.add_argument("--repair", action="store_true", help="rebuild each filter that lacks rows")
         parser.add_argument("--json", action="store_true", help="print the figures as one JSON object")
 
     def handle(self, *args: Any, **options: Any) -> None:
@@ -45,7 +45,7 @@ class Command(BaseCommand):
             raise CommandError(str(error)) from error
         except KeyboardInterrupt:
             raise CommandError(
-                "stopped; a guard of which a row was missing by then is out of use", returncode=130
+                "interrupted; a guard is fenced if a missing row was found before", returncode=130
             ) from None
         if options["json"]:
             figures = [_named(findings, repaired=guard in repaired) for guard, findings in found.items()]
@@ -58,26 +58,28 @@ class Command(BaseCommand):
             raise CommandError("\n".join(problems)) from (failed[0] if failed else None)
 
     def _verify(self, guards: list[Guard], options: dict[str, Any]) -> tuple[dict[Guard, Findings], list[Exception]]:
-        """What was found, and the errors of guards that could not be verified: one stops no other."""
+        """Return the findings, and the errors of guards that could not be verified; after an error the others go on."""
         quiet = options["verbosity"] == 0
         found, failed = {}, list[Exception]()
         for guard in guards:
             try:
                 with ExitStack() as bars:
-                    verification = Verification(guard, sample=options["sample"], progress=Bar(guard, bars, quiet))
+                    verification = Verification(
+                        guard, sample=options["sample"], progress=ProgressBar(guard, bars, quiet)
+                    )
                     found[guard] = verification.run()
             except _EXPECTED as error:
                 failed.append(error)
                 continue
             if not quiet and not options["json"]:
-                self.stdout.write(_told(found[guard]))
+                self.stdout.write(_summary(found[guard]))
         return found, failed
 
     def _rebuild(self, guards: list[Guard], options: dict[str, Any]) -> list[Guard]:
-        """Those of ``guards`` that were rebuilt; raises :class:`RebuildError` for one that was not."""
+        """Rebuild and return ``guards``; raises :class:`RebuildError` if one could not be rebuilt."""
         quiet = options["verbosity"] == 0
         with ExitStack() as bars:
-            outcomes = run_all([Rebuild(guard, progress=Bar(guard, bars, quiet)) for guard in guards])
+            outcomes = run_all([Rebuild(guard, progress=ProgressBar(guard, bars, quiet)) for guard in guards])
         for outcome in outcomes:
             if isinstance(outcome, RebuildError):
                 raise outcome
@@ -86,9 +88,9 @@ class Command(BaseCommand):
         return guards
 
 
-def _told(findings: Findings) -> str:
+def _summary(findings: Findings) -> str:
     if not findings.generation:
-        return f"{findings.guard}: no filter answers, so there is nothing to verify; requests pass"
+        return f"{findings.guard}: it has no usable filter, so there is nothing to verify; requests pass"
     if findings.missing:
         at_least = "at least " if findings.missing >= MOST_MISSING else ""
         return (
@@ -109,5 +111,5 @@ def _named(findings: Findings, *, repaired: bool) -> dict[str, Any]:
 
 def _count(text: str) -> int:
     if not text.isdecimal() or not int(text):
-        raise ArgumentTypeError(f"{text!r} is no number of rows; give one from 1 on, as in --sample 10000")
+        raise ArgumentTypeError(f"{text!r} is not a number of rows; give a number from 1 on, as in --sample 10000")
     return int(text)

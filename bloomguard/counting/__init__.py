@@ -1,1 +1,0 @@
-"""Figures on their way: counted in the process, brought to the stores. :mod:`bloomguard.figures` reads them."""

@@ -1,0 +1,1 @@
+"""The data and the background tasks of the admin page."""

@@ -1,0 +1,60 @@
+"""Geometry of the admin page's SVG charts, without markup."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+#: The size of a chart's viewBox; the browser stretches it to the available space.
+WIDTH, HEIGHT = 600, 120
+#: The size of a sparkline's viewBox.
+SPARK_WIDTH, SPARK_HEIGHT = 120, 24
+
+
+@dataclass(frozen=True)
+class Bar:
+    """One time step: its rectangle in the chart's units, and its tooltip."""
+
+    x: float
+    y: float
+    width: float
+    height: float
+    words: str
+
+
+def scale_top(values: Sequence[int]) -> int:
+    """Return the top of a chart: the smallest of 1, 2, 3, 4, 5, 6, 8 times a power of ten that holds all ``values``."""
+    top, most = 1, max(values, default=0)
+    while top < most:
+        for factor in (2, 3, 4, 5, 6, 8, 10):
+            if top * factor >= most:
+                return top * factor
+        top *= 10
+    return top
+
+
+def bars(values: Sequence[int], words: Sequence[str]) -> list[Bar]:
+    """Return a bar for each of ``values`` that is not 0, with its tooltip from ``words``."""
+    step, top = WIDTH / max(len(values), 1), scale_top(values)
+    made = []
+    for place, (value, text) in enumerate(zip(values, words)):
+        if value:
+            height = max(HEIGHT * value / top, 1.5)  # so that even the smallest value is visible
+            made.append(
+                Bar(round(place * step, 2), round(HEIGHT - height, 2), round(step * 0.82, 2), round(height, 2), text)
+            )
+    return made
+
+
+def spark(values: Sequence[int], most_points: int = 60) -> str:
+    """Return the area under ``values`` as the data of an SVG path; empty if all are 0."""
+    if not any(values):
+        return ""
+    together = -(-len(values) // most_points)
+    sums = [sum(values[start : start + together]) for start in range(0, len(values), together)]
+    step, most = SPARK_WIDTH / max(len(sums) - 1, 1), max(sums)
+    points = " ".join(
+        f"L{round(place * step, 1):g} {round(SPARK_HEIGHT - (SPARK_HEIGHT - 2) * value / most, 1):g}"
+        for place, value in enumerate(sums)
+    )
+    return f"M0 {SPARK_HEIGHT} {points} L{SPARK_WIDTH} {SPARK_HEIGHT}Z"

@@ -1,0 +1,322 @@
+"""The data of the admin page: each guard's state with the reason, its figures, and charts of the requests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from functools import cached_property
+from typing import Any
+
+from django.db import DatabaseError
+from django.utils import formats, timezone
+from django.utils.functional import Promise
+from django.utils.translation import gettext_lazy as _
+
+from ..exceptions import StoreError
+from ..filters import FilterError
+from ..guards import Guard
+from ..guards.tallies import FALSE_ABSENCE, WOULD_BLOCK, WOULD_HARM
+from ..metrics import series as figures
+from ..metrics.series import HOUR, MINUTE, Series
+from ..models import GuardState, GuardTask
+from ..rebuild.plan import days_to_capacity, rows_a_day
+from ..state.table import table
+from ..stores import Generation
+from ..verdicts import COLD, ERROR, FENCED, IDENTITY, LEASE, SHADOW, UNREACHABLE, UNTRUSTED
+from . import charts
+from .tasks import is_under_way
+
+#: A filter is shown as nearly full from this share of its capacity on.
+NEARLY_FULL = 0.9
+#: Count the set bits of so many bytes of filters for one page; for other filters show the rows of the last build.
+_COUNTED_BYTES = 16 << 20
+#: Compute an error rate only from at least so many ABSENT verdicts in the period.
+_ENOUGH = 1_000
+
+ARMED = "armed"
+_UNTRUSTED = _(
+    "its filter is damaged, or was built with another SECRET_KEY or for another definition: requests pass until a "
+    "rebuild"
+)
+#: State -> its label, and its explanation.
+STATES: dict[str, tuple[str | Promise, str | Promise]] = {
+    ARMED: (_("armed"), _("absent IDs are answered 404")),
+    SHADOW.reason: (_("shadow"), _("requests pass, and what would have been answered 404 is counted")),
+    COLD.reason: (_("cold"), _("it has no filter yet: requests pass until a rebuild")),
+    FENCED.reason: (_("fenced"), _("requests pass until a rebuild")),
+    IDENTITY.reason: (
+        _("elsewhere"),
+        _("its filter is in another store, or from before a restart of this host: requests pass until a rebuild"),
+    ),
+    UNREACHABLE.reason: (_("unreachable"), _("its store does not answer: requests pass meanwhile")),
+    UNTRUSTED.reason: (_("untrusted"), _UNTRUSTED),
+    LEASE.reason: (_("unknown"), _("the database does not tell which filter is valid: requests pass meanwhile")),
+    ERROR.reason: (_("misconfigured"), _("manage.py check tells why: requests pass meanwhile")),
+}
+
+
+@dataclass(frozen=True)
+class Period:
+    """A period that ends now: its name in URLs, its label, its length, and the seconds that one bar stands for."""
+
+    name: str
+    label: str | Promise
+    length: timedelta
+    step: int
+    time_format: str
+
+
+PERIODS = {
+    period.name: period
+    for period in (
+        Period("hour", _("Hour"), timedelta(hours=1), MINUTE, "TIME_FORMAT"),
+        Period("day", _("Day"), timedelta(days=1), 15 * MINUTE, "TIME_FORMAT"),
+        Period("month", _("Month"), timedelta(days=31), 6 * HOUR, "SHORT_DATETIME_FORMAT"),
+    )
+}
+
+#: The charts: the name of the counter, the title, and what it means.
+DRAWN: tuple[tuple[str, str | Promise, str | Promise], ...] = (
+    ("blocked", _("Blocked"), _("requests answered 404 without a look-up")),
+    ("passed", _("Passed"), _("requests that went on to the cache or the database")),
+    ("avoided", _("Queries avoided"), _("look-ups that were never made")),
+)
+
+
+@dataclass(frozen=True)
+class Chart:
+    """The chart of one counter over a period."""
+
+    name: str
+    title: str | Promise
+    meaning: str | Promise
+    total: int
+    top: int
+    bars: list[charts.Bar]
+    times: list[str]
+
+
+@dataclass(frozen=True)
+class Line:
+    """One guard's line. Unknown numbers are ``None``; ``fill`` is the used share of the capacity, 0 to 1."""
+
+    guard: Guard
+    state: str
+    why: str | Promise
+    row: GuardState
+    task: GuardTask | None
+    series: Series
+    kind: str = ""
+    rows: int | None = None
+    capacity: int = 0
+    bytes: int = 0
+    error_rate: float = 0.0
+    error_rate_measured: float | None = None
+    measured_by_requests: bool = False
+    fill: float | None = None
+    rows_a_day: float | None = None
+    days_left: float | None = None
+
+    @property
+    def name(self) -> str:
+        """The guard's name."""
+        return self.guard.name
+
+    @property
+    def label(self) -> str | Promise:
+        """The label of the state."""
+        return STATES[self.state][0]
+
+    @property
+    def lookup(self) -> str:
+        """The model and its lookup fields."""
+        looked_up = self.guard.lookup if isinstance(self.guard.lookup, str) else ", ".join(self.guard.lookup)
+        return f"{self.guard.model._meta.label}: {looked_up}"
+
+    @property
+    def is_shadow(self) -> bool:
+        """Whether the guard is in shadow mode."""
+        return self.state == SHADOW.reason
+
+    @property
+    def would_block(self) -> int:
+        """Requests of the period that the guard would have answered 404 outside of shadow mode."""
+        return self.series.total(WOULD_BLOCK)
+
+    @property
+    def would_harm(self) -> int:
+        """Those of :attr:`would_block` that the site answered with a page."""
+        return self.series.total(WOULD_HARM)
+
+    @property
+    def is_well(self) -> bool:
+        """Whether the guard is armed, or in shadow mode with a valid filter."""
+        return self.state in (ARMED, SHADOW.reason)
+
+    @property
+    def is_nearly_full(self) -> bool:
+        """Whether the filter needs a larger capacity soon."""
+        return self.fill is not None and self.fill >= NEARLY_FULL
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a task for the guard waits or runs."""
+        return self.task is not None and is_under_way(self.task)
+
+    @property
+    def spark(self) -> str:
+        """The requests blocked over the period, as the data of an SVG path."""
+        return charts.spark(self.series["blocked"])
+
+    @property
+    def blocked(self) -> int:
+        """Requests blocked over the period."""
+        return self.series.total("blocked")
+
+
+@dataclass
+class Overview:
+    """What the page shows of ``guards`` over ``period``; the charts are of ``chosen``, or of all guards.
+
+    Reads the state rows, the tasks, and the figures of each store once; changes nothing.
+    """
+
+    guards: Sequence[Guard]
+    period: Period
+    chosen: Guard | None = None
+    now: datetime = field(default_factory=timezone.now)
+
+    @cached_property
+    def lines(self) -> list[Line]:
+        """A line per guard: first the guards with problems, then the others, each sorted by name."""
+        table.renew(after=table.clock())  # so that the page shows changes of a moment ago
+        rows = GuardState.objects.using(table.connection.alias).in_bulk()
+        tasks = GuardTask.objects.in_bulk()
+        left = _COUNTED_BYTES
+        lines = []
+        for guard in self.guards:
+            row, answers = rows.get(guard.name) or GuardState(name=guard.name), guard_answers(guard)
+            line = Line(
+                guard=guard,
+                state=_state(guard, answers),
+                why=_why(guard, answers, row),
+                row=row,
+                task=tasks.get(guard.name),
+                series=self.series[guard.name],
+                **_numbers(guard, row, answers, self.series[guard.name], left, self.now),
+            )
+            left -= line.bytes if isinstance(answers, Generation) and line.bytes <= left else 0
+            lines.append(line)
+        return sorted(lines, key=lambda line: (line.is_well, line.name))
+
+    @cached_property
+    def series(self) -> dict[str, Series]:
+        """The figures of the period by guard name."""
+        start = self.now - self.period.length
+        return figures.read_many(self.guards, start, self.now, self.period.step)
+
+    @property
+    def problems(self) -> list[Line]:
+        """The lines of guards that pass every request."""
+        return [line for line in self.lines if not line.is_well]
+
+    @property
+    def errors(self) -> list[str]:
+        """The errors of reading figures, without duplicates."""
+        return list(dict.fromkeys(series.error for series in self._drawn if series.error))
+
+    @property
+    def false_absences(self) -> int:
+        """How often a spot check found a row that the filter denied: a bug, or a write past the ORM."""
+        return sum(series.total(FALSE_ABSENCE) for series in self._drawn)
+
+    @property
+    def _drawn(self) -> list[Series]:
+        return [self.series[guard.name] for guard in ([self.chosen] if self.chosen else self.guards)]
+
+    @cached_property
+    def steps(self) -> list[tuple[str, list[int]]]:
+        """The period's steps: the formatted time of each, and its numbers for :data:`DRAWN`."""
+        sums = [_summed(self._drawn, name) for name, *_rest in DRAWN]
+        return [(when, list(numbers)) for when, *numbers in zip(self._times(), *sums)]
+
+    @cached_property
+    def charts(self) -> list[Chart]:
+        """One chart for each of :data:`DRAWN`."""
+        made = []
+        times = [when for when, _numbers in self.steps]
+        for place, (name, title, meaning) in enumerate(DRAWN):
+            values = [numbers[place] for _when, numbers in self.steps]
+            words = [f"{when}: {number(value)}" for when, value in zip(times, values)]
+            marks = [times[0], times[len(times) // 2], times[-1]] if times else []
+            made.append(
+                Chart(name, title, meaning, sum(values), charts.scale_top(values), charts.bars(values, words), marks)
+            )
+        return made
+
+    def _times(self) -> list[str]:
+        if not self._drawn:
+            return []
+        return [
+            formats.date_format(timezone.localtime(begun), self.period.time_format) for begun in self._drawn[0].times
+        ]
+
+
+def number(value: int) -> str:
+    """Format a number with the active language's thousand separators."""
+    return formats.number_format(value, 0, force_grouping=True)
+
+
+def guard_answers(guard: Guard) -> Any:
+    """Return the generation that answers for the guard, or the decision that says why none does."""
+    try:
+        return guard.active_filter.answering()
+    except Exception:  # the guard cannot be created; system checks report why
+        return ERROR
+
+
+def _state(guard: Guard, answers: Any) -> str:
+    if not isinstance(answers, Generation):
+        return str(answers.reason)
+    return SHADOW.reason if guard.is_shadow else ARMED
+
+
+def _why(guard: Guard, answers: Any, row: GuardState) -> str | Promise:
+    state = _state(guard, answers)
+    return row.reason if state == FENCED.reason and row.reason else STATES[state][1]
+
+
+def _numbers(guard: Guard, row: GuardState, answers: Any, series: Series, left: int, now: datetime) -> dict[str, Any]:
+    """Return the filter's figures: of the generation that answers now, else of the last publication."""
+    known: dict[str, Any] = {"error_rate": guard.error_rate, "error_rate_measured": row.error_rate_measured}
+    if row.published_at is not None:
+        known |= {"kind": row.kind, "rows": row.rows, "capacity": row.capacity, "bytes": row.bytes}
+    counts = [(row.former_published_at, row.former_rows), (row.published_at, row.rows)]
+    if isinstance(answers, Generation):
+        layout = answers.layout
+        known |= {"kind": layout.kind, "capacity": layout.capacity, "bytes": layout.total_bytes}
+        known["error_rate"] = layout.error_rate
+        keys = _keys(guard, answers) if layout.total_bytes <= left else None
+        counts.append((now if keys is not None else None, keys))
+        if series.total("absent") >= _ENOUGH and series.false_positive_rate is not None:
+            known |= {"error_rate_measured": series.false_positive_rate, "measured_by_requests": True}
+    points = [(when, count) for when, count in counts if when is not None and count is not None]
+    if points and known.get("capacity"):
+        most, capacity = points[-1][1], known["capacity"]
+        known["fill"] = most / capacity
+        known["rows_a_day"] = rows_a_day(points)
+        known["days_left"] = days_to_capacity(most, capacity, known["rows_a_day"])
+    return known
+
+
+def _keys(guard: Guard, generation: Generation) -> int | None:
+    """Return the approximate number of keys, ``None`` for a remote store or an unreadable filter."""
+    try:
+        return None if guard.active_filter.store.is_remote else generation.approximate_size()
+    except (StoreError, FilterError, DatabaseError):
+        return None
+
+
+def _summed(series: Iterable[Series], name: str) -> list[int]:
+    return [sum(numbers) for numbers in zip(*(each[name] for each in series))]

@@ -1,0 +1,177 @@
+"""Rebuilds and verifications that a worker runs for the admin page, with their progress and log entries.
+
+Django's task framework (6.0 and newer) runs them if ``TASKS`` names a backend with workers. Django's own backends have
+none: the immediate one runs a task within the request, the dummy one never.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any
+
+from django.contrib.auth import get_user_model
+from django.utils import timezone
+from django.utils.translation import gettext as _
+
+from ..exceptions import BloomGuardError, ConfigurationError, RebuildError
+from ..guards import Guard, registry
+from ..models import GuardState, GuardTask
+from ..rebuild import Rebuild, run_all
+from ..rebuild.verify import MOST_MISSING, Findings, Verification
+
+logger = logging.getLogger("bloomguard")
+
+REBUILD, VERIFY = GuardTask.Work.REBUILD.value, GuardTask.Work.VERIFY.value
+COMMANDS = {REBUILD: "rebuild_filter", VERIFY: "verify_filter"}
+#: A task without progress for this long is lost, and may be queued again.
+LOST_AFTER = timedelta(minutes=10)
+_PROGRESS_SECONDS = 1.0
+_WITHOUT_WORKERS = ("django.tasks.backends.immediate.", "django.tasks.backends.dummy.")
+
+
+def queue() -> Callable[[str, list[str], str], Any] | None:
+    """Return ``enqueue(work, names, user's pk)`` of the project's workers, ``None`` if it has no workers."""
+    try:
+        from .jobs import work
+    except ImportError:  # Django 5.2
+        return None
+    except Exception as error:  # TASKS has no default backend, or one that has no default queue or fails
+        logger.debug("bloomguard cannot use TASKS: %s", error)
+        return None
+    backend = type(work.get_backend())
+    if f"{backend.__module__}.".startswith(_WITHOUT_WORKERS):
+        return None
+    enqueue: Callable[[str, list[str], str], Any] = work.enqueue
+    return enqueue
+
+
+def is_under_way(task: GuardTask) -> bool:
+    """Return whether the task waits or runs, and had progress in the last ten minutes."""
+    ended = task.status in (GuardTask.Status.DONE, GuardTask.Status.FAILED)
+    return not ended and timezone.now() - task.seen_at < LOST_AFTER
+
+
+def command(work: str, guards: Sequence[Guard]) -> str:
+    """Return the command that does the same on a site without workers."""
+    return " ".join(["python manage.py", COMMANDS[work], *(guard.name for guard in guards)])
+
+
+def ask_for(work: str, guards: Sequence[Guard], user: Any) -> list[Guard]:
+    """Queue the work for the guards that have no task under way, and return these guards.
+
+    Raises :class:`ConfigurationError` if the project has no workers.
+    """
+    enqueue = queue()
+    if enqueue is None:
+        raise ConfigurationError("TASKS names no backend that has workers")
+    busy = {task.name for task in GuardTask.objects.all() if is_under_way(task)}
+    wanted = [guard for guard in guards if guard.name not in busy]
+    if wanted:
+        for guard in wanted:
+            _record(guard.name, work=work, status=GuardTask.Status.QUEUED, done=0, total=0, outcome="")
+        try:
+            enqueue(work, [guard.name for guard in wanted], str(user.pk))
+        except BaseException:
+            GuardTask.objects.filter(name__in=[guard.name for guard in wanted]).delete()
+            raise
+    return wanted
+
+
+def run(work: str, names: Sequence[str], user_pk: str) -> None:
+    """Do the work in a worker; record the outcome in the guards' tasks and in the admin's log."""
+    guards = [guard for guard in registry if guard.name in names]
+    for name in names:
+        _record(name, work=work, status=GuardTask.Status.RUNNING, done=0, total=0, outcome="")
+    outcomes: dict[str, str | Exception] = {name: ConfigurationError(_("there is no such guard")) for name in names}
+    try:
+        outcomes |= _rebuild(guards) if work == REBUILD else _verify(guards)
+    except Exception as error:
+        outcomes |= {guard.name: error for guard in guards}
+        raise
+    finally:
+        for name, outcome in outcomes.items():
+            failed = isinstance(outcome, Exception)
+            words = _why(outcome, work, name) if isinstance(outcome, Exception) else outcome
+            _record(name, status=GuardTask.Status.FAILED if failed else GuardTask.Status.DONE, outcome=words[:500])
+            log(user_pk, name, words)
+
+
+def log(user_pk: str, name: str, words: str) -> None:
+    """Add an entry about the guard ``name`` to the admin's log, if the user still exists."""
+    from django.contrib.admin.models import CHANGE, LogEntry
+
+    if get_user_model()._default_manager.filter(pk=user_pk).exists():
+        LogEntry.objects.log_actions(user_pk, [GuardState(name=name)], CHANGE, words, single_object=True)
+
+
+class _ProgressRecorder:
+    """Saves a guard's progress in its task, at most once a second."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._recorded_at = float("-inf")
+
+    def __call__(self, done: int, total: int) -> None:
+        now = time.monotonic()
+        if now - self._recorded_at >= _PROGRESS_SECONDS or done == total:
+            self._recorded_at = now
+            _record(self._name, done=done, total=total)
+
+
+def _record(name: str, **changes: Any) -> None:
+    GuardTask.objects.update_or_create(name=name, defaults={"seen_at": timezone.now(), **changes})
+
+
+def _rebuild(guards: Sequence[Guard]) -> dict[str, str | Exception]:
+    outcomes: dict[str, str | Exception] = {}
+    rebuilds = []
+    for guard in guards:
+        try:
+            rebuilds.append(Rebuild(guard, progress=_ProgressRecorder(guard.name)))
+        except BloomGuardError as error:
+            outcomes[guard.name] = error
+    for one, report in zip(rebuilds, run_all(rebuilds)):
+        if isinstance(report, RebuildError):
+            outcomes[one.guard.name] = report
+        else:
+            outcomes[one.guard.name] = _("Rebuilt from %(rows)s rows in %(seconds).1f s.") % {
+                "rows": f"{report.rows:,}",
+                "seconds": report.seconds,
+            }
+    return outcomes
+
+
+def _verify(guards: Sequence[Guard]) -> dict[str, str | Exception]:
+    outcomes: dict[str, str | Exception] = {}
+    for guard in guards:
+        try:
+            outcomes[guard.name] = _found(Verification(guard, progress=_ProgressRecorder(guard.name)).run())
+        except Exception as error:  # the others go on
+            outcomes[guard.name] = error
+    return outcomes
+
+
+def _found(findings: Findings) -> str:
+    if not findings.generation:
+        return _("Verified nothing: no filter answers.")
+    if findings.missing:
+        least = "≥ " if findings.missing >= MOST_MISSING else ""
+        return _("Verified and fenced: %(missing)s of %(rows)s rows are missing from its filter.") % {
+            "missing": f"{least}{findings.missing:,}",
+            "rows": f"{findings.rows:,}",
+        }
+    return _("Verified: all %(rows)s rows are in its filter.") % {"rows": f"{findings.rows:,}"}
+
+
+def _why(error: Exception, work: str, name: str) -> str:
+    """Return why it failed; only with our own messages, because others may contain a row's value."""
+    if isinstance(error, (RebuildError, ConfigurationError)) and error.__cause__ is None:
+        return _("Failed: %(why)s") % {"why": error}
+    cause = type(error.__cause__ or error).__name__
+    return _("Failed (%(cause)s): “%(command)s” tells why.") % {
+        "cause": cause,
+        "command": f"manage.py {COMMANDS[work]} {name}",
+    }

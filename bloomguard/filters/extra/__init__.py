@@ -1,0 +1,1 @@
+"""Filters that no guard uses by default: counting, scalable, rotating, layered."""

@@ -1,0 +1,260 @@
+"""Counting and spectral Bloom filters, which have a counter instead of each bit of a Bloom filter.
+
+The partitions are those of :class:`BloomFilter`. A counter has 4 bits (Fan et al. 2000), or 32 in the spectral filter
+(Cohen and Matias 2003), where the smallest counter of a key is the number of its adds, or more in case of collisions. A
+counter that has reached its maximum stays there, because it no longer has the exact count to subtract from.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from .. import codec, sizing
+from ..base import BodyFilter
+from ..bloom import BloomFilter, check_sizes, estimate_size
+from ..bulk import WorkerPool
+from ..hashing import MASK60, KeyHash, compile_check
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from ..base import U64, Keys, Writes
+
+    I64 = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class CountingShape:
+    """Partitions of ``sizes`` counters of 4 bits (two per byte, the first in the high half) or 32 (little-endian)."""
+
+    capacity: int
+    error_rate: float
+    sizes: tuple[int, ...]
+    cell_bits: int
+
+    def __post_init__(self) -> None:
+        check_sizes(self.sizes)
+
+    @property
+    def parameters(self) -> tuple[int, ...]:
+        """The partitions' sizes, which the header stores."""
+        return self.sizes
+
+    def part_bytes(self, size: int) -> int:
+        """Return the number of bytes for ``size`` counters."""
+        return -(-size * self.cell_bits // 32) * 4
+
+    @property
+    def offsets(self) -> tuple[int, ...]:
+        """First byte of each partition."""
+        offsets, at = [], 0
+        for size in self.sizes:
+            offsets.append(at)
+            at += self.part_bytes(size)
+        return tuple(offsets)
+
+    @property
+    def body_bytes(self) -> int:
+        """The size of the body in bytes."""
+        return -(-sum(map(self.part_bytes, self.sizes)) // 8) * 8
+
+
+class CountingBloomFilter(BodyFilter):
+    """A Bloom filter that supports removal: :meth:`discard` undoes one :meth:`add` of the same key.
+
+    It takes four times the memory of a Bloom filter. A counter that has reached 15 stays there, so a key that was added
+    that often may never be removed. Discard only keys that were added: discarding a false positive decrements counters
+    of other keys.
+    """
+
+    kind: ClassVar[str] = "counting"
+    supports_discard: ClassVar[bool] = True
+    cell_bits: ClassVar[int] = 4
+
+    __slots__ = ("_parts",)
+
+    layout: CountingShape
+
+    def __init__(
+        self,
+        capacity: int,
+        error_rate: float = 0.01,
+        *,
+        hashes: int | None = None,
+        width: int | None = None,
+        secret: bytes = b"",
+        max_bytes: int | None = None,
+    ) -> None:
+        self._allocate(self.plan(capacity, error_rate, hashes=hashes)[0], KeyHash(width, secret), max_bytes)
+
+    @classmethod
+    def plan(
+        cls, capacity: int, error_rate: float, *, shard_bytes: int | None = None, **options: Any
+    ) -> tuple[CountingShape, int]:
+        shape = cls._shape(capacity, error_rate, options)
+        shards = 1 if shard_bytes is None else -(-shape.body_bytes // shard_bytes)
+        if shards > 1:
+            shape = cls._shape(sizing.fullest_shard(capacity, shards), error_rate, options)
+        return shape, shards
+
+    @classmethod
+    def _shape(cls, capacity: int, error_rate: float, options: dict[str, Any]) -> CountingShape:
+        bits = BloomFilter.shape(capacity, error_rate, **options)
+        return CountingShape(capacity, bits.error_rate, bits.sizes, cls.cell_bits)
+
+    @classmethod
+    def shape_of(cls, header: codec.Header) -> CountingShape:
+        return CountingShape(header.capacity, header.error_rate, header.parameters, cls.cell_bits)
+
+    def _ready(self) -> None:
+        self.digest = self.key_hash.digest
+        self._parts = tuple(
+            self.body[offset : offset + self.layout.part_bytes(size)]
+            for offset, size in zip(self.layout.offsets, self.layout.sizes)
+        )
+        self.might_contain = self._compile("key", f"{self.key_hash.expression} & {MASK60}")
+        self.might_contain_digest = self._compile("digest", f"digest & {MASK60}")
+
+    def _compile(self, argument: str, digest: str) -> Callable[[Any], bool]:
+        names = {f"c{i}": part for i, part in enumerate(self._parts)} | {"halves": (240, 15)}
+        probe = "c{0}[(p := h % {1}) >> 1] & halves[p & 1]"
+        if self.cell_bits == 32:
+            names = {f"c{i}": part.cast("I") for i, part in enumerate(self._parts)}  # only compared with 0
+            probe = "c{0}[h % {1}]"
+        probes = " and ".join(probe.format(i, size) for i, size in enumerate(self.layout.sizes))
+        return compile_check(
+            argument, names | self.key_hash.names(), f"h = {digest}", f"return True if {probes} else False"
+        )
+
+    @property
+    def _limit(self) -> int:
+        return (1 << self.cell_bits) - 1
+
+    def _counts(self, digest: int) -> list[int]:
+        low, counts = digest & MASK60, []
+        for part, size in zip(self._parts, self.layout.sizes):
+            at = low % size
+            if self.cell_bits == 32:
+                counts.append(int.from_bytes(part[4 * at : 4 * at + 4], "little"))
+            else:
+                counts.append(part[at >> 1] & 15 if at & 1 else part[at >> 1] >> 4)
+        return counts
+
+    def _changes(self, digest: int, counts: list[int], step: int) -> Writes:
+        """Return the changes that add ``step`` to each counter of ``digest``, except to those at their maximum."""
+        low, changes = digest & MASK60, []
+        for offset, part, size, count in zip(self.layout.offsets, self._parts, self.layout.sizes, counts):
+            if count == self._limit:
+                continue
+            at, new = low % size, count + step
+            if self.cell_bits == 32:
+                changes.append((offset + 4 * at, new.to_bytes(4, "little")))
+            else:
+                old = part[at >> 1]
+                changes.append((offset + (at >> 1), bytes((old & 240 | new if at & 1 else old & 15 | new << 4,))))
+        return changes
+
+    def writes(self, digest: int) -> Writes:
+        return self._changes(digest, self._counts(digest), 1)
+
+    def discard_writes(self, digest: int) -> Writes:
+        counts = self._counts(digest)
+        return self._changes(digest, counts, -1) if all(counts) else []
+
+    def digests(self, keys: Keys) -> tuple[U64, U64 | None]:
+        with WorkerPool() as pool:
+            return self.key_hash.lows(keys, pool), None
+
+    def add_digests(self, low: U64, high: U64 | None = None) -> None:
+        import numpy as np
+
+        for part, size in zip(self._parts, self.layout.sizes):
+            positions, added = np.unique(low % np.uint64(size), return_counts=True)
+            places = positions.astype(np.int64)
+            self._store(part, places, np.minimum(self._load(part, places) + added, self._limit))
+
+    def contains_digests(self, low: U64, high: U64 | None = None) -> NDArray[np.bool_]:
+        return self._frequencies(low) > 0
+
+    def _frequencies(self, low: U64) -> I64:
+        import numpy as np
+
+        least = np.full(len(low), self._limit, np.int64)
+        for part, size in zip(self._parts, self.layout.sizes):
+            np.minimum(least, self._load(part, (low % np.uint64(size)).astype(np.int64)), out=least)
+        return least
+
+    def _load(self, part: memoryview, places: I64) -> I64:
+        """Return the counters at ``places`` of a partition."""
+        import numpy as np
+
+        if self.cell_bits == 32:
+            wide: I64 = np.frombuffer(part, "<u4")[places].astype(np.int64)
+            return wide
+        cells = np.frombuffer(part, np.uint8)[places >> 1]
+        halves: I64 = np.where(places & 1, cells & 15, cells >> 4).astype(np.int64)
+        return halves
+
+    def _store(self, part: memoryview, places: I64, counts: I64) -> None:
+        """Set the counters at ``places``, which are distinct."""
+        import numpy as np
+
+        if self.cell_bits == 32:
+            np.frombuffer(part, "<u4")[places] = counts
+            return
+        cells = np.frombuffer(part, np.uint8)
+        for odd, keep, shift in ((0, 15, 4), (1, 240, 0)):  # the two halves of a byte, one after the other
+            mine = (places & 1) == odd
+            at = places[mine] >> 1
+            cells[at] = cells[at] & keep | counts[mine].astype(np.uint8) << shift
+
+    def _used(self) -> list[tuple[int, int]]:
+        """Return ``(counters above 0, counters)`` of each partition."""
+        import numpy as np
+
+        used = []
+        for part, size in zip(self._parts, self.layout.sizes):
+            if self.cell_bits == 32:
+                used.append((int(np.count_nonzero(np.frombuffer(part, "<u4"))), size))
+            else:
+                cells = np.frombuffer(part, np.uint8)
+                used.append((int(np.count_nonzero(cells & 15) + np.count_nonzero(cells & 240)), size))
+        return used
+
+    @property
+    def fill(self) -> float:
+        return sum(used for used, _ in self._used()) / sum(self.layout.sizes)
+
+    def approximate_size(self) -> int:
+        """Estimate the distinct keys from the share of counters above 0."""
+        return estimate_size(self._used())
+
+    def expected_error_rate(self) -> float:
+        return math.prod(used / size for used, size in self._used())
+
+
+class SpectralBloomFilter(CountingBloomFilter):
+    """A Bloom filter that counts how often each key was added: never too low, and too high only at the error rate.
+
+    >>> f = SpectralBloomFilter(1_000, 0.001)
+    >>> f.add_many([b"a", b"b", b"a"])
+    >>> f.frequency(b"a"), f.frequency(b"b"), f.frequency(b"c")
+    (2, 1, 0)
+    """
+
+    kind: ClassVar[str] = "spectral"
+    cell_bits: ClassVar[int] = 32
+
+    __slots__ = ()
+
+    def frequency(self, key: bytes) -> int:
+        """Return the smallest of the key's counters; 2**32 - 1 means that number or more."""
+        return min(self._counts(self.digest(key)))
+
+    def frequencies(self, keys: Any) -> I64:
+        """Return the frequencies of many keys as an int64 array of shape ``(n,)``."""
+        return self._frequencies(self.digests(keys)[0])

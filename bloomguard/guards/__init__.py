@@ -1,0 +1,15 @@
+"""Guards: one for each kind of ID to protect, declared in an app's ``guards.py``.
+
+``guards.py`` is discovered as ``admin.py`` is::
+
+    @register(City)
+    class CityGuard(Guard):
+        lookup = "pk"
+        routes = ["city-detail"]
+"""
+
+from ..verdicts import Verdict
+from .guard import AUTO, Guard, Routes
+from .registry import Registry, guards, register, registry
+
+__all__ = ["AUTO", "Guard", "Registry", "Routes", "Verdict", "guards", "register", "registry"]

@@ -1,0 +1,312 @@
+"""Cache-aside in one call: ask the filter, then Django's cache, then load the value once for all who need it.
+
+A *flight* is one load of one key; other callers for that key wait for it (single-flight). Within a process, the flights
+are kept here. Between processes that share a cache, an entry made by ``cache.add`` marks a key that is being loaded.
+
+- A loaded value is cached for ``timeout`` seconds minus up to a tenth, so that entries made together do not expire
+  together. ``None`` is not cached, so a flood of IDs that do not exist does not fill the cache.
+- A load that returns ``None`` answers only the callers that were waiting when it began, because the row may have been
+  created since. Later callers wait for the next load.
+- An exception goes only to the caller that ran the load. The next waiting caller tries again itself.
+- No caller waits longer than twice ``patience``. A flight older than ``patience`` is abandoned: the next caller to
+  arrive, or to run out of patience, loads instead. A caller that has waited twice ``patience`` loads for itself alone.
+- If the cache fails, the error is logged once and the value is loaded.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import random
+import secrets
+import threading
+import time
+from collections.abc import Awaitable, Callable
+from functools import lru_cache, partial
+from operator import methodcaller
+from typing import TYPE_CHECKING, Any
+
+from asgiref.sync import sync_to_async
+from django.conf import settings as django_settings
+from django.core.cache import caches
+from django.core.exceptions import ObjectDoesNotExist
+
+from ..conf import settings
+from ..forks import after_fork
+from ..log_once import LogOnce
+from ..stores.steps import Steps, arun, run
+from ..verdicts import Decision, Verdict
+from .tallies import AVOIDED
+
+if TYPE_CHECKING:
+    from .keys import KeyMaker
+    from .tallies import Tallies
+
+Event = threading.Event | asyncio.Event
+
+#: Seconds between two reads of the cache while another process loads.
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.005, 0.05
+_MISSING: Any = object()
+_log = LogOnce()
+
+
+class Waiter:
+    """The I/O of a load, done in a thread; see :mod:`bloomguard.stores.steps`.
+
+    Callers of one ``scope`` can wait for each other's ``event``. The scope has the alias of the cache, because two
+    caches may get different values for one key.
+    """
+
+    event: Callable[[], Event] = threading.Event
+
+    def __init__(self, cache: str, load: Callable[[], Any]) -> None:
+        self._cache: Any = caches[cache]
+        self.load = load
+        self.scope: Any = cache
+
+    def cache(self, operation: str, *args: Any) -> Any:
+        """Call a method of the cache."""
+        return getattr(self._cache, operation)(*args)
+
+    def sleep(self, seconds: float) -> Any:
+        """Sleep for ``seconds``."""
+        return time.sleep(seconds)
+
+    def wait(self, event: Any, seconds: float) -> Any:
+        """Wait until ``event`` is set, at most ``seconds``."""
+        return event.wait(seconds)
+
+    def call(self, function: Callable[[], Any]) -> Any:
+        """Call a function that queries the database."""
+        return function()
+
+
+class AsyncWaiter(Waiter):
+    """The I/O of a load, awaited in a task of an event loop."""
+
+    event = asyncio.Event
+
+    def __init__(self, cache: str, load: Callable[[], Awaitable[Any]]) -> None:
+        super().__init__(cache, load)
+        self.scope = cache, asyncio.get_running_loop()
+
+    def cache(self, operation: str, *args: Any) -> Any:
+        return getattr(self._cache, f"a{operation}")(*args)
+
+    def sleep(self, seconds: float) -> Any:
+        return asyncio.sleep(seconds)
+
+    async def wait(self, event: Any, seconds: float) -> Any:
+        try:
+            await asyncio.wait_for(event.wait(), seconds)
+        except (TimeoutError, asyncio.TimeoutError):  # two different classes before Python 3.11
+            return
+
+    def call(self, function: Callable[[], Any]) -> Any:
+        return sync_to_async(function)()
+
+
+class Flight:
+    """One load. ``done`` is set when it ends; ``result`` is its value, or ``_MISSING`` if it failed."""
+
+    __slots__ = ("began", "done", "result")
+
+    def __init__(self, began: float, done: Event) -> None:
+        self.began = began
+        self.done = done
+        self.result: Any = _MISSING
+
+
+class Flights:
+    """The loads under way in this process, by scope and cache key."""
+
+    def __init__(self) -> None:
+        self._under_way: dict[tuple[Any, str], Flight] = {}
+        self._lock = threading.Lock()
+        after_fork(self._after_fork)
+
+    def _after_fork(self) -> None:
+        self._lock = threading.Lock()
+        self._under_way = {}  # the parent's threads do not run in this process
+
+    def join(
+        self, scope: Any, key: str, now: float, patience: float, event: Callable[[], Event]
+    ) -> tuple[Flight, bool]:
+        """Return the flight under way or a new one, and ``True`` if it is new: then the caller has to load."""
+        with self._lock:
+            flight = self._under_way.get((scope, key))
+            if flight is not None and now - flight.began < patience:
+                return flight, False
+            flight = self._under_way[scope, key] = Flight(now, event())
+            return flight, True
+
+    def land(self, scope: Any, key: str, flight: Flight) -> None:
+        """End the flight and wake all callers that wait for it."""
+        with self._lock:
+            if self._under_way.get((scope, key)) is flight:
+                del self._under_way[scope, key]
+        flight.done.set()
+
+
+flights = Flights()
+
+
+def get_or_load(key: str | None, waiter: Waiter, timeout: float | None, patience: float) -> Steps:
+    """Return the cached value of ``key``, or load it once for all callers; ``None`` if there is no value.
+
+    Without a key, load without the cache and without waiting.
+    """
+    if key is None:
+        return (yield from _load(None, timeout))
+    found = yield from _cached(key)
+    if found is not None:
+        return found
+    arrived = time.monotonic()
+    deadline = arrived + 2 * patience
+    while (now := time.monotonic()) < deadline:
+        flight, mine = flights.join(waiter.scope, key, now, patience, waiter.event)
+        if mine:
+            try:
+                flight.result = yield from _load_for_all(key, timeout, patience)
+            finally:
+                flights.land(waiter.scope, key, flight)
+            return flight.result
+        seconds = min(flight.began + patience, deadline) - now
+        yield methodcaller("wait", flight.done, seconds)
+        if flight.result is None:
+            if flight.began >= arrived:
+                return None
+        elif flight.result is not _MISSING:
+            # Read a copy from the cache if it has one: threads that share an object would see each other's changes.
+            found = yield from _cached(key)
+            return flight.result if found is None else found
+    return (yield from _load(key, timeout))
+
+
+def _load_for_all(key: str, timeout: float | None, patience: float) -> Steps:
+    """Load, unless another process is loading: then wait up to ``patience`` for the value that it caches."""
+    token, claim = secrets.token_hex(8), f"{key}:loading"
+    deadline, pause = time.monotonic() + patience, _FIRST_PAUSE
+    while not (yield from _try("add", claim, token, patience, otherwise=True)):
+        if time.monotonic() >= deadline:
+            return (yield from _load(key, timeout))
+        yield methodcaller("sleep", pause)
+        pause = min(2 * pause, _LONGEST_PAUSE)
+        found = yield from _cached(key)
+        if found is not None:
+            return found
+    try:
+        found = yield from _cached(key)  # another process may have cached it before our claim
+        return found if found is not None else (yield from _load(key, timeout))
+    finally:
+        if (yield from _try("get", claim, otherwise=None)) == token:
+            yield from _try("delete", claim, otherwise=None)
+
+
+def _load(key: str | None, timeout: float | None) -> Steps:
+    try:
+        value = yield methodcaller("load")
+    except ObjectDoesNotExist:
+        value = None
+    if value is not None and key is not None:
+        jittered = timeout and timeout - random.randint(0, int(timeout) // 10)  # noqa: S311  # no secret
+        yield from _try("set", key, value, jittered, otherwise=None)
+    return value
+
+
+def _cached(key: str) -> Steps:
+    return _try("get", key, otherwise=None)
+
+
+def _try(operation: str, *args: Any, otherwise: Any) -> Steps:
+    """Call a method of the cache; return ``otherwise`` if it fails."""
+    try:
+        return (yield methodcaller("cache", operation, *args))
+    except Exception as error:
+        _log.error(error, "bloomguard loads values without the cache because the cache failed")
+        return otherwise
+
+
+@lru_cache(maxsize=1)
+def _secret(secret_key: str) -> bytes:
+    """Return the first secret, computed once for each value of ``SECRET_KEY``."""
+    return settings.secrets[0]
+
+
+class CacheAside:
+    """The part of :class:`~bloomguard.guards.Guard` that caches the values that views load."""
+
+    if TYPE_CHECKING:
+        name: str
+        tallies: Tallies
+
+        @property
+        def keys(self) -> KeyMaker: ...
+        @property
+        def definition(self) -> str: ...
+        def decide(self, value: Any) -> Decision: ...
+        async def adecide(self, value: Any) -> Decision: ...
+        def confirm_missing(self, value: Any) -> None: ...
+
+    def cache_key(self, value: Any) -> str | None:
+        """Return the cache key for ``value``; ``None`` if the value has no key.
+
+        Use it to delete the entry when the row changes: ``cache.delete(guard.cache_key(7))``. It contains a keyed hash,
+        not the value itself.
+        """
+        try:
+            key = self.keys.key(value)
+        except Exception:
+            return None
+        secret = _secret(django_settings.SECRET_KEY)
+        digest = hashlib.blake2b(self.definition.encode(), key=secret, person=b"bloomguard.cache", digest_size=16)
+        digest.update(b"\0" + key)
+        return f"bloomguard:{self.name}:{digest.hexdigest()}"
+
+    def get_or_load(
+        self,
+        value: Any,
+        load: Callable[[Any], Any],
+        timeout: float | None = 300,
+        *,
+        cache: str = "default",
+        patience: float = 5.0,
+    ) -> Any:
+        """Return the cached data for ``value``, or call ``load(value)`` once for all callers that wait for it.
+
+        Returns ``None`` if the guard answers ``ABSENT``, or if ``load`` returns ``None`` or raises ``DoesNotExist``;
+        none of these is cached. Any other exception of ``load`` is raised only in the caller that called it.
+        ``timeout`` is the timeout of Django's cache, in seconds; ``patience`` is how many seconds to wait for another
+        caller's load before loading instead. A value has one entry in a cache, also if two callers pass different
+        ``load`` functions.
+        """
+        decision = self.decide(value)
+        if decision.verdict is Verdict.ABSENT:
+            self.tallies[AVOIDED]()
+            return None
+        waiter = Waiter(cache, lambda: load(value))
+        return run(self._steps(value, decision, waiter, timeout, patience), waiter)
+
+    async def aget_or_load(
+        self,
+        value: Any,
+        load: Callable[[Any], Awaitable[Any]],
+        timeout: float | None = 300,
+        *,
+        cache: str = "default",
+        patience: float = 5.0,
+    ) -> Any:
+        """Async :meth:`get_or_load` with an async ``load``; never blocks the event loop."""
+        decision = await self.adecide(value)
+        if decision.verdict is Verdict.ABSENT:
+            self.tallies[AVOIDED]()
+            return None
+        waiter = AsyncWaiter(cache, lambda: load(value))
+        return await arun(self._steps(value, decision, waiter, timeout, patience), waiter)
+
+    def _steps(self, value: Any, decision: Decision, waiter: Waiter, timeout: float | None, patience: float) -> Steps:
+        found = yield from get_or_load(self.cache_key(value), waiter, timeout, patience)
+        if found is None and decision.verdict is Verdict.MAYBE:
+            # The loader may have looked anywhere, so its None proves nothing: query the database.
+            yield methodcaller("call", partial(self.confirm_missing, value))
+        return found

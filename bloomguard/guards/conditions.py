@@ -1,0 +1,206 @@
+"""Validate a guard's ``alive`` condition, and render it as text that is the same in every process.
+
+``alive`` selects the rows that the public can see. Writes of a row keep its filter up to date, so whether the row is
+alive may change only when the row itself is written: not with the time, the session, the time zone, the language, a
+collation or another row. This module lists the comparisons that are safe; all others are refused. The text must be the
+same in every process, because a filter that was built for another text is never queried.
+"""
+
+from __future__ import annotations
+
+import datetime
+import enum
+import uuid
+from collections.abc import Iterator
+from decimal import Decimal
+from typing import Any
+
+from django.core.exceptions import FieldDoesNotExist, FieldError, ValidationError
+from django.db.models import Field, Model, OneToOneField, Q, QuerySet, Value, lookups
+from django.db.models.expressions import Col, F
+from django.db.models.fields import related_lookups
+from django.db.models.sql import Query
+from django.utils.dateparse import parse_datetime
+
+from .keys import converts_itself, value_field
+
+_PLAIN = (bool, int, float, str, bytes, Decimal, uuid.UUID, datetime.date, datetime.time, datetime.timedelta)
+
+CURE = (
+    "Compare columns of the row itself with constants or with each other: use exact, in and isnull; for numbers and "
+    "times also lt, lte, gt, gte and range. Write dates and times as text: '2024-02-29T00:00Z'. Check everything else "
+    "in the view; an extra row in the filter costs one query."
+)
+
+
+def _named(module: Any, prefix: str, names: str) -> set[type]:
+    return {getattr(module, prefix + name) for name in names.split() if hasattr(module, prefix + name)}
+
+
+# Lookups are compared by their exact class: a subclass, or a lookup that a project registers under the same name, may
+# mean something else. Django's other lookups (patterns, case, parts of a date) depend on collations, pragmas or time
+# zones.
+_NULL = _named(lookups, "", "IsNull") | _named(related_lookups, "Related", "IsNull")
+_EQUAL = _named(lookups, "", "Exact In IntegerFieldExact") | _named(related_lookups, "Related", "Exact In")
+_ORDERS = "LessThan LessThanOrEqual GreaterThan GreaterThanOrEqual"
+_ORDER = (
+    _named(lookups, "", f"{_ORDERS} Range")
+    | _named(lookups, "Integer", _ORDERS)
+    | _named(related_lookups, "Related", _ORDERS)
+)
+
+#: Internal type of a field -> family of its values. Only values of one family may be compared with each other.
+_FAMILIES = {
+    **dict.fromkeys(
+        [
+            *("AutoField", "BigAutoField", "SmallAutoField", "DecimalField", "FloatField"),
+            *("IntegerField", "BigIntegerField", "SmallIntegerField"),
+            *("PositiveIntegerField", "PositiveBigIntegerField", "PositiveSmallIntegerField"),
+        ],
+        "number",
+    ),
+    **dict.fromkeys(["CharField", "SlugField", "TextField", "FileField", "FilePathField"], "text"),
+    "BooleanField": "boolean",
+    "DateField": "date",
+    "DateTimeField": "moment",
+    "DurationField": "duration",
+    "GenericIPAddressField": "address",
+    "TimeField": "time",
+    "UUIDField": "uuid",
+}
+#: Families with a stable order. Text is not here: a new version of the system's library may change a collation.
+_ORDERED = {"number", "boolean", "date", "moment", "duration", "time", "uuid"}
+
+
+class Unstable(ValueError):
+    """A value that has no text that is the same in every process."""
+
+
+def in_words(alive: Q) -> str:
+    """Return the condition as text that is the same in every process.
+
+    Raises :class:`Unstable`, with the type of the value in its message, if a value has no such text.
+    """
+    children = [
+        f"{child[0]}={_words(child[1])}" if isinstance(child, tuple) else _words(child) for child in alive.children
+    ]
+    return f"{'NOT ' if alive.negated else ''}({f' {alive.connector} '.join(children)})"
+
+
+def _words(value: Any) -> str:
+    if isinstance(value, Q):
+        return in_words(value)
+    if isinstance(value, enum.Enum):
+        return _words(value.value)
+    if value is None or isinstance(value, _PLAIN):
+        return f"{_type(value)}:{value!s}" if not isinstance(value, (str, bytes)) else repr(value)
+    if isinstance(value, (set, frozenset)):
+        return f"{{{', '.join(sorted(map(_words, value)))}}}"
+    if isinstance(value, (list, tuple, range)):
+        return f"[{', '.join(map(_words, value))}]"
+    if isinstance(value, dict):
+        return f"{{{', '.join(sorted(f'{_words(key)}: {_words(each)}' for key, each in value.items()))}}}"
+    if hasattr(value, "deconstruct") and not isinstance(value, Model):
+        path, args, kwargs = value.deconstruct()[-3:]  # of an expression; a field gives its name first
+        return f"{path}{_words(args)}{_words(kwargs)}"
+    raise Unstable(f"a {type(value).__name__}")  # its str() may query the database
+
+
+def _type(value: Any) -> str:
+    return next((each.__name__ for each in (bool, int) if isinstance(value, each)), type(value).__name__)
+
+
+def doubts(model: type[Model], alive: Q) -> Iterator[str]:
+    """Yield each reason why the condition may change without a write of the row, or differ between processes."""
+    for child in alive.children:
+        if isinstance(child, Q):
+            yield from doubts(model, child)
+        elif not isinstance(child, tuple):
+            yield f"has an expression, {type(child).__name__}"
+        elif doubt := _doubt(model, *child):
+            yield f"{doubt} ({child[0]})"
+
+
+def _doubt(model: type[Model], path: str, value: Any) -> str:
+    """Return why one comparison is refused; empty if it is safe."""
+    if doubt := _doubt_of_value(value) or _doubt_of_moment(model, path, value):
+        return doubt
+    try:
+        query = QuerySet(model).filter(**{path: value}).query
+    except (FieldError, ValidationError, ValueError, TypeError) as error:
+        return f"cannot be queried: {error}"
+    for alias, used in query.alias_refcount.items():
+        if used and not is_of_row(query, alias):
+            return f"depends on another row, of the table {query.alias_map[alias].table_name}"
+    if len(query.where.children) != 1:
+        return "is not a single comparison"
+    compared: Any = query.where.children[0]
+    left, right = getattr(compared, "lhs", None), getattr(compared, "rhs", None)
+    if type(left) is not Col:
+        return f"compares a computed value, {type(left).__name__}"
+    if type(compared) in _NULL:
+        return ""
+    for column in (left, right):
+        if type(column) is Col and (doubt := _doubt_of_field(column.target)):
+            return doubt
+    family = _family(left.target)
+    if type(right) is Col and _family(right.target) != family:
+        return f"compares a {family} with a {_family(right.target)}"
+    if type(compared) in _EQUAL or (type(compared) in _ORDER and family in _ORDERED):
+        return ""
+    return f"compares a {family} by {type(compared).__name__}, whose result depends on more than the row"
+
+
+def _doubt_of_value(value: Any) -> str:
+    values = value if isinstance(value, (list, tuple, set, frozenset, range)) else [value]
+    for each in values:
+        if type(each) is F and each is value:
+            continue
+        constant = each.value if isinstance(each, (enum.Enum, Value)) else each
+        if isinstance(constant, (datetime.date, datetime.time)):
+            return f"has the {type(constant).__name__} {constant}, which may be the time of the process's start"
+        if constant is not None and not isinstance(constant, _PLAIN):
+            return f"has a {type(constant).__name__}, which is not a constant"
+    return ""
+
+
+def _doubt_of_moment(model: type[Model], path: str, value: Any) -> str:
+    """Return why a date and time given as text is refused: without a UTC offset it depends on the time zone."""
+    try:
+        field = model._meta.get_field(path.partition("__")[0])
+    except FieldDoesNotExist:
+        return ""
+    if not isinstance(field, Field) or _family(field) != "moment":
+        return ""
+    for each in value if isinstance(value, (list, tuple, set, frozenset)) else [value]:
+        text = each.value if isinstance(each, Value) else each
+        try:
+            moment = parse_datetime(text) if isinstance(text, str) else None
+        except ValueError as error:
+            return f"cannot be queried: {error}"
+        if isinstance(text, str) and (moment is None or moment.tzinfo is None):
+            return f"has the moment {text!r} without an offset from UTC"
+    return ""
+
+
+def _doubt_of_field(field: Any) -> str:
+    if _family(field) is None or converts_itself(value_field(field)):
+        return f"compares a {type(field).__name__}"
+    if getattr(field, "generated", False) and not field.db_persist:
+        return "compares a generated column that is computed at each read"
+    return ""
+
+
+def _family(field: Any) -> str | None:
+    return _FAMILIES.get(value_field(field).get_internal_type())
+
+
+def is_of_row(query: Query, alias: str) -> bool:
+    """Return whether the table ``alias`` holds the row, or its part in a parent's table (multi-table inheritance)."""
+    join: Any = query.alias_map.get(alias)
+    while join is not None and join.parent_alias is not None:
+        link = join.join_field
+        if not isinstance(link, OneToOneField) or not link.remote_field.parent_link:
+            return False
+        join = query.alias_map.get(join.parent_alias)
+    return join is not None

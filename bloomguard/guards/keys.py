@@ -1,0 +1,226 @@
+"""Convert the value of a model field to canonical key bytes.
+
+Values that the database treats as equal must give the same bytes. Both the value from a URL and the value from a row go
+through the field's own ``to_python``. Then integers and dates become 8 bytes, UUIDs 16 bytes, text its UTF-8 and
+decimals their shortest form. The parts of several fields are joined with their lengths, so that two different tuples
+never give the same bytes.
+"""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from decimal import Decimal
+from typing import Any
+from uuid import UUID
+
+from django.core.exceptions import ValidationError
+from django.db import models
+
+Encode = Callable[[Any], bytes]
+
+_LOW, _MASK = -(1 << 63), (1 << 64) - 1
+#: Errors of ``normalize`` that mean that the text has no normal form. Any other error, such as OSError, is temporary.
+_OF_THE_TEXT = (ValidationError, ValueError, TypeError, LookupError, ArithmeticError, AttributeError)
+#: Kind -> class that ``to_python`` must return, and values to try it with.
+_PLAIN: dict[str, type] = {
+    "integer": int,
+    "uuid": UUID,
+    "text": str,
+    "decimal": Decimal,
+    "date": datetime.date,
+}
+_TRIED: dict[str, tuple[Any, ...]] = {
+    "integer": (1, "1"),
+    "uuid": (UUID(int=1), str(UUID(int=1))),
+    "text": ("a",),
+    "decimal": (Decimal(1), "1"),
+    "date": (datetime.date(2024, 2, 29), "2024-02-29"),
+}
+_EXACT_DIGITS = 15  # SQLite stores decimals as doubles: with more digits, different decimals compare as equal
+
+
+class Unkeyable(ValueError):
+    """The field cannot convert the value, so the database's answer is unknown and the request passes.
+
+    A row with such a value needs no key: a request for it has no key either, and passes.
+    """
+
+
+class NotNormalized(Unkeyable):
+    """``normalize`` has no form for the text, nor for any text that the database treats as equal."""
+
+
+class Uncertain(ValueError):
+    """The value has no key, but an equal value may have one: a request passes, a written row fences the guard."""
+
+
+class OutOfRange(ValueError):
+    """An integer that does not fit any column: certainly absent, without a query (Django sends none either)."""
+
+
+def value_field(field: models.Field[Any, Any]) -> models.Field[Any, Any]:
+    """Return the field that defines the value: for a foreign key, the field that it points to."""
+    while field.remote_field is not None and getattr(field, "target_field", None) is not None:
+        field = field.target_field  # type: ignore[attr-defined]
+    return field
+
+
+def kind_of(field: models.Field[Any, Any]) -> str | None:
+    """Return ``integer``, ``uuid``, ``text``, ``decimal`` or ``date``; ``None`` for a field that cannot be a key."""
+    field = value_field(field)
+    if isinstance(field, models.IntegerField):
+        return "integer"
+    if isinstance(field, models.UUIDField):
+        return "uuid"
+    if isinstance(field, (models.CharField, models.TextField)):
+        return "text"
+    if isinstance(field, models.DecimalField):
+        return "decimal"
+    if isinstance(field, models.DateField) and not isinstance(field, models.DateTimeField):
+        return "date"
+    return None
+
+
+def converts_itself(field: models.Field[Any, Any]) -> bool:
+    """Return whether the field may change a value on its way to the database or back."""
+    names = ("get_prep_value", "get_db_prep_value", "get_db_prep_save", "from_db_value", "get_lookup")
+    return _has_own(field, names)
+
+
+def _has_own(field: models.Field[Any, Any], names: Sequence[str]) -> bool:
+    methods = (getattr(type(field), name, None) for name in names)
+    return any(not getattr(method, "__module__", "django.").startswith("django.") for method in methods if method)
+
+
+def own_class(field: models.Field[Any, Any]) -> str:
+    """Return the name of the class that a custom ``to_python`` returns; empty if it returns the plain class."""
+    field, kind = value_field(field), kind_of(field)
+    if kind is None or not _has_own(field, ("to_python",)):
+        return ""
+    for value in _TRIED[kind]:
+        with suppress(Exception):  # a value that fails to convert has no key
+            if not isinstance(converted := field.to_python(value), (_PLAIN[kind], type(None))):
+                return type(converted).__name__
+    return ""
+
+
+class KeyMaker:
+    """Maker of one guard's keys, from the value of one field or of several.
+
+    ``width`` is the size of a key in bytes if all keys have the same size (8 or 16), else ``None``. ``normalize`` is
+    applied to text after ``to_python``, for URLs and rows alike.
+    """
+
+    def __init__(self, fields: Sequence[models.Field[Any, Any]], normalize: Callable[[str], str] | None = None) -> None:
+        self.names = tuple(field.name for field in fields)
+        kinds = tuple(kind_of(field) for field in fields)
+        #: One ``encode(value) -> bytes`` for each field.
+        self.encoders = encoders = tuple(
+            _encoder(value_field(field), kind, normalize) for field, kind in zip(fields, kinds)
+        )
+        self.kinds = kinds
+        #: Name of the first field that changes values on their way to the database or back; else empty.
+        self.own_field = next((field.name for field in fields if converts_itself(value_field(field))), "")
+        self.key: Encode
+        if len(fields) == 1:
+            self.width = {"integer": 8, "date": 8, "uuid": 16}.get(kinds[0] or "")
+            self.key = encoders[0]
+        else:
+            self.width = None
+            self.key = self._joined(encoders)
+
+    def _joined(self, encoders: Sequence[Encode]) -> Encode:
+        names = self.names
+
+        def key(values: Sequence[Any] | Mapping[str, Any]) -> bytes:
+            if isinstance(values, Mapping):
+                values = [values[name] for name in names]
+            parts = [encode(value) for encode, value in zip(encoders, values, strict=True)]
+            return b"".join([len(part).to_bytes(4, "little") + part for part in parts])
+
+        return key
+
+
+def _encoder(
+    field: models.Field[Any, Any], kind: str | None, normalize: Callable[[str], str] | None
+) -> Callable[[Any], bytes]:
+    """Return ``encode(value) -> bytes`` for one field.
+
+    It raises :class:`Unkeyable`, :class:`Uncertain` or :class:`OutOfRange`; their messages never contain the value.
+    """
+    if kind is None:
+        raise TypeError(f"{field} is a {type(field).__name__}, which cannot be a key")
+    to_python, plain = field.to_python, _PLAIN[kind]
+    # A custom field may convert one form of a value, but not the form that the database returns.
+    failure = Uncertain if converts_itself(field) or _has_own(field, ("to_python",)) else Unkeyable
+
+    def convert(value: Any) -> Any:
+        try:
+            converted = to_python(value)
+        except Exception:
+            raise failure(f"not a value of {field}") from None  # the message of the error may contain the value
+        if converted is None:
+            raise (Unkeyable if value is None else failure)(f"no value for {field}")
+        if not isinstance(converted, plain) and not (kind == "text" and normalize is not None):
+            raise failure(f"{field} converts a value to a {type(converted).__name__}")
+        return converted
+
+    def integer(value: Any) -> bytes:
+        if type(value) is not int:
+            value = int(convert(value))
+        try:
+            return value.to_bytes(8, "little")  # type: ignore[no-any-return]
+        except OverflowError:
+            if _LOW <= value < 0:
+                return (value & _MASK).to_bytes(8, "little")  # type: ignore[no-any-return]
+            raise OutOfRange(f"too large or too small for any column of {field}") from None
+
+    def uuid(value: Any) -> bytes:
+        return convert(value).bytes  # type: ignore[no-any-return]
+
+    def text(value: Any) -> bytes:
+        if type(value) is not str and (hasattr(value, "resolve_expression") or isinstance(value, models.Model)):
+            # to_python would return its str(). But the database computes an expression, and Django uses a row's pk.
+            raise Unkeyable(f"an expression or a row, not a value of {field}")
+        value = convert(value)
+        if normalize is not None:
+            value = normalized(value, normalize)
+        try:
+            return str.encode(value)
+        except UnicodeEncodeError:
+            raise Unkeyable("text that is not Unicode") from None
+
+    def normalized(value: Any, normalize: Callable[[str], str]) -> str:
+        # Neither the error nor its cause may contain the value, because the error may be logged.
+        try:
+            form = normalize(value)
+        except _OF_THE_TEXT as error:
+            raise NotNormalized(f"normalize() raised {type(error).__name__} for a value of {field}") from None
+        except Exception as error:
+            raise Uncertain(f"normalize() raised {type(error).__name__} for a value of {field}") from None
+        if not isinstance(form, str):
+            raise NotNormalized(f"normalize() returned a {type(form).__name__} instead of a str for a value of {field}")
+        return form
+
+    def decimal(value: Any) -> bytes:
+        number: Decimal = convert(value)
+        if not number.is_finite():
+            raise Unkeyable("not a number")
+        if not number:
+            return b"0"
+        digits, exponent = list(number.as_tuple().digits), int(number.as_tuple().exponent)
+        while len(digits) > 1 and digits[-1] == 0:
+            digits.pop()
+            exponent += 1
+        if len(digits) > _EXACT_DIGITS or -exponent > field.decimal_places:  # type: ignore[attr-defined]
+            raise Unkeyable("more digits than the column stores exactly")
+        return f"{'-' if number < 0 else ''}{''.join(map(str, digits))}e{exponent}".encode()
+
+    def date(value: Any) -> bytes:
+        day: datetime.date = convert(value)
+        return day.toordinal().to_bytes(8, "little")
+
+    encoders = {"integer": integer, "uuid": uuid, "text": text, "decimal": decimal, "date": date}
+    return encoders[kind]

@@ -1,0 +1,97 @@
+"""The registry of the project's guards, and the decorator that fills it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TypeVar
+
+from django.db.models import Model
+
+from ..exceptions import ConfigurationError
+from .guard import Guard
+
+
+class Registry:
+    """The project's guards, by name."""
+
+    def __init__(self) -> None:
+        self._guards: dict[str, Guard] = {}
+        #: Guards whose name was taken already; a system check reports them.
+        self.clashes: list[Guard] = []
+        #: Number of changes, so that a table derived from the registry knows when it is out of date.
+        self.version = 0
+        #: The HTTP methods that at least one guard answers.
+        self.methods: frozenset[str] = frozenset()
+        #: Functions that are called after each change.
+        self.listeners: list[Callable[[], None]] = []
+        #: Imports the apps' ``guards.py`` if the guards are needed before bloomguard's ``ready()`` has run.
+        self.discover: Callable[[], None] | None = None
+
+    def add(self, guard: Guard) -> None:
+        """Add ``guard``; if its name is taken, add it to :attr:`clashes` instead."""
+        if guard.name in self._guards:
+            self.clashes.append(guard)
+            return
+        self._guards[guard.name] = guard
+        self.changed()
+
+    def remove(self, guard: Guard) -> None:
+        """Remove ``guard``, if it is registered."""
+        if self._guards.get(guard.name) is guard:
+            del self._guards[guard.name]
+            self.changed()
+
+    def changed(self) -> None:
+        """Increment :attr:`version` and call the listeners."""
+        self.version += 1
+        self.methods = frozenset(method for guard in self._guards.values() for method in guard.methods)
+        for listen in self.listeners:
+            listen()
+
+    def __getitem__(self, name: str) -> Guard:
+        """Return the guard ``name``; raises :class:`ConfigurationError` with the known names if there is none."""
+        try:
+            return self._guards[name]
+        except KeyError:
+            known = ", ".join(sorted(self._guards)) or "none: an app's guards.py registers them"
+            raise ConfigurationError(f"there is no guard {name!r}; known are {known}") from None
+
+    def __iter__(self) -> Iterator[Guard]:
+        discover, self.discover = self.discover, None
+        if discover is not None:
+            discover()
+        return iter(list(self._guards.values()))
+
+    @contextmanager
+    def all_or_none(self) -> Iterator[None]:
+        """Undo the block's registrations if it raises, and swallow the error.
+
+        The modules that failed are imported again later, and raise then.
+        """
+        before = dict(self._guards), list(self.clashes)
+        try:
+            yield
+        except Exception:
+            self._guards, self.clashes = before
+            self.changed()
+
+    def __len__(self) -> int:
+        return len(self._guards)
+
+
+registry = Registry()
+#: The registry under a name that reads well in views: ``guards["city"].verdict(7)``.
+guards = registry
+
+G = TypeVar("G", bound=type[Guard])
+
+
+def register(model: type[Model]) -> Callable[[G], G]:
+    """Register a guard class for ``model`` (class decorator)."""
+
+    def decorate(guard: G) -> G:
+        registry.add(guard(model))
+        return guard
+
+    return decorate

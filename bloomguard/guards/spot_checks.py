@@ -1,0 +1,129 @@
+"""Spot checks: compare some ABSENT verdicts with the database, one in 1,000 and at most one per second and process.
+
+They find rows that were written without the ORM and without any hook, before a user misses them. Then the guard is
+fenced until the next rebuild, and the request passes.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+import threading
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from django.db import DatabaseError, connections, router
+
+from ..forks import after_fork
+from ..signals import false_negative_found, tell
+from ..verdicts import ABSENT, CAUGHT, Decision
+from .keys import value_field
+from .tallies import one_in
+
+if TYPE_CHECKING:
+    from .guard import Guard
+
+logger = logging.getLogger("bloomguard")
+
+EVERY = 1_000
+SECONDS = 1.0
+
+#: ``drawn()`` returns whether to check this ABSENT; tests put ``always`` or ``never`` here.
+drawn: Callable[[], bool] = one_in(EVERY)
+
+
+def never() -> bool:
+    """A value of :data:`drawn` that checks nothing."""
+    return False
+
+
+def always() -> bool:
+    """A value of :data:`drawn` that checks everything, at most once per second."""
+    return True
+
+
+class SpotChecks:
+    """Checks of one ABSENT at a time; a thread that finds a check running skips its own."""
+
+    def __init__(self) -> None:
+        self._last = float("-inf")
+        self._turn = threading.Lock()
+        after_fork(self._after_fork)
+
+    def _after_fork(self) -> None:
+        self._turn = threading.Lock()
+
+    def is_due(self, guard: Guard) -> bool:
+        """Return whether the last check was at least ``SECONDS`` ago."""
+        return guard.active_filter.table.clock() - self._last >= SECONDS
+
+    def check(self, guard: Guard, value: Any) -> Decision:
+        """Return ``CAUGHT`` if the row exists, else ``ABSENT``, also if the check fails. Never raises."""
+        if not self._turn.acquire(blocking=False):
+            return ABSENT
+        try:
+            if not self.is_due(guard):
+                return ABSENT
+            self._last = guard.active_filter.table.clock()
+            key = guard.keys.key(value)
+            if not is_denied(lambda: _exists(guard, value), lambda: guard.active_filter.ask(key) is ABSENT):
+                return ABSENT
+            self._fence(guard)
+            tell(false_negative_found, type(guard), guard=guard, value=value)
+            return CAUGHT
+        except Exception as error:
+            logger.warning("bloomguard could not spot-check the guard %s: %s", guard.name, type(error).__name__)
+            return ABSENT
+        finally:
+            self._turn.release()
+
+    @staticmethod
+    def _fence(guard: Guard) -> None:
+        reason = "a spot check found a row that the filter does not have, so a request would have been answered 404"
+        try:
+            guard.active_filter.table.fence(guard.name, reason)
+        except DatabaseError as error:
+            logger.critical("bloomguard could not fence the guard %s, although %s: %s", guard.name, reason, error)
+
+
+def is_denied(exists: Callable[[], bool], denies: Callable[[], bool]) -> bool:
+    """Return whether the row ``exists`` and the filter still ``denies`` it.
+
+    The filter has denied it once already. A row that was created since is in the filter before it can be seen, so the
+    filter is queried again after the database. Both are done twice, because the row may be deleted in between and leave
+    the filter.
+    """
+    return all(exists() and denies() for _ in range(2))
+
+
+def _exists(guard: Guard, value: Any) -> bool:
+    """Query the database that writes go to, on a new connection.
+
+    The request's own connection may be in a failed transaction, or in one that sees an old snapshot.
+    """
+    alias = router.db_for_write(guard.model)
+    rows = guard.rows().using(alias).order_by().filter(**_wanted(guard, value)).values_list("pk")[:1]
+    sql, parameters = rows.query.get_compiler(alias).as_sql()
+    connection = connections.create_connection(alias)
+    connection.settings_dict = copy.deepcopy(connections[alias].settings_dict)
+    connection.settings_dict["AUTOCOMMIT"] = True
+    connection.settings_dict["OPTIONS"].pop("pool", None)
+    try:
+        with connection.cursor() as cursor:
+            cursor.execute(sql, parameters)
+            return cursor.fetchone() is not None
+    finally:
+        connection.close()
+
+
+def _wanted(guard: Guard, value: Any) -> dict[str, Any]:
+    if len(guard.fields) == 1:
+        values = [value]
+    elif isinstance(value, Mapping):
+        values = [value[field.name] for field in guard.fields]
+    else:
+        values = value
+    return {name: value_field(field).to_python(each) for name, field, each in zip(guard.attnames, guard.fields, values)}
+
+
+checks = SpotChecks()

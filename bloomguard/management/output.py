@@ -1,0 +1,37 @@
+"""What several commands share: durations as options, and a progress bar per guard."""
+
+from __future__ import annotations
+
+import re
+import sys
+from argparse import ArgumentTypeError
+from contextlib import ExitStack
+from typing import Any
+
+from tqdm import tqdm
+
+from ..guards import Guard
+
+
+def seconds(text: str) -> float:
+    """Convert ``90s``, ``30m``, ``1h`` or ``7d`` to seconds; for ``type=`` of an option."""
+    found = re.fullmatch(r"([0-9]{1,9})([smhd])", text)
+    if found is None:
+        raise ArgumentTypeError(f"{text!r} is not a duration; write a number with s, m, h or d, as in 30m or 1h")
+    return int(found[1]) * {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}[found[2]]
+
+
+class ProgressBar:
+    """The progress bar of one guard, shown from its first page until the next guard's first page."""
+
+    def __init__(self, guard: Guard, stack: ExitStack, quiet: bool) -> None:
+        self._guard, self._stack, self._quiet = guard, stack, quiet
+        self._bar: tqdm[Any] | None = None
+
+    def __call__(self, done: int, total: int) -> None:
+        if self._bar is None:
+            self._stack.close()
+            bar = tqdm(desc=self._guard.name, unit=" rows", unit_scale=True, disable=self._quiet, file=sys.stderr)
+            self._bar = self._stack.enter_context(bar)
+        self._bar.total = total
+        self._bar.update(done - self._bar.n)

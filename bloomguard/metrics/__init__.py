@@ -1,0 +1,1 @@
+"""Count verdicts, flush the counts to the stores, read them back as series."""

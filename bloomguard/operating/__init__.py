@@ -1,1 +1,0 @@
-"""What the admin page shows and does."""

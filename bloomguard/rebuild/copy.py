@@ -1,0 +1,143 @@
+"""Copy a guard's filter from one store to another by its bits, without scanning rows.
+
+    create -> copy all bits -> announce in the state row -> wait until every writer has read the row and every earlier
+    writer has ended -> copy the bits that were set meanwhile, and verify -> publish -> drop the original
+
+The original must be complete. Only the state row proves that: it must name the original as the active generation of an
+armed guard, and must be unchanged when the copy is announced. The row names one store, so the announcement is a fence:
+requests pass until the copy is published, which takes about two seconds and the time to read both filters. As after
+every fence, writers delay their commits until no process answers from the original, and add to the copy only. Writers
+that added to the original have ended before its bits are read for the last time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from django.utils import timezone
+
+from ..exceptions import BuilderBusy, RebuildError, StoreError
+from ..filters.kinds import KeysSummary
+from ..filters.layout import Layout
+from ..guards import Guard
+from ..models import GuardState
+from ..state.table import ARMED, FENCED, State
+from ..stores import Generation, Store, stores
+from . import standby
+from .rebuild import Rebuild
+
+if TYPE_CHECKING:
+    from ..filters.codec import Frame
+
+
+class Copy(Rebuild):
+    """A rebuild whose source is the filter in the store ``origin``, an alias of ``BLOOMGUARD["STORES"]``.
+
+    The target is the guard's own store, as in every rebuild; ``options`` are those of :class:`Rebuild`.
+    The steps raise :class:`RebuildError` if the original cannot be proved to have every row.
+    """
+
+    def __init__(self, guard: Guard, origin: str, **options: Any) -> None:
+        super().__init__(guard, **options)
+        self.origin: Store = stores[origin]
+        self._original: Generation | None = None
+        self._from: State | None = None
+
+    def _summary(self) -> KeysSummary:
+        """Open the original; return the number of rows at its build."""
+        name, alias = self.guard.name, self.origin.alias
+        state = self.table.current(name)
+        if self.origin.identity == self.store.identity:
+            raise RebuildError(f"{name}: cannot copy its filter from the store {alias!r} to the same store")
+        if not state.active:
+            raise RebuildError(f"{name}: there is no filter to copy; run rebuild_filter without --from-store")
+        row = GuardState.objects.using(self.table.connection.alias).get(name=name)
+        if state.status != ARMED:
+            raise RebuildError(
+                f"{name}: its filter may lack rows ({row.reason}), and a copy would too; run rebuild_filter without "
+                "--from-store"
+            )
+        if not state.is_ours:
+            raise RebuildError(
+                f"{name}: its filter was built from another database, or from this one before it was restored; run "
+                "rebuild_filter without --from-store"
+            )
+        if self.origin.identity != state.identity:
+            raise RebuildError(
+                f"{name}: its filter is not in the store {alias!r}, or was built before that store was restarted; name "
+                "the store that has it, or run rebuild_filter without --from-store"
+            )
+        self._from = state
+        self._original = self.origin.open(name, state.active, self.guard.active_filter.find_key_hash, state.identity)
+        return KeysSummary(count=row.rows)
+
+    def _layout(self, summary: KeysSummary, tag: int) -> Layout:
+        assert self._original is not None
+        layout = self._original.layout
+        if not layout.filter_class.plain_bits:
+            raise RebuildError(
+                f"{self.guard.name}: a {layout.kind} filter cannot be copied while rows are written; run "
+                "rebuild_filter without --from-store"
+            )
+        free = self.store.free_bytes()
+        if free is not None and layout.total_bytes > free:
+            raise RebuildError(
+                f"{self.guard.name}: its filter takes {layout.total_bytes:,} bytes; the store {self.store.alias!r} has "
+                f"{free:,} left. Free some, or rebuild there with a higher error_rate"
+            )
+        return replace(layout, tag=tag, headers=tuple(replace(header, tag=tag) for header in layout.headers))
+
+    def prepare(self) -> None:
+        """Create the copy and copy all bits: most of the work, done while the original still answers."""
+        began = self._clock()
+        made = self._create()
+        if self._seen != self._from:
+            raise BuilderBusy(f"{self.guard.name}: its state row changed at the same moment; run it again")
+        self._each_shard(lambda shard, frame: made.merge(shard, frame.body))
+        made.seal()
+        self._seconds += self._clock() - began
+
+    def _fill(self, generation: Generation, expected: int) -> int:
+        """Copy the bits that were set since, and read them back; return the number of rows at the original's build."""
+
+        def bring(shard: int, frame: Frame) -> None:
+            if generation.merge(shard, frame.body) and generation.merge(shard, frame.body):
+                raise RebuildError(f"{self.guard.name}: shard {shard} of the copy did not keep what was written")
+
+        self._each_shard(bring)
+        return expected
+
+    def _each_shard(self, act: Callable[[int, Frame], object]) -> None:
+        assert self._original is not None
+        shards, rows = len(self._original.layout.headers), self._expected.count
+        for shard in range(shards):
+            act(shard, self._original.read_shard(shard))
+            self._progress(rows * (shard + 1) // shards, rows)
+            for one in self.companions:
+                one.beat()
+
+    def fence_replaced(self) -> bool:
+        """Do nothing: the announcement is the fence."""
+        return False
+
+    def _replacing(self, seen: State) -> dict[str, Any]:
+        # The row still names the original: so writers wait until no process answers from it.
+        reason = f"it is being copied from the store {self.origin.alias} to {self.store.alias}"
+        return {
+            "status": FENCED,
+            "fenced_at": timezone.now(),
+            "reason": reason[:200],
+            "standby": "",
+            "standby_until": None,
+        }
+
+    def retire(self, state: State) -> None:
+        """Drop the original: no process has answered from it since the fence."""
+        assert self._from is not None
+        for name in self._from.generations:
+            try:
+                standby.drop(self.guard, name, self.origin)
+            except StoreError as error:
+                standby.left_behind(self.guard, error)

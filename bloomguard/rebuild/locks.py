@@ -1,0 +1,110 @@
+"""Wait for the builder and the writers that a rebuild must not overlap with.
+
+The state row names the process that builds a generation. A writer whose transaction began before the generation was
+announced does not add to it, and its rows become visible only when it commits, so the scan of a rebuild begins after
+the last of these transactions.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Callable, Collection
+from datetime import timedelta
+
+from django.db import connections, transaction
+from django.utils import timezone
+
+from ..exceptions import BuilderBusy, RebuildError
+from ..models import GuardState
+from ..state.table import State, StateTable
+
+#: A builder is dead if its last heartbeat is older than this.
+DEAD_AFTER_SECONDS = 60.0
+#: How long a rebuild waits for the transactions of other processes.
+MAX_WAIT_SECONDS = 3_600.0
+_POLL_SECONDS = 0.05
+
+
+def builder_id() -> str:
+    """Return the name of this process as a builder: ``host/pid``."""
+    return f"{socket.gethostname()}/{os.getpid()}"
+
+
+def refuse_if_alive(table: StateTable, seen: State) -> None:
+    """Raise :class:`BuilderBusy` if the builder named in ``seen`` had a heartbeat lately and, on this host, runs."""
+    host, _, pid = seen.builder.rpartition("/")
+    row = GuardState.objects.using(table.connection.alias).get(name=seen.name)
+    silent = timezone.now() - (row.builder_seen_at or timezone.now())
+    dead = silent > timedelta(seconds=DEAD_AFTER_SECONDS)
+    if host == socket.gethostname() and not _runs(int(pid)):
+        dead = True
+    if not dead:
+        raise BuilderBusy(
+            f"{seen.name} is being built by process {pid} on {host}, last heartbeat {silent.total_seconds():.0f} s "
+            "ago; run it again later"
+        )
+
+
+def _runs(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+def wait_for_writers(using: str, tables: Collection[str], sleep: Callable[[float], None] = time.sleep) -> None:
+    """Return when every transaction that held a write lock on one of ``tables`` (unquoted) at the call has ended.
+
+    Raises :class:`RebuildError` if one of them is still open after :data:`MAX_WAIT_SECONDS`.
+
+    PostgreSQL lists the holders of the lock that every write takes. On other databases, this takes a write lock for a
+    moment, which is granted after all earlier holders are done: SQLite has one lock for the file, MySQL one per table.
+    """
+    connection = connections[using]
+    if connection.vendor == "postgresql":
+        holders = _postgresql_writers(using, tables)
+        polls = 0
+        while holders:
+            if polls * _POLL_SECONDS >= MAX_WAIT_SECONDS:
+                raise RebuildError(
+                    f"a transaction that wrote {', '.join(sorted(tables))} has been open for "
+                    f"{MAX_WAIT_SECONDS / 3600:g} hours; end it, then run rebuild_filter again"
+                )
+            polls += 1
+            sleep(_POLL_SECONDS)
+            holders &= _postgresql_writers(using, tables)
+    elif connection.vendor == "sqlite":
+        _take_sqlite_lock(using)
+    elif connection.vendor == "mysql":
+        locks = ", ".join(f"{connection.ops.quote_name(table)} WRITE" for table in sorted(tables))
+        with connection.cursor() as cursor:
+            cursor.execute(f"LOCK TABLES {locks}")
+            cursor.execute("UNLOCK TABLES")
+
+
+def _postgresql_writers(using: str, tables: Collection[str]) -> set[str]:
+    connection = connections[using]
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT DISTINCT virtualtransaction FROM pg_locks WHERE locktype = 'relation' AND granted "
+            "AND mode IN ('RowExclusiveLock', 'ShareRowExclusiveLock', 'ExclusiveLock', 'AccessExclusiveLock') "
+            "AND database = (SELECT oid FROM pg_database WHERE datname = current_database()) "
+            # A prepared transaction has no pid.
+            "AND relation = ANY(%s::regclass[]) AND pid IS DISTINCT FROM pg_backend_pid()",
+            [[connection.ops.quote_name(table) for table in sorted(tables)]],
+        )
+        return {row[0] for row in cursor.fetchall()}
+
+
+def _take_sqlite_lock(using: str) -> None:
+    connection = connections[using]
+    with connection.cursor() as cursor:
+        if connection.in_atomic_block:
+            raise transaction.TransactionManagementError("a barrier inside a transaction would wait for itself")
+        cursor.execute("BEGIN IMMEDIATE")
+        cursor.execute("COMMIT")

@@ -1,0 +1,225 @@
+"""What a rebuild would make, whether a guard needs one, and when its filter will be full."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+
+from django.utils import timezone
+
+from ..exceptions import RebuildError, StoreError
+from ..filters import FilterError
+from ..filters.kinds import Choice, KeysSummary, choose
+from ..filters.layout import Layout
+from ..guards import Guard
+from ..models import GuardState
+from ..state.table import ARMED, State
+from ..stores import Generation
+from .source import Source
+
+#: Capacity of a new filter as a multiple of today's rows, unless the guard declares one.
+HEADROOM = 1.5
+SMALLEST_CAPACITY = 1_000
+#: A filter is full if it has more keys than this share of its capacity.
+FULL = 0.9
+#: A filter is stale if more than this share of its keys belongs to rows that are gone.
+STALE = 0.25
+#: No growth is computed from counts that are closer together than this.
+SHORTEST_GROWTH = timedelta(hours=1)
+#: Growth is counted from a build that is at least this much older than the last one.
+_GROWTH_BASE = timedelta(days=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What a rebuild would make: the approximate number of rows, the capacity, and the bytes that it takes."""
+
+    guard: str
+    kind: str
+    rows: int
+    capacity: int
+    error_rate: float
+    bytes: int
+    shards: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """What a rebuild made.
+
+    ``rows_verified`` rows were read a second time and found in the filter. ``seconds`` is the time of the rebuild's own
+    work, ``waited_seconds`` the time that it waited for writers of other processes.
+    """
+
+    guard: str
+    generation: str
+    kind: str
+    rows: int
+    rows_verified: int
+    capacity: int
+    bytes: int
+    error_rate: float
+    error_rate_measured: float
+    seconds: float
+    waited_seconds: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Need:
+    """Why ``guard`` should be rebuilt; ``reasons`` is empty if it need not be.
+
+    ``rows`` and ``keys`` are the approximate numbers of rows in the table and of keys in the filter, ``stale_share`` is
+    the share of the keys that belongs to rows that are gone; all three are 0 if the filter cannot be opened.
+    ``age_seconds`` is the time since the last publication, ``None`` if there was none.
+    """
+
+    guard: str
+    reasons: tuple[str, ...]
+    rows: int = 0
+    keys: int = 0
+    capacity: int = 0
+    stale_share: float = 0.0
+    age_seconds: float | None = None
+
+
+def lay_out(guard: Guard, summary: KeysSummary, *, tag: int = 0) -> Layout:
+    """Return the shards of a new generation for the rows that ``summary`` describes; create nothing.
+
+    Raises :class:`RebuildError`, with the figures, if the guard's store has no room for it.
+    """
+    store = guard.active_filter.store
+    key_id, key_hash = guard.active_filter.key_hashes()[0]
+    choice = _choice(guard, summary)
+    layout = Layout.plan(
+        key_hash=key_hash,
+        capacity=choice.capacity,
+        error_rate=guard.error_rate,
+        tag=tag,
+        key_id=key_id,
+        kind=choice.kind,
+        shard_bytes=store.shard_bytes,
+        **choice.options,
+    )
+    free = store.free_bytes()
+    if free is not None and layout.total_bytes > free:
+        raise RebuildError(
+            f"{guard.name}: room for {layout.capacity:,} keys at {guard.error_rate:g} takes {layout.total_bytes:,} "
+            f"bytes; the store {store.alias!r} has {free:,} left. Free some, or raise error_rate"
+        )
+    return layout
+
+
+def _choice(guard: Guard, summary: KeysSummary) -> Choice:
+    wanted = guard.filter
+    capacity = max(guard.capacity or int(summary.count * HEADROOM), summary.count, SMALLEST_CAPACITY)
+    if wanted == "auto":
+        return choose(summary, guard.error_rate, capacity=capacity)
+    if wanted != "bitmap":
+        return Choice(kind=wanted, capacity=capacity)
+    if guard.keys.width != 8:
+        raise RebuildError(f"{guard.name}: filter is 'bitmap', which holds only integers and dates")
+    low = 1 if summary.low is None else summary.low
+    high = low if summary.high is None else summary.high
+    # The range is extended upwards in the same proportion as the number of rows may grow.
+    reach = (high - low + 1) * capacity // max(summary.count, 1)
+    return Choice(kind=wanted, capacity=capacity, options={"low": low, "high": max(high, low + reach - 1)})
+
+
+def assess(guard: Guard, max_age: float | None = None) -> Need:
+    """Return why the guard needs a rebuild, as ``rebuild_filter --if-needed`` asks.
+
+    Reads the state row, the number of rows and the whole filter, and changes nothing. Raises :class:`DatabaseError`,
+    and :class:`RebuildError` if a rebuild would not fit into the store.
+    """
+    state = guard.active_filter.table.current(guard.name)
+    row = GuardState.objects.using(guard.active_filter.table.connection.alias).filter(name=guard.name).first()
+    age = None
+    if row is not None and row.published_at is not None:
+        age = max((timezone.now() - row.published_at).total_seconds(), 0.0)
+    reasons = []
+    if state.active and state.status != ARMED:
+        reasons.append(f"it is fenced: {row.reason if row else ''}")
+    if max_age is not None and age is not None and age > max_age:
+        reasons.append(f"it is {age / 3600:,.1f} hours old, more than {max_age / 3600:,.1f}")
+    try:
+        generation = opened(guard, state)
+    except (StoreError, FilterError) as error:
+        return Need(guard=guard.name, reasons=(*reasons, str(error)), age_seconds=age)
+    layout = generation.layout
+    if layout.key_id != guard.active_filter.key_hashes()[0][0]:
+        reasons.append("it was built with an earlier SECRET_KEY")
+    if layout.error_rate != guard.error_rate or guard.filter not in ("auto", layout.kind):
+        reasons.append(
+            f"it is a {layout.kind} filter for an error rate of {layout.error_rate:g}; the guard declares "
+            f"{guard.filter!r} and {guard.error_rate:g}"
+        )
+    source = Source(guard)
+    summary = source.summary()
+    keys, rows = generation.approximate_size(), summary.count
+    if _stale(keys, rows) > STALE:
+        rows = source.rows().count()  # the number in the summary may be an estimate
+    if _stale(keys, rows) > STALE:
+        reasons.append(f"{_stale(keys, rows):.0%} of its keys belong to rows that are gone")
+    # A full filter is no reason if a rebuild would not make it larger.
+    if max(keys, rows) > FULL * layout.capacity and lay_out(guard, summary).capacity > layout.capacity:
+        reasons.append(f"it has or needs {max(keys, rows):,} keys, and its capacity is {layout.capacity:,}")
+    return Need(
+        guard=guard.name,
+        reasons=tuple(reasons),
+        rows=rows,
+        keys=keys,
+        capacity=layout.capacity,
+        stale_share=round(_stale(keys, rows), 4),
+        age_seconds=age,
+    )
+
+
+def opened(guard: Guard, state: State) -> Generation:
+    """Return the active generation; raises :class:`StoreError` or :class:`FilterError` if it cannot be used."""
+    store = guard.active_filter.store
+    if not state.active:
+        raise StoreError("there is no filter yet")
+    if not state.is_ours:
+        raise StoreError("its filter was built from another database, or from this one before it was restored")
+    if state.identity != store.identity:
+        raise StoreError("its filter is in another store, or was built before this store was restarted")
+    return store.open(guard.name, state.active, guard.active_filter.find_key_hash, state.identity)
+
+
+def _stale(keys: int, rows: int) -> float:
+    return max(keys - rows, 0) / keys if keys else 0.0
+
+
+def growth_baseline(row: GuardState | None) -> dict[str, Any]:
+    """Return the fields that the next publication sets to keep the count from which growth is computed.
+
+    ``row`` is the state row before the publication, ``None`` if there is none.
+    """
+    if row is None or row.published_at is None:
+        return {}
+    former = row.former_published_at
+    if former is not None and row.published_at - former < _GROWTH_BASE:
+        return {}
+    return {"former_rows": row.rows, "former_published_at": row.published_at}
+
+
+def rows_a_day(counts: Sequence[tuple[datetime, int]]) -> float | None:
+    """Return the growth in rows a day from the first to the last of ``counts``, ``None`` if that time is too short."""
+    if not counts:
+        return None
+    (since, before), (until, after) = counts[0], counts[-1]
+    if until - since < SHORTEST_GROWTH:
+        return None
+    return (after - before) / ((until - since) / timedelta(days=1))
+
+
+def days_to_capacity(rows: int, capacity: int, a_day: float | None) -> float | None:
+    """Return the days until ``rows`` reach ``capacity``; 0 if they have, ``None`` if they do not grow.
+
+    ``a_day`` is the growth in rows a day; ``None``, if it is unknown, gives ``None``.
+    """
+    if rows >= capacity:
+        return 0.0
+    return (capacity - rows) / a_day if a_day is not None and a_day > 0 else None

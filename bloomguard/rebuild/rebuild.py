@@ -1,0 +1,400 @@
+"""Rebuild: build a new generation from the rows, verify it, and publish it.
+
+    refuse guards that may deny rows -> create a generation -> announce it in the state row -> wait until every writer
+    has read the row and every earlier writer has ended -> scan -> verify -> publish by compare-and-set -> drop the old
+
+The previous generation stays active until the publication, also if the rebuild fails or is killed. It is fenced before
+only if the guard is refused, because it may already deny rows, or if its store or database was replaced.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import socket
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from django.db import DatabaseError, connections
+from django.utils import timezone
+
+from ..exceptions import BuilderBusy, ConfigurationError, RebuildError, StoreError
+from ..filters import FilterError
+from ..filters.codec import new_tag
+from ..filters.kinds import KeysSummary
+from ..filters.layout import Layout
+from ..guards import Guard
+from ..models import GuardState
+from ..signals import generation_published, tell
+from ..state.connection import has_own_transaction
+from ..state.negative_cache import create_recent, new_name
+from ..state.table import ARMED, FENCED, LEASE_SECONDS, State
+from ..stores import Generation
+from . import refusals, standby
+from .locks import builder_id, refuse_if_alive, wait_for_writers
+from .plan import Plan, Report, growth_baseline, lay_out
+from .source import Source, fill
+from .verify import Progress, Proof
+
+logger = logging.getLogger("bloomguard")
+
+#: After this time every process has read a committed state row, or answers nothing.
+SETTLE_SECONDS = 2 * LEASE_SECONDS
+_BEAT_SECONDS = 10.0
+
+
+class Rebuild:
+    """One rebuild of one guard. ``progress(rows done, rows in all)`` is called after every page.
+
+    For a roll-back, the previous generation is kept, and written to, for at least ``keep_standby`` seconds.
+    :func:`run_all` calls the methods from :meth:`refuse` to :meth:`retire`, in their order.
+    """
+
+    def __init__(
+        self,
+        guard: Guard,
+        *,
+        progress: Progress = lambda done, total: None,
+        keep_standby: float = 0.0,
+        sleep: Callable[[float], None] = time.sleep,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.guard = guard
+        self.source = Source(guard)
+        self.store = guard.active_filter.store
+        self.table = guard.active_filter.table
+        self._progress = progress
+        self._keep_standby = keep_standby
+        self._sleep = sleep
+        self._clock = clock
+        self._last_beat = clock()
+        self._name = ""
+        self._replaced = ""  # the active generation of another store, which this rebuild has fenced
+        self._generation: Generation | None = None
+        self._stored: Sequence[str] = ()
+        self._seen: State | None = None
+        self._mine: State | None = None
+        self._seconds = 0.0
+        self._expected = KeysSummary(count=0)
+        self._proof: Proof | None = None
+        self.published = False
+        #: All rebuilds of this run: a long scan sends the heartbeats of those that wait for their turn.
+        self.companions: Sequence[Rebuild] = (self,)
+
+    def plan(self) -> Plan:
+        """Return what :meth:`run` would make. Raises :class:`RebuildError`, with figures, if it does not fit."""
+        if refused := self._refusals():
+            raise RebuildError(refused)
+        summary = self._summary()
+        layout = self._layout(summary, tag=0)
+        return Plan(
+            guard=self.guard.name,
+            kind=layout.kind,
+            rows=summary.count,
+            capacity=layout.capacity,
+            error_rate=layout.error_rate,
+            bytes=layout.total_bytes,
+            shards=len(layout.headers),
+        )
+
+    def _summary(self) -> KeysSummary:
+        return self.source.summary()
+
+    def _layout(self, summary: KeysSummary, tag: int) -> Layout:
+        return lay_out(self.guard, summary, tag=tag)
+
+    def run(self) -> Report:
+        """Build and publish. Raises :class:`RebuildError`; then the previous generation stays active."""
+        outcome = run_all([self], self._sleep)[0]
+        if isinstance(outcome, RebuildError):
+            raise outcome
+        return outcome
+
+    def refuse(self) -> None:
+        """Raise :class:`RebuildError`, and fence the guard, if a filter could deny rows that exist."""
+        self._refuse_transaction()
+        if refused := self._refusals():
+            self.table.fence(self.guard.name, refused.partition(": ")[2])
+            raise RebuildError(refused)
+        if denied := refusals.unreadable(self.guard, self.source.connection):
+            raise RebuildError(f"{self.guard.name}: {denied}")
+
+    def _refusals(self) -> str:
+        found = [*refusals.declared(self.guard), *refusals.found(self.guard, self.source.connection)]
+        return f"{self.guard.name}: {' '.join(map(str, found))}" if found else ""
+
+    def prepare(self) -> None:
+        """Do what takes long and can be done before the announcement: nothing here."""
+
+    def fence_replaced(self) -> bool:
+        """Fence an active generation of another store, database, or life of it; return whether there was one.
+
+        Writers stop adding to it when the row names our store, while processes with a lease on the older row still
+        answer from it. So :data:`SETTLE_SECONDS` must pass before :meth:`announce`.
+        """
+        self._refuse_transaction()
+        seen = self.table.current(self.guard.name)
+        if not seen.active or (seen.is_ours and seen.identity == self.store.identity):
+            return False
+        if seen.building:
+            refuse_if_alive(self.table, seen)
+        # Even if it is fenced already we wait: the fence may be younger than a lease.
+        self.table.fence(self.guard.name, self._takeover(seen))
+        self._replaced = seen.active
+        return True
+
+    def _takeover(self, seen: State) -> str:
+        here = socket.gethostname()
+        if not seen.is_ours:
+            return "the database was copied, restored or replaced"
+        if self.store.is_remote or seen.host in ("", here):
+            return "the store was replaced"
+        return (
+            f"{here} builds it in its own store, and {seen.host} did so before; if both serve this site, each build "
+            "undoes the other's: use a store that all hosts share"
+        )
+
+    def announce(self) -> None:
+        """Create an empty generation and name it in the state row, so that every writer adds to it."""
+        began = self._clock()
+        if self._seen is None:
+            self._create()
+        assert self._seen is not None
+        self._mine = self._announce(self._seen)
+        standby.sweep(self.guard, self._stored, self._mine)
+        self._seconds += self._clock() - began
+
+    def _create(self) -> Generation:
+        self._refuse_transaction()
+        self._expected = self._summary()
+        self._proof = Proof(self.source, self._sleep)
+        layout = self._layout(self._expected, new_tag())
+        # In this order: another builder lists the store, changes the row, then sweeps. If its list has what we create
+        # after reading the row, the row has changed since we read it, and our announcement fails.
+        seen = self.table.current(self.guard.name)
+        if seen.building:
+            refuse_if_alive(self.table, seen)
+        self._seen, self._stored = seen, standby.stored(self.guard)
+        self._name = new_name(secrets.token_hex(12), seen.here)
+        self._generation = self.store.create(self.guard.name, self._name, layout)
+        create_recent(self.store, self.guard.name, self._name, layout)
+        return self._generation
+
+    def wait_for_writers(self) -> None:
+        """Wait for transactions from before the announcement; call it :data:`SETTLE_SECONDS` after that."""
+
+        def sleep(seconds: float) -> None:
+            self._sleep(seconds)
+            for one in self.companions:
+                one.beat()  # a writer may take longer than the time after which a builder counts as dead
+
+        wait_for_writers(self.source.using, self.guard.tables, sleep)
+
+    def complete(self, waited: float) -> Report:
+        """Scan, verify and publish; ``waited`` is the time spent waiting before, in seconds."""
+        assert self._generation is not None
+        assert self._proof is not None
+        assert self._mine is not None
+        began = self._clock()
+        rows = self._fill(self._generation, self._expected.count)
+        self._generation.seal()
+        verified = self._proof.rows_held(self._generation)
+        measured = self._proof.error_rate(self._generation)
+        self._publish(self._mine, rows, measured)
+        self.published = True
+        layout = self._generation.layout
+        return Report(
+            guard=self.guard.name,
+            generation=self._name,
+            kind=layout.kind,
+            rows=rows,
+            rows_verified=verified,
+            capacity=layout.capacity,
+            bytes=layout.total_bytes,
+            error_rate=layout.error_rate,
+            error_rate_measured=measured,
+            seconds=self._seconds + self._clock() - began,
+            waited_seconds=waited,
+        )
+
+    def withdraw(self) -> None:
+        """Remove an unfinished generation; if that fails, the next build's sweep does it."""
+        if self.published or not self._name:
+            return
+        try:
+            # Read the row: we got no result of a change that was interrupted.
+            state = self.table.current(self.guard.name)
+            if state.building == self._name:
+                state = self.table.swap(state, building="", builder="") or state
+            if self._name not in state.generations:
+                standby.drop(self.guard, self._name)
+        except Exception as error:
+            logger.warning("bloomguard left an unfinished generation of %s behind: %s", self.guard.name, error)
+
+    def former(self) -> State | None:
+        """Return the state row if its active generation is the one that this rebuild has published."""
+        if not self.published:
+            return None
+        try:
+            state = self.table.current(self.guard.name)
+        except DatabaseError as error:
+            standby.left_behind(self.guard, error)
+            return None
+        return state if state.active == self._name else None
+
+    def retire(self, state: State) -> None:
+        """Drop or keep the previous generation, :data:`SETTLE_SECONDS` after publishing: no process answers from it."""
+        standby.retire(self.guard, state, self._keep_standby)
+
+    def beat(self) -> None:
+        """Renew the heartbeat of this builder in the state row every ten seconds."""
+        if self._mine is not None and not self.published and self._clock() - self._last_beat >= _BEAT_SECONDS:
+            self._last_beat = self._clock()
+            self.table.beat(self._mine)
+
+    def _announce(self, seen: State) -> State:
+        changes = {"building": self._name, "builder": builder_id(), "builder_seen_at": timezone.now()}
+        identity = self.store.identity
+        if seen.identity != identity or not seen.is_ours:
+            changes |= {"identity": identity, "host": socket.gethostname(), **self._replacing(seen)}
+        mine = self.table.swap(seen, **changes)
+        if mine is None:
+            raise BuilderBusy(f"{self.guard.name}: its state row changed at the same moment; run it again later")
+        return mine
+
+    def _replacing(self, seen: State) -> dict[str, Any]:
+        if seen.active and (seen.status != FENCED or seen.active != self._replaced):
+            raise BuilderBusy(f"{self.guard.name}: its store was replaced at the same moment; run it again later")
+        return {"status": FENCED, "active": "", "standby": "", "standby_until": None}
+
+    def _refuse_transaction(self) -> None:
+        connection = connections[self.source.using]
+        connection.ensure_connection()
+        if connection.in_atomic_block or has_own_transaction(connection):
+            raise RebuildError("a rebuild inside a transaction would not see what others commit; call it outside")
+
+    def _fill(self, generation: Generation, expected: int) -> int:
+        def read(done: int) -> None:
+            self._progress(done, max(done, expected))
+            for one in self.companions:
+                one.beat()
+
+        rows = fill(generation, self.source.pages(), read)
+        if rows < expected:
+            self._progress(rows, rows)  # there were fewer than expected
+        if rows > generation.layout.capacity:
+            raise RebuildError(
+                f"{self.guard.name}: {rows:,} rows where {expected:,} were expected, and there is room for "
+                f"{generation.layout.capacity:,}; run it again, or set capacity"
+            )
+        return rows
+
+    def _publish(self, mine: State, rows: int, measured: float) -> None:
+        assert self._generation is not None
+        layout = self._generation.layout
+        row = GuardState.objects.using(self.table.connection.alias).filter(name=mine.name).first()
+        published = self.table.swap(
+            mine,
+            active=mine.building,
+            # A fenced generation lacks rows, and no process answers from it.
+            standby=mine.active if mine.status == ARMED else "",
+            standby_until=None,
+            building="",
+            builder="",
+            status=ARMED,
+            rows=rows,
+            published_at=timezone.now(),
+            kind=layout.kind,
+            capacity=layout.capacity,
+            bytes=layout.total_bytes,
+            error_rate_measured=measured,
+            reason="",
+            **growth_baseline(row),
+        )
+        if published is None:
+            raise RebuildError(
+                f"{self.guard.name}: its state row changed during the build (a fence, a roll-back, another builder), "
+                "so the new generation may lack a row and was not published; run it again"
+            )
+        tell(generation_published, type(self.guard), guard=self.guard, generation=published.active, rows=rows)
+
+
+def run_all(rebuilds: Sequence[Rebuild], sleep: Callable[[float], None] = time.sleep) -> list[Report | RebuildError]:
+    """Run several rebuilds with one wait for all; return a report or an error for each, in their order.
+
+    If one fails, the others go on. On any other exception, Ctrl-C included, unfinished generations are removed first.
+    """
+    outcomes: dict[Rebuild, Report | RebuildError] = {}
+    replaced: list[Rebuild] = []
+
+    def fence_replaced(one: Rebuild) -> None:
+        if one.fence_replaced():
+            replaced.append(one)
+
+    def each(step: Callable[[Rebuild], Report | None]) -> None:
+        for one in rebuilds:
+            if one in outcomes:
+                continue
+            try:
+                done = step(one)
+            except (RebuildError, ConfigurationError, StoreError, FilterError, DatabaseError) as error:
+                one.withdraw()
+                failed = error if isinstance(error, RebuildError) else RebuildError(f"{one.guard.name}: {error}")
+                failed.__cause__ = error if failed is not error else error.__cause__
+                outcomes[one] = failed
+            else:
+                if done is not None:
+                    outcomes[one] = done
+
+    try:
+        for one in rebuilds:
+            one.companions = rebuilds
+        each(lambda one: one.refuse())
+        each(lambda one: one.prepare())
+        each(fence_replaced)
+        if replaced:
+            sleep(SETTLE_SECONDS)
+        each(lambda one: one.announce())
+        began = time.monotonic()
+        if len(outcomes) < len(rebuilds):
+            sleep(SETTLE_SECONDS)
+        each(lambda one: one.wait_for_writers())
+        waited = time.monotonic() - began
+        each(lambda one: one.complete(waited))
+        retiring = [(one, state) for one in rebuilds if (state := one.former()) is not None]
+        if any(state.standby for _, state in retiring):
+            sleep(SETTLE_SECONDS)
+        for one, state in retiring:
+            one.retire(state)
+    except BaseException:
+        for one in rebuilds:
+            one.withdraw()
+        raise
+    return [outcomes[one] for one in rebuilds]
+
+
+def roll_back_all(guards: Sequence[Guard], sleep: Callable[[float], None] = time.sleep) -> list[State | RebuildError]:
+    """Roll several guards back with one wait for all; return the state row or an error for each, in their order."""
+    outcomes: list[State | RebuildError] = []
+    for guard in guards:
+        try:
+            outcomes.append(standby.roll_back(guard))
+        except RebuildError as error:
+            outcomes.append(error)
+    _retire_after_all(list(zip(guards, outcomes)), sleep)
+    return outcomes
+
+
+def clear_away(guards: Sequence[Guard], sleep: Callable[[float], None] = time.sleep) -> None:
+    """Drop the standbys whose time is over."""
+    states = [(guard, guard.active_filter.table.current(guard.name)) for guard in guards]
+    _retire_after_all([(guard, state) for guard, state in states if standby.is_over(guard, state)], sleep)
+
+
+def _retire_after_all(states: Sequence[tuple[Guard, State | RebuildError]], sleep: Callable[[float], None]) -> None:
+    retiring = [(guard, state) for guard, state in states if isinstance(state, State)]
+    if retiring:
+        sleep(SETTLE_SECONDS)
+    for guard, state in retiring:
+        standby.retire(guard, state)

@@ -1,0 +1,122 @@
+"""The standby: the previous generation, which is dropped soon, or kept for some time for a roll-back.
+
+For two leases after a publication some process may still answer from the standby. After that none does, and the standby
+is dropped or marked as kept. A kept standby is as complete as the active generation, because an add that does not reach
+it first removes it from the state row, as a fence does. So a roll-back is one compare-and-set of the row.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from datetime import timedelta
+
+from django.db import DatabaseError
+from django.utils import timezone
+
+from ..exceptions import RebuildError, StoreError
+from ..filters import FilterError
+from ..guards import Guard
+from ..models import GuardState
+from ..signals import generation_published, tell
+from ..state.negative_cache import is_of, shelf
+from ..state.table import ARMED, State
+from ..stores import Store
+
+logger = logging.getLogger("bloomguard")
+
+#: A live builder has dropped the standby itself by then.
+_BUILDER_DIES_AFTER = timedelta(minutes=1)
+
+
+def stored(guard: Guard) -> list[str]:
+    """Return the names of all generations that the store has any part of; raises :class:`StoreError`."""
+    store = guard.active_filter.store
+    return list({name: None for place in (guard.name, shelf(guard.name)) for name in store.names(place)})
+
+
+def drop(guard: Guard, name: str, store: Store | None = None) -> None:
+    """Remove a generation with its recent filter, by default from the guard's store; raises :class:`StoreError`."""
+    for place in (guard.name, shelf(guard.name)):
+        (store or guard.active_filter.store).drop(place, name)
+
+
+def sweep(guard: Guard, there: Sequence[str], state: State) -> None:
+    """Remove the generations in ``there`` that the state row does not name and that were built from this database.
+
+    Another site may answer from those that were built from another database.
+    """
+    for name in there:
+        if name not in state.generations and is_of(name, state.here):
+            try:
+                drop(guard, name)
+            except StoreError as error:
+                left_behind(guard, error)
+    foreign = [name for name in there if name not in state.generations and not is_of(name, state.here)]
+    if foreign:
+        logger.warning(
+            "bloomguard did not remove filters of %s that were built from another database: %s. Sites that share a "
+            "store each need their own prefix or path; after a failover or a restore these filters can be deleted",
+            guard.name,
+            ", ".join(foreign),
+        )
+
+
+def left_behind(guard: Guard, error: Exception) -> None:
+    """Log that a generation was not removed: it only takes space until the next build's sweep."""
+    logger.warning("bloomguard could not remove an old generation of %s: %s", guard.name, error)
+
+
+def retire(guard: Guard, state: State, keep_seconds: float = 0.0) -> None:
+    """Drop the standby or mark it as kept, two leases after it was replaced; then sweep the store."""
+    table = guard.active_filter.table
+    try:
+        there = stored(guard)
+        after: State | None = state
+        if state.standby and keep_seconds:
+            after = table.swap(state, standby_until=timezone.now() + timedelta(seconds=keep_seconds))
+        elif state.standby:
+            after = table.swap(state, standby="", standby_until=None)
+    except (DatabaseError, StoreError) as error:
+        left_behind(guard, error)
+        return
+    if after is not None:
+        sweep(guard, there, after)
+
+
+def roll_back(guard: Guard) -> State:
+    """Make the kept generation active again; return the new state row, for :func:`retire` after two leases.
+
+    Until then writers add to the replaced generation too, then it is dropped. A rebuild that runs now will fail to
+    publish. Raises :class:`RebuildError` with the reason if no generation was kept.
+    """
+    table, store = guard.active_filter.table, guard.active_filter.store
+    seen = table.current(guard.name)
+    if not seen.kept or seen.status != ARMED:
+        raise RebuildError(
+            f"{guard.name}: there is no previous generation to roll back to: none was kept (rebuild_filter "
+            "--keep-standby 1h), its time is over, or an add did not reach it. Run rebuild_filter"
+        )
+    try:
+        if seen.identity != store.identity or not seen.is_ours:
+            raise StoreError("its store, or the database, was replaced since")
+        store.open(
+            guard.name, seen.kept, guard.active_filter.find_key_hash, seen.identity
+        ).fill()  # reads and checks all of it
+    except (StoreError, FilterError) as error:
+        raise RebuildError(f"{guard.name}: the previous generation cannot be trusted: {error}") from error
+    after = table.swap(seen, active=seen.kept, standby=seen.active, standby_until=None, published_at=timezone.now())
+    if after is None:
+        raise RebuildError(f"{guard.name}: its state row changed at the same moment, so nothing was done; try again")
+    tell(generation_published, type(guard), guard=guard, generation=after.active, rows=None)
+    return after
+
+
+def is_over(guard: Guard, state: State) -> bool:
+    """Return whether there is a standby to drop: its time is over, or its builder died before it could drop it."""
+    rows = GuardState.objects.using(guard.active_filter.table.connection.alias)
+    row = rows.filter(name=guard.name, version=state.version).exclude(standby="").first()
+    if row is None:
+        return False
+    until = row.standby_until or (row.published_at or timezone.now()) + _BUILDER_DIES_AFTER
+    return until <= timezone.now()

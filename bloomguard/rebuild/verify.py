@@ -1,0 +1,289 @@
+"""Verification: compare filters with the rows of the database.
+
+:class:`Verification` checks the active filter of a guard, :class:`Proof` a new generation before it is published.
+
+A row that is committed during a verification was added to the filter before it became visible. If a row is missing
+from the filter, both are asked again, because the row may have been deleted meanwhile: see
+:func:`bloomguard.guards.spot_checks.is_denied`.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from itertools import islice
+from math import sqrt
+from typing import TYPE_CHECKING, Any
+
+from ..exceptions import RebuildError
+from ..filters.base import BodyFilter
+from ..filters.layout import Layout
+from ..guards import Guard
+from ..guards.spot_checks import is_denied
+from ..signals import false_negative_found, tell
+from ..state.table import LEASE_SECONDS
+from ..stores import Generation
+from ..verdicts import ABSENT
+from .source import Page, Source, key_of_row
+
+if TYPE_CHECKING:
+    from ..filters.base import Keys
+
+#: A verification ends after this many missing rows: the guard needs a rebuild in any case.
+MOST_MISSING = 1_000
+#: Rows that are read a second time before a new generation is published.
+NEWEST_ROWS = 100_000
+RANDOM_ROWS = 10_000
+_ROWS_AT_ONCE = 50_000
+_BATCH_ROWS = 10_000
+#: A store on a server checks so many keys well within the 50 ms that it has for a reply.
+_KEYS_A_TRIP = 1_000
+_PROBES = 100_000
+
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Findings:
+    """The result of verifying one guard.
+
+    ``generation`` is empty if the guard has no usable filter; then nothing was verified. ``rows`` were checked, of
+    which ``missing`` are not in the filter. ``error_rate_measured`` is the share of random absent keys that pass.
+    ``stale_share`` is the approximate share of the filter's keys that have no row any more.
+    """
+
+    guard: str
+    generation: str
+    rows: int = 0
+    missing: int = 0
+    error_rate: float = 0.0
+    error_rate_measured: float = 0.0
+    stale_share: float = 0.0
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class _Batch:
+    """The keys of some rows; ``value(index)`` is the value that the row of the key at ``index`` is looked up by."""
+
+    rows: int
+    keys: Callable[[], Keys]
+    value: Callable[[int], Any]
+
+
+class Verification:
+    """Checks that the active filter of ``guard`` has all its rows, or about ``sample`` random ones.
+
+    ``progress(rows done, rows in all)`` is called after every page.
+    """
+
+    def __init__(
+        self,
+        guard: Guard,
+        *,
+        sample: int | None = None,
+        progress: Progress = lambda done, total: None,
+        sleep: Callable[[float], None] = time.sleep,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.guard = guard
+        self._source = Source(guard)
+        self._sample = sample
+        self._progress = progress
+        self._sleep = sleep
+        self._clock = clock
+
+    def run(self) -> Findings:
+        """Verify, and fence the guard at the first missing row.
+
+        Raises :class:`StoreError`, :class:`FilterError`, :class:`RebuildError` and :class:`DatabaseError`.
+        """
+        began = self._clock()
+        generation = self._answering()
+        if generation is None:
+            return Findings(guard=self.guard.name, generation="")
+        expected = self._source.summary().count
+        total = expected if self._sample is None else min(self._sample, expected)
+        rows, missing = self._scan(generation, total)
+        keys = generation.approximate_size()
+        alive = rows if self._sample is None and missing < MOST_MISSING else expected
+        return Findings(
+            guard=self.guard.name,
+            generation=generation.name,
+            rows=rows,
+            missing=missing,
+            error_rate=generation.layout.error_rate,
+            error_rate_measured=generation.measure_error_rate(),
+            stale_share=max(0.0, 1 - alive / keys) if keys else 0.0,
+            seconds=self._clock() - began,
+        )
+
+    def _answering(self) -> Generation | None:
+        live = self.guard.active_filter
+        state = live.table.current(self.guard.name)
+        if not state.active or not state.is_answered_by(state.active) or live.store.identity != state.identity:
+            return None
+        return live.store.open(self.guard.name, state.active, live.find_key_hash, state.identity)
+
+    def _scan(self, generation: Generation, total: int) -> tuple[int, int]:
+        """Return the number of rows read and of rows missing; the next page is read while a thread checks the last."""
+        rows = missing = 0
+        filters = list(generation.filters())
+        with ThreadPoolExecutor(1) as checker:
+            pending: Future[list[Any]] | None = None
+            for batch in self._batches():
+                if pending is not None:
+                    missing = self._missing(generation, pending.result(), missing)
+                    if missing >= MOST_MISSING:
+                        return rows, missing
+                pending = checker.submit(_suspects, generation.layout, filters, batch)
+                rows += batch.rows
+                self._progress(rows, max(rows, total))
+            if pending is not None:
+                missing = self._missing(generation, pending.result(), missing)
+        if rows < total:
+            self._progress(rows, rows)  # there were fewer than expected
+        return rows, missing
+
+    def _batches(self) -> Iterator[_Batch]:
+        if self._source.is_gathered and self._sample is None:
+            for page in self._source.pages():
+                yield _Batch(page.rows, partial(getattr, page, "keys"), partial(_at, page))
+            return
+        names = self.guard.attnames
+        if self._sample is None:
+            found = self._source.rows().order_by().values_list(*names).iterator(chunk_size=_ROWS_AT_ONCE)
+        else:
+            found = self._source.random_values(self._sample)
+        while some := list(islice(found, _ROWS_AT_ONCE)):
+            keys, values = [], []
+            for each in some:
+                key = key_of_row(self.guard, each)
+                if key is not None:
+                    keys.append(key)
+                    values.append(each[0] if len(each) == 1 else each)
+            yield _Batch(len(some), partial(list, keys), values.__getitem__)
+
+    def _missing(self, generation: Generation, suspects: list[Any], missing: int) -> int:
+        """Return ``missing`` plus the number of these values that have a row and are not in the filter.
+
+        Fences the guard at its first missing row.
+        """
+        if suspects and self.guard.sync == "signals":
+            self._sleep(LEASE_SECONDS)  # signals add a key after the commit, so maybe after the row was read
+        for value in suspects:
+            key = self.guard.keys.key(value)
+            # Until it is fenced, ask the guard itself: its filter may have been replaced meanwhile.
+            denies = partial(_lacks, generation, key) if missing else partial(self._is_absent, key)
+            if is_denied(partial(self._exists, value), denies):
+                missing += 1
+                if missing == 1:
+                    self.guard.active_filter.table.fence(self.guard.name, "rows are missing from its filter")
+                tell(false_negative_found, type(self.guard), guard=self.guard, value=value)
+        return missing
+
+    def _is_absent(self, key: bytes) -> bool:
+        return self.guard.active_filter.ask(key) is ABSENT
+
+    def _exists(self, value: Any) -> bool:
+        names = self.guard.attnames
+        wanted = dict(zip(names, [value] if len(names) == 1 else value))
+        return self._source.rows().filter(**wanted).exists()
+
+
+def _lacks(generation: Generation, key: bytes) -> bool:
+    return not generation.might_contain(key)
+
+
+def _suspects(layout: Layout, filters: Sequence[BodyFilter], batch: _Batch) -> list[Any]:
+    """Return the values that are not in the filters; runs in a thread while the next page is read."""
+    import numpy as np
+
+    found = layout.contains_many(filters, batch.keys())
+    return [batch.value(int(index)) for index in np.flatnonzero(~found)[:MOST_MISSING]]
+
+
+def _at(page: Page, index: int) -> Any:
+    """Return one value of a page of integers or UUIDs."""
+    keys: Any = page.keys
+    return uuid.UUID(bytes=keys[16 * index : 16 * index + 16]) if isinstance(keys, bytes) else int(keys[index])
+
+
+class Proof:
+    """Checks a new generation before it is published; created before the generation is announced.
+
+    Reads two kinds of rows again, one by one through the ORM, and makes their keys as a write does, independently of
+    the scan:
+
+    - The newest, 100,000 at most: rows whose primary key is above the greatest one of before the announcement. Where
+      primary keys grow, as with ``AutoField``, these were inserted during the build; the scan may have missed them, but
+      their writers have added them.
+    - 10,000 random rows: read at places spread evenly over the primary key if it is an integer or a UUID; the rest of
+      the 10,000 are read from both ends.
+
+    Rows that existed before and changed during the build, and new rows where primary keys do not grow, are read no more
+    often than other rows. The error rate is measured with random absent keys; chance deviations are allowed for.
+    """
+
+    def __init__(self, source: Source, sleep: Callable[[float], None]) -> None:
+        self._source = source
+        self._sleep = sleep
+        self._newest = self._source.end("-pk")
+
+    def rows_held(self, generation: Generation) -> int:
+        """Return the number of rows that were read again; raises :class:`RebuildError` if one is not in it."""
+        keys, read, missing = self._keys(), 0, 0
+        while batch := list(islice(keys, _BATCH_ROWS)):
+            read += len(batch)
+            absent = self._absent(generation, batch)
+            if absent and self._source.guard.sync == "signals":
+                self._sleep(LEASE_SECONDS)  # signals add a key after the commit, so maybe after the row was read
+                absent = self._absent(generation, absent)
+            missing += len(absent)
+        if missing:
+            raise RebuildError(
+                f"{self._source.guard.name}: of {read:,} rows that were read again, {missing:,} are not in the new "
+                "generation, which was not published. COPY, a trigger, another program or a process that was started "
+                "before the guard existed may have written rows during the build: run it again"
+            )
+        return read
+
+    def error_rate(self, generation: Generation) -> float:
+        """Return the share of absent keys that pass; raises :class:`RebuildError` if it is too large."""
+        promised = generation.layout.error_rate
+        measured = generation.measure_error_rate(_PROBES)
+        # Allow six standard deviations, and a few keys if almost none are expected.
+        if measured > promised + 6 * sqrt(promised / _PROBES) + 5 / _PROBES:
+            raise RebuildError(
+                f"{self._source.guard.name}: the new generation lets {measured:.4%} of absent keys pass where "
+                f"{promised:.4%} were promised, and was not published"
+            )
+        return measured
+
+    @staticmethod
+    def _absent(generation: Generation, keys: list[bytes]) -> list[bytes]:
+        trips = (keys[start : start + _KEYS_A_TRIP] for start in range(0, len(keys), _KEYS_A_TRIP))
+        return [key for some in trips for key, held in zip(some, generation.might_contain_many(some)) if not held]
+
+    def _keys(self) -> Iterator[bytes]:
+        guard, seen = self._source.guard, set()
+        for values in self._values():
+            key = key_of_row(guard, values)
+            if key is not None and key not in seen:
+                seen.add(key)
+                yield key
+
+    def _values(self) -> Iterator[tuple[Any, ...]]:
+        """Yield the values of the guard's fields for every row that is read again."""
+        names, rows = self._source.guard.attnames, self._source.rows()
+        last = self._source.end("-pk")
+        if last is None:
+            return
+        if last != self._newest:
+            newest = rows if self._newest is None else rows.filter(pk__gt=self._newest)
+            yield from newest.order_by("pk").values_list(*names)[:NEWEST_ROWS]
+        yield from self._source.random_values(RANDOM_ROWS)

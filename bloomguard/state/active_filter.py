@@ -1,0 +1,399 @@
+"""Per-process view of a guard's active filter.
+
+Check: MAYBE needs no proof, not even a current generation. ABSENT needs a valid lease on the state row, and the active
+generation of an armed guard, in the store that the row names, built from this database.
+Add: each key goes into every generation that the row names. The add counts only if the lease is still valid then.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import logging
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from ..conf import settings
+from ..exceptions import ConfigurationError, StoreError, StoreUnavailable, UnknownGeneration
+from ..filters import CorruptFilter, FilterError, KeyHash
+from ..forks import after_fork
+from ..stores import Generation, Store, stores
+from ..stores.turns import turn
+from ..verdicts import ABSENT, COLD, ERROR, FENCED, IDENTITY, LEASE, MAYBE, UNREACHABLE, UNTRUSTED, Decision
+from . import table as states
+from .awaited import Awaited
+from .locate import all_stores, locate_store, whereabouts
+from .negative_cache import NegativeCache, shelf
+from .table import ARMED, LEASE_SECONDS, State, StateTable
+
+logger = logging.getLogger("bloomguard")
+
+#: The ``State.change`` that no row has.
+NONE = (0, "")
+#: Seconds until a generation is opened again after a file or a permission was missing.
+_REOPEN_SECONDS = 10.0
+
+
+class ActiveFilter(Awaited):
+    """The filter of the guard ``name`` in the store ``store_alias``.
+
+    ``definition`` describes what a key stands for (table, columns, which rows). A generation that was built for another
+    definition, or with a secret that is no longer in the settings, is never checked. ``width`` is the size of all keys
+    in bytes, ``None`` if they differ. ``counted``: adds are counted, because :meth:`discard` removes them one by one.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        store_alias: str,
+        definition: str,
+        width: int | None,
+        counted: bool = False,
+        table: StateTable | None = None,
+    ) -> None:
+        self.name = name
+        self.table = table or states.table
+        self._store_alias = store_alias
+        self._definition = definition
+        self._width = width
+        self._counted = counted
+        self._is_remote: bool | None = None  # the store's ``is_remote``, once known
+        #: The published generation that was checked last, and its check. One tuple: threads replace it concurrently.
+        self.last_check: tuple[str, Callable[[bytes], bool]] | None = None
+        self._change = NONE  # the ``State.change`` for which the next two dicts were last tidied
+        self._opened: dict[str, Generation] = {}
+        self._refused: dict[str, float] = {}
+        self._looked_at = float("-inf")
+        self._warned = NONE
+        #: The false positives that this process has found.
+        self.negative_cache = NegativeCache(name, self.table, self._open_recent)
+        # ``fenced_at`` of the last fence that this process read, and when it read it first, by the table's clock.
+        self._fence: tuple[Any, float] = ("", float("-inf"))
+        self._lock = threading.Lock()
+        self._opening = threading.Lock()  # held during disk and network I/O
+        after_fork(self._after_fork)
+
+    def _after_fork(self) -> None:
+        # A generation in memory that the parent opened is a copy here: the writes of other processes miss it.
+        self._lock = threading.Lock()
+        self._opening = threading.Lock()
+        self.forget()
+
+    @property
+    def store(self) -> Store:
+        """The store. Raises :class:`ConfigurationError`."""
+        return stores[self._store_alias]
+
+    def key_hashes(self) -> list[tuple[int, KeyHash]]:
+        """Return key id and hash for each secret in the settings; new builds use the first."""
+        made = []
+        for secret in settings.secrets:
+            key_id = hmac.new(secret, self._definition.encode(), hashlib.sha256).digest()[:8]
+            made.append((int.from_bytes(key_id, "big"), KeyHash(self._width, secret)))
+        return made
+
+    def find_key_hash(self, key_id: int) -> KeyHash | None:
+        """Return the hash that a generation with ``key_id`` uses; ``None`` if its secret left the settings."""
+        return dict(self.key_hashes()).get(key_id)
+
+    def ask(self, key: bytes) -> Decision:
+        """Check ``key``. May read the state rows, at most once per lease. Never raises on bad data."""
+        return self.ask_leased(key) or self._renew_and_decide([key])[0]
+
+    def ask_now(self, key: bytes) -> Decision | None:
+        """Check ``key`` without I/O; return ``None`` if the check needs database, disk or network."""
+        if self._is_remote is None:
+            self._is_remote = self.store.is_remote
+        return None if self._is_remote else self.ask_leased(key)
+
+    def ask_many(self, keys: Sequence[bytes]) -> list[Decision]:
+        """Check ``keys`` in one round trip to the store; return their decisions in the same order."""
+        if not keys:
+            return []
+        if self.last_check is None and self.table.lease(self.name) is None and not self._has_generation():
+            return [COLD] * len(keys)
+        return self._renew_and_decide(keys)
+
+    def ask_leased(self, key: bytes) -> Decision | None:
+        """Check ``key`` with the rows and generations that this process has; ``None`` if they are not enough."""
+        asked, name = self.last_check, ""
+        if asked is not None:
+            name, check = asked
+            try:
+                if check(key):
+                    return self.negative_cache.recall(key, name) if hash(key) in self.negative_cache.marks else MAYBE
+            except (CorruptFilter, StoreError) as error:
+                return self._fail(error, name)
+        state = self.table.lease(self.name)
+        if state is not None:
+            if self._is_current(state, name):
+                return ABSENT
+            if state.active in self._opened or state.active in self._refused or not state.active:
+                return self._decide(state, [key])[0]
+            return None  # the generation is not open yet, and opening it reads all of it
+        if asked is None and not self._has_generation():
+            return COLD
+        return None
+
+    def _is_current(self, state: State, name: str) -> bool:
+        """Return whether the generation ``name``, which was just checked without a hit, is the one to trust."""
+        return bool(name) and state.is_answered_by(name) and state.change == self._change
+
+    def _fail(self, error: Exception, name: str) -> Decision | None:
+        """Map a failed check of the generation ``name`` to a decision; ``None`` if the row has to be read first."""
+        if not isinstance(error, StoreUnavailable):
+            state = self.table.lease(self.name)
+            if state is None or state.active != name:
+                self.last_check = None  # it may have been replaced and removed
+                return None
+        return self._fail_current(error, name)
+
+    def _fail_current(self, error: Exception, name: str) -> Decision:
+        """Map a failed check of the generation ``name``, which the row names, to a decision."""
+        if isinstance(error, StoreUnavailable):
+            return UNREACHABLE
+        self._stop_using(error, name)
+        return UNTRUSTED
+
+    @property
+    def mode(self) -> str:
+        """The mode that overrides the guard's own, from the last copy of the state row; empty if none does."""
+        return self.table.known(self.name).mode
+
+    @property
+    def answered_last(self) -> str:
+        """The published generation that was checked last; empty if none was."""
+        return self.last_check[0] if self.last_check is not None else ""
+
+    def answering(self) -> Generation | Decision:
+        """Return the generation in use, or why there is none, without checking a key. May wait. Never raises."""
+        state = self.table.renewed(self.name)
+        if state is None:
+            return LEASE
+        try:
+            return self._answering(state)
+        except (CorruptFilter, StoreError) as error:
+            return self._fail_current(error, state.active)
+        except ConfigurationError:
+            return ERROR
+
+    def _has_generation(self) -> bool:
+        """Return whether a store has a generation of the guard; without one, the state rows are not read."""
+        now = self.table.clock()
+        if now - self._looked_at < LEASE_SECONDS:
+            return False
+        for store in all_stores(self.store):
+            try:
+                if store.names(self.name):
+                    return True  # not cached: under ASGI the same request checks again, in a thread
+            except StoreError as error:
+                logger.debug("bloomguard could not look for filters of %s: %s", self.name, error)
+        self._looked_at = now
+        return False
+
+    def _renew_and_decide(self, keys: Sequence[bytes]) -> list[Decision]:
+        state = self.table.renewed(self.name)
+        return [LEASE] * len(keys) if state is None else self._decide(state, keys)
+
+    def _decide(self, state: State, keys: Sequence[bytes]) -> list[Decision]:
+        try:
+            generation = self._answering(state)
+            if not isinstance(generation, Generation):
+                return [generation] * len(keys)
+            self.last_check = state.active, generation.might_contain
+            found = [generation.might_contain(keys[0])] if len(keys) == 1 else generation.might_contain_many(keys)
+            return [
+                self.negative_cache.recalled(key, state.active) if might else ABSENT for key, might in zip(keys, found)
+            ]
+        except (CorruptFilter, StoreError) as error:
+            return [self._fail_current(error, state.active)] * len(keys)
+
+    def _answering(self, state: State) -> Generation | Decision:
+        """Return the generation to check, or why there is none."""
+        answering = self._answering_now(state) or self._generation(state, state.active)
+        if answering is None:
+            return UNTRUSTED if state.active in self._refused else self._log_elsewhere(state)
+        return answering
+
+    def _answering_now(self, state: State) -> Generation | Decision | None:
+        """Do :meth:`_answering` without I/O and locks; ``None`` if it needs them."""
+        if not state.active:
+            return COLD
+        if state.status != ARMED:
+            return FENCED
+        if not state.is_ours:
+            return self._log_elsewhere(state)
+        if self._change != state.change:
+            return None
+        return UNTRUSTED if self._is_refused(state.active) else self._opened.get(state.active)
+
+    def _is_refused(self, name: str) -> bool:
+        return self._refused.get(name, 0) > self.table.clock()
+
+    def _log_elsewhere(self, state: State) -> Decision:
+        """Log once per change of the row that it names another store or database, or this one before a restart."""
+        if self._warned != state.change:
+            self._warned = state.change
+            logger.warning("bloomguard passes every request to %s: %s", self.name, whereabouts(state, self.store))
+        return IDENTITY
+
+    def why_not_added(self) -> str:
+        """Return the reason of an add that has just failed, for the log and the state row."""
+        state = self.table.lease(self.name)
+        try:
+            if state is not None and state.active and not (state.is_ours and state.identity == self.store.identity):
+                return whereabouts(state, self.store)
+        except StoreError:
+            pass  # the identity of a store that does not respond is unknown
+        return "a written row could not be added to its filter"
+
+    def _stop_using(self, error: Exception, name: str) -> None:
+        """Stop using a generation, for good if it is corrupt or gone; log the error once."""
+        with self._lock:
+            self.last_check = None
+            first = name not in self._refused
+            self._opened.pop(name, None)
+            forever = isinstance(error, (CorruptFilter, UnknownGeneration))
+            self._refused[name] = self.table.clock() + (float("inf") if forever else _REOPEN_SECONDS)
+        if first:
+            logger.warning("bloomguard passes every request to %s; rebuild_filter repairs it: %s", self.name, error)
+
+    def _generation(self, state: State, name: str) -> Generation | None:
+        """Return the generation, opened; ``None`` if it is not to be used, for a reason that others log."""
+        if not state.is_ours:
+            return None
+        if self._change != state.change:
+            self._tidy(state)
+        generation = self._opened.get(name)
+        if generation is not None:
+            return generation
+        store = None if self._is_refused(name) else locate_store(state.identity, self.store)
+        if store is None:
+            return None
+        with turn(self._opening, "opening a filter"):
+            generation = self._opened.get(name)
+            if generation is None:
+                generation = store.open(self.name, name, self.find_key_hash, state.identity)
+                with self._lock:
+                    self._is_remote = store.is_remote
+                    self._opened[name] = generation
+        return generation
+
+    def _open_recent(self, name: str, identity: str) -> Generation:
+        store = locate_store(identity, self.store)
+        if store is None:
+            raise StoreError("the filter of recent rows was made in another store, or before this one was restarted")
+        return store.open(shelf(self.name), name, self.find_key_hash, identity)
+
+    def _tidy(self, state: State) -> None:
+        """Release generations that the row no longer names: a mapped file occupies disk space until then."""
+        with self._lock:
+            self._change = state.change
+            self._opened = {name: opened for name, opened in self._opened.items() if name in state.generations}
+            self._refused = {name: until for name, until in self._refused.items() if name in state.generations}
+        self.negative_cache.tidy(state.generations)
+
+    def add(self, keys: Iterable[bytes], drop_standby: Callable[[State], bool] = lambda state: False) -> bool:
+        """Add ``keys`` to every generation that the state row names; return whether all adds are confirmed.
+
+        A failed add is repeated once, with a new copy of the row. If the keys do not reach a standby that is kept for
+        a roll-back, ``drop_standby(state)`` is called to remove it from the row, and returns whether it did.
+        """
+        keys = list(keys)
+        for _ in range(2):
+            began = self.table.clock()
+            state = self.table.renewed(self.name)
+            if state is not None:
+                self.wait_for_fence(state)
+                if self._add(state, keys, drop_standby):
+                    return True
+            self.table.renew(after=began)
+        return False
+
+    def wait_for_fence(self, state: State) -> None:
+        """Wait, once per fence, before a row becomes visible: for two leases a process may still miss the fence."""
+        if state.status == ARMED or not state.active:
+            return
+        fence, since = self._fence
+        if fence != state.fenced_at:  # this process may have missed the fences in between
+            fence, since = self._fence = state.fenced_at, self.table.clock()
+        wait = since + 2 * LEASE_SECONDS - self.table.clock()
+        if wait > 0:
+            self.table.sleep(wait)
+            self.table.renew()
+
+    def _add(self, state: State, keys: Sequence[bytes], drop_standby: Callable[[State], bool]) -> bool:
+        adds: list[tuple[Generation, Sequence[bytes]]] = []
+        missed: list[str] = []
+        for name in state.generations:
+            if state.status != ARMED and name != state.building:
+                continue  # a fenced generation is never used again; the next one is being built
+            try:
+                generation = self._generation(state, name)
+                if generation is not None:
+                    recent = self.negative_cache.recent(name, state.identity)
+                    adds.append((generation, keys if self._counted else self._missing_keys(generation, keys)))
+                    adds += [(recent, keys)] if recent is not None else []
+            except (FilterError, StoreError) as error:
+                self._fail_add(state, name, error)
+                generation = None
+            if generation is None:
+                missed.append(name)
+        if adds:
+            for (generation, _), failed in zip(adds, adds[0][0].add_to_all(adds)):
+                if failed is not None:
+                    self._fail_add(state, generation.name, failed)
+                    missed.append(generation.name)
+        # A standby that is not kept yet is still used by processes that have not read the row since it was replaced.
+        if not all(name == state.kept and drop_standby(state) for name in dict.fromkeys(missed)):
+            return False
+        # The lease was valid when the adds began, and has to be valid now. Another thread may have renewed it.
+        now = self.table.lease(self.name)
+        return now is not None and (now is state or now.names_no_more_than(state))
+
+    def _fail_add(self, state: State, name: str, error: Exception) -> None:
+        """Handle a failed add: stop using the generation, unless it is the standby or its store is only unreachable."""
+        if name != state.standby and not isinstance(error, StoreUnavailable):
+            self._stop_using(error, name)
+
+    @staticmethod
+    def _missing_keys(generation: Generation, keys: Sequence[bytes]) -> Sequence[bytes]:
+        """Return the ``keys`` that a counting filter lacks: each save of a row adds its key again."""
+        # Not for a guard that discards keys: one that seems to be in the filter may be a false positive.
+        if not generation.layout.filter_class.supports_discard:
+            return keys
+        return [key for key, there in zip(keys, generation.might_contain_many(keys)) if not there]
+
+    def active(self, using: str | None = None) -> str:
+        """Return the generation in use, for :meth:`discard`; empty if none is, or if ``using`` may lose a delete."""
+        if using is not None and not self.table.holds(using):
+            return ""
+        state = self.table.renewed(self.name)
+        return state.active if state is not None and state.is_answered_by(state.active) and state.may_forget else ""
+
+    def discard(self, keys: Iterable[bytes], name: str) -> None:
+        """Remove the keys of deleted rows from the generation ``name``, once each, if it is still the active one.
+
+        Each key had a row when ``name`` was active, so it was added there; the scan of a generation that is being built
+        may have missed the row. Never raises or retries: a key too many is a false positive, one too few a false 404.
+        """
+        try:
+            state = self.table.answered_by(name, self.name)
+            generation = self._generation(state, name) if state is not None and state.may_forget else None
+            if generation is not None:
+                generation.discard(keys)
+        except (FilterError, StoreError) as error:
+            logger.info("bloomguard could not remove deleted rows from the filter of %s: %s", self.name, error)
+
+    def forget(self) -> None:
+        """Drop all cached state, as if the process had just started."""
+        with self._lock:
+            self.last_check = None
+            self._opened = {}
+            self._refused = {}
+            self._change = self._warned = NONE
+            self._looked_at = float("-inf")
+            self._is_remote = None
+        self.negative_cache.forget()

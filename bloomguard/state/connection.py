@@ -1,0 +1,316 @@
+"""The database connection for state rows: one per process, always in autocommit.
+
+A request or a command may be inside a transaction. Its snapshot can be older than the row's last change, and its writes
+are invisible to others until it commits. So state rows are never read or changed through the caller's connection.
+
+Each use checks that the connection leads to the SQLite file that Django would open now, or to a PostgreSQL server that
+is no standby. The identity of the database is read with the rows, so that a copy is never taken for the original.
+All waits have a time limit, after which the caller gets an error.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any
+
+from django.core import mail
+from django.db import DatabaseError, InterfaceError, OperationalError, connections, router
+from django.db.backends.base.base import BaseDatabaseWrapper
+
+from ..forks import after_fork
+from ..models import GuardState
+from ..stores.disk import boot_id, file_id
+
+logger = logging.getLogger("bloomguard")
+
+_IN_ERROR = 3  # libpq's PQTRANS_INERROR
+#: SQLSTATEs if a hosted server lacks a function: insufficient privilege, undefined, not supported, wrong state.
+_FUNCTION_REFUSED = {"42501", "42883", "0A000", "55000"}
+
+#: SQL: does PostgreSQL write a COMMIT to its disk before it acknowledges it?
+_IS_DURABLE = "current_setting('synchronous_commit') <> 'off' AND current_setting('fsync') = 'on'"
+
+
+def is_locked(error: Exception) -> bool:
+    """Return whether SQLite timed out waiting for a writer; an immediate retry would wait as long again."""
+    return "locked" in str(error)
+
+
+def has_own_transaction(connection: Any) -> bool:
+    """Return whether a transaction is open outside ``atomic``: by ``set_autocommit(False)`` or a BEGIN statement."""
+    raw = connection.connection
+    if raw is None or connection.in_atomic_block:
+        return False
+    if not connection.get_autocommit():
+        return True
+    if connection.vendor == "sqlite":
+        return bool(raw.in_transaction)
+    return connection.vendor == "postgresql" and bool(raw.info.transaction_status)
+
+
+def is_aborted(connection: Any) -> bool:
+    """Return whether PostgreSQL refuses all statements until a ROLLBACK."""
+    raw = connection.connection
+    return connection.vendor == "postgresql" and raw is not None and raw.info.transaction_status == _IN_ERROR
+
+
+def is_durable(connection: Any) -> bool:
+    """Return whether the open transaction of ``connection``, if it commits now, survives a crash of the server."""
+    if connection.vendor == "sqlite":
+        return True  # only a crash of the host loses it, and the next boot changes the database's identity
+    if connection.vendor != "postgresql":
+        return False
+    try:
+        # Not by Django's cursor, which would count and log it as a query of the project.
+        with connection.connection.cursor() as cursor:
+            cursor.execute(f"SELECT {_IS_DURABLE}")
+            return bool(cursor.fetchone()[0])
+    except connection.Database.Error:
+        return False
+
+
+def identity_of_file(connection: BaseDatabaseWrapper) -> str:
+    """Return the identity of the SQLite database that Django would open now; it changes when the host boots."""
+    found = _file_of(connection)
+    # A database in memory is copied by a fork, so its identity has the process ID.
+    return f"sqlite:{':'.join(map(str, found))}@{boot_id()}" if found else f"sqlite:memory@{os.getpid()}"
+
+
+#: Time limits in seconds: to connect, for one read of the rows, for one change.
+CONNECT_SECONDS, READ_SECONDS, CHANGE_SECONDS = 2, 2.0, 10.0
+#: Seconds that a read waits for a writer of SQLite.
+READ_PATIENCE = 0.25
+#: Seconds after which an idle connection is replaced: a firewall may have dropped it silently.
+IDLE_SECONDS = 30.0
+
+
+class StateConnection:
+    """Runs one statement at a time for all threads of the process."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self.clock = clock
+        self._used_at = float("-inf")
+        self._file: tuple[int, str] | None = None
+        self._hides_identity = False  # the server refuses to show its full identity
+        self._lock = threading.RLock()
+        self._connection: BaseDatabaseWrapper | None = None
+        self._abandoned: list[BaseDatabaseWrapper] = []
+        after_fork(self._after_fork)
+
+    def _after_fork(self) -> None:
+        self._lock = threading.RLock()
+        if self._connection is not None:
+            # The socket is shared with the parent: to close it would end the parent's session. Keep it referenced.
+            self._abandoned.append(self._connection)
+            self._connection = None
+
+    @property
+    def alias(self) -> str:
+        """The alias of the database that has the state rows."""
+        return router.db_for_write(GuardState)
+
+    def execute(self, sql: str, parameters: Sequence[Any] = ()) -> tuple[list[tuple[Any, ...]], int]:
+        """Execute and commit one statement; return its rows and its row count.
+
+        A reused connection that fails is opened again, once. Raises :class:`DatabaseError`, also if the server does not
+        answer within the time limit, or if other threads hold the connection that long.
+        """
+        seconds = READ_SECONDS if sql.startswith("SELECT") else CHANGE_SECONDS
+        with self._locked(seconds):
+            reused = self._connection is not None
+            try:
+                return self._run(sql, parameters, seconds)
+            except (DatabaseError, InterfaceError) as error:
+                if is_locked(error):
+                    raise
+                self.close()
+                if not reused or isinstance(error, TimedOut):
+                    raise
+                return self._run(sql, parameters, seconds)
+            finally:
+                self._close_in_tests()
+
+    @contextmanager
+    def _locked(self, seconds: float) -> Iterator[None]:
+        """Hold the lock on the connection. Raises :class:`OperationalError` if other threads hold it too long."""
+        if not self._lock.acquire(timeout=seconds + CONNECT_SECONDS):
+            raise OperationalError("another thread has held the connection to the state rows for too long")
+        try:
+            yield
+        finally:
+            self._lock.release()
+
+    def _close_in_tests(self) -> None:
+        if hasattr(mail, "outbox"):
+            # Under Django's test runner: an open connection would prevent it from dropping the database.
+            self.close()
+
+    def _run(self, sql: str, parameters: Sequence[Any], seconds: float) -> tuple[list[tuple[Any, ...]], int]:
+        connection = self._open()
+        connection.ensure_connection()
+        if connection.vendor == "sqlite":
+            # A reader waits briefly only: the writer may be the caller's own transaction, which waits for this read.
+            patience = (
+                READ_PATIENCE if seconds == READ_SECONDS else connection.settings_dict["OPTIONS"].get("timeout", 5)
+            )
+            with connection.wrap_database_errors:
+                connection.connection.execute(f"PRAGMA busy_timeout = {int(1_000 * patience)}")
+        with _cut_off(connection, seconds), connection.cursor() as cursor:
+            cursor.execute(sql, parameters)
+            found = (cursor.fetchall() if cursor.description else []), cursor.rowcount
+        self._used_at = self.clock()
+        return found
+
+    def _open(self) -> BaseDatabaseWrapper:
+        configured = connections[self.alias].settings_dict
+        current = self._connection
+        if current is not None and (
+            current.settings_dict["NAME"] != configured["NAME"]
+            or self.clock() - self._used_at > IDLE_SECONDS
+            or self._file != _file_of(current)
+        ):
+            self.close()
+            current = None
+        if current is None:
+            current = connections.create_connection(self.alias)
+            current.is_own = True  # type: ignore[attr-defined]  # its statements change no guard's rows
+            current.settings_dict = copy.deepcopy(configured)
+            current.settings_dict["AUTOCOMMIT"] = True
+            options = current.settings_dict["OPTIONS"]
+            options.pop("pool", None)
+            if current.vendor in ("postgresql", "mysql"):
+                options.setdefault("connect_timeout", CONNECT_SECONDS)
+            if current.vendor == "postgresql":
+                options.setdefault("tcp_user_timeout", int(1_000 * CHANGE_SECONDS))
+            current.inc_thread_sharing()
+            self._connection = current
+            self._used_at = self.clock()
+            # Before the file is opened: if another file replaces it meanwhile, the next use notices.
+            self._file = _file_of(current)
+        return current
+
+    @property
+    def is_standby(self) -> str:
+        """SQL expression: is the server a standby, whose rows may be old?"""
+        return "pg_is_in_recovery()" if connections[self.alias].vendor == "postgresql" else "0"
+
+    @property
+    def proofs(self) -> str:
+        """SQL expressions: ``is_standby``, ``here``, the identity of the database, and ``is_durable``.
+
+        ``is_durable``: the database cannot lose an acknowledged COMMIT without a change of its identity. The timeline
+        changes with each promotion and each point-in-time recovery, the table's OID when a dump is restored.
+        """
+        vendor = connections[self.alias].vendor
+        if vendor != "postgresql":
+            return f"{self.is_standby} AS is_standby, '' AS here, {int(vendor == 'sqlite')} AS is_durable"
+        table = self.quote(GuardState._meta.db_table).replace("'", "''")
+        number = "(SELECT oid FROM pg_database WHERE datname = current_database())::text"
+        here = f"{number} || ':' || '{table}'::regclass::oid::text"
+        server = (
+            "(SELECT system_identifier FROM pg_control_system())::text || ':' || "
+            # Not the timeline in the control file: it is that of the last checkpoint, which may be the previous one.
+            "left(pg_walfile_name(pg_current_wal_insert_lsn()), 8)"
+        )
+        if self._hides_identity:
+            server = "'?'"
+        return (
+            f"{self.is_standby} AS is_standby, "
+            f"CASE WHEN pg_is_in_recovery() THEN '' ELSE 'postgresql:' || {server} || ':' || {here} END AS here, "
+            f"({_IS_DURABLE}) AND {not self._hides_identity} AS is_durable"
+        )
+
+    def tells_less(self, error: Exception) -> bool:
+        """Return whether the server refused a function of :attr:`proofs`, which omits it from now on."""
+        refused = getattr(error.__cause__, "sqlstate", None) in _FUNCTION_REFUSED
+        if refused and not self._hides_identity:
+            self._hides_identity = True
+            logger.warning("bloomguard cannot detect a restored database, so it discards no keys: %s", error)
+            return True
+        return False
+
+    @property
+    def here(self) -> str:
+        """The identity of a SQLite database; empty for servers, which give theirs with the rows."""
+        connection = connections[self.alias]
+        return identity_of_file(connection) if connection.vendor == "sqlite" else ""
+
+    def quote(self, name: str) -> str:
+        """Quote the identifier ``name``."""
+        return connections[self.alias].ops.quote_name(name)
+
+    def has_table(self, name: str) -> bool:
+        """Return whether the database has the table. Raises :class:`DatabaseError`."""
+        with self._locked(READ_SECONDS):
+            try:
+                connection = self._open()
+                connection.ensure_connection()
+                with _cut_off(connection, READ_SECONDS):
+                    return name in connection.introspection.table_names()
+            finally:
+                self._close_in_tests()
+
+    def adapt_datetime(self, value: Any) -> Any:
+        """Convert a datetime to a query parameter of the database."""
+        return connections[self.alias].ops.adapt_datetimefield_value(value)
+
+    def close(self) -> None:
+        """Close the connection; the next statement opens another."""
+        with self._locked(READ_SECONDS):
+            connection, self._connection = self._connection, None
+            if connection is not None:
+                connection.close()
+
+
+class TimedOut(OperationalError):
+    """The server did not answer in time, and the connection was cut."""
+
+
+@contextmanager
+def _cut_off(connection: BaseDatabaseWrapper, seconds: float) -> Iterator[None]:
+    """Cut the connection if the block takes longer than ``seconds``; raises :class:`TimedOut` then.
+
+    Drivers have no time limit for a statement, and the server's own has no effect if the network is down.
+    """
+    raw: Any = connection.connection
+    if not hasattr(raw, "fileno"):  # SQLite, which has its own time limit
+        yield
+        return
+    is_cut = threading.Event()
+
+    def cut() -> None:
+        is_cut.set()
+        with suppress(OSError), socket.socket(fileno=os.dup(number)) as link:
+            link.shutdown(socket.SHUT_RDWR)
+
+    with connection.wrap_database_errors:
+        number = raw.fileno()
+    timer = threading.Timer(seconds, cut)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    except DatabaseError as error:
+        if is_cut.is_set():
+            raise TimedOut(f"the database of the state rows has not answered for {seconds:g} s") from error
+        raise
+    finally:
+        timer.cancel()
+
+
+def _file_of(connection: BaseDatabaseWrapper) -> tuple[int, str] | None:
+    """Identify the file that Django would open for a SQLite database now: another one may have replaced it."""
+    if connection.vendor != "sqlite":
+        return None
+    try:
+        name = connection.settings_dict["NAME"]
+        return os.stat(name).st_dev, file_id(name)
+    except (OSError, TypeError, ValueError):  # in memory, or a URI
+        return None

@@ -1,0 +1,400 @@
+"""State rows: read under a lease, changed by compare-and-set.
+
+A process works with its own copy of all rows. It may answer ABSENT, or confirm an add, only if the read of that copy
+*began* less than ``LEASE_SECONDS`` ago by its monotonic clock. So two leases after a commit, all processes apply it.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import threading
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
+
+from django.db import DatabaseError, InterfaceError, OperationalError, connections
+from django.utils import timezone
+
+from ..forks import after_fork
+from ..models import GuardState
+from ..signals import guard_fenced, tell
+from .connection import StateConnection, is_locked
+
+logger = logging.getLogger("bloomguard")
+
+LEASE_SECONDS = 1.0
+#: Seconds to wait for another thread of this process that reads the rows.
+_RENEWAL_PATIENCE = 0.25
+
+
+def seconds() -> float:
+    """Return monotonic seconds that include the host's sleep, so that no process trusts an old copy on wake-up."""
+    return time.clock_gettime(_CLOCK) if _CLOCK is not None else time.monotonic()
+
+
+#: Linux has a clock of its own that includes sleep. On macOS CLOCK_MONOTONIC does, and Python's ``monotonic`` does not.
+_CLOCK: int | None = getattr(time, "CLOCK_BOOTTIME", getattr(time, "CLOCK_MONOTONIC", None))
+
+_READ_ALONG = {"read_along": True}
+ARMED, FENCED = GuardState.Status.ARMED.value, GuardState.Status.FENCED.value
+
+
+@dataclass(frozen=True)
+class State:
+    """One guard's row as it was read; ``version`` 0 if there is no row."""
+
+    name: str
+    version: int = 0
+    status: str = ARMED
+    identity: str = ""
+    active: str = ""
+    standby: str = ""
+    building: str = ""
+    builder: str = ""
+    host: str = ""
+    mode: str = ""
+    #: The database that the generations were built from.
+    database: str = field(default="", compare=False)
+    #: Random, new with each version: a restored database uses the same version numbers again.
+    token: str = field(default="", compare=False)
+    #: Raw database values, only tested for equality and presence: which fence it is, and whether the standby is kept.
+    fenced_at: Any = field(default=None, compare=False)
+    standby_until: Any = field(default=None, compare=False)
+    #: No columns: the database that the row was read from, and whether it can lose no COMMIT unnoticed.
+    here: str = field(default="", compare=False, metadata=_READ_ALONG)
+    is_durable: bool = field(default=True, compare=False, metadata=_READ_ALONG)
+
+    @property
+    def change(self) -> tuple[int, str]:
+        """Identifies this version of the row."""
+        return self.version, self.token
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether the generations were built from this database, not from one that it is a copy of."""
+        return self.database == self.here or not self.generations
+
+    @property
+    def may_forget(self) -> bool:
+        """Whether keys of deleted rows may be discarded: a database that loses the delete changes its identity."""
+        return self.is_ours and self.is_durable
+
+    @property
+    def kept(self) -> str:
+        """The standby if it is kept for a roll-back: complete, gets adds, checked by no process any more."""
+        return self.standby if self.standby_until else ""
+
+    @property
+    def generations(self) -> tuple[str, ...]:
+        """All generations that get adds."""
+        return tuple(name for name in (self.active, self.standby, self.building) if name)
+
+    def is_answered_by(self, generation: str) -> bool:
+        """Return whether ``generation`` is the one that may answer ABSENT."""
+        return self.active == generation and self.status == ARMED and self.is_ours
+
+    def names_no_more_than(self, earlier: State) -> bool:
+        """Return whether adds to all generations of ``earlier`` have reached all generations of this row."""
+        same = self.identity == earlier.identity and self.is_ours
+        return same and set(self.generations) <= set(earlier.generations)
+
+
+_COLUMNS = tuple(field.name for field in fields(State) if not field.metadata)
+Rows = dict[str, State]
+_NEVER: tuple[float, Rows] = (float("-inf"), {})
+
+
+class _Within(threading.local):
+    """This thread's override of how the rows are read, and its copy, which other threads must not use."""
+
+    read: Callable[[], Rows] | None = None  # set by a writer that holds the database's write lock
+    copy: tuple[float, Rows] = _NEVER
+
+
+class _Reading:
+    """The block of :meth:`StateTable.reading_by`. A class, as a generator would cost each INSERT two microseconds."""
+
+    __slots__ = ("_before", "_read", "_within")
+
+    def __init__(self, within: _Within, read: Callable[[], Rows]) -> None:
+        self._within = within
+        self._read = read
+
+    def __enter__(self) -> None:
+        self._before, self._within.read = self._within.read, self._read
+
+    def __exit__(self, *exception: object) -> None:
+        self._within.read = self._before
+        if self._before is None:
+            self._within.copy = _NEVER
+
+
+def new_token() -> str:
+    """Return a new ``State.token``."""
+    return secrets.token_hex(16)
+
+
+class StateTable:
+    """One process's copy of all state rows. ``clock`` returns monotonic seconds."""
+
+    def __init__(self, connection: StateConnection | None = None, clock: Callable[[], float] = seconds) -> None:
+        self.connection = connection or StateConnection()
+        self.clock = clock
+        self.sleep: Callable[[float], None] = time.sleep
+        self._copy: tuple[float, dict[str, State]] = (float("-inf"), {})
+        self._failed_at = float("-inf")
+        self._here = ""  # the identity of the database that was read last
+        self._lock = threading.Lock()
+        self._within = _Within()
+        after_fork(self._after_fork)
+
+    def _after_fork(self) -> None:
+        self._lock = threading.Lock()
+
+    @property
+    def read_at(self) -> float:
+        """When the read of the current copy began, by :attr:`clock`."""
+        return self._copy[0]
+
+    def lease(self, name: str) -> State | None:
+        """Return the row of ``name`` while the lease on the copy is valid, else ``None``. No I/O."""
+        read_at, rows = self._copy
+        within = self._within
+        if within.read is not None and within.copy[0] >= read_at:
+            read_at, rows = within.copy
+        if self.clock() - read_at >= LEASE_SECONDS:
+            return None
+        return rows.get(name) or State(name, here=self._here)
+
+    def renewed(self, name: str) -> State | None:
+        """Return :meth:`lease`, after a new read of the rows if it expired. May wait."""
+        state = self.lease(name)
+        if state is None:
+            self.renew()
+            state = self.lease(name)
+        return state
+
+    def answered_by(self, generation: str, name: str) -> State | None:
+        """Return :meth:`renewed` if ``generation`` may answer ABSENT for ``name``. May wait."""
+        state = self.renewed(name)
+        return state if state is not None and state.is_answered_by(generation) else None
+
+    def is_armed(self, name: str) -> bool | None:
+        """Return whether the guard ``name`` is armed and has a generation; ``None`` if unknown. May wait."""
+        state = self.renewed(name)
+        return None if state is None else bool(state.active) and state.status == ARMED
+
+    def known(self, name: str) -> State:
+        """Return the row of ``name`` from the copy, at any age. Not for verdicts."""
+        return self._copy[1].get(name) or State(name)
+
+    def renew(self, *, after: float | None = None) -> bool:
+        """Read the rows again, unless another thread just did; return ``False`` if they could not be read.
+
+        ``after``: a copy whose read began later is recent enough; by default any copy with a valid lease is. After a
+        failure the next read waits for the length of a lease, so as not to overload a database in trouble.
+        """
+        if self._within.read is not None:
+            return self._renew_within(self._within.read, after)
+        if not self._lock.acquire(timeout=_RENEWAL_PATIENCE):
+            return False
+        try:
+            now = self.clock()
+            if self._is_fresh(now, after):
+                return True
+            if now - self._failed_at < LEASE_SECONDS:
+                return False
+            try:
+                self._copy = now, self._read()
+            except (DatabaseError, InterfaceError) as error:
+                if self._failed_at == float("-inf"):
+                    logger.warning("bloomguard cannot read its state rows, so all guards pass every request: %s", error)
+                self._failed_at = self.clock()  # the failure itself may have taken longer than a lease
+                return False
+            self._failed_at = float("-inf")
+            return True
+        finally:
+            self._lock.release()
+
+    def _is_fresh(self, now: float, after: float | None) -> bool:
+        return self.read_at > after if after is not None else now - self.read_at < LEASE_SECONDS
+
+    def reading_by(self, read: Callable[[], Rows]) -> AbstractContextManager[None]:
+        """In this block and thread, read by ``read``: it returns committed rows or raises :class:`DatabaseError`."""
+        return _Reading(self._within, read)
+
+    def _renew_within(self, read: Callable[[], Rows], after: float | None) -> bool:
+        now = self.clock()
+        if not (self._is_fresh(now, after) or self._within.copy[0] > (now - LEASE_SECONDS if after is None else after)):
+            try:
+                self._within.copy = now, read()
+            except DatabaseError:
+                return False
+        return True
+
+    def current(self, name: str) -> State:
+        """Read and return the row of ``name``. Raises :class:`DatabaseError`."""
+        asked = self.clock()
+        rows = self._read()
+        self._copy = asked, rows
+        return rows.get(name) or State(name, here=self._here)
+
+    def forget(self) -> None:
+        """Drop the copy and the connection, as if the process had just started."""
+        self._copy = (float("-inf"), {})
+        self._failed_at = float("-inf")
+        self.connection.close()
+
+    def holds(self, using: str) -> bool:
+        """Return whether ``using`` is the database of the state rows: a recovery takes them back with the data."""
+        return self.connection.alias == using
+
+    def visible_to(self, using: str) -> Rows:
+        """Return the rows that this thread's SQLite connection ``using`` sees now. Raises :class:`DatabaseError`."""
+        connection: Any = connections[using]
+        with connection.wrap_database_errors:
+            try:
+                # Not by Django's cursor, which would count and log it as a query of the project.
+                found = connection.connection.execute(self.query).fetchall()
+            except connection.Database.Error as error:
+                if "no such table" in str(error):
+                    return {}  # not migrated yet
+                raise
+        along: dict[str, Any] = {"here": self.connection.here}
+        return {row[0]: State(*row, **along) for row in found}
+
+    def is_published_for(self, using: str, name: str, generation: str) -> bool:
+        """Return whether ``using`` sees data from after ``generation`` was published. Raises :class:`DatabaseError`."""
+        # A statement outside a transaction does, except on SQLite during a scan of the same connection.
+        if connections[using].vendor != "sqlite":
+            return True
+        seen = self.visible_to(using).get(name) if self.connection.alias == using else None
+        return seen is not None and seen.active == generation
+
+    @property
+    def query(self) -> str:
+        """The SELECT of all rows, with the columns of :class:`State`."""
+        quote = self.connection.quote
+        columns = ", ".join(map(quote, _COLUMNS))
+        return f"SELECT {columns} FROM {quote(GuardState._meta.db_table)}"  # noqa: S608
+
+    def _read(self) -> Rows:
+        try:
+            rows, _ = self.connection.execute(self._proved_query)
+        except DatabaseError as error:
+            if self.connection.tells_less(error):
+                return self._read()
+            if is_locked(error) or self.connection.has_table(GuardState._meta.db_table):
+                raise
+            return {}  # not migrated yet
+        is_standby, here, is_durable = rows[0][:3]
+        if is_standby:
+            self.connection.close()
+            raise OperationalError("the state rows were read from a standby server, which may lag behind")
+        self._here = here or self.connection.here
+        along: dict[str, Any] = {"here": self._here, "is_durable": bool(is_durable)}
+        return {row[3]: State(*row[3:], **along) for row in rows if row[3] is not None}
+
+    @property
+    def _proved_query(self) -> str:
+        """:attr:`query` with the columns of :attr:`StateConnection.proofs` in front, in one row at least."""
+        quote = self.connection.quote
+        columns = ", ".join(f"found.{quote(column)}" for column in _COLUMNS)
+        return (
+            f"SELECT server.is_standby, server.here, server.is_durable, {columns} "  # noqa: S608
+            f"FROM (SELECT {self.connection.proofs}) server "
+            f"LEFT JOIN {quote(GuardState._meta.db_table)} found ON 1 = 1"
+        )
+
+    def swap(self, seen: State, **changes: Any) -> State | None:
+        """Change the row if it is still as in ``seen``; return the new state, or ``None`` if it has changed."""
+        quote, table = self.connection.quote, self.connection.quote(GuardState._meta.db_table)
+        # A row's first generation, and each new ``building``, is bound to the database that ``seen`` was read from.
+        if changes.get("building") or (changes.get("active") and not seen.generations):
+            changes["database"] = self._here_of(seen)
+        changes["token"] = new_token()
+        known = {name: value for name, value in changes.items() if name in _COLUMNS}
+        after = replace(seen, version=seen.version + 1, **known)
+        values = {**changes, "version": after.version}
+        if seen.version == 0:
+            return self._insert(after, values)
+        assignments = ", ".join(f"{quote(name)} = %s" for name in values)
+        _, changed = self.connection.execute(
+            f"UPDATE {table} SET {assignments} WHERE {quote('name')} = %s "  # noqa: S608
+            f"AND {quote('version')} = %s AND {quote('token')} = %s",
+            [*map(self._adapt, values.values()), seen.name, *seen.change],
+        )
+        return after if changed == 1 else None
+
+    def _here_of(self, seen: State) -> str:
+        if not seen.here:  # ``seen`` was constructed, not read
+            self._read()
+        return seen.here or self._here
+
+    def _insert(self, after: State, values: dict[str, Any]) -> State | None:
+        row = GuardState(**{"name": after.name, **values})
+        quote = self.connection.quote
+        row_fields = GuardState._meta.concrete_fields
+        columns = ", ".join(quote(str(field.column)) for field in row_fields)
+        marks = ", ".join(["%s"] * len(row_fields))
+        try:
+            self.connection.execute(
+                f"INSERT INTO {quote(GuardState._meta.db_table)} ({columns}) VALUES ({marks})",  # noqa: S608
+                [self._adapt(getattr(row, field.attname)) for field in row_fields],
+            )
+        except DatabaseError:
+            if self.current(after.name).version:
+                return None
+            raise
+        return after
+
+    def _adapt(self, value: Any) -> Any:
+        return self.connection.adapt_datetime(value) if hasattr(value, "isoformat") else value
+
+    def beat(self, state: State) -> None:
+        """Update the builder's heartbeat; the version of the row stays."""
+        quote, table = self.connection.quote, self.connection.quote(GuardState._meta.db_table)
+        self.connection.execute(
+            f"UPDATE {table} SET {quote('builder_seen_at')} = %s "  # noqa: S608
+            f"WHERE {quote('name')} = %s AND {quote('building')} = %s",
+            [self._adapt(timezone.now()), state.name, state.building],
+        )
+
+    def switch(self, name: str, mode: str) -> None:
+        """Override the guard's own mode with ``mode``; empty ends the override. Raises :class:`DatabaseError`."""
+        quote, table = self.connection.quote, self.connection.quote(GuardState._meta.db_table)
+        # The version of the row stays, so a rebuild is not disturbed.
+        statement = f"UPDATE {table} SET {quote('mode')} = %s WHERE {quote('name')} = %s"  # noqa: S608
+        while True:
+            _, changed = self.connection.execute(statement, [mode, name])
+            if changed or self.swap(State(name), mode=mode):
+                return
+
+    def fence(self, name: str, reason: str) -> None:
+        """Disable the guard in all processes, within one lease. Raises :class:`DatabaseError`."""
+        while True:
+            seen = self.current(name)
+            if not seen.generations or (seen.status == FENCED and not seen.building):
+                return
+            if self.swap(seen, **self.fencing(reason)):
+                self.say_fenced(name, reason)
+                return
+
+    @staticmethod
+    def fencing(reason: str) -> dict[str, Any]:
+        """Return what a fence changes in the row, except the version."""
+        # The standby lacks the adds that are made while the guard is fenced.
+        nothing = {"standby": "", "standby_until": None, "building": "", "token": new_token()}
+        return {**nothing, "status": FENCED, "fenced_at": timezone.now(), "reason": reason[:200]}
+
+    @staticmethod
+    def say_fenced(name: str, reason: str) -> None:
+        """Log that ``name`` is fenced, with the reason, and send ``guard_fenced``."""
+        logger.error("bloomguard passes every request to %s until it is rebuilt: %s", name, reason)
+        tell(guard_fenced, GuardState, name=name, reason=reason)
+
+
+table = StateTable()

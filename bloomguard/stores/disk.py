@@ -1,0 +1,153 @@
+"""Queries to the operating system: file system types, private files and folders, and file identities."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import re
+import stat
+import sys
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from ..exceptions import StoreError
+
+# -- file system types
+
+MOUNTS = Path("/proc/self/mountinfo")
+
+NETWORK = frozenset([
+    "nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "afs", "ceph", "glusterfs", "lustre", "gpfs", "beegfs", "ocfs2",
+    "gfs2", "virtiofs", "vboxsf", "prl_fs", "fuse.sshfs", "fuse.glusterfs", "fuse.ceph", "fuse.s3fs", "fuse.gcsfuse",
+    "fuse.blobfuse", "fuse.blobfuse2", "fuse.rclone", "fuse.goofys", "fuse.mount-s3", "fuse.juicefs", "fuse.davfs",
+    "fuse.grpcfuse", "fuse.vmhgfs-fuse",
+])  # fmt: skip
+OVERLAY = frozenset(["overlay", "aufs", "fuse.fuse-overlayfs"])
+MEMORY = frozenset(["tmpfs", "ramfs"])
+
+_ESCAPED = re.compile(r"\\([0-7]{3})")
+
+
+def filesystem_of(path: str | os.PathLike[str]) -> str:
+    """Return the type of the file system that holds ``path``, such as ``"ext4"``; empty if it is unknown.
+
+    The type is read from :data:`MOUNTS`; the file system itself is only asked to resolve symbolic links.
+    """
+    try:
+        lines = MOUNTS.read_text(errors="surrogateescape").splitlines()
+    except OSError:  # not Linux
+        return ""
+    resolved, found, depth = Path(os.path.realpath(path)), "", -1
+    for line in lines:
+        before, _, after = line.partition(" - ")  # the number of optional fields before the dash varies
+        fields, kind = before.split(" "), after.partition(" ")[0]
+        if len(fields) < 6:
+            continue
+        point = Path(_ESCAPED.sub(lambda match: chr(int(match[1], 8)), fields[4]))
+        # If two file systems are mounted on one point, the later one hides the earlier one.
+        if len(point.parts) >= depth and resolved.is_relative_to(point):
+            found, depth = kind, len(point.parts)
+    return found
+
+
+# -- private files and folders
+
+#: ``O_NONBLOCK``: opening a named pipe returns at once, and the check of the file's type then refuses it.
+_FLAGS = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+
+
+class NotPrivate(StoreError):
+    """Another user could have created or changed a file or folder of the store."""
+
+
+def open_private(path: Path, flags: int) -> int:
+    """Open a regular file that belongs to this user or root, and return its descriptor; a new file gets mode 0600.
+
+    Raises :class:`NotPrivate` if other users could have written the file, and :class:`OSError`.
+    """
+    fd = os.open(path, flags | _FLAGS, 0o600)
+    try:
+        if flags & os.O_EXCL:
+            os.fchmod(fd, 0o600)  # restore the bits that the umask removed
+        _check_owner(path, os.fstat(fd), stat.S_ISREG)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+def read_private(path: Path, most: int) -> bytes:
+    """Return the content of a private file of at most ``most`` bytes.
+
+    Raises :class:`NotPrivate` if the file is longer or other users could have written it, and :class:`OSError`.
+    """
+    fd = open_private(path, os.O_RDONLY)
+    try:
+        found = os.pread(fd, most + 1, 0)
+    finally:
+        os.close(fd)
+    if len(found) > most:
+        raise NotPrivate(f"{path} has more than the {most:,} bytes that it was created with")
+    return found
+
+
+def check_folder(path: Path, *, may_be_link: bool = False) -> None:
+    """Raise :class:`NotPrivate` unless ``path`` is a folder of this user or root; raises :class:`OSError`, too."""
+    _check_owner(path, os.stat(path, follow_symlinks=may_be_link), stat.S_ISDIR)
+
+
+def _check_owner(path: Path, about: os.stat_result, is_kind: Callable[[int], bool]) -> None:
+    if not is_kind(about.st_mode):
+        raise NotADirectoryError(errno.ENOTDIR, "it has another file type", str(path))
+    if not about.st_mode & 0o022 and about.st_uid in (0, os.geteuid()):
+        return
+    raise NotPrivate(
+        f"{path} could have been written by others: {stat.filemode(about.st_mode)} of user {about.st_uid}; files and "
+        f"folders of a store have to belong to user {os.geteuid()} or root, without write permission for other users"
+    )
+
+
+# -- identities
+
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+
+_EMPTY_PATH = 0x1000  # AT_EMPTY_PATH: query the descriptor itself
+_BIRTH = 0x800  # STATX_BTIME
+_STATX_BYTES, _BIRTH_AT = 256, 80
+
+
+def boot_id() -> str:
+    """Return an ID of the host's current boot. Data that was not on the disk when the host went down is lost."""
+    return BOOT_ID.read_text().strip() if BOOT_ID.exists() else f"node:{uuid.getnode()}"
+
+
+def file_id(file: int | str | os.PathLike[str]) -> str:
+    """Return a file's inode number and, if the file system records it, its creation time; raises :class:`OSError`.
+
+    A copy that replaces the file gets another ID. The inode number alone is not enough: it is reused at once.
+    """
+    about = os.stat(file)
+    return f"{about.st_ino}:{_birth_time(file, about)}"
+
+
+def _birth_time(file: int | str | os.PathLike[str], about: os.stat_result) -> str:
+    known: Any = getattr(about, "st_birthtime", None)
+    if known is not None:
+        return str(known)
+    if _statx is None:
+        return ""
+    found = (ctypes.c_uint8 * _STATX_BYTES)()
+    folder, path, flags = (file, b"", _EMPTY_PATH) if isinstance(file, int) else (-100, os.fsencode(file), 0)
+    if _statx(folder, path, flags, _BIRTH, found):
+        return ""
+    mask = int.from_bytes(bytes(found[:4]), sys.byteorder)
+    return bytes(found[_BIRTH_AT : _BIRTH_AT + 12]).hex() if mask & _BIRTH else ""
+
+
+try:
+    _statx: Any = ctypes.CDLL(None).statx
+except (AttributeError, OSError, TypeError):  # an older C library, or another system
+    _statx = None

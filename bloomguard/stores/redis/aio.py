@@ -1,0 +1,305 @@
+"""Async connections to Redis or Valkey servers: the async versions of :class:`.Link` and :class:`.ClusterLink`.
+
+Each event loop has its own pool. A task that is cancelled or times out closes its connection: otherwise the late reply
+would be read as the reply to the next command.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import suppress
+from typing import Any, Generic, NamedTuple, TypeVar
+
+import redis
+import redis.asyncio
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+
+from ...exceptions import StoreUnavailable
+from ...forks import after_fork
+from ..steps import arun
+from .cluster import Address, Cluster, NodeCommands, NodeReplies
+from .commands import FAULTS, Command, Exchange, Server, ServerId, check_replies, connection_options, is_demoted
+
+Pool = Callable[..., redis.asyncio.ConnectionPool]
+T = TypeVar("T")
+
+#: Maximum per loop and server: more are not faster, and many requests must not open as many connections.
+_MAX_CONNECTIONS = 16
+#: Extra seconds after a timeout, in which a loop that was blocked can read a reply that has arrived meanwhile.
+_GRACE = 0.001
+
+
+class _Connections(NamedTuple):
+    """The connection pool of one loop, and a semaphore that limits how many connections are in use."""
+
+    pool: Any
+    free: asyncio.Semaphore
+
+
+class PerLoop(Generic[T]):
+    """A container of one object per event loop, which ``make()`` creates on first use.
+
+    ``await close(object)`` is called when the loop shuts down its async generators, as ``asyncio.run`` and all servers
+    do. The object of a loop that was closed without that is dropped when another loop uses the container.
+    """
+
+    def __init__(self, make: Callable[[], T], close: Callable[[T], Awaitable[None]]) -> None:
+        self._make = make
+        self._close = close
+        self._made: dict[asyncio.AbstractEventLoop, tuple[T, AsyncGenerator[None, None]]] = {}
+        self._parents: list[Any] = []
+        after_fork(self._after_fork)
+
+    def _after_fork(self) -> None:
+        # Keep the parent's objects: to close them here would change the selector that parent and child share.
+        self._parents.append(self._made)
+        self._made = {}
+
+    async def here(self) -> T:
+        """Return the object of the running loop."""
+        loop = asyncio.get_running_loop()
+        found = self._made.get(loop)
+        if found is None:
+            for other in [other for other in list(self._made) if other.is_closed()]:
+                self._made.pop(other, None)
+            made = self._make()
+            found = self._made[loop] = made, self._keep(loop, made)
+            # loop.shutdown_asyncgens() closes the generators that have started in the loop.
+            await found[1].__anext__()
+        return found[0]
+
+    async def close(self) -> None:
+        """Close the object of the running loop, if there is one; the next use creates another."""
+        found = self._made.get(asyncio.get_running_loop())
+        if found is not None:
+            await found[1].aclose()
+
+    async def _keep(self, loop: asyncio.AbstractEventLoop, made: T) -> AsyncGenerator[None, None]:
+        try:
+            yield
+        finally:
+            self._made.pop(loop, None)
+            await self._close(made)
+
+
+class AsyncLink:
+    """Async version of :class:`.Link`, which shares its ``server``, and so its circuit breaker and identity.
+
+    At most 16 tasks of a loop use a connection at once; others wait at most ``timeout`` seconds for a free one.
+    """
+
+    def __init__(
+        self, server: Server, make_pool: Pool, options: dict[str, Any], connect_timeout: float, timeout: float
+    ) -> None:
+        kwargs = connection_options(options, connect_timeout, timeout, Retry(NoBackoff(), 0))
+        self._kwargs = kwargs | {"redis_connect_func": self._connected}
+        self._make_pool = make_pool
+        self._timeout = timeout
+        self._connections = PerLoop(self._open, self._close)
+        self.server = server
+
+    async def trip(self, commands: Sequence[Command], identity: str | None = None) -> list[Any]:
+        """See :meth:`.Link.trip`."""
+        _, replies = await self.identified(commands, identity)
+        return replies
+
+    async def identified(self, commands: Sequence[Command], identity: str | None = None) -> NodeReplies:
+        """Return the server's identity and the replies; raises the exceptions of :meth:`trip`."""
+        try:
+            server_id, replies = await self._exchange(commands)
+        except FAULTS as error:
+            raise self.server.failed(error) from error
+        return server_id.identity, check_replies(self.server, server_id, replies, identity)
+
+    async def _exchange(self, commands: Sequence[Command]) -> tuple[ServerId, list[Any]]:
+        own = await self._connections.here()
+        await self._acquire(own.free)
+        try:
+            self.server.check()
+            # Not `get_connection`, which in older versions of redis-py opens connections one after the other.
+            connection = own.pool.get_available_connection()
+            try:
+                if connection.is_connected and connection._writer.is_closing():
+                    await connection.disconnect(nowait=True)  # the server reset it, which the pool does not notice
+                await self._connect(own.pool, connection)
+                return await self._talk(connection, commands)
+            except BaseException:
+                await connection.disconnect(nowait=True)
+                raise
+            finally:
+                await own.pool.release(connection)
+        finally:
+            own.free.release()
+
+    async def _connect(self, pool: Any, connection: Any) -> None:
+        """Connect if needed. If the loop was blocked meanwhile, a timeout does not count against the server."""
+        if connection.is_connected:
+            await pool.ensure_connection(connection)
+            return
+        with _StallDetector(self._timeout) as detector:
+            try:
+                await pool.ensure_connection(connection)
+            except redis.TimeoutError as error:
+                if detector.stalled:
+                    raise StoreUnavailable("the event loop was blocked while it connected", "timeout") from error
+                raise
+
+    async def _acquire(self, free: asyncio.Semaphore) -> None:
+        if not free.locked():
+            await free.acquire()
+            return
+        try:
+            await asyncio.wait_for(free.acquire(), self._timeout)
+        except (TimeoutError, asyncio.TimeoutError):  # two classes before Python 3.11
+            raise StoreUnavailable(
+                f"all {_MAX_CONNECTIONS} connections of the event loop were in use for {self._timeout:g} s", "crowded"
+            ) from None
+
+    async def _talk(self, connection: Any, commands: Sequence[Command]) -> tuple[ServerId, list[Any]]:
+        replies: list[Any] = []
+        with _ReplyTimeout(connection, self._timeout) as timeout:
+            exchange = Exchange(self.server, connection, commands)
+            await connection.send_packed_command(exchange.pieces)
+            for _ in range(exchange.expected):
+                replies.append(await _reply(connection))
+                timeout.renew()
+        read = exchange.read(replies)
+        if is_demoted(read[1]):
+            await connection.disconnect(nowait=True)
+        return read
+
+    async def _connected(self, connection: Any) -> None:
+        """Log in with the user's options, then read the server's identity."""
+        connection.socket_timeout = self._timeout
+        try:
+            await connection.on_connect()
+            asked, greeting = self.server.clock(), self.server.greeting
+            await connection.send_packed_command(connection.pack_commands(greeting))
+            replies = [await connection.read_response() for _ in greeting]
+            connection.bloomguard = self.server.read_greeting(replies, asked)
+        except BaseException:
+            await connection.disconnect(nowait=True)
+            raise
+        connection.socket_timeout = None  # from now on _ReplyTimeout applies, which allows for a blocked loop
+
+    def _open(self) -> _Connections:
+        return _Connections(self._make_pool(**self._kwargs), asyncio.Semaphore(_MAX_CONNECTIONS))
+
+    @staticmethod
+    async def _close(own: _Connections) -> None:
+        manager: Any = getattr(own.pool, "sentinel_manager", None)
+        of_sentinels = [client.connection_pool for client in manager.sentinels] if manager is not None else []
+        for pool in (own.pool, *of_sentinels):
+            with suppress(*FAULTS):
+                await pool.disconnect()
+
+    async def close(self) -> None:
+        """Close this loop's connections; the next round trip opens new ones."""
+        await self._connections.close()
+
+
+class AsyncClusterLink:
+    """Async version of :class:`.ClusterLink`, with the same ``cluster``. ``make_link(address)`` creates the links."""
+
+    def __init__(self, cluster: Cluster, make_link: Callable[[Address], AsyncLink]) -> None:
+        self.cluster = cluster
+        self._make_link = make_link
+        self._links: dict[Address, AsyncLink] = {}
+
+    async def trip(self, commands: Sequence[Command], identity: str | None = None) -> list[Any]:
+        """See :meth:`.Cluster.trip`."""
+        replies: list[Any] = await arun(self.cluster.trip(commands, identity), self)
+        return replies
+
+    async def query(self, queries: Sequence[NodeCommands]) -> list[NodeReplies]:
+        """Query all nodes at once; raises :class:`StoreError`, but only after all of its tasks have ended."""
+        calls = [self._link(each.address).identified(each.commands, each.identity) for each in queries]
+        if len(calls) == 1:
+            return [await calls[0]]
+        answers: list[NodeReplies] = []
+        for found in await asyncio.gather(*calls, return_exceptions=True):
+            if isinstance(found, BaseException):
+                raise found
+            answers.append(found)
+        return answers
+
+    def _link(self, address: Address) -> AsyncLink:
+        link = self._links.get(address)
+        return link or self._links.setdefault(address, self._make_link(address))
+
+    async def close(self) -> None:
+        """Close this loop's connections; the next round trip opens new ones."""
+        for link in list(self._links.values()):
+            await link.close()
+
+
+class _ReplyTimeout:
+    """Context manager that closes the connection if no reply arrives for ``seconds``, and raises a timeout at exit."""
+
+    def __init__(self, connection: Any, seconds: float) -> None:
+        self._connection = connection
+        self._seconds = seconds
+        self._loop = asyncio.get_running_loop()
+        self._expired = False
+
+    def __enter__(self) -> _ReplyTimeout:
+        self.renew()
+        self._timer = self._loop.call_at(self._until, self._check)
+        return self
+
+    def renew(self) -> None:
+        """Restart the timeout after a reply."""
+        self._until = self._loop.time() + self._seconds
+
+    def _check(self) -> None:
+        if self._loop.time() < self._until:
+            self._timer = self._loop.call_at(self._until, self._check)
+        else:
+            self._timer = self._loop.call_later(_GRACE, self._abort)
+
+    def _abort(self) -> None:
+        if self._loop.time() < self._until:
+            self._check()
+            return
+        self._expired = True
+        writer = self._connection._writer
+        if writer is not None:
+            writer.transport.abort()  # the task's pending read or write raises
+
+    def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
+        self._timer.cancel()
+        if self._expired and not isinstance(error, asyncio.CancelledError):
+            raise redis.TimeoutError("no reply in time") from error
+
+
+class _StallDetector:
+    """Context manager whose ``stalled`` is set if the loop was blocked for ``seconds`` without a break."""
+
+    def __init__(self, seconds: float) -> None:
+        self._pause = seconds / 5
+        self._max_delay = seconds - self._pause
+        self._loop = asyncio.get_running_loop()
+        self.stalled = False
+
+    def __enter__(self) -> _StallDetector:
+        self._wait()
+        return self
+
+    def _wait(self) -> None:
+        self._timer = self._loop.call_later(self._pause, self._tick)
+
+    def _tick(self) -> None:
+        self.stalled = self.stalled or self._loop.time() - self._timer.when() >= self._max_delay
+        self._wait()
+
+    def __exit__(self, *exception: object) -> None:
+        self._timer.cancel()
+
+
+async def _reply(connection: Any) -> Any:
+    try:
+        return await connection.read_response()
+    except redis.ResponseError as error:
+        return error

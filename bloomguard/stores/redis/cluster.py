@@ -1,0 +1,244 @@
+"""Commands to the nodes of a Redis or Valkey Cluster, with a check of every node's identity in each round trip.
+
+A *map* records which node holds which slots, and each node's identity; its digest is the store identity in the state
+row. A generation is used only with the map that it was built with, and redirections are never followed. So a reply
+counts only if it comes from the node that held the shard when the generation was created, without a restart since:
+
+- A node that failed over or was restarted has another replication ID or run ID.
+- A slot that was moved replies MOVED, or ASK during the move, so no add or check succeeds on the new node.
+- A slot that was moved and came back was imported twice. Each import raises the importing node's configuration epoch
+  above all others, unless it is the highest already; so the second import raised the epoch of the original node.
+- A node that was flushed replies with tags of 0.
+
+A node that only imports slots gets a new identity as well, which costs one rebuild.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cache, lru_cache
+from itertools import count
+from operator import methodcaller
+from typing import Any, NamedTuple
+
+from redis.crc import REDIS_CLUSTER_HASH_SLOTS, key_slot
+
+from ...exceptions import StoreError, StoreUnavailable
+from ..steps import Steps, run
+from .commands import PROVED_SECONDS, Command
+from .connection import Call, Link
+
+Address = tuple[str, int]
+
+#: The slots are divided into parts; ``_STEP`` is the distance from one shard's part to the next one's. For any number
+#: of shards and any first part, the shards in a range of slots differ from its proportional share by one or two.
+_PARTS = 1_024
+_STEP = 633
+
+_MAPS = 4  # maps to keep: a guard may need two during its rebuild
+_NO_NODE = -1
+
+
+@lru_cache(1 << 16)
+def _slot(key: str) -> int:
+    return key_slot(key.encode())
+
+
+@cache
+def _tags() -> list[str]:
+    """Return for each part a hash tag whose slot is in the part."""
+    found: dict[int, str] = {}
+    numbers = count()
+    while len(found) < _PARTS:
+        tag = str(next(numbers))
+        found.setdefault(_PARTS * key_slot(tag.encode()) // REDIS_CLUSTER_HASH_SLOTS, tag)
+    return [found[part] for part in range(_PARTS)]
+
+
+def spread(build: str, shard: int) -> str:
+    """Return the hash tag of a build's shard. With random tags, one of 64 nodes would get 1.5 times the mean."""
+    return _tags()[(_slot(build) + shard * _STEP) % _PARTS]
+
+
+@dataclass(frozen=True)
+class ClusterMap:
+    """Cluster nodes with their ``identities``; ``holders`` has for each slot the index of its node, or -1."""
+
+    nodes: tuple[Address, ...]
+    identities: tuple[str, ...]
+    holders: tuple[int, ...]
+    identity: str
+
+    def holder(self, key: str) -> int:
+        """Return the index of the node that holds ``key``; raises :class:`StoreUnavailable` if none does."""
+        found = self.holders[_slot(key)]
+        if found == _NO_NODE:
+            raise StoreUnavailable("the cluster has slots that no node serves; see CLUSTER INFO", "clusterdown")
+        return found
+
+    def commands_to(self, node: int, commands: Sequence[Command]) -> NodeCommands:
+        """Return commands to the node with this index, which must have its identity of this map."""
+        return NodeCommands(self.nodes[node], commands, self.identities[node])
+
+
+class NodeCommands(NamedTuple):
+    """Commands to the node at ``address``, which must have the given ``identity``, if any."""
+
+    address: Address
+    commands: Sequence[Command]
+    identity: str | None = None
+
+
+#: A node's identity, and its replies.
+NodeReplies = tuple[str, list[Any]]
+
+
+class Cluster:
+    """The maps of a Cluster that this process knows, and how to send commands; ``seeds`` are the first nodes to query.
+
+    Every method with ``yield`` is a generator for :mod:`bloomguard.stores.steps`. Its waiter is a :class:`ClusterLink`
+    or an :class:`.AsyncClusterLink`, with the method ``query(queries: list[NodeCommands]) -> list[NodeReplies]``.
+
+    Every command must have a key. Without an identity, a round trip uses the current map.
+    """
+
+    def __init__(self, seeds: Iterable[Address], clock: Callable[[], float]) -> None:
+        self._seeds = list(seeds)  # the node that answered last is first
+        self._clock = clock
+        self._maps: dict[str, ClusterMap] = {}
+        self._latest: tuple[float, ClusterMap] | None = None
+        self._nodes: tuple[Address, ...] = ()  # nodes of the last map, even if it is out of date
+
+    def trip(self, commands: Sequence[Command], identity: str | None = None) -> Steps:
+        """Send each command to the node of its key, then read all replies: see :meth:`.Link.trip`.
+
+        Without an identity, the commands are sent once more if slots have moved since the map was read.
+        """
+        try:
+            return (yield from self._trip(commands, (yield from self.map(identity))))
+        except StoreUnavailable:
+            raise
+        except StoreError:
+            if identity is not None:
+                raise
+            self._latest = None
+            return (yield from self._trip(commands, (yield from self.map(None))))
+
+    @staticmethod
+    def _trip(commands: Sequence[Command], known: ClusterMap) -> Steps:
+        numbers: dict[int, list[int]] = {}
+        for number, (key, _) in enumerate(commands):
+            numbers.setdefault(known.holder(key), []).append(number)
+        queries = [known.commands_to(node, [commands[number] for number in some]) for node, some in numbers.items()]
+        answers = yield methodcaller("query", queries)
+        replies: list[Any] = [None] * len(commands)
+        for some, (_, found) in zip(numbers.values(), answers):
+            for number, reply in zip(some, found):
+                replies[number] = reply
+        return replies
+
+    def send_to_all(self, *words: object) -> Steps:
+        """Send one command without a key to every node, and return the replies."""
+        known = yield from self.map(None)
+        queries = [known.commands_to(node, [("", words)]) for node in range(len(known.nodes))]
+        answers = yield methodcaller("query", queries)
+        return [reply for _, (reply,) in answers]
+
+    # -- the map
+
+    def map(self, identity: str | None) -> Steps:
+        """Return the map with this identity, or the current map. Raises :class:`StoreError`."""
+        kept = self._maps.get(identity or "")
+        if kept is not None:
+            return kept
+        known = self._latest  # read once: another thread may reset it meanwhile
+        if known is None or self._clock() - known[0] >= PROVED_SECONDS:
+            asked = self._clock()
+            known = self._latest = asked, (yield from self._read())
+            self._nodes = known[1].nodes
+        latest = known[1]
+        if identity is None:
+            return latest
+        if identity != latest.identity:
+            raise StoreError("the cluster's nodes or their slots have changed since the filter was built; rebuild it")
+        self._maps[identity] = latest
+        for old in list(self._maps)[:-_MAPS]:
+            self._maps.pop(old, None)
+        return latest
+
+    def _read(self) -> Steps:
+        failure: StoreError = StoreUnavailable("no address of a cluster node is known; check the url", "connection")
+        for address in dict.fromkeys([*self._seeds, *self._nodes]):
+            try:
+                [(_, (slots,))] = yield methodcaller("query", [NodeCommands(address, [("", ("CLUSTER", "SLOTS"))])])
+            except StoreError as error:
+                failure = error
+                continue
+            self._seeds = [address, *(other for other in self._seeds if other != address)]
+            return (yield from self._described(slots, address))
+        raise failure
+
+    def _described(self, slots: Sequence[Any], asked: Address) -> Steps:
+        numbers: dict[Address, int] = {}
+        ranges: dict[int, list[tuple[int, int]]] = {}
+        holders = [_NO_NODE] * REDIS_CLUSTER_HASH_SLOTS
+        for first, last, (host, port, *_), *_ in slots:
+            # A node that does not know its own host name is reached by the address that was queried.
+            address = (host.decode() if host and host != b"?" else asked[0]), int(port)
+            node = numbers.setdefault(address, len(numbers))
+            ranges.setdefault(node, []).append((first, last))
+            holders[first : last + 1] = [node] * (last + 1 - first)
+        answers = yield methodcaller("query", [NodeCommands(address, [("", ("PING",))]) for address in numbers])
+        identities = tuple(identity for identity, _ in answers)
+        ranges_held = sorted(f"{identities[node]} {sorted(some)}" for node, some in ranges.items())
+        digest = hashlib.sha256("\n".join(ranges_held).encode()).hexdigest()
+        return ClusterMap(tuple(numbers), identities, tuple(holders), f"cluster:{digest[:40]}")
+
+
+class ClusterLink:
+    """Connections of threads to the nodes of ``cluster``; ``make_link(address)`` creates the link to a node."""
+
+    def __init__(self, cluster: Cluster, make_link: Callable[[Address], Link]) -> None:
+        self.cluster = cluster
+        self._make_link = make_link
+        self._links: dict[Address, Link] = {}
+
+    def trip(self, commands: Sequence[Command], identity: str | None = None) -> list[Any]:
+        """See :meth:`Cluster.trip`."""
+        replies: list[Any] = run(self.cluster.trip(commands, identity), self)
+        return replies
+
+    def send_to_all(self, *words: object) -> list[Any]:
+        """See :meth:`Cluster.send_to_all`."""
+        replies: list[Any] = run(self.cluster.send_to_all(*words), self)
+        return replies
+
+    def identity(self) -> str:
+        """Return the digest of the current map, at most :data:`.PROVED_SECONDS` old. Raises :class:`StoreError`."""
+        known: ClusterMap = run(self.cluster.map(None), self)
+        return known.identity
+
+    def query(self, queries: Sequence[NodeCommands]) -> list[NodeReplies]:
+        """Send the commands to all nodes, then read all replies; raises :class:`StoreError`."""
+        calls: list[Call] = []
+        try:
+            for address, commands, _ in queries:
+                calls.append(self.link(address).send(commands))
+            return [call.identified(each.identity) for call, each in zip(calls, queries)]
+        finally:
+            for call in calls:
+                call.abandon()
+
+    def link(self, address: Address) -> Link:
+        """Return the link to one node."""
+        link = self._links.get(address)
+        return link or self._links.setdefault(address, self._make_link(address))
+
+    def close(self) -> None:
+        """Close all connections; the next round trip opens new ones."""
+        for link in list(self._links.values()):
+            with suppress(StoreError):
+                link.close()

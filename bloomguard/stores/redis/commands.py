@@ -1,0 +1,315 @@
+"""Commands to a Redis or Valkey server and their replies, without I/O: both threads and event loops use it.
+
+Each round trip identifies the server by its ``master_replid`` and ``run_id``, read when a connection is made. They
+change with a restart or a promotion, and another server behind a load balancer has others. A server that is demoted and
+promoted again keeps its connections, so if the identity is older than :data:`PROVED_SECONDS`, the round trip reads it
+again. The identity of a Cluster node also has its configuration epoch: see :mod:`.cluster`.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import redis
+
+from ...exceptions import StoreError, StoreUnavailable
+from ...forks import after_fork
+
+#: A command's words, or the command encoded in the Redis protocol.
+Words = tuple[Any, ...] | bytes
+#: The key that selects the node of a Cluster, and the command.
+Command = tuple[str, Words]
+
+#: How long a connection's identity stays valid. A server takes longer than that to lose an acknowledged add and be the
+#: primary again: a demotion, a full resynchronisation and a promotion took at least 95 ms in tests.
+PROVED_SECONDS = 0.05
+
+#: Temporary errors of a server, by the first word of the reply.
+_TEMPORARY = {"BUSY", "CLUSTERDOWN", "LOADING", "MASTERDOWN", "MISCONF", "NOREPLICAS", "OOM", "READONLY", "TRYAGAIN"}
+_MOVED = {"ASK", "MOVED"}
+#: redis-py removes the first word of errors that it has a class for.
+_WORDS: dict[type[Exception], str] = {
+    redis.ReadOnlyError: "READONLY",
+    redis.OutOfMemoryError: "OOM",
+    redis.BusyLoadingError: "LOADING",
+    redis.exceptions.ClusterDownError: "CLUSTERDOWN",
+    redis.exceptions.MasterDownError: "MASTERDOWN",
+    redis.exceptions.TryAgainError: "TRYAGAIN",
+}
+_JOIN_BYTES = 1 << 16  # commands shorter than this in total are sent in one piece
+#: Prefixes of a cache's connection options that belong to its pool or would delay a failure.
+_POOL_OPTIONS = ("maint_", "orig_", "event_dispatcher", "cache", "himport_", "oss_", "connection_pool")
+
+#: ``FAILURES`` within ``WITHIN_SECONDS`` open a circuit breaker; an open one allows a probe each ``PROBE_SECONDS``.
+FAILURES = 5
+WITHIN_SECONDS = 10.0
+PROBE_SECONDS = 2.0
+
+#: Exceptions of a connection that are caused by the server or the network.
+FAULTS = (redis.RedisError, OSError, TimeoutError)
+
+
+class ServerId(NamedTuple):
+    """The identity of a connection's server, and the time ``at`` which it was queried."""
+
+    identity: str
+    run_id: str
+    at: float
+
+
+class Breaker:
+    """A circuit breaker, so that requests do not wait for a server that is down.
+
+    It opens after 5 failures in 10 s. While open, :meth:`allows` returns true once every 2 s. A success closes it.
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._failures: deque[float] = deque(maxlen=FAILURES)
+        self._probe_at: float | None = None  # when the next probe is due; None while the breaker is closed
+        self._lock = threading.Lock()
+        after_fork(self._after_fork)
+
+    def _after_fork(self) -> None:
+        self._lock = threading.Lock()
+
+    @property
+    def is_open(self) -> bool:
+        """Whether reads are refused, except for probes."""
+        return self._probe_at is not None
+
+    def allows(self) -> bool:
+        """Return whether a read may be tried now."""
+        if self._probe_at is None:
+            return True
+        with self._lock:
+            now = self._clock()
+            if self._probe_at is None:
+                return True
+            if now < self._probe_at:
+                return False
+            self._probe_at = now + PROBE_SECONDS
+            return True
+
+    def failed(self) -> bool:
+        """Count a failure; return whether it opened the breaker."""
+        with self._lock:
+            now = self._clock()
+            self._failures.append(now)
+            full = len(self._failures) == FAILURES and now - self._failures[0] <= WITHIN_SECONDS
+            if self._probe_at is None and full:
+                self._probe_at = now + PROBE_SECONDS
+                return True
+            return False
+
+    def succeeded(self) -> None:
+        """Close the breaker after a reply."""
+        if self._probe_at is not None:
+            with self._lock:
+                self._failures.clear()
+                self._probe_at = None
+
+
+class Server:
+    """What this process knows of one server, shared by all of its connections: reachability and identity.
+
+    While ``breaker`` is open, no commands are sent. ``clustered`` means a node of a Cluster. ``secrets`` are removed
+    from error messages.
+    """
+
+    def __init__(
+        self,
+        clock: Callable[[], float],
+        *,
+        breaker: Breaker | None = None,
+        clustered: bool = False,
+        secrets: Sequence[str] = (),
+    ) -> None:
+        self.clock = clock
+        self.breaker = breaker
+        self._secrets = secrets
+        #: Identity in the latest reply.
+        self.last: ServerId | None = None
+        #: Commands whose replies give the identity, together with the run ID.
+        self.identity_commands: list[tuple[Any, ...]] = [("INFO", "replication")]
+        if clustered:
+            self.identity_commands.append(("CLUSTER", "INFO"))
+
+    def check(self) -> None:
+        """Raise :class:`StoreUnavailable` while the breaker is open."""
+        if self.breaker is not None and not self.breaker.allows():
+            raise StoreUnavailable(
+                f"the server did not answer {FAILURES} requests; it is tried again every {PROBE_SECONDS:g} s", "breaker"
+            )
+
+    def failed(self, error: Exception) -> StoreError:
+        """Count a failure, or a success if the error is a reply; return the exception to raise."""
+        hide(error, self._secrets)
+        found = _unavailable(error)
+        if isinstance(found, StoreUnavailable):
+            if self.breaker is not None:
+                self.breaker.failed()
+        else:
+            self.answered(None)
+        return found
+
+    def answered(self, server_id: ServerId | None) -> None:
+        """Record a reply and the identity of the server."""
+        if self.breaker is not None:
+            self.breaker.succeeded()
+        if server_id is not None:
+            self.last = server_id
+
+    @property
+    def greeting(self) -> list[tuple[Any, ...]]:
+        """The first commands of a new connection, for :meth:`read_greeting`."""
+        return [("INFO", "server"), *self.identity_commands]
+
+    def read_greeting(self, replies: Sequence[Any], asked: float) -> ServerId:
+        """Return the identity in the replies to :attr:`greeting`; raises the exceptions of redis-py."""
+        server, *rest = replies
+        return _server_id(_field(server, "run_id"), rest, asked)
+
+
+class Exchange:
+    """Commands of one round trip over a connection whose attribute ``bloomguard`` is its :class:`ServerId`.
+
+    Send each of the ``pieces`` in a separate call, read ``expected`` replies, including errors, and pass them to
+    :meth:`read`.
+    """
+
+    __slots__ = ("_asked", "_commands", "_connection", "_server", "_stale", "expected", "pieces")
+
+    def __init__(self, server: Server, connection: Any, commands: Sequence[Command]) -> None:
+        self._server = server
+        self._connection = connection
+        self._commands = len(commands)
+        self._asked = server.clock()
+        self._stale = self._asked - connection.bloomguard.at >= PROVED_SECONDS
+        identity_commands = server.identity_commands if self._stale else []
+        words = [words for _, words in commands]
+        self.pieces = _packed(connection, [*words, *identity_commands])
+        self.expected = len(words) + len(identity_commands)
+
+    def read(self, replies: list[Any]) -> tuple[ServerId, list[Any]]:
+        """Return the server's identity and the replies; raises redis-py's exceptions if the identity is unknown."""
+        # Not in __init__: sending opens a new connection if the server has closed the old one.
+        server_id: ServerId = self._connection.bloomguard
+        if self._stale:
+            server_id = _server_id(server_id.run_id, replies[self._commands :], self._asked)
+            self._connection.bloomguard = server_id
+            replies = replies[: self._commands]
+        return server_id, replies
+
+
+def check_replies(server: Server, server_id: ServerId, replies: list[Any], identity: str | None) -> list[Any]:
+    """Return the replies; a ``NoScriptError`` may be among them.
+
+    Raises :class:`StoreUnavailable` for a temporary error, and :class:`StoreError` for other errors, and if the server
+    has another identity than a given ``identity``.
+    """
+    for reply in replies:
+        if isinstance(reply, redis.ResponseError) and not isinstance(reply, redis.exceptions.NoScriptError):
+            raise server.failed(reply)
+    server.answered(server_id)
+    if identity is not None and server_id.identity != identity:
+        raise StoreError("another server answers than when the filter was built, or it was restarted; rebuild it")
+    return replies
+
+
+#: The reply to an unknown command quotes its arguments; those of AUTH are a login.
+_REPEATED = re.compile(r",? with args beginning with:.*", re.DOTALL)
+
+_LOGIN = re.compile(r"://[^\s@]*@")
+
+
+def hide(error: BaseException | None, secrets: Sequence[str]) -> None:
+    """Remove ``secrets`` from the messages of ``error``, its causes and its contexts."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        error.args = tuple(_without(arg, secrets) if isinstance(arg, str) else arg for arg in error.args)
+        error = error.__cause__ or error.__context__
+
+
+def _without(text: str, secrets: Sequence[str]) -> str:
+    text = _LOGIN.sub("://***@", _REPEATED.sub("", text))
+    for secret in secrets:
+        text = text.replace(secret, "***")
+    return text
+
+
+def is_demoted(replies: Sequence[Any]) -> bool:
+    """Return whether the server is no longer the primary, so its connection has to be closed."""
+    return any(isinstance(reply, redis.ReadOnlyError) for reply in replies)
+
+
+def own_options(options: dict[str, Any]) -> dict[str, Any]:
+    """Return the options of a pool's connections without those that belong to the pool."""
+    return {name: value for name, value in options.items() if not name.startswith(_POOL_OPTIONS)}
+
+
+def connection_options(options: dict[str, Any], connect_timeout: float, timeout: float, retry: Any) -> dict[str, Any]:
+    """Return the keyword arguments of a connection with the user's ``options``, and without retries."""
+    return own_options(options) | {
+        "socket_connect_timeout": connect_timeout,
+        "socket_timeout": timeout,
+        "retry": retry,
+        "retry_on_timeout": False,
+        "retry_on_error": [],
+        "health_check_interval": 0,
+        "decode_responses": False,
+        "protocol": 2,
+    }
+
+
+def _packed(connection: Any, commands: Sequence[Words]) -> list[bytes]:
+    """Return the pieces to send, each in a separate call."""
+    pieces: list[bytes] = []
+    for command in commands:
+        packed = command if isinstance(command, bytes) else connection.pack_command(*command)
+        pieces += [packed] if isinstance(packed, bytes) else packed
+    return [b"".join(pieces)] if len(pieces) > 1 and sum(map(len, pieces)) < _JOIN_BYTES else pieces
+
+
+def _server_id(run_id: str, replies: Sequence[Any], at: float) -> ServerId:
+    for reply in replies:
+        if isinstance(reply, Exception):
+            raise reply
+    replication, *rest = replies
+    if _field(replication, "role") != "master":
+        raise redis.ReadOnlyError("READONLY the server is a replica; give the address of the primary")
+    identity = f"redis:{_field(replication, 'master_replid')}:{run_id}"
+    for cluster in rest:
+        identity += f":{_field(cluster, 'cluster_my_epoch')}"
+    return ServerId(identity, run_id, at)
+
+
+def _field(info: bytes, name: str) -> str:
+    for line in info.decode(errors="replace").splitlines():
+        if line.startswith(name + ":"):
+            return line.partition(":")[2].strip()
+    raise redis.ResponseError(f"the reply to INFO has no {name}")
+
+
+def _unavailable(error: Exception) -> StoreError:
+    if isinstance(error, (redis.TimeoutError, TimeoutError)):
+        return StoreUnavailable("the server did not answer in time", "timeout")
+    if isinstance(error, redis.AuthenticationError):
+        return StoreUnavailable(f"the server refused the login: {error}", "login")
+    if isinstance(error, (redis.ConnectionError, OSError)) and not isinstance(error, redis.BusyLoadingError):
+        return StoreUnavailable(f"no connection to the server: {error}", "connection")
+    return _refusal(error)
+
+
+def _refusal(error: Exception) -> StoreError:
+    word = next((word for kind, word in _WORDS.items() if isinstance(error, kind)), str(error).partition(" ")[0])
+    if isinstance(error, redis.exceptions.AskError) or word in _MOVED:  # and MovedError, which is one
+        return StoreError("the key's slot was moved to another node or is being moved; rebuild the filter after that")
+    if word in _TEMPORARY:
+        return StoreUnavailable(f"the server refuses commands: {word}", word.lower())
+    return StoreError(f"the server answered with an error: {error}")

@@ -1,0 +1,140 @@
+"""Connections of threads to one Redis or Valkey server; :mod:`.commands` encodes commands and checks replies."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
+from .commands import (
+    FAULTS,
+    PROVED_SECONDS,
+    Command,
+    Exchange,
+    Server,
+    ServerId,
+    check_replies,
+    connection_options,
+    is_demoted,
+)
+
+Pool = Callable[..., redis.ConnectionPool]
+
+
+class Link:
+    """A connection pool with a timeout in seconds to connect and one for each reply. No command is retried.
+
+    ``make_pool(**kwargs)`` creates the pool; the keyword arguments of its connections include the user's ``options``.
+    """
+
+    def __init__(
+        self, server: Server, make_pool: Pool, options: dict[str, Any], connect_timeout: float, timeout: float
+    ) -> None:
+        kwargs = connection_options(options, connect_timeout, timeout, Retry(NoBackoff(), 0))
+        self._on_connect: Callable[[Any], None] | None = kwargs.get("redis_connect_func")
+        self.pool: Any = make_pool(**kwargs | {"redis_connect_func": self._connected})
+        self.server = server
+
+    def trip(self, commands: Sequence[Command], identity: str | None = None) -> list[Any]:
+        """Send commands in one round trip and return their replies; a ``NoScriptError`` is a reply, too.
+
+        Raises :class:`StoreUnavailable` for a missing reply, a temporary error or an open circuit breaker, and
+        :class:`StoreError` for other errors, and if the server has another identity than a given ``identity``.
+        """
+        return self.send(commands).replies(identity)
+
+    def send_to_all(self, *words: object) -> list[Any]:
+        """Send one command to every server, here the only one, and return the replies."""
+        return self.trip([("", words)])
+
+    def identity(self) -> str:
+        """Return the server's identity, at most :data:`PROVED_SECONDS` old. Raises :class:`StoreError`."""
+        last = self.server.last
+        if last is None or self.server.clock() - last.at >= PROVED_SECONDS:
+            self.trip([("", ("PING",))])
+            last = self.server.last
+        assert last is not None
+        return last.identity
+
+    def send(self, commands: Sequence[Command]) -> Call:
+        """Send commands without reading the replies. Raises :class:`StoreUnavailable`."""
+        self.server.check()
+        try:
+            return Call(self, commands)
+        except FAULTS as error:
+            raise self.server.failed(error) from error
+
+    def _connected(self, connection: Any) -> None:
+        """Log in with the user's options, then read the server's identity."""
+        if self._on_connect is not None:
+            self._on_connect(connection)
+        else:
+            connection.on_connect()
+        asked, greeting = self.server.clock(), self.server.greeting
+        connection.send_packed_command(connection.pack_commands(greeting))
+        connection.bloomguard = self.server.read_greeting([connection.read_response() for _ in greeting], asked)
+
+    def close(self) -> None:
+        """Close all connections; the next round trip opens new ones."""
+        self.pool.disconnect()
+
+
+class Call:
+    """Commands that were sent over one connection of ``link``; call :meth:`replies` once to read their replies."""
+
+    __slots__ = ("_connection", "_exchange", "_link")
+
+    def __init__(self, link: Link, commands: Sequence[Command]) -> None:
+        self._link = link
+        self._connection: Any = link.pool.get_connection()
+        try:
+            self._exchange = Exchange(link.server, self._connection, commands)
+            self._connection.send_packed_command(self._exchange.pieces)
+        except BaseException:
+            self.abandon()
+            raise
+
+    def abandon(self) -> None:
+        """Give up unread replies; does nothing if they have been read."""
+        if self._connection is not None:
+            self._connection.disconnect()  # otherwise a late reply would be read as that to the next command
+            self._release()
+
+    def _release(self) -> None:
+        self._link.pool.release(self._connection)
+        self._connection = None
+
+    def replies(self, identity: str | None = None) -> list[Any]:
+        """See :meth:`Link.trip`."""
+        return self.identified(identity)[1]
+
+    def identified(self, identity: str | None = None) -> tuple[str, list[Any]]:
+        """Return the server's identity and the replies; raises the exceptions of :meth:`Link.trip`."""
+        server = self._link.server
+        try:
+            server_id, replies = self._read()
+        except FAULTS as error:
+            raise server.failed(error) from error
+        return server_id.identity, check_replies(server, server_id, replies, identity)
+
+    def _read(self) -> tuple[ServerId, list[Any]]:
+        connection = self._connection
+        try:
+            read = self._exchange.read([_reply(connection) for _ in range(self._exchange.expected)])
+            if is_demoted(read[1]):
+                connection.disconnect()
+        except BaseException:
+            self.abandon()
+            raise
+        self._release()
+        return read
+
+
+def _reply(connection: Any) -> Any:
+    try:
+        return connection.read_response()
+    except redis.ResponseError as error:
+        return error

@@ -1,0 +1,149 @@
+"""Redis commands for cuckoo filters: one ``BITFIELD`` checks a key, a Lua script adds and discards within one shard.
+
+A check reads a key's two buckets and its bits of the spill atomically, so it does not depend on the order of writes.
+
+The script checks both tags itself. ``EVALSHA`` runs it by its SHA-1 digest; a server that does not know the digest
+(after a restart, a failover or ``SCRIPT FLUSH``) gets the whole script, see :func:`with_script`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from collections.abc import Sequence
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+from ...filters import CorruptFilter
+from ...filters.codec import Frame
+from ...filters.cuckoo_shape import CuckooShape
+from ...filters.layout import Layout
+from .bits import GET, Answers, CheckReplies, Fields, Operation, encode, encode_each
+from .commands import Command
+from .loading import journal_key
+
+_CHECKED = 200  # keys that one command checks
+_CHANGED = 100  # keys that one script call adds or discards: other clients wait for about 0.5 ms
+#: Maximum per shard, so that the script's numbers (doubles) are exact.
+MOST_BUCKETS = 1 << 24
+_SLOTS = 8
+_CODES = {8: "B", 16: "H", 32: "I"}
+
+
+@cache
+def script() -> tuple[str, str]:
+    """Return the script's SHA-1 digest and its text."""
+    text = (Path(__file__).parent / "lua" / "cuckoo.lua").read_text()
+    return hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest(), text
+
+
+def with_script(command: Command) -> Command:
+    """Return an ``EVALSHA`` command as ``EVAL`` with the whole script."""
+    key, (_, _, *rest) = command
+    return key, ("EVAL", script()[1], *rest)
+
+
+class Fingerprints:
+    """Commands that check, add and discard keys in the shards of a cuckoo filter of at most :data:`MOST_BUCKETS`."""
+
+    def __init__(self, layout: Layout, keys: Sequence[str]) -> None:
+        shape = layout.shape
+        assert isinstance(shape, CuckooShape)
+        self._shape = shape
+        self._keys = keys
+        self._fields = Fields(layout, keys)
+        # Two or four slots are read as one number. BITFIELD has no u64, so 64 bits are read as a signed number.
+        self._word_bits, word = (32, "u32") if shape.bits == 8 else (64, "i64")
+        self._get: Operation = (3, encode("GET", word), b"")
+        self._words = 2 * 8 * shape.bucket_bytes // self._word_bits
+        self._shared = (
+            (layout.tag << 1).to_bytes(8, "big"),
+            layout.frame_bytes - 8,
+            layout.headers[0].body_offset,
+            shape.bits,
+            shape.buckets,
+            b"".join(
+                struct.pack("<II", shape.spill_offset + offset, size)
+                for offset, size in zip(shape.spill.offsets, shape.spill.sizes)
+            ),
+        )
+
+    def check_command(self, shard: int, digest: int) -> bytes:
+        """Return the command that checks one key."""
+        return self._check_command(shard, [digest])
+
+    def _check_command(self, shard: int, digests: Sequence[int]) -> bytes:
+        """Return the command that reads the buckets of all keys, then the bits of the spill of all keys."""
+        shape, first, step = self._shape, self._fields.body_bit, self._word_bits
+        slots: list[int] = []
+        bits: list[int] = []
+        for digest in digests:
+            fingerprint, *pair = shape.place(digest)
+            for bucket in pair:
+                start = first + 8 * shape.offset(bucket, 0)
+                slots += range(start, start + 8 * shape.bucket_bytes, step)
+            start = first + 8 * shape.spill_offset
+            bits += [start + position for position in shape.spill.positions(shape.twins(fingerprint, pair[0]))]
+        return self._fields.joined(
+            shard, GET, len(slots) + len(bits), encode_each(self._get, slots) + encode_each(GET, bits)
+        )
+
+    def answer(self, shard: int, digest: int, reply: Any) -> bool:
+        """Return whether the filter may contain the key; raises :class:`CorruptFilter`."""
+        return self._answers(shard, [digest], reply)[0]
+
+    def _answers(self, shard: int, digests: Sequence[int], reply: Any) -> list[bool]:
+        self._fields.check_tags(shard, reply)
+        count, each = len(digests) * self._words, len(self._shape.spill.sizes)
+        read = struct.pack(f">{count}{'I' if self._word_bits == 32 else 'q'}", *reply[2 : 2 + count])
+        slots, bits = struct.unpack(f"<{_SLOTS * len(digests)}{_CODES[self._shape.bits]}", read), reply[2 + count :]
+        return [
+            self._shape.place(digest)[0] in slots[_SLOTS * number : _SLOTS * (number + 1)]
+            or 0 not in bits[each * number : each * (number + 1)]
+            for number, digest in enumerate(digests)
+        ]
+
+    def check_commands(self, shard: int, digests: Sequence[int]) -> tuple[list[bytes], Answers]:
+        """Return the commands that check many keys of one shard, and the function that decodes their replies."""
+        parts = [digests[start : start + _CHECKED] for start in range(0, len(digests), _CHECKED)]
+
+        def answers(replies: Sequence[Any]) -> list[bool]:
+            return [found for part, reply in zip(parts, replies) for found in self._answers(shard, part, reply)]
+
+        return [self._check_command(shard, part) for part in parts], answers
+
+    def add_commands(self, shard: int, digests: Sequence[int]) -> tuple[list[tuple[Any, ...]], CheckReplies]:
+        """Return the commands that add each key to one shard once, and the function that checks their replies."""
+        return self._change_commands("add", shard, digests), partial(self._check_replies, shard)
+
+    def discard_commands(self, shard: int, digests: Sequence[int]) -> tuple[list[tuple[Any, ...]], CheckReplies]:
+        """Return the commands that discard each key of one shard once, and the function that checks their replies."""
+        return self._change_commands("discard", shard, digests), partial(self._check_replies, shard)
+
+    def join_command(self, shard: int, gathered: str, frame: Frame, known: int) -> tuple[tuple[Any, ...], CheckReplies]:
+        """Return the command that adds a shard's journal entries after ``known`` to the body at the key ``gathered``
+        and replaces the shard with it, and the function that checks its replies.
+
+        ``frame`` has the header and the trailer.
+        """
+        key = self._keys[shard]
+        named = ("EVALSHA", script()[0], 3, key, journal_key(key), gathered, "join", *self._shared)
+        header, trailer = (
+            frame.buffer[: frame.header.body_offset],
+            frame.buffer[frame.header.body_offset + len(frame.body) :],
+        )
+        return (*named, bytes(header), bytes(trailer), known), partial(self._check_replies, shard)
+
+    def _change_commands(self, change: str, shard: int, digests: Sequence[int]) -> list[tuple[Any, ...]]:
+        key, places = self._keys[shard], [self._shape.place(digest)[:2] for digest in digests]
+        named = ("EVALSHA", script()[0], 2, key, journal_key(key), change, *self._shared)
+        return [
+            (*named, *(each for place in places[start : start + _CHANGED] for each in place))
+            for start in range(0, len(places), _CHANGED)
+        ]
+
+    def _check_replies(self, shard: int, replies: Sequence[Any]) -> None:
+        """Raise :class:`CorruptFilter` if the script did not find the expected tags in the shard."""
+        if -1 in replies:
+            raise CorruptFilter(f"{self._keys[shard]} is missing or was replaced: evicted, flushed or deleted? Rebuild")

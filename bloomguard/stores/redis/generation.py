@@ -1,0 +1,301 @@
+"""A generation on Redis or Valkey servers: checks, adds and discards, and reading whole shards."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
+from statistics import mean
+from typing import TYPE_CHECKING, Any, Protocol
+
+from ...exceptions import StoreError
+from ...filters import CorruptFilter, DiscardUnsupported, FilterError
+from ...filters.base import BodyFilter
+from ...filters.codec import Frame
+from ...filters.cuckoo_shape import CuckooShape
+from ...filters.layout import Layout
+from ..base import Adds, Generation
+from .bits import Answers, Bits, CheckReplies
+from .commands import Command, Words
+from .cuckoo import MOST_BUCKETS, Fingerprints
+from .loading import Draft, join_bits, join_fingerprints
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from ...filters.base import Keys
+
+PIECE = 1 << 18  # bytes that one command of a bulk transfer carries: other clients wait for about 5 ms
+_HEADERS = 256  # headers to read in one round trip
+_DIGESTS = 1_000  # keys to add in one round trip
+_POSITIONS = 8_000  # bits to set in one round trip
+
+
+class Transport(Protocol):
+    """The interface of a store that its generations use: round trips with three timeouts, and key names."""
+
+    #: Whether :meth:`aread` works.
+    supports_async: bool
+
+    def read(self, commands: Sequence[Command], identity: str | None = None) -> list[Any]:
+        """Run commands of a check, with the timeout of requests."""
+
+    async def aread(self, commands: Sequence[Command], identity: str) -> list[Any]:
+        """Async version of :meth:`read`."""
+
+    def write(self, commands: Sequence[Command], identity: str) -> list[Any]:
+        """Run commands of an add or discard, with the timeout of adds."""
+
+    def load(self, commands: Sequence[Command], identity: str | None = None) -> list[Any]:
+        """Run commands of a rebuild, with the timeout of bulk transfers."""
+
+    def key(self, guard: str, name: str, shard: int) -> str:
+        """Return the Redis key of one shard."""
+
+
+def commands_class(layout: Layout) -> type[Bits] | type[Fingerprints]:
+    """Return the class that makes the Redis commands for a kind of filter; raises :class:`StoreError` if none does."""
+    if layout.filter_class.plain_bits:
+        return Bits
+    if isinstance(layout.shape, CuckooShape):
+        if layout.shape.buckets > MOST_BUCKETS:
+            raise StoreError(f"{layout.shape.buckets:,} buckets in a shard; on a server at most {MOST_BUCKETS:,} work")
+        return Fingerprints
+    raise StoreError(f"servers hold Bloom filters, exact bitmaps and cuckoo filters, no {layout.kind} filters")
+
+
+class RedisGeneration(Generation):
+    """Shards at the Redis keys ``keys``. Bulk adds of the creating process stay in ``draft`` until :meth:`seal`."""
+
+    def __init__(
+        self, trips: Transport, guard: str, name: str, layout: Layout, identity: str, draft: Draft | None = None
+    ) -> None:
+        self.name = name
+        self.layout = layout
+        self.identity = identity
+        self.keys = [trips.key(guard, name, shard) for shard in range(len(layout.headers))]
+        self.supports_async = trips.supports_async
+        self._trips = trips
+        self._draft = draft
+        self._kind = commands_class(layout)(layout, self.keys)
+        self.might_contain = self._might_contain
+
+    # -- checks
+
+    def _might_contain(self, key: bytes) -> bool:
+        command, shard, digest = self._check_command(key)
+        (reply,) = self._trips.read([command], self.identity)
+        return self._kind.answer(shard, digest, reply) or (self._draft is not None and self._draft.might_contain(key))
+
+    async def amight_contain(self, key: bytes) -> bool:
+        command, shard, digest = self._check_command(key)
+        (reply,) = await self._trips.aread([command], self.identity)
+        return self._kind.answer(shard, digest, reply) or (self._draft is not None and self._draft.might_contain(key))
+
+    def _check_command(self, key: bytes) -> tuple[Command, int, int]:
+        shard, digest = self.layout.locate(key)
+        return (self.keys[shard], self._kind.check_command(shard, digest)), shard, digest
+
+    def might_contain_many(self, keys: Iterable[bytes]) -> list[bool]:
+        """Check all keys in one round trip, with one command for some hundred keys of a shard."""
+        keys = list(keys)
+        if self._draft is not None:
+            return super().might_contain_many(keys)
+        batch = Batch(self, keys)
+        return batch.answers(self._trips.read(batch.commands, self.identity) if batch.commands else [])
+
+    async def amight_contain_many(self, keys: Iterable[bytes]) -> list[bool]:
+        keys = list(keys)
+        if self._draft is not None:
+            return [await self.amight_contain(key) for key in keys]
+        batch = Batch(self, keys)
+        return batch.answers(await self._trips.aread(batch.commands, self.identity) if batch.commands else [])
+
+    # -- adds and discards
+
+    def add(self, keys: Iterable[bytes]) -> None:
+        self._change(Change(self, keys, self._kind.add_commands))
+
+    def _change(self, change: Change) -> None:
+        if change.commands:
+            change.check(self._trips.write(change.commands, self.identity))
+
+    def discard(self, keys: Iterable[bytes]) -> None:
+        """Discard each key once. Raises :class:`DiscardUnsupported`, :class:`CorruptFilter` or :class:`StoreError`."""
+        if not isinstance(self._kind, Fingerprints):
+            raise DiscardUnsupported(f"a {self.layout.kind} filter cannot discard; choose a cuckoo filter")
+        self._change(Change(self, keys, self._kind.discard_commands))
+
+    @classmethod
+    def add_to_all(cls, adds: Sequence[Adds]) -> list[Exception | None]:
+        """See :meth:`Generation.add_to_all`. Makes one round trip if all generations have the same identity."""
+        mine = [(each, keys) for each, keys in adds if isinstance(each, cls)]
+        first, _ = mine[0]
+        if len(mine) < len(adds) or any(each.identity != first.identity for each, _ in mine):
+            return super().add_to_all(adds)
+        changes = [Change(each, keys, each._kind.add_commands) for each, keys in mine]
+        try:
+            replies = iter(first._trips.write([one for each in changes for one in each.commands], first.identity))
+        except StoreError as error:
+            return [error] * len(adds)
+        outcomes: list[Exception | None] = []
+        for each in changes:
+            try:
+                each.check(list(islice(replies, len(each.commands))))
+                outcomes.append(None)
+            except FilterError as error:
+                outcomes.append(error)
+        return outcomes
+
+    def add_many(self, keys: Keys, *, more: bool = False) -> None:
+        if self._draft is not None:
+            self._draft.add_many(keys)
+            return
+        for shard, low, high in self.layout.locate_many(keys):
+            digests = (low.astype(object) | high.astype(object) << 64).tolist()
+            for start in range(0, len(digests), _DIGESTS):
+                self._write(shard, *self._kind.add_commands(shard, digests[start : start + _DIGESTS]))
+
+    def _write(self, shard: int, commands: Sequence[Words], check: CheckReplies) -> None:
+        check(self._trips.write([(self.keys[shard], each) for each in commands], self.identity))
+
+    def seal(self) -> None:
+        """Transfer the draft to the server and merge it with the adds of other processes."""
+        if self._draft is None:
+            return
+        if isinstance(self._kind, Fingerprints):
+            join_fingerprints(self._trips, self._kind, self.keys, self._draft, self.identity)
+        else:
+            join_bits(self._trips, self.layout, self.keys, self._draft.frames, self.identity)
+        self._draft = None
+
+    # -- whole shards
+
+    def check_headers(self) -> None:
+        """Compare the header and size of every shard with the layout; raises :class:`CorruptFilter`."""
+        headers = self.layout.headers
+        for start in range(0, len(headers), _HEADERS):
+            some = list(zip(self.keys, headers))[start : start + _HEADERS]
+            heads = [(key, ("GETRANGE", key, 0, header.body_offset - 1)) for key, header in some]
+            sizes = [(key, ("STRLEN", key)) for key, _ in some]
+            replies = self._trips.read([*heads, *sizes], self.identity)
+            for (key, header), head, size in zip(some, replies, replies[len(some) :]):
+                if head != header.pack() or size != header.frame_bytes:
+                    raise CorruptFilter(f"{key} belongs to another build or is incomplete")
+
+    def merge(self, shard: int, body: memoryview) -> int:
+        import numpy as np
+
+        theirs = np.frombuffer(body, np.uint8)
+        if self._draft is not None:
+            drafted = np.frombuffer(self._draft.frames[shard].body, np.uint8)
+            missing = theirs & ~drafted
+            drafted |= theirs
+        else:
+            missing = theirs & ~np.frombuffer(self.read_shard(shard).body, np.uint8)
+            self._set(shard, missing)
+        return int(np.bitwise_count(missing).sum())
+
+    def _set(self, shard: int, missing: NDArray[np.uint8]) -> None:
+        import numpy as np
+
+        assert isinstance(self._kind, Bits)
+        at = np.flatnonzero(missing)
+        rows, bits = np.nonzero(np.unpackbits(missing[at]).reshape(-1, 8))
+        positions = (8 * at[rows] + bits).tolist()
+        for start in range(0, len(positions), _POSITIONS):
+            self._write(shard, *self._kind.set_commands(shard, positions[start : start + _POSITIONS]))
+
+    def read_shard(self, shard: int) -> Frame:
+        key, size = self.keys[shard], self.layout.frame_bytes
+        buffer = memoryview(bytearray(size))
+        for start in range(0, size, PIECE):
+            end = min(start + PIECE, size)
+            (piece,) = self._trips.load([(key, ("GETRANGE", key, start, end - 1))], self.identity)
+            if len(piece) != end - start:
+                raise CorruptFilter(f"{key} is incomplete: {len(piece):,} bytes where {end - start:,} were expected")
+            buffer[start:end] = piece
+        frame = Frame.open(buffer)
+        if frame.header != self.layout.headers[shard]:
+            raise CorruptFilter(f"{key} belongs to another build")
+        frame.seal()
+        return frame
+
+    def filters(self) -> Iterator[BodyFilter]:
+        if self._draft is not None:
+            yield from self._draft.filters
+            return
+        for shard in range(len(self.keys)):
+            yield self.layout.attach(self.read_shard(shard))
+
+    def fill(self) -> float:
+        return mean(each.fill for each in self.filters())
+
+    def measure_error_rate(self, probes: int = 100_000) -> float:
+        share = -(-probes // len(self.keys))
+        return mean(each.measure_error_rate(share) for each in self.filters())
+
+
+class Batch:
+    """The commands that check many keys in one generation, and the decoding of their replies."""
+
+    def __init__(self, generation: RedisGeneration, keys: Sequence[bytes]) -> None:
+        self._count = len(keys)
+        self.commands: list[Command] = []
+        self._parts: list[tuple[Sequence[int], int, Answers]] = []
+        for shard, (numbers, digests) in _placed(generation, keys).items():
+            mine, answers = generation._kind.check_commands(shard, digests)
+            self.commands += [(generation.keys[shard], each) for each in mine]
+            self._parts.append((numbers, len(mine), answers))
+
+    def answers(self, replies: Sequence[Any]) -> list[bool]:
+        """Return whether the filter may contain each key, in order; raises :class:`CorruptFilter`."""
+        found, at = [True] * self._count, 0
+        for numbers, count, answers in self._parts:
+            for number, answer in zip(numbers, answers(replies[at : at + count])):
+                found[number] = answer
+            at += count
+        return found
+
+
+def _placed(generation: RedisGeneration, keys: Sequence[bytes]) -> dict[int, tuple[Sequence[int], list[int]]]:
+    """Map each shard to the indexes of its keys in ``keys``, and their digests."""
+    located = map(generation.layout.locate, keys)
+    if len(generation.keys) == 1:
+        return {0: (range(len(keys)), [digest for _, digest in located])} if keys else {}
+    placed: dict[int, tuple[list[int], list[int]]] = {}
+    for number, (shard, digest) in enumerate(located):
+        numbers, digests = placed.setdefault(shard, ([], []))
+        numbers.append(number)
+        digests.append(digest)
+    return {**placed}
+
+
+class Change:
+    """The commands that add keys to one generation or discard them, and the check of their replies.
+
+    ``encode`` makes the commands for the digests of one shard.
+    """
+
+    def __init__(
+        self,
+        generation: RedisGeneration,
+        keys: Iterable[bytes],
+        encode: Callable[[int, Sequence[int]], tuple[Sequence[Words], CheckReplies]],
+    ) -> None:
+        placed: dict[int, list[int]] = {}
+        for shard, digest in map(generation.layout.locate, keys):
+            placed.setdefault(shard, []).append(digest)
+        self.commands: list[Command] = []
+        self._checks: list[tuple[int, CheckReplies]] = []
+        for shard, digests in placed.items():
+            commands, check = encode(shard, digests)
+            self.commands += [(generation.keys[shard], each) for each in commands]
+            self._checks.append((len(commands), check))
+
+    def check(self, replies: Sequence[Any]) -> None:
+        """Check by the replies that the change was made; raises :class:`CorruptFilter`."""
+        at = 0
+        for count, check in self._checks:
+            check(replies[at : at + count])
+            at += count

@@ -1,0 +1,139 @@
+"""Loading a new generation: create empty shards on the server, build on the heap, then transfer in pieces.
+
+Meanwhile other processes add to the shards on the server; the transfer merges with those adds and loses none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+from ...exceptions import StoreError
+from ...filters import CorruptFilter
+from ...filters.codec import Frame
+from ...filters.layout import Layout
+from .bits import Fields
+from .commands import Command
+
+if TYPE_CHECKING:
+    from ...filters.base import Keys
+    from .cuckoo import Fingerprints
+
+_PIECE = 1 << 18  # bytes that one command of a bulk transfer carries: other clients wait for about 5 ms
+_ENTRIES = 10_000  # entries of a journal to read at once
+_STEP = 1 << 20  # bytes of zeros by which one command extends a new key
+
+
+class BulkTransport(Protocol):
+    """The interface of a store that loading uses."""
+
+    def load(self, commands: Sequence[Command], identity: str | None = None) -> list[Any]:
+        """Run commands of a rebuild, with the timeout of bulk transfers."""
+
+
+class Draft:
+    """The frames of a new generation, on the heap of the process that builds it."""
+
+    def __init__(self, layout: Layout) -> None:
+        self._layout = layout
+        self.frames = [Frame.format(header, memoryview(bytearray(header.frame_bytes))) for header in layout.headers]
+        for frame in self.frames:
+            frame.begin()  # frames on a server are marked as having an unfinished write
+        self.filters = [layout.attach(frame) for frame in self.frames]
+        self.might_contain = layout.checker(self.filters)
+
+    def add_many(self, keys: Keys) -> None:
+        """Add many keys."""
+        for shard, low, high in self._layout.locate_many(keys):
+            self.filters[shard].add_digests(low, high)
+
+    def add_entries(self, shard: int, entries: Sequence[bytes]) -> None:
+        """Add the entries of a shard's journal: fingerprint and bucket, u32 little-endian each."""
+        if not entries:
+            return
+        import numpy as np
+
+        bits = self._layout.shape.bits  # type: ignore[attr-defined]
+        both = np.frombuffer(b"".join(entries), "<u4").astype(np.uint64).reshape(-1, 2)
+        self.filters[shard].add_digests(both[:, 1].copy(), both[:, 0] << np.uint64(64 - bits))
+
+
+def load_key(key: str) -> str:
+    """Return the key to which a shard's body is transferred; its hash tag puts it in the shard's slot of a Cluster."""
+    return f"{key}:load"
+
+
+def journal_key(key: str) -> str:
+    """Return the key of the list of adds to a cuckoo shard during its build; the list's first entry is empty."""
+    return f"{key}:journal"
+
+
+def make(store: BulkTransport, layout: Layout, keys: Sequence[str], frames: Sequence[Frame], identity: str) -> None:
+    """Create empty shards: first zeros, then the trailer, last the header. Raises :class:`StoreError`."""
+    for key, frame in zip(keys, frames):
+        size = len(frame.buffer)
+        if not layout.filter_class.plain_bits:
+            store.load([(key, ("RPUSH", journal_key(key), b""))], identity)
+        for end in range(_STEP, size, _STEP):
+            store.load([(key, ("SETRANGE", key, end - 1, b"\0"))], identity)
+        store.load([(key, ("SETRANGE", key, size - 16, bytes(frame.buffer[-16:])))], identity)
+        head = bytes(frame.buffer[: frame.header.body_offset])
+        store.load([(key, ("SETRANGE", key, 0, head))], identity)
+
+
+def join_bits(
+    store: BulkTransport, layout: Layout, keys: Sequence[str], frames: Sequence[Frame], identity: str
+) -> None:
+    """Transfer the bits of ``frames`` and OR them into the shards, which have the bits that other processes have set.
+
+    Raises :class:`CorruptFilter` if a shard is missing, and :class:`StoreError`.
+    """
+    fields = Fields(layout, keys)
+    for shard, (key, frame) in enumerate(zip(keys, frames)):
+        gathered = gather(store, key, frame, identity)
+        joined, _, tags = store.load(
+            [
+                (key, ("BITOP", "OR", key, key, gathered)),
+                (key, ("UNLINK", gathered)),
+                (key, fields.command(shard)),
+            ],
+            identity,
+        )
+        fields.check_tags(shard, tags)
+        if joined != len(frame.buffer):
+            raise CorruptFilter(f"{key} has {joined:,} bytes; its header says {len(frame.buffer):,}")
+
+
+def join_fingerprints(
+    store: BulkTransport, kind: Fingerprints, keys: Sequence[str], draft: Draft, identity: str
+) -> None:
+    """Add the journals of other processes' adds to the draft, and replace the shards on the server with it.
+
+    Raises :class:`CorruptFilter` if a shard is missing, and :class:`StoreError`.
+    """
+    for shard, (key, frame) in enumerate(zip(keys, draft.frames)):
+        known = 1
+        while True:
+            entries = store.load([(key, ("LRANGE", journal_key(key), known, known + _ENTRIES - 1))], identity)[0]
+            draft.add_entries(shard, entries)
+            known += len(entries)
+            if len(entries) < _ENTRIES:
+                break
+        gathered = gather(store, key, frame, identity)
+        command, check = kind.join_command(shard, gathered, frame, known)
+        check(store.load([(key, command)], identity))
+
+
+def gather(store: BulkTransport, key: str, frame: Frame, identity: str) -> str:
+    """Transfer one body in pieces to the key :func:`load_key`, and return that key.
+
+    It has no header and no trailer, so that a shard that was deleted meanwhile is not restored as a valid one.
+    """
+    gathered = load_key(key)
+    start, body = frame.header.body_offset, frame.body
+    store.load([(key, ("UNLINK", gathered)), (key, ("SETRANGE", gathered, start - 1, b"\0"))], identity)
+    for at in range(0, len(body), _PIECE):
+        (size,) = store.load([(key, ("APPEND", gathered, bytes(body[at : at + _PIECE])))], identity)
+    if size != start + len(body):
+        raise StoreError(f"{gathered} has {size:,} bytes where {start + len(body):,} were sent")
+    return gathered

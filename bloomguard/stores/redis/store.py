@@ -1,0 +1,357 @@
+"""A store for many hosts: the shards of filters are keys on Redis or Valkey servers, with the same bytes as in a file.
+
+    bloomguard:{guard}                         a hash: generation -> number of its shards
+    bloomguard:{guard}:{generation}:{shard}    a frame of bloomguard.filters.codec
+    bloomguard:{guard}:figures:{step}:{number} a page of bloomguard.stores.pages, with an expiry
+
+A check is one command that reads both tags of a shard and the key's bits atomically: a key that was evicted, flushed or
+never written has tags of 0, and a replica refuses the command. An add counts only if the tags in its reply are correct.
+In a Cluster, shards are spread over the slots, and the hash has copies on several nodes, so that the generations on
+the other nodes are found while one node is down.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from math import inf
+from typing import Any, ClassVar
+
+import redis
+from django.conf import settings
+from django.core.checks import CheckMessage, Info, Warning
+from redis.exceptions import NoScriptError
+
+from ...exceptions import ConfigurationError, StoreError, StoreUnavailable, UnknownGeneration
+from ...filters import CorruptFilter
+from ...filters.codec import FIXED_BYTES, MAX_SHARDS, Header, header_bytes
+from ...filters.layout import Layout
+from ...forks import after_fork
+from ..base import FindKeyHash, Generation, Store, bound
+from ..pages import COLUMNS, KEPT_SECONDS, ROWS, Page
+from .cluster import Address, ClusterLink, spread
+from .commands import Command
+from .connection import Link
+from .cuckoo import with_script
+from .generation import RedisGeneration, commands_class
+from .loading import Draft, journal_key, load_key, make
+from .topology import ClusterServers, find_servers
+
+_CLUSTER_SHARD_BYTES = 2 << 20  # with a billion keys, each of 64 nodes has its share to within a seventh
+_LISTS = 8  # copies of the hash in a Cluster, spread over the nodes
+_DROPPED = 256  # shards to delete in one round trip
+_LAST_CELL = ROWS * COLUMNS - 1
+_MAX_REQUEST_TIMEOUT = 0.5  # seconds that a request may wait without a warning
+#: Options that make a client read from replicas.
+_REPLICA_READS = ("read_from_replicas", "load_balancing_strategy")
+
+
+class RedisStore(Store):
+    """Generations on the servers of the django-redis cache ``cache``, or on those at ``url``.
+
+    ``url`` names one server; with ``cluster``, one or more nodes of a Cluster; with ``sentinels``, a list of
+    ``(host, port)``, the service that they monitor, as in ``redis://mymaster/0``. ``sentinel_options`` are the options
+    of connections to Sentinels. Of a cache, only the addresses and the login are used.
+
+    ``connect_timeout`` and ``read_timeout`` limit in seconds how long a request waits. ``add_timeout`` is for adds,
+    and longer because a failed add disables the filter until it is rebuilt. ``bulk_timeout`` is for rebuilds. Sites
+    that share a server need different values of ``prefix``.
+    """
+
+    is_remote: ClassVar[bool] = True
+    shard_bytes: int = 8 << 20  # BITOP blocks other clients for 1.5 ms per MiB
+
+    def __init__(
+        self,
+        alias: str,
+        *,
+        url: str | Sequence[str] | None = None,
+        cache: str | None = None,
+        cluster: bool = False,
+        sentinels: Sequence[Address] | None = None,
+        sentinel_options: dict[str, Any] | None = None,
+        prefix: str = "bloomguard",
+        connect_timeout: float = 0.05,
+        read_timeout: float = 0.05,
+        add_timeout: float = 0.5,
+        bulk_timeout: float = 10.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        super().__init__(alias)
+        check_timeouts(
+            alias,
+            connect_timeout=connect_timeout,
+            read_timeout=read_timeout,
+            add_timeout=add_timeout,
+            bulk_timeout=bulk_timeout,
+        )
+        servers = find_servers(
+            alias, url=url, cache=cache, cluster=cluster, sentinels=sentinels, sentinel_options=sentinel_options
+        )
+        self.prefix = prefix
+        self._cache = cache
+        self._clustered = isinstance(servers, ClusterServers)
+        if self._clustered:
+            self.shard_bytes = _CLUSTER_SHARD_BYTES
+        self._request_timeout = connect_timeout + read_timeout
+        self._reads = servers.link(connect_timeout, read_timeout, clock, breaks=True)
+        self._adds = servers.link(connect_timeout, add_timeout, clock, breaks=False)
+        self._bulk = servers.link(bulk_timeout, bulk_timeout, clock, breaks=False)
+        self._async_reads = servers.async_link(self._reads, connect_timeout, read_timeout)
+        #: Whether event loops can use the store: redis.asyncio has to support all options of the connections.
+        self.supports_async = self._async_reads is not None
+        #: Number of failed reads by reason.
+        self.failures: Counter[str] = Counter()
+        self._lock = threading.Lock()
+        after_fork(self._after_fork)
+
+    def _after_fork(self) -> None:
+        self._lock = threading.Lock()
+
+    # -- round trips
+
+    def read(self, commands: Sequence[Command], identity: str | None = None) -> list[Any]:
+        """Run commands of a check, with the short timeouts of requests; raises :class:`StoreError`.
+
+        Raises :class:`StoreUnavailable` without a delay while a server's circuit breaker is open.
+        """
+        try:
+            return self._reads.trip(commands, identity)
+        except StoreUnavailable as error:
+            self._count(error)
+            raise
+
+    async def aread(self, commands: Sequence[Command], identity: str) -> list[Any]:
+        """Async version of :meth:`read`, if :attr:`supports_async` is set."""
+        assert self._async_reads is not None
+        try:
+            return await self._async_reads.trip(commands, identity)
+        except StoreUnavailable as error:
+            self._count(error)
+            raise
+
+    def write(self, commands: Sequence[Command], identity: str) -> list[Any]:
+        """Run commands of an add or discard; raises :class:`StoreError`. There is no circuit breaker for writes."""
+        return self._run(self._adds, commands, identity)
+
+    def load(self, commands: Sequence[Command], identity: str | None = None) -> list[Any]:
+        """Run commands of a rebuild, with a long timeout; raises :class:`StoreError`."""
+        return self._run(self._bulk, commands, identity)
+
+    @staticmethod
+    def _run(link: Link | ClusterLink, commands: Sequence[Command], identity: str | None) -> list[Any]:
+        """Make a round trip, and another one with the whole script for commands whose script a server did not know."""
+        replies = link.trip(commands, identity)
+        unknown = [number for number, reply in enumerate(replies) if isinstance(reply, NoScriptError)]
+        if unknown:
+            again = link.trip([with_script(commands[number]) for number in unknown], identity)
+            for number, reply in zip(unknown, again):
+                replies[number] = reply
+        return replies
+
+    def _count(self, error: StoreUnavailable) -> None:
+        with self._lock:
+            self.failures[error.reason] += 1
+
+    # -- the store
+
+    @property
+    def identity(self) -> str:
+        """The servers' replication IDs and run IDs, at most :data:`.PROVED_SECONDS` old.
+
+        Raises :class:`StoreError` if the servers do not answer.
+        """
+        try:
+            return self._reads.identity()
+        except StoreUnavailable as error:
+            self._count(error)
+            raise
+
+    def key(self, guard: str, name: str, shard: int) -> str:
+        """Return the Redis key of one shard; in a Cluster its hash tag spreads shards evenly over the slots."""
+        build = f"{self.prefix}:{guard}:{name}"
+        return f"{build}:{{{spread(build, shard)}}}:{shard}" if self._clustered else f"{build}:{shard}"
+
+    def _listed(self, guard: str) -> list[str]:
+        """Return the keys of the hashes that list a guard's generations; SCAN would visit all keys of the server."""
+        whole = f"{self.prefix}:{guard}"
+        return [f"{whole}:{{{spread(whole, copy)}}}" for copy in range(_LISTS)] if self._clustered else [whole]
+
+    def create(self, guard: str, name: str, layout: Layout) -> Generation:
+        commands_class(layout)
+        identity, layout = self._bulk.identity(), bound(layout, guard, name, self.prefix)
+        self.load([(listed, ("HSET", listed, name, len(layout.headers))) for listed in self._listed(guard)], identity)
+        draft = Draft(layout)
+        made = RedisGeneration(self, guard, name, layout, identity, draft)
+        try:
+            make(self, layout, made.keys, draft.frames, identity)
+        except StoreError as error:
+            with suppress(StoreError):
+                self.drop(guard, name)
+            raise StoreError(f"no filter of {layout.total_bytes:,} bytes was created: {error}") from error
+        return made
+
+    def open(self, guard: str, name: str, find_key_hash: FindKeyHash, identity: str | None = None) -> Generation:
+        identity = identity or self.identity
+        key = self.key(guard, name, 0)
+        start, size = self.read([(key, ("GETRANGE", key, 0, 1023)), (key, ("STRLEN", key))], identity)
+        if not size:
+            raise UnknownGeneration(f"{key} does not exist")
+        if len(start) < FIXED_BYTES:
+            raise CorruptFilter(f"{key} has {size} bytes, too few for a filter")
+        header = Header.unpack(start[: header_bytes(start)])
+        layout = self._layout(guard, name, self.prefix, header, size * header.shards, find_key_hash)
+        opened = RedisGeneration(self, guard, name, layout, identity)
+        opened.check_headers()
+        return opened
+
+    def drop(self, guard: str, name: str) -> None:
+        lists = self._listed(guard)
+        counts = self.load([(listed, ("HGET", listed, name)) for listed in lists])
+        keys = [self.key(guard, name, shard) for shard in range(max(map(_shards, counts)))]
+        for start in range(0, len(keys), _DROPPED):
+            some = keys[start : start + _DROPPED]
+            self.load([(key, ("UNLINK", key, load_key(key), journal_key(key))) for key in some])
+        self.load([(listed, ("HDEL", listed, name)) for listed in lists])
+
+    def names(self, guard: str) -> list[str]:
+        found = self.read([(listed, ("HKEYS", listed)) for listed in self._listed(guard)])
+        return sorted({name.decode() for some in found for name in some})
+
+    def free_bytes(self) -> int | None:
+        free = []
+        for memory in map(_parse_info, self._bulk.send_to_all("INFO", "memory")):
+            most, used = int(memory.get("maxmemory", 0)), int(memory.get("used_memory", 0))
+            if most:
+                free.append(max(most - used, 0))
+        return min(free) * len(free) if free else None  # shards are spread evenly, so the fullest node is the limit
+
+    def add_figures(self, page: Page, cells: Mapping[int, int]) -> None:
+        key = self._page_key(page)
+        # Writing the last cell gives a new key its final size: a string that grows in steps takes twice the memory.
+        added = {_LAST_CELL: 0, **cells}
+        words = [word for cell, number in added.items() for word in ("INCRBY", "u32", f"#{cell}", number)]
+        expiry = (key, ("EXPIRE", key, KEPT_SECONDS[page.step]))
+        # EXPIRE comes first: if the ACL forbids it, nothing is added, or each retry would add the numbers again.
+        [exists] = self._adds.trip([expiry])
+        self._adds.trip([(key, ("BITFIELD", key, "OVERFLOW", "SAT", *words))])
+        if not exists:
+            with suppress(StoreError):  # the numbers are added; the next add sets the expiry
+                self._adds.trip([expiry])
+
+    def read_figures(self, pages: Sequence[Page]) -> list[bytes]:
+        keys = [self._page_key(page) for page in pages]
+        return [page or b"" for page in self.load([(key, ("GET", key)) for key in keys])] if keys else []
+
+    def _page_key(self, page: Page) -> str:
+        return f"{self.prefix}:{page.guard}:figures:{page.step}:{page.number}"
+
+    def check(self) -> list[CheckMessage]:
+        found = list(check_request_timeout(self.alias, self._request_timeout))
+        return found if self._cache is None else [*found, *check_cache(self._cache)]
+
+    def check_deployed(self) -> list[CheckMessage]:
+        try:
+            memories = self._bulk.send_to_all("INFO", "memory")
+        except StoreError as error:
+            return [
+                Warning(
+                    f"the store {self.alias!r} does not answer: {error}.",
+                    hint="Start it, or correct its address. Until it answers, guards pass every request, and saving a "
+                    "guarded row disables the guard.",
+                    id="bloomguard.W021",
+                )
+            ]
+        policies = {_parse_info(memory).get("maxmemory_policy", "") for memory in memories}
+        return [
+            Warning(
+                f"a server of the store {self.alias!r} may evict filters: its maxmemory-policy is {policy!r}.",
+                hint="Set it to noeviction or to a volatile-* policy: filters have no expiry. If a filter is evicted, "
+                "every request passes until rebuild_filter has run.",
+                id="bloomguard.W022",
+            )
+            for policy in sorted(policies)
+            if policy != "noeviction" and not policy.startswith("volatile-")
+        ]
+
+    def close(self) -> None:
+        """Close all connections of threads; the next command opens new ones."""
+        for link in (self._reads, self._adds, self._bulk):
+            link.close()
+
+    async def aclose(self) -> None:
+        """Close the connections of the running event loop, as its shutdown does; the next command opens new ones."""
+        if self._async_reads is not None:
+            await self._async_reads.close()
+
+
+def _shards(count: bytes | None) -> int:
+    """Return the number of shards in a hash entry, at most :data:`MAX_SHARDS`; 0 if the entry is not a number."""
+    return min(int(count), MAX_SHARDS) if count is not None and count.isdigit() and len(count) < 10 else 0
+
+
+def _parse_info(info: bytes) -> dict[str, str]:
+    return dict(line.split(":", 1) for line in info.decode().splitlines() if ":" in line)
+
+
+def check_timeouts(alias: str, **timeouts: Any) -> None:
+    """Raise :class:`ConfigurationError` for a timeout that is not a number of seconds above 0."""
+    for name, seconds in timeouts.items():
+        if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not 0 < seconds < inf:
+            raise ConfigurationError(
+                f"the store {alias!r}: {name} is {seconds!r}; it has to be a number of seconds above 0, or requests "
+                "would wait forever for a server that is down"
+            )
+
+
+def check_request_timeout(alias: str, seconds: float) -> Iterator[CheckMessage]:
+    """Warn if a request may wait too many ``seconds`` for the store."""
+    if seconds > _MAX_REQUEST_TIMEOUT:
+        yield Warning(
+            f"the store {alias!r} lets a request wait {seconds:g} s for a server that is down.",
+            hint="Lower connect_timeout and read_timeout, in seconds; 0.05 each is enough within a data centre.",
+            id="bloomguard.W020",
+        )
+
+
+def check_cache(alias: str) -> Iterator[CheckMessage]:
+    """Check the settings of the django-redis cache whose servers a store uses; no server is queried."""
+    configured = settings.CACHES.get(alias, {})
+    options: dict[str, Any] = configured.get("OPTIONS", {})
+    location = configured.get("LOCATION", "")
+    urls = location.split(",") if isinstance(location, str) else [str(each) for each in location]
+    if not _has_timeout(options, urls):
+        yield Warning(
+            f"CACHES[{alias!r}] has no SOCKET_TIMEOUT.",
+            hint="The guards' store has its own timeouts, but while the server is down, requests that pass can wait "
+            "for the cache without a limit. Set SOCKET_CONNECT_TIMEOUT and SOCKET_TIMEOUT, in seconds, in "
+            f"CACHES[{alias!r}]['OPTIONS'].",
+            id="bloomguard.W023",
+        )
+    if options.get("IGNORE_EXCEPTIONS", getattr(settings, "DJANGO_REDIS_IGNORE_EXCEPTIONS", False)):
+        yield Info(
+            f"CACHES[{alias!r}] ignores exceptions (IGNORE_EXCEPTIONS).",
+            hint="The guards' store does not: it uses only the address and the login, and detects every failed add.",
+            id="bloomguard.I024",
+        )
+    given = {**options, **options.get("REDIS_CLIENT_KWARGS", {}), **options.get("CONNECTION_POOL_KWARGS", {})}
+    replicas = len(urls) > 1 and "Sentinel" not in str(options.get("CLIENT_CLASS", ""))
+    if replicas or any(given.get(name) for name in _REPLICA_READS):
+        yield Info(
+            f"CACHES[{alias!r}] may read from replicas.",
+            hint="The guards' store never does, since a replica may lack the latest adds: of several addresses in "
+            "LOCATION it uses the first, which has to be the primary, and in a Cluster the primaries.",
+            id="bloomguard.I025",
+        )
+
+
+def _has_timeout(options: dict[str, Any], urls: list[str]) -> bool:
+    if options.get("SOCKET_TIMEOUT") or options.get("CONNECTION_POOL_KWARGS", {}).get("socket_timeout"):
+        return True
+    try:
+        return all("socket_timeout" in redis.connection.parse_url(url) for url in urls)  # type: ignore[no-untyped-call]
+    except ValueError:
+        return False  # the name of a Sentinel service, or an invalid URL, which find_servers() reports

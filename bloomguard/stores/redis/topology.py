@@ -1,0 +1,322 @@
+"""Servers that the options of a store name: a single server, a service of Sentinels, or the nodes of a Cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from inspect import signature
+from typing import Any, NamedTuple, Protocol
+from urllib.parse import urlsplit
+
+import redis
+import redis.asyncio
+from django.conf import settings
+from redis.asyncio import sentinel
+from redis.cluster import RedisCluster
+from redis.exceptions import RedisClusterException
+from redis.sentinel import (
+    Sentinel,
+    SentinelConnectionPool,
+    SentinelManagedConnection,
+    SentinelManagedSSLConnection,
+)
+
+from ...exceptions import ConfigurationError, StoreUnavailable
+from .aio import AsyncClusterLink, AsyncLink
+from .cluster import Address, Cluster, ClusterLink
+from .commands import Breaker, Server, hide, own_options
+from .connection import Link
+
+Clock = Callable[[], float]
+
+
+class Asyncio(NamedTuple):
+    """The connection class of redis.asyncio and its options."""
+
+    connection_class: type[Any]
+    options: dict[str, Any]
+
+
+#: Connection classes of redis-py and their async versions.
+_ASYNCIO: dict[type[Any], type[Any]] = {
+    redis.Connection: redis.asyncio.Connection,
+    redis.SSLConnection: redis.asyncio.SSLConnection,
+    redis.UnixDomainSocketConnection: redis.asyncio.UnixDomainSocketConnection,
+    SentinelManagedConnection: sentinel.SentinelManagedConnection,
+    SentinelManagedSSLConnection: sentinel.SentinelManagedSSLConnection,
+}
+#: Options of sync connections only, which are ignored.
+_OF_THREADS = {"parser_class", "socket_type"}
+
+
+def for_asyncio(connection_class: type[Any], options: dict[str, Any]) -> Asyncio | None:
+    """Return the async connection class and its options; ``None`` if there is no such class, or if it does not support
+    an option that is set.
+
+    No unsupported option is dropped, since it may be what makes a connection secure.
+    """
+    found = _ASYNCIO.get(connection_class)
+    if found is None:
+        return None
+    kept = {name: value for name, value in own_options(options).items() if name not in _OF_THREADS}
+    on_connect = kept.get("redis_connect_func")
+    owner = getattr(on_connect, "__self__", None)
+    if isinstance(owner, RedisCluster) and owner.user_on_connect_func is None:
+        del kept["redis_connect_func"]  # RedisCluster's own function only logs in, which every connection does anyway
+    taken = {name for cls in found.__mro__ for name in signature(cls).parameters} - {"redis_connect_func"}
+    given = {name: value for name, value in kept.items() if name in taken}
+    return Asyncio(found, given) if all(kept[name] is None for name in kept.keys() - given) else None
+
+
+class Servers(Protocol):
+    """The servers of a store; creates its links."""
+
+    def link(self, connect_timeout: float, timeout: float, clock: Clock, *, breaks: bool) -> Link | ClusterLink:
+        """Return a link with these timeouts in seconds; with ``breaks``, each server has a circuit breaker."""
+
+    def async_link(self, link: Any, connect_timeout: float, timeout: float) -> AsyncLink | AsyncClusterLink | None:
+        """Return the async version of ``link``; ``None`` if redis.asyncio does not support the options."""
+
+
+@dataclass(frozen=True)
+class SingleServer(Servers):
+    """One server. ``options`` are the keyword arguments of its connections."""
+
+    connection_class: type[Any]
+    options: dict[str, Any] = field(repr=False)
+
+    def link(self, connect_timeout: float, timeout: float, clock: Clock, *, breaks: bool) -> Link:
+        pool = partial(redis.ConnectionPool, connection_class=self.connection_class)
+        return Link(_server(clock, breaks, self.options), pool, self.options, connect_timeout, timeout)
+
+    def async_link(self, link: Link, connect_timeout: float, timeout: float) -> AsyncLink | None:
+        found = for_asyncio(self.connection_class, self.options)
+        if found is None:
+            return None
+        pool = partial(redis.asyncio.ConnectionPool, connection_class=found.connection_class)
+        return AsyncLink(link.server, pool, found.options, connect_timeout, timeout)
+
+
+@dataclass(frozen=True)
+class SentinelServers(Servers):
+    """The primary of ``service``, found by ``sentinels``; connections to Sentinels have the ``sentinel_options``."""
+
+    service: str
+    sentinels: Sequence[Address]
+    sentinel_options: dict[str, Any] = field(repr=False)
+    options: dict[str, Any] = field(repr=False)
+    connection_class: type[Any] = SentinelManagedConnection
+
+    def link(self, connect_timeout: float, timeout: float, clock: Clock, *, breaks: bool) -> Link:
+        kwargs = self._sentinel_kwargs(connect_timeout, timeout, redis.retry.Retry(redis.backoff.NoBackoff(), 0))
+
+        def pool(**options: Any) -> redis.ConnectionPool:
+            # redis-py has no types for its Sentinel.
+            manager: Any = Sentinel(list(self.sentinels), sentinel_kwargs=kwargs)  # type: ignore[no-untyped-call]
+            made: redis.ConnectionPool = SentinelConnectionPool(  # type: ignore[no-untyped-call]
+                self.service, manager, connection_class=self.connection_class, **options
+            )
+            return made
+
+        return Link(
+            _server(clock, breaks, self.options | self.sentinel_options), pool, self.options, connect_timeout, timeout
+        )
+
+    def async_link(self, link: Link, connect_timeout: float, timeout: float) -> AsyncLink | None:
+        found = for_asyncio(self.connection_class, self.options)
+        if found is None or not self.sentinel_options.keys() <= signature(redis.asyncio.Redis).parameters.keys():
+            return None
+        kwargs = self._sentinel_kwargs(
+            connect_timeout, timeout, redis.asyncio.retry.Retry(redis.backoff.NoBackoff(), 0)
+        )
+
+        def pool(**options: Any) -> redis.asyncio.ConnectionPool:
+            manager: Any = sentinel.Sentinel(list(self.sentinels), sentinel_kwargs=kwargs)  # type: ignore[no-untyped-call]
+            made: redis.asyncio.ConnectionPool = sentinel.SentinelConnectionPool(  # type: ignore[no-untyped-call]
+                self.service, manager, connection_class=found.connection_class, **options
+            )
+            return made
+
+        return AsyncLink(link.server, pool, found.options, connect_timeout, timeout)
+
+    def _sentinel_kwargs(self, connect_timeout: float, timeout: float, retry: Any) -> dict[str, Any]:
+        times = {"socket_connect_timeout": connect_timeout, "socket_timeout": timeout}
+        return {**self.sentinel_options, **times, "retry": retry}
+
+
+@dataclass(frozen=True)
+class ClusterServers(Servers):
+    """The nodes of a Cluster, found by ``seeds``; connections to all nodes have the same ``options``."""
+
+    connection_class: type[Any]
+    seeds: Sequence[Address]
+    options: dict[str, Any] = field(repr=False)
+
+    def link(self, connect_timeout: float, timeout: float, clock: Clock, *, breaks: bool) -> ClusterLink:
+        pool = partial(redis.ConnectionPool, connection_class=self.connection_class)
+
+        def to_node(address: Address) -> Link:
+            options = self.options | {"host": address[0], "port": address[1]}
+            return Link(_server(clock, breaks, self.options, clustered=True), pool, options, connect_timeout, timeout)
+
+        return ClusterLink(Cluster(self.seeds, clock), to_node)
+
+    def async_link(self, link: ClusterLink, connect_timeout: float, timeout: float) -> AsyncClusterLink | None:
+        found = for_asyncio(self.connection_class, self.options)
+        if found is None:
+            return None
+        pool = partial(redis.asyncio.ConnectionPool, connection_class=found.connection_class)
+
+        def to_node(address: Address) -> AsyncLink:
+            options = found.options | {"host": address[0], "port": address[1]}
+            return AsyncLink(link.link(address).server, pool, options, connect_timeout, timeout)
+
+        return AsyncClusterLink(link.cluster, to_node)
+
+
+def _server(clock: Clock, breaks: bool, options: dict[str, Any], *, clustered: bool = False) -> Server:
+    breaker = Breaker(clock) if breaks else None
+    return Server(clock, breaker=breaker, clustered=clustered, secrets=secrets_of(options))
+
+
+def secrets_of(options: dict[str, Any]) -> list[str]:
+    """Return the passwords in a connection's options, which messages must not show, the longest first."""
+    found = {str(value) for name, value in options.items() if "password" in name and value}
+    return sorted(found, key=len, reverse=True)
+
+
+def find_servers(
+    alias: str,
+    *,
+    url: str | Sequence[str] | None,
+    cache: str | None,
+    cluster: bool,
+    sentinels: Sequence[Address] | None,
+    sentinel_options: dict[str, Any] | None,
+) -> Servers:
+    """Return the servers that the options of the store ``alias`` name.
+
+    Raises :class:`ConfigurationError`, or :class:`StoreUnavailable` if the client of ``cache`` cannot be created while
+    its servers are down.
+    """
+    if (url is None) == (cache is None):
+        raise ConfigurationError(
+            f"the store {alias!r} needs either url, as in 'redis://host:6379/0', or cache, the alias of a "
+            f"django-redis cache; there {'are both' if url else 'is neither'}"
+        )
+    if cache is not None and cache not in settings.CACHES:
+        raise ConfigurationError(
+            f"the store {alias!r}: cache has to be the alias of one of CACHES: {', '.join(settings.CACHES)}"
+        )
+    if cache is not None:
+        if cluster or sentinels:
+            raise ConfigurationError(
+                f"the store {alias!r}: cluster and sentinels go with url; the servers of CACHES[{cache!r}] are "
+                "configured there; remove both options"
+            )
+        return _of_client(alias, cache, _client_of(alias, cache))
+    urls = [url] if isinstance(url, str) else list(url or ())
+    if not urls or (len(urls) > 1 and not cluster):
+        raise ConfigurationError(f"the store {alias!r} has {len(urls)} URLs; give one, or several with cluster=True")
+    if cluster and sentinels:
+        raise ConfigurationError(f"the store {alias!r} has both cluster and sentinels; remove one of them")
+    try:
+        pools = [redis.ConnectionPool.from_url(each) for each in urls if _is_whole(each)]
+    except ValueError:
+        pools = []
+    if len(pools) < len(urls):
+        # redis-py's own message could contain the password.
+        raise ConfigurationError(f"the store {alias!r}: its url is not the URL of a Redis server; {_QUOTED}") from None
+    pool = pools[0]
+    if cluster:
+        seeds = [_address(each.connection_kwargs) for each in pools]
+        return ClusterServers(pool.connection_class, seeds, dict(pool.connection_kwargs))
+    if sentinels:
+        options = dict(pool.connection_kwargs)
+        service = options.pop("host", "")
+        options.pop("port", None)
+        secure = issubclass(pool.connection_class, redis.SSLConnection)
+        managed = SentinelManagedSSLConnection if secure else SentinelManagedConnection
+        return SentinelServers(
+            service, [(host, port) for host, port in sentinels], sentinel_options or {}, options, managed
+        )
+    return SingleServer(pool.connection_class, dict(pool.connection_kwargs))
+
+
+#: The cure for a URL that is parsed wrongly because of its password.
+_QUOTED = (
+    "the form is redis://user:password@host:6379/0, and special characters in the password (/ # ? @ [ %) have to be "
+    "quoted, as by urllib.parse.quote(password, safe='')"
+)
+
+
+def _is_whole(url: str) -> bool:
+    """Return whether the login ends before the path; otherwise a part of the password would be parsed as the host."""
+    parts = urlsplit(url)
+    return "@" not in parts.path + parts.query + parts.fragment
+
+
+def _address(options: dict[str, Any]) -> Address:
+    return options.get("host", "localhost"), int(options.get("port", 6379))
+
+
+def _client_of(alias: str, cache: str) -> Any:
+    from django.core.cache import InvalidCacheBackendError
+    from django.core.exceptions import ImproperlyConfigured
+    from django_redis import get_redis_connection
+
+    location = settings.CACHES[cache].get("LOCATION", "")
+    try:
+        for url in location.split(",") if isinstance(location, str) else location:
+            if not _is_whole(str(url)):
+                raise ValueError
+        return get_redis_connection(cache)
+    except (InvalidCacheBackendError, NotImplementedError, AttributeError) as error:
+        client = settings.CACHES.get(cache, {}).get("OPTIONS", {}).get("CLIENT_CLASS")
+        raise ConfigurationError(
+            f"the store {alias!r}: CACHES[{cache!r}] has the client class {client!r}, which spreads keys over servers "
+            "itself; give one server, or the nodes of a Cluster, by url"
+            if client
+            else f"the store {alias!r}: CACHES[{cache!r}] is not a django-redis cache; name one that is, or give the "
+            "server by url"
+        ) from error
+    except ValueError:
+        raise ConfigurationError(
+            f"the store {alias!r}: the LOCATION of CACHES[{cache!r}] is not the URL of a Redis server; {_QUOTED}"
+        ) from None
+    except ImproperlyConfigured as error:
+        hide(error, _secrets_of_cache(cache))
+        raise ConfigurationError(f"the store {alias!r}: CACHES[{cache!r}] cannot be used: {error}") from error
+    except (redis.RedisError, RedisClusterException, OSError) as error:  # the client of a Cluster connects at once
+        hide(error, _secrets_of_cache(cache))
+        raise StoreUnavailable(f"the client of CACHES[{cache!r}] cannot be created: {error}", "connection") from error
+
+
+def _secrets_of_cache(cache: str) -> list[str]:
+    options = settings.CACHES[cache].get("OPTIONS", {})
+    given = {**options, **options.get("REDIS_CLIENT_KWARGS", {}), **options.get("CONNECTION_POOL_KWARGS", {})}
+    return secrets_of({name.lower(): value for name, value in given.items()})
+
+
+def _of_client(alias: str, cache: str, client: Any) -> Servers:
+    pool: Any
+    if isinstance(client, RedisCluster):
+        nodes: list[Any] = client.get_nodes()  # type: ignore[no-untyped-call]
+        seeds = [(str(node.host), int(node.port)) for node in nodes]
+        pool = client.get_redis_connection(nodes[0]).connection_pool
+        return ClusterServers(pool.connection_class, seeds, dict(pool.connection_kwargs))
+    pool = getattr(client, "connection_pool", None)
+    if isinstance(pool, SentinelConnectionPool):
+        manager = pool.sentinel_manager
+        sentinels = [_address(each.connection_pool.connection_kwargs) for each in manager.sentinels]
+        options = dict(pool.connection_kwargs)
+        return SentinelServers(
+            pool.service_name, sentinels, dict(manager.sentinel_kwargs or {}), options, pool.connection_class
+        )
+    if type(pool) in (redis.ConnectionPool, redis.BlockingConnectionPool):
+        return SingleServer(pool.connection_class, dict(pool.connection_kwargs))
+    raise ConfigurationError(
+        f"the store {alias!r}: CACHES[{cache!r}] uses the unsupported class {type(pool or client).__name__}; "
+        "give the address by url"
+    )

@@ -1,0 +1,86 @@
+"""A block for raw SQL whose caller adds the keys, so that the guard is not fenced."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+from django.db import DEFAULT_DB_ALIAS
+
+from ..guards import Guard
+from . import fencing
+from .transactions import together
+
+
+class _Blocks(threading.local):
+    """The open blocks of this thread, by guard and database."""
+
+    def __init__(self) -> None:
+        self.open: dict[tuple[Guard, str], Adding] = {}
+
+
+_blocks = _Blocks()
+
+
+class Adding:
+    """A callable that adds the keys of rows that raw SQL has just written; :func:`adding` makes it."""
+
+    def __init__(self, guard: Guard, using: str) -> None:
+        self._guard = guard
+        self._using = using
+        self.missing = ""
+        """The last statement, while no add has followed it."""
+
+    def __call__(self, values: Iterable[Any]) -> None:
+        """Add ``values``, each as :meth:`Guard.verdict` takes it; fence the guard if that cannot be confirmed.
+
+        Raises :class:`ValueError` if one cannot be a value of the guard's fields.
+        """
+        guard, using = self._guard, self._using
+        keys = [guard.keys.key(value) for value in values]
+        with fencing.writing(guard, using):
+            confirmed = fencing.needs_nothing(guard, using) or guard.active_filter.add(
+                keys, partial(fencing.drop_standby, guard, using)
+            )
+        if not confirmed:
+            fencing.fence(guard, using, guard.active_filter.why_not_added())
+        self.missing = ""
+
+
+@contextmanager
+def adding(guard: Guard, using: str = DEFAULT_DB_ALIAS) -> Iterator[Adding]:
+    """Run raw SQL on the guard's tables without fencing the guard, in a transaction on the database ``using``.
+
+    If one is open already, the block is a savepoint in it. The block gets a function to pass the written values to.
+    Call it after each statement: if none is added after the last one, the guard is fenced at the end of the block.
+    """
+    key, block = (guard, using), Adding(guard, using)
+    with together(using, undo=True):
+        outer = _blocks.open.get(key)
+        _blocks.open[key] = block
+        try:
+            yield block
+        finally:
+            if outer is None:
+                del _blocks.open[key]
+            else:
+                _blocks.open[key] = outer
+        if block.missing:
+            fencing.fence(guard, using, block.missing)
+
+
+def is_open(guard: Guard, using: str) -> bool:
+    """Whether this thread is in a block of the guard: it may have written rows whose keys are not added yet."""
+    return (guard, using) in _blocks.open
+
+
+def is_left_to_block(guard: Guard, using: str, statement: str) -> bool:
+    """Whether this thread is in a block that adds the guard's keys; if so, record the statement there."""
+    block = _blocks.open.get((guard, using))
+    if block is None:
+        return False
+    block.missing = statement
+    return True

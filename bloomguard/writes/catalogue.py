@@ -1,0 +1,340 @@
+"""The catalogue of a database: what the database itself does when a table is written.
+
+That is: views, partitions, inheritance, triggers, rules, defaults, functions, and foreign keys with an action. Each
+process reads the catalogue of a database once, by the connection that writes, with a cursor of the driver, so that
+Django does not count or log it as a query of the project. From the effects of a statement it follows all further ones.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple
+
+from django.apps import apps
+
+from .sql.effects import ANYTHING, Effect, bare
+from .sql.reader import body
+from .transactions import is_under_way
+
+#: Extensions whose functions write no tables but their own.
+_EXTENSIONS = """
+    bloom btree_gin btree_gist citext cube earthdistance fuzzystrmatch hstore intarray isn ltree moddatetime
+    pg_stat_statements pg_trgm pgcrypto pgrowlocks pgstattuple plpgsql postgis postgis_raster postgis_topology seg
+    tablefunc timescaledb tsm_system_rows unaccent uuid-ossp vector
+"""
+_ALL = frozenset({"insert", "update", "delete"})
+_ROW = frozenset({"insert", "update"})
+
+
+class Flow(NamedTuple):
+    """The effect that follows from one of ``verbs`` on a table; an update has to change one of ``columns``, if given.
+
+    If ``effect`` has no verb, the same happens on another table.
+    """
+
+    verbs: frozenset[str]
+    effect: Effect
+    columns: frozenset[str] | None = None
+    because: str = ""
+    #: Whether it is a change of its own (trigger, rule, default, action of a foreign key), not a view or partition.
+    is_active: bool = False
+
+
+class Catalogue:
+    """The flows of one database by table, the parents and views that show a table's rows, and what its functions do."""
+
+    def __init__(self) -> None:
+        self.flows: dict[str, list[Flow]] = {}
+        self.shows: dict[str, list[tuple[str, bool]]] = {}
+        self.functions: dict[str, frozenset[Effect]] = {}
+
+    def follow(self, effects: Iterable[Effect]) -> frozenset[Effect]:
+        """Return all that the database may do because of ``effects``."""
+        found, done, left = set[Effect](), set[Effect](), list(effects)
+        while left:
+            effect = left.pop()
+            if effect not in done:
+                done.add(effect)
+                following = list(self._next(effect))
+                found.update(following)
+                left += following
+        return frozenset(found | self._shown(done))
+
+    def _next(self, effect: Effect) -> Iterator[Effect]:
+        if effect.verb in ("call", "run"):
+            yield from self.functions.get(effect.name, (ANYTHING,) if effect.verb == "run" else ())
+        for flow in self.flows.get(effect.name, ()):
+            if effect.verb not in flow.verbs:
+                continue
+            if flow.columns is None or effect.columns is None or flow.columns & effect.columns:
+                yield flow.effect if flow.effect.verb else effect._replace(name=flow.effect.name)
+
+    def _shown(self, effects: Iterable[Effect]) -> set[Effect]:
+        """Return the same effects on the parents and views that show the rows of the written tables."""
+        found, left = set[Effect](), [effect for effect in effects if effect.name in self.shows]
+        while left:
+            effect = left.pop()
+            for name, is_view in self.shows.get(effect.name, ()):
+                shown = Effect("insert", name) if is_view else effect._replace(name=name)
+                if shown not in found:
+                    found.add(shown)
+                    left.append(shown)
+        return found
+
+    def add(self, table: str, verbs: frozenset[str], effect: Effect, **more: Any) -> None:
+        """Record that ``verbs`` on ``table`` have ``effect``."""
+        self.flows.setdefault(bare(table), []).append(Flow(verbs, effect, **more))
+
+    def add_trigger(self, table: str, verbs: frozenset[str], effects: Iterable[Effect], because: str) -> None:
+        """Record a trigger for ``verbs`` on ``table`` with ``effects``; assignments to NEW update the table itself."""
+        for effect in effects:
+            if effect.verb == "set":
+                effect = Effect("update", bare(table), effect.columns)
+            self.add(table, verbs, effect, because=because, is_active=True)
+
+    def add_shown(self, table: str, by: str, *, is_view: bool) -> None:
+        """Record that ``by``, a parent or a view, shows the rows of ``table``."""
+        self.shows.setdefault(bare(table), []).append((bare(by), is_view))
+
+
+def load(connection: Any) -> Catalogue:
+    """Load the catalogue by ``connection``. Raises the driver's exceptions."""
+    catalogue = Catalogue()
+    reader = _READERS.get(connection.vendor)
+    if reader is None:
+        _read_models(catalogue)
+    elif connection.vendor == "postgresql" and is_under_way(connection):
+        with _savepoint(connection) as execute:
+            reader(catalogue, execute)
+    else:
+        try:
+            reader(catalogue, _executing(connection))
+        finally:
+            if connection.vendor == "postgresql" and is_under_way(connection):
+                connection.connection.rollback()  # so the project's transaction begins with its own first statement
+    return catalogue
+
+
+Query = Callable[[str], Iterable[Any]]
+
+
+def _executing(connection: Any) -> Query:
+    def execute(sql: str) -> Iterable[Any]:
+        cursor = connection.connection.cursor()
+        try:
+            cursor.execute(sql)
+            return cursor.fetchall()  # type: ignore[no-any-return]
+        finally:
+            cursor.close()
+
+    return execute
+
+
+class _savepoint:
+    """A savepoint for the queries: if one fails, the writer's transaction goes on."""
+
+    def __init__(self, connection: Any) -> None:
+        self.connection = connection
+
+    def _run(self, sql: str) -> None:
+        cursor = self.connection.connection.cursor()
+        cursor.execute(sql)
+        cursor.close()
+
+    def __enter__(self) -> Query:
+        self._run("SAVEPOINT bloomguard_catalogue")
+        return _executing(self.connection)
+
+    def __exit__(self, kind: object, *exception: object) -> None:
+        if kind is not None:
+            self._run("ROLLBACK TO SAVEPOINT bloomguard_catalogue")
+        self._run("RELEASE SAVEPOINT bloomguard_catalogue")
+
+
+# -- any database
+
+
+def _read_models(catalogue: Catalogue) -> None:
+    """Add the foreign keys of Django's models that have a database-level action."""
+    for model in apps.get_models(include_auto_created=True):
+        for field in model._meta.local_concrete_fields:
+            action = str(getattr(getattr(field.remote_field, "on_delete", None), "operation", ""))
+            if action in _ACTIONS.values():
+                parent: Any = field.related_model
+                add_action(catalogue, parent._meta.db_table, model._meta.db_table, [str(field.column)], [], action)
+
+
+def add_action(
+    catalogue: Catalogue, parent: str, child: str, columns: Iterable[str], referenced: Iterable[str], on_delete: str,
+    on_update: str = "",
+) -> None:  # fmt: skip
+    """Add a foreign key from ``columns`` of ``child`` to ``referenced`` of ``parent``, with its actions."""
+    own, because = frozenset(column.lower() for column in columns), f"a foreign key of {child!r}"
+    changed = Effect("update", bare(child), own)
+    nulls = changed._replace(nulls=True)
+    gone = {"CASCADE": Effect("delete", bare(child)), "SET NULL": nulls, "SET DEFAULT": changed}.get(on_delete)
+    moved = {"CASCADE": changed, "SET NULL": nulls, "SET DEFAULT": changed}.get(on_update)
+    if gone is not None:
+        catalogue.add(parent, frozenset({"delete"}), gone, because=because, is_active=True)
+    if moved is not None:
+        keys = frozenset(column.lower() for column in referenced) or None
+        catalogue.add(parent, frozenset({"update"}), moved, columns=keys, because=because, is_active=True)
+
+
+# -- SQLite
+
+
+def _read_sqlite(catalogue: Catalogue, query: Query) -> None:
+    objects = [
+        (kind, name, table, sql or "")
+        for schema in ("main", "temp")
+        for kind, name, table, sql in query(f"SELECT type, name, tbl_name, sql FROM {schema}.sqlite_master")  # noqa: S608
+    ]
+    relations = [name for kind, name, _, _ in objects if kind in ("table", "view")]
+    for kind, name, table, sql in objects:
+        if kind == "trigger":
+            verbs, does = _sqlite_trigger(sql)
+            catalogue.add_trigger(table, verbs, does, f"the trigger {name!r}")
+        elif kind == "view":
+            for other in relations:
+                if other != name and re.search(rf"(?<!\w){re.escape(other)}(?!\w)", sql, re.IGNORECASE):
+                    catalogue.add_shown(other, name, is_view=True)
+        elif kind == "table":
+            upper = sql.upper()
+            if "CONFLICT" in upper and "REPLACE" in upper:
+                catalogue.add(name, _ROW, Effect("delete", bare(name)))
+            if "REFERENCES" in upper and (" CASCADE" in upper or "SET " in upper):
+                _add_sqlite_keys(catalogue, name, query)
+
+
+def _sqlite_trigger(sql: str) -> tuple[frozenset[str], Iterable[Effect]]:
+    """Return the event of a trigger and its effects; a trigger cannot assign to NEW here."""
+    head, _, _ = re.sub(r"/\*.*?\*/|--[^\n]*", " ", sql, flags=re.DOTALL).lower().partition(" on ")
+    events = [word for word in re.findall(r"\w+", head) if word in _ALL]
+    text = re.split(r"\bBEGIN\b", sql, maxsplit=1, flags=re.IGNORECASE)[-1]
+    verbs = frozenset(events[-1:]) if len(events) == 1 else _ALL
+    return verbs, [effect for effect in body(text, "sqlite") if effect.verb != "set"]
+
+
+def _add_sqlite_keys(catalogue: Catalogue, table: str, query: Query) -> None:
+    keys: dict[int, list[Any]] = {}
+    quoted = table.replace("'", "''")
+    for row in query(f"PRAGMA foreign_key_list('{quoted}')"):
+        keys.setdefault(row[0], []).append(row)
+    for rows in keys.values():
+        _, _, parent, _, _, on_update, on_delete, _ = rows[0]
+        referenced = [row[4] for row in rows if row[4]]
+        add_action(catalogue, parent, table, [row[3] for row in rows], referenced, on_delete, on_update)
+
+
+# -- PostgreSQL
+
+_OWN = "NOT IN ('pg_catalog', 'information_schema')"
+_DEPENDING = f"""
+    SELECT DISTINCT v.relname, v.relkind::text, r.ev_type::text, b.relname
+    FROM pg_rewrite r JOIN pg_class v ON v.oid = r.ev_class JOIN pg_namespace n ON n.oid = v.relnamespace
+    JOIN pg_depend d ON d.classid = 'pg_rewrite'::regclass AND d.objid = r.oid AND d.refclassid = 'pg_class'::regclass
+    JOIN pg_class b ON b.oid = d.refobjid AND b.oid <> v.oid AND b.relkind NOT IN ('S', 'i', 'c')
+    WHERE n.nspname {_OWN}"""  # noqa: S608
+_INHERITING = """
+    SELECT c.relname, p.relname, p.relkind::text
+    FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid JOIN pg_class p ON p.oid = i.inhparent
+    WHERE c.relkind NOT IN ('i', 'I')"""
+_TRIGGERS = f"""
+    SELECT DISTINCT c.relname, t.tgtype, p.proname, t.tgname
+    FROM pg_trigger t JOIN pg_class c ON c.oid = t.tgrelid JOIN pg_proc p ON p.oid = t.tgfoid
+    JOIN pg_namespace n ON n.oid = p.pronamespace
+    WHERE t.tgenabled <> 'D' AND n.nspname {_OWN}"""  # noqa: S608
+_FOREIGN_KEYS = """
+    SELECT p.relname, c.relname, k.confdeltype::text, k.confupdtype::text,
+        (SELECT array_agg(attname::text) FROM pg_attribute WHERE attrelid = k.conrelid AND attnum = ANY (k.conkey)),
+        (SELECT array_agg(attname::text) FROM pg_attribute WHERE attrelid = k.confrelid AND attnum = ANY (k.confkey))
+    FROM pg_constraint k JOIN pg_class c ON c.oid = k.conrelid JOIN pg_class p ON p.oid = k.confrelid
+    WHERE k.contype = 'f' AND (k.confdeltype IN ('c', 'n', 'd') OR k.confupdtype IN ('c', 'n', 'd'))"""
+_FUNCTIONS = f"""
+    SELECT p.proname, l.lanname, p.provolatile::text, p.prosrc,
+        CASE WHEN p.prosrc = '' THEN pg_get_functiondef(p.oid) END
+    FROM pg_proc p JOIN pg_namespace n ON n.oid = p.pronamespace JOIN pg_language l ON l.oid = p.prolang
+    WHERE p.prokind IN ('f', 'p', 'w') AND n.nspname {_OWN} AND NOT EXISTS (
+        SELECT FROM pg_depend d JOIN pg_extension e ON e.oid = d.refobjid
+        WHERE d.classid = 'pg_proc'::regclass AND d.objid = p.oid AND d.refclassid = 'pg_extension'::regclass
+        AND d.deptype = 'e' AND e.extname IN ({", ".join(f"'{name}'" for name in _EXTENSIONS.split())}))"""  # noqa: S608
+#: Tables whose defaults and constraints call user-defined functions.
+_CALLING = f"""
+    SELECT c.relname, p.proname FROM pg_depend d
+    JOIN pg_proc p ON p.oid = d.refobjid JOIN pg_namespace n ON n.oid = p.pronamespace
+    LEFT JOIN pg_attrdef a ON d.classid = 'pg_attrdef'::regclass AND a.oid = d.objid
+    LEFT JOIN pg_constraint k ON d.classid = 'pg_constraint'::regclass AND k.oid = d.objid
+    JOIN pg_class c ON c.oid IN (a.adrelid, k.conrelid)
+    WHERE d.refclassid = 'pg_proc'::regclass AND n.nspname {_OWN}"""  # noqa: S608
+_ACTIONS = {"c": "CASCADE", "n": "SET NULL", "d": "SET DEFAULT"}
+_EVENTS = {"2": "update", "3": "insert", "4": "delete"}
+
+
+def _read_postgresql(catalogue: Catalogue, query: Query) -> None:
+    for name, language, volatile, source, definition in query(_FUNCTIONS):
+        known = catalogue.functions.get(name.lower(), frozenset())
+        catalogue.functions[name.lower()] = known | _does(language, volatile, source or _after_head(definition))
+    for view, kind, event, base in query(_DEPENDING):
+        if event == "1":
+            if kind == "v":
+                catalogue.add_shown(base, view, is_view=True)
+                for verb in sorted(_ALL):
+                    catalogue.add(view, frozenset({verb}), Effect(verb, bare(base)))
+        else:
+            verbs = frozenset({_EVENTS[event]})
+            for verb in ("insert", "delete"):
+                catalogue.add(view, verbs, Effect(verb, bare(base)), because="a rule", is_active=True)
+    parents: dict[str, set[str]] = {}
+    for child, parent, kind in query(_INHERITING):
+        catalogue.add_shown(child, parent, is_view=False)
+        parents.setdefault(bare(child), set()).add(bare(parent))
+        if kind == "p":  # the partition key routes rows, and moves them when it changes
+            catalogue.add(parent, _ROW, Effect("insert", bare(child)))
+        catalogue.add(parent, _ALL, Effect("", bare(child)))
+    for table, kind, function, name in query(_TRIGGERS):
+        verbs = frozenset(
+            verb for bit, verb in ((4, "insert"), (8, "delete"), (16, "update"), (32, "delete")) if kind & bit
+        )
+        effects = catalogue.functions.get(function.lower(), frozenset())
+        catalogue.add_trigger(table, verbs, effects, f"the trigger {name!r}")
+    for parent, child, deleted, updated, columns, referenced in query(_FOREIGN_KEYS):
+        add_action(catalogue, parent, child, columns, referenced, _ACTIONS.get(deleted, ""), _ACTIONS.get(updated, ""))
+    for table, function in query(_CALLING):
+        catalogue.add(
+            table, _ROW, Effect("call", function.lower()), because=f"the function {function!r}", is_active=True
+        )
+    _inherit_triggers(catalogue, parents)
+
+
+def _does(language: str, volatile: str, source: str) -> frozenset[Effect]:
+    if language in ("sql", "plpgsql"):
+        return body(source, "postgresql")
+    if language == "internal" or volatile != "v":
+        return frozenset()
+    return frozenset({ANYTHING})
+
+
+def _after_head(definition: str) -> str:
+    """Return the body of a function in the syntax of standard SQL."""
+    return re.split(r"\b(?:BEGIN ATOMIC|RETURN)\b", definition or "", maxsplit=1)[-1]
+
+
+def _inherit_triggers(catalogue: Catalogue, parents: dict[str, set[str]]) -> None:
+    """Copy the triggers of parents: a partitioned table's triggers run if a partition is written by its own name."""
+    for child in parents:
+        left, seen = list(parents[child]), set[str]()
+        while left:
+            parent = left.pop()
+            if parent in seen:
+                continue
+            seen.add(parent)
+            left += parents.get(parent, ())
+            own = [
+                flow for flow in catalogue.flows.get(parent, ()) if flow.because.startswith(("the trigger", "a rule"))
+            ]
+            catalogue.flows.setdefault(child, []).extend(own)
+
+
+_READERS: dict[str, Callable[[Catalogue, Query], None]] = {"sqlite": _read_sqlite, "postgresql": _read_postgresql}

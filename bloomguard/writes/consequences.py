@@ -1,0 +1,210 @@
+"""The guards that may have new keys after a statement, whose effects are followed through the catalogue.
+
+The results for a database are cached until a guard, its generations or the database's definitions change.
+"""
+
+from __future__ import annotations
+
+import logging
+import weakref
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+from django.db import DatabaseError, InterfaceError, connections, router
+
+from ..guards import Guard, registry
+from ..state import table as states
+from . import fencing
+from .catalogue import Catalogue, load
+from .sql.effects import ANYTHING, Effect, bare
+from .tables import columns, guarded_tables
+from .transactions import is_under_way
+
+logger = logging.getLogger("bloomguard")
+
+#: How many harmless texts are cached, and how long one may be.
+_HARMLESS_TEXTS, _HARMLESS_LENGTH = 1_000, 1_000
+
+
+class DatabaseCache:
+    """Cached facts about one database, until a guard, its generations, or the database's definitions change."""
+
+    def __init__(self) -> None:
+        self.version = registry.version
+        self.stamp = stamp
+        self.read_at = float("-inf")
+        self.generations: object = None
+        self.tables: dict[str, list[tuple[str, Guard]]] = {}
+        for table, guards in guarded_tables().items():
+            self.tables.setdefault(bare(table), []).extend((table, guard) for guard in guards)
+        self.guards = list(dict.fromkeys(guard for some in self.tables.values() for _, guard in some))
+        #: Texts that write nothing of a guard: they have placeholders for values, so they are few.
+        self.harmless: set[str] = set()
+        self.catalogue: Catalogue | None = None
+        #: Whether statements on a table affect no guard beyond those of the table itself.
+        self.quiet: dict[str, bool] = {}
+
+    def seem_idle(self, connection: Any) -> bool:
+        """:meth:`are_idle`, as far as can be found out before a statement: a writer on SQLite must not read first."""
+        if connection.vendor == "sqlite" and is_under_way(connection):
+            return all(map(fencing.is_idle, self.guards))
+        return self.are_idle(connection)
+
+    def are_idle(self, connection: Any) -> bool:
+        """Whether no guard has a generation, so that no key can be missing. May read the state rows."""
+        with fencing.writing(self.guards[0], connection.alias):
+            return all(fencing.is_idle(guard, may_read=True) for guard in self.guards)
+
+    def follow(self) -> bool:
+        """Record the state rows that were read last; return whether the catalogue is still valid.
+
+        A build that has begun makes it invalid, so that this process loads what another one defined before the build.
+        """
+        self.read_at = states.table.read_at
+        rows = [states.table.known(guard.name) for guard in self.guards]
+        before, self.generations = self.generations, [(row.active, row.building) for row in rows]
+        return before is None or before == self.generations
+
+    def add_harmless(self, sql: str) -> None:
+        """Cache ``sql`` as a text that writes nothing of a guard."""
+        if len(sql) <= _HARMLESS_LENGTH:
+            if len(self.harmless) >= _HARMLESS_TEXTS:
+                self.harmless.clear()
+            self.harmless.add(sql)
+
+
+class Cause(NamedTuple):
+    """Why a guard is fenced: the table, and whether the statement itself writes it."""
+
+    table: str
+    is_direct: bool
+
+
+#: By alias. A cache is replaced in one assignment, as other threads read it.
+caches: dict[str, DatabaseCache] = {}
+#: Number of changes to definitions.
+stamp = 0
+#: Connections whose open transactions changed definitions, which others do not see yet.
+_defining: list[Any] = []
+
+
+def renewed(alias: str) -> DatabaseCache:
+    """Return the cache of a database; make a new one if anything that it depends on has changed."""
+    cache = caches.get(alias)
+    if cache is not None and cache.version == registry.version and cache.stamp == stamp and cache.follow():
+        return cache
+    cache = caches[alias] = DatabaseCache()
+    cache.follow()
+    return cache
+
+
+def written(effects: Iterable[Effect], connection: Any, own: str = "") -> dict[Guard, Cause]:
+    """Return the guards that may have new keys after ``effects``, without direct effects on the table ``own``."""
+    direct = frozenset(effect for effect in effects if not own or effect.name != own)
+    cache = renewed(connection.alias)
+    if not cache.tables:
+        return {}
+    catalogue = _catalogue(cache, connection)
+    followed = {ANYTHING} if catalogue is None else catalogue.follow(effects)
+    found: dict[Guard, Cause] = {}
+    for effect in direct | followed:
+        if effect.verb == "any":
+            for guard in cache.guards:
+                if _is_in(guard, connection):
+                    found.setdefault(guard, Cause("", effect in direct))
+        for table, guard in cache.tables.get(effect.name, ()):
+            if gives_keys(effect, guard, table):
+                found[guard] = Cause(table, effect in direct and effect not in followed)
+    return found
+
+
+def gives_keys(effect: Effect, guard: Guard, table: str) -> bool:
+    """Whether ``effect`` may give a row of ``table`` a new key."""
+    if effect.verb == "insert":
+        return True
+    if effect.verb not in ("update", "copy"):
+        return False
+    if effect.columns is None:
+        return True
+    key_columns = {column.lower() for column in columns(guard, table)}
+    if effect.verb == "copy":
+        return not key_columns <= effect.columns
+    return bool((key_columns - _keyless(guard) if effect.nulls else key_columns) & effect.columns)
+
+
+def _keyless(guard: Guard) -> set[str]:
+    """Return the columns that only remove a row's key when they become NULL."""
+    if guard.alive or len(guard.tables) > 1 or any(getattr(field, "generated", False) for field in guard.fields):
+        return set()
+    return {str(field.column).lower() for field in guard.fields}
+
+
+def _is_in(guard: Guard, connection: Any) -> bool:
+    """Whether the guard's rows are in the database of ``connection``, under any alias."""
+    other = connections[router.db_for_write(guard.model)].settings_dict
+    names = ("ENGINE", "NAME", "HOST", "PORT")
+    return all(other.get(name) == connection.settings_dict.get(name) for name in names)
+
+
+def _catalogue(cache: DatabaseCache, connection: Any) -> Catalogue | None:
+    """Return the database's catalogue; ``None`` if it cannot be read."""
+    if cache.catalogue is not None:
+        return cache.catalogue
+    _forget_if_over()
+    seen = stamp
+    try:
+        with connection.wrap_database_errors:
+            connection.ensure_connection()
+            catalogue = load(connection)
+    except (DatabaseError, InterfaceError) as error:
+        logger.warning(
+            "bloomguard cannot read the catalogue of the database %s, so each write disables its "
+            "guards; check the rights of its user: %s",
+            connection.alias,
+            type(error).__name__,
+        )
+        return None
+    if not _defining and seen == stamp:
+        cache.quiet = _Quiet(cache, catalogue)
+        cache.catalogue = catalogue
+    return catalogue
+
+
+class _Quiet(dict[str, bool]):
+    """Table -> whether statements on it affect no guard beyond those of the table itself."""
+
+    def __init__(self, cache: DatabaseCache, catalogue: Catalogue) -> None:
+        self.cache = cache
+        self.catalogue = catalogue
+        self.writers = [name for name in catalogue.functions if self._reaches({Effect("call", name)})]
+
+    def _reaches(self, effects: Iterable[Effect]) -> bool:
+        return any(
+            effect.verb == "any" or (effect.name in self.cache.tables and effect.verb in ("insert", "update"))
+            for effect in self.catalogue.follow(effects)
+        )
+
+    def get(self, table: str, default: Any = None) -> bool:
+        """Return it, computed once for each table."""
+        found = super().get(table)
+        if found is None:
+            every = {Effect(verb, bare(table)) for verb in ("insert", "update", "delete")}
+            found = self[table] = not self.writers and not self._reaches(every)
+        return found
+
+
+def defined(connection: Any) -> None:
+    """Drop all cached catalogues after a change to definitions; cache none until its transaction ends."""
+    global stamp
+    stamp += 1
+    if is_under_way(connection):
+        _defining.append(weakref.ref(connection))
+
+
+def _forget_if_over() -> None:
+    """Drop the transactions that changed definitions and have ended: their changes are visible, or undone, by now."""
+    global stamp
+    going_on = [each for each in _defining if (connection := each()) is not None and is_under_way(connection)]
+    if len(going_on) != len(_defining):
+        _defining[:] = going_on
+        stamp += 1

@@ -1,0 +1,91 @@
+"""Hooks into the project's connections: each statement is read, also if Django calls no ``execute_wrapper`` for it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import wraps
+from typing import Any
+
+from django.db import connections
+from django.db.backends.base.base import NO_DB_ALIAS
+from django.db.backends.signals import connection_created
+from django.db.backends.utils import CursorWrapper
+
+from .raw import following, read, text_of, watch
+from .sql import reader as sqltext
+
+
+def connect() -> None:
+    """Hook into every connection of the project, also those that are open already."""
+    connection_created.connect(_connected, dispatch_uid="bloomguard.writes.cursors")
+    for connection in connections.all(initialized_only=True):
+        _connected(connection=connection)
+    wrapper: Any = CursorWrapper
+    if not hasattr(wrapper.callproc, "of_bloomguard"):
+        wrapper.callproc = _hook_callproc(wrapper.callproc)
+        wrapper.callproc.of_bloomguard = True
+
+
+def _connected(connection: Any, **kwargs: Any) -> None:
+    if connection.alias == NO_DB_ALIAS or getattr(connection, "is_own", False):
+        return  # one creates and drops databases, the other reads the state rows
+    if watch not in connection.execute_wrappers:
+        # In front: `with connection.execute_wrapper(...)` removes the last one when it ends.
+        connection.execute_wrappers.insert(0, watch)
+    if connection.vendor == "postgresql" and hasattr(getattr(connection.connection, "cursor_factory", None), "copy"):
+        connection.connection.cursor_factory = _hook_copy(connection.connection.cursor_factory, connection)
+    elif connection.vendor == "sqlite":
+        _hook_scripts()
+
+
+def _hook_copy(factory: Any, connection: Any) -> Any:
+    """Return psycopg's cursor class with ``copy`` and ``stream`` hooked: Django's wrappers do not get these."""
+    factory = getattr(factory, "unhooked", factory)  # a pool may have given this connection out before
+
+    class HookedCursor(factory):  # type: ignore[misc]
+        unhooked = factory
+
+        @contextmanager
+        def copy(self, statement: Any, *args: Any, **kwargs: Any) -> Iterator[Any]:
+            text = text_of(statement, connection)
+            with following(read(text, connection), text, connection), super().copy(statement, *args, **kwargs) as copy:
+                yield copy
+
+        def stream(self, query: Any, *args: Any, **kwargs: Any) -> Iterator[Any]:
+            text = text_of(query, connection)
+            # The caller may stop fetching early, and no other statement can be sent until the rows are fetched.
+            with following(read(text, connection), text, connection, apart=True):
+                yield from super().stream(query, *args, **kwargs)
+
+    return HookedCursor
+
+
+def _hook_callproc(callproc: Any) -> Any:
+    @wraps(callproc)
+    def hooked(self: Any, procname: Any, *args: Any, **kwargs: Any) -> Any:
+        name = text_of(procname, self.db)
+        with following(sqltext.called(name), f"CALL {name}", self.db):
+            return callproc(self, procname, *args, **kwargs)
+
+    return hooked
+
+
+def _hook_scripts() -> None:
+    """Hook SQLite's ``executescript``: it calls no wrapper of Django's, and commits the open transaction first."""
+    from django.db.backends.sqlite3.base import SQLiteCursorWrapper
+
+    cursor: Any = SQLiteCursorWrapper
+    if not hasattr(cursor.executescript, "of_bloomguard"):
+        run = cursor.executescript
+
+        @wraps(run)
+        def executescript(self: Any, script: str) -> Any:
+            owners = [each for each in connections.all(initialized_only=True) if each.connection is self.connection]
+            if not owners:
+                return run(self, script)
+            with following(read(script, owners[0]), script, owners[0], apart=True):
+                return run(self, script)
+
+        executescript.of_bloomguard = True  # type: ignore[attr-defined]
+        cursor.executescript = executescript

@@ -1,0 +1,184 @@
+"""Discarding of deleted rows' keys, from filters that support it, at most once for each add.
+
+Such a filter counts how often a key was added. Two keys may share a fingerprint, so one discard too many would make the
+other key's row a false 404, while one add too many is a harmless false positive. Hence:
+
+* Before a statement, the living rows that it is about to change are read and locked; after it they are read again. New
+  keys are added, keys that are gone are discarded, and the others stay untouched. If two transactions delete the same
+  row, the second one's read finds nothing.
+* A key that is gone becomes a *pending delete*: the key with the generation that was active while the row existed. It
+  is applied once, after the COMMIT, if that generation is still active; see :meth:`ActiveFilter.discard`.
+* A pending delete becomes void if its statement was rolled back by any means, or may have been, see
+  :mod:`bloomguard.writes.observer`. A transaction that was begun by hand has none.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import reduce
+from operator import or_
+from typing import Any
+
+from django.db import DatabaseError, connections, router, transaction
+from django.db.backends.base.base import BaseDatabaseWrapper
+from django.db.models import Q, QuerySet
+from django.db.models.constants import OnConflict
+from django.db.models.sql import Query
+
+from ..guards import Guard
+from ..guards.keys import OutOfRange, Unkeyable
+from ..state.connection import has_own_transaction
+from . import fencing
+from .observer import TransactionObserver
+from .tables import TrackedTable
+
+#: Keys are not collected for a statement that changes more rows than this: that would take too much memory and time.
+MOST_ROWS = 100_000
+_AT_ONCE = 500  # primary keys in one query: below every database's limit of parameters
+
+
+@dataclass(frozen=True)
+class Alive:
+    """Living rows locked before a statement: primary key -> looked-up values, and the generation that was active."""
+
+    generation: str = ""
+    rows: dict[Any, tuple[Any, ...]] = field(default_factory=dict)
+
+
+#: The living rows found before a statement, for each guard that discards.
+Before = dict[TrackedTable, Alive]
+
+
+def counting(tables: Iterable[TrackedTable], using: str) -> list[TrackedTable]:
+    """Return the tables whose guards need to know which rows are gone after the statement.
+
+    None in a transaction that was begun by hand: Django runs no ``on_commit`` hook for it.
+    """
+    found = [tracked for tracked in tables if tracked.counted and not fencing.has_nothing_to_add_to(tracked.guard)]
+    return [] if found and has_own_transaction(connections[using]) else found
+
+
+def before(counting: Iterable[TrackedTable], using: str, lock: Callable[[TrackedTable], Alive]) -> Before:
+    """Call ``lock`` for each of the tables that :func:`counting` returned."""
+    found: Before = {}
+    for tracked in counting:
+        try:
+            with fencing.writing(tracked.guard, using):
+                found[tracked] = lock(tracked)
+        except DatabaseError:  # it may have ended the writer's transaction
+            raise
+        except Exception:  # the write goes on, and deleted keys stay in the filter
+            found[tracked] = Alive()
+    return found
+
+
+def lock(compiler: Any, tracked: TrackedTable) -> Alive:
+    """Lock and return the guard's living rows that the UPDATE or DELETE of ``compiler`` is about to change.
+
+    The statement's own WHERE selects them, so a second writer waits here, and then finds the rows that are left.
+    """
+    chosen = compiler.query.chain(klass=Query)
+    chosen.clear_ordering(force=True)
+    chosen.extra = {}
+    chosen.select = ()
+    chosen.add_fields([each.name for each in _primary_key(chosen.get_meta())])
+    return _lock(compiler, tracked, [chosen])
+
+
+def lock_conflicting(compiler: Any, tracked: TrackedTable) -> Alive:
+    """Lock and return the living rows that an INSERT updates, because a row with the same unique values exists."""
+    query = compiler.query
+    if query.on_conflict != OnConflict.UPDATE or not query.unique_fields:
+        return Alive()  # MySQL names no unique fields: each row is then counted once more, which is harmless
+    names = [each.attname for each in query.unique_fields]
+    each_row = [Q(**{name: getattr(row, name) for name in names}) for row in query.objs]
+    every: Any = QuerySet(query.model, using=compiler.using).order_by()
+    chunks = [each_row[start : start + _AT_ONCE] for start in range(0, len(each_row), _AT_ONCE)]
+    return _lock(compiler, tracked, [every.filter(reduce(or_, some)).values("pk") for some in chunks])
+
+
+def _primary_key(meta: Any) -> Sequence[Any]:
+    return getattr(meta, "pk_fields", None) or [meta.pk]
+
+
+def _lock(compiler: Any, tracked: TrackedTable, chosen: Iterable[Any]) -> Alive:
+    """Lock the guard's living rows; each query of ``chosen`` selects primary keys of the statement's table."""
+    guard = tracked.guard
+    # Rebuilds read one database only: rows of another one are not discarded.
+    at_home = compiler.using == router.db_for_write(guard.model)
+    if compiler.connection.vendor == "sqlite":
+        # It has no row locks, and a transaction that reads first cannot wait for the write lock: so write first.
+        table = compiler.connection.ops.quote_name(compiler.query.get_meta().db_table)
+        with compiler.connection.cursor() as cursor:
+            cursor.execute(f"DELETE FROM {table} WHERE 0")  # noqa: S608
+    # On SQLite no other connection can change the state rows now.
+    generation = guard.active_filter.active(compiler.using) if at_home else ""
+    rows: dict[Any, tuple[Any, ...]] = {}
+    # As during the statement itself, other transactions may still insert rows that refer to these.
+    no_key = compiler.connection.features.has_select_for_no_key_update
+    living = guard.rows().using(compiler.using).select_for_update(no_key=no_key)
+    for some in chosen:
+        rows |= _values(guard, living.filter(**{f"{tracked.link or 'pk'}__in": some}))
+        if len(rows) > MOST_ROWS:
+            return Alive()
+    return Alive(generation, rows)
+
+
+def finish(
+    tracked: TrackedTable, using: str, before: Alive, link: str, written: Iterable[tuple[Any, ...]]
+) -> list[tuple[Any, ...]]:
+    """After the statement, return the values to add, and issue a pending delete for the keys gone from ``before``.
+
+    ``written`` are the current primary keys of the rows that it wrote; ``link`` is the lookup from the guard's rows to
+    them. Both sets of rows are read again, so that a changed primary key is found as well.
+    """
+    guard = tracked.guard
+    primary_keys = [value[0] if len(value) == 1 else value for value in written]
+    after: dict[Any, tuple[Any, ...]] = {}
+    for path, chosen in (("pk", list(before.rows)), (link, primary_keys)):
+        for start in range(0, len(chosen), _AT_ONCE):
+            some = chosen[start : start + _AT_ONCE]
+            after |= _values(guard, guard.rows().using(using).filter(**{f"{path}__in": some}))
+    was, now = Counter(before.rows.values()), Counter(after.values())
+    gone = [key for value in (was - now).elements() for key in _key(guard, value)]
+    if gone and before.generation:
+        PendingDelete.issue(guard, gone, before.generation, connections[using])
+    return list((now - was).elements())
+
+
+def _values(guard: Guard, rows: QuerySet[Any]) -> dict[Any, tuple[Any, ...]]:
+    """Return primary key -> looked-up values, of at most ``MOST_ROWS`` + 1 rows."""
+    return {row[0]: row[1:] for row in rows.order_by().values_list("pk", *guard.attnames)[: MOST_ROWS + 1]}
+
+
+def _key(guard: Guard, value: tuple[Any, ...]) -> Sequence[bytes]:
+    """Return the row's key in a list, empty if it has none: then it was never added."""
+    with suppress(Unkeyable, OutOfRange):
+        return [guard.keys.key(value[0] if len(value) == 1 else value)]
+    return []
+
+
+@dataclass(eq=False)
+class PendingDelete:
+    """A discard of ``keys`` from ``generation``, done once, after the COMMIT, unless it has become ``void``."""
+
+    guard: Guard
+    keys: list[bytes]
+    generation: str
+    connection: BaseDatabaseWrapper
+    void: bool = False
+
+    @classmethod
+    def issue(cls, guard: Guard, keys: list[bytes], generation: str, connection: BaseDatabaseWrapper) -> None:
+        """Register a pending delete with the open transaction of ``connection``, which Django has begun."""
+        pending = cls(guard, keys, generation, connection)
+        TransactionObserver.over(connection).add(pending)
+        transaction.on_commit(pending, using=connection.alias)
+
+    def __call__(self) -> None:
+        """Discard the keys; Django calls it once."""
+        if not self.connection.in_atomic_block and not self.void:  # a TestCase runs it, and then rolls back
+            self.guard.active_filter.discard(self.keys, self.generation)

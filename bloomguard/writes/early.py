@@ -1,0 +1,60 @@
+"""Writes in other apps' ``ready()``: they fence the guards of their tables that are declared later."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+
+from django.db import DatabaseError, connections
+
+from ..exceptions import ConfigurationError, StoreError
+from ..guards import Guard, registry
+from . import fencing
+from .consequences import written
+from .sql.effects import Effect
+
+logger = logging.getLogger("bloomguard")
+
+#: Database alias, effects of the statement, and the guards that were registered then.
+_writes: list[tuple[str, frozenset[Effect], frozenset[Guard]]] = []
+is_early = False
+
+
+def begin() -> None:
+    """Record writes from now on, until :func:`complete`."""
+    global is_early
+    is_early = True
+
+
+def complete() -> None:
+    """Fence the guards whose tables were written before; call it when all ``guards.py`` are imported."""
+    global is_early
+    is_early = False
+    if _writes and _fence not in registry.listeners:
+        registry.listeners.append(_fence)  # for guards that are declared elsewhere, later
+    _fence()
+
+
+def record_write(effects: frozenset[Effect], alias: str) -> None:
+    """Record a statement with these effects."""
+    write = (alias, effects, frozenset(registry))
+    if effects and write not in _writes:
+        _writes.append(write)
+
+
+def _fence() -> None:
+    for alias, effects, known in list(_writes):
+        connection = connections[alias]
+        new = {guard: cause for guard, cause in written(effects, connection).items() if guard not in known}
+        for guard, cause in new.items():
+            try:
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore", RuntimeWarning)  # Django warns of queries in ready()
+                    fencing.fence(guard, alias, f"{cause.table} was written before the guard was registered")
+            except (StoreError, ConfigurationError, DatabaseError) as error:
+                logger.critical(
+                    "bloomguard could not fence %s for writes before it was registered; run rebuild_filter: %s",
+                    guard.name,
+                    type(error).__name__,
+                )
+    _writes[:] = [(alias, effects, known | set(registry)) for alias, effects, known in _writes]

@@ -1,0 +1,310 @@
+"""Fencing: when an add cannot be confirmed, the guard is disabled until its next rebuild.
+
+Every process must know of the fence before the row becomes visible. So the row is committed no earlier than two leases
+after the fence. If the fence cannot be committed before the row, both are committed together, and the COMMIT returns to
+its caller two leases later.
+
+That happens if the writer's own transaction locks the state row. On SQLite a writer locks out every other connection,
+also the one of its process for the state rows; so it reads them by its own, and no one else can change them meanwhile.
+On PostgreSQL the transaction may have changed or deleted that row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from typing import Any
+
+from django.db import DatabaseError, InterfaceError, connections
+from django.db.models import F
+
+from ..exceptions import ConfigurationError, StoreError
+from ..guards import Guard
+from ..models import GuardState
+from ..state import table as states
+from ..state.table import FENCED, LEASE_SECONDS, Rows, State, StateTable
+from .observer import TransactionObserver
+from .transactions import has_begun
+
+SETTLE_SECONDS = 2 * LEASE_SECONDS
+#: Half a lease less, as clocks differ in speed.
+IDLE_SECONDS = 1.5 * LEASE_SECONDS
+
+_NOTHING = nullcontext()
+
+
+class PendingFence:
+    """A fence that is committed together with rows; ``before`` is the state row that other processes see until then."""
+
+    def __init__(self, table: StateTable, name: str, before: State, reason: str) -> None:
+        self.table = table
+        self.name = name
+        self.before = before
+        self._reason = reason
+        self._since = float("-inf")
+
+    def begin(self) -> None:
+        """Note the time of the COMMIT."""
+        self._since = self.table.clock()
+
+    def finish(self) -> None:
+        """Wait until no process answers from an older state row, and log the fence; not if a savepoint undid it."""
+        try:
+            now = self.table.current(self.name)
+        except (DatabaseError, InterfaceError):
+            now = None
+        if now is not None and now.version == self.before.version and now.version:
+            return
+        wait = self._since + SETTLE_SECONDS - self.table.clock()
+        if wait > 0:
+            self.table.sleep(wait)
+        if now is not None and now.status == FENCED and now.version > self.before.version:
+            self.table.say_fenced(self.name, self._reason)
+
+
+def writing(guard: Guard, using: str) -> AbstractContextManager[None]:
+    """Return a context manager for reading the state row after a statement on ``using``, before its COMMIT."""
+    table = table_of(guard)
+    if _locks_out(table, using) and has_begun(connections[using]):
+        return table.reading_by(partial(_committed, table, using))
+    return _NOTHING
+
+
+def takes_adds(state: State) -> bool:
+    """Whether the row names a generation that answers, or may answer later; if fenced, only the one being built."""
+    return bool(state.building if state.status == FENCED else state.generations)
+
+
+def is_idle(guard: Guard, *, may_read: bool = False) -> bool:
+    """Whether a valid copy of the state row shows that the guard has no generation.
+
+    ``may_read``: read the row again if the copy is too old.
+    """
+    table = table_of(guard)
+    state = table.renewed(guard.name) if may_read else table.lease(guard.name)
+    return state is not None and not state.generations
+
+
+def has_nothing_to_add_to(guard: Guard) -> bool:
+    """Whether a valid copy of the state row shows no generation to add to: none at all, or fenced ones."""
+    state = table_of(guard).lease(guard.name)
+    return state is not None and not takes_adds(state)
+
+
+def all_idle(guards: Iterable[Guard], using: str) -> dict[Guard, float] | None:
+    """Return when the state row of each guard was read, if none has a generation to add to; else ``None``.
+
+    A statement sent now needs no add if it ends while :func:`was_idle` is true: a generation that exists by then was
+    announced after the read, so the scan that fills it begins at least two leases later, and after all transactions
+    that are writing. Either the statement was committed by then, or the rebuild waits for its transaction. This waits
+    for a fence here, before the statement, instead of before its COMMIT.
+    """
+    found: dict[Guard, float] = {}
+    for guard in guards:
+        since = _idle_since(guard, using)
+        if since is None:
+            return None
+        found[guard] = since
+    return found
+
+
+def _idle_since(guard: Guard, using: str) -> float | None:
+    table = table_of(guard)
+    for _ in range(2):
+        refresh(guard, using)
+        since = table.read_at  # first: the copy may be a newer one
+        state = table.lease(guard.name)
+        if state is None:
+            continue  # the copy has become too old just now
+        if takes_adds(state):
+            return None
+        if not state.generations:
+            return since
+        _wait_for_fence(guard, state)  # waits at most once; then read again
+        if table.clock() - since < LEASE_SECONDS:
+            return since
+    return None
+
+
+def refresh(guard: Guard, using: str) -> None:
+    """Read the state rows if the copy is too old. They have their own connection; if a writer blocks it, try once."""
+    table = table_of(guard)
+    if table.lease(guard.name) is not None:
+        return
+    alone = _locks_out(table, using)
+    observer = TransactionObserver.of(connections[using]) if alone else None
+    if observer is not None and observer.is_alone:
+        return
+    if not table.renew() and alone and has_begun(connections[using]):
+        TransactionObserver.over(connections[using]).is_alone = True
+
+
+def was_idle(guard: Guard, since: float) -> bool:
+    """Whether a statement that began after :func:`all_idle`, and has ended now, came before every scan."""
+    return table_of(guard).clock() - since < IDLE_SECONDS
+
+
+def needs_nothing(guard: Guard, using: str) -> bool:
+    """Whether rows just written need no add: the guard has no generation, or this transaction has fenced it.
+
+    Waits, once, for a fence that another writer has set.
+    """
+    table = table_of(guard)
+    for _ in range(2):
+        state = table.renewed(guard.name)
+        if state is None or takes_adds(state):
+            break
+        if not state.generations:
+            return True
+        _wait_for_fence(guard, state)  # the next build waits for this transaction
+        now = table.lease(guard.name)
+        if now is not None and now.version == state.version:
+            return True
+    return _fenced_within(table, guard.name, using)
+
+
+def fence(guard: Guard, using: str, reason: str) -> bool:
+    """Fence ``guard`` for rows written on ``using``, before they become visible; ``False`` if it has no generation.
+
+    Call it after the statement and before its COMMIT. Raises :class:`StoreError` if it fails: then the write must not
+    be committed.
+    """
+    try:
+        table = table_of(guard)
+        with writing(guard, using):
+            if needs_nothing(guard, using):
+                state = table.lease(guard.name)
+                return state is None or bool(state.generations)
+            if _locks_out(table, using) or _holds_row(table, guard.name, using):
+                _fence_within(table, guard.name, using, reason)
+            else:
+                table.fence(guard.name, reason)
+                table.sleep(SETTLE_SECONDS)
+    except DatabaseError as error:
+        raise StoreError(
+            f"{guard.name}: a row could not be added to its filter, and the guard could not be fenced; the write is "
+            "refused, as a request for the row might be answered 404. Write again when the database of the state "
+            "rows can be reached"
+        ) from error
+    return True
+
+
+def before_state_rows_change(using: str) -> None:
+    """On SQLite, record the committed state rows: the project's transaction is about to change some."""
+    table, connection = states.table, connections[using]
+    if _locks_out(table, using) and has_begun(connection):
+        known = TransactionObserver.over(connection).committed
+        for name, state in table.visible_to(using).items():
+            known.setdefault(name, PendingFence(table, name, state, ""))
+
+
+def drop_standby(guard: Guard, using: str, seen: State) -> bool:
+    """Remove the standby from the state row, so that an add which did not reach it counts; ``False`` if that fails.
+
+    A rollback to the standby compares and sets the row's version too: of it and this change, the second one fails.
+    """
+    table = table_of(guard)
+    if _locks_out(table, using):
+        return False  # only this transaction could do it, and its rollback would undo it after others relied on it
+    try:
+        return not _holds_row(table, guard.name, using) and table.swap(seen, standby="", standby_until=None) is not None
+    except DatabaseError:
+        return False
+
+
+#: Guard name -> the last fence that was waited for, of guards with a configuration error.
+_waited_for: dict[str, Any] = {}
+
+
+def _wait_for_fence(guard: Guard, state: State) -> None:
+    try:
+        guard.active_filter.wait_for_fence(state)
+    except ConfigurationError:
+        if _waited_for.get(guard.name, "") != state.fenced_at:
+            table_of(guard).sleep(SETTLE_SECONDS)
+            _waited_for[guard.name] = state.fenced_at
+
+
+def table_of(guard: Guard) -> StateTable:
+    """Return the table of the guard's state row, also for a guard with a configuration error."""
+    try:
+        return guard.active_filter.table
+    except ConfigurationError:  # it may have a filter from before the error
+        return states.table
+
+
+def _locks_out(table: StateTable, using: str) -> bool:
+    return connections[using].vendor == "sqlite" and table.connection.alias == using
+
+
+def _holds_row(table: StateTable, name: str, using: str) -> bool:
+    """Whether the open transaction on ``using`` has locked the state row, so that other connections wait for it."""
+    connection: Any = connections[using]
+    if (
+        table.connection.alias != using
+        or not has_begun(connection)
+        or not connection.features.has_select_for_update_skip_locked
+    ):
+        return False
+    quote = connection.ops.quote_name
+    where = f"FROM {quote(GuardState._meta.db_table)} WHERE {quote('name')} = %s"
+    free, _ = table.connection.execute(f"SELECT 1 {where} FOR UPDATE SKIP LOCKED", [name])
+    if free or not table.current(name).version:
+        return False
+    with connection.cursor() as cursor:
+        cursor.execute(f"SELECT 1 {where} FOR UPDATE SKIP LOCKED", [name])
+        if cursor.fetchall():
+            return True
+        cursor.execute(f"SELECT 1 {where}", [name])
+        return not cursor.fetchall()  # deleted here; else another transaction has the lock
+
+
+def is_pending(name: str, using: str) -> bool:
+    """Whether the open transaction on ``using`` has fenced the guard ``name``; others do not see that yet."""
+    return name in _pending(using)
+
+
+def _pending(using: str) -> dict[str, Any]:
+    """Return the fences of the open transaction."""
+    observer = TransactionObserver.of(connections[using])
+    return observer.committed if observer is not None else {}
+
+
+def _fenced_within(table: StateTable, name: str, using: str) -> bool:
+    """Whether the open transaction has fenced the guard, or deleted its row, and no savepoint has undone that."""
+    if not is_pending(name, using):
+        return False
+    now = _visible_to(table, using).get(name)
+    return now is None or (now.status == FENCED and not now.building)
+
+
+def _visible_to(table: StateTable, using: str) -> Rows:
+    """Return the state rows as the writer's connection sees them, with its own changes."""
+    if _locks_out(table, using):
+        return table.visible_to(using)
+    with connections[using].cursor() as cursor:
+        cursor.execute(table.query)
+        return {row[0]: State(*row) for row in cursor.fetchall()}
+
+
+def _committed(table: StateTable, using: str) -> Rows:
+    """Return the state rows by the writer's connection, as they are committed."""
+    return table.visible_to(using) | {name: fence.before for name, fence in _pending(using).items()}
+
+
+def _fence_within(table: StateTable, name: str, using: str, reason: str) -> None:
+    connection = connections[using]
+    if _locks_out(table, using):
+        before = _committed(table, using).get(name) or State(name)
+    else:
+        before = table.current(name)
+    rows = GuardState.objects.using(using).filter(name=name).exclude(active="", standby="", building="")
+    changed = rows.update(version=F("version") + 1, **table.fencing(reason))
+    pending = PendingFence(table, name, before, reason)
+    if has_begun(connection):
+        # If no row was changed, this transaction has deleted it, which others see only after its COMMIT.
+        TransactionObserver.over(connection).committed[name] = pending
+    elif changed:
+        pending.begin()
+        pending.finish()

@@ -1,0 +1,204 @@
+"""An observer of a transaction: whether it is committed, and which of its statements were rolled back before.
+
+``on_commit`` is not enough. Django runs no hook for a COMMIT by hand, runs those of ``set_autocommit(False)`` long
+after it, keeps those of a savepoint that was rolled back by hand, and runs them after a COMMIT that PostgreSQL has
+answered by a rollback. So whatever depends on the outcome is added to an observer of the transaction.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, Protocol
+
+from django.db.backends.base.base import BaseDatabaseWrapper
+
+from ..state.connection import is_aborted, is_durable
+from .transactions import has_begun, is_over
+
+#: The statements that an observer understands. After any other one that may concern savepoints, all is void.
+_SAVEPOINT = re.compile(
+    r"\s*(?:(?P<made>SAVEPOINT)|(?P<released>RELEASE(?:\s+SAVEPOINT)?)"
+    r"|(?P<undone>ROLLBACK(?:\s+(?:WORK|TRANSACTION))?\s+TO(?:\s+SAVEPOINT)?))"
+    r"""\s+(?P<quote>["`]?)(?P<name>[A-Za-z_][A-Za-z0-9_]{0,62})(?P=quote)\s*;?\s*""",
+    re.IGNORECASE,
+)
+#: Found anywhere in a statement, also in literals and quoted names, whose ends are not looked for here.
+_CONTROL = re.compile(
+    r"SAVEPOINT|RELEASE|ROLLBACK|ABORT|COMMIT|BEGIN|\bEND\b|TRANSACTION|\bDO\b|\bCALL\b", re.IGNORECASE
+)
+#: A single statement that begins with one of these does not control transactions, whatever else it contains.
+_PLAIN = re.compile(r"\s*(?:SELECT|INSERT|UPDATE|DELETE|PRAGMA|SET|SHOW|WITH)\b[^;]*;?\s*", re.IGNORECASE)
+_ROLLBACK = re.compile(r"\s*(?:ROLLBACK|ABORT)(?:\s+(?:WORK|TRANSACTION))?\s*;?\s*", re.IGNORECASE)
+
+
+class Undoable(Protocol):
+    """Something that counts only if the statement that caused it is committed."""
+
+    void: bool
+
+
+class Committed(Protocol):
+    """Something to do after the COMMIT, before the COMMIT returns to its caller."""
+
+    name: str
+
+    def begin(self) -> None:
+        """Called first for all, right after the COMMIT."""
+
+    def finish(self) -> None:
+        """Called after :meth:`begin` was called for all."""
+
+
+class TransactionObserver:
+    """An ``execute_wrapper`` that follows one transaction from now on."""
+
+    def __init__(self, connection: BaseDatabaseWrapper) -> None:
+        self.connection = connection
+        self.undoable: list[Undoable] = []
+        self.committed: dict[str, Committed] = {}
+        #: Whether the file is locked against every other connection of this process as well (SQLite).
+        self.is_alone = False
+        #: Whether an error may have undone all since the last rollback to a savepoint.
+        self.failed = False
+        self._is_lost = False
+        self._savepoints: list[tuple[str, int]] = []  # the name, and the length of `undoable`
+        self._raw = connection.connection
+
+    @classmethod
+    def of(cls, connection: BaseDatabaseWrapper) -> TransactionObserver | None:
+        """Return the observer of the open transaction, if there is one."""
+        for known in [known for known in connection.execute_wrappers if isinstance(known, cls)]:
+            if known._raw is connection.connection and has_begun(connection):
+                return known
+            known.roll_back()  # its connection, or its transaction, has ended
+        return None
+
+    @classmethod
+    def over(cls, connection: BaseDatabaseWrapper) -> TransactionObserver:
+        """Return the observer of the open transaction; make one if there is none."""
+        known = cls.of(connection)
+        if known is None:
+            known = cls(connection)
+            # At the bottom: `with connection.execute_wrapper(...)` removes the topmost one when it ends.
+            connection.execute_wrappers.insert(0, known)
+        return known
+
+    def add(self, what: Undoable) -> None:
+        """Make ``what`` void if the statements up to now are rolled back."""
+        what.void = what.void or self._is_lost
+        self.undoable.append(what)
+
+    def __call__(self, execute: Callable[..., Any], sql: Any, params: Any, many: bool, context: Any) -> Any:
+        """Run one statement."""
+        try:
+            result = execute(sql, params, many, context)
+        except Exception:
+            self.failed = True
+            if is_over(self.connection):  # after some errors SQLite rolls back all of it
+                self._lose()
+            raise
+        self._follow(sql if isinstance(sql, str) else "; COMMIT")
+        if is_over(self.connection):
+            self._lose()
+            self._end(committed=not (isinstance(sql, str) and _ROLLBACK.fullmatch(sql)))
+        return result
+
+    def _follow(self, sql: str) -> None:
+        found = _SAVEPOINT.fullmatch(sql)
+        if found is None:
+            if not _PLAIN.fullmatch(sql) and _CONTROL.search(sql):
+                self._lose()
+            return
+        folds = not found["quote"] or self.connection.vendor != "postgresql"
+        name = found["name"].lower() if folds else found["name"]
+        known = [place for place, (each, _) in enumerate(self._savepoints) if each == name]
+        if known and self.connection.vendor not in ("postgresql", "sqlite"):
+            self._lose()  # MySQL drops the first of two savepoints with one name
+        elif found["made"]:
+            self._savepoints.append((name, len(self.undoable)))
+        elif found["released"]:
+            del self._savepoints[known[-1] if known else 0 :]
+        else:
+            # An unknown savepoint was made before this observer.
+            kept = self._savepoints[known[-1]][1] if known else 0
+            del self._savepoints[known[-1] + 1 if known else 0 :]
+            self._void(kept)
+            self.failed = False
+
+    def _lose(self) -> None:
+        """Make everything void until the end of the transaction: what is rolled back cannot be found out any more."""
+        self._is_lost = True
+        self._void(0)
+
+    def _void(self, kept: int) -> None:
+        for each in self.undoable[kept:]:
+            each.void = True
+
+    def committing(self) -> None:
+        """Called before the COMMIT: make everything void if the database will roll it back, or may lose it."""
+        if self.connection.vendor == "postgresql":
+            self.failed = self.failed or is_aborted(self.connection)
+        elif self.connection.vendor == "sqlite":
+            self.failed = self.failed or is_over(self.connection)
+        if self.undoable and not self.failed:
+            self.failed = not is_durable(self.connection)
+        if self.failed:
+            self._void(0)
+
+    def commit(self) -> None:
+        """Called after the COMMIT."""
+        self._end(committed=True)
+
+    def roll_back(self) -> None:
+        """Called when the whole transaction is rolled back."""
+        self._void(0)
+        self._end(committed=False)
+
+    def _end(self, *, committed: bool) -> None:
+        if self in self.connection.execute_wrappers:
+            self.connection.execute_wrappers.remove(self)
+        due, self.committed = list(self.committed.values()), {}
+        if committed:
+            for each in due:
+                each.begin()
+            for each in due:
+                each.finish()
+
+
+def connect() -> None:
+    """Wrap the ``commit`` and ``rollback`` of all connections, once."""
+    wrapper: Any = BaseDatabaseWrapper
+    if not hasattr(wrapper.commit, "of_bloomguard"):
+        wrapper.commit = _committing(wrapper.commit)
+        wrapper.commit.of_bloomguard = True
+        wrapper.rollback = _rolling_back(wrapper.rollback)
+
+
+def _observers(connection: BaseDatabaseWrapper) -> list[TransactionObserver]:
+    return [known for known in connection.execute_wrappers if isinstance(known, TransactionObserver)]
+
+
+def _committing(commit: Callable[[Any], None]) -> Callable[[Any], None]:
+    @wraps(commit)
+    def check_and_commit(self: BaseDatabaseWrapper) -> None:
+        observers = _observers(self)
+        for observer in observers:
+            observer.committing()
+        commit(self)
+        for observer in observers:
+            observer.commit()
+
+    return check_and_commit
+
+
+def _rolling_back(rollback: Callable[[Any], None]) -> Callable[[Any], None]:
+    @wraps(rollback)
+    def roll_back(self: BaseDatabaseWrapper) -> None:
+        observers = _observers(self)
+        rollback(self)
+        for observer in observers:
+            observer.roll_back()
+
+    return roll_back

@@ -1,0 +1,231 @@
+"""Fencing for rows written past the ORM: by raw SQL, or by the database itself because of a statement.
+
+:mod:`bloomguard.writes.sql.reader` finds out what a statement does, :mod:`bloomguard.writes.catalogue` what the
+database does because of it: by views, partitions, triggers and foreign keys. Every statement that is not certainly
+harmless fences. The ORM's compilers add the keys of their own tables. The texts of harmless statements are cached, and
+cost a microsecond or less.
+
+If the caller knows the keys, a block of :func:`~bloomguard.writes.adding.adding` adds them, and nothing is fenced.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from django.db import connections
+
+from ..guards import Guard, registry
+from ..state import table as states
+from . import adding, consequences, early, fencing
+from .consequences import Cause, DatabaseCache, defined, renewed, written
+from .rows import running
+from .sql import reader as sqltext
+from .sql.effects import Reading, bare
+from .transactions import is_under_way, together
+
+logger = logging.getLogger("bloomguard")
+
+Execute = Callable[..., Any]
+
+#: The usual beginning of a write, by the ORM, the schema editors and most people.
+_USUAL = re.compile(
+    r'(?:INSERT INTO|UPDATE|DELETE FROM) (?:(["`])([^"`.]+)\1|(\w+))(?: ?\(| SET | VALUES | SELECT | WHERE |$)',
+    re.IGNORECASE,
+)
+#: What Django sends around writes; each savepoint has its own name, so these texts are not cached.
+_BORDERS = ("BEGIN", "SAVEPOINT ", "RELEASE SAVEPOINT ", "ROLLBACK TO SAVEPOINT ")
+_warned: set[tuple[str, str]] = set()
+
+
+def watch(execute: Execute, sql: Any, params: Any, many: bool, context: dict[str, Any]) -> Any:
+    """Execute ``sql``, as an ``execute_wrapper``; if it may make a key that the ORM does not add, fence the guard."""
+    connection = context["connection"]
+    cache = consequences.caches.get(connection.alias)
+    if (
+        cache is None
+        or cache.version != registry.version
+        or cache.stamp != consequences.stamp
+        or cache.read_at != states.table.read_at
+    ):
+        cache = renewed(connection.alias)
+    if early.is_early and not (type(sql) is str and sqltext.is_plain_read(sql)):
+        early.record_write(read(text_of(sql, connection), connection).effects, connection.alias)
+    if not cache.tables:
+        return execute(sql, params, many, context)
+    if type(sql) is str:
+        if sql in cache.harmless or (sql.startswith(_BORDERS) and ";" not in sql):
+            return execute(sql, params, many, context)
+        if sqltext.is_plain_read(sql):
+            cache.add_harmless(sql)
+            return execute(sql, params, many, context)
+        usual = _USUAL.match(sql)
+        if usual is not None and ";" not in sql and cache.quiet.get((table := usual[2] or usual[3]).lower()):
+            if table == running.table:
+                return execute(sql, params, many, context)
+            if bare(table) not in cache.tables or sql[0] in "Dd":
+                cache.add_harmless(sql)
+                return execute(sql, params, many, context)
+    return _check(execute, sql, params, many, context, cache)
+
+
+def _check(execute: Execute, sql: Any, params: Any, many: bool, context: dict[str, Any], cache: DatabaseCache) -> Any:
+    connection = context["connection"]
+    if cache.catalogue is None and cache.seem_idle(connection):
+        try:
+            return execute(sql, params, many, context)
+        finally:
+            if not cache.are_idle(connection):  # a build has begun meanwhile
+                _fence(_follow(read(text_of(sql, connection), connection), connection), connection)
+    text = text_of(sql, connection)
+    reading = read(text, connection)
+    if not reading.effects and not reading.defines:
+        cache.add_harmless(text)
+        return execute(sql, params, many, context)
+    if reading.several and connection.vendor == "sqlite":
+        result = execute(sql, params, many, context)  # its driver refuses several statements, before it sends any
+        with following(reading, text, connection):
+            return result
+    with following(reading, text, connection) as fenced:
+        result = execute(sql, params, many, context)
+    if fenced == {} and not reading.defines and running.table is None and params and type(sql) is str:
+        cache.add_harmless(sql)  # without parameters each text differs
+    return result
+
+
+def read(text: str, connection: Any) -> Reading:
+    """Read what a statement does, in the dialect of its database."""
+    return sqltext.read(text, connection.vendor)
+
+
+def text_of(sql: Any, connection: Any) -> str:
+    """Return a statement's text; psycopg has objects that compose it."""
+    if isinstance(sql, str):
+        return sql
+    if isinstance(sql, bytes):
+        return sql.decode(errors="replace")
+    as_string = getattr(sql, "as_string", None)
+    return as_string(connection.connection) if as_string is not None else str(sql)
+
+
+def _follow(reading: Reading, connection: Any) -> dict[Guard, Cause]:
+    """Return the guards that may have new keys, without the table that the ORM is writing: its compiler adds those."""
+    return written(reading.effects, connection, own="" if running.table is None else bare(running.table))
+
+
+# -- fencing
+
+
+@contextmanager
+def following(
+    reading: Reading, text: str, connection: Any, *, apart: bool = False
+) -> Iterator[dict[Guard, Cause] | None]:
+    """Around a statement: fence the guards that may have new keys after it, but for those in a block that adds them.
+
+    It yields those guards, or ``None`` if they cannot be found out before the statement. ``apart``: put no transaction
+    around it.
+    """
+    try:
+        cache = renewed(connection.alias)
+        if not reading.effects or not cache.tables:
+            yield {}
+        elif not apart and cache.catalogue is None and connection.vendor == "sqlite" and is_under_way(connection):
+            # A read now would take a snapshot, and the write could fail with SQLITE_BUSY_SNAPSHOT.
+            try:
+                yield None
+            finally:
+                if not cache.are_idle(connection):
+                    _fence(_follow(reading, connection), connection)
+        else:
+            with _fencing(_follow(reading, connection), text, connection, apart=apart) as fenced:
+                yield fenced
+    finally:
+        if reading.defines:
+            defined(connection)
+
+
+@contextmanager
+def _fencing(written: dict[Guard, Cause], text: str, connection: Any, *, apart: bool) -> Iterator[dict[Guard, Cause]]:
+    idle = fencing.all_idle(written, connection.alias) if written else {}
+    if idle is not None:
+        try:
+            yield written
+        finally:
+            if not all(fencing.was_idle(guard, since) for guard, since in idle.items()):
+                _fence(written, connection)
+    elif apart or connections[connection.alias] is not connection or _commits_by_itself(text, connection):
+        # No transaction can be put around it: fence again what was built between the first fence and the statement.
+        _fence(written, connection)
+        try:
+            yield written
+        finally:
+            _fence(written, connection)
+    elif connection.in_atomic_block:  # the statement may fail without undoing all of it
+        yield written
+        with together(connection.alias):  # a refused write must undo it
+            _fence(written, connection)
+    else:
+        with together(connection.alias):
+            yield written
+            _fence(written, connection)
+
+
+def _fence(written: dict[Guard, Cause], connection: Any) -> None:
+    site = _site() if written else ""
+    for guard, cause in written.items():
+        reason = _reason(cause, site)
+        if adding.is_left_to_block(guard, connection.alias, reason):
+            continue
+        if fencing.fence(guard, connection.alias, reason):
+            _warn(cause, site)
+
+
+def _reason(cause: Cause, site: str) -> str:
+    if not cause.table:
+        return f"a statement that may have written anything was sent at {site}"
+    if cause.is_direct:
+        return f"raw SQL wrote to {cause.table} at {site}"
+    return f"a view, partition, trigger or foreign key may have written to {cause.table} for the statement at {site}"
+
+
+def _commits_by_itself(text: str, connection: Any) -> bool:
+    """Whether a transaction around the statement cannot make its COMMIT come after the fence.
+
+    Under autocommit SQLite commits a statement that returns rows only when they have been fetched; MySQL commits an
+    ALTER at once; several statements in one text may contain a COMMIT.
+    """
+    if ";" in text and re.search(r"\b(?:COMMIT|END)\b", text, re.IGNORECASE):
+        return True
+    if connection.vendor == "postgresql" and not connection.in_atomic_block:
+        return re.match(r"\s*(?:CALL|DO)\b", text, re.IGNORECASE) is not None  # a procedure may commit
+    if connection.vendor == "sqlite" and not connection.in_atomic_block:
+        return re.search(r"\bRETURNING\b|^\s*PRAGMA\b", text, re.IGNORECASE) is not None
+    return connection.vendor == "mysql" and re.search(r"\b(?:ALTER|RENAME|CREATE)\b", text, re.IGNORECASE) is not None
+
+
+def _warn(cause: Cause, site: str) -> None:
+    if (cause.table, site) not in _warned:
+        _warned.add((cause.table, site))
+        logger.warning(
+            "bloomguard cannot find out the keys that %s wrote: %s %s %s. Its guards are disabled; run rebuild_filter "
+            "after it",
+            "raw SQL" if cause.is_direct else "the database itself",
+            site,
+            "writes to" if cause.is_direct and cause.table else "may write to",
+            cause.table or "any table",
+        )
+
+
+def _site() -> str:
+    """Return the file and line that sent the statement: the innermost frame outside of Django and this package."""
+    frame = outermost = sys._getframe(1)
+    while frame is not None:
+        module = frame.f_globals.get("__name__", "")
+        if module.partition(".")[0] not in ("django", "bloomguard", "contextlib", "functools", "asgiref"):
+            return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+        outermost, frame = frame, frame.f_back  # type: ignore[assignment]
+    return f"{outermost.f_code.co_filename}:{outermost.f_lineno}"

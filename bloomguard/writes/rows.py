@@ -1,0 +1,204 @@
+"""The steps around an ORM statement: lock rows, send it, and add the keys of the written rows before the COMMIT."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from functools import partial
+from operator import itemgetter
+from typing import Any, NamedTuple
+
+from django.db import DatabaseError, connections, models, transaction
+
+from ..exceptions import StoreError
+from ..guards import Guard
+from ..guards.keys import NotNormalized, OutOfRange, Unkeyable
+from ..models import GuardState
+from ..state.connection import has_own_transaction, is_aborted
+from . import discards, fencing
+from .discards import Alive, Before
+from .tables import Fields, TrackedTable
+from .transactions import is_over, together
+
+Execute = Callable[..., Any]
+Values = Sequence[tuple[Any, ...]]
+
+#: How many rows are read back by one query: below every database's limit of parameters.
+_PAGE = 500
+
+
+class WrittenRows(NamedTuple):
+    """What is known of the rows that a statement wrote, one tuple a row.
+
+    ``values`` are the key's own if ``link`` is empty; else the guard's rows are found by them, with the lookup
+    ``link``. ``stored``: they come from the database, not from the instances.
+    """
+
+    values: Values
+    link: str
+    stored: bool
+
+
+#: Returns the rows written to one tracked table; ``None`` if too little is known to make their keys.
+WrittenTo = Callable[[TrackedTable], WrittenRows | None]
+
+
+# -- sending the statement
+
+
+class _Running(threading.local):
+    """The table that the ORM statement of this thread writes: its SQL is not raw."""
+
+    table: str | None = None
+
+
+running = _Running()
+
+
+def run(execute: Execute, compiler: Any, *arguments: Any) -> Any:
+    """Execute a compiler's statement as one of the ORM's, not as raw SQL."""
+    outer, running.table = running.table, compiler.query.model._meta.db_table
+    try:
+        return execute(compiler, *arguments)
+    finally:
+        running.table = outer
+
+
+def run_untracked(execute: Execute, compiler: Any, *arguments: Any) -> Any:
+    """Execute the statement of a model without guards, which may be the one of the state rows."""
+    if compiler.query.model is GuardState:
+        fencing.before_state_rows_change(compiler.using)
+    return execute(compiler, *arguments)
+
+
+def find_idle(tables: Sequence[TrackedTable], using: str) -> dict[Guard, float] | None:
+    """Return :func:`bloomguard.writes.fencing.all_idle` for the guards of ``tables``."""
+    return fencing.all_idle([tracked.guard for tracked in tables], using)
+
+
+def lock_alive(compiler: Any, counting: Sequence[TrackedTable], lock: Callable[[Any, TrackedTable], Alive]) -> Before:
+    """Read and lock the rows that the statement is about to change, by ``lock``."""
+    return discards.before(counting, compiler.using, lambda tracked: run(lock, compiler, tracked))
+
+
+# -- adding the keys
+
+
+def add_if_late(tables: Sequence[TrackedTable], idle: dict[Guard, float], using: str, written_to: WrittenTo) -> None:
+    """After a statement sent while all guards were idle: add its keys if a scan that began meanwhile may miss its rows.
+
+    Under autocommit the rows are visible by then, but the COMMIT is not acknowledged to anyone yet.
+    """
+    late = [tracked for tracked in tables if not fencing.was_idle(tracked.guard, idle[tracked.guard])]
+    if not late:
+        return
+    connection: Any = connections[using]
+    if connection.in_atomic_block:
+        with together(using):
+            add_all(late, using, written_to)
+        return
+    try:
+        add_all(late, using, written_to)
+    except StoreError:
+        if has_own_transaction(connection):
+            connection.rollback()  # nothing else makes sure that the rows are not committed
+        raise
+
+
+def add_all(tables: Sequence[TrackedTable], using: str, written_to: WrittenTo) -> None:
+    """:func:`add` for each of several guards."""
+    for tracked in tables:
+        add(tracked, using, written_to)
+
+
+def add(tracked: TrackedTable, using: str, written_to: WrittenTo) -> None:
+    """Add the keys of the rows just written; fence the guard if an add cannot be confirmed.
+
+    An error of the filter does not stop the write. A database error is raised, as it may have ended the writer's
+    transaction; if it has not, the rows may still be committed, so the guard is fenced first.
+    """
+    try:
+        with fencing.writing(tracked.guard, using):
+            if fencing.needs_nothing(tracked.guard, using):
+                return
+            problem = _problem(tracked, using, written_to(tracked))
+    except DatabaseError:
+        if not is_over(connections[using]) and not is_aborted(connections[using]):
+            fencing.fence(tracked.guard, using, "written rows could not be read back")
+        raise
+    except Exception as error:
+        problem = f"adding a written row failed with {type(error).__name__}"
+    if problem:
+        fencing.fence(tracked.guard, using, problem)
+
+
+def finish(before: Before, tracked: TrackedTable, using: str, written: WrittenRows | None) -> WrittenRows | None:
+    """Return which of the written rows to add. A filter that counts its keys gets only those that are new."""
+    if written is None or tracked not in before:
+        return written
+    values = discards.finish(tracked, using, before[tracked], written.link, written.values)
+    return WrittenRows(values, "", stored=True)
+
+
+def returned_rows(fields: Fields, link: str, returned: Sequence[Any], rows: Values) -> WrittenRows | None:
+    """Pick ``fields`` from ``rows``, whose columns are ``returned``; ``None`` if the database gave only the last ID."""
+    places = [list(returned).index(field) for field in fields]
+    if rows and len(rows[0]) <= max(places):
+        return None
+    values = rows if rows and len(rows[0]) == 1 else list(zip(*(map(itemgetter(place), rows) for place in places)))
+    return WrittenRows(values, link, stored=True)
+
+
+def _problem(tracked: TrackedTable, using: str, written: WrittenRows | None) -> str:
+    """Add the keys; return why that could not be confirmed, or an empty text."""
+    guard = tracked.guard
+    if written is not None and written.link:
+        written = _read_back(tracked, using, written)
+    if written is None:
+        return "rows were written whose keys the database did not return"
+    try:
+        keys = _keys(guard, written)
+    except (Unkeyable, OutOfRange):
+        return "a row was written whose key cannot be made"
+    if keys and not guard.active_filter.add(keys, partial(fencing.drop_standby, guard, using)):
+        return guard.active_filter.why_not_added()
+    return ""
+
+
+def _keys(guard: Guard, written: WrittenRows) -> list[bytes]:
+    """Return the keys of the rows that have one; raises :class:`Unkeyable` and :class:`OutOfRange`."""
+    key = guard.keys.key
+    values: Sequence[Any] = [value[0] for value in written.values] if len(guard.fields) == 1 else written.values
+    try:
+        return [key(value) for value in values]
+    except Unkeyable:
+        keys = []
+    for whole, value in zip(written.values, values):
+        try:
+            keys.append(key(value))
+        except NotNormalized:
+            continue  # a request for it has no key either, and passes
+        except Unkeyable:
+            if not written.stored and None not in whole:  # a stored value without a key cannot be looked up
+                raise
+    return keys
+
+
+def _read_back(tracked: TrackedTable, using: str, written: WrittenRows) -> WrittenRows | None:
+    """Read the key's values of the guard's rows that ``written`` links to, as they are now."""
+    if not tracked.historical:
+        return WrittenRows(_rows(tracked.guard, using, written), "", stored=True)
+    try:
+        with transaction.atomic(using=using):  # in the middle of a migration a column may be missing
+            return WrittenRows(_rows(tracked.guard, using, written), "", stored=True)
+    except DatabaseError:
+        return None
+
+
+def _rows(guard: Guard, using: str, written: WrittenRows) -> Values:
+    rows: Any = models.QuerySet(guard.model, using=using).order_by()
+    keys = [value[0] if len(value) == 1 else value for value in written.values if None not in value]
+    found: list[tuple[Any, ...]] = []
+    for start in range(0, len(keys), _PAGE):
+        found += rows.filter(**{f"{written.link}__in": keys[start : start + _PAGE]}).values_list(*guard.attnames)
+    return found

@@ -1,0 +1,134 @@
+"""Adds by Django's ``post_save`` signal, for guards with ``sync = "signals"``.
+
+Guards are found by table: a proxy saves into its model's table, a child of multi-table inheritance into its parents'
+too. A row is added whether or not it is alive: one key too many is a harmless false positive, and a row that becomes
+alive again has its key already. Deletes are not tracked: the next rebuild drops those keys.
+"""
+
+from __future__ import annotations
+
+import logging
+from contextlib import suppress
+from typing import Any
+
+from django.db import DatabaseError
+from django.db.models import Model, QuerySet
+from django.db.models.signals import post_save, pre_save
+from django.utils import timezone
+
+from ..exceptions import ConfigurationError, StoreError
+from ..guards import Guard, registry
+from ..guards.keys import OutOfRange, Unkeyable
+from ..models import GuardState
+from . import fencing
+from .tables import parent_path
+
+logger = logging.getLogger("bloomguard")
+
+_UID = "bloomguard.writes.signals"
+
+_guards_of: dict[type[Model], tuple[Guard, ...]] = {}
+_version = -1
+
+
+def guards_of(model: type[Model]) -> tuple[Guard, ...]:
+    """Return the guards of the tables that ``save()`` of a ``model`` writes to."""
+    global _version
+    if _version != registry.version:
+        _guards_of.clear()
+        _version = registry.version
+    found = _guards_of.get(model)
+    if found is None:
+        tables = _tables(model)
+        found = tuple(guard for guard in registry if guard.sync == "signals" and tables & guard.tables)
+        _guards_of[model] = found
+    return found
+
+
+def _tables(model: type[Model]) -> set[str]:
+    return {model._meta.db_table, *(parent._meta.db_table for parent in model._meta.get_parent_list())}
+
+
+def _saved(
+    sender: type[Model], instance: Model, using: str, update_fields: frozenset[str] | None = None, **kwargs: Any
+) -> None:
+    for guard in guards_of(sender):
+        _add(guard, instance, using, update_fields)
+
+
+def _add(guard: Guard, instance: Model, using: str, update_fields: frozenset[str] | None) -> None:
+    """Add the row's key to the guard's filter; fence the guard if the add cannot be confirmed."""
+    try:
+        # A save of other columns only may make the row alive again: then its key is the stored one, not the attribute.
+        stored = bool(guard.alive) and not _wrote_key(guard, update_fields)
+        with fencing.writing(guard, using):
+            confirmed = _try_add(guard, instance, using, stored=stored)
+    except DatabaseError:  # it may have ended the writer's transaction: raise it
+        _fence(guard, using)
+        raise
+    except Exception:
+        confirmed = False
+    if not confirmed:
+        _fence(guard, using)
+
+
+def _fence(guard: Guard, using: str) -> None:
+    try:
+        fencing.fence(guard, using, guard.active_filter.why_not_added())
+    except (StoreError, ConfigurationError) as error:
+        logger.critical(
+            "bloomguard could neither add a saved row to the filter of %s nor fence the guard; run rebuild_filter: %s",
+            guard.name,
+            type(error).__name__,
+        )
+
+
+def _wrote_key(guard: Guard, update_fields: frozenset[str] | None) -> bool:
+    if update_fields is None:
+        return True
+    return all(field.name in update_fields or field.attname in update_fields for field in guard.fields)
+
+
+def _try_add(guard: Guard, instance: Model, using: str, *, stored: bool) -> bool:
+    if isinstance(instance, guard.model) and not stored:
+        # An expression, or a value that the field converts, has no key: then read the stored row.
+        with suppress(Unkeyable, OutOfRange):
+            return guard.add(guard.value_of(instance))
+    if isinstance(instance, guard.model):
+        where = {"pk": getattr(instance, guard.model._meta.pk.attname)}
+    else:
+        where = {parent_path(guard.model, type(instance)): instance.pk}
+    for values in QuerySet(guard.model, using=using).filter(**where).values_list(*guard.attnames):
+        # NULL, or a value that no request converts to, cannot be looked up.
+        with suppress(Unkeyable, OutOfRange):
+            if not guard.add(values[0] if len(values) == 1 else values):
+                return False
+    return True
+
+
+def _loaded(instance: GuardState, using: str, raw: bool = False, **kwargs: Any) -> None:
+    """Fence a state row that is loaded from a dump: rows may have been written, or the guard fenced, since the dump.
+
+    Its version becomes one more than the highest version known, so that no process takes it for a row it has read.
+    """
+    if raw:
+        known = GuardState.objects.using(using).filter(pk=instance.pk).values_list("version", flat=True).first()
+        instance.version = max(known or 0, instance.version) + 1
+        instance.status, instance.fenced_at = GuardState.Status.FENCED, timezone.now()
+        instance.reason = "its state row was loaded from a dump"
+        instance.standby, instance.standby_until, instance.building = "", None, ""
+
+
+def connect() -> None:
+    """Receive ``post_save`` of every model while some guard needs it: that costs each ``save()`` 2 us."""
+    if _listen not in registry.listeners:
+        registry.listeners.append(_listen)
+    pre_save.connect(_loaded, sender=GuardState, dispatch_uid=_UID)
+    _listen()
+
+
+def _listen() -> None:
+    if any(guard.sync == "signals" for guard in registry):
+        post_save.connect(_saved, dispatch_uid=_UID)
+    else:
+        post_save.disconnect(dispatch_uid=_UID)

@@ -1,0 +1,1 @@
+"""A parser for raw SQL: which tables a statement writes, and how."""

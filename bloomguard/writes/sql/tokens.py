@@ -1,0 +1,174 @@
+"""A tokenizer for SQL: names, words, literals and marks, without comments.
+
+The dialects differ in where a literal or a comment ends. Raises :class:`Unclear` if a text is ambiguous.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Sequence
+from functools import lru_cache
+from typing import NamedTuple
+
+from .effects import bare
+
+#: Kinds of tokens. A word is a keyword or an unquoted name; a name is quoted; the values of both are in lower case.
+WORD, NAME, TEXT, MARK = "word", "name", "text", "mark"
+
+
+class Unclear(Exception):
+    """The text can be parsed in more than one way."""
+
+
+class Token(NamedTuple):
+    """A piece of SQL; the ``value`` of a literal is the text between its quotes."""
+
+    kind: str
+    value: str
+
+
+_COMMON = r"""
+    (?P<space>[ \t\n\r\f\v]+)
+  | (?P<line>{line})
+  | (?P<block>/\*)
+  | (?P<odd>[uU]&["'])
+  | {texts}
+  | {names}
+  | (?P<parameter>%s\b|%\(\w+\)s|%%)
+  | (?P<word>(?:[A-Za-z_]|[^\x00-\x7f])(?:[\w$]|[^\x00-\x7f])*)
+  | (?P<number>\d+(?:\.\d*)?(?:[eE][+-]?\d+)?)
+  | (?P<mark>:=|.)
+"""
+_TEXT = r"(?P<text>'(?:[^']|'')*')"
+_NAMES = r'(?P<name>"(?:[^"]|"")*")'
+_DIALECTS = {
+    "postgresql": (
+        r"--[^\n\r]*",
+        rf"(?P<escaped>[eE]'(?:[^'\\]|''|\\.)*') | (?P<dollar>\$(?:[^\W\d]\w*)?\$) | {_TEXT}",
+        _NAMES,
+    ),
+    "sqlite": (r"--[^\n]*", _TEXT, rf"{_NAMES} | (?P<tick>`(?:[^`]|``)*`) | (?P<bracket>\[[^\]]*\])"),
+    "mysql": (
+        r"--(?=\s|$)[^\n]*|\#[^\n]*",
+        r"(?P<escaped>'(?:[^'\\]|''|\\.)*')",
+        r'(?P<name>"(?:[^"\\]|""|\\.)*") | (?P<tick>`(?:[^`]|``)*`)',
+    ),
+    "": (r"--[^\n\r]*", rf"(?P<quoting>[qQ]') | {_TEXT}", _NAMES),
+}
+
+
+@lru_cache
+def _pattern(vendor: str) -> re.Pattern[str]:
+    line, texts, names = _DIALECTS.get(vendor, _DIALECTS[""])
+    return re.compile(_COMMON.format(line=line, texts=texts, names=names), re.VERBOSE | re.DOTALL)
+
+
+def tokens(sql: str, vendor: str) -> list[Token]:
+    """Return the tokens of ``sql``. Raises :class:`Unclear`."""
+    match, position, found = _pattern(vendor).match, 0, list[Token]()
+    while position < len(sql):
+        piece = match(sql, position)
+        if piece is None:
+            raise Unclear
+        kind, text, position = piece.lastgroup, piece[0], piece.end()
+        if kind == "word":
+            found.append(Token(WORD, _folded(text, vendor)))
+        elif kind in ("mark", "number", "parameter"):
+            if text in ("'", '"', "`"):
+                raise Unclear  # unterminated
+            found.append(Token(MARK, text))
+        elif kind in ("name", "tick", "bracket"):
+            if vendor == "mysql" and "\\" in text:
+                raise Unclear
+            found.append(Token(NAME, _folded(text[1:-1].replace(text[-1] * 2, text[-1]), vendor)))
+        elif kind == "text":
+            if vendor != "sqlite" and "\\'" in text:
+                raise Unclear  # an escape or not, by the server's settings
+            found.append(Token(TEXT, text[1:-1].replace("''", "'")))
+        elif kind == "escaped":
+            if vendor == "mysql" and "\\'" in text:
+                raise Unclear
+            found.append(Token(TEXT, text[text.index("'") + 1 : -1].replace("''", "'").replace("\\'", "'")))
+        elif kind == "dollar":
+            end = sql.find(text, position)
+            if end < 0:
+                raise Unclear
+            found.append(Token(TEXT, sql[position:end]))
+            position = end + len(text)
+        elif kind == "block":
+            position = _after_comment(sql, position, vendor)
+        elif kind in ("odd", "quoting"):
+            raise Unclear
+    return found
+
+
+def _folded(name: str, vendor: str) -> str:
+    """Return a name in lower case, to be on the safe side; PostgreSQL truncates it to 63 bytes."""
+    if vendor == "postgresql" and len(name) > 20:
+        name = name.encode()[:63].decode(errors="ignore")
+    return name.lower()
+
+
+def _after_comment(sql: str, position: int, vendor: str) -> int:
+    """Return the end of a comment that has begun before ``position``; PostgreSQL's can be nested."""
+    if vendor == "mysql" and sql[position : position + 1] in ("!", "M", "+"):
+        raise Unclear  # MySQL executes it
+    depth = 1
+    for mark in re.compile(r"/\*|\*/").finditer(sql, position):
+        if mark[0] == "*/":
+            depth -= 1
+            if not depth:
+                return mark.end()
+        elif vendor == "postgresql":
+            depth += 1
+    if vendor == "sqlite":
+        return len(sql)
+    raise Unclear
+
+
+_END = Token(WORD, "")
+
+
+class Tokens:
+    """The tokens of one statement; reading past the last one gives empty words."""
+
+    def __init__(self, found: Sequence[Token]) -> None:
+        self.found = found
+
+    def token(self, at: int) -> Token:
+        """Return the token at ``at``, an empty word if there is none."""
+        return self.found[at] if 0 <= at < len(self.found) else _END
+
+    def word(self, at: int) -> str:
+        """Return the word at ``at``, empty if the token is no word."""
+        token = self.token(at)
+        return token.value if token.kind == WORD else ""
+
+    def mark(self, at: int) -> str:
+        """Return the mark at ``at``, empty if the token is no mark."""
+        token = self.token(at)
+        return token.value if token.kind == MARK else ""
+
+    def has(self, *words: str) -> bool:
+        """Whether the statement has one of ``words``."""
+        return any((WORD, word) in self.found for word in words)
+
+    def skip(self, at: int, words: Collection[str]) -> int:
+        """Return the place of the first token from ``at`` on that is none of ``words``."""
+        while self.word(at) and self.word(at) in words:
+            at += 1
+        return at
+
+    def name(self, at: int) -> tuple[str, int]:
+        """Return the bare name at ``at``, empty if there is none, and the place after it."""
+        at = self.skip(at, ("only",))
+        while self.mark(at) == "(":
+            at += 1
+        found = ""
+        while self.token(at).kind != MARK and self.token(at) is not _END:
+            found = self.token(at).value
+            if self.mark(at + 1) != ".":
+                at += 1
+                break
+            at += 2
+        return bare(found), at

@@ -1,0 +1,69 @@
+"""Sets of SQL keywords and functions, by what they mean for a statement's effects."""
+
+from __future__ import annotations
+
+
+def _words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+#: Statements that write no row and call no function.
+HARMLESS = _words("""
+    abort analyze attach begin checkpoint close cluster comment commit deallocate desc describe detach discard end
+    fetch flush grant kill listen lock move notify optimize prepare reassign reindex release reset revoke rollback
+    savepoint security set show start unlisten unlock use vacuum
+""")
+#: Statements that are scanned from end to end for writes and calls.
+SCANNED = _words("""
+    copy declare delete insert merge replace select table truncate update values with
+""")
+#: Words before a bracket that write nothing: SQL keywords, and the functions that queries call most.
+NEVER_FUNCTIONS = _words("""
+    abs all and any array array_agg as asc avg between bit_and bit_or bool_and bool_or both by case cast ceil char
+    char_length check coalesce concat concat_ws conflict count cube cume_dist current_date current_timestamp currval
+    date date_part date_trunc decimal dense_rank desc distinct else end except exists extract fields filter first
+    first_value float floor following format from full greatest group group_concat grouping having ifnull ilike in
+    inner intersect interval into is isnull join json_agg json_extract json_group_array json_object jsonb_agg
+    jsonb_build_object key lag last last_value lateral lead least left length like limit lower matched materialized
+    max md5 min mod nextval not notnull now nth_value ntile nullif nulls numeric of offset on only or order over
+    partition percent_rank pg_get_serial_sequence plainto_tsquery position power preceding primary printf random
+    range rank recursive references repeat replace returning reverse right rollup round row row_number rows select
+    set set_config sets setweight sign similar some stddev_pop stddev_samp strftime string_agg strpos substr
+    substring sum table then time timestamp to to_char to_json to_jsonb to_timestamp to_tsquery to_tsvector total
+    trim trunc ts_rank union unique unnest update upper using values var_pop var_samp varchar when where window with
+    within xmltable
+""")
+#: Kinds of objects that CREATE and ALTER name.
+KINDS = _words("""
+    access aggregate cast collation conversion database default domain event extension foreign function group index
+    language large materialized operator policy procedure publication role routine rule schema sequence server
+    statistics subscription system table tablespace text transform trigger type user view
+""")
+#: SQLite's pragmas that write no row.
+PRAGMAS = _words("""
+    analysis_limit application_id auto_vacuum automatic_index busy_timeout cache_size cache_spill
+    case_sensitive_like cell_size_check collation_list compile_options database_list defer_foreign_keys encoding
+    foreign_key_check foreign_key_list foreign_keys freelist_count full_column_names fullfsync function_list
+    hard_heap_limit ignore_check_constraints incremental_vacuum index_info index_list index_xinfo integrity_check
+    journal_mode journal_size_limit legacy_alter_table locking_mode max_page_count mmap_size module_list optimize
+    page_count page_size pragma_list query_only quick_check read_uncommitted recursive_triggers
+    reverse_unordered_selects secure_delete short_column_names shrink_memory soft_heap_limit synchronous table_info
+    table_list table_xinfo temp_store threads trusted_schema user_version wal_autocheckpoint wal_checkpoint
+""")
+#: First words of ALTER TABLE actions that keep all rows and values.
+TABLE_SETTINGS = _words("""
+    algorithm auto_increment character cluster collate comment default detach disable drop enable engine force lock
+    no owner replica reset row_format validate
+""")
+#: Words after ALTER COLUMN ... SET that keep the column's values.
+COLUMN_SETTINGS = _words("""
+    ( compression default generated not options statistics storage
+""")
+#: Words between INSERT, UPDATE or DELETE and the table.
+MODIFIERS = _words("or replace rollback abort fail ignore low_priority high_priority delayed overwrite")
+#: Words before the INTO of an INSERT (not of SELECT ... INTO).
+BEFORE_INTO = _words("insert replace merge ignore low_priority high_priority delayed rollback abort fail")
+#: Words after which a statement of a routine may begin.
+BEFORE_ASSIGNMENT = _words("begin then else loop for") | {""}
+#: Words after the BEGIN of a transaction.
+TRANSACTIONS = _words("transaction work deferred immediate exclusive isolation read not deferrable")

@@ -1,0 +1,216 @@
+"""Wrappers of Django's SQL compilers: each write of the ORM adds its keys in its own transaction.
+
+The order is statement -> add -> COMMIT: before the COMMIT no other transaction sees the row, after it every filter has
+the key, and a rollback leaves one harmless false positive. Signals cannot guarantee that order: ``bulk_create``,
+``QuerySet.update`` and historical models send none, and under autocommit ``post_save`` comes after the COMMIT. A
+statement of a model without a guard costs one dictionary lookup.
+
+Keys come from the columns that ``RETURNING`` gives, or from the instances if those certainly hold what is stored; else
+the rows are read back. If a key cannot be found out, the guard is fenced.
+
+While all guards of a table are idle, its statements are sent unchanged, see
+:func:`bloomguard.writes.fencing.all_idle`.
+A filter that supports discard needs to know which rows are new and which are gone, see
+:mod:`bloomguard.writes.discards`. Every other filter may get a key a second time, and drops old keys at the next
+rebuild.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import lru_cache, partial, wraps
+from typing import Any
+
+from django.db import models
+from django.db.models.constants import OnConflict
+from django.db.models.sql import compiler as compilers
+
+from . import discards, fencing, observer
+from .discards import Before
+from .rows import (
+    Execute,
+    Values,
+    WrittenRows,
+    add,
+    add_all,
+    add_if_late,
+    find_idle,
+    finish,
+    lock_alive,
+    returned_rows,
+    run,
+    run_untracked,
+)
+from .tables import Fields, TrackedTable, tracked_tables
+from .transactions import together
+from .updates import wrap_update, wrap_update_returning
+
+
+def connect() -> None:
+    """Wrap the compilers of all databases, once."""
+    insert: Any = compilers.SQLInsertCompiler
+    update: Any = compilers.SQLUpdateCompiler
+    delete: Any = compilers.SQLDeleteCompiler
+    if not hasattr(insert.execute_sql, "of_bloomguard"):  # another package's wrapper may be there
+        insert.execute_sql = _wrap_insert(insert.execute_sql)
+        insert.execute_sql.of_bloomguard = True
+        update.execute_sql = wrap_update(update.execute_sql)
+        if hasattr(update, "execute_returning_sql"):  # Django 6
+            update.execute_returning_sql = wrap_update_returning(update.execute_returning_sql)
+        delete.execute_sql = _wrap_delete(delete.execute_sql)
+    observer.connect()
+
+
+# -- INSERT
+
+
+def _wrap_insert(execute: Execute) -> Execute:
+    @wraps(execute)
+    def execute_sql(self: Any, returning_fields: Any = None) -> Any:
+        tables = tracked_tables(self.query.model)
+        if not tables:
+            return run_untracked(execute, self, returning_fields)
+        asked = list(returning_fields or ())
+        idle = find_idle(tables, self.using)
+        if idle is not None:
+            rows = run(execute, self, returning_fields)
+            add_if_late(tables, idle, self.using, lambda tracked: _inserted(tracked, self, asked, _present(rows), {}))
+            return rows
+        counting = discards.counting([tracked for tracked in tables if _is_partial(tracked, self)], self.using)
+        returned = [*asked, *_more_to_return(self, tables, asked, counting)]
+        with _compiled(self, returned), together(self.using):
+            before = lock_alive(self, counting, discards.lock_conflicting)
+            rows = _present(run(execute, self, returned or None))
+            for tracked in tables:
+                add(tracked, self.using, lambda tracked: _inserted(tracked, self, returned, rows, before))
+        if len(returned) == len(asked):
+            return rows
+        return [row[: len(asked)] for row in rows] if asked else []
+
+    return execute_sql
+
+
+def _present(rows: Any) -> Any:
+    """Drop the None that Django returns for a single row skipped by `ignore_conflicts`."""
+    return [row for row in rows if row is not None]
+
+
+@contextmanager
+def _compiled(compiler: Any, returned: Sequence[Any]) -> Iterator[None]:
+    """Compile an INSERT before the transaction: a field's ``pre_save`` may store files, or must run outside it."""
+    compiler.returning_fields = returned or None
+    statements = compiler.as_sql()
+    compiler.as_sql = lambda *args, **kwargs: statements
+    try:
+        yield
+    finally:
+        del compiler.as_sql
+
+
+def _is_partial(tracked: TrackedTable, compiler: Any) -> bool:
+    """Whether a row sent may be not alive, not new, or only a part of the guard's row (a parent table)."""
+    return bool(tracked.guard.alive or compiler.query.on_conflict or tracked.link)
+
+
+def _more_to_return(
+    compiler: Any, tables: Sequence[TrackedTable], asked: Sequence[Any], counting: Sequence[TrackedTable]
+) -> list[Any]:
+    """Return the fields to add to ``RETURNING``: guards in use need them, and the instances may not have them."""
+    more: list[Any] = []
+    if _returns(compiler):
+        for tracked in tables:
+            fields = tracked.primary_key if tracked in counting else tracked.fields
+            missing = [field for field in fields or () if field not in asked and field not in more]
+            if fields is None or not missing or fencing.has_nothing_to_add_to(tracked.guard):
+                continue
+            # The instance does not show whether its row existed before.
+            if _instances_hold(compiler.query, fields) and not (tracked in counting and compiler.query.on_conflict):
+                continue
+            more += missing
+    return more if _converts(compiler, more) else []
+
+
+def _returns(compiler: Any) -> bool:
+    features = compiler.connection.features
+    if len(compiler.query.objs) == 1:
+        return bool(features.can_return_columns_from_insert)
+    return bool(features.can_return_columns_from_insert and features.can_return_rows_from_bulk_insert)
+
+
+def _converts(compiler: Any, fields: Sequence[Any]) -> bool:
+    """Whether Django can convert these fields: Django 5 fails on the None for a row skipped by `ignore_conflicts`."""
+    if compiler.query.on_conflict != OnConflict.IGNORE or len(compiler.query.objs) > 1:
+        return True
+    return not compiler.get_converters([field.get_col(compiler.query.model._meta.db_table) for field in fields])
+
+
+def _inserted(
+    tracked: TrackedTable, compiler: Any, returned: Sequence[Any], rows: Values, before: Before
+) -> WrittenRows | None:
+    """Return the inserted rows; ``None`` if too little is known to make their keys."""
+    by_key, by_primary_key = (tracked.fields, tracked.link), (tracked.primary_key, tracked.link or "pk")
+    if tracked in before and (written := _written_rows(by_primary_key, compiler, returned, rows)):
+        return finish(before, tracked, compiler.using, written)
+    return _written_rows(by_key, compiler, returned, rows) or _written_rows(by_primary_key, compiler, returned, rows)
+
+
+def _written_rows(
+    chosen: tuple[Fields | None, str], compiler: Any, returned: Sequence[Any], rows: Values
+) -> WrittenRows | None:
+    fields, link = chosen
+    if fields is None:
+        return None
+    known = all(field in returned for field in fields) and (rows or _returns(compiler))
+    if known and (written := returned_rows(fields, link, returned, rows)):
+        return written
+    if not _instances_hold(compiler.query, fields):
+        return None
+    names = [field.attname for field in fields]
+    values = [tuple(getattr(instance, name) for name in names) for instance in compiler.query.objs]
+    return WrittenRows(values, link, stored=False)
+
+
+def _instances_hold(query: Any, fields: Fields) -> bool:
+    """Whether the instances hold the values of ``fields`` that the new rows store."""
+    if query.on_conflict == OnConflict.UPDATE:
+        return False  # the existing row that is updated may have another key than the instance
+    if not all(_is_plain(field) and field in query.fields for field in fields):
+        return False
+    return not any(
+        hasattr(getattr(instance, field.attname), "resolve_expression") for instance in query.objs for field in fields
+    )
+
+
+@lru_cache(maxsize=1000)
+def _is_plain(field: Any) -> bool:
+    """Whether a field stores the instance's value, or what ``to_python`` returns for it."""
+    if isinstance(field, models.DecimalField):
+        return False  # it rounds
+    methods = (getattr(field, name) for name in ("pre_save", "get_prep_value", "get_db_prep_value", "get_db_prep_save"))
+    return all(method.__module__.startswith("django.") for method in methods)
+
+
+# -- DELETE
+
+
+def _wrap_delete(execute: Execute) -> Execute:
+    @wraps(execute)
+    def execute_sql(self: Any, *args: Any, **kwargs: Any) -> Any:
+        tables = tracked_tables(self.query.model)
+        if not tables:
+            return run_untracked(partial(execute, **kwargs), self, *args)
+        counted = [tracked for tracked in tables if tracked.counted]
+        for tracked in counted:
+            fencing.refresh(tracked.guard, self.using)
+        counting = discards.counting(counted, self.using)
+        if not counting:
+            return execute(self, *args, **kwargs)
+        with together(self.using):
+            before = lock_alive(self, counting, discards.lock)
+            result = run(partial(execute, **kwargs), self, *args)
+            nothing = WrittenRows((), "pk", stored=True)
+            add_all(list(before), self.using, lambda tracked: finish(before, tracked, self.using, nothing))
+        return result
+
+    return execute_sql

@@ -1,0 +1,190 @@
+"""The guards that track each table, and the fields that make a row's key."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from django.apps import apps
+from django.core.exceptions import FieldDoesNotExist
+from django.db.models import Model, Subquery
+from django.db.models.expressions import Col, RawSQL
+from django.db.models.sql import Query
+
+from ..guards import Guard, registry
+
+Fields = tuple[Any, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class TrackedTable:
+    """How the statements of one model's table concern one guard.
+
+    ``fields`` are fields of the statement's model; each written row needs their values. They are the key itself if
+    ``link`` is empty; else ``link`` is the lookup from the guard's rows to those values. ``None`` if the model, one of
+    a migration, lacks a field. ``primary_key``: the fields to find the guard's rows by if the key itself is unknown.
+    Only an UPDATE of one of ``columns`` can make a new key. ``historical``: the model is a migration's, whose table may
+    lack columns of the guard's model. ``counted``: keys of deleted rows are discarded.
+    """
+
+    guard: Guard
+    fields: Fields | None
+    link: str
+    primary_key: Fields | None
+    columns: frozenset[str]
+    historical: bool
+    counted: bool
+
+
+Tables = dict[str, tuple[Guard, ...]]
+
+#: The guards by table, and the tracked tables by model. Replaced in one assignment: with half of it, another thread
+#: would overlook the writes of a table.
+_known: tuple[Tables, dict[type[Model], tuple[TrackedTable, ...]]] = ({}, {})
+_version = -1
+
+
+def tracked_tables(model: type[Model]) -> tuple[TrackedTable, ...]:
+    """Return what to track in statements of ``model``; one dictionary lookup after the first call."""
+    if _version != registry.version:
+        _renew()
+    tables, tracked = _known
+    found = tracked.get(model)
+    if found is None:
+        found = _of(model, tables)
+        if model._meta.apps is apps:  # a migration makes models of its own
+            tracked[model] = found
+    return found
+
+
+def guarded_tables() -> Tables:
+    """Return the guards with ``sync = "statements"``, by the tables that their keys and ``alive`` depend on."""
+    if _version != registry.version:
+        _renew()
+    return _known[0]
+
+
+def columns(guard: Guard, table: str) -> frozenset[str]:
+    """Return the columns of ``table`` whose change can give the guard a new key.
+
+    These are the columns of the key, of ``alive``, of the links between parents, and those that generated ones are
+    computed from. All columns if the sources of one cannot be found out.
+    """
+    models = (guard.model, *guard.model._meta.all_parents)
+    try:
+        found = _sources(guard)
+    except Exception:  # a system check reports the missing field
+        found = {field for model in models for field in model._meta.concrete_fields}
+    return frozenset(field.column for field in found if _table(field) == table)
+
+
+def parent_path(model: type[Model], parent: type[Model]) -> str:
+    """Return the lookup from ``model`` to the primary key of ``parent``: its parent, itself, or a proxy of these.
+
+    With two parents, the rows share only the first one's primary key; the other parent has a link column of its own.
+    """
+    concrete = parent._meta.concrete_model
+    if concrete is None or not issubclass(model, concrete) or model._meta.concrete_model is concrete:
+        return "pk"
+    path = []
+    for step in model._meta.get_base_chain(concrete):
+        field = model._meta.get_ancestor_link(step)
+        if field is not None:  # a proxy in between has no link
+            path.append(field.name)
+        model = step
+    return "__".join(path) or "pk"
+
+
+def _sources(guard: Guard) -> set[Any]:
+    model = guard.model
+    due: list[Any] = list(guard.fields)
+    for name in guard.alive.referenced_base_fields:
+        due += model._meta.pk_fields if name == "pk" else [model._meta.get_field(name)]
+    if len(guard.tables) > 1:
+        due += model._meta.pk_fields
+        for one in _family(model):
+            due += [field for field in one._meta.parents.values() if field is not None]
+    found: set[Any] = set()
+    while due:
+        field = due.pop()
+        if field in found:
+            continue
+        if getattr(field, "generated", False):
+            due += _generated_from(field)
+        if getattr(field, "fields", None):  # several columns in one
+            due += field.fields
+        elif not getattr(field, "column", None):
+            raise FieldDoesNotExist(field.name)
+        else:
+            found.add(field)
+    return found
+
+
+def _renew() -> None:
+    global _known, _version
+    version, tables = registry.version, Tables()
+    for guard in registry:
+        if guard.sync == "statements":
+            for table in guard.tables:
+                tables[table] = (*tables.get(table, ()), guard)
+    _known = tables, {}
+    _version = version
+
+
+def _of(model: type[Model], tables: Tables) -> tuple[TrackedTable, ...]:
+    table = model._meta.db_table
+    return tuple(_track(guard, model, table) for guard in tables.get(table, ()))
+
+
+def _track(guard: Guard, model: type[Model], table: str) -> TrackedTable:
+    known: dict[Any, Any] = {field.column: field for field in model._meta.concrete_fields if _table(field) == table}
+    owner = next(each for each in _family(guard.model) if each._meta.db_table == table)
+    primary_key = _same(owner._meta.pk_fields, known)
+    whole = owner is guard.model and all(_table(field) == table for field in guard.fields)
+    historical = model._meta.apps is not apps
+    return TrackedTable(
+        guard=guard,
+        fields=_same(guard.fields, known) if whole else primary_key,
+        link="" if whole else parent_path(guard.model, owner),
+        primary_key=primary_key,
+        columns=columns(guard, table),
+        historical=historical,
+        counted=guard.discards and not historical,
+    )
+
+
+def _same(fields: Iterable[Any], known: dict[Any, Any]) -> Fields | None:
+    """Return the statement's fields of the same columns: a migration's model has its own, maybe with other names."""
+    found = tuple(known.get(field.column) for field in fields)
+    return None if None in found else found
+
+
+def _family(model: type[Model]) -> Iterable[type[Model]]:
+    return (model, *model._meta.all_parents)
+
+
+def _table(field: Any) -> str:
+    return field.model._meta.db_table  # type: ignore[no-any-return]
+
+
+def _generated_from(generated: Any) -> set[Any]:
+    """Return the fields in a generated column's expression; raises :class:`FieldDoesNotExist` if it names none."""
+    found = set(_targets(generated.expression.resolve_expression(Query(generated.model), allow_joins=False)))
+    if not found:
+        raise FieldDoesNotExist(generated.name)
+    return found
+
+
+def _targets(expression: Any) -> Iterator[Any]:
+    if expression is None:
+        return
+    if isinstance(expression, Col):
+        yield expression.target
+        return
+    is_known = type(expression).__module__.startswith("django.") and not isinstance(expression, (RawSQL, Subquery))
+    # A custom function or template may name columns in its SQL text.
+    if not is_known or not hasattr(expression, "get_source_expressions") or getattr(expression, "extra", None):
+        raise FieldDoesNotExist(repr(expression))
+    for part in expression.get_source_expressions():
+        yield from _targets(part)

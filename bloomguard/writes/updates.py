@@ -1,0 +1,205 @@
+"""Wrappers of the ORM's UPDATE statements: the keys of the changed rows are added before the COMMIT."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial, wraps
+from typing import Any
+
+from django.core.exceptions import EmptyResultSet
+from django.db import models
+
+from . import discards, fencing
+from .discards import Before
+from .rows import (
+    Execute,
+    Values,
+    WrittenRows,
+    add,
+    add_all,
+    add_if_late,
+    find_idle,
+    finish,
+    lock_alive,
+    returned_rows,
+    run,
+    run_untracked,
+)
+from .tables import TrackedTable, tracked_tables
+from .transactions import together
+
+#: How many of the rows that an UPDATE returns are in memory at a time.
+_ROWS_AT_ONCE = 2_000
+
+
+def wrap_update(execute: Execute) -> Execute:
+    """Wrap ``SQLUpdateCompiler.execute_sql``."""
+
+    @wraps(execute)
+    def execute_sql(self: Any, result_type: Any) -> Any:
+        tables = tracked_tables(self.query.model)
+        if not tables:
+            return run_untracked(execute, self, result_type)
+        touched = _touched(tables, self.query)
+        if not touched:
+            return run(execute, self, result_type)
+        idle = find_idle(touched, self.using)
+        if idle is None:
+            return _update(self, touched, result_type)
+        changed = run(execute, self, result_type)
+        add_if_late(touched, idle, self.using, lambda tracked: None)
+        return changed
+
+    return execute_sql
+
+
+def wrap_update_returning(execute: Execute) -> Execute:
+    """Wrap ``SQLUpdateCompiler.execute_returning_sql``."""
+
+    @wraps(execute)
+    def execute_returning_sql(self: Any, returning_fields: Any) -> Any:
+        touched = _touched(tracked_tables(self.query.model), self.query)
+        if not touched or not returning_fields or not self.connection.features.can_return_rows_from_update:
+            return execute(self, returning_fields)
+        idle = find_idle(touched, self.using)
+        if idle is not None:
+            rows = run(execute, self, returning_fields)
+            add_if_late(touched, idle, self.using, lambda tracked: None)
+            return rows
+        counting = discards.counting(touched, self.using)
+        with together(self.using):
+            before = lock_alive(self, counting, discards.lock)
+            more = [field for field in _fields_to_return(touched, before) if field not in returning_fields]
+            returned = [*returning_fields, *more]
+            rows = run(execute, self, returned)
+            add_all(touched, self.using, lambda tracked: _updated(tracked, self.using, returned, rows, before))
+        return [row[: len(returning_fields)] for row in rows]
+
+    return execute_returning_sql
+
+
+def _touched(tables: Sequence[TrackedTable], query: Any) -> list[TrackedTable]:
+    """Return the tables where this UPDATE can make a new key: it sets a column of the key or of ``alive``."""
+    if not tables:
+        return []
+    written = {field.column for field, _, _ in query.values}
+    return [tracked for tracked in tables if not written.isdisjoint(tracked.columns)]
+
+
+def _fields_to_return(tables: Sequence[TrackedTable], before: Before) -> list[Any]:
+    fields = [tracked.primary_key if tracked in before else tracked.fields for tracked in tables]
+    return list(dict.fromkeys(field for some in fields for field in some or ()))
+
+
+def _updated(
+    tracked: TrackedTable, using: str, returned: Sequence[Any], rows: Values, before: Before
+) -> WrittenRows | None:
+    fields, link = (tracked.primary_key, tracked.link or "pk") if tracked in before else (tracked.fields, tracked.link)
+    if fields is None:
+        return None
+    return finish(before, tracked, using, returned_rows(fields, link, returned, rows))
+
+
+def _update(compiler: Any, tables: Sequence[TrackedTable], result_type: Any) -> int:
+    """Do what the compiler's own method does, and add the keys of the rows that it changed.
+
+    ``RETURNING`` lists those rows. Without it the rows are locked before the UPDATE and looked up after it.
+    """
+    try:
+        sql, parameters = compiler.as_sql()
+    except EmptyResultSet:
+        sql = ""
+    changed: int | None = None
+    if sql:
+        with together(compiler.using):
+            changed = _send(compiler, tables, sql, parameters)
+    # As in Django, the parents' tables come next; under autocommit each has a transaction of its own.
+    for query in compiler.query.get_related_updates():
+        related = query.get_compiler(compiler.using).execute_sql(result_type)
+        changed = related if changed is None and related else changed
+    return changed or 0
+
+
+def _send(compiler: Any, tables: Sequence[TrackedTable], sql: str, parameters: Any) -> int:
+    """Send the UPDATE, add the keys of the changed rows, or fence if they are too many; return the number of rows."""
+    connection, using = compiler.connection, compiler.using
+    before = lock_alive(compiler, discards.counting(tables, using), discards.lock)
+    if connection.vendor not in ("postgresql", "sqlite") or not connection.features.can_return_columns_from_insert:
+        keys = _locked(compiler)
+        changed: int = run(_execute_returning, compiler, sql, parameters, [], None)
+        add_all(tables, using, lambda tracked: _looked_up(tracked, compiler, keys, before))
+        return changed
+    returned = _fields_to_return(tables, before)
+    if not returned:
+        changed = run(_execute_returning, compiler, sql, parameters, [], None)
+        add_all(tables, using, lambda tracked: None)
+        return changed
+    whole: dict[TrackedTable, list[Any]] = {tracked: [] for tracked in before if before[tracked].rows}
+
+    def add_some(rows: Values) -> None:
+        for tracked in tables:
+            if tracked in whole:  # the rows that are gone are known after the last page
+                whole[tracked] += rows
+            else:
+                add(tracked, using, partial(_updated, using=using, returned=returned, rows=rows, before=before))
+
+    changed = run(_execute_returning, compiler, sql, parameters, returned, add_some)
+    if changed > discards.MOST_ROWS:
+        for tracked in tables:
+            fencing.fence(tracked.guard, using, f"more than {discards.MOST_ROWS:,} rows were changed by one UPDATE")
+        return changed
+    for tracked, rows in whole.items():
+        add(tracked, using, partial(_updated, using=using, returned=returned, rows=rows, before=before))
+    return changed
+
+
+def _execute_returning(
+    compiler: Any, sql: str, parameters: Any, returned: Sequence[Any], give: Callable[[Values], None] | None
+) -> int:
+    """Execute the UPDATE and return its number of rows.
+
+    Call ``give`` with the returned rows, one page at a time; stop if they are more than ``MOST_ROWS``.
+    """
+    connection, table = compiler.connection, compiler.query.model._meta.db_table
+    quote = connection.ops.quote_name
+    with connection.cursor() as cursor:
+        if give is None:
+            cursor.execute(sql, parameters)
+            return cursor.rowcount  # type: ignore[no-any-return]
+        names = ", ".join(f"{quote(table)}.{quote(field.column)}" for field in returned)
+        cursor.execute(f"{sql} RETURNING {names}", parameters)
+        converters = compiler.get_converters([field.get_col(table) for field in returned])
+        changed = 0
+        while max(changed, cursor.rowcount) <= discards.MOST_ROWS:
+            rows = cursor.fetchmany(_ROWS_AT_ONCE)
+            if not rows:
+                return changed
+            changed += len(rows)
+            give(list(compiler.apply_converters(rows, converters)) if converters else rows)
+        changed = int(cursor.rowcount)
+    if connection.vendor == "sqlite":  # it has no count until the cursor is closed
+        with connection.wrap_database_errors:
+            changed = connection.connection.execute("SELECT changes()").fetchone()[0]
+    return changed
+
+
+def _locked(compiler: Any) -> Values | None:
+    """Lock the rows that the UPDATE will change, so that it changes no others; return their primary keys.
+
+    ``None`` if they are more than ``MOST_ROWS``.
+    """
+    model = compiler.query.model
+    rows: Any = models.QuerySet(model, using=compiler.using).select_for_update()
+    rows.query.where = compiler.query.where
+    keys = rows.order_by().values_list(*(field.attname for field in model._meta.pk_fields))[: discards.MOST_ROWS + 1]
+    return list(keys) if len(keys) <= discards.MOST_ROWS else None
+
+
+def _looked_up(tracked: TrackedTable, compiler: Any, keys: Values | None, before: Before) -> WrittenRows | None:
+    if (
+        keys is None
+        or tracked.primary_key is None
+        or any(field in tracked.primary_key for field, _, _ in compiler.query.values)
+    ):
+        return None
+    return finish(before, tracked, compiler.using, WrittenRows(keys, tracked.link or "pk", stored=True))
