@@ -14,6 +14,8 @@ from ...routes.explain import Answer, Explanation, explain
 
 
 class Command(BaseCommand):
+    """``manage.py explain_guard``."""
+
     help = "Show what a guard does with one path, and why. The output contains the key: do not publish it."
 
     def add_arguments(self, parser: CommandParser) -> None:

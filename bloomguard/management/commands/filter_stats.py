@@ -34,6 +34,8 @@ _HEAD = (
 
 
 class Command(BaseCommand):
+    """``manage.py filter_stats``."""
+
     help = (
         "Show what all guards, or the named ones, did: verdicts and their reasons, requests blocked, lookups avoided, "
         "false positives. Counts all processes that share a store, with a delay of some seconds."

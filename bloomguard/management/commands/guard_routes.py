@@ -14,6 +14,8 @@ from ...routes.table import table_for
 
 
 class Command(BaseCommand):
+    """``manage.py guard_routes``."""
+
     help = "List the URL patterns that take an identifier, and where a guard answers: door, route, lookup or nowhere."
 
     def add_arguments(self, parser: CommandParser) -> None:

@@ -27,6 +27,8 @@ Write = Callable[[str], object]
 
 
 class Command(BaseCommand):
+    """``manage.py rebuild_filter``."""
+
     help = "Rebuild the filters of all guards, or of the named ones. The previous filters stay active meanwhile."
 
     def add_arguments(self, parser: CommandParser) -> None:

@@ -22,6 +22,8 @@ _EXPECTED = (ConfigurationError, RebuildError, StoreError, FilterError, Database
 
 
 class Command(BaseCommand):
+    """``manage.py verify_filter``."""
+
     help = (
         "Check that the filters of all guards, or of the named ones, have every row of the database. A guard whose "
         "filter lacks a row is fenced, and the exit code is 1."
