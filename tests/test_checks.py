@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+
 import pytest
 from django.core.checks import run_checks
 from django.core.management import CommandError, call_command
@@ -10,7 +12,8 @@ from django.test.utils import isolate_apps
 from django.urls import path
 from gazetteer.models import Listing
 
-from bloomguard.guards import register, registry
+from bloomguard.exceptions import ConfigurationError
+from bloomguard.guards import Guard, register, registry
 from tests.guarding import make_guard, registered, urlconf
 from tests.shop import views
 from tests.shop.models import Article, Product
@@ -179,6 +182,85 @@ def test_an_unknown_key_of_the_setting(only, settings):
         "BLOOMGUARD has the unknown key 'STORE'.",
         "Known keys are STORES.",
     )
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "meant"),
+    [
+        ("route", ["product"], "routes"),
+        ("fp_rate", 0.01, "error_rate"),
+        ("eror_rate", 0.01, "error_rate"),
+        ("lookups_", True, "lookups"),
+    ],
+)
+def test_a_misspelt_option(only, name, value, meant):
+    """An attribute that looks like an option, and is none, is named with the option that was meant."""
+    only(Product, **{name: value})
+
+    found, message, hint = the_message()
+
+    assert found == "bloomguard.W018"
+    assert f"the guard 'mine' has an attribute {name!r}" in message
+    assert f"Did you mean {meant!r}?" in hint
+
+
+def test_an_attribute_of_the_projects_own_is_nobodys_business(only):
+    """A guard may have methods and attributes that look like no option."""
+    only(Product, cities_of=lambda self: [], TABLE="x", _route="y")
+
+    assert messages() == []
+
+
+def test_the_field_in_lookups(only):
+    """``lookups`` is a switch; whoever gives it a field means ``lookup``."""
+    only(Product, lookups="name")
+
+    assert the_message() == (
+        "bloomguard.E016",
+        "the guard 'mine': lookups is 'name', neither True nor False.",
+        "Did you mean lookup = 'name'?",
+    )
+
+
+def test_a_guard_that_is_not_registered(only):
+    """A class in an app's ``guards.py`` without ``@register`` guards nothing; a base of others need not be."""
+    base = type("BaseGuard", (Guard,), {"__module__": "tests.shop.guards"})
+    lost = type("LostGuard", (base,), {"__module__": "tests.shop.guards"})
+    names = [message for found, message, _ in messages() if found == "bloomguard.W019"]
+    del base, lost
+    gc.collect()
+
+    assert "tests.shop.guards.LostGuard is not registered, so it guards nothing." in names
+    assert not any("BaseGuard" in name for name in names)
+
+
+def test_register_without_a_model():
+    """``@register`` without parentheses is refused where it stands."""
+    with pytest.raises(ConfigurationError, match=r"write @register\(Model\)"):
+        register(type("MyGuard", (Guard,), {}))
+
+
+@pytest.mark.parametrize("name", ["BLOOM_GUARD", "BLOOMGUARDS"])
+def test_a_misspelt_setting(only, settings, name):
+    """A setting that is nearly ``BLOOMGUARD`` is read by nothing."""
+    setattr(settings, name, {})
+
+    assert the_message() == (
+        "bloomguard.W038",
+        f"the settings have {name}, which bloomguard does not read.",
+        "The setting is named BLOOMGUARD.",
+    )
+
+
+def test_an_unknown_key_of_a_store(only, settings):
+    """``LOCATION``, as caches have it, is no key of a store."""
+    stores = settings.BLOOMGUARD["STORES"]
+    settings.BLOOMGUARD = {"STORES": {"default": {**stores["default"], "LOCATION": "/var/lib"}}}
+
+    found, message, hint = the_message()
+
+    assert (found, message) == ("bloomguard.E015", "the store 'default' has the unknown key 'LOCATION'.")
+    assert "OPTIONS" in hint
 
 
 @pytest.mark.parametrize(

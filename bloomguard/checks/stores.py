@@ -41,6 +41,15 @@ def check_settings(app_configs: Any, **kwargs: Any) -> list[CheckMessage]:
             )
         )
     for alias in aliases:
+        for unknown in sorted(map(str, set(conf.settings.stores[alias]) - {"BACKEND", "OPTIONS"})):
+            messages.append(
+                Error(
+                    f"the store {alias!r} has the unknown key {unknown!r}.",
+                    hint="Known keys are BACKEND and OPTIONS. Did you mean a path (FileStore) or a url (RedisStore) in "
+                    "OPTIONS?",
+                    id="bloomguard.E015",
+                )
+            )
         try:
             messages += stores[alias].check()
         except ConfigurationError as error:

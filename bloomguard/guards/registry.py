@@ -19,6 +19,8 @@ class Registry:
         self._guards: dict[str, Guard] = {}
         #: Guards whose name was taken already; a system check reports them.
         self.clashes: list[Guard] = []
+        #: The classes of all guards that were ever added.
+        self.classes: set[type[Guard]] = set()
         #: Number of changes, so that a table derived from the registry knows when it is out of date.
         self.version = 0
         #: The HTTP methods that at least one guard answers.
@@ -30,6 +32,7 @@ class Registry:
 
     def add(self, guard: Guard) -> None:
         """Add ``guard``; if its name is taken, add it to :attr:`clashes` instead."""
+        self.classes.add(type(guard))
         if guard.name in self._guards:
             self.clashes.append(guard)
             return
@@ -88,7 +91,12 @@ G = TypeVar("G", bound=type[Guard])
 
 
 def register(model: type[Model]) -> Callable[[G], G]:
-    """Register a guard class for ``model`` (class decorator)."""
+    """Register a guard class for ``model`` (class decorator): ``@register(City)``.
+
+    Raises :class:`ConfigurationError` if ``model`` is not a model.
+    """
+    if not (isinstance(model, type) and issubclass(model, Model)):
+        raise ConfigurationError(f"@register was given {model!r}; write @register(Model), with the model to guard")
 
     def decorate(guard: G) -> G:
         registry.add(guard(model))
