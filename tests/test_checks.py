@@ -67,6 +67,7 @@ def only():
         (Product, {"lookup": "nmae"}, "E001", "no field 'nmae'", "the model has id, name"),
         (Product, {"lookup": ("pk", "nmae")}, "E001", "no field 'nmae'", "lookup is ('pk', 'nmae')"),
         (Product, {"lookup": "bundle"}, "E001", "shop.Product.bundle is not a column", "the model has id, name"),
+        (Product, {"lookup": "bundle__name"}, "E001", "no field 'bundle__name'", "none across a relation"),
         (Product, {"lookup": ()}, "E001", "lookup is ()", "the model has id, name"),
         (Product, {"routes": ["prodcut"]}, "E002", "no URL pattern named 'prodcut'", "Did you mean 'product'"),
         (Product, {"routes": ["xyzzy"]}, "E002", "no URL pattern named 'xyzzy'", "Named patterns are "),

@@ -31,7 +31,9 @@ class ProgressBar:
     def __call__(self, done: int, total: int) -> None:
         if self._bar is None:
             self._stack.close()
-            bar = tqdm(desc=self._guard.name, unit=" rows", unit_scale=True, disable=self._quiet, file=sys.stderr)
+            # `None` shows it on a terminal alone: cron would mail every step.
+            off = True if self._quiet else None
+            bar = tqdm(desc=self._guard.name, unit=" rows", unit_scale=True, disable=off, file=sys.stderr)
             self._bar = self._stack.enter_context(bar)
         self._bar.total = total
         self._bar.update(done - self._bar.n)

@@ -56,6 +56,8 @@ class Command(BaseCommand):
         problems = [str(error) for error in failed]
         if left:
             problems.append(f"rows are missing from the filter of {', '.join(left)}: run rebuild_filter")
+        if found and not any(findings.generation for findings in found.values()):
+            problems.append("nothing was verified, because no filter answers: run rebuild_filter")
         if problems:
             raise CommandError("\n".join(problems)) from (failed[0] if failed else None)
 
