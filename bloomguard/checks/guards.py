@@ -53,8 +53,10 @@ def _guard(guard: Guard) -> Iterator[CheckMessage]:
         fields = guard.fields
     except ConfigurationError as problem:
         names = [field.name for field in guard.model._meta.concrete_fields]
-        own = " A key has columns of the model's own table, none across a relation." if "__" in str(guard.lookup) else ""
-        yield error(1, str(problem), f"lookup is {guard.lookup!r}; the model has {', '.join(names)}.{own}")
+        hint = f"lookup is {guard.lookup!r}; the model has {', '.join(names)}."
+        if "__" in str(guard.lookup):
+            hint += " A key has columns of the model's own table, none across a relation."
+        yield error(1, str(problem), hint)
         return
     for field in fields:
         if kind_of(field) is None:
