@@ -32,7 +32,7 @@ generation_published = Signal()
 false_negative_found = Signal()
 
 
-def tell(signal: Signal, sender: Any, **named: Any) -> None:
+def send(signal: Signal, sender: Any, **named: Any) -> None:
     """Send ``signal`` and log errors of its receivers. Never raises."""
     if signal.receivers:
         try:
@@ -41,8 +41,8 @@ def tell(signal: Signal, sender: Any, **named: Any) -> None:
             logger.exception("bloomguard could not call a receiver of one of its signals")
 
 
-async def atell(signal: Signal, sender: Any, **named: Any) -> None:
-    """Async :func:`tell`; sync receivers never block the event loop."""
+async def asend(signal: Signal, sender: Any, **named: Any) -> None:
+    """Async :func:`send`; sync receivers never block the event loop."""
     if signal.receivers:
         try:
             await signal.asend_robust(sender, **named)

@@ -282,7 +282,7 @@ def test_a_store_that_cannot_be_made(only, settings, store, value):
     assert "BLOOMGUARD['STORES']['default']" in message
     assert value in message
     assert hint == (
-        "See Settings in the README, and the docstring of the BACKEND for its OPTIONS; RedisStore needs pip install "
+        "See docs/settings.md, and the docstring of the BACKEND for its OPTIONS; RedisStore needs pip install "
         "bloomguard[redis]."
     )
 
@@ -303,7 +303,7 @@ def test_a_setting_of_another_form(only, settings, setting, value):
     assert found == "bloomguard.E009"
     assert value in message
     assert "dictionary" in message
-    assert "README" in hint
+    assert "docs/settings.md" in hint
     assert [each.id for each in deployed] == ["bloomguard.E009"]
 
 

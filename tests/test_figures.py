@@ -19,7 +19,7 @@ from django.test import Client
 from bloomguard.exceptions import StoreUnavailable
 from bloomguard.guards import guards
 from bloomguard.guards.tallies import counts
-from bloomguard.metrics import flush as flushing
+from bloomguard.metrics import flush
 from bloomguard.metrics import series as figures
 from bloomguard.metrics.flush import Flusher
 from bloomguard.metrics.series import DAY, HOUR, MINUTE, Series
@@ -215,10 +215,10 @@ def test_what_waits_is_bounded(flusher, calendar, memory, monkeypatch):
             count("unreachable")
             flusher.flush()
             calendar.now += timedelta(minutes=1)
-        assert sum(map(len, flusher._waiting.values())) <= flushing.MOST_WAITING
+        assert sum(map(len, flusher._waiting.values())) <= flush.MOST_WAITING
     flusher.flush()
 
-    assert 100 < since(2, calendar.now).total("unreachable") <= flushing.MOST_WAITING
+    assert 100 < since(2, calendar.now).total("unreachable") <= flush.MOST_WAITING
 
 
 def test_one_store_that_is_away_keeps_no_other_from_its_figures(flusher, memory, monkeypatch):
@@ -296,8 +296,8 @@ import sys
 import django
 django.setup()
 from django.test import Client
-from bloomguard.metrics import flush as flushing
-flushing.SECONDS = 0.05
+from bloomguard.metrics import flush
+flush.SECONDS = 0.05
 client = Client(raise_request_exception=False, headers={"host": "localhost"})
 for number in range(100):
     assert client.get("/products/%d/" % (10 + number)).status_code == 404

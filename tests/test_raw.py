@@ -24,7 +24,7 @@ from bloomguard.state import table as state
 from bloomguard.verdicts import Verdict
 from bloomguard.writes import catalogue, consequences, fencing, raw, tables
 from bloomguard.writes.adding import adding
-from bloomguard.writes.sql import reader as sqltext
+from bloomguard.writes.sql import reader
 
 from . import database
 from .guarding import registered
@@ -301,7 +301,7 @@ def test_threads_that_begin_at_once_overlook_no_table(monkeypatch):
 def test_copy_as_the_first_statement_of_a_process_is_seen(monkeypatch):
     """Nothing else needs to have been executed for the tables to be known."""
     monkeypatch.setattr(consequences, "caches", {})
-    effects = sqltext.read("COPY shop_order FROM STDIN", "postgresql").effects
+    effects = reader.read("COPY shop_order FROM STDIN", "postgresql").effects
 
     assert set(consequences.written(effects, connections["default"])) == {registry["order"]}
 

@@ -1,7 +1,7 @@
-"""Count the calls that bloomguard's own code makes on the ways of a request and of a write: ``python -m tests.ways``.
+"""Count the calls of bloomguard's functions during a request and a write: ``python -m tests.ways``.
 
-Warm, on SQLite with the file store. For each way: the calls of functions of the package, the files that they are in,
-and how often the way goes from one file to another.
+Runs on SQLite with the file store, when everything is loaded. For each of them it prints the number of calls, the
+number of files, and how often a call is in another file than the call before it; ``-v`` lists the calls.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from pathlib import Path
 from types import CodeType
 from typing import Any, NamedTuple
 
-#: Times that a way is gone before it is counted.
+#: Runs before the one whose calls are counted.
 WARM = 300
 
 
 class Way(NamedTuple):
-    """The calls of one way, in order: the file within the package, and the function."""
+    """The calls of one run, in order: the file within the package, and the function."""
 
     calls: list[tuple[str, str]]
 
@@ -35,7 +35,7 @@ class Way(NamedTuple):
 
 
 def way_of(action: Callable[[], object]) -> Way:
-    """The calls of ``action``, gone once more after it is warm."""
+    """Return the calls of one run of ``action``, after the runs that warm it up."""
     import bloomguard
 
     root = str(Path(bloomguard.__file__).parent) + "/"

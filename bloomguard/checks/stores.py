@@ -68,7 +68,7 @@ def check_settings(app_configs: Any, **kwargs: Any) -> list[CheckMessage]:
 def _unusable(error: ConfigurationError) -> Error:
     return Error(
         f"{error}.",
-        hint="See Settings in the README, and the docstring of the BACKEND for its OPTIONS; RedisStore needs "
+        hint="See docs/settings.md, and the docstring of the BACKEND for its OPTIONS; RedisStore needs "
         "pip install bloomguard[redis].",
         id="bloomguard.E009",
     )

@@ -17,7 +17,7 @@ from ..exceptions import StoreError
 from ..filters import FilterError
 from ..guards import Guard
 from ..guards.tallies import FALSE_ABSENCE, WOULD_BLOCK, WOULD_HARM
-from ..metrics import series as figures
+from ..metrics import series
 from ..metrics.series import HOUR, MINUTE, Series
 from ..models import GuardState, GuardTask
 from ..rebuild.plan import days_to_capacity, rows_a_day
@@ -214,7 +214,7 @@ class Overview:
     def series(self) -> dict[str, Series]:
         """The figures of the period by guard name."""
         start = self.now - self.period.length
-        return figures.read_many(self.guards, start, self.now, self.period.step)
+        return series.read_many(self.guards, start, self.now, self.period.step)
 
     @property
     def problems(self) -> list[Line]:

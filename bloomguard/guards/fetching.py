@@ -11,7 +11,7 @@ from django.db import connections, models, router
 
 from ..state.connection import has_own_transaction
 from ..verdicts import ERROR, Decision, Verdict
-from . import tallies as counts
+from . import tallies
 from .keys import OutOfRange, Unkeyable, value_field
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ class Fetching:
         decision = self.decide_now(value)
         if decision is not None:
             return decision
-        began = perf_counter_ns() if counts.drawn() else 0
+        began = perf_counter_ns() if tallies.drawn() else 0
         try:
             decision = await self.active_filter.aask(self.keys.key(value))
         except Exception as error:
@@ -190,7 +190,7 @@ class Fetching:
         """
         if not all(type(value_field(field)).__module__.startswith("django.") for field in self.fields):
             return False
-        if type(self).normalize.__module__ != "bloomguard.guards.guard":  # Guard.normalize is overridden
+        if self.keys.normalizes:
             return False
         values = [field.to_python(each) for field, each in zip(self.fields, self._conditions(value).values())]
         return not any(isinstance(each, int) and abs(each) >> 63 for each in values)

@@ -18,8 +18,7 @@ from ..filters.kinds import KINDS
 from ..log_once import LogOnce
 from ..state.active_filter import ActiveFilter
 from ..verdicts import ABSENT, ERROR, MAYBE, OUT_OF_RANGE, SHADOW, UNKEYABLE, Decision, Verdict
-from . import spot_checks
-from . import tallies as counts
+from . import spot_checks, tallies
 from .cache_aside import CacheAside
 from .conditions import Unstable, doubts, in_words
 from .fetching import Fetching
@@ -99,7 +98,7 @@ class Guard(Fetching, CacheAside):
                 f"{type(self).__name__}: name is {self.name!r}; it has to begin with a lower-case letter and go on "
                 "with up to 99 lower-case letters, digits, dots, dashes and underscores"
             )
-        self.tallies = counts.counts.of(self.name)
+        self.tallies = tallies.counts.of(self.name)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.name!r} of {self.model._meta.label}>"
@@ -211,7 +210,7 @@ class Guard(Fetching, CacheAside):
 
         ``value`` is as for :meth:`verdict`. May read the state rows, at most once per second and process.
         """
-        began = perf_counter_ns() if counts.drawn() else 0
+        began = perf_counter_ns() if tallies.drawn() else 0
         try:
             active = self.active_filter
             if key is None:
@@ -228,7 +227,7 @@ class Guard(Fetching, CacheAside):
 
     def decide_now(self, value: Any) -> Decision | None:
         """Return what :meth:`decide` does, without I/O; ``None`` if the state rows or a filter must be read first."""
-        began = perf_counter_ns() if counts.drawn() else 0
+        began = perf_counter_ns() if tallies.drawn() else 0
         try:
             decision = self.active_filter.ask_now(self.keys.key(value))
         except Exception as error:

@@ -110,7 +110,7 @@ class KeyMaker:
     """Maker of one guard's keys, from the value of one field or of several.
 
     ``width`` is the size of a key in bytes if all keys have the same size (8 or 16), else ``None``. ``normalize`` is
-    applied to text after ``to_python``, for URLs and rows alike.
+    applied to text after ``to_python``, for URLs and rows alike; ``normalizes`` tells whether there is one.
     """
 
     def __init__(self, fields: Sequence[models.Field[Any, Any]], normalize: Callable[[str], str] | None = None) -> None:
@@ -121,6 +121,7 @@ class KeyMaker:
             _encoder(value_field(field), kind, normalize) for field, kind in zip(fields, kinds)
         )
         self.kinds = kinds
+        self.normalizes = normalize is not None
         #: Name of the first field that changes values on their way to the database or back; else empty.
         self.own_field = next((field.name for field in fields if converts_itself(value_field(field))), "")
         self.key: Encode

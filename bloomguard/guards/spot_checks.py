@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from django.db import DatabaseError, connections, router
 
 from ..forks import after_fork
-from ..signals import false_negative_found, tell
+from ..signals import false_negative_found, send
 from ..verdicts import ABSENT, CAUGHT, Decision
 from .keys import value_field
 from .tallies import one_in
@@ -69,7 +69,7 @@ class SpotChecks:
             if not is_denied(lambda: _exists(guard, value), lambda: guard.active_filter.ask(key) is ABSENT):
                 return ABSENT
             self._fence(guard)
-            tell(false_negative_found, type(guard), guard=guard, value=value)
+            send(false_negative_found, type(guard), guard=guard, value=value)
             return CAUGHT
         except Exception as error:
             logger.warning("bloomguard could not spot-check the guard %s: %s", guard.name, type(error).__name__)

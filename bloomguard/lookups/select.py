@@ -87,7 +87,7 @@ def _is_asked(guard: Guard, model: type[Model]) -> bool:
     if not guard.lookups or guard.sync != "statements":
         return False
     try:
-        if guard.keys.own_field and type(guard).normalize is Guard.normalize:
+        if guard.keys.own_field and not guard.keys.normalizes:
             return False  # the query compares other values than the rows hold: see check W002
     except ConfigurationError:  # a system check reports it
         return False

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ..guards.tallies import BLOCKED
-from ..signals import atell, request_blocked, tell
+from ..signals import asend, request_blocked, send
 
 if TYPE_CHECKING:
     from ..guards import Guard
@@ -15,10 +15,10 @@ def blocked(guard: Guard, request: Any) -> None:
     """Record that ``guard`` answers 404 to ``request``; ``None`` if Django has made no request yet."""
     guard.tallies[BLOCKED]()
     if request_blocked.receivers:
-        tell(request_blocked, type(guard), guard=guard, request=request)
+        send(request_blocked, type(guard), guard=guard, request=request)
 
 
 async def ablocked(guard: Guard, request: Any) -> None:
     """Do :func:`blocked` without running sync receivers on the event loop."""
     guard.tallies[BLOCKED]()
-    await atell(request_blocked, type(guard), guard=guard, request=request)
+    await asend(request_blocked, type(guard), guard=guard, request=request)

@@ -1,7 +1,7 @@
 """Counts of all processes as time series: by minute for a day, by hour for a month.
 
-    series = figures.read(guards["city"], start, end, figures.MINUTE)
-    series["blocked"], series.total("blocked"), series.times
+    found = series.read(registry["city"], start, end, series.MINUTE)
+    found["blocked"], found.total("blocked"), found.times
 
 Nothing here queries the database. If a store does not respond, its series are zeros, with the reason in
 :attr:`Series.error`.

@@ -26,7 +26,7 @@ from ..filters.kinds import KeysSummary
 from ..filters.layout import Layout
 from ..guards import Guard
 from ..models import GuardState
-from ..signals import generation_published, tell
+from ..signals import generation_published, send
 from ..state.connection import has_own_transaction
 from ..state.negative_cache import create_recent, new_name
 from ..state.table import ARMED, FENCED, LEASE_SECONDS, State
@@ -317,7 +317,7 @@ class Rebuild:
                 f"{self.guard.name}: its state row changed during the build (a fence, a roll-back, another builder), "
                 "so the new generation may lack a row and was not published; run it again"
             )
-        tell(generation_published, type(self.guard), guard=self.guard, generation=published.active, rows=rows)
+        send(generation_published, type(self.guard), guard=self.guard, generation=published.active, rows=rows)
 
 
 def run_all(rebuilds: Sequence[Rebuild], sleep: Callable[[float], None] = time.sleep) -> list[Report | RebuildError]:

@@ -18,7 +18,7 @@ from ..exceptions import RebuildError, StoreError
 from ..filters import FilterError
 from ..guards import Guard
 from ..models import GuardState
-from ..signals import generation_published, tell
+from ..signals import generation_published, send
 from ..state.negative_cache import is_of, shelf
 from ..state.table import ARMED, State
 from ..stores import Store
@@ -108,7 +108,7 @@ def roll_back(guard: Guard) -> State:
     after = table.swap(seen, active=seen.kept, standby=seen.active, standby_until=None, published_at=timezone.now())
     if after is None:
         raise RebuildError(f"{guard.name}: its state row changed at the same moment, so nothing was done; try again")
-    tell(generation_published, type(guard), guard=guard, generation=after.active, rows=None)
+    send(generation_published, type(guard), guard=guard, generation=after.active, rows=None)
     return after
 
 

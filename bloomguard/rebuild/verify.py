@@ -24,7 +24,7 @@ from ..filters.base import BodyFilter
 from ..filters.layout import Layout
 from ..guards import Guard
 from ..guards.spot_checks import is_denied
-from ..signals import false_negative_found, tell
+from ..signals import false_negative_found, send
 from ..state.table import LEASE_SECONDS
 from ..stores import Generation
 from ..verdicts import ABSENT
@@ -183,7 +183,7 @@ class Verification:
                 missing += 1
                 if missing == 1:
                     self.guard.active_filter.table.fence(self.guard.name, "rows are missing from its filter")
-                tell(false_negative_found, type(self.guard), guard=self.guard, value=value)
+                send(false_negative_found, type(self.guard), guard=self.guard, value=value)
         return missing
 
     def _is_absent(self, key: bytes) -> bool:

@@ -20,7 +20,7 @@ from django.utils import timezone
 
 from ..forks import after_fork
 from ..models import GuardState
-from ..signals import guard_fenced, tell
+from ..signals import guard_fenced, send
 from .connection import StateConnection, is_locked
 
 logger = logging.getLogger("bloomguard")
@@ -394,7 +394,7 @@ class StateTable:
     def say_fenced(name: str, reason: str) -> None:
         """Log that ``name`` is fenced, with the reason, and send ``guard_fenced``."""
         logger.error("bloomguard passes every request to %s until it is rebuilt: %s", name, reason)
-        tell(guard_fenced, GuardState, name=name, reason=reason)
+        send(guard_fenced, GuardState, name=name, reason=reason)
 
 
 table = StateTable()

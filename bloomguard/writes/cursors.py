@@ -13,7 +13,7 @@ from django.db.backends.signals import connection_created
 from django.db.backends.utils import CursorWrapper
 
 from .raw import following, read, text_of, watch
-from .sql import reader as sqltext
+from .sql import reader
 
 
 def connect() -> None:
@@ -65,7 +65,7 @@ def _hook_callproc(callproc: Any) -> Any:
     @wraps(callproc)
     def hooked(self: Any, procname: Any, *args: Any, **kwargs: Any) -> Any:
         name = text_of(procname, self.db)
-        with following(sqltext.called(name), f"CALL {name}", self.db):
+        with following(reader.called(name), f"CALL {name}", self.db):
             return callproc(self, procname, *args, **kwargs)
 
     return hooked

@@ -24,7 +24,7 @@ from ..state import table as states
 from . import adding, consequences, early, fencing
 from .consequences import Cause, DatabaseCache, defined, renewed, written
 from .rows import running
-from .sql import reader as sqltext
+from .sql import reader
 from .sql.effects import Reading, bare
 from .transactions import is_under_way, together
 
@@ -53,14 +53,14 @@ def watch(execute: Execute, sql: Any, params: Any, many: bool, context: dict[str
         or cache.read_at != states.table.read_at
     ):
         cache = renewed(connection.alias)
-    if early.is_early and not (type(sql) is str and sqltext.is_plain_read(sql)):
+    if early.is_early and not (type(sql) is str and reader.is_plain_read(sql)):
         early.record_write(read(text_of(sql, connection), connection).effects, connection.alias)
     if not cache.tables:
         return execute(sql, params, many, context)
     if type(sql) is str:
         if sql in cache.harmless or (sql.startswith(_BORDERS) and ";" not in sql):
             return execute(sql, params, many, context)
-        if sqltext.is_plain_read(sql):
+        if reader.is_plain_read(sql):
             cache.add_harmless(sql)
             return execute(sql, params, many, context)
         usual = _USUAL.match(sql)
@@ -99,7 +99,7 @@ def _check(execute: Execute, sql: Any, params: Any, many: bool, context: dict[st
 
 def read(text: str, connection: Any) -> Reading:
     """Read what a statement does, in the dialect of its database."""
-    return sqltext.read(text, connection.vendor)
+    return reader.read(text, connection.vendor)
 
 
 def text_of(sql: Any, connection: Any) -> str:

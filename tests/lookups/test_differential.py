@@ -15,8 +15,7 @@ import pytest
 from django.db import IntegrityError, connections, transaction
 from django.db.models import Model, QuerySet
 
-from bloomguard.guards import Guard
-from bloomguard.guards import verdict_log as hearing
+from bloomguard.guards import Guard, verdict_log
 from bloomguard.lookups import guarded_lookups
 from bloomguard.rebuild import Rebuild, run_all
 from bloomguard.state import table as state
@@ -115,8 +114,8 @@ def evaluated(expression: str, guarded: bool) -> Evaluated:
                 stack.enter_context(undone(alias))
             stack.enter_context(connections[alias].execute_wrapper(note))
         if guarded:
-            hearing.listeners.append(hear)
-            stack.callback(hearing.listeners.remove, hear)
+            verdict_log.listeners.append(hear)
+            stack.callback(verdict_log.listeners.remove, hear)
             stack.enter_context(guarded_lookups())
         try:
             result.outcome = outcome(evaluate(expression), expression)

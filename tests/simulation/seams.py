@@ -37,9 +37,7 @@ def install() -> None:
     from django.db import connections
 
     from bloomguard.rebuild import locks, rebuild, standby
-    from bloomguard.state import active_filter as live
-    from bloomguard.state import connection
-    from bloomguard.state import locate as homes
+    from bloomguard.state import active_filter, connection, locate
     from bloomguard.state import table as state
     from bloomguard.state.negative_cache import shelf
     from bloomguard.writes import fencing, signals
@@ -50,13 +48,13 @@ def install() -> None:
         if all(process.pid != pid or process.dead for process in World.current.processes.values()):
             raise ProcessLookupError
 
-    for module in (live, state, connection):
+    for module in (active_filter, state, connection):
         _put(module, after_fork=lambda method: None)
     wall = SimpleNamespace(now=lambda: World.current.running().wall())
     for module in (locks, rebuild, signals, standby, state):
         _put(module, timezone=wall)
     network = SimpleNamespace(gethostname=lambda: World.current.running().host)
-    for module in (homes, locks, rebuild):
+    for module in (locate, locks, rebuild):
         _put(module, socket=network)
     _put(
         rebuild,

@@ -89,11 +89,11 @@ shared = Shared()
 def haste(lease: float = LEASE) -> None:
     """Make leases, and all that is waited for because of them, shorter in this process and those it forks."""
     from bloomguard.rebuild import rebuild, verify
-    from bloomguard.state import active_filter as live
+    from bloomguard.state import active_filter
     from bloomguard.state import table as state
     from bloomguard.writes import fencing
 
-    for module in (state, live, verify):
+    for module in (state, active_filter, verify):
         module.LEASE_SECONDS = lease
     rebuild.SETTLE_SECONDS = fencing.SETTLE_SECONDS = 2 * lease
 

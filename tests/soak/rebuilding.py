@@ -227,9 +227,9 @@ def main() -> None:
 
     wanted = json.loads(sys.argv[1])
     django.setup()
-    from bloomguard.rebuild import source as sources
+    from bloomguard.rebuild import source
 
-    sources.PAGE_ROWS = 200
+    source.PAGE_ROWS = 200
     if wanted["lease"] != 1:
         haste(wanted["lease"])
     if os.waitpid(fork(start), 0)[1]:

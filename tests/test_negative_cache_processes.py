@@ -11,7 +11,7 @@ from django.test import Client
 from bloomguard.guards import guards
 from bloomguard.rebuild import Rebuild
 from tests.shop.models import Product
-from tests.test_remembered import false_positives, porous, products
+from tests.test_negative_cache import false_positives, porous, products
 
 pytestmark = [
     pytest.mark.django_db(transaction=True, databases="__all__"),

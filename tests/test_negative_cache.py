@@ -416,6 +416,7 @@ def test_a_scan_that_goes_on_proves_nothing(product, clock):
 def test_a_normalizer_proves_nothing(found, product, monkeypatch):
     """Several values may have one key, and only one of them was looked for."""
     monkeypatch.setattr(type(product), "normalize", lambda self, value: value.lower())
+    monkeypatch.delitem(vars(product), "keys")  # which were made without it
     first(found)
 
     assert product.decide(found) is MAYBE
