@@ -172,17 +172,20 @@ class AsyncLink:
 
     async def _connected(self, connection: Any) -> None:
         """Log in with the user's options, then read the server's identity."""
-        connection.socket_timeout = self._timeout
+        # _ReplyTimeout allows for a blocked loop. And redis-py's own timeout uses asyncio.wait_for, which before Python
+        # 3.12 can lose the cancellation of a task.
+        connection.socket_timeout = None
         try:
-            await connection.on_connect()
-            asked, greeting = self.server.clock(), self.server.greeting
-            await connection.send_packed_command(connection.pack_commands(greeting))
-            replies = [await connection.read_response() for _ in greeting]
-            connection.bloomguard = self.server.read_greeting(replies, asked)
+            with _ReplyTimeout(connection, self._timeout) as timeout:
+                await connection.on_connect()
+                timeout.renew()
+                asked, greeting = self.server.clock(), self.server.greeting
+                await connection.send_packed_command(connection.pack_commands(greeting))
+                replies = [await connection.read_response() for _ in greeting]
+                connection.bloomguard = self.server.read_greeting(replies, asked)
         except BaseException:
             await connection.disconnect(nowait=True)
             raise
-        connection.socket_timeout = None  # from now on _ReplyTimeout applies, which allows for a blocked loop
 
     def _open(self) -> _Connections:
         return _Connections(self._make_pool(**self._kwargs), asyncio.Semaphore(_MAX_CONNECTIONS))
