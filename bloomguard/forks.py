@@ -28,4 +28,5 @@ def _run() -> None:
             method()
 
 
-os.register_at_fork(after_in_child=_run)
+if hasattr(os, "register_at_fork"):  # Windows has no fork
+    os.register_at_fork(after_in_child=_run)

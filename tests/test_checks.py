@@ -64,26 +64,26 @@ def only():
 @pytest.mark.parametrize(
     ("model", "attributes", "identifier", "value", "cure"),
     [
-        (Product, {"lookup": "nmae"}, "E001", "no field 'nmae'", "the model has id, name"),
-        (Product, {"lookup": ("pk", "nmae")}, "E001", "no field 'nmae'", "lookup is ('pk', 'nmae')"),
-        (Product, {"lookup": "bundle"}, "E001", "shop.Product.bundle is not a column", "the model has id, name"),
-        (Product, {"lookup": "bundle__name"}, "E001", "no field 'bundle__name'", "none across a relation"),
-        (Product, {"lookup": ()}, "E001", "lookup is ()", "the model has id, name"),
-        (Product, {"routes": ["prodcut"]}, "E002", "no URL pattern named 'prodcut'", "Did you mean 'product'"),
-        (Product, {"routes": ["xyzzy"]}, "E002", "no URL pattern named 'xyzzy'", "Named patterns are "),
-        (Product, {"mode": "shade"}, "E014", "mode is 'shade'", "'enforce', 'shadow'"),
-        (Product, {"routes": "product"}, "E002", "routes is the string 'product'", "routes = ['product']"),
-        (Product, {"routes": ["article"]}, "E002", "captures slug", "routes = {'route': 'kwarg'}"),
-        (Product, {"routes": {"product": "number"}}, "E002", "expected number", "routes = {'route': 'kwarg'}"),
-        (Product, {"store": "redis"}, "E003", "no store 'redis'", "BLOOMGUARD['STORES'] has default"),
-        (Product, {"error_rate": 0}, "E004", "0", "Remove the line"),
-        (Product, {"error_rate": 1.5}, "E004", "1.5", "Remove the line"),
-        (Product, {"error_rate": float("nan")}, "E004", "nan", "Remove the line"),
-        (Product, {"error_rate": "1%"}, "E004", "'1%'", "Remove the line"),
-        (Product, {"capacity": 0}, "E004", "0", "Remove the line"),
-        (Product, {"capacity": -5}, "E004", "-5", "Remove the line"),
-        (Product, {"capacity": 1.5}, "E004", "1.5", "Remove the line"),
-        (Article, {"lookup": "deleted"}, "E005", "'deleted' is a BooleanField", "Look rows up by an integer"),
+        (Product, {"lookup": "nmae"}, "W101", "no field 'nmae'", "the model has id, name"),
+        (Product, {"lookup": ("pk", "nmae")}, "W101", "no field 'nmae'", "lookup is ('pk', 'nmae')"),
+        (Product, {"lookup": "bundle"}, "W101", "shop.Product.bundle is not a column", "the model has id, name"),
+        (Product, {"lookup": "bundle__name"}, "W101", "no field 'bundle__name'", "none across a relation"),
+        (Product, {"lookup": ()}, "W101", "lookup is ()", "the model has id, name"),
+        (Product, {"routes": ["prodcut"]}, "W102", "no URL pattern named 'prodcut'", "Did you mean 'product'"),
+        (Product, {"routes": ["xyzzy"]}, "W102", "no URL pattern named 'xyzzy'", "Named patterns are "),
+        (Product, {"mode": "shade"}, "W114", "mode is 'shade'", "'enforce', 'shadow'"),
+        (Product, {"routes": "product"}, "W102", "routes is the string 'product'", "routes = ['product']"),
+        (Product, {"routes": ["article"]}, "W102", "captures slug", "routes = {'route': 'kwarg'}"),
+        (Product, {"routes": {"product": "number"}}, "W102", "expected number", "routes = {'route': 'kwarg'}"),
+        (Product, {"store": "redis"}, "W103", "no store 'redis'", "BLOOMGUARD['STORES'] has default"),
+        (Product, {"error_rate": 0}, "W104", "0", "Remove the line"),
+        (Product, {"error_rate": 1.5}, "W104", "1.5", "Remove the line"),
+        (Product, {"error_rate": float("nan")}, "W104", "nan", "Remove the line"),
+        (Product, {"error_rate": "1%"}, "W104", "'1%'", "Remove the line"),
+        (Product, {"capacity": 0}, "W104", "0", "Remove the line"),
+        (Product, {"capacity": -5}, "W104", "-5", "Remove the line"),
+        (Product, {"capacity": 1.5}, "W104", "1.5", "Remove the line"),
+        (Article, {"lookup": "deleted"}, "W105", "'deleted' is a BooleanField", "Look rows up by an integer"),
         (Listing, {"lookup": "price"}, "W001", "price may be NULL", "The filter does not contain rows with NULL"),
     ],
 )
@@ -117,7 +117,7 @@ def test_a_collation_needs_a_normaliser(only):
 
     found, message, hint = the_message()
 
-    assert found == "bloomguard.E006"
+    assert found == "bloomguard.W106"
     assert "the guard 'mine': 'slug' has the collation 'nocase'" in message
     assert "normalize" in hint
 
@@ -138,7 +138,7 @@ def test_a_database_that_compares_without_case_needs_a_normaliser(only, monkeypa
 
     found, message, hint = the_message()
 
-    assert found == "bloomguard.E006"
+    assert found == "bloomguard.W106"
     assert "the guard 'mine': 'slug' is text in mysql" in message
     assert "normalize" in hint
 
@@ -169,7 +169,7 @@ def test_two_guards_of_one_name(only):
 
     found, message, hint = the_message()
 
-    assert found == "bloomguard.E007"
+    assert found == "bloomguard.W107"
     assert "SecondGuard: another guard already has the name 'mine'" in message
     assert "name = ..." in hint
 
@@ -179,7 +179,7 @@ def test_an_unknown_key_of_the_setting(only, settings):
     settings.BLOOMGUARD = {**settings.BLOOMGUARD, "STORE": {}}
 
     assert the_message() == (
-        "bloomguard.E008",
+        "bloomguard.W108",
         "BLOOMGUARD has the unknown key 'STORE'.",
         "Known keys are STORES.",
     )
@@ -217,7 +217,7 @@ def test_the_field_in_lookups(only):
     only(Product, lookups="name")
 
     assert the_message() == (
-        "bloomguard.E016",
+        "bloomguard.W116",
         "the guard 'mine': lookups is 'name', neither True nor False.",
         "Did you mean lookup = 'name'?",
     )
@@ -260,7 +260,7 @@ def test_an_unknown_key_of_a_store(only, settings):
 
     found, message, hint = the_message()
 
-    assert (found, message) == ("bloomguard.E015", "the store 'default' has the unknown key 'LOCATION'.")
+    assert (found, message) == ("bloomguard.W115", "the store 'default' has the unknown key 'LOCATION'.")
     assert "OPTIONS" in hint
 
 
@@ -278,7 +278,7 @@ def test_a_store_that_cannot_be_made(only, settings, store, value):
 
     found, message, hint = the_message()
 
-    assert found == "bloomguard.E009"
+    assert found == "bloomguard.W109"
     assert "BLOOMGUARD['STORES']['default']" in message
     assert value in message
     assert hint == (
@@ -300,11 +300,11 @@ def test_a_setting_of_another_form(only, settings, setting, value):
     found, message, hint = the_message()
     deployed = run_checks(tags=["bloomguard"], include_deployment_checks=True)
 
-    assert found == "bloomguard.E009"
+    assert found == "bloomguard.W109"
     assert value in message
     assert "dictionary" in message
     assert "docs/settings.md" in hint
-    assert [each.id for each in deployed] == ["bloomguard.E009"]
+    assert [each.id for each in deployed] == ["bloomguard.W109"]
 
 
 def test_a_guard_by_signals_is_warned_of(only):

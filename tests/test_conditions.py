@@ -239,9 +239,9 @@ def test_what_is_not_certain_to_change_with_the_row_alone_is_refused(model, aliv
 
 
 def test_the_check_tells_the_comparison_and_the_cure():
-    """As E013."""
+    """As W113."""
     with registered(Event, name="doubtful", alive=Q(shown=True, at__year=2024), lookup="pk"):
-        (message,) = [each for each in check_guards(None) if each.id == "bloomguard.E013"]
+        (message,) = [each for each in check_guards(None) if each.id == "bloomguard.W113"]
 
     assert "alive may change without a write of the row" in message.msg
     assert "(at__year)" in message.msg

@@ -169,7 +169,7 @@ def test_texts_that_the_column_takes_for_equal(monkeypatch, page, alias, column,
 
     assert f"mine: 'it' {told} in the database {alias!r}" in said
     assert columns.CURE in said
-    assert identifier == "E006"
+    assert identifier == "W106"
     assert f"'it' {told}" in message
     assert hint == columns.CURE
     assert guard.verdict("nothing") is Verdict.UNKNOWN
@@ -239,7 +239,7 @@ def test_a_normalizer_that_folds_something_else(monkeypatch, page, alias, column
     page(text(), column, before=before, after=after, normalize=lambda self, value: normalize(value))
 
     assert f"'it' {told}" in refused()
-    assert [each[0] for each in checked()] == ["E006"]
+    assert [each[0] for each in checked()] == ["W106"]
 
 
 @pytest.mark.parametrize(
@@ -263,7 +263,7 @@ def test_columns_of_another_type_than_the_fields(monkeypatch, page, alias, field
 
     assert f"'it' {told}" in said
     assert columns.RETYPE in said
-    assert [each[0] for each in checked()] == ["E006"]
+    assert [each[0] for each in checked()] == ["W106"]
 
 
 @pytest.mark.usefixtures("each_database")
@@ -351,7 +351,7 @@ def test_row_level_security(only, clerk, undone):
     ((identifier, message, hint),) = checked()
 
     assert "row-level security hides rows of 'shop_product' from the role 'clerk'" in said
-    assert (identifier, "BYPASSRLS" in hint) == ("E036", True)
+    assert (identifier, "BYPASSRLS" in hint) == ("W136", True)
     assert "row-level security" in message
     assert guard.verdict(7) is Verdict.UNKNOWN
     run("RESET ROLE")
@@ -408,7 +408,7 @@ def test_a_view(only, undone):
     only(model_of(text()), lookup="it")
 
     assert "'shop_page' is a view, which may show other rows in another session" in refused()
-    assert [each[0] for each in checked()] == ["E036"]
+    assert [each[0] for each in checked()] == ["W136"]
 
 
 @pytest.mark.usefixtures("postgresql")
@@ -423,7 +423,7 @@ def test_a_foreign_table(only, undone):
     only(model_of(text()), lookup="it")
 
     assert "'shop_page' is a foreign table, whose rows are written elsewhere" in refused()
-    assert [each[0] for each in checked()] == ["E036"]
+    assert [each[0] for each in checked()] == ["W136"]
 
 
 @pytest.mark.usefixtures("postgresql")
@@ -453,7 +453,7 @@ def test_a_table_of_each_tenant(only, clerk, undone):
 
     said = refused()
     assert "'shop_product' is a table of the schema 'public', and of 'tenant'" in said
-    assert [each[0] for each in checked()] == ["E036"]
+    assert [each[0] for each in checked()] == ["W136"]
 
     run("SET ROLE clerk")
     build()
@@ -544,7 +544,7 @@ def test_a_condition_that_is_not_certain(only, alive):
 
     assert "mine: alive may change without a write of the row: it " in said
     assert hint in said
-    assert identifier == "E013"
+    assert identifier == "W113"
     assert "alive may change" in message
 
 
@@ -638,7 +638,7 @@ def test_a_field_with_a_class_of_its_own(page, field, column, told, cure):
     said = refused()
     run("INSERT INTO shop_page (id, it) VALUES (1, '7')")
 
-    assert identifier == "E005"
+    assert identifier == "W105"
     assert told in message
     assert told in said
     assert cure in hint

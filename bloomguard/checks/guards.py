@@ -7,7 +7,7 @@ from contextlib import suppress
 from difflib import get_close_matches
 from typing import Any
 
-from django.core.checks import CheckMessage, Error, Warning, register
+from django.core.checks import CheckMessage, Warning, register
 from django.db import DatabaseError, connections, models, router
 
 from .. import conf
@@ -35,19 +35,19 @@ def check_guards(app_configs: Any, **kwargs: Any) -> list[CheckMessage]:
     messages = [message for guard in registry for message in _guard(guard)]
     for guard in registry.clashes:
         messages.append(
-            Error(
+            Warning(
                 f"{type(guard).__module__}.{type(guard).__name__}: another guard already has the name {guard.name!r}.",
                 hint="Give one of them another name: name = ...",
                 obj=registry[guard.name].model,
-                id="bloomguard.E007",
+                id="bloomguard.W107",
             )
         )
     return messages
 
 
 def _guard(guard: Guard) -> Iterator[CheckMessage]:
-    def error(number: int, text: str, hint: str) -> Error:
-        return Error(f"the guard {guard.name!r}: {text}.", hint=hint, obj=guard.model, id=f"bloomguard.E{number:03}")
+    def error(number: int, text: str, hint: str) -> Warning:
+        return Warning(f"the guard {guard.name!r}: {text}.", hint=hint, obj=guard.model, id=f"bloomguard.W1{number:02}")
 
     try:
         fields = guard.fields
@@ -67,7 +67,7 @@ def _guard(guard: Guard) -> Iterator[CheckMessage]:
             )
             return
         yield from _equality(guard, field, error)
-    with suppress(ConfigurationError):  # reported as E009
+    with suppress(ConfigurationError):  # reported as W109
         if guard.store not in conf.settings.stores:
             yield error(
                 3,
@@ -101,7 +101,7 @@ def _guard(guard: Guard) -> Iterator[CheckMessage]:
             id="bloomguard.W005",
         )
     for refusal in declared(guard):
-        yield Error(f"the guard {guard.name!r}: {refusal.reason}.", hint=refusal.cure, obj=guard.model, id=refusal.id)
+        yield Warning(f"the guard {guard.name!r}: {refusal.reason}.", hint=refusal.cure, obj=guard.model, id=refusal.id)
     yield from _routes(guard, error)
     yield from _uniqueness(guard, fields)
 
@@ -175,10 +175,10 @@ def check_columns(app_configs: Any, databases: Sequence[str] | None = None, **kw
         alias = router.db_for_write(guard.model)
         if databases is not None and alias not in databases:
             continue
-        with suppress(ConfigurationError, DatabaseError):  # reported as E001, or as W034 for the state rows' database
+        with suppress(ConfigurationError, DatabaseError):  # reported as W101, or as W034 for the state rows' database
             reported = {message.id for field in guard.fields for message in _equality(guard, field, _error)}
             messages += [
-                Error(
+                Warning(
                     f"the guard {guard.name!r}: {refusal.reason}.",
                     hint=refusal.cure,
                     obj=guard.model,
@@ -190,5 +190,5 @@ def check_columns(app_configs: Any, databases: Sequence[str] | None = None, **kw
     return messages
 
 
-def _error(number: int, text: str, hint: str) -> Error:
-    return Error(text, hint=hint, id=f"bloomguard.E{number:03}")
+def _error(number: int, text: str, hint: str) -> Warning:
+    return Warning(text, hint=hint, id=f"bloomguard.W1{number:02}")

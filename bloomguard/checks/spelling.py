@@ -8,7 +8,7 @@ from typing import Any
 
 from django.apps import apps
 from django.conf import settings
-from django.core.checks import CheckMessage, Error, Warning, register
+from django.core.checks import CheckMessage, Warning, register
 
 from ..guards import Guard, registry
 from .tags import TAG
@@ -51,11 +51,11 @@ def _options(guard: Guard) -> Iterator[CheckMessage]:
                     id="bloomguard.W018",
                 )
     if not isinstance(guard.lookups, bool):
-        yield Error(
+        yield Warning(
             f"the guard {guard.name!r}: lookups is {guard.lookups!r}, neither True nor False.",
             hint=f"Did you mean lookup = {guard.lookups!r}?",
             obj=guard.model,
-            id="bloomguard.E016",
+            id="bloomguard.W116",
         )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import Any
 
-from django.core.checks import CheckMessage, Error, Warning, register
+from django.core.checks import CheckMessage, Warning, register
 
 from .. import conf
 from ..exceptions import ConfigurationError, StoreUnavailable
@@ -17,7 +17,7 @@ from .tags import TAG
 def check_servers(app_configs: Any, **kwargs: Any) -> list[CheckMessage]:
     """Check the current configuration of the stores' servers."""
     messages: list[CheckMessage] = []
-    with suppress(ConfigurationError):  # reported as E009
+    with suppress(ConfigurationError):  # reported as W109
         for alias in conf.settings.stores:
             with suppress(ConfigurationError, StoreUnavailable):  # reported by other checks
                 messages += stores[alias].check_deployed()
@@ -34,20 +34,20 @@ def check_settings(app_configs: Any, **kwargs: Any) -> list[CheckMessage]:
     messages: list[CheckMessage] = []
     for unknown in sorted(map(str, set(raw) - conf.KNOWN)):
         messages.append(
-            Error(
+            Warning(
                 f"BLOOMGUARD has the unknown key {unknown!r}.",
                 hint=f"Known keys are {', '.join(sorted(conf.KNOWN))}.",
-                id="bloomguard.E008",
+                id="bloomguard.W108",
             )
         )
     for alias in aliases:
         for unknown in sorted(map(str, set(conf.settings.stores[alias]) - {"BACKEND", "OPTIONS"})):
             messages.append(
-                Error(
+                Warning(
                     f"the store {alias!r} has the unknown key {unknown!r}.",
                     hint="Known keys are BACKEND and OPTIONS. Did you mean a path (FileStore) or a url (RedisStore) in "
                     "OPTIONS?",
-                    id="bloomguard.E015",
+                    id="bloomguard.W115",
                 )
             )
         try:
@@ -65,10 +65,10 @@ def check_settings(app_configs: Any, **kwargs: Any) -> list[CheckMessage]:
     return messages
 
 
-def _unusable(error: ConfigurationError) -> Error:
-    return Error(
+def _unusable(error: ConfigurationError) -> Warning:
+    return Warning(
         f"{error}.",
         hint="See docs/settings.md, and the docstring of the BACKEND for its OPTIONS; RedisStore needs "
         "pip install bloomguard[redis].",
-        id="bloomguard.E009",
+        id="bloomguard.W109",
     )

@@ -26,7 +26,7 @@ def check_triggers(app_configs: Any, databases: Sequence[str] | None = None, **k
         alias = router.db_for_write(guard.model)
         if databases is not None and alias not in databases:
             continue
-        with suppress(ConfigurationError, DatabaseError):  # reported as E001, or as W034 for the state rows' database
+        with suppress(ConfigurationError, DatabaseError):  # reported as W101, or as W034 for the state rows' database
             catalogue = catalogues.get(alias) or _load(alias)
             catalogues[alias] = catalogue
             messages += [

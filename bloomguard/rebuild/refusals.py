@@ -42,12 +42,12 @@ def declared(guard: Guard) -> Iterator[Refusal]:
                     continue
             kind = type(value_field(field)).__name__
             yield Refusal(
-                "bloomguard.E005",
+                "bloomguard.W105",
                 f"{field.name!r} is a {kind}, whose to_python returns a {name}, of which no key can be made",
                 f"{cure}.",
             )
     for doubt in dict.fromkeys(alive.doubts(guard.model, guard.alive)):
-        yield Refusal("bloomguard.E013", f"alive may change without a write of the row: it {doubt}", alive.CURE)
+        yield Refusal("bloomguard.W113", f"alive may change without a write of the row: it {doubt}", alive.CURE)
 
 
 def found(guard: Guard, connection: BaseDatabaseWrapper) -> Iterator[Refusal]:
@@ -58,10 +58,10 @@ def found(guard: Guard, connection: BaseDatabaseWrapper) -> Iterator[Refusal]:
         if reason := columns.difference(connection, guard, field):
             found_in = f"{field.name!r} {reason} in the database {connection.alias!r}"
             if kind_of(field) == "text":
-                yield Refusal("bloomguard.E006", f"{found_in}, where different texts may be equal", columns.CURE)
+                yield Refusal("bloomguard.W106", f"{found_in}, where different texts may be equal", columns.CURE)
             else:
                 reason = f"{found_in}, where equal values may have different keys"
-                yield Refusal("bloomguard.E006", reason, columns.RETYPE)
+                yield Refusal("bloomguard.W106", reason, columns.RETYPE)
 
 
 def unreadable(guard: Guard, connection: BaseDatabaseWrapper) -> str:
@@ -113,7 +113,7 @@ def _of_table(connection: BaseDatabaseWrapper, table: str) -> Iterator[Refusal]:
 
 def _of_relation(table: str, kind: str) -> Refusal:
     return Refusal(
-        "bloomguard.E036", f"{table!r} is {_RELATIONS[kind]}", "Guard a model of the table that rows are written to."
+        "bloomguard.W136", f"{table!r} is {_RELATIONS[kind]}", "Guard a model of the table that rows are written to."
     )
 
 
@@ -138,25 +138,25 @@ def _of_postgresql(connection: BaseDatabaseWrapper, table: str) -> Iterator[Refu
         yield _of_relation(table, relation)
     if persistence == "t":
         yield Refusal(
-            "bloomguard.E036", f"{table!r} is a temporary table, of which each session has its own", "Drop it."
+            "bloomguard.W136", f"{table!r} is a temporary table, of which each session has its own", "Drop it."
         )
     if hides_rows:
         yield Refusal(
-            "bloomguard.E036",
+            "bloomguard.W136",
             f"row-level security hides rows of {table!r} from the role {role!r}",
             "Run rebuild_filter and verify_filter as a role that sees all rows: one with BYPASSRLS, or the owner if "
             "row-level security is not forced.",
         )
     if others and '"."' not in name:
         yield Refusal(
-            "bloomguard.E036",
+            "bloomguard.W136",
             f"{table!r} is a table of the schema {schema!r}, and of {', '.join(map(repr, others))}: with another "
             "search_path a process reads other rows",
             "Do not guard a table that each tenant has; if the other is an unused copy, REVOKE USAGE ON its SCHEMA.",
         )
     if is_standby:
         yield Refusal(
-            "bloomguard.E036",
+            "bloomguard.W136",
             f"the database {connection.alias!r} is a standby, where rows become visible later than their COMMIT",
             "Let the router's db_for_write return the primary.",
         )

@@ -21,6 +21,7 @@ from ..guards import Guard, registry
 from ..guards.keys import OutOfRange, Uncertain, Unkeyable
 from ..models import GuardState
 from ..rebuild.plan import opened
+from ..state import table as states
 from ..state.table import LEASE_SECONDS
 from ..verdicts import ERROR, OUT_OF_RANGE, SHADOW, UNKEYABLE, Decision, Verdict
 from .listing import DOOR, NOWHERE, Row, rows_of_pattern, takes_id
@@ -137,11 +138,10 @@ def _answer(row: Row, table: RouteTable, pattern: Pattern, match: ResolverMatch,
     again_us = _us_since(began)
     lease_seconds = _lease_seconds(guard)
     generation, state, identity, fault = _look_at(guard)
-    store = guard.active_filter.store
     return Answer(
         guard=guard.name,
         model=guard.model._meta.label,
-        lookup=guard.lookup if isinstance(guard.lookup, str) else ", ".join(guard.lookup),
+        lookup=", ".join(guard.lookup) if isinstance(guard.lookup, tuple) else str(guard.lookup),
         answered=row.answered,
         outcome=_outcome(row, table, pattern, method, decision.verdict),
         value="" if value is NO_ID else repr(value),
@@ -149,8 +149,8 @@ def _answer(row: Row, table: RouteTable, pattern: Pattern, match: ResolverMatch,
         verdict=decision.verdict.value,
         reason=decision.reason,
         meaning=MEANING[decision.reason],
-        store=store.alias,
-        backend=f"{type(store).__module__}.{type(store).__name__}",
+        store=guard.store,
+        backend=_backend(guard),
         identity=identity,
         generation=generation,
         state=state,
@@ -246,9 +246,16 @@ def _look_at(guard: Guard) -> tuple[dict[str, Any], dict[str, Any], str, str]:
     return generation, state, identity, ""
 
 
+def _backend(guard: Guard) -> str:
+    try:
+        store = type(guard.active_filter.store)
+    except BloomGuardError:  # the decision has the reason
+        return ""
+    return f"{store.__module__}.{store.__name__}"
+
+
 def _lease_seconds(guard: Guard) -> float:
-    table = guard.active_filter.table
-    return round(max(LEASE_SECONDS - (table.clock() - table.read_at), 0.0), 3)
+    return round(max(LEASE_SECONDS - (states.table.clock() - states.table.read_at), 0.0), 3)
 
 
 def _us_since(began: float) -> float:

@@ -15,6 +15,11 @@ from typing import Any
 
 from ..exceptions import StoreError
 
+try:
+    import fcntl as fcntl
+except ImportError:  # Windows: the file store refuses to start, and all else works
+    fcntl = None  # type: ignore[assignment]
+
 # -- file system types
 
 MOUNTS = Path("/proc/self/mountinfo")
@@ -56,7 +61,7 @@ def filesystem_of(path: str | os.PathLike[str]) -> str:
 # -- private files and folders
 
 #: ``O_NONBLOCK``: opening a named pipe returns at once, and the check of the file's type then refuses it.
-_FLAGS = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+_FLAGS = sum(getattr(os, name, 0) for name in ("O_CLOEXEC", "O_NOFOLLOW", "O_NONBLOCK"))
 
 
 class NotPrivate(StoreError):
@@ -94,6 +99,16 @@ def read_private(path: Path, most: int) -> bytes:
     return found
 
 
+def allocate(fd: int, size: int) -> None:
+    """Allocate the disk space now: writing to a mapped sparse file on a full disk kills the process (SIGBUS)."""
+    if hasattr(os, "posix_fallocate"):
+        os.posix_fallocate(fd, 0, size)
+        return
+    piece = bytes(1 << 20)
+    for start in range(0, size, len(piece)):
+        os.write(fd, piece[: size - start])
+
+
 def check_folder(path: Path, *, may_be_link: bool = False) -> None:
     """Raise :class:`NotPrivate` unless ``path`` is a folder of this user or root; raises :class:`OSError`, too."""
     _check_owner(path, os.stat(path, follow_symlinks=may_be_link), stat.S_ISDIR)
@@ -113,6 +128,9 @@ def _check_owner(path: Path, about: os.stat_result, is_kind: Callable[[int], boo
 # -- identities
 
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+#: The first is a UUID, which only macOS has. The time of the boot changes when the clock is set, too.
+_BOOTS = (b"kern.bootsessionuuid", b"kern.boottime")
+_SYSCTL_BYTES = 256
 
 _EMPTY_PATH = 0x1000  # AT_EMPTY_PATH: query the descriptor itself
 _BIRTH = 0x800  # STATX_BTIME
@@ -120,8 +138,23 @@ _STATX_BYTES, _BIRTH_AT = 256, 80
 
 
 def boot_id() -> str:
-    """Return an ID of the host's current boot. Data that was not on the disk when the host went down is lost."""
-    return BOOT_ID.read_text().strip() if BOOT_ID.exists() else f"node:{uuid.getnode()}"
+    """Return an ID of the host's current boot. Data that was not on the disk when the host went down is lost.
+
+    Linux has a file for it, macOS and the BSDs have values of the kernel. Elsewhere it is an ID of the host alone.
+    """
+    if BOOT_ID.exists():
+        return BOOT_ID.read_text().strip()
+    found = next(filter(None, map(_sysctl, _BOOTS)), b"")
+    return f"{found.hex()}@{uuid.getnode()}" if found else f"node:{uuid.getnode()}"
+
+
+def _sysctl(name: bytes) -> bytes:
+    """Return a value of the kernel; empty if there is none."""
+    size = ctypes.c_size_t(_SYSCTL_BYTES)
+    value = ctypes.create_string_buffer(_SYSCTL_BYTES)
+    if _libc_sysctl is None or _libc_sysctl(name, value, ctypes.byref(size), None, 0):
+        return b""
+    return value.raw[: size.value]
 
 
 def file_id(file: int | str | os.PathLike[str]) -> str:
@@ -147,7 +180,12 @@ def _birth_time(file: int | str | os.PathLike[str], about: os.stat_result) -> st
     return bytes(found[_BIRTH_AT : _BIRTH_AT + 12]).hex() if mask & _BIRTH else ""
 
 
-try:
-    _statx: Any = ctypes.CDLL(None).statx
-except (AttributeError, OSError, TypeError):  # an older C library, or another system
-    _statx = None
+def _of_libc(name: str) -> Any:
+    try:
+        return getattr(ctypes.CDLL(None), name)
+    except (AttributeError, OSError, TypeError):  # an older C library, or another system
+        return None
+
+
+_statx = _of_libc("statx")
+_libc_sysctl = _of_libc("sysctlbyname")

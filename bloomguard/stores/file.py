@@ -6,11 +6,11 @@ neighbouring bits at the same time, one could lose its bit.
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import mmap
 import os
 import shutil
+import sys
 import threading
 import time
 import uuid
@@ -19,7 +19,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from django.conf import settings as django_settings
-from django.core.checks import CheckMessage, Error, Info, Warning
+from django.core.checks import CheckMessage, Info, Warning
 
 from ..exceptions import ConfigurationError, StoreError, UnknownGeneration
 from ..filters import CorruptFilter
@@ -28,7 +28,7 @@ from ..filters.layout import MAX_BYTES, Layout
 from ..forks import after_fork
 from . import disk
 from .base import FindKeyHash, Generation, Store, bound, owner
-from .disk import NotPrivate, boot_id, check_folder, file_id, open_private, read_private
+from .disk import NotPrivate, allocate, boot_id, check_folder, fcntl, file_id, open_private, read_private
 from .frames import FrameGeneration
 from .pages import Page, PageFolder
 
@@ -48,6 +48,11 @@ class FileStore(Store):
 
     def __init__(self, alias: str, *, path: str | os.PathLike[str] | None = None) -> None:
         super().__init__(alias)
+        if fcntl is None:
+            raise ConfigurationError(
+                f"the store {alias!r}: a FileStore locks its files with flock, which this system ({sys.platform}) lacks; "
+                "use bloomguard.stores.redis.RedisStore, or bloomguard.stores.memory.MemoryStore for one process"
+            )
         if path is None:
             base = getattr(django_settings, "BASE_DIR", None)
             if base is None:
@@ -135,7 +140,7 @@ class FileStore(Store):
             with _opened(path, os.O_RDWR | os.O_CREAT | os.O_EXCL) as fd:
                 try:
                     layout = bound(layout, guard, name, file_id(fd))
-                    _allocate(fd, size)
+                    allocate(fd, size)
                     mapped = mmap.mmap(fd, size)
                     buffers = _split(mapped, layout)
                     for header, buffer in zip(layout.headers, buffers):
@@ -194,10 +199,10 @@ class FileStore(Store):
         existing = next(path for path in (self.path, *self.path.parents) if path.exists())
         if not os.access(existing, os.W_OK | os.X_OK):
             return [
-                Error(
+                Warning(
                     f"the store {self.alias!r} cannot write {existing} as user {os.geteuid()}.",
                     hint=f"Set {_option(self.alias)} to a private folder of this user on a local disk.",
-                    id="bloomguard.E010",
+                    id="bloomguard.W110",
                 )
             ]
         try:
@@ -377,16 +382,6 @@ def _opened(path: Path, flags: int) -> Iterator[int]:
         yield fd
     finally:
         os.close(fd)
-
-
-def _allocate(fd: int, size: int) -> None:
-    """Allocate the disk space now: writing to a mapped sparse file on a full disk kills the process (SIGBUS)."""
-    if hasattr(os, "posix_fallocate"):
-        os.posix_fallocate(fd, 0, size)
-        return
-    piece = bytes(1 << 20)
-    for start in range(0, size, len(piece)):
-        os.write(fd, piece[: size - start])
 
 
 def _option(alias: str) -> str:

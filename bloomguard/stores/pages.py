@@ -6,7 +6,6 @@ page covers four hours) or an hour (ten days). Cells saturate at their maximum.
 
 from __future__ import annotations
 
-import fcntl
 import os
 import re
 import sys
@@ -18,7 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ..exceptions import StoreError
-from .disk import open_private
+from .disk import fcntl, open_private
 
 MINUTE, HOUR = 60, 3_600
 ROWS, COLUMNS = 240, 24

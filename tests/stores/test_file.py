@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import random
 import shutil
@@ -126,6 +127,32 @@ def test_a_host_without_a_boot_id_has_an_identity_too(files, monkeypatch, tmp_pa
     monkeypatch.setattr("bloomguard.stores.disk.BOOT_ID", tmp_path / "none")
 
     assert files.identity.startswith("file:")
+
+
+def test_each_boot_of_a_mac_is_another_store(files, monkeypatch, tmp_path):
+    """Without Linux's file the kernel is asked, by a UUID, or else by the time of the boot."""
+    values = {b"kern.bootsessionuuid": b"", b"kern.boottime": b"first boot"}
+
+    def sysctl(name, value, size, new, new_size):
+        ctypes.memmove(value, values[name], len(values[name]))
+        size._obj.value = len(values[name])
+        return 0 if values[name] else -1
+
+    monkeypatch.setattr("bloomguard.stores.disk.BOOT_ID", tmp_path / "none")
+    monkeypatch.setattr("bloomguard.stores.disk._libc_sysctl", sysctl)
+    files.create("city", "a", make_layout())
+    found = []
+    for name, value in (
+        (b"kern.boottime", b"first boot"),
+        (b"kern.boottime", b"second boot"),
+        (b"kern.bootsessionuuid", b"UUID of it"),
+        (b"kern.boottime", b"the clock was set"),
+    ):
+        values[name] = value
+        found.append(files.identity)
+
+    assert found[0] != found[1] != found[2] == found[3]
+    assert found[0] != found[2]
 
 
 def lengths(size: int) -> list[int]:
@@ -307,14 +334,14 @@ def test_a_place_that_cannot_be_written_is_named(path, tmp_path):
         store.open("city", "a", find)
 
 
-def test_a_place_that_cannot_be_written_fails_the_system_check(monkeypatch, tmp_path):
+def test_a_place_that_cannot_be_written_is_a_warning(monkeypatch, tmp_path):
     """``manage.py check`` finds a place that cannot be written, and passes one that can, there or yet to be made."""
     assert FileStore("default", path=tmp_path / "not" / "yet").check() == []
     monkeypatch.setattr(os, "access", lambda path, mode: False)
 
     (found,) = FileStore("default", path=tmp_path / "s").check()
 
-    assert found.id == "bloomguard.E010"
+    assert found.id == "bloomguard.W110"
     assert str(tmp_path) in found.msg
 
 

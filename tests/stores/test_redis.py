@@ -742,6 +742,6 @@ def test_deploy_checks_ask_every_store(settings, server):
     server.config_set("maxmemory-policy", "noeviction")
     stores["shared"].close()
 
-    assert "bloomguard.E009" in plain
+    assert "bloomguard.W109" in plain
     asked = set(deployed) - set(plain)
     assert asked - {"bloomguard.W030"} == {"bloomguard.W022"}  # and no guard has a filter yet

@@ -61,7 +61,7 @@ def _guard(answer: Answer) -> list[tuple[str, str]]:
         ("key", f"{answer.key or 'none'}, of {answer.value or 'nothing in the path'}"),
         ("verdict", f"{answer.verdict}: {answer.meaning}"),
         ("outcome", answer.outcome),
-        ("store", f"{answer.store}, {answer.backend}"),
+        ("store", ", ".join(filter(None, [answer.store, answer.backend]))),
     ]
     if identity := answer.identity:
         lines.append(("", f"identity {identity}"))
