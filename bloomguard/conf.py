@@ -1,6 +1,7 @@
 """The only setting, ``BLOOMGUARD``, read lazily so that ``override_settings`` works.
 
     BLOOMGUARD = {
+        "ENABLED": True,
         "STORES": {"default": {"BACKEND": "bloomguard.stores.file.FileStore", "OPTIONS": {"path": "/var/lib/..."}}},
     }
 
@@ -9,15 +10,17 @@ Everything has a default: without the setting, filters are stored in a private f
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Any
 
 from django.conf import settings as django_settings
+from django.core.signals import setting_changed
 from django.utils.crypto import salted_hmac
 
 from .exceptions import ConfigurationError
 
 DEFAULT_STORES: dict[str, dict[str, Any]] = {"default": {"BACKEND": "bloomguard.stores.file.FileStore"}}
-KNOWN = {"STORES"}
+KNOWN = {"ENABLED", "STORES"}
 
 
 class Settings:
@@ -30,6 +33,17 @@ class Settings:
         if not isinstance(raw, dict):
             raise ConfigurationError(f"BLOOMGUARD is {raw!r}; it has to be a dictionary, as in {{'STORES': {{...}}}}")
         return raw
+
+    @cached_property
+    def is_enabled(self) -> bool:
+        """Whether guards may answer; cached, because each check asks. A value that is no boolean means no."""
+        raw = getattr(django_settings, "BLOOMGUARD", {})
+        return not isinstance(raw, dict) or raw.get("ENABLED", True) is True
+
+    def forget(self, *, setting: str, **kwargs: Any) -> None:
+        """Drop what is cached, because the setting has changed."""
+        if setting == "BLOOMGUARD":
+            self.__dict__.pop("is_enabled", None)
 
     @property
     def stores(self) -> dict[str, dict[str, Any]]:
@@ -50,3 +64,4 @@ class Settings:
 
 
 settings = Settings()
+setting_changed.connect(settings.forget, dispatch_uid="bloomguard.conf")

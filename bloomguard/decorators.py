@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 from asgiref.sync import iscoroutinefunction
 from django.http import Http404
 
+from .conf import settings
 from .door.page import probing
 from .exceptions import ConfigurationError
 from .guards import Guard, registry
@@ -47,7 +48,8 @@ def guarded(name: str, *, arg: str | Mapping[str, str] | None = None) -> Callabl
 
         def asked(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Guard, Any, Scope] | None:
             """Return the guard, the value and the request's scope; ``None`` if there is nothing to check."""
-            if probing.get():  # the door needs the site's own response
+            # The door needs the site's own response.
+            if probing.get() or not settings.is_enabled:
                 return None
             try:
                 guard, request = registry[name], args[place]

@@ -22,6 +22,7 @@ from django.urls import get_resolver, set_urlconf
 from django.utils.cache import set_response_etag
 from django.utils.module_loading import import_string
 
+from . import conf
 from .door.page import probing
 from .guards import Guard, registry
 from .log_once import LogOnce
@@ -100,7 +101,7 @@ class BloomGuardMiddleware:
     def __call__(self, request: HttpRequest) -> HttpResponseBase | Awaitable[HttpResponseBase]:
         if self._async:
             return self._acall(request)
-        if request.method not in registry.methods or probing.get():
+        if request.method not in registry.methods or not conf.settings.is_enabled or probing.get():
             return self.get_response(request)
         exchange = Exchange(request)
         before = scopes.get()
@@ -123,7 +124,7 @@ class BloomGuardMiddleware:
         return self._mark(exchange, response)
 
     async def _acall(self, request: HttpRequest) -> HttpResponseBase:
-        if request.method not in registry.methods or probing.get():
+        if request.method not in registry.methods or not conf.settings.is_enabled or probing.get():
             return await self.get_response(request)  # type: ignore[misc, no-any-return]
         exchange = Exchange(request)
         before = scopes.get()

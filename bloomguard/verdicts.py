@@ -35,3 +35,5 @@ UNTRUSTED = Decision(Verdict.UNKNOWN, "untrusted")
 SHADOW = Decision(Verdict.UNKNOWN, "shadow")
 CAUGHT = Decision(Verdict.UNKNOWN, "false absence")
 ERROR = Decision(Verdict.UNKNOWN, "error")
+#: ``BLOOMGUARD["ENABLED"]`` is ``False``. Not counted.
+DISABLED = Decision(Verdict.UNKNOWN, "disabled")

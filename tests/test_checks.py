@@ -181,7 +181,7 @@ def test_an_unknown_key_of_the_setting(only, settings):
     assert the_message() == (
         "bloomguard.W108",
         "BLOOMGUARD has the unknown key 'STORE'.",
-        "Known keys are STORES.",
+        "Known keys are ENABLED, STORES.",
     )
 
 

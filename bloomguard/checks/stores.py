@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import Any
 
-from django.core.checks import CheckMessage, Warning, register
+from django.core.checks import CheckMessage, Info, Warning, register
 
 from .. import conf
 from ..exceptions import ConfigurationError, StoreUnavailable
@@ -17,6 +17,14 @@ from .tags import TAG
 def check_servers(app_configs: Any, **kwargs: Any) -> list[CheckMessage]:
     """Check the current configuration of the stores' servers."""
     messages: list[CheckMessage] = []
+    if not conf.settings.is_enabled:
+        messages.append(
+            Info(
+                "BLOOMGUARD['ENABLED'] is not True, so no guard answers; writes still update the filters.",
+                hint="Set it to True, or remove the line, to let the guards answer.",
+                id="bloomguard.I039",
+            )
+        )
     with suppress(ConfigurationError):  # reported as W109
         for alias in conf.settings.stores:
             with suppress(ConfigurationError, StoreUnavailable):  # reported by other checks
@@ -38,6 +46,14 @@ def check_settings(app_configs: Any, **kwargs: Any) -> list[CheckMessage]:
                 f"BLOOMGUARD has the unknown key {unknown!r}.",
                 hint=f"Known keys are {', '.join(sorted(conf.KNOWN))}.",
                 id="bloomguard.W108",
+            )
+        )
+    if not isinstance(enabled := raw.get("ENABLED", True), bool):
+        messages.append(
+            Warning(
+                f"BLOOMGUARD['ENABLED'] is {enabled!r}, neither True nor False, so no guard answers.",
+                hint="A setting from the environment is text: write os.environ.get(...) == '1'.",
+                id="bloomguard.W117",
             )
         )
     for alias in aliases:

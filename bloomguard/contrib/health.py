@@ -14,8 +14,9 @@ from typing import Any
 from django.http import HttpRequest, JsonResponse
 from django.views import View
 
+from ..conf import settings
 from ..guards import Guard, registry
-from ..verdicts import Decision
+from ..verdicts import DISABLED, Decision
 
 ARMED = "armed"
 
@@ -25,6 +26,8 @@ def state_of(guard: Guard) -> str:
 
     Never raises.
     """
+    if not settings.is_enabled:
+        return DISABLED.reason
     try:
         answering = guard.active_filter.answering()
     except Exception:  # the guard is misconfigured: a system check reports it

@@ -13,6 +13,7 @@ from django.utils import formats, timezone
 from django.utils.functional import Promise
 from django.utils.translation import gettext_lazy as _
 
+from ..conf import settings
 from ..exceptions import StoreError
 from ..filters import FilterError
 from ..guards import Guard
@@ -23,7 +24,7 @@ from ..models import GuardState, GuardTask
 from ..rebuild.plan import days_to_capacity, rows_a_day
 from ..state.table import table
 from ..stores import Generation
-from ..verdicts import COLD, ERROR, FENCED, IDENTITY, LEASE, SHADOW, UNREACHABLE, UNTRUSTED
+from ..verdicts import COLD, DISABLED, ERROR, FENCED, IDENTITY, LEASE, SHADOW, UNREACHABLE, UNTRUSTED
 from . import charts
 from .tasks import is_under_way
 
@@ -53,6 +54,7 @@ STATES: dict[str, tuple[str | Promise, str | Promise]] = {
     UNTRUSTED.reason: (_("untrusted"), _UNTRUSTED),
     LEASE.reason: (_("unknown"), _("the database does not tell which filter is valid: requests pass meanwhile")),
     ERROR.reason: (_("misconfigured"), _("manage.py check tells why: requests pass meanwhile")),
+    DISABLED.reason: (_("switched off"), _("BLOOMGUARD['ENABLED'] is not True: requests pass")),
 }
 
 
@@ -270,6 +272,8 @@ def number(value: int) -> str:
 
 def guard_answers(guard: Guard) -> Any:
     """Return the generation that answers for the guard, or the decision that says why none does."""
+    if not settings.is_enabled:
+        return DISABLED
     try:
         return guard.active_filter.answering()
     except Exception:  # the guard cannot be created; system checks report why

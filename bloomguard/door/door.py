@@ -15,6 +15,7 @@ from django.core.handlers.base import BaseHandler
 from django.db import DatabaseError
 from django.urls import get_resolver
 
+from .. import conf
 from ..exceptions import ConfigurationError
 from ..guards import Guard
 from ..log_once import LogOnce
@@ -130,6 +131,8 @@ def open_door(application: Callable[..., Any]) -> Door | None:
             "returns. Put other wrappers around shield()"
         )
     reason = next((reason for setting, reason in _SHUT.items() if getattr(settings, setting)), "")
+    if not conf.settings.is_enabled:
+        reason = "BLOOMGUARD['ENABLED'] is not True"
     try:
         if not reason:
             return Door(application)

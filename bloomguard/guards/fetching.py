@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from asgiref.sync import sync_to_async
 from django.db import connections, models, router
 
+from ..conf import settings
 from ..state.connection import has_own_transaction
-from ..verdicts import ERROR, Decision, Verdict
+from ..verdicts import DISABLED, ERROR, Decision, Verdict
 from . import tallies
 from .keys import OutOfRange, Unkeyable, value_field
 
@@ -88,6 +89,8 @@ class Fetching:
 
     def decide_many(self, values: Sequence[Any]) -> list[Decision]:
         """Return a verdict with its reason for each of ``values``, in their order, in one round trip to the store."""
+        if not settings.is_enabled:
+            return [DISABLED] * len(values)
         keys, decided = self._keyed(values)
         try:
             answers = self.active_filter.ask_many(keys)
@@ -97,6 +100,8 @@ class Fetching:
 
     async def adecide_many(self, values: Sequence[Any]) -> list[Decision]:
         """Async :meth:`decide_many`; never blocks the event loop. More than 500 values are checked in a thread."""
+        if not settings.is_enabled:
+            return [DISABLED] * len(values)
         if len(values) > _ON_LOOP:
             return await sync_to_async(self.decide_many, thread_sensitive=False)(values)
         keys, decided = self._keyed(values)

@@ -13,11 +13,12 @@ from django.db import models
 from django.db.models import Model, Q
 from django.http import HttpRequest
 
+from ..conf import settings
 from ..exceptions import ConfigurationError
 from ..filters.kinds import KINDS
 from ..log_once import LogOnce
 from ..state.active_filter import ActiveFilter
-from ..verdicts import ABSENT, ERROR, MAYBE, OUT_OF_RANGE, SHADOW, UNKEYABLE, Decision, Verdict
+from ..verdicts import ABSENT, DISABLED, ERROR, MAYBE, OUT_OF_RANGE, SHADOW, UNKEYABLE, Decision, Verdict
 from . import spot_checks, tallies
 from .cache_aside import CacheAside
 from .conditions import Unstable, doubts, in_words
@@ -210,6 +211,8 @@ class Guard(Fetching, CacheAside):
 
         ``value`` is as for :meth:`verdict`. May read the state rows, at most once per second and process.
         """
+        if not settings.is_enabled:
+            return DISABLED
         began = perf_counter_ns() if tallies.drawn() else 0
         try:
             active = self.active_filter
@@ -227,6 +230,8 @@ class Guard(Fetching, CacheAside):
 
     def decide_now(self, value: Any) -> Decision | None:
         """Return what :meth:`decide` does, without I/O; ``None`` if the state rows or a filter must be read first."""
+        if not settings.is_enabled:
+            return DISABLED
         began = perf_counter_ns() if tallies.drawn() else 0
         try:
             decision = self.active_filter.ask_now(self.keys.key(value))

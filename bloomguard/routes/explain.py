@@ -15,6 +15,7 @@ from django.forms.models import model_to_dict
 from django.urls import Resolver404, ResolverMatch, resolve
 from django.utils import translation
 
+from .. import conf
 from ..exceptions import BloomGuardError, ConfigurationError
 from ..filters import FilterError
 from ..guards import Guard, registry
@@ -23,7 +24,7 @@ from ..models import GuardState
 from ..rebuild.plan import opened
 from ..state import table as states
 from ..state.table import LEASE_SECONDS
-from ..verdicts import ERROR, OUT_OF_RANGE, SHADOW, UNKEYABLE, Decision, Verdict
+from ..verdicts import DISABLED, ERROR, OUT_OF_RANGE, SHADOW, UNKEYABLE, Decision, Verdict
 from .listing import DOOR, NOWHERE, Row, rows_of_pattern, takes_id
 from .patterns import Pattern
 from .table import NO_ID, RouteTable, table_for
@@ -44,6 +45,7 @@ MEANING = {
     "shadow": 'the filter does not contain it, but mode = "shadow" lets the request pass',
     "false absence": "the row exists, but the filter does not contain it; run rebuild_filter",
     "error": "an error inside bloomguard",
+    "disabled": "BLOOMGUARD['ENABLED'] is not True, so no guard answers",
 }
 
 
@@ -163,6 +165,8 @@ def _answer(row: Row, table: RouteTable, pattern: Pattern, match: ResolverMatch,
 
 def _decide(guard: Guard, value: Any) -> tuple[Decision, str]:
     """Return the decision of :meth:`Guard.decide` and its error, without metrics and without a spot check."""
+    if not conf.settings.is_enabled:
+        return DISABLED, ""
     try:
         decision = guard.active_filter.ask(guard.keys.key(value))
     except Unkeyable:

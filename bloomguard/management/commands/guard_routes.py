@@ -9,6 +9,7 @@ from typing import Any
 from django.conf import settings
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
+from ... import conf
 from ...routes.listing import NOWHERE, is_admin, rows_of_pattern, takes_id
 from ...routes.table import table_for
 
@@ -43,5 +44,7 @@ class Command(BaseCommand):
             self.stdout.write(f"{row.pattern:<{width}}  {where}{why}")
         listed, guarded = {row.pattern for row in rows}, {row.pattern for row in rows if row.answered != NOWHERE}
         self.stdout.write(f"{len(guarded)} of {len(listed)} patterns that take an identifier are guarded")
+        if not conf.settings.is_enabled:
+            self.stdout.write("BLOOMGUARD['ENABLED'] is not True, so no guard answers now")
         if len(shown) < len(every):
             self.stdout.write(f"{len(every) - len(shown)} routes of the admin are left out; --admin lists them")
