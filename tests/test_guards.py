@@ -36,9 +36,15 @@ def test_a_guard_may_say_its_name():
 
 @pytest.mark.parametrize("name", ["Product", "a b", "../up", "-a", "ä", "a/b", "a" * 101])
 def test_a_name_that_is_no_file_name_is_refused(name):
-    """A name stands in file names and database rows, so it is short and plain; the error shows it."""
-    with pytest.raises(ConfigurationError, match=r"name is .*; it has to begin with"):
-        make_guard(Product, name=name)
+    """A name stands in file names and database rows, so it is short and plain; else a guard answers nothing."""
+    guard = make_guard(Product, name=name)
+
+    (mistake,) = guard.mistakes
+    assert mistake.reason == f"name is {name!r}"
+    assert mistake.cure.startswith("Begin with a lower-case letter")
+    assert guard.name == "misnamed"
+    with pytest.raises(ConfigurationError, match="name is "):
+        guard.active_filter  # noqa: B018
 
 
 def test_a_guard_shows_its_name_and_model():

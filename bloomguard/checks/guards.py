@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from difflib import get_close_matches
 from typing import Any
@@ -12,8 +12,6 @@ from django.db import DatabaseError, connections, models, router
 
 from .. import conf
 from ..exceptions import ConfigurationError
-from ..filters import InvalidShape
-from ..filters.sizing import check_capacity, check_error_rate
 from ..guards import AUTO, Guard, registry
 from ..guards.keys import kind_of, value_field
 from ..rebuild.columns import CURE
@@ -22,9 +20,6 @@ from ..routes.patterns import patterns
 from ..routes.table import guarded_routes
 from .tags import TAG
 
-SYNCS = ("statements", "signals")
-MODES = ("enforce", "shadow")
-KINDS = ("auto", "bloom", "bitmap", "cuckoo")
 #: Databases whose catalogue shows whether a column compares different texts as equal; `check_columns` reads it.
 _ASKED = ("postgresql", "sqlite")
 
@@ -49,6 +44,12 @@ def _guard(guard: Guard) -> Iterator[CheckMessage]:
     def error(number: int, text: str, hint: str) -> Warning:
         return Warning(f"the guard {guard.name!r}: {text}.", hint=hint, obj=guard.model, id=f"bloomguard.W1{number:02}")
 
+    for mistake in guard.mistakes:
+        yield Warning(
+            f"the guard {guard.name!r}: {mistake.reason}.", hint=f"{mistake.cure}.", obj=guard.model, id=mistake.id
+        )
+    if any(mistake.decides_keys for mistake in guard.mistakes):
+        return
     try:
         fields = guard.fields
     except ConfigurationError as problem:
@@ -74,24 +75,8 @@ def _guard(guard: Guard) -> Iterator[CheckMessage]:
                 f"there is no store {guard.store!r}",
                 f"BLOOMGUARD['STORES'] has {', '.join(sorted(conf.settings.stores)) or 'none'}.",
             )
-    try:
-        check_error_rate(guard.error_rate)
-        if guard.capacity is not None:
-            check_capacity(guard.capacity)
-    except InvalidShape as problem:
-        yield error(4, str(problem), "Remove the line to use the default.")
-    if guard.filter not in KINDS or (guard.filter == "bitmap" and guard.keys.width != 8):
-        yield error(
-            11,
-            f"filter is {guard.filter!r}",
-            f"Set one of {', '.join(KINDS)}; a bitmap can only contain integers and dates.",
-        )
-    if guard.sync not in SYNCS:
-        yield error(12, f"sync is {guard.sync!r}", f"Set one of {', '.join(SYNCS)}.")
-    if guard.mode not in MODES:
-        yield error(
-            14, f"mode is {guard.mode!r}, so every request passes", f"Set one of {', '.join(map(repr, MODES))}."
-        )
+    if guard.filter == "bitmap" and guard.keys.width != 8:
+        yield error(11, "filter is 'bitmap'", "Set another one: a bitmap can only contain integers and dates.")
     if guard.sync == "signals":
         yield Warning(
             f"the guard {guard.name!r} tracks writes only by signals: bulk_create, QuerySet.update, raw SQL and "
@@ -119,6 +104,13 @@ def _routes(guard: Guard, error: Any) -> Iterator[CheckMessage]:
     if isinstance(guard.routes, str):
         yield error(2, f"routes is the string {guard.routes!r}, not a list", f"Write routes = [{guard.routes!r}].")
         return
+    for route, named in guard.routes.items() if isinstance(guard.routes, Mapping) else ():
+        if not isinstance(named, str) and (odd := set(named) - {field.name for field in guard.fields}):
+            yield error(
+                2,
+                f"routes names the field {min(odd)!r} for {route!r}, which is not in lookup",
+                f"The fields are {', '.join(field.name for field in guard.fields)}.",
+            )
     try:
         guarded_routes(guard)
     except ConfigurationError as problem:

@@ -50,19 +50,19 @@ def _options(guard: Guard) -> Iterator[CheckMessage]:
                     obj=guard.model,
                     id="bloomguard.W018",
                 )
-    if not isinstance(guard.lookups, bool):
-        yield Warning(
-            f"the guard {guard.name!r}: lookups is {guard.lookups!r}, neither True nor False.",
-            hint=f"Did you mean lookup = {guard.lookups!r}?",
-            obj=guard.model,
-            id="bloomguard.W116",
-        )
 
 
 def _unregistered() -> Iterator[CheckMessage]:
+    for refused, reason in registry.refused:
+        yield Warning(
+            f"{refused.__module__}.{refused.__qualname__} is not registered, so it guards nothing: {reason}.",
+            hint="Write class MyGuard(Guard), and above it @register(Model), with the model to guard.",
+            id="bloomguard.W019",
+        )
+    known = {*registry.classes, *(refused for refused, _ in registry.refused)}
     modules = {f"{config.name}.guards" for config in apps.get_app_configs()}
     for cls in _subclasses(Guard):
-        if cls.__module__ in modules and cls not in registry.classes and not cls.__subclasses__():
+        if cls.__module__ in modules and cls not in known and not cls.__subclasses__():
             yield Warning(
                 f"{cls.__module__}.{cls.__name__} is not registered, so it guards nothing.",
                 hint="Put @register(Model) above the class.",

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from time import perf_counter_ns
-from typing import Any, ClassVar
+from typing import Any
 
 from django.core.exceptions import FieldDoesNotExist
 from django.db import models
@@ -19,7 +19,7 @@ from ..filters.kinds import KINDS
 from ..log_once import LogOnce
 from ..state.active_filter import ActiveFilter
 from ..verdicts import ABSENT, DISABLED, ERROR, MAYBE, OUT_OF_RANGE, SHADOW, UNKEYABLE, Decision, Verdict
-from . import spot_checks, tallies
+from . import options, spot_checks, tallies
 from .cache_aside import CacheAside
 from .conditions import Unstable, doubts, in_words
 from .fetching import Fetching
@@ -87,18 +87,14 @@ class Guard(Fetching, CacheAside):
     public: bool | None = None
 
     model: type[Model]
-    _name_pattern: ClassVar[re.Pattern[str]] = re.compile(r"[a-z][a-z0-9_.-]{0,99}")
 
     def __init__(self, model: type[Model]) -> None:
         self.model = model
         self._check_due = False
         self._log = LogOnce()
-        self.name = self.name or _kebab(type(self).__name__)
-        if not self._name_pattern.fullmatch(self.name):
-            raise ConfigurationError(
-                f"{type(self).__name__}: name is {self.name!r}; it has to begin with a lower-case letter and go on "
-                "with up to 99 lower-case letters, digits, dots, dashes and underscores"
-            )
+        self.name = _kebab(type(self).__name__) if self.name == "" else self.name
+        #: The options that have impossible values; system checks report them.
+        self.mistakes = options.correct(self)
         self.tallies = tallies.counts.of(self.name)
 
     def __repr__(self) -> str:
@@ -127,7 +123,10 @@ class Guard(Fetching, CacheAside):
 
     @cached_property
     def fields(self) -> tuple[models.Field[Any, Any], ...]:
-        """The model fields of ``lookup``; raises :class:`ConfigurationError` that names a missing field."""
+        """The model fields of ``lookup``; raises :class:`ConfigurationError` with a missing one, or a mistake."""
+        for mistake in self.mistakes:
+            if mistake.decides_keys:
+                raise ConfigurationError(mistake.reason)
         names = (self.lookup,) if isinstance(self.lookup, str) else tuple(self.lookup)
         found: list[models.Field[Any, Any]] = []
         for name in names:
@@ -159,8 +158,9 @@ class Guard(Fetching, CacheAside):
         """The guard's table, parent tables with a column of the key or of ``alive``, and the tables between them."""
         try:
             columns = [*self.fields, *(self.model._meta.get_field(name) for name in self.alive_fields)]
-        except (ConfigurationError, FieldDoesNotExist):  # a system check reports it
-            return set()
+        except (ConfigurationError, FieldDoesNotExist):
+            # A system check reports the mistake. Until it is corrected, writes fence the guard: its filter lacks them.
+            columns = [model._meta.pk for model in (self.model, *self.model._meta.all_parents)]
         models = {field.model for field in columns}
         for model in list(models):
             models.update(self.model._meta.get_base_chain(model) or ())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from django.db.models import Model
 
@@ -19,6 +19,8 @@ class Registry:
         self._guards: dict[str, Guard] = {}
         #: Guards whose name was taken already; a system check reports them.
         self.clashes: list[Guard] = []
+        #: What could not be registered, and why; a system check reports it.
+        self.refused: list[tuple[Any, str]] = []
         #: The classes of all guards that were ever added.
         self.classes: set[type[Guard]] = set()
         #: Number of changes, so that a table derived from the registry knows when it is out of date.
@@ -38,6 +40,10 @@ class Registry:
             return
         self._guards[guard.name] = guard
         self.changed()
+
+    def refuse(self, guard: Any, reason: str) -> None:
+        """Record for the system checks why ``guard`` is not registered."""
+        self.refused.append((guard, reason))
 
     def remove(self, guard: Guard) -> None:
         """Remove ``guard``, if it is registered."""
@@ -93,13 +99,19 @@ G = TypeVar("G", bound=type[Guard])
 def register(model: type[Model]) -> Callable[[G], G]:
     """Register a guard class for ``model`` (class decorator): ``@register(City)``.
 
-    Raises :class:`ConfigurationError` if ``model`` is not a model.
+    A mistake stops nothing: a class that cannot be registered guards nothing, and a system check reports it.
     """
-    if not (isinstance(model, type) and issubclass(model, Model)):
-        raise ConfigurationError(f"@register was given {model!r}; write @register(Model), with the model to guard")
+    if isinstance(model, type) and issubclass(model, Guard):  # ``@register`` without parentheses
+        registry.refuse(model, "@register has no model")
+        return model  # type: ignore[return-value]
 
     def decorate(guard: G) -> G:
-        registry.add(guard(model))
+        if not (isinstance(guard, type) and issubclass(guard, Guard)):
+            registry.refuse(guard, "it is no subclass of Guard")
+        elif not (isinstance(model, type) and issubclass(model, Model)) or model._meta.abstract:
+            registry.refuse(guard, f"@register was given {model!r}, which is no model with a table")
+        else:
+            registry.add(guard(model))
         return guard
 
     return decorate

@@ -87,8 +87,10 @@ class Need:
 def lay_out(guard: Guard, summary: KeysSummary, *, tag: int = 0) -> Layout:
     """Return the shards of a new generation for the rows that ``summary`` describes; create nothing.
 
-    Raises :class:`RebuildError`, with the figures, if the guard's store has no room for it.
+    Raises :class:`RebuildError` for a mistake in the guard's options, and, with the figures, if its store has no room.
     """
+    for mistake in guard.mistakes:
+        raise RebuildError(f"{guard.name}: {mistake.reason}. {mistake.cure}")
     store = guard.active_filter.store
     key_id, key_hash = guard.active_filter.key_hashes()[0]
     choice = _choice(guard, summary)

@@ -143,7 +143,7 @@ def _answer(row: Row, table: RouteTable, pattern: Pattern, match: ResolverMatch,
     return Answer(
         guard=guard.name,
         model=guard.model._meta.label,
-        lookup=", ".join(guard.lookup) if isinstance(guard.lookup, tuple) else str(guard.lookup),
+        lookup=guard.lookup if isinstance(guard.lookup, str) else ", ".join(guard.lookup),
         answered=row.answered,
         outcome=_outcome(row, table, pattern, method, decision.verdict),
         value="" if value is NO_ID else repr(value),

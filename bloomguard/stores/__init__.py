@@ -9,7 +9,7 @@ from django.core.signals import setting_changed
 from django.utils.module_loading import import_string
 
 from ..conf import settings
-from ..exceptions import ConfigurationError
+from ..exceptions import BloomGuardError, ConfigurationError
 from ..forks import after_fork
 from .base import Generation, Store
 from .turns import turn
@@ -50,9 +50,15 @@ class StoreHandler:
         backend = configured[alias].get("BACKEND")
         try:
             cls = import_string(backend or "")
-            made: Store = cls(alias, **configured[alias].get("OPTIONS", {}))
-        except (ImportError, TypeError) as error:
-            raise ConfigurationError(f"BLOOMGUARD['STORES'][{alias!r}] with BACKEND {backend!r}: {error}") from error
+            made = cls(alias, **configured[alias].get("OPTIONS", {}))
+        except BloomGuardError:
+            raise
+        except Exception as error:
+            # The message of another error may contain an option's value, such as a password.
+            why = error if isinstance(error, (ImportError, TypeError)) else type(error).__name__
+            raise ConfigurationError(f"BLOOMGUARD['STORES'][{alias!r}] with BACKEND {backend!r}: {why}") from error
+        if not isinstance(made, Store):
+            raise ConfigurationError(f"BLOOMGUARD['STORES'][{alias!r}]: BACKEND {backend!r} is no subclass of Store")
         return made
 
     def reset(self) -> None:

@@ -12,6 +12,7 @@ from django.db.models import Model, Subquery
 from django.db.models.expressions import Col, RawSQL
 from django.db.models.sql import Query
 
+from ..exceptions import ConfigurationError
 from ..guards import Guard, registry
 
 Fields = tuple[Any, ...]
@@ -141,7 +142,10 @@ def _track(guard: Guard, model: type[Model], table: str) -> TrackedTable:
     known: dict[Any, Any] = {field.column: field for field in model._meta.concrete_fields if _table(field) == table}
     owner = next(each for each in _family(guard.model) if each._meta.db_table == table)
     primary_key = _same(owner._meta.pk_fields, known)
-    whole = owner is guard.model and all(_table(field) == table for field in guard.fields)
+    try:
+        whole, counted = owner is guard.model and all(_table(field) == table for field in guard.fields), guard.discards
+    except ConfigurationError:  # each write fences the guard
+        whole = counted = False
     historical = model._meta.apps is not apps
     return TrackedTable(
         guard=guard,
@@ -150,7 +154,7 @@ def _track(guard: Guard, model: type[Model], table: str) -> TrackedTable:
         primary_key=primary_key,
         columns=columns(guard, table),
         historical=historical,
-        counted=guard.discards and not historical,
+        counted=counted and not historical,
     )
 
 

@@ -216,13 +216,13 @@ def find_servers(
                 "configured there; remove both options"
             )
         return _of_client(alias, cache, _client_of(alias, cache))
-    urls = [url] if isinstance(url, str) else list(url or ())
+    urls = list(url) if isinstance(url, (list, tuple)) else [url]
     if not urls or (len(urls) > 1 and not cluster):
         raise ConfigurationError(f"the store {alias!r} has {len(urls)} URLs; give one, or several with cluster=True")
     if cluster and sentinels:
         raise ConfigurationError(f"the store {alias!r} has both cluster and sentinels; remove one of them")
     try:
-        pools = [redis.ConnectionPool.from_url(each) for each in urls if _is_whole(each)]
+        pools = [redis.ConnectionPool.from_url(each) for each in urls if isinstance(each, str) and _is_whole(each)]
     except ValueError:
         pools = []
     if len(pools) < len(urls):

@@ -1,0 +1,158 @@
+"""What each option of a guard accepts, and what the guard does with any other value.
+
+A mistake must not stop the site: the guard keeps the value in a message for the system checks and goes on with one that
+lets requests pass. With a mistake in what a key means, it answers nothing, and writes fence it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from django.db.models import Q
+
+from ..filters.errors import InvalidShape
+from ..filters.sizing import check_capacity, check_error_rate
+
+MODES = ("enforce", "shadow")
+SYNCS = ("statements", "signals")
+KINDS = ("auto", "bloom", "bitmap", "cuckoo")
+
+
+@dataclass(frozen=True)
+class Mistake:
+    """A value that ``option`` cannot have: ``reason`` continues after the guard's name, ``id`` is that of the check.
+
+    ``decides_keys``: the option decides what a key means, or where the filter is, so that no filter can be trusted.
+    """
+
+    option: str
+    id: str
+    reason: str
+    cure: str
+    decides_keys: bool
+
+
+@dataclass(frozen=True)
+class _Option:
+    """``takes(value)`` returns whether the value is possible; ``instead`` lets requests pass; ``wants`` is the cure."""
+
+    number: int
+    takes: Callable[[Any], bool]
+    instead: Any
+    wants: str
+    decides_keys: bool = False
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def _is_list(value: Any, takes: Callable[[Any], bool]) -> bool:
+    return isinstance(value, Sequence) and not _is_text(value) and all(map(takes, value))
+
+
+def _is_function(value: Any) -> bool:
+    return callable(value) and hasattr(value, "__qualname__")
+
+
+def _is_route(value: Any) -> bool:
+    return _is_text(value) or (isinstance(value, Mapping) and all(map(_is_text, [*value, *value.values()])))
+
+
+def _are_routes(value: Any) -> bool:
+    if isinstance(value, Mapping):
+        return all(map(_is_text, value)) and all(map(_is_route, value.values()))
+    return _is_text(value) or _is_list(value, _is_text)
+
+
+def _are_methods(value: Any) -> bool:
+    return bool(value) and _is_list(value, lambda method: _is_text(method) and method.isupper())
+
+
+def _fits(check: Callable[[Any], Any]) -> Callable[[Any], bool]:
+    def takes(value: Any) -> bool:
+        try:
+            check(value)
+        except InvalidShape:
+            return False
+        return True
+
+    return takes
+
+
+def _one_of(*values: Any) -> Callable[[Any], bool]:
+    return lambda value: any(value is each or (_is_text(value) and value == each) for each in values)
+
+
+def _either(values: Sequence[str]) -> str:
+    return f"Set one of {', '.join(map(repr, values))}"
+
+
+_NAME = re.compile(r"[a-z][a-z0-9_.-]{0,99}")
+_SIZE = "Remove the line to use the default"
+_OPTIONS = {
+    "name": _Option(
+        118, lambda value: _is_text(value) and bool(_NAME.fullmatch(value)), "misnamed",
+        "Begin with a lower-case letter; up to 99 lower-case letters, digits, dots, dashes and underscores may follow",
+        True,
+    ),
+    "lookup": _Option(
+        101, lambda value: _is_text(value) or _is_list(value, _is_text), "pk",
+        "Name a field, as in lookup = 'slug', or several: lookup = ('country', 'slug')", True,
+    ),
+    "alive": _Option(118, lambda value: isinstance(value, Q), Q(), "Write alive = Q(deleted=False)", True),
+    "store": _Option(103, _is_text, "default", "Name one of BLOOMGUARD['STORES']", True),
+    "filter": _Option(
+        111, _one_of(*KINDS), "auto", f"{_either(KINDS)}; a bitmap can only contain integers and dates", True
+    ),
+    "sync": _Option(112, _one_of(*SYNCS), "statements", _either(SYNCS), True),
+    "normalize": _Option(118, _is_function, None, "Write def normalize(self, value): return ...", True),
+    "routes": _Option(
+        102, _are_routes, (), "Write routes = ['city-detail'], routes = {'city-detail': 'kwarg'} or routes = 'auto'"
+    ),
+    "methods": _Option(118, _are_methods, (), "Write methods = ['GET', 'HEAD'], in capitals"),
+    "mode": _Option(114, _one_of(*MODES), "shadow", _either(MODES)),
+    "public": _Option(118, _one_of(True, False, None), False, "Set True, False or None"),
+    "lookups": _Option(116, _one_of(True, False), False, "Set True or False"),
+    "applies": _Option(118, _is_function, None, "Write def applies(self, request): return ..."),
+    "error_rate": _Option(104, _fits(check_error_rate), 0.001, _SIZE),
+    "capacity": _Option(104, lambda value: value is None or _fits(check_capacity)(value), None, _SIZE),
+}  # fmt: skip
+_WHY = {"error_rate": check_error_rate, "capacity": check_capacity}
+#: What happens meanwhile, if it is worth saying.
+_MEANWHILE = {"mode": ", so every request passes", "lookups": ", neither True nor False"}
+
+
+def correct(guard: Any) -> list[Mistake]:
+    """Give ``guard`` a harmless value for each option that has an impossible one; return the mistakes."""
+    mistakes = []
+    for name, option in _OPTIONS.items():
+        value = getattr(guard, name)
+        if not option.takes(value):
+            mistakes.append(_mistake(name, option, value))
+            setattr(guard, name, option.instead)
+    return mistakes
+
+
+def _shown(value: Any) -> str:
+    """Return the value as text; only the type of one whose ``repr()`` may run a query, as that of a queryset."""
+    parts = [*value, *value.values()] if isinstance(value, dict) else value
+    if not isinstance(parts, (list, tuple)):
+        parts = [value]
+    plain = all(isinstance(each, (str, int, float, type, type(None))) for each in parts)
+    return repr(value) if plain else f"a {type(value).__name__}"
+
+
+def _mistake(name: str, option: _Option, value: Any) -> Mistake:
+    reason, cure = f"{name} is {_shown(value)}{_MEANWHILE.get(name, '')}", option.wants
+    if name in _WHY:
+        try:
+            _WHY[name](value)
+        except InvalidShape as error:
+            reason = str(error)
+    if name == "lookups" and _is_text(value):
+        cure = f"Write lookup = {value!r} if you mean the field"
+    return Mistake(name, f"bloomguard.W{option.number}", reason, cure, option.decides_keys)

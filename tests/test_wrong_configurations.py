@@ -1,0 +1,242 @@
+"""Wrong configurations: each gets its message, and none stops ``migrate``, ``explain_guard``, a request or a write."""
+
+from __future__ import annotations
+
+import gc
+import io
+from contextlib import ExitStack
+from functools import partial
+
+import pytest
+from django.core.checks import run_checks
+from django.core.management import CommandError, call_command
+from django.db import models
+from django.db.models import Q
+from django.test import Client
+
+from bloomguard.exceptions import BloomGuardError
+from bloomguard.guards import Guard, register, registry
+from bloomguard.rebuild import Rebuild
+from bloomguard.verdicts import Verdict
+from tests.conftest import forget
+from tests.guarding import make_guard, registered
+from tests.shop.models import Bundle, Product
+
+FILE, REDIS = "bloomguard.stores.file.FileStore", "bloomguard.stores.redis.RedisStore"
+GUARD = "bloomguard.middleware.BloomGuardMiddleware"
+
+#: A guard's options, the check that reports them, and a part of its message.
+GUARDS = [
+    ({"lookup": "nmae"}, "W101", "shop.Product has no field 'nmae'"),
+    ({"lookup": None}, "W101", "lookup is None"),
+    ({"lookup": ("id", 5)}, "W101", "lookup is ('id', 5)"),
+    ({"lookup": Product._meta.pk}, "W101", "lookup is a "),
+    ({"routes": None}, "W102", "routes is None"),
+    ({"routes": [5]}, "W102", "routes is [5]"),
+    ({"routes": ["prodcut"]}, "W102", "no URL pattern named 'prodcut'"),
+    ({"routes": {"product": 5}}, "W102", "routes is {'product': 5}"),
+    ({"routes": {"product": {"nmae": "pk"}}}, "W102", "the field 'nmae' for 'product', which is not in lookup"),
+    ({"store": "redis"}, "W103", "there is no store 'redis'"),
+    ({"store": ["default"]}, "W103", "store is ['default']"),
+    ({"capacity": "many"}, "W104", "capacity is 'many'"),
+    ({"error_rate": "1%"}, "W104", "error_rate is '1%'"),
+    ({"filter": "blom"}, "W111", "filter is 'blom'"),
+    ({"filter": []}, "W111", "filter is []"),
+    ({"sync": "statement"}, "W112", "sync is 'statement'"),
+    ({"alive": Q(nmae=1)}, "W113", "alive may change without a write of the row: it cannot be queried"),
+    ({"alive": {"name": "x"}}, "W118", "alive is {'name': 'x'}"),
+    ({"alive": Product.objects.all()}, "W118", "alive is a QuerySet"),
+    ({"mode": "shade"}, "W114", "mode is 'shade', so every request passes"),
+    ({"lookups": "name"}, "W116", "lookups is 'name', neither True nor False"),
+    ({"methods": "GET"}, "W118", "methods is 'GET'"),
+    ({"methods": ["get"]}, "W118", "methods is ['get']"),
+    ({"public": "yes"}, "W118", "public is 'yes'"),
+    ({"normalize": "casefold"}, "W118", "normalize is 'casefold'"),
+    ({"applies": True}, "W118", "applies is True"),
+    ({"name": "My Guard"}, "W118", "name is 'My Guard'"),
+    ({"fp_rate": 0.01}, "W018", "has an attribute 'fp_rate', which is not an option"),
+]
+#: Options that decide what a key means: with a mistake in one, no filter can be trusted.
+DECIDING = {"lookup", "alive", "store", "filter", "sync", "normalize"}
+OF_KEYS = [given for given, *_ in GUARDS if DECIDING & set(given) and given != {"store": "redis"}]
+#: Not what is only misspelt.
+REFUSED = [
+    attributes
+    for attributes, _, _ in GUARDS
+    if attributes.get("routes") not in (["prodcut"], {"product": {"nmae": "pk"}}) and "fp_rate" not in attributes
+]
+
+
+def store(configured):
+    """The setting with one store."""
+    return {"BLOOMGUARD": {"STORES": {"default": configured}}}
+
+
+#: Settings, the check that reports them, and a part of its message.
+SETTINGS = [
+    ({"BLOOMGUARD": ["STORES"]}, "W109", "BLOOMGUARD is ['STORES']; it has to be a dictionary"),
+    ({"BLOOMGUARD": {"STORE": {}}}, "W108", "BLOOMGUARD has the unknown key 'STORE'"),
+    ({"BLOOMGUARD": {"ENABLED": "0"}}, "W117", "BLOOMGUARD['ENABLED'] is '0', neither True nor False"),
+    ({"BLOOMGUARD": {"STORES": [FILE]}}, "W109", "for 'STORES'; it has to be a dictionary"),
+    ({"BLOOMGUARD": {"STORES": {"default": FILE}}}, "W109", "for 'default'; it has to be a dictionary"),
+    ({"BLOOMGUARD": {"STORES": {}}}, "W103", "there is no store 'default'"),
+    (store({}), "W109", "with BACKEND None"),
+    (store({"BACKEND": 5}), "W109", "with BACKEND 5: AttributeError"),
+    (store({"BACKEND": "no.Store"}), "W109", "No module named 'no'"),
+    (store({"BACKEND": "pathlib.Path"}), "W109", "is no subclass of Store"),
+    (store({"BACKEND": FILE, "OPTIONS": ["/x"]}), "W109", "must be a mapping"),
+    (store({"BACKEND": FILE, "OPTIONS": {"folder": "/x"}}), "W109", "'folder'"),
+    (store({"BACKEND": FILE, "OPTIONS": {"path": 5}}), "W109", "not int"),
+    (store({"BACKEND": FILE, "LOCATION": "/x"}), "W115", "unknown key 'LOCATION'"),
+    (store({"BACKEND": FILE, "OPTIONS": {"path": f"{__file__}/x"}}), "W110", __file__),
+    (store({"BACKEND": REDIS}), "W109", "needs either url"),
+    (store({"BACKEND": REDIS, "OPTIONS": {"url": 5}}), "W109", "its url is not the URL of a Redis server"),
+    (store({"BACKEND": REDIS, "OPTIONS": {"cache": "no"}}), "W109", "the alias of one of CACHES: default"),
+    (store({"BACKEND": REDIS, "OPTIONS": {"url": "redis://x", "read_timeout": "1"}}), "W109", "read_timeout is '1'"),
+    ({"BLOOM_GUARD": {}}, "W038", "the settings have BLOOM_GUARD, which bloomguard does not read"),
+    ({"MIDDLEWARE": []}, "W013", "MIDDLEWARE has no BloomGuardMiddleware"),
+    ({"MIDDLEWARE": [GUARD, "django.middleware.common.CommonMiddleware"]}, "W011", "CommonMiddleware after"),
+]
+
+
+def numbered(table):
+    """Names for tests: the value may be anything."""
+    return [f"{identifier}-{number}" for number, (_, identifier, _) in enumerate(table)]
+
+
+@pytest.fixture(autouse=True)
+def site(fresh, transactional_db, settings):
+    """One product, and no other guards."""
+    kept, registry._guards = registry._guards, {}
+    registry.changed()
+    Product.objects.create(pk=7)
+    yield
+    registry._guards = kept
+    registry.changed()
+    del registry.refused[:]
+
+
+@pytest.fixture
+def assert_all_works(settings):
+    """``assert_all_works()``: nothing stops, and no row is answered 404."""
+    return partial(_assert_all_works, settings)
+
+
+def _assert_all_works(settings):
+    others = {f"{each.id}" for each in run_checks() if not (each.id or "").startswith("bloomguard.")}
+    settings.SILENCED_SYSTEM_CHECKS = list(others)  # what else would stop `migrate` here
+    out = io.StringIO()
+    call_command("migrate", "--verbosity", "0", skip_checks=False, stdout=out, stderr=out)
+    for command in (["explain_guard", "/products/8/"], ["guard_routes"], ["check"]):
+        call_command(*command, stdout=out, stderr=out)
+    run_checks(tags=["bloomguard"], include_deployment_checks=True)
+    assert Client().get("/products/7/").status_code == 200
+    row = Bundle.objects.create()
+    Product.objects.filter(pk=row.pk).update(name="x")
+    assert Client().get(f"/products/{row.pk}/").status_code == 200
+    row.delete()
+    assert Client().get(f"/products/{row.pk}/").status_code == 404
+
+
+def assert_said(identifier, text):
+    """A message has the value and the cure, and no message is an error."""
+    messages = run_checks(tags=["bloomguard"])
+    (found,) = [each for each in messages if each.id == f"bloomguard.{identifier}" and text in each.msg]
+    assert found.hint
+    assert not any(each.is_serious() for each in messages)
+
+
+@pytest.mark.parametrize(("attributes", "identifier", "text"), GUARDS, ids=numbered(GUARDS))
+def test_a_wrong_guard(attributes, identifier, text, assert_all_works):
+    """Each mistake in an option is said, and the site goes on."""
+    with registered(Product, **{"name": "mine", **attributes}):
+        assert_said(identifier, text)
+        assert_all_works()
+
+
+@pytest.mark.parametrize(("given", "identifier", "text"), SETTINGS, ids=numbered(SETTINGS))
+def test_a_wrong_setting(given, identifier, text, settings, assert_all_works):
+    """Each mistake in the settings is said, and the site goes on."""
+    for name, value in given.items():
+        setattr(settings, name, value)
+    with registered(Product, name="mine"):
+        assert_said(identifier, text)
+        assert_all_works()
+
+
+class Nothing(models.Model):
+    class Meta:
+        abstract = True
+        app_label = "shop"
+
+
+@pytest.mark.parametrize(
+    ("decorate", "text"),
+    [
+        (register, "@register has no model"),
+        (register("shop.Product"), "@register was given 'shop.Product', which is no model with a table"),
+        (register(Nothing), "which is no model with a table"),
+    ],
+)
+def test_a_guard_that_cannot_be_registered(decorate, text, assert_all_works):
+    """The class stays what it is, and guards nothing."""
+    lost = type("LostGuard", (Guard,), {"__module__": "tests.shop.guards"})
+
+    assert decorate(lost) is lost
+    assert_said("W019", text)
+    assert_all_works()
+    del lost
+    del registry.refused[:]
+    gc.collect()  # or other tests hear of the class
+
+
+def test_a_class_that_is_no_guard(assert_all_works):
+    """A forgotten base class."""
+    register(Product)(type("BareGuard", (), {}))
+
+    assert_said("W019", "BareGuard is not registered, so it guards nothing: it is no subclass of Guard")
+    assert_all_works()
+
+
+def test_two_guards_of_one_name(assert_all_works):
+    """The second one is not registered."""
+    with ExitStack() as stack:
+        for _ in range(2):
+            stack.enter_context(registered(Product, name="mine"))
+        assert_said("W107", "another guard already has the name 'mine'")
+        assert_all_works()
+
+
+@pytest.mark.parametrize("attributes", REFUSED, ids=map("-".join, REFUSED))
+def test_a_rebuild_of_a_wrong_guard_fails(attributes):
+    """Only the command that builds a filter fails, with the mistake."""
+    with registered(Product, **{"name": "mine", **attributes}), pytest.raises((CommandError, BloomGuardError)):
+        call_command("rebuild_filter", stdout=io.StringIO(), stderr=io.StringIO())
+
+
+@pytest.mark.parametrize("attributes", OF_KEYS, ids=map("-".join, OF_KEYS))
+def test_a_mistake_between_two_releases_costs_no_row(attributes, clock):
+    """A guard was armed, was released with a mistake, and is corrected: a row written meanwhile is not denied."""
+    with registered(Product, name="mine") as right:
+        Rebuild(right, sleep=clock.sleep).run()
+        assert right.verdict(99) is Verdict.ABSENT
+    forget()
+    with registered(Product, **{"name": "mine", **attributes}) as wrong:
+        assert wrong.verdict(99) is Verdict.UNKNOWN
+        assert wrong.filter_existing([99]) == [99]
+        assert not wrong.mistakes or wrong.filter_existing([2**70]), "no field says what is out of its range"
+        Product.objects.create(pk=99)
+    clock.sleep(5)
+    with registered(Product, name="mine"):
+        assert Client().get("/products/99/").status_code == 200
+        assert registry["mine"].verdict(99) is not Verdict.ABSENT
+
+
+def test_a_guard_is_made_of_any_values():
+    """No value of any option stops the import of ``guards.py``, and no query is sent for the message."""
+    values = [None, True, 5, 1.5, "", "x", b"x", [], [None], {}, {"a": []}, set(), object(), Q(), Product, len]
+    names = [name for name in vars(Guard) if not name.startswith("_") and name in Guard.__annotations__]
+    for name in [*names, "applies", "normalize"]:
+        for value in values:
+            if name != "model":
+                assert isinstance(make_guard(Product, **{name: value}).name, str)
