@@ -36,7 +36,7 @@ ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 PACKAGE = Path(bloomguard.__file__).parent
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
-COMMANDS = ("rebuild_filter", "verify_filter", "filter_stats", "explain_guard", "guard_routes")
+COMMANDS = ("rebuild_filter", "verify_filter", "filter_stats", "explain_guard", "guard_routes", "suggest_guards")
 SERVERS = ("gunicorn", "uvicorn", "granian")
 
 

@@ -55,7 +55,7 @@ def test_the_named_guards_are_built(capfd):
 
     assert re.fullmatch(
         r"product: 2,000 rows in a bitmap filter of [\d.]+ KiB, built in [\d.]+ s after waiting [\d.]+ s for "
-        r"writers; error rate [\d.]+% now, 0\.1000% when full",
+        r"other processes; error rate [\d.]+% now, 0\.1000% when full",
         said[0],
     )
     assert said[1].startswith("article: 1 rows in a bloom filter of ")
@@ -263,7 +263,7 @@ def test_a_full_disk_is_a_clear_error_and_the_old_generation_serves(start):
 )
 def test_sizes_are_told_in_units(size, said):
     """Bytes in the largest unit that keeps the number above one."""
-    assert rebuild_filter._size(size) == said
+    assert output.size_in_words(size) == said
 
 
 def test_if_needed_does_nothing_without_a_reason(capfd):
@@ -361,3 +361,12 @@ def test_arguments_that_make_no_sense_are_refused(arguments, said):
 def test_times_are_written_with_a_unit():
     """Seconds, minutes, hours and days."""
     assert [output.seconds(text) for text in ("90s", "30m", "1h", "7d")] == [90, 1_800, 3_600, 604_800]
+
+
+def test_all_waits_are_told(monkeypatch, clock):
+    """Two seconds before the scan, and two after the publication if a previous filter is dropped."""
+    monkeypatch.setattr(rebuild, "SETTLE_SECONDS", 2.0)
+    monkeypatch.setattr(rebuild.time, "monotonic", clock)
+    waited = [Rebuild(registry["product"], sleep=clock.sleep).run().waited_seconds for _ in range(2)]
+
+    assert waited == [2.0, 4.0]

@@ -92,7 +92,7 @@ class Guard(Fetching, CacheAside):
         self.model = model
         self._check_due = False
         self._log = LogOnce()
-        self.name = _kebab(type(self).__name__) if self.name == "" else self.name
+        self.name = kebab(type(self).__name__) if self.name == "" else self.name
         #: The options that have impossible values; system checks report them.
         self.mistakes = options.correct(self)
         self.tallies = tallies.counts.of(self.name)
@@ -337,7 +337,7 @@ class Guard(Fetching, CacheAside):
         return list(dict.fromkeys(names))
 
 
-def _kebab(class_name: str) -> str:
+def kebab(class_name: str) -> str:
     """Convert ``CityBySlugGuard`` to ``city-by-slug``."""
     stem = class_name.removesuffix("Guard") or class_name
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "-", stem).lower()

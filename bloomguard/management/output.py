@@ -37,3 +37,13 @@ class ProgressBar:
             self._bar = self._stack.enter_context(bar)
         self._bar.total = total
         self._bar.update(done - self._bar.n)
+
+
+def size_in_words(count: int) -> str:
+    """Return a number of bytes as text, such as ``1.2 MiB``."""
+    size, unit = float(count), "bytes"
+    for larger in ("KiB", "MiB", "GiB", "TiB"):
+        if size < 1024:
+            break
+        size, unit = size / 1024, larger
+    return f"{size:.1f} {unit}" if unit != "bytes" else f"{count} bytes"

@@ -44,13 +44,26 @@ class Plan:
     bytes: int
     shards: int
 
+    @classmethod
+    def of(cls, layout: Layout, guard: str, rows: int) -> Plan:
+        """Return the plan of a generation with this layout."""
+        return cls(
+            guard=guard,
+            kind=layout.kind,
+            rows=rows,
+            capacity=layout.capacity,
+            error_rate=layout.error_rate,
+            bytes=layout.total_bytes,
+            shards=len(layout.headers),
+        )
+
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
     """What a rebuild made.
 
     ``rows_verified`` rows were read a second time and found in the filter. ``seconds`` is the time of the rebuild's own
-    work, ``waited_seconds`` the time that it waited for writers of other processes.
+    work, ``waited_seconds`` the time that it waited for other processes, before the scan and after the publication.
     """
 
     guard: str

@@ -14,6 +14,7 @@ import secrets
 import socket
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from django.db import DatabaseError, connections
@@ -88,15 +89,7 @@ class Rebuild:
             raise RebuildError(refused)
         summary = self._summary()
         layout = self._layout(summary, tag=0)
-        return Plan(
-            guard=self.guard.name,
-            kind=layout.kind,
-            rows=summary.count,
-            capacity=layout.capacity,
-            error_rate=layout.error_rate,
-            bytes=layout.total_bytes,
-            shards=len(layout.headers),
-        )
+        return Plan.of(layout, self.guard.name, summary.count)
 
     def _summary(self) -> KeysSummary:
         return self.source.summary()
@@ -326,11 +319,18 @@ def run_all(rebuilds: Sequence[Rebuild], sleep: Callable[[float], None] = time.s
     If one fails, the others go on. On any other exception, Ctrl-C included, unfinished generations are removed first.
     """
     outcomes: dict[Rebuild, Report | RebuildError] = {}
+    waited = 0.0
     replaced: list[Rebuild] = []
 
     def fence_replaced(one: Rebuild) -> None:
         if one.fence_replaced():
             replaced.append(one)
+
+    def wait(waiting: Callable[[], object]) -> None:
+        nonlocal waited
+        began = time.monotonic()
+        waiting()
+        waited += time.monotonic() - began
 
     def each(step: Callable[[Rebuild], Report | None]) -> None:
         for one in rebuilds:
@@ -354,24 +354,23 @@ def run_all(rebuilds: Sequence[Rebuild], sleep: Callable[[float], None] = time.s
         each(lambda one: one.prepare())
         each(fence_replaced)
         if replaced:
-            sleep(SETTLE_SECONDS)
+            wait(lambda: sleep(SETTLE_SECONDS))
         each(lambda one: one.announce())
-        began = time.monotonic()
         if len(outcomes) < len(rebuilds):
-            sleep(SETTLE_SECONDS)
-        each(lambda one: one.wait_for_writers())
-        waited = time.monotonic() - began
+            wait(lambda: sleep(SETTLE_SECONDS))
+        wait(lambda: each(lambda one: one.wait_for_writers()))
         each(lambda one: one.complete(waited))
         retiring = [(one, state) for one in rebuilds if (state := one.former()) is not None]
         if any(state.standby for _, state in retiring):
-            sleep(SETTLE_SECONDS)
+            wait(lambda: sleep(SETTLE_SECONDS))
         for one, state in retiring:
             one.retire(state)
     except BaseException:
         for one in rebuilds:
             one.withdraw()
         raise
-    return [outcomes[one] for one in rebuilds]
+    found = [outcomes[one] for one in rebuilds]
+    return [replace(each, waited_seconds=waited) if isinstance(each, Report) else each for each in found]
 
 
 def roll_back_all(guards: Sequence[Guard], sleep: Callable[[float], None] = time.sleep) -> list[State | RebuildError]:

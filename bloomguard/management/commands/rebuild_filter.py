@@ -19,7 +19,7 @@ from ...rebuild import Rebuild, clear_away, roll_back_all, run_all
 from ...rebuild.copy import Copy
 from ...rebuild.plan import Need, Plan, Report, assess
 from ...state.table import table
-from ..output import ProgressBar, seconds
+from ..output import ProgressBar, seconds, size_in_words
 
 EX_TEMPFAIL = 75  # sysexits.h: try again later
 
@@ -107,7 +107,7 @@ class Command(BaseCommand):
         for plan in plans:
             write(
                 f"{plan.guard}: about {plan.rows:,} rows; a {plan.kind} filter with room for {plan.capacity:,} at an "
-                f"error rate of {plan.error_rate:g} takes {_size(plan.bytes)} in {_count(plan.shards, 'shard')}"
+                f"error rate of {plan.error_rate:g} takes {size_in_words(plan.bytes)} in {_count(plan.shards, 'shard')}"
             )
         return [_named(plan) for plan in plans]
 
@@ -158,9 +158,9 @@ class Command(BaseCommand):
         for report in outcomes:
             if isinstance(report, Report):
                 write(
-                    f"{report.guard}: {report.rows:,} rows in a {report.kind} filter of {_size(report.bytes)}, built "
-                    f"in {report.seconds:.1f} s after waiting {report.waited_seconds:.1f} s for writers; error rate "
-                    f"{report.error_rate_measured:.4%} now, {report.error_rate:.4%} when full"
+                    f"{report.guard}: {report.rows:,} rows in a {report.kind} filter of {size_in_words(report.bytes)}, "
+                    f"built in {report.seconds:.1f} s after waiting {report.waited_seconds:.1f} s for other "
+                    f"processes; error rate {report.error_rate_measured:.4%} now, {report.error_rate:.4%} when full"
                 )
         return [_named(outcome) if isinstance(outcome, Report) else outcome for outcome in outcomes]
 
@@ -194,15 +194,6 @@ def _discard(text: str) -> None:
 def _named(figures: Plan | Report | Need) -> dict[str, Any]:
     found = asdict(figures)
     return {"name": found.pop("guard"), **found}
-
-
-def _size(count: int) -> str:
-    size, unit = float(count), "bytes"
-    for larger in ("KiB", "MiB", "GiB", "TiB"):
-        if size < 1024:
-            break
-        size, unit = size / 1024, larger
-    return f"{size:.1f} {unit}" if unit != "bytes" else f"{count} bytes"
 
 
 def _count(number: int, noun: str) -> str:
