@@ -38,7 +38,7 @@ class BloomGuardConfig(AppConfig):
             autodiscover_modules("guards")
 
     def ready(self) -> None:
-        from . import checks  # noqa: F401
+        from .checks import cold
         from .guards import registry
         from .guards.tallies import counts
         from .guards.verdict_log import log_if_wanted
@@ -53,3 +53,4 @@ class BloomGuardConfig(AppConfig):
         counts.begin = flusher.start
         atexit.register(flusher.stop)
         log_if_wanted()
+        cold.watch()

@@ -115,12 +115,15 @@ def _routes(guard: Guard, error: Any) -> Iterator[CheckMessage]:
         guarded_routes(guard)
     except ConfigurationError as problem:
         names = sorted({pattern.view_name for pattern in patterns() if pattern.is_named})
+        shared = [name for name in guard.routes if len([each for each in patterns() if each.view_name == name]) > 1]
         near = [match for route in guard.routes for match in get_close_matches(route, names)]
         yield error(
             2,
             str(problem),
             f"Did you mean {' or '.join(map(repr, near))}?"
             if near and near[0] not in guard.routes
+            else "Give each pattern a name of its own, or remove the route: the guard answers at the lookup."
+            if shared
             else "Name the kwarg, as in routes = {'route': 'kwarg'}."
             if near
             else f"Named patterns are {', '.join(names[:20]) or 'none'}.",

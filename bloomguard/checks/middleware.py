@@ -85,12 +85,17 @@ def check_presence(app_configs: Any, **kwargs: Any) -> list[CheckMessage]:
 @register(TAG)
 def check_closed(app_configs: Any, **kwargs: Any) -> list[CheckMessage]:
     """Report named routes that are closed, and routes of the admin with ``public = True``."""
-    named = [route for route in table_for(settings.ROOT_URLCONF).guarded if route.guard.routes != AUTO]
-    return [message for route in named for message in _closed(route)]
+    alike: dict[Any, list[GuardedRoute]] = {}  # a REST router makes two patterns for one view
+    for route in table_for(settings.ROOT_URLCONF).guarded:
+        if route.guard.routes != AUTO:
+            key = route.guard.name, route.pattern.view_name, route.closed, is_admin(route.pattern)
+            alike.setdefault(key, []).append(route)
+    return [message for routes in alike.values() for message in _closed(routes)]
 
 
-def _closed(route: GuardedRoute) -> list[CheckMessage]:
-    guard, where = route.guard, f"{route.pattern.text} ({route.pattern.view_name})"
+def _closed(routes: list[GuardedRoute]) -> list[CheckMessage]:
+    route, texts = routes[0], " and ".join(each.pattern.text for each in routes)
+    guard, where = route.guard, f"{texts} ({route.pattern.view_name})"
     if not route.closed and is_admin(route.pattern):
         return [
             Warning(

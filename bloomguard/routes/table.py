@@ -130,10 +130,17 @@ def _named(guard: Guard, name: str, known: PatternIndex) -> list[GuardedRoute]:
     named = known.named(name)
     if not named:
         raise ConfigurationError(f"there is no URL pattern named {name!r}")
-    return [
-        _route(guard, pattern, guard.kwargs_for(name, pattern.captured), frozenset(guard.methods), known)
-        for pattern in named
-    ]
+    routes = []
+    for pattern in named:
+        try:
+            kwargs = guard.kwargs_for(name, pattern.captured)
+        except ConfigurationError as error:
+            if len(named) == 1:
+                raise
+            texts = " and ".join(each.text for each in named)
+            raise ConfigurationError(f"{texts} have one name, and for {pattern.text}, {error}") from error
+        routes.append(_route(guard, pattern, kwargs, frozenset(guard.methods), known))
+    return routes
 
 
 def _found(guard: Guard, pattern: Pattern, known: PatternIndex) -> Iterator[GuardedRoute]:

@@ -65,7 +65,7 @@ class ActiveFilter(Awaited):
         self._change = NONE  # the ``State.change`` for which the next two dicts were last tidied
         self._opened: dict[str, Generation] = {}
         self._refused: dict[str, float] = {}
-        self._looked_at = float("-inf")
+        self._looked_at, self._looked = float("-inf"), COLD
         self._warned = NONE
         #: The false positives that this process has found.
         self.negative_cache = NegativeCache(name, self.table, self._open_recent)
@@ -112,8 +112,8 @@ class ActiveFilter(Awaited):
         """Check ``keys`` in one round trip to the store; return their decisions in the same order."""
         if not keys:
             return []
-        if self.last_check is None and self.table.lease(self.name) is None and not self._has_generation():
-            return [COLD] * len(keys)
+        if self.last_check is None and self.table.lease(self.name) is None and (why := self._why_no_generation()):
+            return [why] * len(keys)
         return self._renew_and_decide(keys)
 
     def ask_leased(self, key: bytes) -> Decision | None:
@@ -133,9 +133,7 @@ class ActiveFilter(Awaited):
             if state.active in self._opened or state.active in self._refused or not state.active:
                 return self._decide(state, [key])[0]
             return None  # the generation is not open yet, and opening it reads all of it
-        if asked is None and not self._has_generation():
-            return COLD
-        return None
+        return self._why_no_generation() if asked is None else None
 
     def _is_current(self, state: State, name: str) -> bool:
         """Return whether the generation ``name``, which was just checked without a hit, is the one to trust."""
@@ -179,19 +177,20 @@ class ActiveFilter(Awaited):
         except ConfigurationError:
             return ERROR
 
-    def _has_generation(self) -> bool:
-        """Return whether a store has a generation of the guard; without one, the state rows are not read."""
-        now = self.table.clock()
+    def _why_no_generation(self) -> Decision | None:
+        """Return why no store has a generation, so that the state rows are not read; ``None`` if one has."""
+        now, found = self.table.clock(), COLD
         if now - self._looked_at < LEASE_SECONDS:
-            return False
+            return self._looked
         for store in all_stores(self.store):
             try:
                 if store.names(self.name):
-                    return True  # not cached: under ASGI the same request checks again, in a thread
+                    return None  # not cached: under ASGI the same request checks again, in a thread
             except StoreError as error:
+                found = UNREACHABLE
                 logger.debug("bloomguard could not look for filters of %s: %s", self.name, error)
-        self._looked_at = now
-        return False
+        self._looked_at, self._looked = now, found
+        return found
 
     def _renew_and_decide(self, keys: Sequence[bytes]) -> list[Decision]:
         state = self.table.renewed(self.name)

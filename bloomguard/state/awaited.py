@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from ..exceptions import StoreError
 from ..filters import CorruptFilter
 from ..stores import Generation
-from ..verdicts import ABSENT, COLD, MAYBE, Decision
+from ..verdicts import ABSENT, MAYBE, Decision
 from .negative_cache import NegativeCache
 from .table import LEASE_SECONDS, State, StateTable
 
@@ -26,6 +26,7 @@ class Awaited:
         last_check: tuple[str, Callable[[bytes], bool]] | None
         _opened: dict[str, Generation]
         _looked_at: float
+        _looked: Decision
 
         def _is_current(self, state: State, name: str) -> bool: ...
         def _answering_now(self, state: State) -> Generation | Decision | None: ...
@@ -52,7 +53,7 @@ class Awaited:
         state = self.table.lease(self.name)
         if state is None:
             looked = self.table.clock() - self._looked_at < LEASE_SECONDS
-            return COLD if asked is None and looked else None
+            return self._looked if asked is None and looked else None
         if self._is_current(state, name):
             return ABSENT
         decided = await self._adecide(state, [key])

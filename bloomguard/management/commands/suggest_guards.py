@@ -56,13 +56,15 @@ def _module(suggestions: Sequence[Suggestion], declined: Sequence[Declined]) -> 
     if suggestions:
         yield from ("", "from bloomguard import Guard, register", "")
         models = _class_names(suggestions)
-        for module, label in sorted({(each.module, each.model) for each in suggestions}):
-            own = label.rpartition(".")[2]
-            yield f"from {module} import {own}" + (f" as {models[label]}" if models[label] != own else "")
-        names = {guard.name for guard in registry}
+        imports: dict[str, set[str]] = {}
+        for each in suggestions:
+            own, given = each.model.rpartition(".")[2], models[each.model]
+            imports.setdefault(each.module, set()).add(own if own == given else f"{own} as {given}")
+        yield from (f"from {module} import {', '.join(sorted(names))}" for module, names in sorted(imports.items()))
+        taken = {guard.name for guard in registry}
         for each in suggestions:
             yield from ("", "")
-            yield from _guard(each, models[each.model], names)
+            yield from _guard(each, models[each.model], taken)
     if declined:
         yield from ("", "", "# No guard is suggested for:")
         yield from (f"# {each.model}: {each.reason}" for each in declined)

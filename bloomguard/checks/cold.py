@@ -1,0 +1,42 @@
+"""In development, log which guards have no filter yet: at the first request, as ``ready()`` must send no query."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from django.conf import settings
+from django.core import mail
+from django.core.signals import request_started
+
+from .. import conf
+from ..guards import registry
+from ..verdicts import COLD
+
+logger = logging.getLogger("bloomguard")
+_UID = "bloomguard.cold"
+
+
+def watch() -> None:
+    """Log the cold guards of this process at its first request, if ``DEBUG`` is on."""
+    if settings.DEBUG:
+        request_started.connect(log_cold_guards, dispatch_uid=_UID)
+
+
+def log_cold_guards(**kwargs: Any) -> None:
+    """Log a line for each guard without a filter; never in a test run, whose guards are all cold. Never raises."""
+    request_started.disconnect(dispatch_uid=_UID)
+    in_tests = hasattr(mail, "outbox")  # as Django's own test runner sets it
+    if in_tests or not settings.DEBUG or not conf.settings.is_enabled:
+        return
+    for guard in registry:
+        try:
+            is_cold = guard.active_filter.answering() is COLD
+        except Exception:  # noqa: S112  # a system check reports it
+            continue
+        if is_cold:
+            logger.warning(
+                "bloomguard passes every request to %s, which has no filter yet: run manage.py rebuild_filter %s",
+                guard.name,
+                guard.name,
+            )
