@@ -10,12 +10,16 @@ from typing import Any
 
 _methods: list[weakref.WeakMethod[Callable[[], None]]] = []
 _lock = threading.Lock()
+_pruned = 100  # the number of methods after the last removal of those whose objects are gone
 
 
 def after_fork(method: Callable[[], Any]) -> None:
     """Call the bound ``method`` in every child that is forked from now on, as long as its object lives."""
+    global _pruned
     with _lock:
-        _methods[:] = [known for known in _methods if known() is not None]
+        if len(_methods) > 2 * _pruned:  # not at each call: it looks at all of them
+            _methods[:] = [known for known in _methods if known() is not None]
+            _pruned = max(len(_methods), 100)
         _methods.append(weakref.WeakMethod(method))
 
 

@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -13,11 +14,14 @@ from django.core.cache import cache
 from django.db import connection, transaction
 from django.http import HttpResponse
 from django.test import Client, TestCase, TransactionTestCase
+from django.test.utils import CaptureQueriesContext
 from django.urls import path
 
 from bloomguard.exceptions import ConfigurationError
+from bloomguard.filters.layout import Layout
 from bloomguard.guards import registry, spot_checks
 from bloomguard.testing import GuardTestMixin, assert_blocked, assert_passes, guards_armed, guards_off
+from bloomguard.testing.filters import _Keys
 from bloomguard.verdicts import Verdict
 
 from .guarding import registered, urlconf
@@ -227,3 +231,65 @@ def test_the_page_for_users_works(tmp_path):
     )  # fmt: skip
 
     assert "3 passed" in ran.stdout, ran.stdout + ran.stderr
+
+
+def statements(queries):
+    return [each["sql"].split()[0] for each in queries]
+
+
+@pytest.mark.parametrize("model", [Product, Article])
+def test_arming_reads_each_table_once_and_makes_no_filter(db, monkeypatch, model):
+    """One SELECT a guard, no savepoint, and not a byte of a filter: that is what makes it cheap."""
+    made, plan = [], Layout.plan
+    monkeypatch.setattr(Layout, "plan", lambda **options: made.append(options) or plan(**options))
+    with registered(model, name="armed", lookup="pk"), CaptureQueriesContext(connection) as sent:
+        before = len(sent)
+        for _ in range(3):
+            with guards_armed("armed"):
+                assert registry["armed"].verdict(7) is Verdict.ABSENT
+        queries = sent.captured_queries[before:]
+
+    assert statements(queries) == ["SELECT"] * 3
+    assert len(made) <= 1  # once a process
+
+
+WRITES = {
+    "create": lambda: Product.objects.create(pk=8),
+    "bulk_create": lambda: Product.objects.bulk_create([Product(pk=8), Product(pk=9)]),
+    "save": lambda: Product.objects.get(pk=7).save(),
+    "update": lambda: Product.objects.filter(pk=7).update(name="x"),
+    "update of the key": lambda: Article.objects.filter(slug="a").update(slug="b"),
+    "get_or_create": lambda: Product.objects.get_or_create(pk=8),
+    "update_or_create": lambda: Product.objects.update_or_create(pk=7, defaults={"name": "y"}),
+    "delete": lambda: Product.objects.filter(pk=7).delete(),
+    "select": lambda: [*Product.objects.filter(pk=8)],
+}
+
+
+@pytest.mark.parametrize("write", WRITES)
+def test_armed_guards_add_no_statement_inside_a_test_case(db, write):
+    """``assertNumQueries`` counts the same with and without ``armed_guards``, inside the transaction of a test."""
+    found = []
+    for block in (nullcontext, guards_armed):
+        with transaction.atomic():
+            Product.objects.create(pk=7)
+            Article.objects.create(slug="a")
+            with block(), CaptureQueriesContext(connection) as sent:
+                WRITES[write]()
+            found.append(statements(sent.captured_queries))
+            transaction.set_rollback(True)
+
+    assert found[0] == found[1]
+    assert found[0]
+
+
+def test_a_guard_that_forgets_counts_in_a_test():
+    """A key that was added twice is discarded twice."""
+    keys = _Keys("cuckoo")
+    keys.add([b"a", b"a", b"b"])
+    keys.discard([b"a", b"b", b"c"])
+
+    assert [keys.might_contain(key) for key in (b"a", b"b", b"c")] == [True, False, False]
+    assert keys.approximate_size() == 1
+    keys.discard([b"a"])
+    assert not keys.might_contain(b"a")

@@ -2,28 +2,96 @@
 
 from __future__ import annotations
 
+import threading
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from functools import lru_cache
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
-from django.db import transaction
-
+from ..exceptions import StoreError, UnknownGeneration
+from ..filters.base import BodyFilter
+from ..filters.codec import Frame
+from ..filters.hashing import KeyHash
 from ..filters.layout import Layout
 from ..guards import Guard, registry, spot_checks
 from ..guards.keys import OutOfRange, Unkeyable
 from ..state.active_filter import ActiveFilter
 from ..state.table import Rows, State, StateTable
-from ..stores import Store
+from ..stores import Generation, Store
+from ..stores.base import FindKeyHash
 from ..stores.memory import MemoryStore
 
 _GENERATION = "test"
-#: Rows that a test may add; more rows cause false positives, but no false ABSENT.
-_CAPACITY = 50_000
-#: So small that a test that expects ABSENT does not fail because of a false positive.
-_ERROR_RATE = 1e-7
+
+
+@lru_cache
+def _layout(kind: str) -> Layout:
+    """Return a layout of ``kind``, for what asks a generation about its filter; it allocates nothing."""
+    return Layout.plan(key_hash=KeyHash(None, bytes(32)), capacity=1_000, error_rate=0.001, tag=1, kind=kind)
+
+
+class _Keys(Generation):
+    """The keys of a guard in a dictionary, with their counts: made at no cost, and never wrong."""
+
+    name = _GENERATION
+
+    def __init__(self, kind: str) -> None:
+        self.layout = _layout(kind)
+        self._counts: Counter[bytes] = Counter()
+        self._lock = threading.Lock()
+        self.might_contain = self._counts.__contains__
+
+    def add(self, keys: Iterable[bytes]) -> None:
+        with self._lock:
+            self._counts.update(keys)
+
+    def add_many(self, keys: Any, *, more: bool = False) -> None:
+        self.add(keys)
+
+    def discard(self, keys: Iterable[bytes]) -> None:
+        with self._lock:
+            for key in keys:
+                self._counts[key] -= 1
+                if self._counts[key] <= 0:
+                    del self._counts[key]
+
+    def filters(self) -> list[BodyFilter]:
+        return []
+
+    def approximate_size(self) -> int:
+        return len(self._counts)
+
+    def fill(self) -> float:
+        return 0.0
+
+    def measure_error_rate(self, probes: int = 100_000) -> float:
+        return 0.0
+
+    def read_shard(self, shard: int) -> Frame:
+        raise StoreError("a guard in a test has a dictionary of its keys, and no shards")
+
+    def merge(self, shard: int, body: memoryview) -> int:
+        raise StoreError("a guard in a test has a dictionary of its keys, and no shards")
+
+
+class _TestStore(MemoryStore):
+    """A store with the keys of one guard."""
+
+    def __init__(self, keys: _Keys) -> None:
+        super().__init__("test")
+        self._keys = keys
+
+    def open(self, guard: str, name: str, find_key_hash: FindKeyHash, identity: str | None = None) -> Generation:
+        if name != _GENERATION:
+            raise UnknownGeneration(f"{guard} has no generation {name!r} in a test")
+        return self._keys
+
+    def names(self, guard: str) -> list[str]:
+        return [_GENERATION]
 
 
 class _Rows(StateTable):
@@ -55,12 +123,13 @@ class _TestFilter(ActiveFilter):
         super().__init__(
             guard.name,
             store_alias="test",
-            definition=guard.definition,
+            definition="",
             width=guard.keys.width,
             counted=guard.discards,
             table=table,
         )
-        self._store = MemoryStore("test")
+        self.keys = _Keys("cuckoo" if guard.discards else "bloom")
+        self._store = _TestStore(self.keys)
 
     @property
     def store(self) -> Store:
@@ -114,27 +183,15 @@ def _replaced(guard: Guard, **others: Any) -> Iterator[None]:
 
 
 def _fill(guard: Guard, made: _TestFilter, table: _Rows) -> None:
-    keys = list(_keys(guard))
-    key_id, key_hash = made.key_hashes()[0]
-    layout = Layout.plan(
-        key_hash=key_hash,
-        capacity=max(_CAPACITY, 2 * len(keys)),
-        error_rate=_ERROR_RATE,
-        tag=0,
-        key_id=key_id,
-        kind="cuckoo" if guard.discards else "bloom",
-        shard_bytes=made.store.shard_bytes,
-    )
-    made.store.create(guard.name, _GENERATION, layout).add(keys)
+    made.keys.add(_keys(guard))
     table.rows[guard.name] = State(guard.name, version=1, identity=made.store.identity, active=_GENERATION)
     table.forget()
 
 
 def _keys(guard: Guard) -> Iterator[bytes]:
-    using = guard.database
-    with transaction.atomic(using=using):  # keeps the cursor open during the loop
-        for values in guard.rows().using(using).order_by().values_list(*guard.attnames).iterator(chunk_size=2_000):
-            try:
-                yield guard.keys.key(values[0] if len(values) == 1 else values)
-            except (Unkeyable, OutOfRange):
-                continue  # such as NULL: no request can look it up
+    # One SELECT and nothing else: ``iterator()`` would need a transaction, or in one a savepoint.
+    for values in guard.rows().using(guard.database).order_by().values_list(*guard.attnames):
+        try:
+            yield guard.keys.key(values[0] if len(values) == 1 else values)
+        except (Unkeyable, OutOfRange):
+            continue  # such as NULL: no request can look it up
