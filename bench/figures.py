@@ -144,7 +144,7 @@ def main() -> int:
     import django
     from django.conf import settings
 
-    from tests import servers
+    from tests.support import servers
 
     folder = Path(tempfile.mkdtemp(prefix="bloomguard-bench-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)

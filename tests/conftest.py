@@ -26,10 +26,9 @@ from bloomguard.routes import table as routes
 from bloomguard.state import table as state
 from bloomguard.state.connection import StateConnection
 from bloomguard.stores import disk, stores
-
-from . import database, servers
-from .patience import be_patient
-from .processes import Watch, end, spawn
+from tests.support import database, servers
+from tests.support.patience import be_patient
+from tests.support.processes import Watch, end, spawn
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -40,8 +39,8 @@ def pytest_configure(config: pytest.Config) -> None:
 #: What takes a minute or more comes first, so that at the end no process of the run works alone.
 LONGEST = (
     "tests/fuzz/",
-    "tests/test_simulation.py",
-    "tests/test_transparency.py",
+    "tests/simulation/test_simulation.py",
+    "tests/transparency/test_transparency.py",
     "tests/lookups/test_differential.py",
 )
 
@@ -218,7 +217,7 @@ def start(fresh: None, transactional_db: None, settings: Any) -> Iterator[Callab
             "current": database.current,
         }
         child = spawn(
-            [sys.executable, *(["-c", code] if code else ["-m", "tests.child"]), *arguments],
+            [sys.executable, *(["-c", code] if code else ["-m", "tests.support.child"]), *arguments],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             stdin=subprocess.PIPE,
@@ -227,7 +226,7 @@ def start(fresh: None, transactional_db: None, settings: Any) -> Iterator[Callab
             env={
                 **os.environ,
                 "PYTHONPATH": f"{root}:{root / 'example_project'}",
-                "DJANGO_SETTINGS_MODULE": "tests.child_settings",
+                "DJANGO_SETTINGS_MODULE": "tests.support.child_settings",
                 "BLOOMGUARD_CHILD": json.dumps(given, default=str),
                 **environment,
             },

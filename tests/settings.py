@@ -7,7 +7,7 @@ from typing import Any
 from config.settings import *  # noqa: F403
 from config.settings import INSTALLED_APPS, TEMPLATES
 
-from .servers import at_end, postgresql
+from tests.support.servers import at_end, postgresql
 
 _folder = tempfile.TemporaryDirectory(prefix="bloomguard-tests-")
 at_end(_folder.cleanup)
@@ -32,4 +32,4 @@ DATABASES: dict[str, Any] = {
     },
     "postgresql": postgresql(),
 }
-DATABASE_ROUTERS = ["tests.database.Router"]
+DATABASE_ROUTERS = ["tests.support.database.Router"]

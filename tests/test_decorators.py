@@ -19,8 +19,8 @@ from bloomguard.guards import registry
 from bloomguard.guards.tallies import AVOIDED, BLOCKED
 from bloomguard.state import table as state
 from bloomguard.verdicts import MAYBE
-from tests.guarding import registered, urlconf
 from tests.shop.models import Product
+from tests.support.guarding import registered, urlconf
 
 GUARD = "bloomguard.middleware.BloomGuardMiddleware"
 

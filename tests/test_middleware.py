@@ -18,9 +18,9 @@ from bloomguard.guards import registry
 from bloomguard.middleware import BloomGuardMiddleware
 from bloomguard.state import table as state
 from bloomguard.stores.file import FileStore
-from tests.guarding import registered, urlconf
 from tests.shop import views
 from tests.shop.models import Article, Order, Place, Product
+from tests.support.guarding import registered, urlconf
 
 GUARD = "bloomguard.middleware.BloomGuardMiddleware"
 

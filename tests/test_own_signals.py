@@ -16,9 +16,9 @@ from bloomguard.models import GuardState
 from bloomguard.rebuild import rebuild
 from bloomguard.rebuild.verify import Verification
 from bloomguard.state import table as state
-from tests.front import Asgi, Wsgi
+from tests.door.site import Asgi, Wsgi
+from tests.management.test_verify_filter import insert_unseen
 from tests.shop.models import Product
-from tests.test_verify import insert_unseen
 
 #: What Django's signals hand over beside what is ours.
 DJANGOS = {"signal", "sender"}

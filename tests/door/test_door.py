@@ -21,9 +21,9 @@ from bloomguard.signals import request_blocked
 from bloomguard.state import table as state
 from tests.door.conftest import STARTPROJECT
 from tests.door.site import Asgi
-from tests.guarding import registered, urlconf
 from tests.shop import views
 from tests.shop.models import Place, Product
+from tests.support.guarding import registered, urlconf
 
 
 def test_an_absent_id_never_reaches_django(shop, shielded, django_assert_num_queries):

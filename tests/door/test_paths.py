@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from bloomguard.door.paths import DoorRoute, Index, own_resolvers
 from bloomguard.routes.patterns import PatternIndex, patterns
 from bloomguard.routes.table import NO_ID, GuardedRoute
-from tests.guarding import urlconf
+from tests.support.guarding import urlconf
 
 UUID = "12345678-1234-1234-1234-1234567890ab"
 #: Texts that each converter takes, and some that it does not.

@@ -26,9 +26,9 @@ from bloomguard.routes.patterns import PatternIndex, patterns
 from bloomguard.routes.table import table_for
 from tests.door.conftest import STARTPROJECT
 from tests.door.site import Asgi, Wsgi
-from tests.guarding import registered, urlconf
 from tests.shop import features, views
 from tests.shop.models import Place, Product
+from tests.support.guarding import registered, urlconf
 
 GUARD = "bloomguard.middleware.BloomGuardMiddleware"
 

@@ -34,7 +34,7 @@ from bloomguard.stores import stores
 from bloomguard.verdicts import Verdict
 from bloomguard.writes import fencing
 from bloomguard.writes.adding import adding
-from tests.patience import be_patient
+from tests.support.patience import be_patient
 
 from .actor import Hand, Outcome
 from .peer import Peer

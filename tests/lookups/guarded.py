@@ -10,8 +10,8 @@ from django.db import connections
 from django.db.models import Field, Model, Q
 
 from bloomguard.guards import Guard
+from tests.support.guarding import registered
 
-from ..guarding import registered
 from .models import Annex, Article, Author, Diary, Hall, Listing, Page, Place, Seat, Tag, Tagging, Token, Writer
 
 EVERY_ROW = Q()

@@ -19,12 +19,12 @@ from bloomguard.lookups.scope import guarded_lookups
 from bloomguard.rebuild import Rebuild
 from bloomguard.routes.table import guarded_routes
 from bloomguard.state import table as state
-from tests import database
-from tests.guarding import registered, urlconf
 from tests.lookups.models import Annex, Coded, Hall, Shelf
 from tests.lookups.test_select import ABSENT, lookups, queries, rows, shop  # noqa: F401
 from tests.shop import views
 from tests.shop.models import Product
+from tests.support import database
+from tests.support.guarding import registered, urlconf
 
 pytestmark = [
     pytest.mark.django_db(databases="__all__", transaction=True),

@@ -20,10 +20,10 @@ from rest_framework.generics import RetrieveAPIView
 
 from bloomguard.guards import registry
 from bloomguard.lookups.scope import guarded_lookups
-from tests import database
-from tests.guarding import registered, urlconf
 from tests.lookups.test_select import ABSENT, queries, rows, sent
 from tests.shop.models import Bundle, Diary, Product
+from tests.support import database
+from tests.support.guarding import registered, urlconf
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fresh")]
 

@@ -10,8 +10,8 @@ from django.views.generic import DetailView
 
 from bloomguard.routes.patterns import Pattern, PatternIndex, patterns
 from bloomguard.routes.table import RouteTable
-from tests.guarding import registered, urlconf
 from tests.shop.models import Article, Product
+from tests.support.guarding import registered, urlconf
 
 GUARDS = 50
 ROUTES = 20

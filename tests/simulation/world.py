@@ -19,8 +19,8 @@ from bloomguard.state.active_filter import ActiveFilter
 from bloomguard.state.table import StateTable
 from bloomguard.verdicts import MAYBE, Decision, Verdict
 from bloomguard.writes import fencing
-from tests.guarding import make_guard
 from tests.shop.models import Product
+from tests.support.guarding import make_guard
 
 from .database import ROWS, Database, SimulatedConnection, SimulatedSource
 from .scheduler import PACES, START, TICK, Lock, Scheduler

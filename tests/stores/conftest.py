@@ -15,8 +15,8 @@ from bloomguard.filters.codec import new_tag
 from bloomguard.stores import Store
 from bloomguard.stores.file import FileStore
 from bloomguard.stores.memory import MemoryStore
-from tests.proxy import Proxy
-from tests.servers import Valkey, until
+from tests.support.proxy import Proxy
+from tests.support.servers import Valkey, until
 
 #: Timeouts of a store whose server answers: no busy machine takes so long. See :func:`wait_at_most`.
 PATIENT = {"connect_timeout": 60, "read_timeout": 60, "add_timeout": 60, "bulk_timeout": 60}

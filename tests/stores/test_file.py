@@ -18,7 +18,7 @@ from bloomguard.exceptions import StoreError
 from bloomguard.filters import CorruptFilter
 from bloomguard.stores.file import FileStore, _WriteLock
 from bloomguard.stores.pages import Page
-from tests.processes import end, spawn
+from tests.support.processes import end, spawn
 
 from .conftest import find, key, make_layout
 

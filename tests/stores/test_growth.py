@@ -15,7 +15,7 @@ from bloomguard.filters.sizing import GROWTH, WORSE
 from bloomguard.stores.file import FileStore
 from bloomguard.stores.memory import MemoryStore
 from bloomguard.stores.redis import RedisStore
-from tests import servers
+from tests.support import servers
 
 from .conftest import HASH, KEY_ID, PATIENT, find, key
 

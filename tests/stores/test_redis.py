@@ -26,7 +26,7 @@ from bloomguard.stores.redis import RedisStore
 from bloomguard.stores.redis.commands import Server
 from bloomguard.stores.redis.store import check_cache
 from bloomguard.stores.redis.topology import find_servers
-from tests import servers
+from tests.support import servers
 
 from .conftest import HASH, KEY_ID, KINDS, PATIENT, RANGE, find, key, make_layout
 

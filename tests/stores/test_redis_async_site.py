@@ -16,11 +16,11 @@ from bloomguard.rebuild import Rebuild
 from bloomguard.state import table as state
 from bloomguard.stores import stores
 from bloomguard.verdicts import ABSENT, CAUGHT, COLD, FENCED, MAYBE, OUT_OF_RANGE, REMEMBERED, UNREACHABLE, UNTRUSTED
-from tests import servers
 from tests.conftest import forget
-from tests.front import Asgi
+from tests.door.site import Asgi
+from tests.management.test_verify_filter import insert_unseen
 from tests.shop.models import Product
-from tests.test_verify import insert_unseen
+from tests.support import servers
 
 pytestmark = pytest.mark.django_db(transaction=True)
 ROWS = range(1, 21)

@@ -14,7 +14,7 @@ from bloomguard.exceptions import StoreError
 from bloomguard.filters import CorruptFilter, Layout
 from bloomguard.filters.codec import Frame, decode, new_tag
 from bloomguard.stores.redis import RedisStore
-from tests import servers
+from tests.support import servers
 
 from .conftest import HASH, KEY_ID, PATIENT, find, key, make_layout
 
