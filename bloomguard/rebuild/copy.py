@@ -138,6 +138,6 @@ class Copy(Rebuild):
         assert self._from is not None
         for name in self._from.generations:
             try:
-                standby.drop(self.guard, name, self.origin)
+                self.origin.drop(self.guard.name, name)
             except StoreError as error:
                 standby.left_behind(self.guard, error)

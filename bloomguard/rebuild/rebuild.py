@@ -28,7 +28,6 @@ from ..guards import Guard
 from ..models import GuardState
 from ..signals import generation_published, send
 from ..state.connection import has_own_transaction
-from ..state.negative_cache import create_recent, new_name
 from ..state.table import ARMED, FENCED, LEASE_SECONDS, State
 from ..stores import Generation
 from . import refusals, standby
@@ -175,10 +174,9 @@ class Rebuild:
         seen = self.table.current(self.guard.name)
         if seen.building:
             refuse_if_alive(self.table, seen)
-        self._seen, self._stored = seen, standby.stored(self.guard)
-        self._name = new_name(secrets.token_hex(12), seen.here)
+        self._seen, self._stored = seen, self.store.names(self.guard.name)
+        self._name = standby.new_name(secrets.token_hex(12), seen.here)
         self._generation = self.store.create(self.guard.name, self._name, layout)
-        create_recent(self.store, self.guard.name, self._name, layout)
         return self._generation
 
     def wait_for_writers(self) -> None:
@@ -228,7 +226,7 @@ class Rebuild:
             if state.building == self._name:
                 state = self.table.swap(state, building="", builder="") or state
             if self._name not in state.generations:
-                standby.drop(self.guard, self._name)
+                self.store.drop(self.guard.name, self._name)
         except Exception as error:
             logger.warning("bloomguard left an unfinished generation of %s behind: %s", self.guard.name, error)
 

@@ -39,7 +39,6 @@ def install() -> None:
     from bloomguard.rebuild import locks, rebuild, standby
     from bloomguard.state import active_filter, connection, locate
     from bloomguard.state import table as state
-    from bloomguard.state.negative_cache import shelf
     from bloomguard.writes import fencing, signals
 
     from .world import World
@@ -64,7 +63,6 @@ def install() -> None:
         refusals=SimpleNamespace(
             declared=lambda guard: (), found=lambda guard, connection: (), unreadable=lambda guard, connection: ""
         ),
-        create_recent=lambda store, guard, name, layout: store.create(shelf(guard), name, World.current.recent_layout),
     )
     rows = {"rows": SimpleNamespace(vendor="postgresql", execute_wrappers=())}
     _put(state, connections=rows)

@@ -228,12 +228,10 @@ class World:
         #: Whether the guard's filter counts keys and can discard them.
         self.counted = self.rng.random() < 0.4
         self.layout = COUNTED if self.counted else EXACT
-        self.recent_layout = EXACT
         first = self.rng.sample(range(len(KEYS)), 6)
         self.database.rows.update(dict.fromkeys(first, 0))
         for server in self.servers:
             server.generations["rg0"] = Counter(self.layout.cell(KEYS[key]) for key in first)
-            server.generations["rg0+recent"] = Counter()
         #: Whether the guard has no filter yet.
         idle = self.rng.random() < 0.3
         for alias in ("default", "rows"):

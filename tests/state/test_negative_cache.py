@@ -25,7 +25,6 @@ from bloomguard.guards import guards
 from bloomguard.lookups.scope import guarded_lookups
 from bloomguard.state import negative_cache as remembered
 from bloomguard.state import table as state
-from bloomguard.state.negative_cache import shelf
 from bloomguard.verdicts import ABSENT, MAYBE, REMEMBERED, Verdict
 from tests.conftest import forget
 from tests.shop import views
@@ -206,7 +205,7 @@ def test_a_replay_costs_no_query(product, look):
 
 
 def test_a_row_made_later_is_seen_at_once(found, look):
-    """The recent filter has it before the row is committed."""
+    """Its recent bits are set before the row is committed."""
     look(found)
     look(found)
     Product.objects.create(pk=found)
@@ -436,7 +435,7 @@ def test_for_a_minute(found, product, clock):
 
 
 def test_only_of_the_generation_that_answers(found, product, build):
-    """A rebuild, in whose recent filter the row need not be, begins anew."""
+    """A rebuild, in which the row need not be recent, begins anew."""
     first(found)
     build("product")
 
@@ -504,21 +503,6 @@ def test_not_while_fenced(found, product, clock):
     assert product.decide(found).verdict is not Verdict.ABSENT
 
 
-def test_a_recent_filter_that_is_lost_is_not_an_empty_one(found, product, caplog):
-    """Who cannot open it remembers nothing, and a write that it does not reach fences the guard."""
-    first(found)
-    store = product.active_filter.store
-    (name,) = store.names(shelf("product"))
-    store.drop(shelf("product"), name)
-    forget()
-
-    assert first(found) is None
-    assert product.decide(found) is MAYBE
-    Product.objects.create(pk=found)
-    assert state.table.current("product").status == "fenced"
-    assert first(found) is not None
-
-
 def test_a_store_that_fails_is_asked_for_nothing(found, product, monkeypatch):
     """Whether the row is recent cannot be told, so the database is asked."""
     from bloomguard.exceptions import StoreUnavailable
@@ -527,29 +511,10 @@ def test_a_store_that_fails_is_asked_for_nothing(found, product, monkeypatch):
         raise StoreUnavailable("gone", "for a test")
 
     first(found)
-    (recent,) = product.active_filter.negative_cache._recent.values()
-    monkeypatch.setattr(recent, "might_contain", fail)
+    (generation,) = product.active_filter._opened.values()
+    monkeypatch.setattr(generation, "is_recent", fail)
 
     assert product.decide(found) is MAYBE
-
-
-def test_recent_filters_go_with_their_generations(product, build):
-    """One lies beside each generation, and none beside those that were dropped."""
-    store = product.active_filter.store
-    before = store.names(shelf("product"))
-    build("product")
-
-    assert store.names(shelf("product")) == store.names("product") != before
-
-
-def test_a_generation_without_one_answers_as_before(found, product, monkeypatch):
-    """It was built by a release that made none."""
-    monkeypatch.setattr(remembered, "_MARK", "another")
-    first(found)
-
-    assert product.decide(found) is MAYBE
-    assert Product.objects.create(pk=found)
-    assert first(found) is not None
 
 
 def test_an_error_of_our_own_is_no_ones_error(found, product, monkeypatch, settings, caplog):
