@@ -77,7 +77,9 @@ class Clock:
 
 
 class Counting(StateConnection):
-    """Counts the statements, and fails while it is told to."""
+    """Counts the statements, fails while it is told to, and leaves no connection open unless a test says so."""
+
+    is_temporary = True
 
     def __init__(self) -> None:
         super().__init__()
@@ -119,6 +121,7 @@ def django_db_setup(django_db_setup: None, django_db_blocker: Any) -> Iterator[N
     post_migrate.disconnect(create_contenttypes)
     post_migrate.disconnect(dispatch_uid="django.contrib.auth.management.create_permissions")
     post_migrate.connect(forget_content_types)
+    state.table.connection.adopt_databases()  # the connection to the state rows stays open, as on a site
     yield
     with django_db_blocker.unblock(), connections["postgresql"].cursor() as cursor:
         cursor.execute(
@@ -130,12 +133,6 @@ def django_db_setup(django_db_setup: None, django_db_blocker: Any) -> Iterator[N
 def forget_content_types(**given: Any) -> None:
     """Those of the rows that are gone; whoever needs one makes it."""
     ContentType.objects.clear_cache()
-
-
-@pytest.fixture(scope="session", autouse=True)
-def open_state_connection() -> None:
-    """The connection to the state rows stays open, as on a site: Django's runner is not at work here."""
-    state.table.connection._close_in_tests = lambda: None
 
 
 @pytest.fixture(scope="session", autouse=True)
