@@ -44,8 +44,10 @@ class BloomGuardConfig(AppConfig):
         from .guards.verdict_log import log_if_wanted
         from .lookups import select
         from .metrics.flush import flusher
+        from .state.table import table
         from .writes import early
 
+        table.connection.adopt_databases()
         registry.discover = None
         autodiscover_modules("guards")
         early.complete()

@@ -26,7 +26,7 @@ from bloomguard.routes import table as routes
 from bloomguard.state import table as state
 from bloomguard.state.connection import StateConnection
 from bloomguard.stores import disk, stores
-from tests.support import database, servers
+from tests.support import database, flush, servers
 from tests.support.patience import be_patient
 from tests.support.processes import Watch, end, spawn
 
@@ -77,7 +77,9 @@ class Clock:
 
 
 class Counting(StateConnection):
-    """Counts the statements, and fails while it is told to."""
+    """Counts the statements, fails while it is told to, and leaves no connection open unless a test says so."""
+
+    is_temporary = True
 
     def __init__(self) -> None:
         super().__init__()
@@ -119,6 +121,8 @@ def django_db_setup(django_db_setup: None, django_db_blocker: Any) -> Iterator[N
     post_migrate.disconnect(create_contenttypes)
     post_migrate.disconnect(dispatch_uid="django.contrib.auth.management.create_permissions")
     post_migrate.connect(forget_content_types)
+    flush.delete_rows_alone()
+    state.table.connection.adopt_databases()  # the connection to the state rows stays open, as on a site
     yield
     with django_db_blocker.unblock(), connections["postgresql"].cursor() as cursor:
         cursor.execute(
@@ -130,12 +134,6 @@ def django_db_setup(django_db_setup: None, django_db_blocker: Any) -> Iterator[N
 def forget_content_types(**given: Any) -> None:
     """Those of the rows that are gone; whoever needs one makes it."""
     ContentType.objects.clear_cache()
-
-
-@pytest.fixture(scope="session", autouse=True)
-def open_state_connection() -> None:
-    """The connection to the state rows stays open, as on a site: Django's runner is not at work here."""
-    state.table.connection._close_in_tests = lambda: None
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -195,10 +193,10 @@ def forget() -> None:
 
 @pytest.fixture
 def build(fresh: None, transactional_db: None, clock: Clock) -> Callable[..., rebuild.Report]:
-    """``build("product")`` rebuilds a guard's filter, on the test's clock: its waits take no time."""
+    """``build("product")`` rebuilds a guard's filter, on the test's clock, with a short measurement."""
 
     def run(name: str) -> rebuild.Report:
-        return rebuild.Rebuild(registry[name], sleep=clock.sleep).run()
+        return rebuild.Rebuild(registry[name], sleep=clock.sleep, probes=1_000).run()
 
     return run
 

@@ -34,7 +34,7 @@ from . import refusals, standby
 from .locks import builder_id, refuse_if_alive, wait_for_writers
 from .plan import Plan, Report, growth_baseline, lay_out
 from .source import Source, fill
-from .verify import Progress, Proof
+from .verify import PROBES, Progress, Proof
 
 logger = logging.getLogger("bloomguard")
 
@@ -47,7 +47,7 @@ class Rebuild:
     """One rebuild of one guard. ``progress(rows done, rows in all)`` is called after every page.
 
     For a roll-back, the previous generation is kept, and written to, for at least ``keep_standby`` seconds.
-    :func:`run_all` calls the methods from :meth:`refuse` to :meth:`retire`, in their order.
+    ``probes`` keys measure the error rate. :func:`run_all` calls :meth:`refuse` to :meth:`retire`, in their order.
     """
 
     def __init__(
@@ -56,6 +56,7 @@ class Rebuild:
         *,
         progress: Progress = lambda done, total: None,
         keep_standby: float = 0.0,
+        probes: int = PROBES,
         sleep: Callable[[float], None] = time.sleep,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -64,11 +65,10 @@ class Rebuild:
         self.store = guard.active_filter.store
         self.table = guard.active_filter.table
         self._progress = progress
-        self._keep_standby = keep_standby
+        self._keep_standby, self._probes = keep_standby, probes
         self._sleep = sleep
         self._clock = clock
-        self._last_beat = clock()
-        self._name = ""
+        self._last_beat, self._name = clock(), ""
         self._replaced = ""  # the active generation of another store, which this rebuild has fenced
         self._generation: Generation | None = None
         self._stored: Sequence[str] = ()
@@ -167,7 +167,7 @@ class Rebuild:
     def _create(self) -> Generation:
         self._refuse_transaction()
         self._expected = self._summary()
-        self._proof = Proof(self.source, self._sleep)
+        self._proof = Proof(self.source, self._sleep, self._probes)
         layout = self._layout(self._expected, new_tag())
         # In this order: another builder lists the store, changes the row, then sweeps. If its list has what we create
         # after reading the row, the row has changed since we read it, and our announcement fails.

@@ -42,7 +42,8 @@ _ROWS_AT_ONCE = 50_000
 _BATCH_ROWS = 10_000
 #: A store on a server checks so many keys well within the 50 ms that it has for a reply.
 _KEYS_A_TRIP = 1_000
-_PROBES = 100_000
+#: Absent keys that measure the error rate of a new generation.
+PROBES = 100_000
 
 Progress = Callable[[int, int], None]
 
@@ -229,9 +230,10 @@ class Proof:
     often than other rows. The error rate is measured with random absent keys; chance deviations are allowed for.
     """
 
-    def __init__(self, source: Source, sleep: Callable[[float], None]) -> None:
+    def __init__(self, source: Source, sleep: Callable[[float], None], probes: int = PROBES) -> None:
         self._source = source
         self._sleep = sleep
+        self._probes = probes
         self._newest = self._source.end("-pk")
 
     def rows_held(self, generation: Generation) -> int:
@@ -255,9 +257,9 @@ class Proof:
     def error_rate(self, generation: Generation) -> float:
         """Return the share of absent keys that pass; raises :class:`RebuildError` if it is too large."""
         promised = generation.layout.error_rate
-        measured = generation.measure_error_rate(_PROBES)
+        measured = generation.measure_error_rate(self._probes)
         # Allow six standard deviations, and a few keys if almost none are expected.
-        if measured > promised + 6 * sqrt(promised / _PROBES) + 5 / _PROBES:
+        if measured > promised + 6 * sqrt(promised / self._probes) + 5 / self._probes:
             raise RebuildError(
                 f"{self._source.guard.name}: the new generation lets {measured:.4%} of absent keys pass where "
                 f"{promised:.4%} were promised, and was not published"

@@ -14,6 +14,7 @@ from datetime import datetime, timedelta, timezone
 
 import pytest
 from django.core.management import CommandError, call_command
+from django.db import connections
 from django.test import Client
 
 from bloomguard.exceptions import StoreUnavailable
@@ -255,19 +256,17 @@ def test_a_store_that_keeps_none_is_left_alone(flusher, memory, monkeypatch):
     assert since(1, NOON + timedelta(minutes=1)).total("checks") == 0
 
 
-def test_no_thread_starts_under_the_test_runner(memory):
-    """Tests of a project leave no figures behind."""
+def test_no_thread_starts_on_a_temporary_database(memory, monkeypatch):
+    """Tests of a project leave no figures behind: their runner replaces the database."""
+    monkeypatch.setitem(connections["default"].settings_dict, "NAME", "test_of_a_project")
     counted = Flusher()
     counted.start()
 
     assert counted._thread is None
 
 
-def test_the_thread_flushes_at_the_end(flusher, monkeypatch):
-    """Outside of tests one thread flushes by itself, for the last time when the process ends."""
-    from django.core import mail
-
-    monkeypatch.delattr(mail, "outbox")
+def test_the_thread_flushes_at_the_end(flusher):
+    """One thread flushes by itself, for the last time when the process ends."""
     for _ in range(2):
         flusher.start()
     assert [each.name for each in threading.enumerate()].count("bloomguard-figures") == 1

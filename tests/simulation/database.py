@@ -144,9 +144,6 @@ class SimulatedConnection(StateConnection):
         super().__init__()
         self._database = database
 
-    def _close_in_tests(self) -> None:
-        pass
-
     is_standby = "pg_is_in_recovery()"
     here = "database"
 

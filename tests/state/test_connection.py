@@ -24,9 +24,8 @@ pytestmark = [
 
 
 @pytest.fixture
-def kept(monkeypatch):
-    """A connection that stays open between statements, as outside of tests."""
-    monkeypatch.delattr("django.core.mail.outbox")
+def kept():
+    """A connection that stays open between statements, as on a site."""
     made = StateConnection(Clock())
     yield made
     made.close()
@@ -49,11 +48,23 @@ def test_a_database_file_that_was_replaced_is_opened_anew(kept, each_database, t
     ):
         old.backup(new)
     os.replace(tmp_path / "next", name)
-    other = StateTable(StateConnection(), Clock())
+    other = StateTable(Counting(), Clock())
     other.swap(other.current("city"), active="b")
 
     assert table.current("city").active == "b"
     other.forget()
+
+
+def test_a_temporary_database_can_be_dropped(kept, each_database, monkeypatch):
+    """A database that took the site's place, as in a test run, has no connection left after a statement."""
+    kept.adopt_databases()
+    kept.execute("SELECT 1")
+    assert kept._connection is not None
+    another = {"sqlite": ":memory:", "postgresql": "postgres"}[each_database]
+    monkeypatch.setitem(connections[kept.alias].settings_dict, "NAME", another)
+
+    assert kept.execute("SELECT 1") == ([(1,)], -1 if each_database == "sqlite" else 1)
+    assert kept._connection is None
 
 
 def test_a_connection_that_lay_idle_is_made_anew(kept):
@@ -96,6 +107,12 @@ def test_a_server_that_does_not_answer_is_cut_off(kept, each_database, monkeypat
         kept.execute("SELECT pg_sleep(600)")
 
     assert kept.execute("SELECT 1")[0] == [(1,)]
+    with connections["postgresql"].cursor() as cursor:  # or the server sleeps on, and its database cannot be copied
+        cursor.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE query = 'SELECT pg_sleep(600)' AND datname = "
+            "current_database()"
+        )
+        assert cursor.fetchall() == [(True,)]
 
 
 def test_nobody_waits_for_ever_for_another_threads_statement(kept, monkeypatch):

@@ -19,12 +19,11 @@ from bloomguard.guards import Guard, registry
 from bloomguard.models import GuardState
 from bloomguard.rebuild import Rebuild
 from bloomguard.state import table as states
-from bloomguard.state.connection import StateConnection
 from bloomguard.state.negative_cache import is_of
 from bloomguard.state.table import FENCED, State, StateTable
 from bloomguard.stores import stores
 from bloomguard.verdicts import Verdict
-from tests.conftest import forget
+from tests.conftest import Counting, forget
 from tests.shop.models import Product
 from tests.support import database, servers
 from tests.support.guarding import registered
@@ -274,7 +273,7 @@ def test_a_server_that_does_not_say_which_it_is_lets_nothing_be_forgotten(each_d
     try:
         states.table.forget()
         guard = counted()
-        read = StateTable(StateConnection()).current("counted")
+        read = StateTable(Counting()).current("counted")
         connections["postgresql"].close()
         delete(2)
 
@@ -296,7 +295,7 @@ def test_a_server_that_does_not_say_which_it_is_lets_nothing_be_forgotten(each_d
 
 def test_a_version_that_comes_round_again_is_another_change(each_database, fresh):
     """A database that was restored counts its versions a second time: nobody changes a row that he has not read."""
-    table = StateTable()
+    table = StateTable(Counting())
     first = table.swap(State("city"), active="a")
     seen = table.swap(first, standby="b")
     GuardState.objects.filter(name="city").update(version=first.version, token=first.token)
@@ -310,7 +309,7 @@ def test_a_version_that_comes_round_again_is_another_change(each_database, fresh
 
 def test_a_generation_is_bound_when_it_is_announced(each_database, fresh):
     """Not when it is published: a database that another server took over meanwhile is not what was scanned."""
-    table = StateTable()
+    table = StateTable(Counting())
     mine = table.swap(table.current("city"), building="a")
 
     published = table.swap(replace(mine, here="another"), active="a", building="")
