@@ -1,8 +1,8 @@
 """What figures cost: a request's counting, and a day of them in each store: ``make bench-figures``.
 
-Counting is what ``Guard.decide``, the lookup and the middleware do for it, beside what they do anyway: the same calls
-with it and without it, in turns. A day is written as one process after another flushes it, minute by minute, with every
-reason in each; sizes are what the file system and the server themselves say.
+Counting is what ``GuardRuntime.decide``, the lookup and the middleware do for it, beside what they do anyway: the same
+calls with it and without it, in turns. A day is written as one process after another flushes it, minute by minute,
+with every reason in each; sizes are what the file system and the server themselves say.
 """
 
 from __future__ import annotations
@@ -32,40 +32,42 @@ class Thing:
 
     tallies: Any
     is_shadow: bool
+    _runtime: Any
 
 
 def counting() -> Seconds:
     """Seconds that ``CALLS`` calls take bare, and with what is done to count one request."""
-    from bloomguard.guards import Guard
     from bloomguard.guards import tallies as counts
+    from bloomguard.guards.runtime import GuardRuntime
     from bloomguard.guards.verdict_log import listeners
     from bloomguard.lookups.scope import Scope
     from bloomguard.metrics.outcomes import blocked
     from bloomguard.verdicts import ABSENT, MAYBE, Decision
 
     guard, request = Thing(), Thing()
+    guard._runtime = runtime = Thing()
     scope = Scope(request)  # type: ignore[arg-type]
-    guard.tallies = counts.Counts().of("city")
-    guard.is_shadow = False
-    told = Guard._record
+    runtime.tallies = counts.Counts().of("city")
+    runtime.is_shadow = False
+    told = GuardRuntime._record
 
     def bare(decision: Decision) -> Decision:
         return decision
 
     def a_pass(decision: Decision) -> Decision:
-        began = perf_counter_ns() if counts.drawn() else 0  # as Guard.decide does it
+        began = perf_counter_ns() if counts.drawn() else 0  # as GuardRuntime.decide does it
         if began:
-            guard.tallies.time(began)
+            guard._runtime.tallies.time(began)
         if decision is MAYBE and not listeners:
-            guard.tallies["maybe"]()
+            guard._runtime.tallies["maybe"]()
         scope.close(200)  # and the middleware
         return decision
 
     def a_block(decision: Decision) -> Decision:
         began = perf_counter_ns() if counts.drawn() else 0
         if began:
-            guard.tallies.time(began)
-        decision = told(guard, None, decision)  # type: ignore[arg-type]
+            guard._runtime.tallies.time(began)
+        decision = told(runtime, None, decision)  # type: ignore[arg-type]
         scope.note_avoided(guard)  # type: ignore[arg-type]  # as a lookup does it
         blocked(scope.close(404), request)  # type: ignore[arg-type]  # and the middleware
         return decision
@@ -121,7 +123,7 @@ def read(alias: str, days: int, step: int) -> float:
     taken = []
     for _ in range(5):
         began = time.perf_counter()
-        found = figures.read_many(guards, end - timedelta(days=days), end, step)
+        found = figures.read_series(guards, end - timedelta(days=days), end, step)
         taken.append(time.perf_counter() - began)
         assert all(series.total("blocked") for series in found.values())
     return min(taken)

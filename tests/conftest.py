@@ -190,7 +190,7 @@ def forget() -> None:
     stores.reset()
     state.table.forget()
     for guard in registry:
-        guard.active_filter.forget()
+        guard._runtime.active_filter.forget()
 
 
 @pytest.fixture

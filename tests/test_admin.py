@@ -342,7 +342,7 @@ def test_progress_says_who_is_busy(staff):
 def test_the_sum_of_all_guards_is_drawn(staff, build, monkeypatch):
     """Charts add up what was counted for every guard, or for one; a shadow tells what it would have done."""
 
-    def read_many(guards, start, end, step):
+    def read_series(guards, start, end, step):
         length = -(-int((end - start).total_seconds()) // step)
         return {
             guard.name: figures.Series(
@@ -361,7 +361,7 @@ def test_the_sum_of_all_guards_is_drawn(staff, build, monkeypatch):
             for guard in guards
         }
 
-    monkeypatch.setattr(figures, "read_many", read_many)
+    monkeypatch.setattr(figures, "read_series", read_series)
     client = staff("view_guardstate")
 
     page, own = client.get(PAGE).content.decode(), client.get(f"{PAGE}?guard=product").content.decode()

@@ -48,7 +48,7 @@ def check_filters(app_configs: Any, databases: Sequence[str] | None = None, **kw
 
 def _has_store(guard: Guard) -> bool:
     with suppress(ConfigurationError):  # reported as E001, E003, E005 or E009
-        return guard.active_filter.store is not None
+        return guard._runtime.active_filter.store is not None
     return False
 
 

@@ -214,7 +214,7 @@ class Overview:
     def series(self) -> dict[str, Series]:
         """The figures of the period by guard name."""
         start = self.now - self.period.length
-        return series.read_many(self.guards, start, self.now, self.period.step)
+        return series.read_series(self.guards, start, self.now, self.period.step)
 
     @property
     def problems(self) -> list[Line]:
@@ -271,7 +271,7 @@ def number(value: int) -> str:
 def guard_answers(guard: Guard) -> Any:
     """Return the generation that answers for the guard, or the decision that says why none does."""
     try:
-        return guard.active_filter.answering()
+        return guard._runtime.active_filter.answering()
     except Exception:  # the guard cannot be created; system checks report why
         return ERROR
 
@@ -279,7 +279,7 @@ def guard_answers(guard: Guard) -> Any:
 def _state(guard: Guard, answers: Any) -> str:
     if not isinstance(answers, Generation):
         return str(answers.reason)
-    return SHADOW.reason if guard.is_shadow else ARMED
+    return SHADOW.reason if guard._runtime.is_shadow else ARMED
 
 
 def _why(guard: Guard, answers: Any, row: GuardState) -> str | Promise:
@@ -313,7 +313,7 @@ def _numbers(guard: Guard, row: GuardState, answers: Any, series: Series, left: 
 def _keys(guard: Guard, generation: Generation) -> int | None:
     """Return the approximate number of keys, ``None`` for a remote store or an unreadable filter."""
     try:
-        return None if guard.active_filter.store.is_remote else generation.approximate_size()
+        return None if guard._runtime.active_filter.store.is_remote else generation.approximate_size()
     except (StoreError, FilterError, DatabaseError):
         return None
 

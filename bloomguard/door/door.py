@@ -77,13 +77,13 @@ class Door:
             asked = route.read(path)
             if asked is NO_ID:
                 continue
-            decision = route.guard.decide(asked)
+            decision = route.guard._runtime.decide(asked)
             if decision is MAYBE or decision.verdict is not Verdict.ABSENT:
                 continue
             value = route.confirm(method, path, asked)
             if value is NO_ID:
                 continue
-            if value is asked or route.guard.decide(value).verdict is Verdict.ABSENT:
+            if value is asked or route.guard._runtime.decide(value).verdict is Verdict.ABSENT:
                 return route.guard if self._is_current() else None
         return None
 
@@ -93,14 +93,14 @@ class Door:
             asked = route.read(path)
             if asked is NO_ID:
                 continue
-            decision = route.guard.decide_now(asked) or await route.guard.adecide(asked)
+            decision = route.guard._runtime.decide_now(asked) or await route.guard._runtime.adecide(asked)
             if decision.verdict is not Verdict.ABSENT:
                 continue
             value = route.confirm(method, path, asked)
             if value is NO_ID:
                 continue
             if value is not asked:
-                decision = route.guard.decide_now(value) or await route.guard.adecide(value)
+                decision = route.guard._runtime.decide_now(value) or await route.guard._runtime.adecide(value)
             if decision.verdict is Verdict.ABSENT:
                 return route.guard if self._is_current() else None
         return None

@@ -141,7 +141,7 @@ def _have_same_key(guard: Guard, one: Any, other: Any) -> bool:
     if type(one) is type(other) and one == other:
         return True
     try:
-        return guard.keys.key(one) == guard.keys.key(other)
+        return guard._meta.keys.key(one) == guard._meta.keys.key(other)
     except (Unkeyable, Uncertain, OutOfRange):
         return False
 

@@ -289,8 +289,8 @@ def unknown_path() -> str:
 def absent_path(route: DoorRoute) -> str:
     """Return a path of ``route`` with an ID that is not in the database. Raises :class:`Unfit` if none is found."""
     guard = route.guard
-    rows = guard.rows()
-    for draw in itertools.product(*(_draws(column, connections[rows.db]) for column in guard.fields)):
+    rows = guard._meta.rows()
+    for draw in itertools.product(*(_draws(column, connections[rows.db]) for column in guard._meta.fields)):
         for _ in range(_TRIES):
             values = [each() for each in draw]
             path = _path(route, dict(zip(route.kwargs, values)))
@@ -302,7 +302,7 @@ def absent_path(route: DoorRoute) -> str:
                 raise Unfit(f"reading the ID from a path queries the database: {tables(sent)}")
             if captured is NO_ID:
                 break
-            if not rows.filter(**dict(zip(guard.attnames, values))).exists():
+            if not rows.filter(**dict(zip(guard._meta.attnames, values))).exists():
                 return path
     raise Unfit("reverse() builds no path from an absent ID alone")
 

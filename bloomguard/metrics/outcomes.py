@@ -13,12 +13,12 @@ if TYPE_CHECKING:
 
 def blocked(guard: Guard, request: Any) -> None:
     """Record that ``guard`` answers 404 to ``request``; ``None`` if Django has made no request yet."""
-    guard.tallies[BLOCKED]()
+    guard._runtime.tallies[BLOCKED]()
     if request_blocked.receivers:
         send(request_blocked, type(guard), guard=guard, request=request)
 
 
 async def ablocked(guard: Guard, request: Any) -> None:
     """Do :func:`blocked` without running sync receivers on the event loop."""
-    guard.tallies[BLOCKED]()
+    guard._runtime.tallies[BLOCKED]()
     await asend(request_blocked, type(guard), guard=guard, request=request)

@@ -70,7 +70,8 @@ class Copy(Rebuild):
                 "the store that has it, or run rebuild_filter without --from-store"
             )
         self._from = state
-        self._original = self.origin.open(name, state.active, self.guard.active_filter.find_key_hash, state.identity)
+        find_key_hash = self.guard._runtime.active_filter.find_key_hash
+        self._original = self.origin.open(name, state.active, find_key_hash, state.identity)
         return KeysSummary(count=row.rows)
 
     def _layout(self, summary: KeysSummary, tag: int) -> Layout:

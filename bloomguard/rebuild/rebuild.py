@@ -62,8 +62,8 @@ class Rebuild:
     ) -> None:
         self.guard = guard
         self.source = Source(guard)
-        self.store = guard.active_filter.store
-        self.table = guard.active_filter.table
+        self.store = guard._runtime.active_filter.store
+        self.table = guard._runtime.active_filter.table
         self._progress = progress
         self._keep_standby = keep_standby
         self._sleep = sleep
@@ -189,7 +189,7 @@ class Rebuild:
             for one in self.companions:
                 one.beat()  # a writer may take longer than the time after which a builder counts as dead
 
-        wait_for_writers(self.source.using, self.guard.tables, sleep)
+        wait_for_writers(self.source.using, self.guard._meta.tables, sleep)
 
     def complete(self, waited: float) -> Report:
         """Scan, verify and publish; ``waited`` is the time spent waiting before, in seconds."""
@@ -388,7 +388,7 @@ def roll_back_all(guards: Sequence[Guard], sleep: Callable[[float], None] = time
 
 def clear_away(guards: Sequence[Guard], sleep: Callable[[float], None] = time.sleep) -> None:
     """Drop the standbys whose time is over."""
-    states = [(guard, guard.active_filter.table.current(guard.name)) for guard in guards]
+    states = [(guard, guard._runtime.active_filter.table.current(guard.name)) for guard in guards]
     _retire_after_all([(guard, state) for guard, state in states if standby.is_over(guard, state)], sleep)
 
 

@@ -31,14 +31,14 @@ _BUILDER_DIES_AFTER = timedelta(minutes=1)
 
 def stored(guard: Guard) -> list[str]:
     """Return the names of all generations that the store has any part of; raises :class:`StoreError`."""
-    store = guard.active_filter.store
+    store = guard._runtime.active_filter.store
     return list({name: None for place in (guard.name, shelf(guard.name)) for name in store.names(place)})
 
 
 def drop(guard: Guard, name: str, store: Store | None = None) -> None:
     """Remove a generation with its recent filter, by default from the guard's store; raises :class:`StoreError`."""
     for place in (guard.name, shelf(guard.name)):
-        (store or guard.active_filter.store).drop(place, name)
+        (store or guard._runtime.active_filter.store).drop(place, name)
 
 
 def sweep(guard: Guard, there: Sequence[str], state: State) -> None:
@@ -69,7 +69,7 @@ def left_behind(guard: Guard, error: Exception) -> None:
 
 def retire(guard: Guard, state: State, keep_seconds: float = 0.0) -> None:
     """Drop the standby or mark it as kept, two leases after it was replaced; then sweep the store."""
-    table = guard.active_filter.table
+    table = guard._runtime.active_filter.table
     try:
         there = stored(guard)
         after: State | None = state
@@ -90,7 +90,7 @@ def roll_back(guard: Guard) -> State:
     Until then writers add to the replaced generation too, then it is dropped. A rebuild that runs now will fail to
     publish. Raises :class:`RebuildError` with the reason if no generation was kept.
     """
-    table, store = guard.active_filter.table, guard.active_filter.store
+    table, store = guard._runtime.active_filter.table, guard._runtime.active_filter.store
     seen = table.current(guard.name)
     if not seen.kept or seen.status != ARMED:
         raise RebuildError(
@@ -101,7 +101,7 @@ def roll_back(guard: Guard) -> State:
         if seen.identity != store.identity or not seen.is_ours:
             raise StoreError("its store, or the database, was replaced since")
         store.open(
-            guard.name, seen.kept, guard.active_filter.find_key_hash, seen.identity
+            guard.name, seen.kept, guard._runtime.active_filter.find_key_hash, seen.identity
         ).fill()  # reads and checks all of it
     except (StoreError, FilterError) as error:
         raise RebuildError(f"{guard.name}: the previous generation cannot be trusted: {error}") from error
@@ -114,7 +114,7 @@ def roll_back(guard: Guard) -> State:
 
 def is_over(guard: Guard, state: State) -> bool:
     """Return whether there is a standby to drop: its time is over, or its builder died before it could drop it."""
-    rows = GuardState.objects.using(guard.active_filter.table.connection.alias)
+    rows = GuardState.objects.using(guard._runtime.active_filter.table.connection.alias)
     row = rows.filter(name=guard.name, version=state.version).exclude(standby="").first()
     if row is None:
         return False

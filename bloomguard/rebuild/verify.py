@@ -123,7 +123,7 @@ class Verification:
         )
 
     def _answering(self) -> Generation | None:
-        live = self.guard.active_filter
+        live = self.guard._runtime.active_filter
         state = live.table.current(self.guard.name)
         if not state.active or not state.is_answered_by(state.active) or live.store.identity != state.identity:
             return None
@@ -154,7 +154,7 @@ class Verification:
             for page in self._source.pages():
                 yield _Batch(page.rows, partial(getattr, page, "keys"), partial(_at, page))
             return
-        names = self.guard.attnames
+        names = self.guard._meta.attnames
         if self._sample is None:
             found = self._source.rows().order_by().values_list(*names).iterator(chunk_size=_ROWS_AT_ONCE)
         else:
@@ -176,21 +176,21 @@ class Verification:
         if suspects and self.guard.sync == "signals":
             self._sleep(LEASE_SECONDS)  # signals add a key after the commit, so maybe after the row was read
         for value in suspects:
-            key = self.guard.keys.key(value)
+            key = self.guard._meta.keys.key(value)
             # Until it is fenced, ask the guard itself: its filter may have been replaced meanwhile.
             denies = partial(_lacks, generation, key) if missing else partial(self._is_absent, key)
             if is_denied(partial(self._exists, value), denies):
                 missing += 1
                 if missing == 1:
-                    self.guard.active_filter.table.fence(self.guard.name, "rows are missing from its filter")
+                    self.guard._runtime.active_filter.table.fence(self.guard.name, "rows are missing from its filter")
                 send(false_negative_found, type(self.guard), guard=self.guard, value=value)
         return missing
 
     def _is_absent(self, key: bytes) -> bool:
-        return self.guard.active_filter.ask(key) is ABSENT
+        return self.guard._runtime.active_filter.ask(key) is ABSENT
 
     def _exists(self, value: Any) -> bool:
-        names = self.guard.attnames
+        names = self.guard._meta.attnames
         wanted = dict(zip(names, [value] if len(names) == 1 else value))
         return self._source.rows().filter(**wanted).exists()
 
@@ -279,7 +279,7 @@ class Proof:
 
     def _values(self) -> Iterator[tuple[Any, ...]]:
         """Yield the values of the guard's fields for every row that is read again."""
-        names, rows = self._source.guard.attnames, self._source.rows()
+        names, rows = self._source.guard._meta.attnames, self._source.rows()
         last = self._source.end("-pk")
         if last is None:
             return

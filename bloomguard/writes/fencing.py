@@ -219,7 +219,7 @@ _waited_for: dict[str, Any] = {}
 
 def _wait_for_fence(guard: Guard, state: State) -> None:
     try:
-        guard.active_filter.wait_for_fence(state)
+        guard._runtime.active_filter.wait_for_fence(state)
     except ConfigurationError:
         if _waited_for.get(guard.name, "") != state.fenced_at:
             table_of(guard).sleep(SETTLE_SECONDS)
@@ -229,7 +229,7 @@ def _wait_for_fence(guard: Guard, state: State) -> None:
 def table_of(guard: Guard) -> StateTable:
     """Return the table of the guard's state row, also for a guard with a configuration error."""
     try:
-        return guard.active_filter.table
+        return guard._runtime.active_filter.table
     except ConfigurationError:  # it may have a filter from before the error
         return states.table
 

@@ -103,6 +103,6 @@ def test_without_the_database_nothing_is_armed(armed, health, clock, monkeypatch
 
 def test_an_error_is_a_state(armed, health, monkeypatch):
     """A guard that cannot work makes no error of the page."""
-    monkeypatch.setattr(type(guards["product"].active_filter), "answering", lambda self: 1 / 0)
+    monkeypatch.setattr(type(guards["product"]._runtime.active_filter), "answering", lambda self: 1 / 0)
 
     assert health().json()["guards"]["product"]["state"] == "error"

@@ -288,5 +288,5 @@ def test_a_guards_definition_is_stable():
     one = make_guard(Article, alive=Q(slug__in={"a", "b", "c"}), name="one")
     other = make_guard(Article, alive=Q(slug__in={"c", "b", "a"}), name="one")
 
-    assert one.definition == other.definition
-    assert make_guard(Article, alive=Q(slug=object()), name="one").definition
+    assert one._meta.definition == other._meta.definition
+    assert make_guard(Article, alive=Q(slug=object()), name="one")._meta.definition

@@ -16,6 +16,7 @@ from bloomguard import verdicts
 from bloomguard.decorators import guarded
 from bloomguard.guards import guards
 from bloomguard.guards import tallies as counts
+from bloomguard.guards.cache_aside import get_or_load
 from bloomguard.guards.tallies import Counts
 from bloomguard.lookups.query import RowLookup
 from bloomguard.lookups.scope import guarded_lookups
@@ -219,7 +220,7 @@ def test_views_count_what_they_spare(counted):
     guard = guards["product"]
     with guarded_lookups():
         assert not Product.objects.filter(pk=8).exists()
-    assert guard.get_or_load(8, lambda value: 1) is None
+    assert get_or_load("product", 8, lambda value: 1) is None
     assert guard.filter_existing([7, 8, 9]) == [7]
 
     assert counted() == {"absent": 4, "maybe": 1, "query avoided": 2}

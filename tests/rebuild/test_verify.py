@@ -153,7 +153,7 @@ def test_a_row_whose_add_is_on_its_way_is_waited_for(clock, monkeypatch):
         clock.sleep(seconds)
         slept.append(seconds)
         if seconds == 1.0:
-            guard.active_filter.add([guard.keys.key(5)])
+            guard._runtime.active_filter.add([guard._meta.keys.key(5)])
 
     def progress(done, total):
         insert_unseen(5)
@@ -174,7 +174,7 @@ def test_more_errors_than_promised_stop_the_build(kind, clock, monkeypatch):
 
     def progress(done, total):
         building = stores["default"].open(
-            "product", states.table.current("product").building, guard.active_filter.find_key_hash
+            "product", states.table.current("product").building, guard._runtime.active_filter.find_key_hash
         )
         building.add_many(np.arange(1 << 40, (1 << 40) + 20_000))
 
