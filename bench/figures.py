@@ -30,14 +30,14 @@ DAY_BEGINS = 20_513 * 86_400
 class Thing:
     """Stands for a request, or for a guard: something with attributes."""
 
-    tallies: Any
+    counters: Any
     is_shadow: bool
     _runtime: Any
 
 
 def counting() -> Seconds:
     """Seconds that ``CALLS`` calls take bare, and with what is done to count one request."""
-    from bloomguard.guards import tallies as counts
+    from bloomguard.guards import counters as counts
     from bloomguard.guards.runtime import GuardRuntime
     from bloomguard.guards.verdict_log import listeners
     from bloomguard.lookups.scope import Scope
@@ -47,7 +47,7 @@ def counting() -> Seconds:
     guard, request = Thing(), Thing()
     guard._runtime = runtime = Thing()
     scope = Scope(request)  # type: ignore[arg-type]
-    runtime.tallies = counts.Counts().of("city")
+    runtime.counters = counts.Counts().of("city")
     runtime.is_shadow = False
     told = GuardRuntime._record
 
@@ -57,16 +57,16 @@ def counting() -> Seconds:
     def a_pass(decision: Decision) -> Decision:
         began = perf_counter_ns() if counts.drawn() else 0  # as GuardRuntime.decide does it
         if began:
-            guard._runtime.tallies.time(began)
+            guard._runtime.counters.time(began)
         if decision is MAYBE and not listeners:
-            guard._runtime.tallies["maybe"]()
+            guard._runtime.counters["maybe"]()
         scope.close(200)  # and the middleware
         return decision
 
     def a_block(decision: Decision) -> Decision:
         began = perf_counter_ns() if counts.drawn() else 0
         if began:
-            guard._runtime.tallies.time(began)
+            guard._runtime.counters.time(began)
         decision = told(runtime, None, decision)  # type: ignore[arg-type]
         scope.note_avoided(guard)  # type: ignore[arg-type]  # as a lookup does it
         blocked(scope.close(404), request)  # type: ignore[arg-type]  # and the middleware
@@ -91,7 +91,7 @@ def counting() -> Seconds:
 
 def write(store: Any, step: int, times: range) -> float:
     """Write figures of all guards with every reason in each row; returns the seconds that a flush takes."""
-    from bloomguard.guards.tallies import NAMES
+    from bloomguard.guards.counters import NAMES
     from bloomguard.stores.pages import COLUMNS, ROWS, Page
 
     began = time.perf_counter()

@@ -19,7 +19,7 @@ from django.db.models.signals import post_migrate
 
 from bloomguard import middleware
 from bloomguard.guards import registry, spot_checks
-from bloomguard.guards.tallies import counts
+from bloomguard.guards.counters import counts
 from bloomguard.lookups import scope, select, shadow
 from bloomguard.rebuild import rebuild
 from bloomguard.routes import table as routes

@@ -16,7 +16,7 @@ from django.views import View
 from bloomguard.decorators import guarded
 from bloomguard.exceptions import ConfigurationError
 from bloomguard.guards import registry
-from bloomguard.guards.tallies import AVOIDED, BLOCKED
+from bloomguard.guards.counters import AVOIDED, BLOCKED
 from bloomguard.state import table as state
 from bloomguard.verdicts import MAYBE
 from tests.shop.models import Product
@@ -88,13 +88,13 @@ def test_with_the_middleware_the_request_is_asked_for_once_and_counts_once(clien
     for name in ("ask_leased", "ask_now"):
         monkeypatch.setattr(registry["product"]._runtime.active_filter, name, lambda key: None)
     monkeypatch.setattr(registry["product"]._runtime.active_filter, "aask", _none)
-    registry["product"]._runtime.tallies.forget()
+    registry["product"]._runtime.counters.forget()
     absent, existing = client(url.format(8)), client(url.format(7))
 
     assert (absent.status_code, absent["Cache-Control"], existing.status_code) == (404, "no-store", 200)
     assert len(asked) == 2
-    assert registry["product"]._runtime.tallies.read()[BLOCKED] == 1
-    assert AVOIDED not in registry["product"]._runtime.tallies.read()
+    assert registry["product"]._runtime.counters.read()[BLOCKED] == 1
+    assert AVOIDED not in registry["product"]._runtime.counters.read()
 
 
 async def _none(key):

@@ -16,7 +16,7 @@ from django.utils.translation import gettext_lazy as _
 from ..exceptions import StoreError
 from ..filters import FilterError
 from ..guards import Guard
-from ..guards.tallies import FALSE_ABSENCE, WOULD_BLOCK, WOULD_HARM
+from ..guards.counters import FALSE_ABSENCE, WOULD_BLOCK, WOULD_HARM
 from ..metrics import series
 from ..metrics.series import HOUR, MINUTE, Series
 from ..models import GuardState, GuardTask
@@ -150,7 +150,7 @@ class Line:
         return self.series.total(WOULD_HARM)
 
     @property
-    def is_well(self) -> bool:
+    def is_healthy(self) -> bool:
         """Whether the guard is armed, or in shadow mode with a valid filter."""
         return self.state in (ARMED, SHADOW.reason)
 
@@ -208,7 +208,7 @@ class Overview:
             )
             left -= line.bytes if isinstance(answers, Generation) and line.bytes <= left else 0
             lines.append(line)
-        return sorted(lines, key=lambda line: (line.is_well, line.name))
+        return sorted(lines, key=lambda line: (line.is_healthy, line.name))
 
     @cached_property
     def series(self) -> dict[str, Series]:
@@ -219,7 +219,7 @@ class Overview:
     @property
     def problems(self) -> list[Line]:
         """The lines of guards that pass every request."""
-        return [line for line in self.lines if not line.is_well]
+        return [line for line in self.lines if not line.is_healthy]
 
     @property
     def errors(self) -> list[str]:

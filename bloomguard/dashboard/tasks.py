@@ -59,7 +59,7 @@ def command(work: str, guards: Sequence[Guard]) -> str:
     return " ".join(["python manage.py", COMMANDS[work], *(guard.name for guard in guards)])
 
 
-def ask_for(work: str, guards: Sequence[Guard], user: Any) -> list[Guard]:
+def queue_work(work: str, guards: Sequence[Guard], user: Any) -> list[Guard]:
     """Queue the work for the guards that have no task under way, and return these guards.
 
     Raises :class:`ConfigurationError` if the project has no workers.

@@ -81,7 +81,7 @@ def economical_hashes(error_rate: float) -> int:
     return MAX_HASHES
 
 
-def worse(error_rate: float) -> float:
+def grown_error_rate(error_rate: float) -> float:
     """Return the false-positive rate that is allowed at :data:`GROWTH` times the capacity."""
     return min(WORSE * check_error_rate(error_rate), 0.5)
 
@@ -90,7 +90,7 @@ def growing_hashes(error_rate: float) -> int:
     """Return the fewest hashes of a growing filter with at most 1/30 more bits than the least (5 at 1% and 0.1%)."""
 
     def bits(hashes: int) -> float:
-        first, last = (-hashes / math.log1p(-(p ** (1 / hashes))) for p in (error_rate, worse(error_rate)))
+        first, last = (-hashes / math.log1p(-(p ** (1 / hashes))) for p in (error_rate, grown_error_rate(error_rate)))
         return max(first, GROWTH * last)
 
     least = min(map(bits, range(1, MAX_HASHES + 1)))
@@ -98,8 +98,8 @@ def growing_hashes(error_rate: float) -> int:
 
 
 def growing_sizes(capacity: int, error_rate: float, hashes: int) -> tuple[int, ...]:
-    """Return partitions with ``error_rate`` at ``capacity`` keys, and the :func:`worse` rate at twice as many."""
-    aims = (check_capacity(capacity), error_rate), (min(GROWTH * capacity, MAX_BITS), worse(error_rate))
+    """Return partitions with ``error_rate`` at ``capacity`` keys, and the :func:`grown_error_rate` at twice as many."""
+    aims = (check_capacity(capacity), error_rate), (min(GROWTH * capacity, MAX_BITS), grown_error_rate(error_rate))
     for sizes in sorted((bloom_sizes(*aim, hashes) for aim in aims), key=sum):
         if all(math.prod(-math.expm1(-keys / size) for size in sizes) <= rate * 1.001 for keys, rate in aims):
             return sizes

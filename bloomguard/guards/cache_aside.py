@@ -36,10 +36,10 @@ from ..forks import after_fork
 from ..log_once import LogOnce
 from ..stores.steps import Steps, arun, run
 from ..verdicts import Decision, Verdict
+from .counters import AVOIDED
 from .guard import Guard
 from .misses import confirm_missing
 from .registry import registry
-from .tallies import AVOIDED
 
 Event = threading.Event | asyncio.Event
 
@@ -263,7 +263,7 @@ def get_or_load(
     guard = registry[name]
     decision = guard._runtime.decide(value)
     if decision.verdict is Verdict.ABSENT:
-        guard._runtime.tallies[AVOIDED]()
+        guard._runtime.counters[AVOIDED]()
         return None
     waiter = Waiter(cache, lambda: load(value))
     return run(_steps(guard, value, decision, waiter, timeout, patience), waiter)
@@ -282,7 +282,7 @@ async def aget_or_load(
     guard = registry[name]
     decision = await guard._runtime.adecide(value)
     if decision.verdict is Verdict.ABSENT:
-        guard._runtime.tallies[AVOIDED]()
+        guard._runtime.counters[AVOIDED]()
         return None
     waiter = AsyncWaiter(cache, lambda: load(value))
     return await arun(_steps(guard, value, decision, waiter, timeout, patience), waiter)

@@ -12,7 +12,7 @@ from django.db.models import Model
 
 from ..exceptions import ConfigurationError
 from ..filters.kinds import KINDS
-from .conditions import Unstable, doubts, in_words
+from .conditions import Unstable, as_text, refusal_reasons
 from .keys import KeyMaker, value_field
 
 if TYPE_CHECKING:
@@ -89,13 +89,13 @@ class GuardMeta:
         columns = ",".join(f"{field.column}:{kind}" for field, kind in zip(self.fields, self.keys.kinds))
         normalize = type(guard).normalize.__qualname__
         try:
-            alive = in_words(guard.alive)
-        except Unstable:  # doubts() reports it as well
+            alive = as_text(guard.alive)
+        except Unstable:  # refusal_reasons() reports it as well
             alive = ""
         # Discarding a key is only safe if every process counts its adds.
         counted = "|counted" if self.discards else ""
         # No filter is built for such a condition; one that another release has built must not be queried.
-        uncertain = "|uncertain" if next(doubts(self.model, guard.alive), "") else ""
+        uncertain = "|uncertain" if next(refusal_reasons(self.model, guard.alive), "") else ""
         return f"{guard.name}|{self.model._meta.db_table}({columns})|{alive}|{normalize}{counted}{uncertain}"
 
     @property

@@ -12,7 +12,7 @@ from asgiref.sync import sync_to_async
 from ..log_once import LogOnce
 from ..state.active_filter import ActiveFilter
 from ..verdicts import ABSENT, ERROR, MAYBE, OUT_OF_RANGE, SHADOW, UNKEYABLE, Decision, Verdict
-from . import spot_checks, tallies
+from . import counters, spot_checks
 from .keys import KeyMaker, OutOfRange, Uncertain, Unkeyable
 from .verdict_log import listeners, notify
 
@@ -34,7 +34,7 @@ class GuardRuntime:
         self._check_due = False
         self._log = LogOnce()
         #: The counters of this process.
-        self.tallies = tallies.counts.of(guard.name)
+        self.counters = counters.counts.of(guard.name)
 
     @cached_property
     def keys(self) -> KeyMaker:
@@ -69,7 +69,7 @@ class GuardRuntime:
 
         May read the state rows, at most once per second and process. Never raises.
         """
-        began = perf_counter_ns() if tallies.drawn() else 0
+        began = perf_counter_ns() if counters.drawn() else 0
         try:
             active = self.active_filter
             if key is None:
@@ -78,15 +78,15 @@ class GuardRuntime:
         except Exception as error:
             decision = self._decision_for(error)
         if began:
-            self.tallies.time(began)
+            self.counters.time(began)
         if decision is MAYBE and not listeners:  # the most frequent case, kept short
-            self.tallies["maybe"]()
+            self.counters["maybe"]()
             return decision
         return self._finish(value, decision)
 
     def decide_now(self, value: Any) -> Decision | None:
         """Return what :meth:`decide` does, without I/O; ``None`` if the state rows or a filter must be read first."""
-        began = perf_counter_ns() if tallies.drawn() else 0
+        began = perf_counter_ns() if counters.drawn() else 0
         try:
             decision = self.active_filter.ask_now(self.keys.key(value))
         except Exception as error:
@@ -96,7 +96,7 @@ class GuardRuntime:
         if self._is_check_due(decision):
             return None
         if began:
-            self.tallies.time(began)
+            self.counters.time(began)
         return self._record(value, decision)
 
     async def adecide(self, value: Any) -> Decision:
@@ -104,7 +104,7 @@ class GuardRuntime:
         decision = self.decide_now(value)
         if decision is not None:
             return decision
-        began = perf_counter_ns() if tallies.drawn() else 0
+        began = perf_counter_ns() if counters.drawn() else 0
         try:
             decision = await self.active_filter.aask(self.keys.key(value))
         except Exception as error:
@@ -112,7 +112,7 @@ class GuardRuntime:
         if decision is None:
             return await sync_to_async(self.decide, thread_sensitive=False)(value)
         if began:
-            self.tallies.time(began)
+            self.counters.time(began)
         return await self._afinish(value, decision)
 
     # -- many values
@@ -190,7 +190,7 @@ class GuardRuntime:
         """Count a decision and call the listeners; in shadow mode ABSENT becomes ``SHADOW``."""
         if decision.verdict is Verdict.ABSENT and self.is_shadow:
             decision = SHADOW
-        self.tallies[decision.reason]()
+        self.counters[decision.reason]()
         if listeners:
             notify(self._guard, value, decision)
         return decision

@@ -17,8 +17,8 @@ from django.db import DatabaseError, connections, router
 from ..forks import after_fork
 from ..signals import false_negative_found, send
 from ..verdicts import ABSENT, CAUGHT, Decision
+from .counters import one_in
 from .keys import value_field
-from .tallies import one_in
 
 if TYPE_CHECKING:
     from .guard import Guard

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from asgiref.sync import sync_to_async
 
-from ..guards.tallies import AVOIDED
+from ..guards.counters import AVOIDED
 from ..log_once import LogOnce
 from ..verdicts import ABSENT, MAYBE, Decision, Verdict
 
@@ -128,7 +128,7 @@ class Scope:
     def note_avoided(self, guard: Guard) -> None:
         """Record a query that ``guard`` answered, so that it was not sent."""
         if self.request is None:
-            guard._runtime.tallies[AVOIDED]()
+            guard._runtime.counters[AVOIDED]()
         else:
             self.avoided.append(guard)
 
@@ -140,7 +140,7 @@ class Scope:
         self.is_over = True
         blocked = self.avoided.pop() if status == 404 and self.avoided else None
         for guard in self.avoided:
-            guard._runtime.tallies[AVOIDED]()
+            guard._runtime.counters[AVOIDED]()
         self.avoided = []
         return blocked
 

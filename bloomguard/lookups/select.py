@@ -25,8 +25,8 @@ from django.db.models.sql.constants import GET_ITERATOR_CHUNK_SIZE, MULTI, SINGL
 
 from ..exceptions import ConfigurationError
 from ..guards import Guard, registry
+from ..guards.counters import FALSE_POSITIVE
 from ..guards.misses import remember_missing
-from ..guards.tallies import FALSE_POSITIVE
 from ..log_once import LogOnce
 from ..state.connection import has_own_transaction, is_aborted
 from ..verdicts import MAYBE, OUT_OF_RANGE, SHADOW, Decision, Verdict
@@ -217,7 +217,7 @@ def _record_false_positive(scope: Scope, compiler: Any, lookup: RowLookup, value
     guard = lookup.guard
     try:
         if _is_proof(compiler, lookup):
-            guard._runtime.tallies[FALSE_POSITIVE]()
+            guard._runtime.counters[FALSE_POSITIVE]()
             remember_missing(guard, value, generation, compiler.using)
             scope.forget(guard, value)  # the next check finds it in the negative cache
     except Exception as error:

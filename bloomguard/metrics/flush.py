@@ -18,7 +18,7 @@ from django.core import mail
 from ..exceptions import BloomGuardError
 from ..forks import after_fork
 from ..guards import registry
-from ..guards.tallies import NAMES, counts
+from ..guards.counters import NAMES, counts
 from ..log_once import LogOnce
 from ..stores import Store, stores
 from ..stores.pages import COLUMNS, HOUR, MINUTE, ROWS, Page

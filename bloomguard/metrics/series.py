@@ -17,7 +17,7 @@ from math import ceil
 
 from ..exceptions import BloomGuardError
 from ..guards import Guard
-from ..guards.tallies import ABSENCES, AVOIDED, BLOCKED, FALSE_POSITIVE, MICROSECONDS, NAMES, TIMED, UNKNOWNS
+from ..guards.counters import ABSENCES, AVOIDED, BLOCKED, FALSE_POSITIVE, MICROSECONDS, NAMES, TIMED, UNKNOWNS
 from ..stores import stores
 from ..stores.pages import COLUMNS, HOUR, KEPT_SECONDS, MINUTE, ROWS, Page, cells_of
 
@@ -25,7 +25,7 @@ __all__ = ["DAY", "HOUR", "MINUTE", "Series", "read_series"]
 
 DAY = 24 * HOUR
 
-#: Names of sums -> the names in :data:`~bloomguard.guards.tallies.NAMES` that they add up.
+#: Names of sums -> the names in :data:`~bloomguard.guards.counters.NAMES` that they add up.
 SUMS = {
     "absent": ABSENCES,
     "unknown": UNKNOWNS,

@@ -117,7 +117,7 @@ class Copy(Rebuild):
             act(shard, self._original.read_shard(shard))
             self._progress(rows * (shard + 1) // shards, rows)
             for one in self.companions:
-                one.beat()
+                one.heartbeat()
 
     def fence_replaced(self) -> bool:
         """Do nothing: the announcement is the fence."""
@@ -141,4 +141,4 @@ class Copy(Rebuild):
             try:
                 standby.drop(self.guard, name, self.origin)
             except StoreError as error:
-                standby.left_behind(self.guard, error)
+                standby.log_not_removed(self.guard, error)

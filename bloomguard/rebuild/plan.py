@@ -84,7 +84,7 @@ class Need:
     age_seconds: float | None = None
 
 
-def lay_out(guard: Guard, summary: KeysSummary, *, tag: int = 0) -> Layout:
+def plan_layout(guard: Guard, summary: KeysSummary, *, tag: int = 0) -> Layout:
     """Return the shards of a new generation for the rows that ``summary`` describes; create nothing.
 
     Raises :class:`RebuildError`, with the figures, if the guard's store has no room for it.
@@ -144,7 +144,7 @@ def assess(guard: Guard, max_age: float | None = None) -> Need:
     if max_age is not None and age is not None and age > max_age:
         reasons.append(f"it is {age / 3600:,.1f} hours old, more than {max_age / 3600:,.1f}")
     try:
-        generation = opened(guard, state)
+        generation = open_active(guard, state)
     except (StoreError, FilterError) as error:
         return Need(guard=guard.name, reasons=(*reasons, str(error)), age_seconds=age)
     layout = generation.layout
@@ -163,7 +163,7 @@ def assess(guard: Guard, max_age: float | None = None) -> Need:
     if _stale(keys, rows) > STALE:
         reasons.append(f"{_stale(keys, rows):.0%} of its keys belong to rows that are gone")
     # A full filter is no reason if a rebuild would not make it larger.
-    if max(keys, rows) > FULL * layout.capacity and lay_out(guard, summary).capacity > layout.capacity:
+    if max(keys, rows) > FULL * layout.capacity and plan_layout(guard, summary).capacity > layout.capacity:
         reasons.append(f"it has or needs {max(keys, rows):,} keys, and its capacity is {layout.capacity:,}")
     return Need(
         guard=guard.name,
@@ -176,7 +176,7 @@ def assess(guard: Guard, max_age: float | None = None) -> Need:
     )
 
 
-def opened(guard: Guard, state: State) -> Generation:
+def open_active(guard: Guard, state: State) -> Generation:
     """Return the active generation; raises :class:`StoreError` or :class:`FilterError` if it cannot be used."""
     store = guard._runtime.active_filter.store
     if not state.active:

@@ -46,7 +46,7 @@ def declared(guard: Guard) -> Iterator[Refusal]:
                 f"{field.name!r} is a {kind}, whose to_python returns a {name}, of which no key can be made",
                 f"{cure}.",
             )
-    for doubt in dict.fromkeys(alive.doubts(guard.model, guard.alive)):
+    for doubt in dict.fromkeys(alive.refusal_reasons(guard.model, guard.alive)):
         yield Refusal("bloomguard.E013", f"alive may change without a write of the row: it {doubt}", alive.CURE)
 
 

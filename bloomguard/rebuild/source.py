@@ -49,7 +49,7 @@ _POSTGRESQL_ESTIMATE = (
 
 
 @dataclass(frozen=True)
-class Page:
+class KeyPage:
     """The number of some rows, and ``make``, which returns their keys."""
 
     rows: int
@@ -171,7 +171,7 @@ class Source:
         """Whether a page is one array of integers or one buffer of UUIDs, rather than a list of keys."""
         return self._scan() is not None
 
-    def pages(self) -> Iterator[Page]:
+    def pages(self) -> Iterator[KeyPage]:
         """Yield all keys, page by page. Rows written during the scan may be missed: their writers add them."""
         scan = self._scan()
         return self._one_by_one() if scan is None else self._gathered(scan)
@@ -185,7 +185,7 @@ class Source:
             return None  # a custom field may store something else in its column
         return SCANS.get((self.connection.vendor, str(self.guard._meta.keys.kinds[0])))
 
-    def _gathered(self, scan: Scan) -> Iterator[Page]:
+    def _gathered(self, scan: Scan) -> Iterator[KeyPage]:
         field = self.guard._meta.fields[0].attname
         ordered = self.rows().order_by(field).values(bloomguard_key=F(field))
         last: Any = None
@@ -197,7 +197,7 @@ class Source:
                 parameters,
             )
             if rows:
-                yield Page(rows, partial(scan.unpack, gathered, rows))
+                yield KeyPage(rows, partial(scan.unpack, gathered, rows))
             if rows < PAGE_ROWS:
                 return
             if scan.find_last is not None:
@@ -216,7 +216,7 @@ class Source:
                 gathered, rows, last = cursor.fetchone()
         return gathered, rows, last
 
-    def _one_by_one(self) -> Iterator[Page]:
+    def _one_by_one(self) -> Iterator[KeyPage]:
         guard, names = self.guard, self.guard._meta.attnames
         size = min(PAGE_ROWS, _CHUNK_ROWS)
         keys: list[bytes] = []
@@ -229,11 +229,11 @@ class Source:
             elif None not in values:
                 keyless += 1
             if rows == size:
-                yield Page(rows, partial(list, keys))
+                yield KeyPage(rows, partial(list, keys))
                 keyed += len(keys)
                 keys, rows = [], 0
         if rows:
-            yield Page(rows, partial(list, keys))
+            yield KeyPage(rows, partial(list, keys))
         if keyless and not keyed + len(keys):
             raise RebuildError(
                 f"{guard.name}: no key can be made of any of {keyless:,} rows, so nothing would be guarded. Check what "
@@ -346,7 +346,7 @@ SCANS = {
 }
 
 
-def fill(generation: Generation, pages: Iterable[Page], read: Callable[[int], None]) -> int:
+def fill(generation: Generation, pages: Iterable[KeyPage], read: Callable[[int], None]) -> int:
     """Add all pages to ``generation``, which the caller seals afterwards; return the number of rows.
 
     ``read(rows so far)`` is called after every page. Exceptions of the pages and the generation are raised here.
@@ -354,7 +354,7 @@ def fill(generation: Generation, pages: Iterable[Page], read: Callable[[int], No
     rows = 0
     with ThreadPoolExecutor(1) as hasher:
         pending: Future[None] | None = None
-        batch: list[Page] = []
+        batch: list[KeyPage] = []
         held = 0
         for page in pages:
             batch.append(page)
@@ -372,7 +372,7 @@ def fill(generation: Generation, pages: Iterable[Page], read: Callable[[int], No
     return rows
 
 
-def _add(generation: Generation, batch: list[Page]) -> None:
+def _add(generation: Generation, batch: list[KeyPage]) -> None:
     import numpy as np
 
     keys: list[Any] = [page.keys for page in batch]

@@ -51,7 +51,7 @@ def sweep(guard: Guard, there: Sequence[str], state: State) -> None:
             try:
                 drop(guard, name)
             except StoreError as error:
-                left_behind(guard, error)
+                log_not_removed(guard, error)
     foreign = [name for name in there if name not in state.generations and not is_of(name, state.here)]
     if foreign:
         logger.warning(
@@ -62,7 +62,7 @@ def sweep(guard: Guard, there: Sequence[str], state: State) -> None:
         )
 
 
-def left_behind(guard: Guard, error: Exception) -> None:
+def log_not_removed(guard: Guard, error: Exception) -> None:
     """Log that a generation was not removed: it only takes space until the next build's sweep."""
     logger.warning("bloomguard could not remove an old generation of %s: %s", guard.name, error)
 
@@ -78,7 +78,7 @@ def retire(guard: Guard, state: State, keep_seconds: float = 0.0) -> None:
         elif state.standby:
             after = table.swap(state, standby="", standby_until=None)
     except (DatabaseError, StoreError) as error:
-        left_behind(guard, error)
+        log_not_removed(guard, error)
         return
     if after is not None:
         sweep(guard, there, after)

@@ -1,6 +1,7 @@
 """Verification: compare filters with the rows of the database.
 
-:class:`Verification` checks the active filter of a guard, :class:`Proof` a new generation before it is published.
+:class:`Verification` checks the active filter of a guard, :class:`PublishCheck` a new generation before it is
+published.
 
 A row that is committed during a verification was added to the filter before it became visible. If a row is missing
 from the filter, both are asked again, because the row may have been deleted meanwhile: see
@@ -28,7 +29,7 @@ from ..signals import false_negative_found, send
 from ..state.table import LEASE_SECONDS
 from ..stores import Generation
 from ..verdicts import ABSENT
-from .source import Page, Source, key_of_row
+from .source import KeyPage, Source, key_of_row
 
 if TYPE_CHECKING:
     from ..filters.base import Keys
@@ -207,13 +208,13 @@ def _suspects(layout: Layout, filters: Sequence[BodyFilter], batch: _Batch) -> l
     return [batch.value(int(index)) for index in np.flatnonzero(~found)[:MOST_MISSING]]
 
 
-def _at(page: Page, index: int) -> Any:
+def _at(page: KeyPage, index: int) -> Any:
     """Return one value of a page of integers or UUIDs."""
     keys: Any = page.keys
     return uuid.UUID(bytes=keys[16 * index : 16 * index + 16]) if isinstance(keys, bytes) else int(keys[index])
 
 
-class Proof:
+class PublishCheck:
     """Checks a new generation before it is published; created before the generation is announced.
 
     Reads two kinds of rows again, one by one through the ORM, and makes their keys as a write does, independently of
@@ -234,7 +235,7 @@ class Proof:
         self._sleep = sleep
         self._newest = self._source.end("-pk")
 
-    def rows_held(self, generation: Generation) -> int:
+    def verify_rows(self, generation: Generation) -> int:
         """Return the number of rows that were read again; raises :class:`RebuildError` if one is not in it."""
         keys, read, missing = self._keys(), 0, 0
         while batch := list(islice(keys, _BATCH_ROWS)):

@@ -20,7 +20,7 @@ from ..filters import FilterError
 from ..guards import Guard, registry
 from ..guards.keys import OutOfRange, Uncertain, Unkeyable
 from ..models import GuardState
-from ..rebuild.plan import opened
+from ..rebuild.plan import open_active
 from ..state.table import LEASE_SECONDS
 from ..verdicts import ERROR, OUT_OF_RANGE, SHADOW, UNKEYABLE, Decision, Verdict
 from .kwargs import kwargs_for
@@ -48,7 +48,7 @@ MEANING = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Answer:
+class GuardAnswer:
     """How one guard answers a path.
 
     ``answered`` is the place, as in ``guard_routes``; ``outcome`` describes what happens to the request. ``key`` is in
@@ -92,7 +92,7 @@ class Explanation:
     name: str
     resolve_us: float
     unguarded: str
-    guards: tuple[Answer, ...]
+    guards: tuple[GuardAnswer, ...]
 
 
 def explain(path: str, method: str = "GET", urlconf: Any = None) -> Explanation:
@@ -128,7 +128,7 @@ def _unguarded(path: str, method: str, why: str) -> Explanation:
     return Explanation(path=path, method=method, pattern="", name="", resolve_us=0.0, unguarded=why, guards=())
 
 
-def _answer(row: Row, table: RouteTable, pattern: Pattern, match: ResolverMatch, method: str) -> Answer:
+def _answer(row: Row, table: RouteTable, pattern: Pattern, match: ResolverMatch, method: str) -> GuardAnswer:
     guard = registry[row.guard]
     value = _value(row, table, pattern, match)
     began = time.perf_counter()
@@ -139,7 +139,7 @@ def _answer(row: Row, table: RouteTable, pattern: Pattern, match: ResolverMatch,
     lease_seconds = _lease_seconds(guard)
     generation, state, identity, fault = _look_at(guard)
     store = guard._runtime.active_filter.store
-    return Answer(
+    return GuardAnswer(
         guard=guard.name,
         model=guard.model._meta.label,
         lookup=guard.lookup if isinstance(guard.lookup, str) else ", ".join(guard.lookup),
@@ -232,7 +232,7 @@ def _look_at(guard: Guard) -> tuple[dict[str, Any], dict[str, Any], str, str]:
         if row is None:
             return {}, {}, identity, "there is no state row"
         state = model_to_dict(row)
-        found = opened(guard, guard._runtime.active_filter.table.current(guard.name))
+        found = open_active(guard, guard._runtime.active_filter.table.current(guard.name))
         layout = found.layout
         generation = {
             "name": found.name,

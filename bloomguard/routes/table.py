@@ -168,7 +168,7 @@ def _why_not_at_door(
         return f"{type(guard).__name__}.applies needs the request"
     if pattern.fixed.intersection(kwargs):
         return "the URLconf sets the ID, not the path"
-    for each in (pattern, *known.rivals(pattern)):
+    for each in (pattern, *known.overlapping(pattern)):
         if each.by_language:
             return f"{each.text} matches other paths in another language"
         if not each.is_of_django:
@@ -191,9 +191,9 @@ def not_found(request: HttpRequest, route: GuardedRoute) -> HttpResponseBase | N
             response = response.render()
         if isinstance(response, HttpResponseBase) and response.status_code < 500:
             return response
-        route.guard._runtime.tallies["error"]()
+        route.guard._runtime.counters["error"]()
     except Exception as failure:
-        route.guard._runtime.tallies["error"]()
+        route.guard._runtime.counters["error"]()
         _log.error(failure, "bloomguard lets requests for %s pass: handler404 fails before the view", route.guard.name)
     return None
 

@@ -46,7 +46,7 @@ def test_each_guard_has_its_state(armed, health):
 
 def test_the_mode_is_the_one_that_counts(armed, health):
     """A guard that somebody has switched in the admin is shown as it acts, not as it was declared."""
-    state.table.switch("product", "shadow")
+    state.table.set_mode("product", "shadow")
     state.table.forget()
 
     found = health().json()["guards"]

@@ -12,8 +12,8 @@ from asgiref.sync import async_to_sync
 from django.db import DatabaseError, connections, transaction
 from django.test import AsyncClient, Client
 
+from bloomguard.guards import counters as counts
 from bloomguard.guards import registry, spot_checks
-from bloomguard.guards import tallies as counts
 from bloomguard.rebuild import Rebuild
 from bloomguard.signals import false_negative_found
 from bloomguard.state import table as states

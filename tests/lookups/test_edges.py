@@ -12,8 +12,8 @@ from django.db.models.expressions import RawSQL
 from django.db.models.functions import Length, Upper
 from django.db.models.sql.compiler import SQLCompiler
 
+from bloomguard.guards import counters as counts
 from bloomguard.guards import registry
-from bloomguard.guards import tallies as counts
 from bloomguard.lookups import select
 from bloomguard.lookups.scope import guarded_lookups
 from bloomguard.rebuild import Rebuild

@@ -7,8 +7,8 @@ from django.http import HttpResponse, HttpResponseRedirect
 from django.urls import path
 
 from bloomguard.decorators import guarded
+from bloomguard.guards import counters as counts
 from bloomguard.guards import spot_checks
-from bloomguard.guards import tallies as counts
 from bloomguard.lookups import shadow
 from bloomguard.lookups.scope import Scope
 from bloomguard.rebuild import Rebuild

@@ -12,7 +12,7 @@ from django.urls import path
 
 from bloomguard import verdicts
 from bloomguard.guards import registry
-from bloomguard.guards.tallies import counts
+from bloomguard.guards.counters import counts
 from bloomguard.routes.explain import MEANING
 from tests.shop import features, views
 from tests.shop.models import Article, Place, Product

@@ -18,7 +18,7 @@ from django.test import Client
 
 from bloomguard.exceptions import StoreUnavailable
 from bloomguard.guards import guards
-from bloomguard.guards.tallies import counts
+from bloomguard.guards.counters import counts
 from bloomguard.metrics import flush
 from bloomguard.metrics import series as figures
 from bloomguard.metrics.flush import Flusher

@@ -649,7 +649,7 @@ def test_a_builder_beats_now_and_then(built, clock, monkeypatch):
     """Every ten seconds of a long scan the row is told that its builder is alive."""
     monkeypatch.setattr(sources, "PAGE_ROWS", 1)
     beats = []
-    monkeypatch.setattr(states.table, "beat", lambda state: beats.append(clock.now))
+    monkeypatch.setattr(states.table, "heartbeat", lambda state: beats.append(clock.now))
     began = clock.now
 
     def progress(done, total):

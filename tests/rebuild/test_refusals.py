@@ -550,8 +550,8 @@ def test_a_condition_that_is_not_certain(only, alive):
 def test_a_filter_of_a_condition_that_was_let_through_before_is_not_asked(only, monkeypatch):
     """A release that refuses a condition passes every request until the guard is mended, also without a rebuild."""
     with monkeypatch.context() as patch:
-        patch.setattr("bloomguard.guards.conditions.doubts", lambda model, alive: iter(()))
-        patch.setattr(guard_meta, "doubts", lambda model, alive: iter(()))
+        patch.setattr("bloomguard.guards.conditions.refusal_reasons", lambda model, alive: iter(()))
+        patch.setattr(guard_meta, "refusal_reasons", lambda model, alive: iter(()))
         former = only(Article, lookup="slug", alive=Q(slug__gt="m"))
         build()
         assert former.verdict("z") is Verdict.ABSENT

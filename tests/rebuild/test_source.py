@@ -27,7 +27,7 @@ pytestmark = [
 ]
 
 
-def keys_of(page: sources.Page, guard: Guard) -> list[bytes]:
+def keys_of(page: sources.KeyPage, guard: Guard) -> list[bytes]:
     """A page's keys, one by one, from whatever form it has."""
     if isinstance(page.keys, np.ndarray):
         return [int(number).to_bytes(8, "little", signed=True) for number in page.keys]

@@ -165,7 +165,7 @@ def test_a_fence_is_logged_when_it_can_be_read(broken, monkeypatch):
     """Not before its COMMIT."""
     seen = []
     monkeypatch.setattr(
-        state.StateTable, "say_fenced", lambda table, name, reason: seen.append(table.current(name).status)
+        state.StateTable, "log_fenced", lambda table, name, reason: seen.append(table.current(name).status)
     )
 
     with transaction.atomic(using=database.current):

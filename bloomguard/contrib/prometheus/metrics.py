@@ -14,7 +14,7 @@ from prometheus_client import REGISTRY, CollectorRegistry, Counter
 from prometheus_client.core import GaugeMetricFamily
 
 from ...guards import registry as guards
-from ...guards.tallies import AVOIDED, BLOCKED, FALSE_POSITIVE, MICROSECONDS, TIMED
+from ...guards.counters import AVOIDED, BLOCKED, FALSE_POSITIVE, MICROSECONDS, TIMED
 from ...metrics.flush import News, flusher
 from ...metrics.series import VERDICTS
 from ...state import table as states

@@ -13,7 +13,7 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 
 from ...exceptions import ConfigurationError
 from ...guards import Guard, registry
-from ...guards.tallies import FALSE_ABSENCE, FALSE_POSITIVE, WOULD_BLOCK, WOULD_HARM
+from ...guards.counters import FALSE_ABSENCE, FALSE_POSITIVE, WOULD_BLOCK, WOULD_HARM
 from ...metrics.series import DAY, HOUR, MINUTE, Series, read_series
 from ..output import seconds
 
