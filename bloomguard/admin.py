@@ -246,7 +246,7 @@ class GuardAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # not generic at 
         for guard in guards:
             if guard not in asked:
                 messages.warning(
-                    request, _("Guard %(guard)s: a worker has a task for it already.") % {"guard": guard.name}
+                    request, _("Guard %(guard)s: a task for it is already queued or running.") % {"guard": guard.name}
                 )
 
 

@@ -49,10 +49,10 @@ STATES: dict[str, tuple[str | Promise, str | Promise]] = {
         _("elsewhere"),
         _("its filter is in another store, or from before a restart of this host: requests pass until a rebuild"),
     ),
-    UNREACHABLE.reason: (_("unreachable"), _("its store does not answer: requests pass meanwhile")),
+    UNREACHABLE.reason: (_("unreachable"), _("its store does not respond: requests pass until it does")),
     UNTRUSTED.reason: (_("untrusted"), _UNTRUSTED),
-    LEASE.reason: (_("unknown"), _("the database does not tell which filter is valid: requests pass meanwhile")),
-    ERROR.reason: (_("misconfigured"), _("manage.py check tells why: requests pass meanwhile")),
+    LEASE.reason: (_("unknown"), _("the database could not be read: requests pass until it can")),
+    ERROR.reason: (_("misconfigured"), _("manage.py check shows the error: requests pass until it is fixed")),
 }
 
 
@@ -78,9 +78,9 @@ PERIODS = {
 
 #: The charts: the name of the counter, the title, and what it means.
 DRAWN: tuple[tuple[str, str | Promise, str | Promise], ...] = (
-    ("blocked", _("Blocked"), _("requests answered 404 without a look-up")),
-    ("passed", _("Passed"), _("requests that went on to the cache or the database")),
-    ("avoided", _("Queries avoided"), _("look-ups that were never made")),
+    ("blocked", _("Blocked"), _("requests answered 404 because of a guard")),
+    ("passed", _("Passed"), _("requests that continued to the cache or the database")),
+    ("avoided", _("Queries avoided"), _("queries that were not sent")),
 )
 
 

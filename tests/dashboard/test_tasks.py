@@ -73,7 +73,7 @@ def test_a_verification_tells_what_it_found(user, build, at_once):
 
     assert well == {
         "product": ("done", "Verified: all 20 rows are in its filter."),
-        "order": ("done", "Verified nothing: no filter answers."),
+        "order": ("done", "Nothing was verified: no filter is active."),
     }
     assert ended()[0]["product"] == ("done", "Verified and fenced: 1 of 21 rows are missing from its filter.")
     assert GuardState.objects.get(name="product").status == "fenced"
@@ -109,8 +109,8 @@ def test_what_the_database_says_is_not_repeated(user, at_once, monkeypatch):
     now, log = ended()
     assert "4242" not in f"{now}{log}"
     assert log == [
-        ("product", "Failed (OperationalError): “manage.py rebuild_filter product” tells why."),
-        ("product", "Failed (OperationalError): “manage.py verify_filter product” tells why."),
+        ("product", "Failed (OperationalError). Run “manage.py rebuild_filter product” to see the reason."),
+        ("product", "Failed (OperationalError). Run “manage.py verify_filter product” to see the reason."),
     ]
 
 
