@@ -26,6 +26,7 @@ SECTIONS: dict[str, tuple[str, dict[str, list[str]]]] = {
     ),
     "Views": ("", {"bloomguard": ["guarded", "get_or_load", "aget_or_load", "cache_key"]}),
     "Queries and writes": ("", {"bloomguard": ["guarded_lookups", "adding"]}),
+    "State rows": ("", {"bloomguard.models": ["GuardState"]}),
     "Requests": (
         "The path of the middleware in `MIDDLEWARE` is `bloomguard.middleware.BloomGuardMiddleware`.",
         {"bloomguard": ["BloomGuardMiddleware"], "bloomguard.wsgi": ["shield"], "bloomguard.asgi": ["shield"]},
@@ -60,7 +61,8 @@ SECTIONS: dict[str, tuple[str, dict[str, list[str]]]] = {
                 *("ScalableBloomFilter", "ScalableCuckooFilter", "RotatingBloomFilter", "KeyHash", "Stats"),
                 *("FilterError", "InvalidShape", "TooLarge", "CorruptFilter", "MismatchedFilters", "FilterFull"),
                 "DiscardUnsupported",
-            ]
+            ],
+            "bloomguard.filters.sizing": ["optimal_bits", "optimal_hashes", "capacity_of", "error_rate_of"],
         },
     ),
 }
@@ -80,6 +82,7 @@ MEMBERS = {
     "CountingBloomFilter": [],
     "CuckooFilter": ["add_unique", "has_spilled"],
     "ExactBitmap": [],
+    "GuardState": [],
     "KeyHash": ["digest", "digests"],
     "RotatingBloomFilter": [],
     "ScalableBloomFilter": [],

@@ -43,18 +43,21 @@ def check_error_rate(error_rate: float) -> float:
 
 
 def optimal_bits(capacity: int, error_rate: float) -> int:
-    """Return ``m = ceil(n ln p / ln(1 / 2^ln 2))``, in bits."""
+    """Return ``m = ceil(n ln p / ln(1 / 2^ln 2))``, in bits. Raises :class:`InvalidShape`."""
     n, p = check_capacity(capacity), check_error_rate(error_rate)
     return math.ceil(n * math.log(p) / math.log(1 / 2 ** math.log(2)))
 
 
 def optimal_hashes(bits: int, capacity: int) -> int:
-    """Return ``k = round(m/n ln 2)``, at least 1."""
+    """Return ``k = round(m/n ln 2)``, at least 1. Raises :class:`InvalidShape`."""
     return max(1, round(bits / check_capacity(capacity) * math.log(2)))
 
 
 def capacity_of(bits: int, hashes: int, error_rate: float) -> int:
-    """Return ``n = floor(-m/k ln(1 - p^(1/k)))``: the most keys at ``error_rate`` in ``bits`` with ``hashes``."""
+    """Return ``n = floor(-m/k ln(1 - p^(1/k)))``: the most keys at ``error_rate`` in ``bits`` with ``hashes``.
+
+    Raises :class:`InvalidShape`.
+    """
     return math.floor(-bits / hashes * math.log(1 - check_error_rate(error_rate) ** (1 / hashes)))
 
 

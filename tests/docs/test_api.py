@@ -71,6 +71,22 @@ def test_every_public_name_is_on_the_page(module):
     assert [name for name in names if f"\nfrom {module} import {name}\n" not in page] == []
 
 
+def test_the_pages_use_public_names_only():
+    """What the code on the other pages imports from bloomguard is on the page of the API."""
+    public_names = {name for _, name in make_api.public_names()} | {"guards", "sizing"}
+    imports = re.compile(r"(?:^ *|-c \")from bloomguard[\w.]* import ([\w, ]+)", re.MULTILINE)
+    pages = [*DOCS.glob("*.md"), DOCS.parent / "README.md"]
+    used = {
+        name.strip(): page.name
+        for page in pages
+        for found in imports.findall(page.read_text())
+        for name in found.split(",")
+    }
+
+    assert {name: page for name, page in used.items() if name not in public_names} == {}
+    assert len(used) > 20
+
+
 def test_the_page_is_what_the_docstrings_say():
     """``make api`` was run after the last change."""
     assert (DOCS / "api.md").read_text() == make_api.page()
