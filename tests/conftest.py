@@ -19,7 +19,7 @@ from django.db.models.signals import post_migrate
 
 from bloomguard import middleware
 from bloomguard.guards import registry, spot_checks
-from bloomguard.guards.tallies import counts
+from bloomguard.guards.counters import counts
 from bloomguard.lookups import scope, select, shadow
 from bloomguard.rebuild import rebuild
 from bloomguard.routes import table as routes
@@ -188,7 +188,7 @@ def forget() -> None:
     stores.reset()
     state.table.forget()
     for guard in registry:
-        guard.active_filter.forget()
+        guard._runtime.active_filter.forget()
 
 
 @pytest.fixture

@@ -163,7 +163,7 @@ def test_a_fence_is_told(shop, clock, fails):
 
 def test_a_failing_receiver_lets_the_write_commit(shop, clock, monkeypatch):
     """A write whose add fails fences its guard, tells it, and is committed."""
-    monkeypatch.setattr(type(guards["product"].active_filter), "add", lambda *args: False)
+    monkeypatch.setattr(type(guards["product"]._runtime.active_filter), "add", lambda *args: False)
     with listening(signals.guard_fenced, fails=ValueError("a receiver of somebody's")) as sent, transaction.atomic():
         Product.objects.create(pk=9)
 

@@ -50,7 +50,7 @@ def _guard(guard: Guard) -> Iterator[CheckMessage]:
         return Error(f"the guard {guard.name!r}: {text}.", hint=hint, obj=guard.model, id=f"bloomguard.E{number:03}")
 
     try:
-        fields = guard.fields
+        fields = guard._meta.fields
     except ConfigurationError as problem:
         names = [field.name for field in guard.model._meta.concrete_fields]
         hint = f"lookup is {guard.lookup!r}; the model has {', '.join(names)}."
@@ -80,7 +80,7 @@ def _guard(guard: Guard) -> Iterator[CheckMessage]:
             check_capacity(guard.capacity)
     except InvalidShape as problem:
         yield error(4, str(problem), "Remove the line to use the default.")
-    if guard.filter not in KINDS or (guard.filter == "bitmap" and guard.keys.width != 8):
+    if guard.filter not in KINDS or (guard.filter == "bitmap" and guard._meta.keys.width != 8):
         yield error(
             11,
             f"filter is {guard.filter!r}",
@@ -176,7 +176,7 @@ def check_columns(app_configs: Any, databases: Sequence[str] | None = None, **kw
         if databases is not None and alias not in databases:
             continue
         with suppress(ConfigurationError, DatabaseError):  # reported as E001, or as W034 for the state rows' database
-            reported = {message.id for field in guard.fields for message in _equality(guard, field, _error)}
+            reported = {message.id for field in guard._meta.fields for message in _equality(guard, field, _error)}
             messages += [
                 Error(
                     f"the guard {guard.name!r}: {refusal.reason}.",

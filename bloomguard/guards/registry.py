@@ -61,6 +61,7 @@ class Registry:
             raise ConfigurationError(f"there is no guard {name!r}; known are {known}") from None
 
     def __iter__(self) -> Iterator[Guard]:
+        """Iterate the guards, in the order of their registration."""
         discover, self.discover = self.discover, None
         if discover is not None:
             discover()
@@ -83,6 +84,7 @@ class Registry:
         return len(self._guards)
 
 
+#: The project's guards.
 registry = Registry()
 #: The registry under a name that reads well in views: ``guards["city"].verdict(7)``.
 guards = registry

@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 from ..exceptions import BloomGuardError
 from ..forks import after_fork
 from ..guards import registry
-from ..guards.tallies import NAMES, counts
+from ..guards.counters import NAMES, counts
 from ..log_once import LogOnce
 from ..state.table import table
 from ..stores import Store, stores

@@ -51,9 +51,9 @@ def sweep(guard: Guard, there: Sequence[str], state: State) -> None:
     for name in there:
         if name not in state.generations and _is_of(name, state.here):
             try:
-                guard.active_filter.store.drop(guard.name, name)
+                guard._runtime.active_filter.store.drop(guard.name, name)
             except StoreError as error:
-                left_behind(guard, error)
+                log_not_removed(guard, error)
     foreign = [name for name in there if name not in state.generations and not _is_of(name, state.here)]
     if foreign:
         logger.warning(
@@ -64,23 +64,23 @@ def sweep(guard: Guard, there: Sequence[str], state: State) -> None:
         )
 
 
-def left_behind(guard: Guard, error: Exception) -> None:
+def log_not_removed(guard: Guard, error: Exception) -> None:
     """Log that a generation was not removed: it only takes space until the next build's sweep."""
     logger.warning("bloomguard could not remove an old generation of %s: %s", guard.name, error)
 
 
 def retire(guard: Guard, state: State, keep_seconds: float = 0.0) -> None:
     """Drop the standby or mark it as kept, two leases after it was replaced; then sweep the store."""
-    table = guard.active_filter.table
+    table = guard._runtime.active_filter.table
     try:
-        there = guard.active_filter.store.names(guard.name)
+        there = guard._runtime.active_filter.store.names(guard.name)
         after: State | None = state
         if state.standby and keep_seconds:
             after = table.swap(state, standby_until=timezone.now() + timedelta(seconds=keep_seconds))
         elif state.standby:
             after = table.swap(state, standby="", standby_until=None)
     except (DatabaseError, StoreError) as error:
-        left_behind(guard, error)
+        log_not_removed(guard, error)
         return
     if after is not None:
         sweep(guard, there, after)
@@ -92,7 +92,7 @@ def roll_back(guard: Guard) -> State:
     Until then writers add to the replaced generation too, then it is dropped. A rebuild that runs now will fail to
     publish. Raises :class:`RebuildError` with the reason if no generation was kept.
     """
-    table, store = guard.active_filter.table, guard.active_filter.store
+    table, store = guard._runtime.active_filter.table, guard._runtime.active_filter.store
     seen = table.current(guard.name)
     if not seen.kept or seen.status != ARMED:
         raise RebuildError(
@@ -103,7 +103,7 @@ def roll_back(guard: Guard) -> State:
         if seen.identity != store.identity or not seen.is_ours:
             raise StoreError("its store, or the database, was replaced since")
         store.open(
-            guard.name, seen.kept, guard.active_filter.find_key_hash, seen.identity
+            guard.name, seen.kept, guard._runtime.active_filter.find_key_hash, seen.identity
         ).fill()  # reads and checks all of it
     except (StoreError, FilterError) as error:
         raise RebuildError(f"{guard.name}: the previous generation cannot be trusted: {error}") from error
@@ -116,7 +116,7 @@ def roll_back(guard: Guard) -> State:
 
 def is_over(guard: Guard, state: State) -> bool:
     """Return whether there is a standby to drop: its time is over, or its builder died before it could drop it."""
-    rows = GuardState.objects.using(guard.active_filter.table.connection.alias)
+    rows = GuardState.objects.using(guard._runtime.active_filter.table.connection.alias)
     row = rows.filter(name=guard.name, version=state.version).exclude(standby="").first()
     if row is None:
         return False

@@ -1,6 +1,7 @@
 """Verification: compare filters with the rows of the database.
 
-:class:`Verification` checks the active filter of a guard, :class:`Proof` a new generation before it is published.
+:class:`Verification` checks the active filter of a guard, :class:`PublishCheck` a new generation before it is
+published.
 
 A row that is committed during a verification was added to the filter before it became visible. If a row is missing
 from the filter, both are asked again, because the row may have been deleted meanwhile: see
@@ -28,7 +29,7 @@ from ..signals import false_negative_found, send
 from ..state.table import LEASE_SECONDS
 from ..stores import Generation
 from ..verdicts import ABSENT
-from .source import Page, Source, key_of_row
+from .source import KeyPage, Source, key_of_row
 
 if TYPE_CHECKING:
     from ..filters.base import Keys
@@ -124,7 +125,7 @@ class Verification:
         )
 
     def _answering(self) -> Generation | None:
-        live = self.guard.active_filter
+        live = self.guard._runtime.active_filter
         state = live.table.current(self.guard.name)
         if not state.active or not state.is_answered_by(state.active) or live.store.identity != state.identity:
             return None
@@ -155,7 +156,7 @@ class Verification:
             for page in self._source.pages():
                 yield _Batch(page.rows, partial(getattr, page, "keys"), partial(_at, page))
             return
-        names = self.guard.attnames
+        names = self.guard._meta.attnames
         if self._sample is None:
             found = self._source.rows().order_by().values_list(*names).iterator(chunk_size=_ROWS_AT_ONCE)
         else:
@@ -177,21 +178,21 @@ class Verification:
         if suspects and self.guard.sync == "signals":
             self._sleep(LEASE_SECONDS)  # signals add a key after the commit, so maybe after the row was read
         for value in suspects:
-            key = self.guard.keys.key(value)
+            key = self.guard._meta.keys.key(value)
             # Until it is fenced, ask the guard itself: its filter may have been replaced meanwhile.
             denies = partial(_lacks, generation, key) if missing else partial(self._is_absent, key)
             if is_denied(partial(self._exists, value), denies):
                 missing += 1
                 if missing == 1:
-                    self.guard.active_filter.table.fence(self.guard.name, "rows are missing from its filter")
+                    self.guard._runtime.active_filter.table.fence(self.guard.name, "rows are missing from its filter")
                 send(false_negative_found, type(self.guard), guard=self.guard, value=value)
         return missing
 
     def _is_absent(self, key: bytes) -> bool:
-        return self.guard.active_filter.ask(key) is ABSENT
+        return self.guard._runtime.active_filter.ask(key) is ABSENT
 
     def _exists(self, value: Any) -> bool:
-        names = self.guard.attnames
+        names = self.guard._meta.attnames
         wanted = dict(zip(names, [value] if len(names) == 1 else value))
         return self._source.rows().filter(**wanted).exists()
 
@@ -208,13 +209,13 @@ def _suspects(layout: Layout, filters: Sequence[BodyFilter], batch: _Batch) -> l
     return [batch.value(int(index)) for index in np.flatnonzero(~found)[:MOST_MISSING]]
 
 
-def _at(page: Page, index: int) -> Any:
+def _at(page: KeyPage, index: int) -> Any:
     """Return one value of a page of integers or UUIDs."""
     keys: Any = page.keys
     return uuid.UUID(bytes=keys[16 * index : 16 * index + 16]) if isinstance(keys, bytes) else int(keys[index])
 
 
-class Proof:
+class PublishCheck:
     """Checks a new generation before it is published; created before the generation is announced.
 
     Reads two kinds of rows again, one by one through the ORM, and makes their keys as a write does, independently of
@@ -236,7 +237,7 @@ class Proof:
         self._probes = probes
         self._newest = self._source.end("-pk")
 
-    def rows_held(self, generation: Generation) -> int:
+    def verify_rows(self, generation: Generation) -> int:
         """Return the number of rows that were read again; raises :class:`RebuildError` if one is not in it."""
         keys, read, missing = self._keys(), 0, 0
         while batch := list(islice(keys, _BATCH_ROWS)):
@@ -281,7 +282,7 @@ class Proof:
 
     def _values(self) -> Iterator[tuple[Any, ...]]:
         """Yield the values of the guard's fields for every row that is read again."""
-        names, rows = self._source.guard.attnames, self._source.rows()
+        names, rows = self._source.guard._meta.attnames, self._source.rows()
         last = self._source.end("-pk")
         if last is None:
             return

@@ -23,7 +23,7 @@ from ..stores.turns import turn
 from ..verdicts import ABSENT, COLD, ERROR, FENCED, IDENTITY, LEASE, MAYBE, UNREACHABLE, UNTRUSTED, Decision
 from . import table as states
 from .awaited import Awaited
-from .locate import all_stores, locate_store, whereabouts
+from .locate import all_stores, describe_location, locate_store
 from .negative_cache import NegativeCache
 from .table import ARMED, LEASE_SECONDS, State, StateTable
 
@@ -236,7 +236,7 @@ class ActiveFilter(Awaited):
         """Log once per change of the row that it names another store or database, or this one before a restart."""
         if self._warned != state.change:
             self._warned = state.change
-            logger.warning("bloomguard passes every request to %s: %s", self.name, whereabouts(state, self.store))
+            logger.warning("bloomguard passes every request to %s: %s", self.name, describe_location(state, self.store))
         return IDENTITY
 
     def why_not_added(self) -> str:
@@ -244,7 +244,7 @@ class ActiveFilter(Awaited):
         state = self.table.lease(self.name)
         try:
             if state is not None and state.active and not (state.is_ours and state.identity == self.store.identity):
-                return whereabouts(state, self.store)
+                return describe_location(state, self.store)
         except StoreError:
             pass  # the identity of a store that does not respond is unknown
         return "a written row could not be added to its filter"
@@ -345,7 +345,7 @@ class ActiveFilter(Awaited):
             return False
         # The lease was valid when the adds began, and has to be valid now. Another thread may have renewed it.
         now = self.table.lease(self.name)
-        return now is not None and (now is state or now.names_no_more_than(state))
+        return now is not None and (now is state or now.is_covered_by(state))
 
     def _fail_add(self, state: State, name: str, error: Exception) -> None:
         """Handle a failed add: stop using the generation, unless it is the standby or its store is only unreachable."""

@@ -241,7 +241,7 @@ class StateConnection:
             f"({_IS_DURABLE}) AND {not self._hides_identity} AS is_durable"
         )
 
-    def tells_less(self, error: Exception) -> bool:
+    def omit_refused_function(self, error: Exception) -> bool:
         """Return whether the server refused a function of :attr:`proofs`, which omits it from now on."""
         refused = getattr(error.__cause__, "sqlstate", None) in _FUNCTION_REFUSED
         if refused and not self._hides_identity:

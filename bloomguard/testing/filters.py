@@ -55,9 +55,9 @@ class _TestFilter(ActiveFilter):
         super().__init__(
             guard.name,
             store_alias="test",
-            definition=guard.definition,
-            width=guard.keys.width,
-            counted=guard.discards,
+            definition=guard._meta.definition,
+            width=guard._meta.keys.width,
+            counted=guard._meta.discards,
             table=table,
         )
         self._store = MemoryStore("test")
@@ -72,7 +72,7 @@ def guards_armed(*names: str) -> Iterator[None]:
     """Arm every guard, or those in ``names``, inside the block, with a filter of the rows that exist at its start.
 
     Reads all rows of the guards' tables once. Rows that the ORM writes in the block are added; raw SQL fences the
-    guard, as in production.
+    guard, as in production. Raises :class:`ConfigurationError` if there is no such guard.
     """
     table = _Rows()
     with ExitStack() as block:
@@ -80,17 +80,21 @@ def guards_armed(*names: str) -> Iterator[None]:
         for guard in _guards(names):
             made = _TestFilter(guard, table)
             _fill(guard, made, table)
-            block.enter_context(_replaced(guard, active_filter=made))
+            block.enter_context(_replaced(guard._runtime, "active_filter", made))
         yield
 
 
 @contextmanager
 def guards_off(*names: str) -> Iterator[None]:
-    """Switch every guard, or those in ``names``, off inside the block: everything passes, as without bloomguard."""
+    """Switch every guard, or those in ``names``, off inside the block: everything passes, as without bloomguard.
+
+    Raises :class:`ConfigurationError` if there is no such guard.
+    """
     table = _Rows()
     with ExitStack() as block:
         for guard in _guards(names):
-            block.enter_context(_replaced(guard, active_filter=_TestFilter(guard, table), mode="shadow"))
+            block.enter_context(_replaced(guard._runtime, "active_filter", _TestFilter(guard, table)))
+            block.enter_context(_replaced(guard, "mode", "shadow"))
         yield
 
 
@@ -99,18 +103,17 @@ def _guards(names: Iterable[str]) -> list[Guard]:
 
 
 @contextmanager
-def _replaced(guard: Guard, **others: Any) -> Iterator[None]:
-    # Set one attribute after the other: a thread of a live server may query the guard meanwhile.
-    before = {name: guard.__dict__[name] for name in others if name in guard.__dict__}
-    guard.__dict__.update(others)
+def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+    """Set an attribute of a guard, or of its runtime, which may come from the class or not be computed yet."""
+    is_set, before = name in owner.__dict__, owner.__dict__.get(name)
+    owner.__dict__[name] = value
     try:
         yield
     finally:
-        for name in others:
-            if name in before:
-                guard.__dict__[name] = before[name]
-            else:
-                guard.__dict__.pop(name, None)
+        if is_set:
+            owner.__dict__[name] = before  # at once: a thread of a live server may query the guard meanwhile
+        else:
+            del owner.__dict__[name]
 
 
 def _fill(guard: Guard, made: _TestFilter, table: _Rows) -> None:
@@ -122,7 +125,7 @@ def _fill(guard: Guard, made: _TestFilter, table: _Rows) -> None:
         error_rate=_ERROR_RATE,
         tag=0,
         key_id=key_id,
-        kind="cuckoo" if guard.discards else "bloom",
+        kind="cuckoo" if guard._meta.discards else "bloom",
         shard_bytes=made.store.shard_bytes,
     )
     made.store.create(guard.name, _GENERATION, layout).add(keys)
@@ -131,10 +134,11 @@ def _fill(guard: Guard, made: _TestFilter, table: _Rows) -> None:
 
 
 def _keys(guard: Guard) -> Iterator[bytes]:
-    using = guard.database
+    using = guard._meta.database
     with transaction.atomic(using=using):  # keeps the cursor open during the loop
-        for values in guard.rows().using(using).order_by().values_list(*guard.attnames).iterator(chunk_size=2_000):
+        rows = guard._meta.rows().using(using).order_by().values_list(*guard._meta.attnames)
+        for values in rows.iterator(chunk_size=2_000):
             try:
-                yield guard.keys.key(values[0] if len(values) == 1 else values)
+                yield guard._meta.keys.key(values[0] if len(values) == 1 else values)
             except (Unkeyable, OutOfRange):
                 continue  # such as NULL: no request can look it up

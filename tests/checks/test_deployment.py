@@ -114,7 +114,7 @@ def test_a_filter_that_its_guard_keeps_too_small(built, clock):
 def test_a_filter_of_a_newer_release(built):
     """A format that this release cannot read is told with both versions."""
     state = states.table.current("mine")
-    path = built.active_filter.store._file("mine", state.active)
+    path = built._runtime.active_filter.store._file("mine", state.active)
     forget()
     data = bytearray(path.read_bytes())
     struct.pack_into(">H", data, 16, codec.VERSION + 1)

@@ -46,7 +46,7 @@ def test_each_guard_has_its_state(armed, health):
 
 def test_the_mode_is_the_one_that_counts(armed, health):
     """A guard that somebody has switched in the admin is shown as it acts, not as it was declared."""
-    state.table.switch("product", "shadow")
+    state.table.set_mode("product", "shadow")
     state.table.forget()
 
     found = health().json()["guards"]
@@ -103,6 +103,6 @@ def test_without_the_database_nothing_is_armed(armed, health, clock, monkeypatch
 
 def test_an_error_is_a_state(armed, health, monkeypatch):
     """A guard that cannot work makes no error of the page."""
-    monkeypatch.setattr(type(guards["product"].active_filter), "answering", lambda self: 1 / 0)
+    monkeypatch.setattr(type(guards["product"]._runtime.active_filter), "answering", lambda self: 1 / 0)
 
     assert health().json()["guards"]["product"]["state"] == "error"

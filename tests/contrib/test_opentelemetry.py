@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from bloomguard.guards import guards
-from bloomguard.guards.tallies import counts
+from bloomguard.guards.counters import counts
 from bloomguard.state import table as state
 from tests.shop.models import Product
 

@@ -81,7 +81,7 @@ def test_a_worker_rebuilds_what_was_asked_for(workers, settings, monkeypatch, cl
     assert "1 guard is queued for a worker." in (page := client.get(PAGE).content.decode())
     assert "Rebuild: waiting for a worker" in page
     post(client, OPERATE, action="verify", guard="product")
-    assert "Guard product: a worker has a task for it already." in client.get(PAGE).content.decode()
+    assert "Guard product: a task for it is already queued or running." in client.get(PAGE).content.decode()
     workers.work()
     assert GuardState.objects.get(name="product").rows == 20
     assert GuardTask.objects.get(name="product").status == "done"

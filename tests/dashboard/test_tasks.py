@@ -73,7 +73,7 @@ def test_a_verification_tells_what_it_found(user, build, at_once):
 
     assert well == {
         "product": ("done", "Verified: all 20 rows are in its filter."),
-        "order": ("done", "Verified nothing: no filter answers."),
+        "order": ("done", "Nothing was verified: no filter is active."),
     }
     assert ended()[0]["product"] == ("done", "Verified and fenced: 1 of 21 rows are missing from its filter.")
     assert GuardState.objects.get(name="product").status == "fenced"
@@ -109,8 +109,8 @@ def test_what_the_database_says_is_not_repeated(user, at_once, monkeypatch):
     now, log = ended()
     assert "4242" not in f"{now}{log}"
     assert log == [
-        ("product", "Failed (OperationalError): “manage.py rebuild_filter product” tells why."),
-        ("product", "Failed (OperationalError): “manage.py verify_filter product” tells why."),
+        ("product", "Failed (OperationalError). Run “manage.py rebuild_filter product” to see the reason."),
+        ("product", "Failed (OperationalError). Run “manage.py verify_filter product” to see the reason."),
     ]
 
 
@@ -156,11 +156,11 @@ def test_work_is_asked_for_once(user, monkeypatch):
     monkeypatch.setattr(tasks, "queue", lambda: lambda *given: asked.append(given))
     product, order = registry["product"], registry["order"]
 
-    first = tasks.ask_for("rebuild", [product], user)
-    second = tasks.ask_for("verify", [product, order], user)
-    third = tasks.ask_for("verify", [product], user)
+    first = tasks.queue_work("rebuild", [product], user)
+    second = tasks.queue_work("verify", [product, order], user)
+    third = tasks.queue_work("verify", [product], user)
     GuardTask.objects.update(seen_at=timezone.now() - timedelta(hours=1))
-    fourth = tasks.ask_for("verify", [product], user)
+    fourth = tasks.queue_work("verify", [product], user)
 
     assert (first, second, third, fourth) == ([product], [order], [], [product])
     pk = str(user.pk)
@@ -175,7 +175,7 @@ def test_a_queue_that_does_not_answer_leaves_nothing_waiting(user, monkeypatch):
 
     monkeypatch.setattr(tasks, "queue", lambda: fail)
     with pytest.raises(DatabaseError):
-        tasks.ask_for("rebuild", [registry["product"]], user)
+        tasks.queue_work("rebuild", [registry["product"]], user)
 
     assert not any(map(tasks.is_under_way, GuardTask.objects.all()))
 
@@ -183,7 +183,7 @@ def test_a_queue_that_does_not_answer_leaves_nothing_waiting(user, monkeypatch):
 def test_without_workers_nothing_is_asked_for(user, monkeypatch):
     """Django's own backends run a task within the request or never: they count as none."""
     with pytest.raises(ConfigurationError):
-        tasks.ask_for("rebuild", [registry["product"]], user)
+        tasks.queue_work("rebuild", [registry["product"]], user)
 
     assert tasks.queue() is None
     assert GuardTask.objects.count() == 0

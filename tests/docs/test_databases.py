@@ -58,6 +58,6 @@ def test_a_table_of_several_schemas_is_refused(build, schema):
     with pytest.raises(RebuildError, match="a table of the schema 'public', and of 'tenant'"):
         build("product")
 
-    registry["product"].active_filter.forget()
+    registry["product"]._runtime.active_filter.forget()
     assert registry["product"].verdict(50) is Verdict.UNKNOWN
     assert state.table.current("product").status == state.FENCED

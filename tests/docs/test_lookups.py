@@ -122,7 +122,7 @@ def test_a_guard_of_two_lines_answers(lookups, build):
     build("city")
 
     assert type(registry["city"]) is lookups["CityGuard"]
-    assert registry["city"].fields == (City._meta.pk,)
+    assert registry["city"]._meta.fields == (City._meta.pk,)
     assert registry["city"].verdict("1") is Verdict.ABSENT
 
 

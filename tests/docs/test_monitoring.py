@@ -12,7 +12,7 @@ from django.core.management.base import OutputWrapper
 from django.dispatch import Signal
 
 from bloomguard import signals, verdicts
-from bloomguard.guards.tallies import NAMES, counts
+from bloomguard.guards.counters import NAMES, counts
 from bloomguard.metrics.flush import Flusher
 
 PAGE = (Path(__file__).parents[2] / "docs" / "monitoring.md").read_text()

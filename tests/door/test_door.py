@@ -136,8 +136,8 @@ def test_in_doubt_it_passes(shop, shielded, clock, monkeypatch, caplog, trouble)
         def fail(key):
             raise RuntimeError("oops")
 
-        monkeypatch.setattr(registry["product"].active_filter, "ask", fail)
-        monkeypatch.setattr(registry["product"].active_filter, "ask_now", fail)
+        monkeypatch.setattr(registry["product"]._runtime.active_filter, "ask", fail)
+        monkeypatch.setattr(registry["product"]._runtime.active_filter, "ask_now", fail)
     caplog.clear()
 
     assert [site(f"/products/{pk}/").status for pk in (7, 8, 9)] == [200, 404, 404]

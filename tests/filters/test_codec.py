@@ -8,8 +8,9 @@ from zlib import adler32, crc32
 import numpy as np
 import pytest
 
-from bloomguard.filters import CorruptFilter, KeyHash, Layout, codec
+from bloomguard.filters import CorruptFilter, KeyHash, codec
 from bloomguard.filters.codec import Frame, Header
+from bloomguard.filters.layout import Layout
 
 from .kinds import KINDS, SECRET, key
 

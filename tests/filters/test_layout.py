@@ -5,8 +5,9 @@ import random
 import numpy as np
 import pytest
 
-from bloomguard.filters import CorruptFilter, InvalidShape, KeyHash, Layout, TooLarge
+from bloomguard.filters import CorruptFilter, InvalidShape, KeyHash, TooLarge
 from bloomguard.filters.codec import Frame, Header, new_tag
+from bloomguard.filters.layout import Layout
 
 SECRET = b"0123456789abcdef"
 KINDS = {

@@ -15,6 +15,7 @@ from django.core.cache.backends.locmem import LocMemCache
 from django.db import connections
 
 from bloomguard.guards import cache_aside, guards
+from bloomguard.guards.cache_aside import _key, aget_or_load, cache_key, get_or_load
 from tests.shop.models import Article, Product
 from tests.support.guarding import make_guard
 from tests.support.servers import valkey
@@ -80,7 +81,7 @@ def fail(value):
 def load_elsewhere(*args, **kwargs):
     """Load in a thread that leaves no connection to the database behind."""
     try:
-        return guards["product"].get_or_load(*args, **kwargs)
+        return get_or_load("product", *args, **kwargs)
     finally:
         connections.close_all()
 
@@ -127,7 +128,7 @@ def test_threads_share_one_load(shop, cache, monkeypatch):
 
     loader = Loader(load)
 
-    assert crowd(lambda: shop.get_or_load(7, loader, cache=cache, patience=60)) == [{"name": "tea"}] * CROWD
+    assert crowd(lambda: get_or_load("product", 7, loader, cache=cache, patience=60)) == [{"name": "tea"}] * CROWD
     assert loader.calls == 1
 
 
@@ -136,7 +137,9 @@ def test_tasks_share_one_load(shop, cache):
     """The same on an event loop."""
     loader = Loader({"name": "tea"})
 
-    assert acrowd(lambda: shop.aget_or_load(7, loader.later, cache=cache, patience=60)) == [{"name": "tea"}] * CROWD
+    found = acrowd(lambda: aget_or_load("product", 7, loader.later, cache=cache, patience=60))
+
+    assert found == [{"name": "tea"}] * CROWD
     assert loader.calls == 1
 
 
@@ -148,7 +151,7 @@ from django.conf import settings
 settings.CACHES = {"default": {"BACKEND": "django.core.cache.backends.redis.RedisCache", "LOCATION": sys.argv[1]}}
 django.setup()
 import redis
-from bloomguard.guards import guards
+from bloomguard import get_or_load
 server, barrier = redis.Redis.from_url(sys.argv[1]), threading.Barrier(50)
 
 def load(value):
@@ -158,7 +161,7 @@ def load(value):
 
 def one(_):
     barrier.wait()
-    return guards["product"].get_or_load(7, load, patience=60)
+    return get_or_load("product", 7, load, patience=60)
 
 print("ready", flush=True)
 sys.stdin.readline()
@@ -189,11 +192,11 @@ def test_processes_that_share_a_cache_share_one_load(shop, start):
 def test_what_is_cached_is_not_loaded(shop):
     """The second call finds it; each caller has an object of its own."""
     loader = Loader({"name": "tea"})
-    first, second = (shop.get_or_load(pk, loader) for pk in (7, "7"))
+    first, second = (get_or_load("product", pk, loader) for pk in (7, "7"))
 
     assert first == second == {"name": "tea"}
     assert first is not second
-    assert async_to_sync(shop.aget_or_load)(7, loader.later) == first
+    assert async_to_sync(aget_or_load)("product", 7, loader.later) == first
     assert loader.calls == 1
 
 
@@ -205,8 +208,8 @@ def test_an_absent_value_reaches_neither_cache_nor_loader(shop, django_assert_nu
     loader = Loader("never")
 
     with django_assert_num_queries(0):
-        assert shop.get_or_load(8, loader, cache="broken") is None
-        assert async_to_sync(shop.aget_or_load)(2**70, loader.later, cache="broken") is None
+        assert get_or_load("product", 8, loader, cache="broken") is None
+        assert async_to_sync(aget_or_load)("product", 2**70, loader.later, cache="broken") is None
     assert loader.calls == 0
 
 
@@ -219,8 +222,8 @@ def test_nothing_is_an_answer_and_is_not_cached(shop, nothing):
     """``None`` and ``DoesNotExist`` are None for all who wait, and fill no cache."""
     loader = Loader(lambda value: (threading.Event().wait(0.1) and None) or (nothing and nothing(value)))
 
-    assert crowd(lambda: shop.get_or_load(7, loader, patience=60), 20) == [None] * 20
-    assert acrowd(lambda: shop.aget_or_load(7, Loader(nothing).later, patience=60), 20) == [None] * 20
+    assert crowd(lambda: get_or_load("product", 7, loader, patience=60), 20) == [None] * 20
+    assert acrowd(lambda: aget_or_load("product", 7, Loader(nothing).later, patience=60), 20) == [None] * 20
     assert list(caches["default"]._cache) == []
     assert loader.most == 1
 
@@ -250,7 +253,7 @@ def test_what_is_loaded_for_another_cache_is_something_else(shop):
     with ThreadPoolExecutor(1) as pool:
         first = pool.submit(load_elsewhere, 7, loader, patience=120)
         assert begun.wait(60)
-        second = shop.get_or_load(7, lambda value: "coffee", cache="none", patience=60)
+        second = get_or_load("product", 7, lambda value: "coffee", cache="none", patience=60)
         end.set()
 
         assert (first.result(60), second) == ("tea", "coffee")
@@ -260,7 +263,7 @@ def test_falsy_values_are_values(shop):
     """Zero is cached as any other."""
     loader = Loader(0)
 
-    assert [shop.get_or_load(7, loader) for _ in range(2)] == [0, 0]
+    assert [get_or_load("product", 7, loader) for _ in range(2)] == [0, 0]
     assert loader.calls == 1
 
 
@@ -268,15 +271,15 @@ def test_what_cannot_be_looked_up_is_loaded_and_not_cached(shop):
     """A value that does not convert is the loader's to judge."""
     loader = Loader("whatever")
 
-    assert [shop.get_or_load("tea", loader) for _ in range(2)] == ["whatever"] * 2
+    assert [get_or_load("product", "tea", loader) for _ in range(2)] == ["whatever"] * 2
     assert loader.calls == 2
-    assert shop.cache_key("tea") is None
+    assert cache_key("product", "tea") is None
 
 
 def test_without_a_filter_it_is_a_cache(fresh, db):
     """UNKNOWN loads."""
     caches["default"].clear()
-    assert guards["product"].get_or_load(8, Loader("found")) == "found"
+    assert get_or_load("product", 8, Loader("found")) == "found"
 
 
 # -- failures
@@ -286,7 +289,7 @@ def test_an_exception_is_nobodys_result(shop):
     """It goes to the one whose load it was; those who wait try themselves, one after the other."""
     loader = Loader(fail, fail, fail, "tea")
 
-    found = crowd(lambda: shop.get_or_load(7, loader, patience=60), 50)
+    found = crowd(lambda: get_or_load("product", 7, loader, patience=60), 50)
 
     assert sorted(map(repr, found)) == ["'tea'"] * 47 + ["RuntimeError('oops')"] * 3
     assert (loader.calls, loader.most) == (4, 1)
@@ -296,7 +299,7 @@ def test_an_exception_is_nobodys_result_on_a_loop_either(shop):
     """The same for tasks."""
     loader = Loader(fail, fail, fail, "tea")
 
-    found = acrowd(lambda: shop.aget_or_load(7, loader.later, patience=60), 50)
+    found = acrowd(lambda: aget_or_load("product", 7, loader.later, patience=60), 50)
 
     assert sorted(map(repr, found)) == ["'tea'"] * 47 + ["RuntimeError('oops')"] * 3
     assert (loader.calls, loader.most) == (4, 1)
@@ -332,11 +335,11 @@ def test_a_load_that_hangs_holds_up_nobody_for_long(shop, hurry):
     [flight] = cache_aside.flights._under_way.values()
     hurry(lambda event: event is flight.done)
 
-    found = crowd(lambda: shop.get_or_load(7, loader), 50)
+    found = crowd(lambda: get_or_load("product", 7, loader), 50)
 
     assert found == ["tea"] * 50
     assert loader.calls == 2
-    assert shop.get_or_load(7, loader) == "tea"
+    assert get_or_load("product", 7, loader) == "tea"
     hang.set()
     stuck.join()
 
@@ -372,9 +375,11 @@ def test_a_task_that_hangs_or_is_cancelled_holds_up_nobody(shop, cancel, patienc
             begun.set()
             await asyncio.Event().wait()
 
-        stuck = asyncio.create_task(shop.aget_or_load(7, stick, patience=patience))
+        stuck = asyncio.create_task(aget_or_load("product", 7, stick, patience=patience))
         await begun.wait()
-        others = [asyncio.create_task(shop.aget_or_load(7, Loader("tea").later, patience=patience)) for _ in range(20)]
+        others = [
+            asyncio.create_task(aget_or_load("product", 7, Loader("tea").later, patience=patience)) for _ in range(20)
+        ]
         await asyncio.sleep(0)
         if cancel:
             stuck.cancel()
@@ -392,7 +397,7 @@ def test_a_cache_that_fails_is_no_cache(shop, caplog, monkeypatch):
     cache_aside._log.forget()
     loader = Loader("tea")
     with caplog.at_level(logging.ERROR, logger="bloomguard"):
-        found = [shop.get_or_load(7, loader, cache="broken") for _ in range(3)]
+        found = [get_or_load("product", 7, loader, cache="broken") for _ in range(3)]
 
     assert found == ["tea"] * 3
     assert [record.name for record in caplog.records] == ["bloomguard"]
@@ -404,7 +409,7 @@ def test_a_cache_that_fails_is_no_cache(shop, caplog, monkeypatch):
 @pytest.fixture
 def claim(shop):
     """The entry that says that somebody is loading product 7."""
-    return f"{shop.cache_key(7)}:loading"
+    return f"{cache_key('product', 7)}:loading"
 
 
 def test_what_another_process_loads_is_waited_for(shop, claim, monkeypatch):
@@ -413,9 +418,9 @@ def test_what_another_process_loads_is_waited_for(shop, claim, monkeypatch):
     loader = Loader("never")
     cache = caches["default"]
     # While we wait the other one brings it.
-    monkeypatch.setattr(cache_aside.Waiter, "sleep", lambda *args: cache.set(shop.cache_key(7), "tea"))
+    monkeypatch.setattr(cache_aside.Waiter, "sleep", lambda *args: cache.set(cache_key("product", 7), "tea"))
 
-    assert shop.get_or_load(7, loader, patience=60) == "tea"
+    assert get_or_load("product", 7, loader, patience=60) == "tea"
     assert loader.calls == 0
 
 
@@ -423,18 +428,18 @@ def test_a_process_that_died_is_waited_for_no_longer_than_patience(shop, claim):
     """A claim that nobody honours is no answer; it is left to its owner, and runs out by itself."""
     caches["default"].set(claim, "another", 60)
 
-    assert shop.get_or_load(7, Loader("tea"), patience=0.1) == "tea"
+    assert get_or_load("product", 7, Loader("tea"), patience=0.1) == "tea"
     assert caches["default"].get(claim) == "another"
 
 
 def test_a_claim_that_was_lost_is_not_taken_from_its_new_owner(shop, claim):
     """Whoever loads longer than its claim lasts leaves the next one's alone; a claim of one's own is given back."""
     take = Loader(lambda value: caches["default"].set(claim, "another", 60))
-    shop.get_or_load(7, take)
+    get_or_load("product", 7, take)
     assert caches["default"].get(claim) == "another"
 
     caches["default"].delete(claim)
-    assert shop.get_or_load(7, Loader("tea")) == "tea"
+    assert get_or_load("product", 7, Loader("tea")) == "tea"
     assert caches["default"].get(claim) is None
 
 
@@ -460,9 +465,9 @@ def test_timeouts_are_spread(shop, monkeypatch):
     given = []
     monkeypatch.setattr(LocMemCache, "set", lambda self, key, value, timeout: given.append(timeout))
     for _ in range(200):
-        shop.get_or_load(7, Loader("tea"), 1_000)
-    shop.get_or_load(7, Loader("tea"), None)
-    shop.get_or_load(7, Loader("tea"), 0)
+        get_or_load("product", 7, Loader("tea"), 1_000)
+    get_or_load("product", 7, Loader("tea"), None)
+    get_or_load("product", 7, Loader("tea"), 0)
 
     assert given[-2:] == [None, 0]
     assert len(set(given[:-2])) > 20
@@ -473,18 +478,18 @@ def test_a_cache_key_tells_nothing_of_the_value(build):
     """It is a keyed hash, one for equal values, another for every other value, guard or meaning of the rows."""
     slugs, others = (make_guard(Article, name=name, lookup="slug") for name in ("slugs", "others"))
     alive = make_guard(Article, name="slugs", lookup="slug", alive=guards["article"].alive)
-    keys = [guard.cache_key(value) for guard in (slugs, others, alive) for value in ("secret-slug", "other")]
+    keys = [_key(guard, value) for guard in (slugs, others, alive) for value in ("secret-slug", "other")]
 
     assert len(set(keys)) == 6
     assert not any("slug" in key.removeprefix("bloomguard:slugs:") for key in keys)
     assert all(key.isascii() and key.isprintable() and " " not in key and len(key) < 200 for key in keys)
-    assert guards["product"].cache_key(7) == guards["product"].cache_key("007")
+    assert cache_key("product", 7) == cache_key("product", "007")
 
 
 def test_an_entry_can_be_dropped(shop):
     """``cache_key`` is what a project needs to drop an entry when the row changes."""
     loader = Loader("old", "new")
-    shop.get_or_load(7, loader)
-    caches["default"].delete(shop.cache_key(7))
+    get_or_load("product", 7, loader)
+    caches["default"].delete(cache_key("product", 7))
 
-    assert shop.get_or_load(7, loader) == "new"
+    assert get_or_load("product", 7, loader) == "new"

@@ -24,7 +24,7 @@ from django.utils import timezone
 from django.utils.translation import gettext_lazy
 
 from bloomguard.checks import check_guards
-from bloomguard.guards.conditions import CURE, Unstable, doubts, in_words
+from bloomguard.guards.conditions import CURE, Unstable, as_text, refusal_reasons
 from tests.shop.models import Article, Bundle, Exhibit, Product
 from tests.support.guarding import make_guard, registered
 
@@ -59,20 +59,20 @@ OTHERS = [
 @pytest.mark.parametrize(("one", "other"), SAME, ids=range(len(SAME)))
 def test_what_means_the_same_reads_the_same(one, other):
     """The order of a set, or of keyword arguments, is nobody's intention."""
-    assert in_words(one) == in_words(other)
+    assert as_text(one) == as_text(other)
 
 
 def test_what_means_something_else_reads_otherwise():
     """No two different conditions share a form."""
-    assert len({in_words(each) for each in OTHERS}) == len(OTHERS)
+    assert len({as_text(each) for each in OTHERS}) == len(OTHERS)
 
 
 def test_another_process_reads_the_same():
     """Whatever its hash seed is: a filter that one process built is asked by all."""
     code = "import django; from django.conf import settings; from django.db.models import Q; "
     code += "settings.configure(INSTALLED_APPS=['bloomguard']); django.setup(); "
-    code += "from bloomguard.guards.conditions import in_words; "
-    code += "print(in_words(Q(a__in={'x', 'y', 'z', 'long', 'longer'}) | ~Q(b=None)))"
+    code += "from bloomguard.guards.conditions import as_text; "
+    code += "print(as_text(Q(a__in={'x', 'y', 'z', 'long', 'longer'}) | ~Q(b=None)))"
     forms = {
         subprocess.run(
             [sys.executable, "-c", code],
@@ -90,7 +90,7 @@ def test_another_process_reads_the_same():
 def test_what_has_no_form_is_named():
     """An object that is different in every process cannot be part of the condition."""
     with pytest.raises(Unstable, match="object"):
-        in_words(Q(slug=object()))
+        as_text(Q(slug=object()))
 
 
 NOW = timezone.now()
@@ -179,7 +179,7 @@ def test_of_all_lookups_that_there_are_those_known_to_be_certain_are_taken(name)
     taken = {
         lookup
         for lookup in lookups_of(name)
-        if not list(doubts(Event, Q(**{f"{name}__{lookup}": value_for(name, lookup)})))
+        if not list(refusal_reasons(Event, Q(**{f"{name}__{lookup}": value_for(name, lookup)})))
     }
 
     certain = CERTAIN if name in VALUES else {"isnull"}
@@ -234,7 +234,7 @@ def test_what_is_not_certain_to_change_with_the_row_alone_is_refused(model, aliv
     """Other rows, subqueries, the time, what goes by a session or a library, and what nobody can look into."""
     alive = {"alone": alive, "denied": ~alive, "or": Q(pk=1) | alive, "deep": Q(pk=1) & ~(Q(pk=2) | ~alive)}[where]
 
-    assert re.search(said, "; ".join(doubts(model, alive)))
+    assert re.search(said, "; ".join(refusal_reasons(model, alive)))
 
 
 def test_the_check_tells_the_comparison_and_the_cure():
@@ -280,7 +280,7 @@ SOUND = [
 @pytest.mark.parametrize(("model", "alive"), SOUND, ids=range(len(SOUND)))
 def test_columns_of_the_row_are_sound(model, alive):
     """Its parents' tables' too, and a foreign key's own column."""
-    assert list(doubts(model, alive)) == []
+    assert list(refusal_reasons(model, alive)) == []
 
 
 def test_a_guards_definition_is_stable():
@@ -288,5 +288,5 @@ def test_a_guards_definition_is_stable():
     one = make_guard(Article, alive=Q(slug__in={"a", "b", "c"}), name="one")
     other = make_guard(Article, alive=Q(slug__in={"c", "b", "a"}), name="one")
 
-    assert one.definition == other.definition
-    assert make_guard(Article, alive=Q(slug=object()), name="one").definition
+    assert one._meta.definition == other._meta.definition
+    assert make_guard(Article, alive=Q(slug=object()), name="one")._meta.definition

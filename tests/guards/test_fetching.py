@@ -129,9 +129,9 @@ def test_an_error_keeps_everything(shop, monkeypatch, caplog, error):
         raise error
 
     guard = guards["product"]
-    guard._log.forget()
+    guard._runtime._log.forget()
     assert guard.filter_existing([7, 11]) == [7]
-    monkeypatch.setattr(next(iter(guard.active_filter._opened.values())), "might_contain_many", fail)
+    monkeypatch.setattr(next(iter(guard._runtime.active_filter._opened.values())), "might_contain_many", fail)
 
     with caplog.at_level(logging.WARNING, logger="bloomguard"):
         kept = [guard.filter_existing([7, 11]) for _ in range(3)]

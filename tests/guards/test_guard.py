@@ -12,6 +12,7 @@ from gazetteer.models import Listing
 from bloomguard.exceptions import ConfigurationError
 from bloomguard.filters import CorruptFilter
 from bloomguard.guards import Guard, Registry, registry
+from bloomguard.routes.kwargs import kwargs_for
 from bloomguard.state import table as state
 from bloomguard.verdicts import Verdict
 from tests.shop.models import Article, Bundle, Diary, Order, Place, Price, Product
@@ -97,7 +98,7 @@ def test_a_changed_registry_has_another_version():
 def test_a_lookup_that_is_no_column_is_refused(lookup, message):
     """``lookup`` names columns; the error names what is none."""
     with pytest.raises(ConfigurationError, match=message):
-        make_guard(Product, lookup=lookup).fields  # noqa: B018
+        make_guard(Product, lookup=lookup)._meta.fields  # noqa: B018
 
 
 def test_a_composite_primary_key_is_looked_up_by_its_fields():
@@ -115,8 +116,8 @@ def test_a_composite_primary_key_is_looked_up_by_its_fields():
 
         guard = make_guard(Seat)
 
-        assert [field.name for field in guard.fields] == ["row", "number"]
-        assert guard.value_of(Seat(row="A", number=7)) == ("A", 7)
+        assert [field.name for field in guard._meta.fields] == ["row", "number"]
+        assert guard._meta.value_of(Seat(row="A", number=7)) == ("A", 7)
 
 
 def test_the_definition_changes_with_what_a_key_stands_for():
@@ -136,8 +137,8 @@ def test_the_definition_changes_with_what_a_key_stands_for():
         make_guard(Product, name="other"),
     ]
 
-    assert len({guard.definition for guard in guards}) == len(guards)
-    assert make_guard(Product).definition == guards[0].definition
+    assert len({guard._meta.definition for guard in guards}) == len(guards)
+    assert make_guard(Product)._meta.definition == guards[0]._meta.definition
 
 
 # -- which kwargs carry the ID
@@ -162,7 +163,7 @@ def test_the_definition_changes_with_what_a_key_stands_for():
 )
 def test_the_kwarg_is_found_from_the_lookup_or_named(model, lookup, routes, captured, found):
     """The kwarg has the field's name or one that people give a primary key, unless ``routes`` says which."""
-    assert make_guard(model, lookup=lookup, routes=routes).kwargs_for("r", captured) == found
+    assert kwargs_for(make_guard(model, lookup=lookup, routes=routes), "r", captured) == found
 
 
 @pytest.mark.parametrize(
@@ -179,7 +180,7 @@ def test_the_kwarg_is_found_from_the_lookup_or_named(model, lookup, routes, capt
 def test_a_kwarg_that_cannot_be_told_is_an_error(model, lookup, routes, captured):
     """Where nothing that the pattern captures is the ID, the error says what it captures and what was looked for."""
     with pytest.raises(ConfigurationError, match=f"captures {', '.join(captured) or 'nothing'}; expected"):
-        make_guard(model, lookup=lookup, routes=routes).kwargs_for("r", captured)
+        kwargs_for(make_guard(model, lookup=lookup, routes=routes), "r", captured)
 
 
 # -- asking
@@ -187,7 +188,7 @@ def test_a_kwarg_that_cannot_be_told_is_an_error(model, lookup, routes, captured
 
 def test_a_guard_without_a_filter_knows_nothing(fresh, db):
     """Before the first build every value is UNKNOWN."""
-    decision = registry["product"].decide(1)
+    decision = registry["product"]._runtime.decide(1)
 
     assert decision == (Verdict.UNKNOWN, "cold")
 
@@ -197,7 +198,7 @@ def test_a_guard_without_a_filter_asks_the_database_nothing(fresh, clock, db, mo
     reads = []
     monkeypatch.setattr(state.table.connection, "execute", lambda *args: reads.append(args) or ([], 0))
     for _ in range(10):
-        registry["product"].decide(1)
+        registry["product"]._runtime.decide(1)
         clock.sleep(5)
 
     assert reads == []
@@ -229,22 +230,22 @@ def test_a_value_that_does_not_convert_is_unknown(value, build):
     """What the field does not convert is for the view to judge."""
     build("product")
 
-    assert registry["product"].decide(value) == (Verdict.UNKNOWN, "unkeyable")
+    assert registry["product"]._runtime.decide(value) == (Verdict.UNKNOWN, "unkeyable")
 
 
 @pytest.mark.parametrize("value", [2**64, str(2**70), -(2**70)])
 def test_an_integer_beyond_every_column_is_absent_without_a_look_up(value, fresh, db):
     """An integer of more than 64 bits is ABSENT even before the first build."""
-    assert registry["product"].decide(value) == (Verdict.ABSENT, "out of range")
+    assert registry["product"]._runtime.decide(value) == (Verdict.ABSENT, "out of range")
 
 
 def test_several_values_where_one_is_expected_are_an_error_that_passes(build, caplog, monkeypatch):
     """A mistake in what is asked is UNKNOWN and logged, never raised."""
     build("place")
-    registry["place"]._log.forget()  # none was said already
+    registry["place"]._runtime._log.forget()  # none was said already
 
     with caplog.at_level(logging.ERROR, logger="bloomguard"):
-        decision = registry["place"].decide(("DE",))
+        decision = registry["place"]._runtime.decide(("DE",))
 
     assert decision == (Verdict.UNKNOWN, "error")
     assert [record.levelname for record in caplog.records] == ["ERROR"]
@@ -258,7 +259,7 @@ def test_an_error_inside_is_unknown(error, build, monkeypatch):
     def fail(key):
         raise error
 
-    monkeypatch.setattr(registry["product"].active_filter, "ask_leased", fail)
+    monkeypatch.setattr(registry["product"]._runtime.active_filter, "ask_leased", fail)
 
     assert registry["product"].verdict(1) is Verdict.UNKNOWN
 
@@ -268,20 +269,20 @@ def test_rows_are_those_that_exist_for_the_public(db):
     alive = Article.objects.create(slug="here")
     Article.objects.create(slug="gone", deleted=True)
 
-    assert list(registry["article"].rows()) == [alive]
+    assert list(registry["article"]._meta.rows()) == [alive]
 
 
 def test_value_of_a_row(db):
     """One field's value as it is, several fields' as a tuple, a foreign key's as its column."""
-    assert registry["product"].value_of(Product(pk=7)) == 7
-    assert registry["place"].value_of(Place(country="DE", slug="ulm")) == ("DE", "ulm")
-    assert make_guard(Listing, lookup="city").value_of(Listing(city_id=5)) == 5
+    assert registry["product"]._meta.value_of(Product(pk=7)) == 7
+    assert registry["place"]._meta.value_of(Place(country="DE", slug="ulm")) == ("DE", "ulm")
+    assert make_guard(Listing, lookup="city")._meta.value_of(Listing(city_id=5)) == 5
 
 
 def test_added_values_may_exist(build):
-    """``add`` takes values before their rows are committed, and says that it is proved."""
+    """``add`` takes a value before its row is committed, and returns that the add is confirmed."""
     build("product")
     guard = registry["product"]
 
-    assert guard.add(3, "4")
-    assert [guard.verdict(value) for value in (3, 4, 5)] == [Verdict.MAYBE, Verdict.MAYBE, Verdict.ABSENT]
+    assert guard._runtime.add("4")
+    assert [guard.verdict(value) for value in (4, 5)] == [Verdict.MAYBE, Verdict.ABSENT]

@@ -12,8 +12,8 @@ from asgiref.sync import async_to_sync
 from django.db import DatabaseError, connections, transaction
 from django.test import AsyncClient, Client
 
+from bloomguard.guards import counters as counts
 from bloomguard.guards import registry, spot_checks
-from bloomguard.guards import tallies as counts
 from bloomguard.rebuild import Rebuild
 from bloomguard.signals import false_negative_found
 from bloomguard.state import table as states
@@ -92,7 +92,7 @@ def test_a_false_absence_is_caught(name, table, columns, value, url, clock, capl
     response = Client().get(url)
 
     assert response.status_code == 200
-    assert registry[name].keys.key(told.pop()) == registry[name].keys.key(value)
+    assert registry[name]._meta.keys.key(told.pop()) == registry[name]._meta.keys.key(value)
     assert states.table.current(name).status == states.FENCED
     assert times_counted(name) == before + 1
     assert "would have been answered 404" in caplog.text
@@ -169,7 +169,7 @@ def test_a_check_that_was_drawn_on_an_event_loop_is_made(clock, asked, monkeypat
     registry["product"].verdict(5)
     asked.clear()
     clock.sleep(1)
-    registry["product"].active_filter.table.renew()
+    registry["product"]._runtime.active_filter.table.renew()
     draws = iter([True])
     monkeypatch.setattr(spot_checks, "drawn", lambda: next(draws, False))
 

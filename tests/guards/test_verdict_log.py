@@ -77,7 +77,7 @@ def test_a_listener_that_fails_harms_nobody(product, caplog):
     """It is said once."""
     verdict_log.listeners.append(lambda *heard: 1 / 0)
 
-    assert [product.decide(123456789) for _ in range(2)] == [ABSENT, ABSENT]
+    assert [product._runtime.decide(123456789) for _ in range(2)] == [ABSENT, ABSENT]
     assert [record.name for record in caplog.records if record.levelno == logging.ERROR] == ["bloomguard"]
 
 

@@ -13,8 +13,8 @@ from django.db.transaction import TransactionManagementError
 from django.http import Http404
 from django.shortcuts import aget_object_or_404, get_object_or_404
 
+from bloomguard.guards import counters as counts
 from bloomguard.guards import registry
-from bloomguard.guards import tallies as counts
 from bloomguard.lookups import select
 from bloomguard.lookups.scope import guarded_lookups
 from bloomguard.rebuild import Rebuild

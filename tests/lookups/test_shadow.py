@@ -7,8 +7,8 @@ from django.http import HttpResponse, HttpResponseRedirect
 from django.urls import path
 
 from bloomguard.decorators import guarded
+from bloomguard.guards import counters as counts
 from bloomguard.guards import spot_checks
-from bloomguard.guards import tallies as counts
 from bloomguard.lookups import shadow
 from bloomguard.lookups.scope import Scope
 from bloomguard.rebuild import Rebuild
@@ -61,9 +61,9 @@ def test_every_request_passes(browser, guard, url, queries, django_assert_num_qu
 
 def test_no_verdict_is_absent(guard):
     """Whoever asks the guard is told that nothing can be said, one by one or many at once, waiting or not."""
-    assert guard.decide(8) == (Verdict.UNKNOWN, "shadow")
-    assert guard.decide_now(8) == (Verdict.UNKNOWN, "shadow")
-    assert guard.decide(2**70) == guard.decide_now(2**70) == (Verdict.UNKNOWN, "shadow")
+    assert guard._runtime.decide(8) == (Verdict.UNKNOWN, "shadow")
+    assert guard._runtime.decide_now(8) == (Verdict.UNKNOWN, "shadow")
+    assert guard._runtime.decide(2**70) == guard._runtime.decide_now(2**70) == (Verdict.UNKNOWN, "shadow")
     assert guard.verdict(7) is Verdict.MAYBE
     assert guard.filter_existing([7, 8, 2**70]) == [7, 8, 2**70]
 
@@ -162,7 +162,7 @@ def test_an_absence_is_held_against_the_database(browser, guard, monkeypatch, cl
 def test_whatever_would_have_been_a_404_counts(guard, monkeypatch, decision):
     """An absence that was remembered would have been answered 404 as well, and is compared alike."""
     before = counted(counts.WOULD_HARM)
-    monkeypatch.setattr(guard.active_filter, "ask", lambda key: decision)
+    monkeypatch.setattr(guard._runtime.active_filter, "ask", lambda key: decision)
 
     shadow.compare_status(Scope(), guard, 8, 200)
 
@@ -176,7 +176,7 @@ def test_a_comparison_that_fails_is_logged(guard, monkeypatch, caplog):
     def fail(key):
         raise RuntimeError("woe")
 
-    monkeypatch.setattr(guard.active_filter, "ask", fail)
+    monkeypatch.setattr(guard._runtime.active_filter, "ask", fail)
 
     shadow.compare_status(Scope(), guard, 8, 200)
     shadow.compare_status(Scope(), guard, 9, 200)

@@ -12,7 +12,7 @@ from django.urls import path
 
 from bloomguard import verdicts
 from bloomguard.guards import registry
-from bloomguard.guards.tallies import counts
+from bloomguard.guards.counters import counts
 from bloomguard.routes.explain import MEANING
 from tests.shop import features, views
 from tests.shop.models import Article, Place, Product
@@ -70,15 +70,15 @@ def test_the_key_and_what_it_was_held_against_are_shown(shop, capsys):
     """Key, generation, state row, store, lease and timings are those that the verdict came from."""
     found = explained(capsys, "https://testserver/products/8/?page=2")
     [answer] = found["guards"]
-    state = registry["product"].active_filter.table.current("product")
+    state = registry["product"]._runtime.active_filter.table.current("product")
 
     assert (found["path"], found["pattern"], found["name"]) == ("/products/8/", "/products/<int:pk>/", "product")
-    assert bytes.fromhex(answer["key"]) == registry["product"].keys.key(8)
+    assert bytes.fromhex(answer["key"]) == registry["product"]._meta.keys.key(8)
     assert answer["value"] == "8"
     assert answer["generation"]["name"] == answer["state"]["active"] == state.active
     assert answer["state"]["version"] == state.version
     assert answer["state"]["status"] == "armed"
-    assert answer["identity"] == registry["product"].active_filter.store.identity == state.identity
+    assert answer["identity"] == registry["product"]._runtime.active_filter.store.identity == state.identity
     assert answer["backend"] == "bloomguard.stores.file.FileStore"
     assert 0 < answer["lease_seconds"] <= 1
     assert answer["first_us"] > 0 < answer["again_us"]
@@ -87,7 +87,7 @@ def test_the_key_and_what_it_was_held_against_are_shown(shop, capsys):
 
 def test_it_changes_nothing(shop, capsys, django_assert_num_queries):
     """The row is none other afterwards, the guarded table is not asked, and the figures do not count it."""
-    table = registry["product"].active_filter.table
+    table = registry["product"]._runtime.active_filter.table
     before, counted = table.current("product"), counts.read()
     with django_assert_num_queries(1) as queries:  # the state row
         told(capsys, "/products/8/")
@@ -193,8 +193,8 @@ def test_an_error_is_shown(shop, capsys):
 
 def test_a_fenced_guard_says_why(shop, capsys):
     """The reason of the fence stands in the state row."""
-    registry["product"].active_filter.table.fence("product", "a write of a test")
-    registry["product"].active_filter.table.forget()
+    registry["product"]._runtime.active_filter.table.fence("product", "a write of a test")
+    registry["product"]._runtime.active_filter.table.forget()
     said = told(capsys, "/products/8/")
 
     assert "verdict     unknown: the guard is disabled, often after an unconfirmed add; run rebuild_filter" in said

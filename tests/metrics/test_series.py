@@ -19,7 +19,7 @@ from django.test import Client
 
 from bloomguard.exceptions import StoreUnavailable
 from bloomguard.guards import guards
-from bloomguard.guards.tallies import counts
+from bloomguard.guards.counters import counts
 from bloomguard.metrics import flush
 from bloomguard.metrics import series as figures
 from bloomguard.metrics.flush import Flusher
@@ -68,8 +68,12 @@ def count(name, times=1, guard="product"):
         counts.of(guard)[name]()
 
 
+def read_product(start, end, step=MINUTE):
+    return figures.read_series([guards["product"]], start, end, step)["product"]
+
+
 def since(hours, until=NOON, step=MINUTE):
-    return figures.read(guards["product"], until - timedelta(hours=hours), until, step)
+    return read_product(until - timedelta(hours=hours), until, step)
 
 
 def test_what_was_counted_is_read(flusher, calendar):
@@ -142,7 +146,7 @@ def test_steps_begin_where_the_caller_says(flusher, calendar):
         count("maybe")
         flusher.flush()
 
-    found = figures.read(guards["product"], midnight - timedelta(days=1), midnight + timedelta(days=1), DAY)
+    found = read_product(midnight - timedelta(days=1), midnight + timedelta(days=1), DAY)
     assert found["maybe"] == [1, 2]
 
 
@@ -154,7 +158,7 @@ def test_a_long_time_costs_no_more_than_what_is_kept(flusher, memory, monkeypatc
     count("maybe")
     flusher.flush()
 
-    found = figures.read(guards["product"], NOON - timedelta(days=18_000), NOON + timedelta(hours=1), DAY)
+    found = read_product(NOON - timedelta(days=18_000), NOON + timedelta(hours=1), DAY)
     assert found.total("maybe") == 1
     assert len(asked) <= 5
 
@@ -168,7 +172,7 @@ def test_a_step_is_of_whole_minutes(memory, step):
 
 def test_a_time_that_ends_before_it_begins_is_empty(memory):
     """Nothing happened in no time."""
-    found = figures.read(guards["product"], NOON, NOON - timedelta(hours=1))
+    found = read_product(NOON, NOON - timedelta(hours=1))
 
     assert (found.length, found.times, found["maybe"]) == (0, [], [])
 
@@ -182,7 +186,7 @@ def test_many_guards_are_read_in_one_trip(flusher, memory, monkeypatch):
     count("maybe", 3, guard="order")
     flusher.flush()
 
-    found = figures.read_many(guards, NOON - timedelta(hours=1), NOON + timedelta(minutes=1))
+    found = figures.read_series(guards, NOON - timedelta(hours=1), NOON + timedelta(minutes=1))
     assert {name: series.total("maybe") for name, series in found.items() if series.total("maybe")} == {
         "product": 2, "order": 3,
     }  # fmt: skip
@@ -231,7 +235,7 @@ def test_one_store_that_is_away_keeps_no_other_from_its_figures(flusher, memory,
     count("maybe")
     flusher.flush()
 
-    found = figures.read_many([guards["order"], guards["product"]], NOON, NOON + timedelta(minutes=1))
+    found = figures.read_series([guards["order"], guards["product"]], NOON, NOON + timedelta(minutes=1))
     assert found["order"] == Series("order", int(NOON.timestamp()), 60, 1, {}, "the server did not answer in time")
     assert (found["product"]["maybe"], found["product"].error) == ([1], "")
 
@@ -309,7 +313,7 @@ if sys.argv[1] == "linger":
 def now():
     """A span around this moment, by hours: the test may run across the end of a minute."""
     this = datetime.now(timezone.utc)
-    return figures.read(guards["product"], this - timedelta(hours=2), this + timedelta(hours=1), HOUR)
+    return read_product(this - timedelta(hours=2), this + timedelta(hours=1), HOUR)
 
 
 def eventually(read, wanted):

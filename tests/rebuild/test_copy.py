@@ -91,7 +91,9 @@ def test_a_filter_moves_by_its_bits(shop, move, clock, origin, target, name, mon
     """A bitmap and a Bloom filter arrive with all their bits, no row is read, and the original is gone."""
     shop(origin)
     guard = registry[name]
-    before = guard.active_filter._generation(state.table.current(name), state.table.current(name).active).read_shard(0)
+    before = guard._runtime.active_filter._generation(
+        state.table.current(name), state.table.current(name).active
+    ).read_shard(0)
     move(target)
     monkeypatch.setattr(Source, "pages", None)
     monkeypatch.setattr(Source, "summary", None)
@@ -101,7 +103,7 @@ def test_a_filter_moves_by_its_bits(shop, move, clock, origin, target, name, mon
     clock.sleep(2)
     assert known(name) == {Verdict.MAYBE}
     assert unknown(name) is Verdict.ABSENT
-    after = guard.active_filter._opened[report.generation].read_shard(0)
+    after = guard._runtime.active_filter._opened[report.generation].read_shard(0)
     assert bytes(after.body) == bytes(before.body)
     assert after.header.tag != before.header.tag
     assert report.rows == ROWS
@@ -121,7 +123,7 @@ def test_a_guard_goes_on_answering_from_where_its_filter_lies(shop, move, clock,
     assert state.table.current("product").status == state.ARMED
     assert registry["product"].verdict(ROWS + 1) is Verdict.MAYBE
     assert registry["product"].verdict(ROWS + 2) is Verdict.ABSENT
-    assert (registry["product"].decide_now(ROWS + 2) is None) == stores[origin].is_remote
+    assert (registry["product"]._runtime.decide_now(ROWS + 2) is None) == stores[origin].is_remote
     move(target, target)
     assert registry["product"].verdict(ROWS + 2) is Verdict.UNKNOWN
 
@@ -319,7 +321,7 @@ def test_the_command_copies(shop, move, clock, monkeypatch, capsys):
 def test_a_shard_is_read_whole_and_merged_once(shop):
     """A merge tells how many bits were missing: all of them first, none the second time."""
     shop("files")
-    generation = registry["article"].active_filter._generation(*_active("article"))
+    generation = registry["article"]._runtime.active_filter._generation(*_active("article"))
     whole = generation.read_shard(0)
     empty = stores["shared"].create("article", "twin", generation.layout)
 

@@ -193,7 +193,7 @@ def test_a_waiting_builder_says_that_it_is_alive(postgresql, fresh, clock):
     beats = []
     rebuild = Rebuild(registry["product"], sleep=clock.sleep, clock=clock)
     rebuild.announce()
-    rebuild.table.beat, beat = beats.append, rebuild.table.beat
+    rebuild.table.heartbeat, beat = beats.append, rebuild.table.heartbeat
     try:
         with Other(lambda: Product.objects.create(pk=2)) as other:
 
@@ -205,7 +205,7 @@ def test_a_waiting_builder_says_that_it_is_alive(postgresql, fresh, clock):
             rebuild._sleep = sleep
             rebuild.wait_for_writers()
     finally:
-        rebuild.table.beat = beat
+        rebuild.table.heartbeat = beat
 
     assert len(beats) >= 3
 

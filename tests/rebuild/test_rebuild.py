@@ -50,8 +50,8 @@ def serves(clock) -> bool:
     """The guard denies what is not there, and lets every row pass."""
     clock.now += 1
     guard = registry["product"]
-    passed = [guard.decide(pk) for pk in Product.objects.values_list("pk", flat=True)]
-    return {*passed} == {MAYBE} and guard.decide(ABSENT_PK) == ABSENT
+    passed = [guard._runtime.decide(pk) for pk in Product.objects.values_list("pk", flat=True)]
+    return {*passed} == {MAYBE} and guard._runtime.decide(ABSENT_PK) == ABSENT
 
 
 # -- what it makes
@@ -73,9 +73,9 @@ def test_a_rebuild_holds_every_row(kind, build, clock, monkeypatch):
     guard = registry["product"]
 
     assert (first.rows, second.rows) == (550, 450)
-    assert all(guard.decide(pk) == MAYBE for pk in [*range(-50, 300), *range(600, 700)])
-    assert sum(guard.decide(pk) == ABSENT for pk in range(10_000, 11_000)) > 980
-    assert sum(guard.decide(pk) == ABSENT for pk in range(300, 500)) > 190
+    assert all(guard._runtime.decide(pk) == MAYBE for pk in [*range(-50, 300), *range(600, 700)])
+    assert sum(guard._runtime.decide(pk) == ABSENT for pk in range(10_000, 11_000)) > 980
+    assert sum(guard._runtime.decide(pk) == ABSENT for pk in range(300, 500)) > 190
 
 
 @pytest.mark.usefixtures("each_database")
@@ -125,7 +125,11 @@ def litter(report):
 
 def test_what_was_left_lying_goes(built, build):
     """Generations that no row names, and a build from this database has left, are removed by the next one."""
-    layout = stores["default"].open("product", built.generation, registry["product"].active_filter.find_key_hash).layout
+    layout = (
+        stores["default"]
+        .open("product", built.generation, registry["product"]._runtime.active_filter.find_key_hash)
+        .layout
+    )
     stores["default"].create("product", litter(built), layout)
 
     again = build("product")
@@ -162,7 +166,11 @@ def test_a_store_that_is_replaced_denies_no_row(built, clock, monkeypatch):
     has the filter of before, denies nothing that is saved after that change."""
     guard, builder = registry["product"], ProductGuard(Product)
     reader = ActiveFilter(
-        "product", store_alias="default", definition=guard.definition, width=8, table=StateTable(Counting(), clock)
+        "product",
+        store_alias="default",
+        definition=guard._meta.definition,
+        width=8,
+        table=StateTable(Counting(), clock),
     )
     saved, asked, swap = [], [], states.table.swap
 
@@ -304,7 +312,8 @@ def test_no_write_of_another_process_is_lost(start, fresh, monkeypatch):
 
     guard = registry["order"]
     generations = [
-        stores["default"].open("order", name, guard.active_filter.find_key_hash) for name in (former, report.generation)
+        stores["default"].open("order", name, guard._runtime.active_filter.find_key_hash)
+        for name in (former, report.generation)
     ]
     assert row_of("order").status == ARMED
     assert len(acknowledged.keys) > 50
@@ -364,7 +373,7 @@ def test_a_write_of_this_process_goes_to_the_next_generation_too(built, clock):
     Rebuild(registry["product"], progress=progress, sleep=clock.sleep).run()
     clock.now += 1
 
-    assert registry["product"].decide(-5) == MAYBE
+    assert registry["product"]._runtime.decide(-5) == MAYBE
     assert serves(clock)
 
 
@@ -640,7 +649,7 @@ def test_a_builder_beats_now_and_then(built, clock, monkeypatch):
     """Every ten seconds of a long scan the row is told that its builder is alive."""
     monkeypatch.setattr(sources, "PAGE_ROWS", 1)
     beats = []
-    monkeypatch.setattr(states.table, "beat", lambda state: beats.append(clock.now))
+    monkeypatch.setattr(states.table, "heartbeat", lambda state: beats.append(clock.now))
     began = clock.now
 
     def progress(done, total):

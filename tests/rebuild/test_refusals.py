@@ -16,7 +16,7 @@ from django.db.models.functions import Now
 from django.test.utils import isolate_apps
 
 from bloomguard.guards import Guard, registry
-from bloomguard.guards import guard as guards_module
+from bloomguard.guards import meta as guard_meta
 from bloomguard.guards.keys import OutOfRange, Uncertain, Unkeyable
 from bloomguard.rebuild import columns, rebuild
 from bloomguard.state import table as state
@@ -550,8 +550,8 @@ def test_a_condition_that_is_not_certain(only, alive):
 def test_a_filter_of_a_condition_that_was_let_through_before_is_not_asked(only, monkeypatch):
     """A release that refuses a condition passes every request until the guard is mended, also without a rebuild."""
     with monkeypatch.context() as patch:
-        patch.setattr("bloomguard.guards.conditions.doubts", lambda model, alive: iter(()))
-        patch.setattr(guards_module, "doubts", lambda model, alive: iter(()))
+        patch.setattr("bloomguard.guards.conditions.refusal_reasons", lambda model, alive: iter(()))
+        patch.setattr(guard_meta, "refusal_reasons", lambda model, alive: iter(()))
         former = only(Article, lookup="slug", alive=Q(slug__gt="m"))
         build()
         assert former.verdict("z") is Verdict.ABSENT
@@ -642,9 +642,9 @@ def test_a_field_with_a_class_of_its_own(page, field, column, told, cure):
     assert told in said
     assert cure in hint
     assert state.table.current("mine").version == 0
-    assert guard.decide("7") is UNKEYABLE
+    assert guard._runtime.decide("7") is UNKEYABLE
     with pytest.raises(Uncertain):
-        guard.keys.key("7")
+        guard._meta.keys.key("7")
 
 
 @pytest.mark.usefixtures("each_database")
@@ -695,7 +695,7 @@ def test_a_text_that_has_no_form(only, caplog, value):
     guard = only(Article, lookup="slug", normalize=strict)
     build()
 
-    assert guard.decide(value) is UNKEYABLE
+    assert guard._runtime.decide(value) is UNKEYABLE
     Article.objects.create(slug=value)
     Article.objects.filter(slug=value).update(slug=f"{value}-2")
     Article.objects.bulk_create([Article(slug=value), Article(slug="x")])
@@ -705,7 +705,7 @@ def test_a_text_that_has_no_form(only, caplog, value):
         Verdict.UNKNOWN, Verdict.UNKNOWN, Verdict.MAYBE, Verdict.ABSENT,
     ]  # fmt: skip
     build()
-    assert guard.decide(value) is UNKEYABLE
+    assert guard._runtime.decide(value) is UNKEYABLE
     assert guard.verdict("x") is Verdict.MAYBE
     assert "SECRET" not in caplog.text
 
@@ -716,7 +716,7 @@ def test_a_normalizer_that_fails_for_the_moment(only, caplog):
     guard = only(Article, lookup="slug", normalize=strict)
     build()
 
-    assert guard.decide("file-SECRET") is UNKEYABLE
+    assert guard._runtime.decide("file-SECRET") is UNKEYABLE
     assert status() == ARMED
     Article.objects.create(slug="file-SECRET")
 
@@ -732,7 +732,7 @@ def test_no_error_has_the_value(value):
     guard = make_guard(Article, lookup="slug", normalize=strict)
 
     with pytest.raises((Unkeyable, Uncertain)) as raised:
-        guard.keys.key(value)
+        guard._meta.keys.key(value)
 
     assert "SECRET" not in str(raised.value)
     assert raised.value.__suppress_context__ or raised.value.__context__ is None
@@ -751,7 +751,7 @@ def test_integers_of_an_unsigned_column(value):
     """MySQL's unsigned bigints are keys as all others; above them no column holds any."""
     field = models.PositiveBigIntegerField()
     field.set_attributes_from_name("it")
-    key = guards_module.KeyMaker([field]).key
+    key = guard_meta.KeyMaker([field]).key
 
     assert key(value) == key(str(value)) == value.to_bytes(8, "little")
     with pytest.raises(OutOfRange):

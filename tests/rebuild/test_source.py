@@ -27,7 +27,7 @@ pytestmark = [
 ]
 
 
-def keys_of(page: sources.Page, guard: Guard) -> list[bytes]:
+def keys_of(page: sources.KeyPage, guard: Guard) -> list[bytes]:
     """A page's keys, one by one, from whatever form it has."""
     if isinstance(page.keys, np.ndarray):
         return [int(number).to_bytes(8, "little", signed=True) for number in page.keys]
@@ -44,9 +44,9 @@ def scanned(guard: Guard) -> list[bytes]:
 def iterated(guard: Guard) -> list[bytes]:
     """The reference: the ORM's iterator and the guard's key maker, a row at a time."""
     found = []
-    for row in guard.rows().using(database.current).iterator():
+    for row in guard._meta.rows().using(database.current).iterator():
         try:
-            found.append(guard.keys.key(guard.value_of(row)))
+            found.append(guard._meta.keys.key(guard._meta.value_of(row)))
         except Unkeyable:
             continue
     return found
@@ -94,7 +94,7 @@ def test_a_scan_gives_what_the_iterator_gives(rows, page_rows, monkeypatch):
     found = scanned(guard)
 
     assert sorted(found) == sorted(iterated(guard))
-    assert sum(page.rows for page in Source(guard).pages()) == guard.rows().count()
+    assert sum(page.rows for page in Source(guard).pages()) == guard._meta.rows().count()
 
 
 def test_pages_are_of_the_size_that_was_set(monkeypatch):
@@ -206,7 +206,7 @@ def test_a_field_of_somebodys_own_is_read_by_itself(own_models):
     Own.objects.bulk_create(Own(number=number) for number in range(20))
     guard = NumberGuard(Own)
 
-    assert sorted(scanned(guard)) == sorted(guard.keys.key(number) for number in range(20))
+    assert sorted(scanned(guard)) == sorted(guard._meta.keys.key(number) for number in range(20))
 
 
 def test_a_column_of_null_has_no_keys(own_models):
@@ -217,7 +217,7 @@ def test_a_column_of_null_has_no_keys(own_models):
     Optional.objects.create(number=7)
 
     assert (nothing.count, nothing.low, nothing.high) == (5, None, None)
-    assert scanned(guard) == [guard.keys.key(7)]
+    assert scanned(guard) == [guard._meta.keys.key(7)]
     assert Source(guard).summary().high == 7
 
 
@@ -232,7 +232,7 @@ def test_a_column_of_null_has_no_keys(own_models):
 )
 def test_a_summary_tells_what_to_choose_a_filter_by(name, model, values, summary):
     """How many keys there are, and between which numbers, in the numbers that a filter sees."""
-    field = registry[name].fields[0].name
+    field = registry[name]._meta.fields[0].name
     model.objects.bulk_create(model(**{field: value}) for value in values)
 
     found = Source(registry[name]).summary()

@@ -14,7 +14,7 @@ from bloomguard.guards import registry
 from bloomguard.rebuild import Rebuild, verify
 from bloomguard.rebuild import source as sources
 from bloomguard.rebuild.source import Source
-from bloomguard.rebuild.verify import Proof
+from bloomguard.rebuild.verify import PublishCheck
 from bloomguard.state import table as states
 from bloomguard.stores import Generation, stores
 from tests.shop.guards import ProductGuard
@@ -93,7 +93,7 @@ def test_rows_are_read_at_random_places(clock, monkeypatch):
     """Of a large table some runs of rows are read, not twice the same, from every part of it."""
     monkeypatch.setattr(verify, "RANDOM_ROWS", 400)
     Product.objects.bulk_create(Product(pk=pk) for pk in range(1, 4_001))
-    proofs = [Proof(Source(registry["product"]), clock.sleep) for _ in range(2)]
+    proofs = [PublishCheck(Source(registry["product"]), clock.sleep) for _ in range(2)]
 
     one, other = [sorted(values[0] for values in each._values()) for each in proofs]
 
@@ -107,7 +107,7 @@ def test_rows_that_lie_unevenly_are_read_from_both_ends(clock, monkeypatch):
     monkeypatch.setattr(verify, "RANDOM_ROWS", 400)
     Product.objects.bulk_create(Product(pk=pk) for pk in [*range(1, 501), 1 << 60])
 
-    found = {values[0] for values in Proof(Source(registry["product"]), clock.sleep)._values()}
+    found = {values[0] for values in PublishCheck(Source(registry["product"]), clock.sleep)._values()}
 
     assert {1, 2, 190, 499, 500, 1 << 60} <= found
 
@@ -118,7 +118,7 @@ def test_other_primary_keys_are_read_from_both_ends(clock, monkeypatch):
     monkeypatch.setattr(verify, "RANDOM_ROWS", 20)
     Product.objects.bulk_create(Product(pk=pk) for pk in range(1, 101))
 
-    found = sorted(values[0] for values in Proof(Source(registry["product"]), clock.sleep)._values())
+    found = sorted(values[0] for values in PublishCheck(Source(registry["product"]), clock.sleep)._values())
 
     assert found == [*range(1, 11), *range(91, 101)]
 
@@ -127,7 +127,7 @@ def test_all_rows_that_were_inserted_meanwhile_are_read(clock, monkeypatch):
     """Every row above the greatest key of before is read, however many are read at random."""
     monkeypatch.setattr(verify, "RANDOM_ROWS", 10)
     Product.objects.bulk_create(Product(pk=pk) for pk in range(1, 101))
-    made = Proof(Source(registry["product"]), clock.sleep)
+    made = PublishCheck(Source(registry["product"]), clock.sleep)
     Product.objects.bulk_create(Product(pk=pk) for pk in range(101, 301))
 
     assert set(range(101, 301)) <= {values[0] for values in made._values()}
@@ -153,7 +153,7 @@ def test_a_row_whose_add_is_on_its_way_is_waited_for(clock, monkeypatch):
         clock.sleep(seconds)
         slept.append(seconds)
         if seconds == 1.0:
-            guard.active_filter.add([guard.keys.key(5)])
+            guard._runtime.active_filter.add([guard._meta.keys.key(5)])
 
     def progress(done, total):
         insert_unseen(5)
@@ -174,7 +174,7 @@ def test_more_errors_than_promised_stop_the_build(kind, clock, monkeypatch):
 
     def progress(done, total):
         building = stores["default"].open(
-            "product", states.table.current("product").building, guard.active_filter.find_key_hash
+            "product", states.table.current("product").building, guard._runtime.active_filter.find_key_hash
         )
         building.add_many(np.arange(1 << 40, (1 << 40) + 20_000))
 

@@ -16,7 +16,7 @@ from django.urls import path
 from django.utils.decorators import method_decorator
 from django.views.generic import DetailView
 
-from bloomguard.guards import tallies as counts
+from bloomguard.guards import counters as counts
 from bloomguard.routes.discovery import NotFound, find_kwargs
 from bloomguard.routes.patterns import patterns
 from bloomguard.routes.table import guarded_routes, table_for

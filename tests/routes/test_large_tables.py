@@ -91,4 +91,4 @@ def test_the_index_finds_what_a_look_at_every_pattern_finds():
             for other in known[:place]
             if mine.literal.startswith(other.literal) or other.literal.startswith(mine.literal)
         ]
-        assert list(index.rivals(mine)) == expected
+        assert list(index.overlapping(mine)) == expected

@@ -13,7 +13,7 @@ from django.shortcuts import get_object_or_404
 from django.test import AsyncClient, Client
 from django.urls import clear_url_caches, path
 
-from bloomguard.guards import tallies as counts
+from bloomguard.guards import counters as counts
 from bloomguard.middleware import BEFORE_CACHE, ELSEWHERE, LAST, BloomGuardMiddleware, place_in_settings
 from bloomguard.state import table as state
 from tests.shop import views

@@ -13,7 +13,8 @@ from django.urls import include, path, re_path, register_converter, resolve
 from django.utils import translation
 from django.utils.functional import lazystr
 
-from bloomguard.guards import Guard, registry
+from bloomguard.guards import registry
+from bloomguard.guards.runtime import GuardRuntime
 from bloomguard.routes.patterns import patterns
 from bloomguard.routes.table import table_for
 from bloomguard.signals import request_blocked
@@ -107,7 +108,7 @@ def answer(url, decide=None, *, method="GET", script_name="", **attributes):
     asked_for.update(attributes)
     try:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(Guard, "decide", lambda guard, value, key=None: decide(guard, value))
+            patch.setattr(GuardRuntime, "decide", lambda runtime, value, key=None: decide(runtime._guard, value))
             response = Client(raise_request_exception=False).generic(method, url, SCRIPT_NAME=script_name)
     finally:
         request_blocked.disconnect(note)

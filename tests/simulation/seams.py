@@ -58,8 +58,8 @@ def install() -> None:
     _put(
         rebuild,
         secrets=SimpleNamespace(token_hex=lambda size: World.current.new_name()),
-        lay_out=lambda guard, summary, tag=0: World.current.layout,
-        Proof=Unproved,
+        plan_layout=lambda guard, summary, tag=0: World.current.layout,
+        PublishCheck=Unproved,
         refusals=SimpleNamespace(
             declared=lambda guard: (), found=lambda guard, connection: (), unreadable=lambda guard, connection: ""
         ),
@@ -82,7 +82,7 @@ class Unproved:
     def __init__(self, source: Any, sleep: Any) -> None:
         pass
 
-    def rows_held(self, generation: Any) -> int:
+    def verify_rows(self, generation: Any) -> int:
         return 0
 
     def error_rate(self, generation: Any) -> float:

@@ -46,7 +46,7 @@ def here(monkeypatch, build, clock):
     Product.objects.bulk_create(Product(pk=pk) for pk in range(1, 11))
     build("product")
     clock.now += 1
-    assert registry["product"].decide(ABSENT_PK) == ABSENT
+    assert registry["product"]._runtime.decide(ABSENT_PK) == ABSENT
     yield
     database.current = "default"
 
@@ -80,13 +80,13 @@ def row() -> GuardState:
 def test_a_row_that_is_saved_on_the_other_host_is_denied_on_none(there, clock):
     """The host whose store is not the one that the row names answers nothing; what it saves takes the filter out of
     use, and the reason names both hosts and the cure."""
-    before = there(f"print(guard.decide({ABSENT_PK}).verdict.name)")
+    before = there(f"print(guard.verdict({ABSENT_PK}).name)")
 
     said = there("Product.objects.create(pk=50)")
     clock.now += 1  # the writer waits for two
 
     assert before == "UNKNOWN\n"
-    assert registry["product"].decide(50) != ABSENT
+    assert registry["product"]._runtime.decide(50) != ABSENT
     found = row()
     assert found.status == FENCED
     assert "in a store of the host web-1, and web-2 has another of its own" in found.reason
@@ -102,17 +102,17 @@ def test_a_build_on_the_other_host_takes_over_and_says_so(there, clock, caplog):
 
     assert "web-2 builds it in its own store, and web-1 did so before" in taken
     assert "use a store that all hosts share" in taken
-    assert there(f"print(guard.decide({ABSENT_PK}).verdict.name, guard.decide(1).verdict.name)") == "ABSENT MAYBE\n"
+    assert there(f"print(guard.verdict({ABSENT_PK}).name, guard.verdict(1).name)") == "ABSENT MAYBE\n"
     assert (row().status, row().host) == (ARMED, "web-2")
-    assert {registry["product"].decide(pk) for pk in (ABSENT_PK, 1, 2)} <= {IDENTITY, MAYBE}
-    assert registry["product"].decide(ABSENT_PK) == IDENTITY
+    assert {registry["product"]._runtime.decide(pk) for pk in (ABSENT_PK, 1, 2)} <= {IDENTITY, MAYBE}
+    assert registry["product"]._runtime.decide(ABSENT_PK) == IDENTITY
     assert "in a store of the host web-2, and web-1 has another of its own" in caplog.text
 
     Product.objects.create(pk=60)
     there("state.table.forget()")
 
     assert row().status == FENCED
-    assert there("print(guard.decide(60).verdict.name)") == "UNKNOWN\n"
+    assert there("print(guard.verdict(60).name)") == "UNKNOWN\n"
 
 
 def test_one_host_that_was_restarted_is_told_to_rebuild(here, build, clock, caplog, settings):
@@ -124,8 +124,8 @@ def test_one_host_that_was_restarted_is_told_to_rebuild(here, build, clock, capl
     (folder / "product" / "left.filter").touch()
     forget()
 
-    assert registry["product"].decide(ABSENT_PK) == IDENTITY
+    assert registry["product"]._runtime.decide(ABSENT_PK) == IDENTITY
     assert "in another store, or before this one was restarted; run rebuild_filter" in caplog.text
     Rebuild(registry["product"], sleep=clock.sleep).run()
     clock.now += 1
-    assert registry["product"].decide(ABSENT_PK) == ABSENT
+    assert registry["product"]._runtime.decide(ABSENT_PK) == ABSENT

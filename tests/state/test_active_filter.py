@@ -36,7 +36,7 @@ def product(request, monkeypatch, build, clock) -> Guard:
     Product.objects.bulk_create(Product(pk=pk) for pk in range(1, 11))
     build("product")
     guard = registry["product"]
-    assert guard.decide(ABSENT_PK) == ABSENT
+    assert guard._runtime.decide(ABSENT_PK) == ABSENT
     return guard
 
 
@@ -50,7 +50,7 @@ def connection(monkeypatch) -> Counting:
 
 def another_process(guard: Guard, clock) -> ActiveFilter:
     table = StateTable(Counting(), clock)
-    return ActiveFilter(guard.name, store_alias="default", definition=guard.definition, width=8, table=table)
+    return ActiveFilter(guard.name, store_alias="default", definition=guard._meta.definition, width=8, table=table)
 
 
 # -- asking
@@ -61,7 +61,7 @@ def test_a_guard_that_was_never_built_is_cold_under_a_lease_as_well(fresh, clock
     states.table.renew()
 
     assert states.table.lease("product") == State("product")
-    assert registry["product"].decide(7) == COLD
+    assert registry["product"]._runtime.decide(7) == COLD
 
 
 def test_a_cold_guard_asks_the_database_nothing(fresh, clock, connection, db):
@@ -70,7 +70,7 @@ def test_a_cold_guard_asks_the_database_nothing(fresh, clock, connection, db):
 
     found = []
     for _ in range(50):
-        found.append(guard.decide(ABSENT_PK))
+        found.append(guard._runtime.decide(ABSENT_PK))
         clock.now += 0.5
 
     assert found == [COLD] * 50
@@ -81,7 +81,7 @@ def test_maybe_needs_no_lease(product, clock, connection):
     """A key that the filter holds passes without a look at the state rows, however old the copy of them is."""
     clock.now += 1_000
 
-    assert {product.decide(pk) for pk in range(1, 11)} == {MAYBE}
+    assert {product._runtime.decide(pk) for pk in range(1, 11)} == {MAYBE}
     assert connection.statements == []
 
 
@@ -89,7 +89,7 @@ def test_absent_renews_the_lease(product, clock, connection):
     """A no is said under a lease alone: the rows are read once a second, whatever the number of askers."""
     found = []
     for number in range(300):
-        found.append(product.decide(ABSENT_PK + number))
+        found.append(product._runtime.decide(ABSENT_PK + number))
         clock.now += 0.01
 
     assert found.count(ABSENT) >= 295  # the rest are false positives
@@ -102,28 +102,28 @@ def test_without_a_lease_nothing_is_denied(product, clock, connection):
     clock.now += 1
     connection.broken = True
 
-    assert product.decide(ABSENT_PK) == LEASE
-    assert product.decide(1) == MAYBE
-    assert product.decide_now(ABSENT_PK) is None
+    assert product._runtime.decide(ABSENT_PK) == LEASE
+    assert product._runtime.decide(1) == MAYBE
+    assert product._runtime.decide_now(ABSENT_PK) is None
 
 
 def test_what_needs_the_database_is_left_to_the_caller(product, clock, connection):
     """``decide_now`` asks the database nothing: under a lease it decides, without one it says that it cannot."""
-    under_lease = product.decide_now(ABSENT_PK)
+    under_lease = product._runtime.decide_now(ABSENT_PK)
     clock.now += 1
-    without = product.decide_now(ABSENT_PK)
+    without = product._runtime.decide_now(ABSENT_PK)
 
-    assert (under_lease, without, product.decide_now(1)) == (ABSENT, None, MAYBE)
+    assert (under_lease, without, product._runtime.decide_now(1)) == (ABSENT, None, MAYBE)
     assert connection.statements == []
 
 
 def test_a_process_that_just_started_opens_nothing_in_a_hurry(product, clock):
     """``decide_now`` does not open a filter, which reads all of it; ``decide`` does, once."""
-    product.active_filter.forget()
+    product._runtime.active_filter.forget()
 
-    assert product.decide_now(1) is None
-    assert product.decide(1) == MAYBE
-    assert product.decide_now(ABSENT_PK) == ABSENT
+    assert product._runtime.decide_now(1) is None
+    assert product._runtime.decide(1) == MAYBE
+    assert product._runtime.decide_now(ABSENT_PK) == ABSENT
 
 
 def test_a_fenced_guard_denies_nothing(product, clock):
@@ -132,34 +132,34 @@ def test_a_fenced_guard_denies_nothing(product, clock):
     clock.now += 1
     other = another_process(product, clock)
 
-    assert product.decide(ABSENT_PK) == other.ask(key(ABSENT_PK)) == FENCED_DECISION
+    assert product._runtime.decide(ABSENT_PK) == other.ask(key(ABSENT_PK)) == FENCED_DECISION
     assert other.ask(key(1)) == FENCED_DECISION
-    assert product.decide(1) == MAYBE
+    assert product._runtime.decide(1) == MAYBE
 
 
 def test_a_fence_by_another_process_is_obeyed_within_a_lease(product, clock):
     """A process that has not heard of the fence answers for less than a second more."""
     StateTable(Counting(), clock).fence("product", "because")
     clock.now += 0.99
-    still = product.decide(ABSENT_PK)
+    still = product._runtime.decide(ABSENT_PK)
     clock.now += 0.01
 
     assert still == ABSENT
-    assert product.decide(ABSENT_PK) == FENCED_DECISION
+    assert product._runtime.decide(ABSENT_PK) == FENCED_DECISION
 
 
 def test_a_generation_of_another_process_is_picked_up_within_a_lease(product, clock):
     """What another process publishes answers here within a second, and the one before is let go of."""
-    before = product.active_filter.table.current("product").active
+    before = product._runtime.active_filter.table.current("product").active
     other = another_process(product, clock)
-    product.active_filter.__dict__["table"], mine = other.table, product.active_filter.table
+    product._runtime.active_filter.__dict__["table"], mine = other.table, product._runtime.active_filter.table
     built = Rebuild(product, sleep=lambda seconds: None).run()
-    product.active_filter.__dict__["table"] = mine
+    product._runtime.active_filter.__dict__["table"] = mine
     clock.now += 1
 
-    assert product.decide(ABSENT_PK) == ABSENT
-    assert product.active_filter.last_check[0] == built.generation != before
-    assert list(product.active_filter._opened) == [built.generation]
+    assert product._runtime.decide(ABSENT_PK) == ABSENT
+    assert product._runtime.active_filter.last_check[0] == built.generation != before
+    assert list(product._runtime.active_filter._opened) == [built.generation]
 
 
 def test_a_first_generation_is_picked_up_within_a_lease(fresh, transactional_db, clock):
@@ -188,11 +188,11 @@ def test_another_store_is_not_trusted(product, clock, caplog):
     forget()
 
     with caplog.at_level(logging.WARNING, logger="bloomguard"):
-        found = {product.decide(number) for number in (1, ABSENT_PK)}
+        found = {product._runtime.decide(number) for number in (1, ABSENT_PK)}
 
     assert found == {IDENTITY}
     assert len(caplog.records) == 1
-    assert not product.active_filter.add([key(50)])
+    assert not product._runtime.active_filter.add([key(50)])
 
 
 def test_a_rebuild_takes_another_store_over(product, build, clock):
@@ -205,7 +205,7 @@ def test_a_rebuild_takes_another_store_over(product, build, clock):
 
     row = states.table.current("product")
     assert (row.identity, row.active, row.standby) == (stores["default"].identity, report.generation, "")
-    assert product.decide(ABSENT_PK) == ABSENT
+    assert product._runtime.decide(ABSENT_PK) == ABSENT
 
 
 def test_a_key_is_found_by_a_former_secret(product, settings, clock):
@@ -213,13 +213,14 @@ def test_a_key_is_found_by_a_former_secret(product, settings, clock):
     former = settings.SECRET_KEY
     settings.SECRET_KEY = "another"
     settings.SECRET_KEY_FALLBACKS = ["a third", former]
-    product.active_filter.forget()
-    with_fallback = [product.decide(1), product.decide(ABSENT_PK), product.add(50), product.decide(50)]
+    product._runtime.active_filter.forget()
+    runtime = product._runtime
+    with_fallback = [runtime.decide(1), runtime.decide(ABSENT_PK), runtime.add(50), runtime.decide(50)]
     settings.SECRET_KEY_FALLBACKS = []
-    product.active_filter.forget()
+    product._runtime.active_filter.forget()
 
     assert with_fallback == [MAYBE, ABSENT, True, MAYBE]
-    assert [product.decide(1), product.decide(ABSENT_PK), product.add(51)] == [UNTRUSTED, UNTRUSTED, False]
+    assert [runtime.decide(1), runtime.decide(ABSENT_PK), runtime.add(51)] == [UNTRUSTED, UNTRUSTED, False]
 
 
 def test_a_rebuild_takes_the_new_secret(product, build, settings, clock):
@@ -231,7 +232,7 @@ def test_a_rebuild_takes_the_new_secret(product, build, settings, clock):
     forget()
     clock.now += 1
 
-    assert [product.decide(1), product.decide(ABSENT_PK)] == [MAYBE, ABSENT]
+    assert [product._runtime.decide(1), product._runtime.decide(ABSENT_PK)] == [MAYBE, ABSENT]
 
 
 class AlwaysAlive(ArticleGuard):
@@ -259,14 +260,16 @@ def test_a_filter_for_another_definition_is_not_asked(changed, build, clock):
     build("article")
     guard = changed(Article)
 
-    assert registry["article"].decide("nowhere") == ABSENT
-    assert guard.decide("hidden" if changed is not ByPk else 2) == UNTRUSTED
+    assert registry["article"]._runtime.decide("nowhere") == ABSENT
+    assert guard._runtime.decide("hidden" if changed is not ByPk else 2) == UNTRUSTED
 
     Rebuild(guard, sleep=lambda seconds: None).run()
     clock.now += 1
 
-    assert guard.decide("nowhere" if changed is not ByPk else ABSENT_PK) == ABSENT
-    assert guard.decide("hidden" if changed is AlwaysAlive else 1 if changed is ByPk else "HERE".lower()) == MAYBE
+    assert guard._runtime.decide("nowhere" if changed is not ByPk else ABSENT_PK) == ABSENT
+    assert (
+        guard._runtime.decide("hidden" if changed is AlwaysAlive else 1 if changed is ByPk else "HERE".lower()) == MAYBE
+    )
 
 
 # -- adding
@@ -274,14 +277,14 @@ def test_a_filter_for_another_definition_is_not_asked(changed, build, clock):
 
 def generations(guard: Guard, *names: str) -> dict[str, bool]:
     """Whether each of the generations holds the key 50."""
-    find = guard.active_filter.find_key_hash
+    find = guard._runtime.active_filter.find_key_hash
     return {name: stores["default"].open(guard.name, name, find).might_contain(key(50)) for name in names}
 
 
 def test_an_add_goes_to_every_generation_that_is_named(product, clock):
     """Active, standby and building: whichever answers now or next has the key."""
     layout = stores["default"].open(
-        "product", states.table.current("product").active, product.active_filter.find_key_hash
+        "product", states.table.current("product").active, product._runtime.active_filter.find_key_hash
     )
     for name in ("before", "next"):
         stores["default"].create("product", name, layout.layout)
@@ -289,7 +292,7 @@ def test_an_add_goes_to_every_generation_that_is_named(product, clock):
     states.table.swap(seen, standby="before", building="next")
     clock.now += 1
 
-    assert product.add(50)
+    assert product._runtime.add(50)
     assert generations(product, seen.active, "before", "next") == {seen.active: True, "before": True, "next": True}
 
 
@@ -312,13 +315,13 @@ def test_an_add_counts_where_it_will_be_asked_for(changes, lost, counts, product
         stores["default"].drop("product", seen.active)
     forget()
 
-    assert product.add(50) is counts
+    assert product._runtime.add(50) is counts
 
 
 def test_a_standby_that_an_add_did_not_reach_makes_it_no_add(product, clock, monkeypatch):
     """Whoever has not read the row since a generation was replaced still answers from it: the add must be there too."""
     seen = states.table.current("product")
-    opened = product.active_filter._opened[seen.active]
+    opened = product._runtime.active_filter._opened[seen.active]
     stores["default"].create("product", "new", opened.layout)
     states.table.swap(seen, active="new", standby=seen.active)
     clock.now += 1
@@ -328,7 +331,7 @@ def test_a_standby_that_an_add_did_not_reach_makes_it_no_add(product, clock, mon
 
     monkeypatch.setattr(opened, "_write", fail)
 
-    assert not product.add(50)
+    assert not product._runtime.add(50)
 
 
 @pytest.mark.parametrize("parts", [True, False])
@@ -340,7 +343,7 @@ def test_a_kept_standby_that_an_add_did_not_reach_has_to_go(parts, product, cloc
     clock.now += 1
     asked = []
 
-    assert product.active_filter.add([key(50)], lambda state: asked.append(state) or parts) is parts
+    assert product._runtime.active_filter.add([key(50)], lambda state: asked.append(state) or parts) is parts
     assert set(asked) == {kept}
     assert generations(product, seen.active) == {seen.active: True}
 
@@ -348,25 +351,27 @@ def test_a_kept_standby_that_an_add_did_not_reach_has_to_go(parts, product, cloc
 def test_an_add_to_a_fenced_guard_asks_no_store(product, clock, monkeypatch):
     """While a guard is fenced, and nothing is being built, saves do not wait for a server that may be gone."""
     seen = states.table.current("product")
-    monkeypatch.setattr(product.active_filter._opened[seen.active], "_write", lambda places: pytest.fail("asked"))
+    monkeypatch.setattr(
+        product._runtime.active_filter._opened[seen.active], "_write", lambda places: pytest.fail("asked")
+    )
     states.table.swap(seen, status=FENCED)
     clock.now += 1
 
-    assert product.add(50)
+    assert product._runtime.add(50)
 
 
 def test_an_add_heeds_every_fence_anew(product, build, clock):
     """A writer that knows of a fence, and has looked at nothing since, gives readers their time at the next one too."""
     slept = []
-    product.active_filter.table.sleep = lambda seconds: (slept.append(seconds), clock.sleep(seconds))
+    product._runtime.active_filter.table.sleep = lambda seconds: (slept.append(seconds), clock.sleep(seconds))
     writer = another_process(product, clock)
-    writer.table.sleep = product.active_filter.table.sleep
+    writer.table.sleep = product._runtime.active_filter.table.sleep
     states.table.fence("product", "because")
     clock.now += 1
     assert writer.add([key(50)])
     build("product")
     clock.now += 1
-    assert product.decide(ABSENT_PK) == ABSENT
+    assert product._runtime.decide(ABSENT_PK) == ABSENT
     states.table.fence("product", "because of something else")
     del slept[:]
 
@@ -376,7 +381,7 @@ def test_an_add_heeds_every_fence_anew(product, build, clock):
 
 def test_an_add_that_is_refused_is_no_add(product, clock, monkeypatch):
     """A store that fails an add makes it ``False``, and the generation is not trusted afterwards."""
-    generation = product.active_filter._opened[states.table.current("product").active]
+    generation = product._runtime.active_filter._opened[states.table.current("product").active]
 
     def fail(places):
         raise StoreError("the disk is gone")
@@ -384,14 +389,14 @@ def test_an_add_that_is_refused_is_no_add(product, clock, monkeypatch):
     monkeypatch.setattr(generation, "_write", fail)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(stores["default"], "open", lambda *a: fail(a))
-        assert not product.add(50)
+        assert not product._runtime.add(50)
 
-    assert product.decide(ABSENT_PK) == UNTRUSTED
+    assert product._runtime.decide(ABSENT_PK) == UNTRUSTED
 
 
 def test_an_add_needs_a_lease_to_its_end(product, clock, monkeypatch):
     """An add during which the lease ran out is done again under a fresh one: the row may name another generation."""
-    generation = product.active_filter._opened[states.table.current("product").active]
+    generation = product._runtime.active_filter._opened[states.table.current("product").active]
     write, taken = generation._write, []
 
     def slow(places):
@@ -401,14 +406,14 @@ def test_an_add_needs_a_lease_to_its_end(product, clock, monkeypatch):
 
     monkeypatch.setattr(generation, "_write", slow)
 
-    assert product.add(50)
+    assert product._runtime.add(50)
     assert len(taken) == 2
 
 
 def test_an_add_counts_under_the_copy_that_it_began_with(product, clock, monkeypatch):
     """A copy that another thread has read meanwhile names other generations: the add is done again, for those."""
     seen = states.table.current("product")
-    generation = product.active_filter._opened[seen.active]
+    generation = product._runtime.active_filter._opened[seen.active]
     places, taken = generation._places, []
 
     def slow(keys):
@@ -423,13 +428,13 @@ def test_an_add_counts_under_the_copy_that_it_began_with(product, clock, monkeyp
 
     monkeypatch.setattr(generation, "_places", slow)
 
-    assert product.add(50)
+    assert product._runtime.add(50)
     assert generations(product, seen.active, "next") == {seen.active: True, "next": True}
 
 
 def test_an_add_that_never_is_in_time_is_no_add(product, clock, monkeypatch):
     """Tried twice; then the caller has to fence."""
-    generation = product.active_filter._opened[states.table.current("product").active]
+    generation = product._runtime.active_filter._opened[states.table.current("product").active]
     write = generation._write
 
     def slow(places):
@@ -438,7 +443,7 @@ def test_an_add_that_never_is_in_time_is_no_add(product, clock, monkeypatch):
 
     monkeypatch.setattr(generation, "_write", slow)
 
-    assert not product.add(50)
+    assert not product._runtime.add(50)
 
 
 def test_an_add_without_a_lease_is_no_add(product, clock, connection):
@@ -446,29 +451,29 @@ def test_an_add_without_a_lease_is_no_add(product, clock, connection):
     clock.now += 1
     connection.broken = True
 
-    assert not product.add(50)
+    assert not product._runtime.add(50)
 
 
 def test_an_add_before_the_first_build_is_done(fresh, clock, db):
     """A guard without a generation has nowhere to put a key, and its first scan will find the row."""
-    assert registry["product"].add(50)
+    assert registry["product"]._runtime.add(50)
 
 
 def test_an_add_follows_a_rebuild_that_it_has_not_heard_of(product, clock):
     """A writer whose copy of the row is from before a build tries again with a fresh one once its generation is
     gone."""
     layout = stores["default"].open(
-        "product", states.table.current("product").active, product.active_filter.find_key_hash
+        "product", states.table.current("product").active, product._runtime.active_filter.find_key_hash
     )
     stores["default"].create("product", "next", layout.layout)
     table = StateTable(Counting(), clock)
     seen = table.current("product")
-    product.active_filter.forget()
-    product.active_filter.table.renew(after=clock.now - 1)
+    product._runtime.active_filter.forget()
+    product._runtime.active_filter.table.renew(after=clock.now - 1)
     table.swap(seen, active="next")
     stores["default"].drop("product", seen.active)
 
-    assert product.add(50)
+    assert product._runtime.add(50)
     assert generations(product, "next") == {"next": True}
 
 
@@ -490,7 +495,7 @@ def test_a_store_that_does_not_exist_is_an_error_that_passes(fresh, caplog):
         name = "lost"
         store = "nowhere"
 
-    assert Lost(Product).decide(1) == ERROR
+    assert Lost(Product)._runtime.decide(1) == ERROR
     assert "nowhere" in caplog.text
 
 

@@ -121,9 +121,9 @@ def test_a_server_that_does_not_wait_for_its_disk_lets_nothing_be_forgotten(serv
 
     state = states.table.renewed("counted")
     assert guard.verdict(2) is MAYBE
-    assert not guard.active_filter.negative_cache.worth_asking(b"2", state.active)
-    guard.active_filter.negative_cache.remember(guard.keys.key(2), state.active, "postgresql")
-    assert not guard.active_filter.negative_cache.marks
+    assert not guard._runtime.active_filter.negative_cache.worth_asking(b"2", state.active)
+    guard._runtime.active_filter.negative_cache.remember(guard._meta.keys.key(2), state.active, "postgresql")
+    assert not guard._runtime.active_filter.negative_cache.marks
 
 
 def test_a_transaction_that_does_not_wait_for_the_disk_discards_nothing(each_database, counted):
@@ -190,7 +190,7 @@ def test_a_copy_of_the_database_takes_nothing_out_of_the_filter(copied, counted,
     Product.objects.bulk_create(Product(pk=pk) for pk in (1, 2))
     guard = counted()
     state = states.table.renewed("counted")
-    generation = guard.active_filter._generation(state, state.active)
+    generation = guard._runtime.active_filter._generation(state, state.active)
     before = generation.approximate_size()
     copied()
     forget()
@@ -206,7 +206,7 @@ def test_a_copy_of_the_database_takes_nothing_out_of_the_filter(copied, counted,
         "of that, or was restored, or another server took over; run rebuild_filter"
     ]
     assert generation.approximate_size() == before
-    assert [generation.might_contain(guard.keys.key(pk)) for pk in (1, 2, 9)] == [True, True, False]
+    assert [generation.might_contain(guard._meta.keys.key(pk)) for pk in (1, 2, 9)] == [True, True, False]
 
 
 def test_a_copys_rebuild_leaves_the_originals_filter(copied, counted, clock, caplog):

@@ -22,6 +22,9 @@ from rest_framework.generics import RetrieveAPIView
 
 from bloomguard.decorators import guarded
 from bloomguard.guards import guards
+from bloomguard.guards.cache_aside import get_or_load
+from bloomguard.guards.meta import GuardMeta
+from bloomguard.guards.misses import confirm_missing
 from bloomguard.lookups.scope import guarded_lookups
 from bloomguard.state import negative_cache as remembered
 from bloomguard.state import table as state
@@ -61,7 +64,7 @@ def false_positives(guard, number, start=10_000):
     """Absent IDs that the filter lets through."""
     found, value = [], start
     while len(found) < number:
-        found += [value] if guard.decide(value) is MAYBE else []
+        found += [value] if guard._runtime.decide(value) is MAYBE else []
         value += 1
     return found
 
@@ -224,7 +227,7 @@ def test_what_a_view_hides_is_not_taken_for_absent(product, settings, django_ass
         for _ in range(5):
             visit(7, settings)
 
-    assert product.decide(7) is MAYBE
+    assert product._runtime.decide(7) is MAYBE
 
 
 def test_other_requests_teach_nothing(found, product, settings):
@@ -234,7 +237,7 @@ def test_other_requests_teach_nothing(found, product, settings):
         assert [Client().post(f"/{found}/").status_code for _ in range(2)] == [404, 404]
 
     assert len(queries) == 2
-    assert product.decide(found) is MAYBE
+    assert product._runtime.decide(found) is MAYBE
 
 
 @pytest.mark.parametrize("kind", ["memory", "file", "redis"])
@@ -255,7 +258,7 @@ def test_in_every_store(kind, build, settings, monkeypatch, tmp_path, django_ass
 
     with django_assert_num_queries(0):
         assert first(found) is None
-    assert guards["product"].decide_many([1, found]) == [MAYBE, REMEMBERED]
+    assert guards["product"]._runtime.decide_many([1, found]) == [MAYBE, REMEMBERED]
     Product.objects.create(pk=found)
     assert first(found) is not None
 
@@ -272,7 +275,7 @@ def test_on_every_database(clock, monkeypatch):
     found = false_positives(guards["product"], 1)[0]
     first(found)
 
-    assert guards["product"].decide(found) is REMEMBERED
+    assert guards["product"]._runtime.decide(found) is REMEMBERED
     Product.objects.create(pk=found)
     assert first(found) is not None
 
@@ -284,12 +287,12 @@ def test_text_and_soft_deleted_rows(build, monkeypatch):
     Article.objects.bulk_create(Article(slug=f"dead-{number}", deleted=True) for number in range(1_000))
     build("article")
     guard = guards["article"]
-    slug = next(slug for slug in map("dead-{}".format, range(1_000)) if guard.decide(slug) is MAYBE)
+    slug = next(slug for slug in map("dead-{}".format, range(1_000)) if guard._runtime.decide(slug) is MAYBE)
     alive = Article.objects.filter(deleted=False, slug=slug)
     with guarded_lookups():
         assert not alive.exists()
 
-    known = guard.decide(slug)
+    known = guard._runtime.decide(slug)
     Article.objects.filter(slug=slug).update(deleted=False)
 
     assert known is REMEMBERED
@@ -308,19 +311,19 @@ def test_a_transaction_proves_nothing(found, product):
         for value in (found, 5):
             assert first(value) is None
             assert get(value) is None
-            assert product.get_or_load(value, lambda value: None) is None
+            assert get_or_load("product", value, lambda value: None) is None
         transaction.set_rollback(True)
 
-    assert product.decide(found) is MAYBE
+    assert product._runtime.decide(found) is MAYBE
     assert first(5) is not None
 
 
 def test_a_thread_without_a_connection_needs_none_where_nothing_is_asked(found, product):
     """What is absent, or remembered, opens no connection to the database; a false positive that is new does."""
-    absent = next(value for value in range(10_000, 20_000) if product.decide(value) is ABSENT)
+    absent = next(value for value in range(10_000, 20_000) if product._runtime.decide(value) is ABSENT)
 
     def opened(value):
-        product.confirm_missing(value)
+        confirm_missing(product, value)
         try:
             return connection.connection is not None
         finally:
@@ -350,8 +353,8 @@ def test_other_rows_prove_nothing(product, found, rows):
         for value in (7, found):
             assert list(rows(Product.objects.filter(pk=value))) == []
 
-    assert product.decide(7) is MAYBE
-    assert product.decide(found) is MAYBE
+    assert product._runtime.decide(7) is MAYBE
+    assert product._runtime.decide(found) is MAYBE
 
 
 def test_two_values_for_the_key_prove_nothing(product, found):
@@ -360,8 +363,8 @@ def test_two_values_for_the_key_prove_nothing(product, found):
         assert not Product.objects.filter(pk=7).filter(pk=found).exists()
         assert not Product.objects.filter(pk=found).filter(pk=7).exists()
 
-    assert product.decide(7) is MAYBE
-    assert product.decide(found) is MAYBE
+    assert product._runtime.decide(7) is MAYBE
+    assert product._runtime.decide(found) is MAYBE
 
 
 @pytest.mark.django_db(transaction=True, databases="__all__")
@@ -370,7 +373,7 @@ def test_another_database_proves_nothing(product, found):
     with guarded_lookups():
         assert not Product.objects.using("postgresql").filter(pk=7).exists()
 
-    assert product.decide(7) is MAYBE
+    assert product._runtime.decide(7) is MAYBE
 
 
 def test_a_related_row_that_is_missing_proves_nothing(product):
@@ -378,16 +381,16 @@ def test_a_related_row_that_is_missing_proves_nothing(product):
     with guarded_lookups():
         assert Bundle.objects.select_related("product_ptr").filter(pk=7).first() is None
 
-    assert product.decide(7) is MAYBE
+    assert product._runtime.decide(7) is MAYBE
 
 
 def test_a_loader_proves_nothing(found, product):
     """What it found nothing in is its own business: the database is asked."""
-    assert product.get_or_load(7, lambda value: None) is None
-    assert product.get_or_load(found, lambda value: None) is None
+    assert get_or_load("product", 7, lambda value: None) is None
+    assert get_or_load("product", found, lambda value: None) is None
 
-    assert product.decide(7) is MAYBE
-    assert product.decide(found) is REMEMBERED
+    assert product._runtime.decide(7) is MAYBE
+    assert product._runtime.decide(found) is REMEMBERED
 
 
 def test_a_scan_that_goes_on_proves_nothing(product, clock):
@@ -405,7 +408,7 @@ def test_a_scan_that_goes_on_proves_nothing(product, clock):
     thread = threading.Thread(target=meanwhile)
     thread.start()
     thread.join()
-    assert product.decide(1) is MAYBE  # by now the new generation answers
+    assert product._runtime.decide(1) is MAYBE  # by now the new generation answers
     assert first(3_000_000) is None  # the snapshot's own truth
     scan.close()
 
@@ -414,11 +417,11 @@ def test_a_scan_that_goes_on_proves_nothing(product, clock):
 
 def test_a_normalizer_proves_nothing(found, product, monkeypatch):
     """Several values may have one key, and only one of them was looked for."""
-    monkeypatch.setattr(type(product), "normalize", lambda self, value: value.lower())
-    monkeypatch.delitem(vars(product), "keys")  # which were made without it
+    monkeypatch.setattr(product, "_meta", GuardMeta(product, str.lower))
+    monkeypatch.setattr(product._runtime, "keys", product._meta.keys)
     first(found)
 
-    assert product.decide(found) is MAYBE
+    assert product._runtime.decide(found) is MAYBE
 
 
 # -- how long, and how many
@@ -428,10 +431,10 @@ def test_for_a_minute(found, product, clock):
     """Then the database is asked again."""
     first(found)
     clock.now += 59
-    assert product.decide(found) is REMEMBERED
+    assert product._runtime.decide(found) is REMEMBERED
     clock.now += 2
 
-    assert product.decide(found) is MAYBE
+    assert product._runtime.decide(found) is MAYBE
 
 
 def test_only_of_the_generation_that_answers(found, product, build):
@@ -439,7 +442,7 @@ def test_only_of_the_generation_that_answers(found, product, build):
     first(found)
     build("product")
 
-    assert product.decide(found) is not REMEMBERED
+    assert product._runtime.decide(found) is not REMEMBERED
 
 
 def test_the_last_ones_alone(product, monkeypatch):
@@ -449,7 +452,7 @@ def test_the_last_ones_alone(product, monkeypatch):
     for value in values:
         first(value)
 
-    assert [product.decide(value) is REMEMBERED for value in values] == [False, False, True, True, True]
+    assert [product._runtime.decide(value) is REMEMBERED for value in values] == [False, False, True, True, True]
 
 
 def test_what_is_over_leaves_nothing_behind(product, clock):
@@ -460,26 +463,26 @@ def test_what_is_over_leaves_nothing_behind(product, clock):
     clock.sleep(remembered.SECONDS + 1)
     first(new)
 
-    assert product.active_filter.negative_cache.marks == {hash(product.keys.key(new))}
-    assert len(product.active_filter.negative_cache._missing.until) == 1
+    assert product._runtime.active_filter.negative_cache.marks == {hash(product._meta.keys.key(new))}
+    assert len(product._runtime.active_filter.negative_cache._missing.until) == 1
 
 
 def test_no_key_is_kept(found, product):
     """What is remembered is a digest, which tells nothing of the ID."""
     first(found)
-    (_, digest), *others = product.active_filter.negative_cache._missing.until
+    (_, digest), *others = product._runtime.active_filter.negative_cache._missing.until
 
     assert others == []
     assert len(digest) == 16
-    assert product.keys.key(found) not in digest
+    assert product._meta.keys.key(found) not in digest
 
 
 def test_a_child_process_remembers_nothing(found, product):
     """What a fork copies might be of a store that is another one here."""
     first(found)
-    product.active_filter._after_fork()
+    product._runtime.active_filter._after_fork()
 
-    assert product.decide(found) is MAYBE
+    assert product._runtime.decide(found) is MAYBE
 
 
 # -- when in doubt
@@ -491,7 +494,7 @@ def test_only_under_a_lease(found, product, clock, monkeypatch):
     clock.now += 5
     monkeypatch.setattr(state.table, "renew", lambda **kwargs: False)
 
-    assert product.decide(found).verdict is Verdict.UNKNOWN
+    assert product._runtime.decide(found).verdict is Verdict.UNKNOWN
 
 
 def test_not_while_fenced(found, product, clock):
@@ -500,7 +503,7 @@ def test_not_while_fenced(found, product, clock):
     state.table.fence("product", "for a test")
     clock.now += 5
 
-    assert product.decide(found).verdict is not Verdict.ABSENT
+    assert product._runtime.decide(found).verdict is not Verdict.ABSENT
 
 
 def test_a_store_that_fails_is_asked_for_nothing(found, product, monkeypatch):
@@ -511,10 +514,10 @@ def test_a_store_that_fails_is_asked_for_nothing(found, product, monkeypatch):
         raise StoreUnavailable("gone", "for a test")
 
     first(found)
-    (generation,) = product.active_filter._opened.values()
+    (generation,) = product._runtime.active_filter._opened.values()
     monkeypatch.setattr(generation, "is_recent", fail)
 
-    assert product.decide(found) is MAYBE
+    assert product._runtime.decide(found) is MAYBE
 
 
 def test_an_error_of_our_own_is_no_ones_error(found, product, monkeypatch, settings, caplog):
@@ -523,8 +526,8 @@ def test_an_error_of_our_own_is_no_ones_error(found, product, monkeypatch, setti
     def fail(*args):
         raise RuntimeError("oops")
 
-    monkeypatch.setattr(product.active_filter.negative_cache, "remember", fail)
-    product._log.forget()
+    monkeypatch.setattr(product._runtime.active_filter.negative_cache, "remember", fail)
+    product._runtime._log.forget()
     with caplog.at_level("ERROR", logger="bloomguard"), CaptureQueriesContext(connection):
         assert [first(found) for _ in range(3)] == [None] * 3
         assert page(views.product, GUARD)(found, settings) is None

@@ -72,7 +72,7 @@ def replay():
         connections.close_all()
 
 assert not any([look(value) for value in values])
-remembered_now = sum(guard.decide(value) is REMEMBERED for value in values)
+remembered_now = sum(guard._runtime.decide(value) is REMEMBERED for value in values)
 assert remembered_now > len(values) / 2, remembered_now  # on a busy machine a lease may have run out
 over = threading.Event()
 replaying = threading.Thread(target=replay)

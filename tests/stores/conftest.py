@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
-from bloomguard.filters import KeyHash, Layout
+from bloomguard.filters import KeyHash
 from bloomguard.filters.codec import new_tag
+from bloomguard.filters.layout import Layout
 from bloomguard.stores import Store
 from bloomguard.stores.file import FileStore
 from bloomguard.stores.memory import MemoryStore

@@ -18,8 +18,9 @@ import redis
 from django.core.checks import run_checks
 
 from bloomguard.exceptions import ConfigurationError, StoreError, StoreUnavailable, UnknownGeneration
-from bloomguard.filters import CorruptFilter, KeyHash, Layout
+from bloomguard.filters import CorruptFilter, KeyHash
 from bloomguard.filters.codec import MAX_SHARDS, Frame, decode, new_tag
+from bloomguard.filters.layout import Layout
 from bloomguard.stores import stores
 from bloomguard.stores.memory import MemoryStore
 from bloomguard.stores.pages import Page

@@ -11,8 +11,9 @@ import pytest
 import redis
 
 from bloomguard.exceptions import StoreError
-from bloomguard.filters import CorruptFilter, Layout
+from bloomguard.filters import CorruptFilter
 from bloomguard.filters.codec import Frame, decode, new_tag
+from bloomguard.filters.layout import Layout
 from bloomguard.stores.redis import RedisStore
 from tests.support import servers
 

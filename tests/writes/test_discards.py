@@ -56,7 +56,7 @@ def articles(made) -> Guard:
 
 def held(guard: Guard) -> int:
     """Keys that the guard's filter counts."""
-    known = guard.active_filter
+    known = guard._runtime.active_filter
     return known._generation(known.table.current(guard.name), known.active()).approximate_size()
 
 
@@ -466,10 +466,10 @@ def test_an_error_in_a_block_of_its_own_harms_nobody(articles):
 @on_one_database
 def test_a_token_is_for_the_generation_that_was_active(articles, clock):
     """A row deleted before a rebuild, and committed after it, is not taken out of the new generation."""
-    token = discards.Alive(articles.active_filter.active(), {})
+    token = discards.Alive(articles._runtime.active_filter.active(), {})
     Rebuild(articles, sleep=clock.sleep).run()
 
-    articles.active_filter.discard([articles.keys.key("a")], token.generation)
+    articles._runtime.active_filter.discard([articles._meta.keys.key("a")], token.generation)
 
     assert articles.verdict("a") is MAYBE
 
@@ -477,12 +477,12 @@ def test_a_token_is_for_the_generation_that_was_active(articles, clock):
 @on_one_database
 def test_a_fenced_guard_discards_nothing(articles):
     """While the guard is out of use there is no generation to discard from, and deleting goes on."""
-    articles.active_filter.table.fence(articles.name, "for a test")
-    articles.active_filter.table.forget()
+    articles._runtime.active_filter.table.fence(articles.name, "for a test")
+    articles._runtime.active_filter.table.forget()
 
     Article.objects.filter(slug="a").delete()
 
-    assert articles.active_filter.active() == ""
+    assert articles._runtime.active_filter.active() == ""
 
 
 @on_one_database
@@ -536,7 +536,7 @@ def test_a_guard_that_counts_does_not_trust_one_that_did_not(made):
 
     other = type("Other", (type(guard),), {"sync": "statements", "name": guard.name})(Product)
 
-    assert guard.definition != other.definition
+    assert guard._meta.definition != other._meta.definition
 
 
 @on_one_database

@@ -93,7 +93,7 @@ if step == "build":
     early.Plan.objects.create(slug="paid")
     call_command("rebuild_filter", verbosity=0)
 for value in ("free", "paid", "none"):
-    decision = guards["plan"].decide(value)
+    decision = guards["plan"]._runtime.decide(value)
     print(value, decision.verdict.name, decision.reason)
 """
 

@@ -506,7 +506,7 @@ def test_a_block_that_fails_is_rolled_back(product):
 def test_an_add_that_cannot_be_proved_fences(product):
     """As one of the ORM's does."""
     with (
-        mock.patch.object(product.active_filter, "add", return_value=False),
+        mock.patch.object(product._runtime.active_filter, "add", return_value=False),
         adding(product, using=database.current) as add,
     ):
         execute(INSERT, [7, "x"])

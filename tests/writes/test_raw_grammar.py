@@ -401,7 +401,7 @@ def declared(vendor):
 
 
 def keys(guard):
-    return set(guard.rows().using(database.current).values_list(*guard.attnames))
+    return set(guard._meta.rows().using(database.current).values_list(*guard._meta.attnames))
 
 
 class Undo(Exception):

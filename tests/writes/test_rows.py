@@ -11,7 +11,7 @@ from bloomguard.writes.rows import WrittenRows, _keys
 
 def test_what_is_stored_and_has_no_key_is_left_out():
     """Nobody can look it up; nor a row whose value is NULL, whoever told of it."""
-    key = guards["product"].keys.key
+    key = guards["product"]._meta.keys.key
 
     assert _keys(guards["product"], WrittenRows([(1,), ("x",), (2,)], "", stored=True)) == [key(1), key(2)]
     assert _keys(guards["product"], WrittenRows([(1,), (None,), (2,)], "", stored=False)) == [key(1), key(2)]

@@ -482,7 +482,7 @@ def test_an_unexpected_error_fences_and_the_write_goes_on(built, monkeypatch, fa
     def fail(*args):
         raise fault
 
-    monkeypatch.setattr(registry["article"].active_filter, "add", fail)
+    monkeypatch.setattr(registry["article"]._runtime.active_filter, "add", fail)
 
     Article.objects.create(slug="kept")
 
@@ -495,14 +495,14 @@ def test_a_guard_that_no_longer_works_fences(built, monkeypatch):
     """A lookup that cannot be a key any more: the filter of before goes out of use."""
     built("article")
     guard = registry["article"]
-    for name in ("active_filter", "keys"):
-        monkeypatch.delitem(guard.__dict__, name, raising=False)
+    for cached, name in ((guard._runtime, "active_filter"), (guard._runtime, "keys"), (guard._meta, "keys")):
+        monkeypatch.delitem(cached.__dict__, name, raising=False)
     monkeypatch.setattr("bloomguard.guards.keys.kind_of", lambda field: None)
 
     Article.objects.create(slug="kept")
 
     monkeypatch.undo()
-    guard.__dict__.pop("active_filter", None)
+    guard._runtime.__dict__.pop("active_filter", None)
     assert Article.objects.get().slug == "kept"
     assert status("article") == state.FENCED
 
@@ -514,7 +514,7 @@ def test_a_guard_that_no_longer_works_fences(built, monkeypatch):
 def unproved(built, monkeypatch):
     """Adds to the products' filter fail."""
     built("product")
-    monkeypatch.setattr(registry["product"].active_filter, "add", lambda keys: False)
+    monkeypatch.setattr(registry["product"]._runtime.active_filter, "add", lambda keys: False)
 
 
 @pytest.fixture
@@ -582,7 +582,7 @@ def test_a_fence_that_is_rolled_back_leaves_this_process_as_it_was(sqlite, built
     built("product")
     guard = registry["product"]
     with monkeypatch.context() as broken, transaction.atomic():
-        broken.setattr(guard.active_filter, "add", lambda keys: False)
+        broken.setattr(guard._runtime.active_filter, "add", lambda keys: False)
         Product.objects.create()
         clock.now += 2  # the lease has run out: the rows are read within the transaction
         Article.objects.create(slug="other")

@@ -54,7 +54,7 @@ def product(each_database, build, clock):
 @pytest.fixture
 def broken(product, monkeypatch):
     """Its adds fail."""
-    monkeypatch.setattr(type(product.active_filter), "add", lambda *args: False)
+    monkeypatch.setattr(type(product._runtime.active_filter), "add", lambda *args: False)
     return product
 
 
@@ -82,7 +82,9 @@ def test_every_write_ends_as_it_does_without_guards(armed, block, clock):
     assert outcomes == expected
     assert sum(guard.model.objects.count() for guard in armed) > 50
     for guard in armed:
-        values = [values if len(values) > 1 else values[0] for values in guard.rows().values_list(*guard.attnames)]
+        values = [
+            values if len(values) > 1 else values[0] for values in guard._meta.rows().values_list(*guard._meta.attnames)
+        ]
         assert Verdict.ABSENT not in [guard.verdict(value) for value in values], guard.model
 
 
@@ -163,7 +165,7 @@ def test_a_fence_is_logged_when_it_can_be_read(broken, monkeypatch):
     """Not before its COMMIT."""
     seen = []
     monkeypatch.setattr(
-        state.StateTable, "say_fenced", lambda table, name, reason: seen.append(table.current(name).status)
+        state.StateTable, "log_fenced", lambda table, name, reason: seen.append(table.current(name).status)
     )
 
     with transaction.atomic(using=database.current):

@@ -14,9 +14,10 @@ from django.urls import path
 from bench import figures
 from bloomguard import verdicts
 from bloomguard.decorators import guarded
+from bloomguard.guards import counters as counts
 from bloomguard.guards import guards
-from bloomguard.guards import tallies as counts
-from bloomguard.guards.tallies import Counts
+from bloomguard.guards.cache_aside import get_or_load
+from bloomguard.guards.counters import Counts
 from bloomguard.lookups.query import RowLookup
 from bloomguard.lookups.scope import guarded_lookups
 from bloomguard.stores.pages import COLUMNS
@@ -75,10 +76,10 @@ def test_threads_that_count_at_once_lose_nothing():
     ready, reads = threading.Barrier(9), []
 
     def count():
-        tallies = mine.of("city")
+        counters = mine.of("city")
         ready.wait()
         for _ in range(20_000):
-            tallies["maybe"]()
+            counters["maybe"]()
 
     crew = [threading.Thread(target=count) for _ in range(8)]
     for each in crew:
@@ -112,13 +113,13 @@ def test_the_first_count_of_each_name_begins():
 def test_a_forked_child_begins_anew():
     """What the parent counted the parent gives account of; the child counts on in the same place, from zero."""
     mine = Counts()
-    tallies = mine.of("city")
-    tallies["maybe"]()
+    counters = mine.of("city")
+    counters["maybe"]()
     read, write = os.pipe()
 
     child = os.fork()
     if not child:
-        tallies["absent"]()
+        counters["absent"]()
         os.write(write, repr(mine.read()).encode())
         os._exit(0)
     os.waitpid(child, 0)
@@ -219,7 +220,7 @@ def test_views_count_what_they_spare(counted):
     guard = guards["product"]
     with guarded_lookups():
         assert not Product.objects.filter(pk=8).exists()
-    assert guard.get_or_load(8, lambda value: 1) is None
+    assert get_or_load("product", 8, lambda value: 1) is None
     assert guard.filter_existing([7, 8, 9]) == [7]
 
     assert counted() == {"absent": 4, "maybe": 1, "query avoided": 2}

@@ -73,8 +73,8 @@ def one_in(every: int) -> Callable[[], bool]:
 drawn: Callable[[], bool] = one_in(EVERY)
 
 
-class Tallies(dict[str, Callable[[], object]]):
-    """One guard's counters: ``tallies["maybe"]()`` adds one to ``maybe``."""
+class Counters(dict[str, Callable[[], object]]):
+    """One guard's counters: ``counters["maybe"]()`` adds one to ``maybe``."""
 
     def __init__(self, begin: Callable[[], None]) -> None:
         self._begin = begin
@@ -84,9 +84,9 @@ class Tallies(dict[str, Callable[[], object]]):
         self._timed = self._nanoseconds = 0
 
     def __missing__(self, name: str) -> Callable[[], object]:
-        tally = self.setdefault(name, self._counts.setdefault(name, numbers()).__next__)
+        add_one = self.setdefault(name, self._counts.setdefault(name, numbers()).__next__)
         self._begin()
-        return tally
+        return add_one
 
     def time(self, began: int) -> None:
         """Record the duration of a check that began at ``began``, in nanoseconds of ``perf_counter_ns``."""
@@ -95,9 +95,9 @@ class Tallies(dict[str, Callable[[], object]]):
     def read(self) -> dict[str, int]:
         """Return all counts so far. Only one thread at a time may call this."""
         found = {}
-        for name, tally in list(self._counts.items()):
+        for name, add_one in list(self._counts.items()):
             reads = self._reads.get(name, 0)
-            found[name] = next(tally) - reads  # each read takes a number, too
+            found[name] = next(add_one) - reads  # each read takes a number, too
             self._reads[name] = reads + 1
         with suppress(IndexError):
             while True:
@@ -118,7 +118,7 @@ class Counts:
 
     def __init__(self) -> None:
         self.begin: Callable[[], None] = lambda: None
-        self._tallies: dict[str, Tallies] = {}
+        self._counters: dict[str, Counters] = {}
         self._lock = threading.Lock()
         after_fork(self._after_fork)
 
@@ -126,9 +126,9 @@ class Counts:
         self._lock = threading.Lock()
         self.forget()  # the parent flushes its own counts
 
-    def of(self, guard: str) -> Tallies:
+    def of(self, guard: str) -> Counters:
         """Return the counters of the guard named ``guard``."""
-        return self._tallies.setdefault(guard, Tallies(self._begin))
+        return self._counters.setdefault(guard, Counters(self._begin))
 
     def _begin(self) -> None:
         with suppress(Exception):  # an error must not break the request
@@ -139,15 +139,15 @@ class Counts:
         with self._lock:
             return {
                 (guard, name): number
-                for guard, tallies in list(self._tallies.items())
-                for name, number in tallies.read().items()
+                for guard, counters in list(self._counters.items())
+                for name, number in counters.read().items()
                 if number
             }
 
     def forget(self) -> None:
         """Set all counts to 0, as in a new process."""
-        for tallies in self._tallies.values():
-            tallies.forget()
+        for counters in self._counters.values():
+            counters.forget()
 
 
 counts = Counts()
