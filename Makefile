@@ -4,7 +4,7 @@ BIN := .venv/bin
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 
-.PHONY: help demo test coverage test-browser browser chromium lint format soak bench docs dist clean
+.PHONY: help demo test coverage test-browser browser chromium lint format soak bench api docs dist clean
 
 help: ## list the commands
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -66,6 +66,9 @@ bench: bench-filters bench-rebuild bench-verify bench-requests bench-redis bench
 
 bench-%: .venv/bench.installed ## one benchmark: bench-filters, bench-rebuild, bench-verify, bench-requests, bench-redis, bench-figures, bench-admin, bench-sync
 	$(BIN)/python -m bench.$*
+
+api: .venv/docs.installed ## docs/api.md, from the docstrings
+	$(BIN)/python docs/make_api.py
 
 docs: .venv/docs.installed ## these pages as HTML, in docs/_build; a warning is an error
 	$(BIN)/python -m sphinx --fail-on-warning --keep-going -b html docs docs/_build

@@ -83,7 +83,7 @@ def fill() -> list[Any]:
     from django.core.management import call_command
 
     from bloomguard.guards import Guard, registry
-    from bloomguard.guards.tallies import NAMES
+    from bloomguard.guards.counters import NAMES
     from bloomguard.rebuild import Rebuild, run_all
     from bloomguard.stores import stores
     from bloomguard.stores.pages import COLUMNS, Page

@@ -1,8 +1,8 @@
 """What figures cost: a request's counting, and a day of them in each store: ``make bench-figures``.
 
-Counting is what ``Guard.decide``, the lookup and the middleware do for it, beside what they do anyway: the same calls
-with it and without it, in turns. A day is written as one process after another flushes it, minute by minute, with every
-reason in each; sizes are what the file system and the server themselves say.
+Counting is what ``GuardRuntime.decide``, the lookup and the middleware do for it, beside what they do anyway: the same
+calls with it and without it, in turns. A day is written as one process after another flushes it, minute by minute,
+with every reason in each; sizes are what the file system and the server themselves say.
 """
 
 from __future__ import annotations
@@ -30,42 +30,44 @@ DAY_BEGINS = 20_513 * 86_400
 class Thing:
     """Stands for a request, or for a guard: something with attributes."""
 
-    tallies: Any
+    counters: Any
     is_shadow: bool
+    _runtime: Any
 
 
 def counting() -> Seconds:
     """Seconds that ``CALLS`` calls take bare, and with what is done to count one request."""
-    from bloomguard.guards import Guard
-    from bloomguard.guards import tallies as counts
+    from bloomguard.guards import counters as counts
+    from bloomguard.guards.runtime import GuardRuntime
     from bloomguard.guards.verdict_log import listeners
     from bloomguard.lookups.scope import Scope
     from bloomguard.metrics.outcomes import blocked
     from bloomguard.verdicts import ABSENT, MAYBE, Decision
 
     guard, request = Thing(), Thing()
+    guard._runtime = runtime = Thing()
     scope = Scope(request)  # type: ignore[arg-type]
-    guard.tallies = counts.Counts().of("city")
-    guard.is_shadow = False
-    told = Guard._record
+    runtime.counters = counts.Counts().of("city")
+    runtime.is_shadow = False
+    told = GuardRuntime._record
 
     def bare(decision: Decision) -> Decision:
         return decision
 
     def a_pass(decision: Decision) -> Decision:
-        began = perf_counter_ns() if counts.drawn() else 0  # as Guard.decide does it
+        began = perf_counter_ns() if counts.drawn() else 0  # as GuardRuntime.decide does it
         if began:
-            guard.tallies.time(began)
+            guard._runtime.counters.time(began)
         if decision is MAYBE and not listeners:
-            guard.tallies["maybe"]()
+            guard._runtime.counters["maybe"]()
         scope.close(200)  # and the middleware
         return decision
 
     def a_block(decision: Decision) -> Decision:
         began = perf_counter_ns() if counts.drawn() else 0
         if began:
-            guard.tallies.time(began)
-        decision = told(guard, None, decision)  # type: ignore[arg-type]
+            guard._runtime.counters.time(began)
+        decision = told(runtime, None, decision)  # type: ignore[arg-type]
         scope.note_avoided(guard)  # type: ignore[arg-type]  # as a lookup does it
         blocked(scope.close(404), request)  # type: ignore[arg-type]  # and the middleware
         return decision
@@ -89,7 +91,7 @@ def counting() -> Seconds:
 
 def write(store: Any, step: int, times: range) -> float:
     """Write figures of all guards with every reason in each row; returns the seconds that a flush takes."""
-    from bloomguard.guards.tallies import NAMES
+    from bloomguard.guards.counters import NAMES
     from bloomguard.stores.pages import COLUMNS, ROWS, Page
 
     began = time.perf_counter()
@@ -121,7 +123,7 @@ def read(alias: str, days: int, step: int) -> float:
     taken = []
     for _ in range(5):
         began = time.perf_counter()
-        found = figures.read_many(guards, end - timedelta(days=days), end, step)
+        found = figures.read_series(guards, end - timedelta(days=days), end, step)
         taken.append(time.perf_counter() - began)
         assert all(series.total("blocked") for series in found.values())
     return min(taken)
@@ -144,7 +146,7 @@ def main() -> int:
     import django
     from django.conf import settings
 
-    from tests import servers
+    from tests.support import servers
 
     folder = Path(tempfile.mkdtemp(prefix="bloomguard-bench-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)

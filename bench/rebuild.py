@@ -40,7 +40,7 @@ def configure(folder: str, databases: dict[str, Any]) -> None:
         SECRET_KEY="for the benchmark alone",
         INSTALLED_APPS=["bloomguard", "tests.shop"],
         DATABASES=databases,
-        DATABASE_ROUTERS=["tests.database.Router"],
+        DATABASE_ROUTERS=["tests.support.database.Router"],
         DEFAULT_AUTO_FIELD="django.db.models.BigAutoField",
         BLOOMGUARD={"STORES": {"default": store}},
         USE_TZ=True,
@@ -63,7 +63,7 @@ def register_guards() -> None:
 @contextmanager
 def at(alias: str) -> Iterator[None]:
     """Work on one of the two databases."""
-    from tests import database
+    from tests.support import database
 
     database.current = alias
     try:
@@ -302,7 +302,7 @@ def tell(report: Any, alias: str, taken: dict[str, list[float]]) -> None:
 
 def main() -> None:
     from bench.report import Report, interleave
-    from tests.servers import postgresql
+    from tests.support.servers import postgresql
 
     report = Report("rebuild", f"Rebuilds of {ROWS:,} rows")
     with tempfile.TemporaryDirectory(prefix="bloomguard-bench-") as folder:

@@ -45,10 +45,10 @@ from bloomguard.stores.file import FileStore  # noqa: E402
 from bloomguard.stores.redis import RedisStore  # noqa: E402
 from bloomguard.stores.redis.generation import RedisGeneration  # noqa: E402
 from bloomguard.verdicts import Verdict  # noqa: E402
-from tests import database  # noqa: E402
-from tests.proxy import Proxy  # noqa: E402
-from tests.servers import Valkey  # noqa: E402
 from tests.shop.models import Product  # noqa: E402
+from tests.support import database  # noqa: E402
+from tests.support.proxy import Proxy  # noqa: E402
+from tests.support.servers import Valkey  # noqa: E402
 
 LOOPS = 500
 ROWS = 20_000

@@ -87,7 +87,7 @@ def set_up(folder: Path, postgresql: dict[str, Any], **more: Any) -> None:
             "default": {"ENGINE": "django.db.backends.sqlite3", "NAME": folder / "db.sqlite3"},
             "postgresql": postgresql,
         },
-        "DATABASE_ROUTERS": ["tests.database.Router"],
+        "DATABASE_ROUTERS": ["tests.support.database.Router"],
         "DEFAULT_AUTO_FIELD": "django.db.models.BigAutoField",
         "USE_TZ": True,
         "LOGGING_CONFIG": None,
@@ -105,9 +105,9 @@ def fill(alias: str) -> None:
     from django.core.management import call_command
 
     from bloomguard.rebuild import Rebuild
-    from tests import database
     from tests.shop.guards import ProductGuard
     from tests.shop.models import Product
+    from tests.support import database
 
     database.current = alias
     call_command("migrate", database=alias, verbosity=0, run_syncdb=True)
@@ -378,7 +378,7 @@ def serve(folder: Path, postgresql: dict[str, Any], alias: str) -> dict[str, lis
 
 
 def main() -> int:
-    from tests.servers import postgresql as start_postgresql  # a real one, of our own
+    from tests.support.servers import postgresql as start_postgresql  # a real one, of our own
 
     folder = Path(tempfile.mkdtemp(prefix="bloomguard-bench-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)

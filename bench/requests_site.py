@@ -17,7 +17,7 @@ set_up(
 from django.core.wsgi import get_wsgi_application  # noqa: E402
 
 from bloomguard.wsgi import shield  # noqa: E402
-from tests import database  # noqa: E402
+from tests.support import database  # noqa: E402
 
 database.current = _given["alias"]
 application = get_wsgi_application()

@@ -11,7 +11,8 @@ from collections.abc import Callable
 import numpy as np
 from redis.crc import REDIS_CLUSTER_HASH_SLOTS, key_slot
 
-from bloomguard.filters import KeyHash, Layout
+from bloomguard.filters import KeyHash
+from bloomguard.filters.layout import Layout
 from bloomguard.stores.redis import RedisStore
 
 from .report import Report

@@ -42,7 +42,7 @@ def configure(folder: str) -> None:
     import django
     from django.conf import settings
 
-    from tests.servers import Valkey, postgresql  # real ones, of our own
+    from tests.support.servers import Valkey, postgresql  # real ones, of our own
 
     settings.configure(
         SECRET_KEY="for the benchmark alone",
@@ -56,7 +56,7 @@ def configure(folder: str) -> None:
             },
             "postgresql": postgresql(),
         },
-        DATABASE_ROUTERS=["tests.database.Router"],
+        DATABASE_ROUTERS=["tests.support.database.Router"],
         DEFAULT_AUTO_FIELD="django.db.models.BigAutoField",
         BLOOMGUARD={
             "STORES": {
@@ -109,7 +109,7 @@ class Site:
     def __init__(self, alias: str) -> None:
         from django.db import connections, models
 
-        from tests import database
+        from tests.support import database
 
         database.current = alias
         self.alias = alias

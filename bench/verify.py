@@ -20,7 +20,7 @@ ENOUGH = 200_000
 
 def main() -> None:
     from bench.report import Report, interleave, median
-    from tests.servers import postgresql
+    from tests.support.servers import postgresql
 
     report = Report("verify", f"verify_filter over {ROWS:,} rows")
     with tempfile.TemporaryDirectory(prefix="bloomguard-bench-") as folder:

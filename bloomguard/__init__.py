@@ -22,8 +22,9 @@ ended, adds the keys of all rows of the table, verifies the result and publishes
 ``checks/`` has the system checks, ``management/`` the commands, ``contrib/`` optional integrations, and ``testing/``
 helpers for the tests of projects.
 
-The public names can be imported from here; they are loaded when they are first used, so that ``bloomguard.filters``
-works without Django.
+The names in ``__all__`` can be imported from here. They are loaded when they are first used, so that
+``bloomguard.filters`` works without Django. ``wsgi``, ``asgi``, ``testing``, ``filters`` and ``contrib`` have public
+names of their own; docs/api.md lists all of them.
 """
 
 from importlib import import_module
@@ -33,7 +34,11 @@ if TYPE_CHECKING:
     from .decorators import guarded
     from .exceptions import BloomGuardError, BuilderBusy, ConfigurationError, RebuildError, StoreError
     from .guards import Guard, register, registry
+    from .guards.cache_aside import aget_or_load, cache_key, get_or_load
     from .lookups import guarded_lookups
+    from .metrics.series import Series, read_series
+    from .middleware import BloomGuardMiddleware
+    from .signals import false_negative_found, generation_published, guard_fenced, request_blocked
     from .verdicts import Verdict
     from .writes.adding import adding
 
@@ -41,24 +46,38 @@ __version__ = "0.1.0"
 
 __all__ = [
     "BloomGuardError",
+    "BloomGuardMiddleware",
     "BuilderBusy",
     "ConfigurationError",
     "Guard",
     "RebuildError",
+    "Series",
     "StoreError",
     "Verdict",
     "adding",
+    "aget_or_load",
+    "cache_key",
+    "false_negative_found",
+    "generation_published",
+    "get_or_load",
+    "guard_fenced",
     "guarded",
     "guarded_lookups",
+    "read_series",
     "register",
     "registry",
+    "request_blocked",
 ]
 
 _MODULES = {
     "decorators": ["guarded"],
     "exceptions": ["BloomGuardError", "BuilderBusy", "ConfigurationError", "RebuildError", "StoreError"],
     "guards": ["Guard", "register", "registry"],
+    "guards.cache_aside": ["aget_or_load", "cache_key", "get_or_load"],
     "lookups": ["guarded_lookups"],
+    "metrics.series": ["Series", "read_series"],
+    "middleware": ["BloomGuardMiddleware"],
+    "signals": ["false_negative_found", "generation_published", "guard_fenced", "request_blocked"],
     "verdicts": ["Verdict"],
     "writes.adding": ["adding"],
 }

@@ -22,7 +22,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
 from .dashboard.overview import PERIODS, Overview
-from .dashboard.tasks import REBUILD, VERIFY, ask_for, command, is_under_way, log, queue
+from .dashboard.tasks import REBUILD, VERIFY, command, is_under_way, log, queue, queue_work
 from .guards import Guard, registry
 from .models import GuardState, GuardTask
 from .writes.fencing import table_of
@@ -235,7 +235,7 @@ class GuardAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # not generic at 
             messages.success(request, _("Guard %(guard)s: %(what)s") % {"guard": guard.name, "what": outcome})
 
     def _ask_for(self, request: HttpRequest, operation: Operation, guards: list[Guard]) -> None:
-        asked = ask_for(operation.name, guards, request.user)
+        asked = queue_work(operation.name, guards, request.user)
         for guard in asked:
             log(str(request.user.pk), guard.name, _("Requested: %(what)s.") % {"what": operation.label})
         if asked:
@@ -246,7 +246,7 @@ class GuardAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # not generic at 
         for guard in guards:
             if guard not in asked:
                 messages.warning(
-                    request, _("Guard %(guard)s: a worker has a task for it already.") % {"guard": guard.name}
+                    request, _("Guard %(guard)s: a task for it is already queued or running.") % {"guard": guard.name}
                 )
 
 
@@ -278,7 +278,7 @@ def _enforce(guard: Guard, user: Any) -> str:
 
 
 def _switch(guard: Guard, mode: str) -> None:
-    table_of(guard).switch(guard.name, "" if mode == guard.mode else mode)
+    table_of(guard).set_mode(guard.name, "" if mode == guard.mode else mode)
 
 
 _DO_NOW: dict[str, Callable[[Guard, Any], str]] = {"fence": _fence, SHADOW: _shadow, ENFORCE: _enforce}

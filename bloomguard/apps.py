@@ -40,12 +40,14 @@ class BloomGuardConfig(AppConfig):
     def ready(self) -> None:
         from .checks import cold
         from .guards import registry
-        from .guards.tallies import counts
+        from .guards.counters import counts
         from .guards.verdict_log import log_if_wanted
         from .lookups import select
         from .metrics.flush import flusher
+        from .state.table import table
         from .writes import early
 
+        table.connection.adopt_databases()
         registry.discover = None
         autodiscover_modules("guards")
         early.complete()

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .door.door import Door
-    from .door.page import Page
+    from .door.page import NotFoundPage
 
 Application = Callable[[dict[str, Any], Callable[..., Any], Callable[..., Any]], Awaitable[None]]
 #: The two ASGI messages of a response: start and body.
@@ -31,7 +31,7 @@ def shield(application: Application) -> Application:
     if found is None:
         return application
     door, methods, absent = found, found.methods, found.aabsent
-    ready: dict[tuple[Page, str], Messages] = {}
+    ready: dict[tuple[NotFoundPage, str], Messages] = {}
 
     async def shielded(scope: dict[str, Any], receive: Callable[..., Any], send: Callable[..., Any]) -> None:
         messages = None
@@ -60,7 +60,7 @@ def shield(application: Application) -> Application:
     return shielded
 
 
-def _page(door: Door, scope: dict[str, Any]) -> Page | None:
+def _page(door: Door, scope: dict[str, Any]) -> NotFoundPage | None:
     header, secure_value = door.proxy_header or ("", "")
     forwarded_proto = header.removeprefix("HTTP_").replace("_", "-").lower().encode()
     host = forwarded_host = proto = None
@@ -89,7 +89,7 @@ def _page(door: Door, scope: dict[str, Any]) -> Page | None:
     return page if page is not None and names.isdisjoint(page.header_names) else None
 
 
-def _messages(page: Page, method: str) -> Messages:
+def _messages(page: NotFoundPage, method: str) -> Messages:
     headers, body = page.answer(method)
     encoded = [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in headers]
     return (

@@ -7,7 +7,11 @@ from django.utils.translation import gettext_lazy as _
 
 
 class GuardState(models.Model):
-    """One row per guard; changes compare and set ``version`` and ``token``, see :mod:`bloomguard.state.table`."""
+    """The state of one guard: which generation answers for it, in which store.
+
+    Projects may read the rows, and delete one to disable its guard until the next ``rebuild_filter``. Only bloomguard
+    may change them: it compares and sets ``version`` and ``token``, see :mod:`bloomguard.state.table`.
+    """
 
     class Status(models.TextChoices):
         ARMED = "armed"

@@ -1,21 +1,4 @@
-"""Signals that bloomguard sends. Errors of receivers are logged and affect no request, write or rebuild.
-
-``request_blocked``
-    A request was answered 404 because of a guard, at the door, at the route or at a lookup. ``sender``: the guard's
-    class. ``guard``. ``request``: ``None`` at the door, where Django has made no request yet.
-
-``guard_fenced``
-    This process has fenced a guard until the next rebuild. ``sender``: ``GuardState``. ``name``: the guard's name.
-    ``reason``: a text. Sent inside the transaction of the write that caused the fence, if any.
-
-``generation_published``
-    A rebuild or a roll-back has activated another generation. ``sender``: the guard's class. ``guard``.
-    ``generation``: its name. ``rows``: their number, ``None`` after a roll-back.
-
-``false_negative_found``
-    A row exists, but the filter answered ABSENT for it. ``sender``: the guard's class. ``guard``. ``value``: the row's
-    ID as it was looked up.
-"""
+"""Signals that bloomguard sends. Errors of receivers are logged and affect no request, write or rebuild."""
 
 from __future__ import annotations
 
@@ -26,9 +9,17 @@ from django.dispatch import Signal
 
 logger = logging.getLogger("bloomguard")
 
+#: A request was answered 404 because of a guard, at the door, at the route or at a lookup. ``sender``: the guard's
+#: class. ``guard``. ``request``: ``None`` at the door, where Django has made no request yet.
 request_blocked = Signal()
+#: This process has fenced a guard until the next rebuild. ``sender``: ``GuardState``. ``name``: the guard's name.
+#: ``reason``: a text. Sent inside the transaction of the write that caused the fence, if any.
 guard_fenced = Signal()
+#: A rebuild or a roll-back has activated another generation. ``sender``: the guard's class. ``guard``. ``generation``:
+#: its name. ``rows``: their number, ``None`` after a roll-back.
 generation_published = Signal()
+#: A row exists, but the filter answered ABSENT for it. ``sender``: the guard's class. ``guard``. ``value``: the row's
+#: ID as it was looked up.
 false_negative_found = Signal()
 
 

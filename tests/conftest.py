@@ -19,17 +19,16 @@ from django.db.models.signals import post_migrate
 
 from bloomguard import middleware
 from bloomguard.guards import registry, spot_checks
-from bloomguard.guards.tallies import counts
+from bloomguard.guards.counters import counts
 from bloomguard.lookups import scope, select, shadow
 from bloomguard.rebuild import rebuild
 from bloomguard.routes import table as routes
 from bloomguard.state import table as state
 from bloomguard.state.connection import StateConnection
 from bloomguard.stores import disk, stores
-
-from . import database, servers
-from .patience import be_patient
-from .processes import Watch, end, spawn
+from tests.support import database, flush, servers
+from tests.support.patience import be_patient
+from tests.support.processes import Watch, end, spawn
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -40,8 +39,8 @@ def pytest_configure(config: pytest.Config) -> None:
 #: What takes a minute or more comes first, so that at the end no process of the run works alone.
 LONGEST = (
     "tests/fuzz/",
-    "tests/test_simulation.py",
-    "tests/test_transparency.py",
+    "tests/simulation/test_simulation.py",
+    "tests/transparency/test_transparency.py",
     "tests/lookups/test_differential.py",
 )
 
@@ -78,7 +77,9 @@ class Clock:
 
 
 class Counting(StateConnection):
-    """Counts the statements, and fails while it is told to."""
+    """Counts the statements, fails while it is told to, and leaves no connection open unless a test says so."""
+
+    is_temporary = True
 
     def __init__(self) -> None:
         super().__init__()
@@ -120,6 +121,8 @@ def django_db_setup(django_db_setup: None, django_db_blocker: Any) -> Iterator[N
     post_migrate.disconnect(create_contenttypes)
     post_migrate.disconnect(dispatch_uid="django.contrib.auth.management.create_permissions")
     post_migrate.connect(forget_content_types)
+    flush.delete_rows_alone()
+    state.table.connection.adopt_databases()  # the connection to the state rows stays open, as on a site
     yield
     with django_db_blocker.unblock(), connections["postgresql"].cursor() as cursor:
         cursor.execute(
@@ -131,12 +134,6 @@ def django_db_setup(django_db_setup: None, django_db_blocker: Any) -> Iterator[N
 def forget_content_types(**given: Any) -> None:
     """Those of the rows that are gone; whoever needs one makes it."""
     ContentType.objects.clear_cache()
-
-
-@pytest.fixture(scope="session", autouse=True)
-def open_state_connection() -> None:
-    """The connection to the state rows stays open, as on a site: Django's runner is not at work here."""
-    state.table.connection._close_in_tests = lambda: None
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -191,15 +188,15 @@ def forget() -> None:
     stores.reset()
     state.table.forget()
     for guard in registry:
-        guard.active_filter.forget()
+        guard._runtime.active_filter.forget()
 
 
 @pytest.fixture
 def build(fresh: None, transactional_db: None, clock: Clock) -> Callable[..., rebuild.Report]:
-    """``build("product")`` rebuilds a guard's filter, on the test's clock: its waits take no time."""
+    """``build("product")`` rebuilds a guard's filter, on the test's clock, with a short measurement."""
 
     def run(name: str) -> rebuild.Report:
-        return rebuild.Rebuild(registry[name], sleep=clock.sleep).run()
+        return rebuild.Rebuild(registry[name], sleep=clock.sleep, probes=1_000).run()
 
     return run
 
@@ -218,7 +215,7 @@ def start(fresh: None, transactional_db: None, settings: Any) -> Iterator[Callab
             "current": database.current,
         }
         child = spawn(
-            [sys.executable, *(["-c", code] if code else ["-m", "tests.child"]), *arguments],
+            [sys.executable, *(["-c", code] if code else ["-m", "tests.support.child"]), *arguments],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             stdin=subprocess.PIPE,
@@ -227,7 +224,7 @@ def start(fresh: None, transactional_db: None, settings: Any) -> Iterator[Callab
             env={
                 **os.environ,
                 "PYTHONPATH": f"{root}:{root / 'example_project'}",
-                "DJANGO_SETTINGS_MODULE": "tests.child_settings",
+                "DJANGO_SETTINGS_MODULE": "tests.support.child_settings",
                 "BLOOMGUARD_CHILD": json.dumps(given, default=str),
                 **environment,
             },

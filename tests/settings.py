@@ -7,9 +7,9 @@ from typing import Any
 from config.settings import *  # noqa: F403
 from config.settings import INSTALLED_APPS, TEMPLATES
 
-from .servers import at_end, postgresql
+from tests.support.servers import at_end, postgresql, quick_folder
 
-_folder = tempfile.TemporaryDirectory(prefix="bloomguard-tests-")
+_folder = tempfile.TemporaryDirectory(prefix="bloomguard-tests-", dir=quick_folder())
 at_end(_folder.cleanup)
 BASE_DIR = Path(_folder.name)
 
@@ -32,4 +32,4 @@ DATABASES: dict[str, Any] = {
     },
     "postgresql": postgresql(),
 }
-DATABASE_ROUTERS = ["tests.database.Router"]
+DATABASE_ROUTERS = ["tests.support.database.Router"]

@@ -20,8 +20,8 @@ from bloomguard.metrics import series as figures
 from bloomguard.models import GuardState, GuardTask
 from bloomguard.state import table as states
 from bloomguard.verdicts import Verdict
+from tests.support.guarding import registered
 
-from .guarding import registered
 from .shop.models import Article, Product
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fresh", "admin_urls")]
@@ -221,13 +221,13 @@ def test_what_does_not_exist_is_not_found(staff, query):
     assert staff("operate_guardstate").get(f"{OPERATE}?{query}").status_code == 404
 
 
-def test_no_guard_ticked_is_said(staff):
+def test_no_guard_selected(staff):
     """The confirmation of nothing says so, and offers no button."""
     client = staff("operate_guardstate")
 
     page = client.get(OPERATE, {"action": "fence"}).content.decode()
 
-    assert "No guard was ticked." in page
+    assert "No guard is selected." in page
     assert "bg-confirm" not in page
 
 
@@ -256,8 +256,8 @@ def test_the_page_tells_why(staff, build):
         "300",
         "30%",
         "of 1,000",
-        "0.100% promised",
-        "at the build",
+        "0.100% configured",
+        "measured by the last rebuild",
         "bloom",
     ):
         assert told in line
@@ -342,7 +342,7 @@ def test_progress_says_who_is_busy(staff):
 def test_the_sum_of_all_guards_is_drawn(staff, build, monkeypatch):
     """Charts add up what was counted for every guard, or for one; a shadow tells what it would have done."""
 
-    def read_many(guards, start, end, step):
+    def read_series(guards, start, end, step):
         length = -(-int((end - start).total_seconds()) // step)
         return {
             guard.name: figures.Series(
@@ -361,14 +361,14 @@ def test_the_sum_of_all_guards_is_drawn(staff, build, monkeypatch):
             for guard in guards
         }
 
-    monkeypatch.setattr(figures, "read_many", read_many)
+    monkeypatch.setattr(figures, "read_series", read_series)
     client = staff("view_guardstate")
 
     page, own = client.get(PAGE).content.decode(), client.get(f"{PAGE}?guard=product").content.decode()
 
     assert f'<span class="bg-total">{len(registry)},000</span>' in page
     assert "the store is away" in page
-    assert "rows that a filter denied" in page
+    assert "rows that are missing from their filters" in page
     assert '<span class="bg-total">1,000</span>' in own
     assert "the store is away" not in own
     assert "would have been blocked" not in page

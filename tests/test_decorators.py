@@ -16,11 +16,11 @@ from django.views import View
 from bloomguard.decorators import guarded
 from bloomguard.exceptions import ConfigurationError
 from bloomguard.guards import registry
-from bloomguard.guards.tallies import AVOIDED, BLOCKED
+from bloomguard.guards.counters import AVOIDED, BLOCKED
 from bloomguard.state import table as state
 from bloomguard.verdicts import MAYBE
-from tests.guarding import registered, urlconf
 from tests.shop.models import Product
+from tests.support.guarding import registered, urlconf
 
 GUARD = "bloomguard.middleware.BloomGuardMiddleware"
 
@@ -83,18 +83,18 @@ def test_an_absent_id_is_not_found_and_asks_nothing(ask, shop, url, django_asser
 def test_with_the_middleware_the_request_is_asked_for_once_and_counts_once(client, shop, url, monkeypatch):
     """The decorator, and the view's own query, share one answer; the response is kept out of caches."""
     asked = []
-    ask_ = registry["product"].active_filter.ask
-    monkeypatch.setattr(registry["product"].active_filter, "ask", lambda key: asked.append(key) or ask_(key))
+    ask_ = registry["product"]._runtime.active_filter.ask
+    monkeypatch.setattr(registry["product"]._runtime.active_filter, "ask", lambda key: asked.append(key) or ask_(key))
     for name in ("ask_leased", "ask_now"):
-        monkeypatch.setattr(registry["product"].active_filter, name, lambda key: None)
-    monkeypatch.setattr(registry["product"].active_filter, "aask", _none)
-    registry["product"].tallies.forget()
+        monkeypatch.setattr(registry["product"]._runtime.active_filter, name, lambda key: None)
+    monkeypatch.setattr(registry["product"]._runtime.active_filter, "aask", _none)
+    registry["product"]._runtime.counters.forget()
     absent, existing = client(url.format(8)), client(url.format(7))
 
     assert (absent.status_code, absent["Cache-Control"], existing.status_code) == (404, "no-store", 200)
     assert len(asked) == 2
-    assert registry["product"].tallies.read()[BLOCKED] == 1
-    assert AVOIDED not in registry["product"].tallies.read()
+    assert registry["product"]._runtime.counters.read()[BLOCKED] == 1
+    assert AVOIDED not in registry["product"]._runtime.counters.read()
 
 
 async def _none(key):
@@ -185,7 +185,7 @@ def test_under_asgi_the_rows_are_read_in_a_thread(shop, clock, monkeypatch):
     monkeypatch.setattr(
         state.table.connection, "execute", lambda *args: threads.add(threading.get_ident()) or execute(*args)
     )
-    registry["product"].active_filter.forget()
+    registry["product"]._runtime.active_filter.forget()
     clock.sleep(5)
     view = spy("async", [])
 
@@ -203,7 +203,9 @@ def test_under_asgi_the_rows_are_read_in_a_thread(shop, clock, monkeypatch):
 def test_several_fields_are_named_or_found(fresh, db, monkeypatch):
     """A composite's arguments are found by the fields' names, or said field by field."""
     asked = []
-    monkeypatch.setattr(registry["place"], "decide", lambda value, key=None: asked.append(list(value)) or MAYBE)
+    monkeypatch.setattr(
+        registry["place"]._runtime, "decide", lambda value, key=None: asked.append(list(value)) or MAYBE
+    )
 
     @guarded("place")
     def usual(request, slug, country):
@@ -347,7 +349,7 @@ METHODS = [Plain, Async, ByMethodDecorator, AsyncByMethodDecorator, AsyncDispatc
 def test_methods_are_guarded(ask, shop, settings, clock, view):
     """``@guarded`` stands on a method of a class-based view, by itself or by ``method_decorator``, sync or async."""
     settings.ROOT_URLCONF = urlconf(path("<int:pk>/", view.as_view()))
-    registry["product"].active_filter.forget()
+    registry["product"]._runtime.active_filter.forget()
     clock.sleep(5)
 
     answers = [ask(url) for url in ("/8/", "/7/", "/8/")]

@@ -21,9 +21,9 @@ from bloomguard.guards import registry
 from bloomguard.stores.file import FileStore
 from bloomguard.verdicts import COLD, UNREACHABLE
 from tests.conftest import forget
-from tests.guarding import registered, urlconf
 from tests.shop import views
 from tests.shop.models import Product
+from tests.support.guarding import registered, urlconf
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -97,7 +97,7 @@ def test_no_query_is_sent_when_apps_start(tmp_path):
 def test_a_fresh_process_says_that_the_store_does_not_answer(fresh, monkeypatch, clock):
     """It cannot know that there is no filter; an empty store can."""
     guard = registry["product"]
-    assert guard.decide(7) is COLD
+    assert guard._runtime.decide(7) is COLD
     forget()
 
     def unavailable(self, name):
@@ -105,11 +105,16 @@ def test_a_fresh_process_says_that_the_store_does_not_answer(fresh, monkeypatch,
 
     with monkeypatch.context() as patch:
         patch.setattr(FileStore, "names", unavailable)
-        found = [guard.decide(7), guard.decide(7), async_to_sync(guard.adecide)(7), *guard.decide_many([7, 8])]
+        found = [
+            guard._runtime.decide(7),
+            guard._runtime.decide(7),
+            async_to_sync(guard._runtime.adecide)(7),
+            *guard._runtime.decide_many([7, 8]),
+        ]
     assert set(found) == {UNREACHABLE}
 
     clock.sleep(2)
-    assert guard.decide(7) is COLD
+    assert guard._runtime.decide(7) is COLD
 
 
 def messages(identifier):

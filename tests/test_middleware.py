@@ -18,9 +18,9 @@ from bloomguard.guards import registry
 from bloomguard.middleware import BloomGuardMiddleware
 from bloomguard.state import table as state
 from bloomguard.stores.file import FileStore
-from tests.guarding import registered, urlconf
 from tests.shop import views
 from tests.shop.models import Article, Order, Place, Product
+from tests.support.guarding import registered, urlconf
 
 GUARD = "bloomguard.middleware.BloomGuardMiddleware"
 
@@ -207,7 +207,7 @@ def test_the_404_is_logged_once_as_django_logs_it(browser, shop, caplog):
 @pytest.mark.parametrize("trouble", ["no filter", "fenced", "no folder", "no database"])
 def test_what_is_not_certain_passes(browser, shop, trouble, clock, caplog, monkeypatch):
     """Without a filter, fenced, without the store or the state rows, the view and its query answer."""
-    live = registry["product"].active_filter
+    live = registry["product"]._runtime.active_filter
     if trouble == "no filter":
         live.store.drop("product", state.table.current("product").active)
         live.forget()
@@ -291,7 +291,7 @@ def test_under_asgi_nothing_blocks_the_loop(shop, clock, monkeypatch):
     monkeypatch.setattr(state.table.connection, "execute", watched_execute)
     monkeypatch.setattr(FileStore, "open", watched_open)
     monkeypatch.setattr("tests.shop.urls.handler404", watched_page, raising=False)
-    live = registry["product"].active_filter
+    live = registry["product"]._runtime.active_filter
 
     async def visit():
         clock.sleep(5)

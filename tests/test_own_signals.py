@@ -16,9 +16,9 @@ from bloomguard.models import GuardState
 from bloomguard.rebuild import rebuild
 from bloomguard.rebuild.verify import Verification
 from bloomguard.state import table as state
-from tests.front import Asgi, Wsgi
+from tests.door.site import Asgi, Wsgi
+from tests.management.test_verify_filter import insert_unseen
 from tests.shop.models import Product
-from tests.test_verify import insert_unseen
 
 #: What Django's signals hand over beside what is ours.
 DJANGOS = {"signal", "sender"}
@@ -163,7 +163,7 @@ def test_a_fence_is_told(shop, clock, fails):
 
 def test_a_failing_receiver_lets_the_write_commit(shop, clock, monkeypatch):
     """A write whose add fails fences its guard, tells it, and is committed."""
-    monkeypatch.setattr(type(guards["product"].active_filter), "add", lambda *args: False)
+    monkeypatch.setattr(type(guards["product"]._runtime.active_filter), "add", lambda *args: False)
     with listening(signals.guard_fenced, fails=ValueError("a receiver of somebody's")) as sent, transaction.atomic():
         Product.objects.create(pk=9)
 

@@ -21,8 +21,8 @@ from bloomguard.guards import Guard, registry
 from bloomguard.rebuild import Rebuild
 from bloomguard.routes import suggestions
 from bloomguard.testing import assert_blocked, guards_armed
-from tests.guarding import registered, urlconf
 from tests.shop.models import Article, Bundle, Place, Price, Product, Tag, Ticket
+from tests.support.guarding import registered, urlconf
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("fresh")]
 

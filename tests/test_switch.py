@@ -13,9 +13,10 @@ from django.db import connection
 from django.test import AsyncClient, Client
 from django.test.utils import CaptureQueriesContext
 
+from bloomguard import get_or_load
 from bloomguard.contrib.health import state_of
 from bloomguard.guards import registry
-from bloomguard.guards.tallies import NAMES, counts
+from bloomguard.guards.counters import NAMES, counts
 from bloomguard.lookups import guarded_lookups
 from bloomguard.verdicts import Verdict
 from bloomguard.wsgi import shield
@@ -83,7 +84,7 @@ def test_no_guard_answers_a_call(shop, off):
     assert {shop.verdict(value) for value in (7, 8, 2**70, "tea")} == {Verdict.UNKNOWN}
     assert async_to_sync(shop.averdict)(8) is Verdict.UNKNOWN
     assert shop.filter_existing([7, 8]) == async_to_sync(shop.afilter_existing)([7, 8]) == [7, 8]
-    assert shop.get_or_load(8, lambda value: "loaded") == "loaded"
+    assert get_or_load(shop, 8, lambda value: "loaded") == "loaded"
     with guarded_lookups(), CaptureQueriesContext(connection) as sent:
         assert Product.objects.filter(pk=8).first() is None
     assert len(sent) == 1
@@ -117,8 +118,8 @@ def test_rows_written_meanwhile_are_found_later(shop, off):
 def test_fenced_guards_cost_a_write_nothing(shop, off):
     """Switched off and fenced, a write sends what it sends without bloomguard."""
     off()
-    shop.active_filter.table.fence("product", "switched off")
-    shop.active_filter.table.renew(after=shop.active_filter.table.read_at)
+    shop._runtime.active_filter.table.fence("product", "switched off")
+    shop._runtime.active_filter.table.renew(after=shop._runtime.active_filter.table.read_at)
     Product.objects.create(pk=20)  # waits for the fence, once
     with CaptureQueriesContext(connection) as sent:
         Product.objects.create(pk=21)

@@ -19,8 +19,8 @@ from bloomguard.guards import Guard, register, registry
 from bloomguard.rebuild import Rebuild
 from bloomguard.verdicts import Verdict
 from tests.conftest import forget
-from tests.guarding import make_guard, registered
 from tests.shop.models import Bundle, Product
+from tests.support.guarding import make_guard, registered
 
 FILE, REDIS = "bloomguard.stores.file.FileStore", "bloomguard.stores.redis.RedisStore"
 GUARD = "bloomguard.middleware.BloomGuardMiddleware"
@@ -224,7 +224,7 @@ def test_a_mistake_between_two_releases_costs_no_row(attributes, clock):
     with registered(Product, **{"name": "mine", **attributes}) as wrong:
         assert wrong.verdict(99) is Verdict.UNKNOWN
         assert wrong.filter_existing([99]) == [99]
-        assert not wrong.mistakes or wrong.filter_existing([2**70]), "no field says what is out of its range"
+        assert not wrong._mistakes or wrong.filter_existing([2**70]), "no field says what is out of its range"
         Product.objects.create(pk=99)
     clock.sleep(5)
     with registered(Product, name="mine"):

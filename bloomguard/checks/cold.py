@@ -31,7 +31,7 @@ def log_cold_guards(**kwargs: Any) -> None:
         return
     for guard in registry:
         try:
-            is_cold = guard.active_filter.answering() is COLD
+            is_cold = guard._runtime.active_filter.answering() is COLD
         except Exception:  # noqa: S112  # a system check reports it
             continue
         if is_cold:

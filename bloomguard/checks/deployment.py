@@ -13,7 +13,7 @@ from ..exceptions import ConfigurationError, StoreError, StoreUnavailable
 from ..filters import FilterError
 from ..guards import Guard, registry
 from ..models import GuardState
-from ..rebuild.plan import opened
+from ..rebuild.plan import open_active
 from ..state.table import ARMED, table
 from ..stores import Generation
 from .tags import TAG
@@ -48,7 +48,7 @@ def check_filters(app_configs: Any, databases: Sequence[str] | None = None, **kw
 
 def _has_store(guard: Guard) -> bool:
     with suppress(ConfigurationError):  # reported as W101, W103, W105 or W109
-        return guard.active_filter.store is not None
+        return guard._runtime.active_filter.store is not None
     return False
 
 
@@ -64,7 +64,7 @@ def _filter(guard: Guard, row: GuardState | None) -> Iterator[CheckMessage]:
         yield warning(31, f"it is fenced, so every request passes: {row.reason}", f"Fix the cause, then run {cure}.")
         return
     try:
-        generation = opened(guard, table.current(guard.name))
+        generation = open_active(guard, table.current(guard.name))
         keys = generation.approximate_size()
     except StoreUnavailable:  # reported as W021
         return

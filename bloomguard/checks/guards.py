@@ -44,14 +44,14 @@ def _guard(guard: Guard) -> Iterator[CheckMessage]:
     def error(number: int, text: str, hint: str) -> Warning:
         return Warning(f"the guard {guard.name!r}: {text}.", hint=hint, obj=guard.model, id=f"bloomguard.W1{number:02}")
 
-    for mistake in guard.mistakes:
+    for mistake in guard._mistakes:
         yield Warning(
             f"the guard {guard.name!r}: {mistake.reason}.", hint=f"{mistake.cure}.", obj=guard.model, id=mistake.id
         )
-    if any(mistake.decides_keys for mistake in guard.mistakes):
+    if any(mistake.decides_keys for mistake in guard._mistakes):
         return
     try:
-        fields = guard.fields
+        fields = guard._meta.fields
     except ConfigurationError as problem:
         names = [field.name for field in guard.model._meta.concrete_fields]
         hint = f"lookup is {guard.lookup!r}; the model has {', '.join(names)}."
@@ -75,7 +75,7 @@ def _guard(guard: Guard) -> Iterator[CheckMessage]:
                 f"there is no store {guard.store!r}",
                 f"BLOOMGUARD['STORES'] has {', '.join(sorted(conf.settings.stores)) or 'none'}.",
             )
-    if guard.filter == "bitmap" and guard.keys.width != 8:
+    if guard.filter == "bitmap" and guard._meta.keys.width != 8:
         yield error(11, "filter is 'bitmap'", "Set another one: a bitmap can only contain integers and dates.")
     if guard.sync == "signals":
         yield Warning(
@@ -105,11 +105,11 @@ def _routes(guard: Guard, error: Any) -> Iterator[CheckMessage]:
         yield error(2, f"routes is the string {guard.routes!r}, not a list", f"Write routes = [{guard.routes!r}].")
         return
     for route, named in guard.routes.items() if isinstance(guard.routes, Mapping) else ():
-        if not isinstance(named, str) and (odd := set(named) - {field.name for field in guard.fields}):
+        if not isinstance(named, str) and (odd := set(named) - {field.name for field in guard._meta.fields}):
             yield error(
                 2,
                 f"routes names the field {min(odd)!r} for {route!r}, which is not in lookup",
-                f"The fields are {', '.join(field.name for field in guard.fields)}.",
+                f"The fields are {', '.join(field.name for field in guard._meta.fields)}.",
             )
     try:
         guarded_routes(guard)
@@ -171,7 +171,7 @@ def check_columns(app_configs: Any, databases: Sequence[str] | None = None, **kw
         if databases is not None and alias not in databases:
             continue
         with suppress(ConfigurationError, DatabaseError):  # reported as W101, or as W034 for the state rows' database
-            reported = {message.id for field in guard.fields for message in _equality(guard, field, _error)}
+            reported = {message.id for field in guard._meta.fields for message in _equality(guard, field, _error)}
             messages += [
                 Warning(
                     f"the guard {guard.name!r}: {refusal.reason}.",

@@ -63,7 +63,7 @@ def _sources(catalogue: Catalogue, guard: Guard) -> Iterator[tuple[str, str]]:
 
 
 def _writes_keys(catalogue: Catalogue, flow: Flow, guard: Guard) -> bool:
-    tables = {bare(table): table for table in guard.tables}
+    tables = {bare(table): table for table in guard._meta.tables}
     return any(
         effect.verb == "any" or (effect.name in tables and gives_keys(effect, guard, tables[effect.name]))
         for effect in {flow.effect, *catalogue.follow([flow.effect])}

@@ -29,7 +29,7 @@ def state_of(guard: Guard) -> str:
     if not settings.is_enabled:
         return DISABLED.reason
     try:
-        answering = guard.active_filter.answering()
+        answering = guard._runtime.active_filter.answering()
     except Exception:  # the guard is misconfigured: a system check reports it
         return "error"
     return answering.reason if isinstance(answering, Decision) else ARMED
@@ -38,7 +38,7 @@ def state_of(guard: Guard) -> str:
 def mode_of(guard: Guard) -> str:
     """Return ``"enforce"`` or ``"shadow"``: as set in the admin, else as the guard declares. Never raises."""
     try:
-        return guard.active_filter.mode or guard.mode
+        return guard._runtime.active_filter.mode or guard.mode
     except Exception:  # the guard is misconfigured
         return guard.mode
 

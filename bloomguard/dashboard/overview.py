@@ -17,7 +17,7 @@ from ..conf import settings
 from ..exceptions import StoreError
 from ..filters import FilterError
 from ..guards import Guard
-from ..guards.tallies import FALSE_ABSENCE, WOULD_BLOCK, WOULD_HARM
+from ..guards.counters import FALSE_ABSENCE, WOULD_BLOCK, WOULD_HARM
 from ..metrics import series
 from ..metrics.series import HOUR, MINUTE, Series
 from ..models import GuardState, GuardTask
@@ -50,10 +50,10 @@ STATES: dict[str, tuple[str | Promise, str | Promise]] = {
         _("elsewhere"),
         _("its filter is in another store, or from before a restart of this host: requests pass until a rebuild"),
     ),
-    UNREACHABLE.reason: (_("unreachable"), _("its store does not answer: requests pass meanwhile")),
+    UNREACHABLE.reason: (_("unreachable"), _("its store does not respond: requests pass until it does")),
     UNTRUSTED.reason: (_("untrusted"), _UNTRUSTED),
-    LEASE.reason: (_("unknown"), _("the database does not tell which filter is valid: requests pass meanwhile")),
-    ERROR.reason: (_("misconfigured"), _("manage.py check tells why: requests pass meanwhile")),
+    LEASE.reason: (_("unknown"), _("the database could not be read: requests pass until it can")),
+    ERROR.reason: (_("misconfigured"), _("manage.py check shows the error: requests pass until it is fixed")),
     DISABLED.reason: (_("switched off"), _("BLOOMGUARD['ENABLED'] is not True: requests pass")),
 }
 
@@ -80,9 +80,9 @@ PERIODS = {
 
 #: The charts: the name of the counter, the title, and what it means.
 DRAWN: tuple[tuple[str, str | Promise, str | Promise], ...] = (
-    ("blocked", _("Blocked"), _("requests answered 404 without a look-up")),
-    ("passed", _("Passed"), _("requests that went on to the cache or the database")),
-    ("avoided", _("Queries avoided"), _("look-ups that were never made")),
+    ("blocked", _("Blocked"), _("requests answered 404 because of a guard")),
+    ("passed", _("Passed"), _("requests that continued to the cache or the database")),
+    ("avoided", _("Queries avoided"), _("queries that were not sent")),
 )
 
 
@@ -152,7 +152,7 @@ class Line:
         return self.series.total(WOULD_HARM)
 
     @property
-    def is_well(self) -> bool:
+    def is_healthy(self) -> bool:
         """Whether the guard is armed, or in shadow mode with a valid filter."""
         return self.state in (ARMED, SHADOW.reason)
 
@@ -210,18 +210,18 @@ class Overview:
             )
             left -= line.bytes if isinstance(answers, Generation) and line.bytes <= left else 0
             lines.append(line)
-        return sorted(lines, key=lambda line: (line.is_well, line.name))
+        return sorted(lines, key=lambda line: (line.is_healthy, line.name))
 
     @cached_property
     def series(self) -> dict[str, Series]:
         """The figures of the period by guard name."""
         start = self.now - self.period.length
-        return series.read_many(self.guards, start, self.now, self.period.step)
+        return series.read_series(self.guards, start, self.now, self.period.step)
 
     @property
     def problems(self) -> list[Line]:
         """The lines of guards that pass every request."""
-        return [line for line in self.lines if not line.is_well]
+        return [line for line in self.lines if not line.is_healthy]
 
     @property
     def errors(self) -> list[str]:
@@ -275,7 +275,7 @@ def guard_answers(guard: Guard) -> Any:
     if not settings.is_enabled:
         return DISABLED
     try:
-        return guard.active_filter.answering()
+        return guard._runtime.active_filter.answering()
     except Exception:  # the guard cannot be created; system checks report why
         return ERROR
 
@@ -283,7 +283,7 @@ def guard_answers(guard: Guard) -> Any:
 def _state(guard: Guard, answers: Any) -> str:
     if not isinstance(answers, Generation):
         return str(answers.reason)
-    return SHADOW.reason if guard.is_shadow else ARMED
+    return SHADOW.reason if guard._runtime.is_shadow else ARMED
 
 
 def _why(guard: Guard, answers: Any, row: GuardState) -> str | Promise:
@@ -317,7 +317,7 @@ def _numbers(guard: Guard, row: GuardState, answers: Any, series: Series, left: 
 def _keys(guard: Guard, generation: Generation) -> int | None:
     """Return the approximate number of keys, ``None`` for a remote store or an unreadable filter."""
     try:
-        return None if guard.active_filter.store.is_remote else generation.approximate_size()
+        return None if guard._runtime.active_filter.store.is_remote else generation.approximate_size()
     except (StoreError, FilterError, DatabaseError):
         return None
 

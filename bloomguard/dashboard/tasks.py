@@ -59,7 +59,7 @@ def command(work: str, guards: Sequence[Guard]) -> str:
     return " ".join(["python manage.py", COMMANDS[work], *(guard.name for guard in guards)])
 
 
-def ask_for(work: str, guards: Sequence[Guard], user: Any) -> list[Guard]:
+def queue_work(work: str, guards: Sequence[Guard], user: Any) -> list[Guard]:
     """Queue the work for the guards that have no task under way, and return these guards.
 
     Raises :class:`ConfigurationError` if the project has no workers.
@@ -156,7 +156,7 @@ def _verify(guards: Sequence[Guard]) -> dict[str, str | Exception]:
 
 def _found(findings: Findings) -> str:
     if not findings.generation:
-        return _("Verified nothing: no filter answers.")
+        return _("Nothing was verified: no filter is active.")
     if findings.missing:
         least = "≥ " if findings.missing >= MOST_MISSING else ""
         return _("Verified and fenced: %(missing)s of %(rows)s rows are missing from its filter.") % {
@@ -171,7 +171,7 @@ def _why(error: Exception, work: str, name: str) -> str:
     if isinstance(error, (RebuildError, ConfigurationError)) and error.__cause__ is None:
         return _("Failed: %(why)s") % {"why": error}
     cause = type(error.__cause__ or error).__name__
-    return _("Failed (%(cause)s): “%(command)s” tells why.") % {
+    return _("Failed (%(cause)s). Run “%(command)s” to see the reason.") % {
         "cause": cause,
         "command": f"manage.py {COMMANDS[work]} {name}",
     }

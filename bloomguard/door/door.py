@@ -21,7 +21,7 @@ from ..guards import Guard
 from ..log_once import LogOnce
 from ..routes.table import NO_ID, table_for
 from ..verdicts import MAYBE, Verdict
-from .page import Page, Shut
+from .page import DoorClosed, NotFoundPage
 from .paths import DoorRoute, Index, own_resolvers
 from .probes import take_pages
 
@@ -35,7 +35,7 @@ _SHUT = {
 
 
 class Door:
-    """The door of one site, built by :func:`open_door`. Raises :class:`Shut` if it has to stay shut.
+    """The door of one site, built by :func:`open_door`. Raises :class:`DoorClosed` if it has to stay shut.
 
     ``index`` maps a path to the routes that it may match. ``methods`` are the HTTP methods that the door answers.
     """
@@ -44,7 +44,7 @@ class Door:
         self._urlconf = settings.ROOT_URLCONF
         self._resolver = get_resolver(self._urlconf)
         if odd := next(own_resolvers(self._urlconf), None):
-            raise Shut(f"{odd!r} in the URLconf has its own way to resolve paths")
+            raise DoorClosed(f"{odd!r} in the URLconf has its own way to resolve paths")
         table = table_for(self._urlconf)
         routes = []
         for route in table.open:
@@ -53,7 +53,7 @@ class Door:
             else:
                 routes.append(DoorRoute(route, table.index))
         if not routes:
-            raise Shut("no guarded route is open and decided by its path alone")
+            raise DoorClosed("no guarded route is open and decided by its path alone")
         routes, self._pages = take_pages(handler, routes)
         self.index = Index(routes)
         self.methods = frozenset(method for route in routes for method in route.methods)
@@ -61,7 +61,7 @@ class Door:
         self.takes_forwarded_host: bool = settings.USE_X_FORWARDED_HOST
         self.proxy_header: tuple[str, str] | None = settings.SECURE_PROXY_SSL_HEADER
 
-    def page(self, host: str, scheme: str) -> Page | None:
+    def page(self, host: str, scheme: str) -> NotFoundPage | None:
         """Return the page for the host and the scheme of a request; ``None`` if Django has to answer."""
         page = self._pages.get((host, scheme))
         if page is None:
@@ -78,13 +78,13 @@ class Door:
             asked = route.read(path)
             if asked is NO_ID:
                 continue
-            decision = route.guard.decide(asked)
+            decision = route.guard._runtime.decide(asked)
             if decision is MAYBE or decision.verdict is not Verdict.ABSENT:
                 continue
             value = route.confirm(method, path, asked)
             if value is NO_ID:
                 continue
-            if value is asked or route.guard.decide(value).verdict is Verdict.ABSENT:
+            if value is asked or route.guard._runtime.decide(value).verdict is Verdict.ABSENT:
                 return route.guard if self._is_current() else None
         return None
 
@@ -94,14 +94,14 @@ class Door:
             asked = route.read(path)
             if asked is NO_ID:
                 continue
-            decision = route.guard.decide_now(asked) or await route.guard.adecide(asked)
+            decision = route.guard._runtime.decide_now(asked) or await route.guard._runtime.adecide(asked)
             if decision.verdict is not Verdict.ABSENT:
                 continue
             value = route.confirm(method, path, asked)
             if value is NO_ID:
                 continue
             if value is not asked:
-                decision = route.guard.decide_now(value) or await route.guard.adecide(value)
+                decision = route.guard._runtime.decide_now(value) or await route.guard._runtime.adecide(value)
             if decision.verdict is Verdict.ABSENT:
                 return route.guard if self._is_current() else None
         return None
@@ -136,8 +136,8 @@ def open_door(application: Callable[..., Any]) -> Door | None:
     try:
         if not reason:
             return Door(application)
-    except Shut as shut:
-        reason = str(shut)
+    except DoorClosed as closed:
+        reason = str(closed)
     except DatabaseError as error:
         reason = f"the search for absent IDs in the database failed ({type(error).__name__})"
     except Exception:

@@ -30,12 +30,12 @@ _OF_THE_BODY = ("content-length", "etag")
 _NONCE = re.compile(r"'nonce-([A-Za-z0-9+/_-]{8,}={0,2})'")
 
 
-class Shut(Exception):
+class DoorClosed(Exception):
     """The door has to stay shut; the message is the reason."""
 
 
 @dataclass(frozen=True)
-class Answer:
+class ProbeResponse:
     """The response to a probe. ``asked`` describes the request: ``GET http://a.example/x/ with cookies``."""
 
     asked: str
@@ -59,7 +59,7 @@ class Answer:
             found.add("cookie")
         return frozenset(found)
 
-    def difference(self, other: Answer) -> str:
+    def difference(self, other: ProbeResponse) -> str:
         """Return what differs between the two; empty if they agree. The body of a HEAD is ignored."""
         if self.status != other.status:
             return f"the status: {self.status} and {other.status}"
@@ -94,7 +94,7 @@ class Answer:
 
 
 @dataclass(frozen=True, eq=False)
-class Page:
+class NotFoundPage:
     """A 404 that is ready to be sent.
 
     Requests with one of the headers ``varies`` (names in lower case) must not get it. ``nonces`` are the tokens in
@@ -134,23 +134,25 @@ class Page:
         return headers, body
 
 
-def page_of(get: Answer, head: Answer, others: Iterable[Answer], *, any_port: bool) -> Page:
+def page_of(
+    get: ProbeResponse, head: ProbeResponse, others: Iterable[ProbeResponse], *, any_port: bool
+) -> NotFoundPage:
     """Build the page of one host and scheme from the responses to a GET and a HEAD, with which all ``others`` agree.
 
-    Raises :class:`Shut` if two responses differ; it names the difference and both requests.
+    Raises :class:`DoorClosed` if two responses differ; it names the difference and both requests.
     """
     others = list(others)
     if get.status != head.status:
-        raise Shut(_differ(get, head, get.difference(head)))
+        raise DoorClosed(_differ(get, head, get.difference(head)))
     for other in others:
         base = head if other.method == "HEAD" else get
         if difference := base.difference(other):
-            raise Shut(_differ(base, other, difference))
+            raise DoorClosed(_differ(base, other, difference))
     if "*" in get.varies:
-        raise Shut(f"{get.asked} has Vary: *")
+        raise DoorClosed(f"{get.asked} has Vary: *")
     nonces = get.nonces if any(other.nonces != get.nonces for other in (head, *others)) else ()
     if len(head.nonces) != len(get.nonces):
-        raise Shut(_differ(get, head, "the number of nonces"))
+        raise DoorClosed(_differ(get, head, "the number of nonces"))
     if nonces:  # use the tokens of the GET in the headers of the HEAD
         swap = dict(zip(head.nonces, get.nonces))
         head_headers = tuple(
@@ -158,7 +160,7 @@ def page_of(get: Answer, head: Answer, others: Iterable[Answer], *, any_port: bo
         )
     else:
         head_headers = head.headers
-    return Page(
+    return NotFoundPage(
         status=f"{get.status} {get.reason_phrase}",
         headers=_sent(get.headers),
         head_headers=_sent(head_headers),
@@ -170,7 +172,7 @@ def page_of(get: Answer, head: Answer, others: Iterable[Answer], *, any_port: bo
     )
 
 
-def _differ(one: Answer, other: Answer, difference: str) -> str:
+def _differ(one: ProbeResponse, other: ProbeResponse, difference: str) -> str:
     return f"{one.asked} and {other.asked} differ in {difference}"
 
 

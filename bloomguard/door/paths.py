@@ -27,8 +27,8 @@ Match = Callable[[str], "dict[str, Any] | None"]
 class DoorRoute:
     """A guarded route that the door may answer.
 
-    ``rivals`` are the earlier patterns that may match one of its paths. ``read(path)`` is the fast first read of the ID
-    in ``path``: one value, a tuple for several fields, or :data:`NO_ID`.
+    ``overlapping`` are the earlier patterns that may match one of its paths. ``read(path)`` is the fast first read of
+    the ID in ``path``: one value, a tuple for several fields, or :data:`NO_ID`.
     """
 
     def __init__(self, route: GuardedRoute, known: PatternIndex) -> None:
@@ -36,12 +36,12 @@ class DoorRoute:
         self.pattern = route.pattern
         self.kwargs = route.kwargs
         self.methods = route.methods & {"GET", "HEAD"}
-        self.rivals = known.rivals(route.pattern)
+        self.overlapping = known.overlapping(route.pattern)
         start = route.pattern.literal
         self.prefix = start[: start.rindex("/") + 1]
         self.read: Callable[[str], Any] = _reader(route.pattern, route.kwargs) or self._value
         self._match = matcher(route.pattern)
-        self._rivals = [(rival.literal, matcher(rival)) for rival in self.rivals]
+        self._overlapping = [(other.literal, matcher(other)) for other in self.overlapping]
 
     def __repr__(self) -> str:
         return f"<DoorRoute {self.pattern.text}>"
@@ -51,7 +51,7 @@ class DoorRoute:
         value = self._value(path)
         if value is NO_ID:
             return NO_ID
-        for start, match in self._rivals:
+        for start, match in self._overlapping:
             if path.startswith(start) and match(path) is not None:
                 return NO_ID
         return value
@@ -141,7 +141,7 @@ def _have_same_key(guard: Guard, one: Any, other: Any) -> bool:
     if type(one) is type(other) and one == other:
         return True
     try:
-        return guard.keys.key(one) == guard.keys.key(other)
+        return guard._meta.keys.key(one) == guard._meta.keys.key(other)
     except (Unkeyable, Uncertain, OutOfRange):
         return False
 

@@ -36,13 +36,13 @@ from django.utils.crypto import get_random_string
 
 from ..guards.keys import kind_of, value_field
 from ..routes.table import NO_ID
-from .page import Answer, Page, Shut, as_probe, page_of
+from .page import DoorClosed, NotFoundPage, ProbeResponse, as_probe, page_of
 from .paths import DoorRoute
 
 logger = logging.getLogger("bloomguard")
 
 #: (host, scheme) -> page.
-Pages = dict[tuple[str, str], Page]
+Pages = dict[tuple[str, str], NotFoundPage]
 
 #: Each host costs dozens of requests at start.
 MOST_HOSTS = 100
@@ -59,7 +59,7 @@ _MOST = 2**63 - 1
 _random = random.SystemRandom()
 
 
-class Unfit(Exception):
+class UnsuitableRoute(Exception):
     """The door cannot answer a route; the message is the reason."""
 
 
@@ -102,7 +102,7 @@ def hosts() -> list[str]:
 def take_pages(handler: BaseHandler, routes: list[DoorRoute]) -> tuple[list[DoorRoute], Pages]:
     """Return the routes that were probed, and the page of each host and scheme that responds with a plain 404.
 
-    Raises :class:`Shut` if there is no such page, or if two responses differ.
+    Raises :class:`DoorClosed` if there is no such page, or if two responses differ.
     """
     run = Probes(handler, routes).run
     # One event loop for all probes: with one loop per probe they take 50% longer.
@@ -121,35 +121,35 @@ class Probes:
         """See :func:`take_pages`."""
         names = hosts()
         if not names:
-            raise Shut("there is no host to probe: name your hosts in ALLOWED_HOSTS")
+            raise DoorClosed("there is no host to probe: name your hosts in ALLOWED_HOSTS")
         for route in self._routes:
             try:
                 self._paths[route] = absent_path(route)
-            except Unfit as unfit:
-                logger.debug("bloomguard's door does not answer %s: %s", route.pattern.text, unfit)
+            except UnsuitableRoute as unsuitable:
+                logger.debug("bloomguard's door does not answer %s: %s", route.pattern.text, unsuitable)
         if not self._paths:
-            raise Shut("no route has a path with an absent ID")
+            raise DoorClosed("no route has a path with an absent ID")
         self._unknown = unknown_path()
         pages: Pages = {}
         statuses = []
         for host, scheme in itertools.product(names, ("http", "https")):
             page = self._page(host, scheme, is_first=not pages)
-            if isinstance(page, Page):
+            if isinstance(page, NotFoundPage):
                 pages[host, scheme] = page
             else:
                 statuses.append(f"{page.asked} has status {page.status}")
         if not pages:
-            raise Shut(f"the site does not respond with a plain 404: {statuses[0]}")
+            raise DoorClosed(f"the site does not respond with a plain 404: {statuses[0]}")
         return list(self._paths), pages
 
-    def _page(self, host: str, scheme: str, *, is_first: bool) -> Page | Answer:
+    def _page(self, host: str, scheme: str, *, is_first: bool) -> NotFoundPage | ProbeResponse:
         """Return the page, or the response if it is not a 404. Views get HEAD probes only on the first host."""
         with statements() as sent:
             get = self._ask(host, scheme, self._unknown)
         if get.status != 404:
             return get
         if sent:
-            raise Shut(f"a 404 queries the database: {get.asked} reads {tables(sent)}")
+            raise DoorClosed(f"a 404 queries the database: {get.asked} reads {tables(sent)}")
         head = self._ask(host, scheme, self._unknown, method="HEAD")
         everybody = [visitor.without(get.varies) for visitor in visitors()]
         others = [self._ask(host, scheme, self._unknown, visitor) for visitor in everybody if not visitor.is_stranger]
@@ -171,7 +171,7 @@ class Probes:
         visitor: Visitor = STRANGER,
         method: str = "GET",
         route: DoorRoute | None = None,
-    ) -> Answer:
+    ) -> ProbeResponse:
         asked = f"{method} {scheme}://{host}{path}{visitor.words and ' '}{visitor.words}"
         make = _asgi_request if isinstance(self._handler, ASGIHandler) else _wsgi_request
         request = make(host, scheme, path, visitor, method)
@@ -180,18 +180,18 @@ class Probes:
         else:
             response = self._handler.get_response(request)
         if getattr(request, "urlconf", None) is not None:
-            raise Shut("a middleware sets request.urlconf")
+            raise DoorClosed("a middleware sets request.urlconf")
         if request.path_info != path:
-            raise Shut("a middleware rewrites request.path_info")
+            raise DoorClosed("a middleware rewrites request.path_info")
         if response.status_code == 404:
             if response.cookies:
-                raise Shut(f"{asked} has Set-Cookie")
+                raise DoorClosed(f"{asked} has Set-Cookie")
             if not isinstance(response, HttpResponse):
-                raise Shut(f"{asked} streams its body")
+                raise DoorClosed(f"{asked} streams its body")
             if route is not None and getattr(request.resolver_match, "func", None) is not route.pattern.callback:
-                raise Shut(f"a middleware answers {asked} before its view runs")
+                raise DoorClosed(f"a middleware answers {asked} before its view runs")
         body = response.content if isinstance(response, HttpResponse) else b""
-        return Answer(asked, method, response.status_code, response.reason_phrase, tuple(response.items()), body)
+        return ProbeResponse(asked, method, response.status_code, response.reason_phrase, tuple(response.items()), body)
 
 
 def visitors() -> list[Visitor]:
@@ -276,21 +276,24 @@ def _asgi_request(host: str, scheme: str, path: str, visitor: Visitor, method: s
 
 
 def unknown_path() -> str:
-    """Return a path that no URL pattern matches. Raises :class:`Shut` if none is found."""
+    """Return a path that no URL pattern matches. Raises :class:`DoorClosed` if none is found."""
     for depth in (1, 2, 3, 5, 8):
         path = "/" + "".join(f"{get_random_string(10, 'abcdefghijklmnopqrstuvwxyz')}/" for _ in range(depth))
         try:
             resolve(path, settings.ROOT_URLCONF)
         except Resolver404:
             return path
-    raise Shut("a URL pattern matches every path, so the page for a path without a pattern is unknown")
+    raise DoorClosed("a URL pattern matches every path, so the page for a path without a pattern is unknown")
 
 
 def absent_path(route: DoorRoute) -> str:
-    """Return a path of ``route`` with an ID that is not in the database. Raises :class:`Unfit` if none is found."""
+    """Return a path of ``route`` with an ID that is not in the database.
+
+    Raises :class:`UnsuitableRoute` if none is found.
+    """
     guard = route.guard
-    rows = guard.rows()
-    for draw in itertools.product(*(_draws(column, connections[rows.db]) for column in guard.fields)):
+    rows = guard._meta.rows()
+    for draw in itertools.product(*(_draws(column, connections[rows.db]) for column in guard._meta.fields)):
         for _ in range(_TRIES):
             values = [each() for each in draw]
             path = _path(route, dict(zip(route.kwargs, values)))
@@ -299,12 +302,12 @@ def absent_path(route: DoorRoute) -> str:
             with statements() as sent:
                 captured = route.captured(path)
             if sent:
-                raise Unfit(f"reading the ID from a path queries the database: {tables(sent)}")
+                raise UnsuitableRoute(f"reading the ID from a path queries the database: {tables(sent)}")
             if captured is NO_ID:
                 break
-            if not rows.filter(**dict(zip(guard.attnames, values))).exists():
+            if not rows.filter(**dict(zip(guard._meta.attnames, values))).exists():
                 return path
-    raise Unfit("reverse() builds no path from an absent ID alone")
+    raise UnsuitableRoute("reverse() builds no path from an absent ID alone")
 
 
 def _path(route: DoorRoute, kwargs: dict[str, Any]) -> str:

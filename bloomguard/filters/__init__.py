@@ -17,12 +17,9 @@ from .extra.counting import CountingBloomFilter, SpectralBloomFilter
 from .extra.rotating import RotatingBloomFilter
 from .extra.scalable import ScalableBloomFilter, ScalableCuckooFilter
 from .hashing import KeyHash
-from .kinds import Choice, KeysSummary, choose, filter_class
-from .layout import Layout
 
 __all__ = [
     "BloomFilter",
-    "Choice",
     "CorruptFilter",
     "CountingBloomFilter",
     "CuckooFilter",
@@ -33,8 +30,6 @@ __all__ = [
     "FilterFull",
     "InvalidShape",
     "KeyHash",
-    "KeysSummary",
-    "Layout",
     "MismatchedFilters",
     "RotatingBloomFilter",
     "ScalableBloomFilter",
@@ -42,6 +37,4 @@ __all__ = [
     "SpectralBloomFilter",
     "Stats",
     "TooLarge",
-    "choose",
-    "filter_class",
 ]

@@ -63,10 +63,13 @@ class Filter(Protocol):
         """Add ``key``. Raises :class:`FilterFull` if a scalable filter has all its layers."""
 
     def add_many(self, keys: Keys) -> None:
-        """Add many keys: an iterable of ``bytes``, or any other form that :meth:`KeyHash.digests` takes."""
+        """Add many keys: an iterable of ``bytes``, or any other form that :meth:`KeyHash.digests` takes.
+
+        Raises :class:`InvalidShape` for other forms.
+        """
 
     def contains_many(self, keys: Keys) -> NDArray[np.bool_]:
-        """Check many keys; returns a boolean array of shape ``(n,)``."""
+        """Check many keys; returns a boolean array of shape ``(n,)``. Raises :class:`InvalidShape` as ``add_many``."""
 
     def discard(self, key: bytes) -> bool:
         """Undo one add of ``key``; returns whether it was found. Raises :class:`DiscardUnsupported`."""

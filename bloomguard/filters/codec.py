@@ -1,13 +1,18 @@
 """The format of a filter's bytes in memory, in a file and in Redis: a checksummed *frame*.
 
     magic 8 | tag 8 | version, kind, width, parameters: u16 each | shard, shards: u32 each | key id u64 |
-    capacity u64 | error rate f64 | body bytes u64 | parameters u64 each | CRC-32 of all this | padding to 64
+    capacity u64 | error rate f64 | body bytes u64 | recent: 3 x u32 | parameters u64 each |
+    CRC-32 of all this | padding to 64
     body
-    body's Adler-32 u32 | dirty u32 | tag 8
+    recent bits
+    Adler-32 of the two u32 | dirty u32 | tag 8
 
 All numbers are big-endian. The tag is 63 random bits and a zero bit. It is the same at both ends and in every frame of
 one build, so a reader detects a frame that was truncated, overwritten or made by another build. Each add changes the
 body; Adler-32 is the checksum of the standard library that can be updated without reading the rest of the body.
+
+The recent bits are a small Bloom filter of three partitions, of the keys that were added since the build began. Frames
+that are not part of a store's generation have none.
 """
 
 from __future__ import annotations
@@ -19,7 +24,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from zlib import adler32, crc32
 
-from .bulk import with_bits
+from .bulk import set_few, with_bits
 from .errors import CorruptFilter
 
 if TYPE_CHECKING:
@@ -27,7 +32,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 MAGIC = b"\x89bloomg\n"  # not ASCII, ends in a newline: a transfer in text mode damages it visibly
-VERSION = 2
+VERSION = 3
 KINDS = {
     "bloom": 1,
     "counting": 2,
@@ -40,14 +45,16 @@ KINDS = {
 }
 MAX_PARAMETERS = 80
 MAX_SHARDS = 1 << 16
+RECENT_HASHES = 3
 
-_FIXED = struct.Struct(">8sQHHHHIIQQdQ")
+_FIXED = struct.Struct(">8sQHHHHIIQQdQ3I")
 _CRC = struct.Struct(">I")
 _TRAILER = struct.Struct(">IIQ")
 _NAMES = {number: name for name, number in KINDS.items()}
 _ADLER = 65521
 
 FIXED_BYTES = _FIXED.size
+TRAILER_BYTES = _TRAILER.size
 TAG_OFFSET = 8  # of the first tag, for stores that check it with a bit command
 
 
@@ -61,7 +68,8 @@ class Header:
     """The header of a frame: all that a reader with the secret needs to check the frame and read its body.
 
     ``parameters`` are up to 80 integers that the kind defines. ``key_id`` identifies the secret and the definition of
-    the keys that the frame was built with. ``capacity`` counts keys, ``body_bytes`` bytes.
+    the keys that the frame was built with. ``capacity`` counts keys, ``body_bytes`` bytes. ``recent`` are the sizes in
+    bits of the three partitions of the recent bits, empty if there are none.
     """
 
     kind: str
@@ -74,6 +82,7 @@ class Header:
     key_id: int = 0
     shard: int = 0
     shards: int = 1
+    recent: tuple[int, ...] = ()
 
     @property
     def body_offset(self) -> int:
@@ -82,14 +91,20 @@ class Header:
 
     @property
     def frame_bytes(self) -> int:
-        """Size of a whole frame in bytes: header, body and trailer."""
-        return self.body_offset + self.body_bytes + _TRAILER.size
+        """Size of a whole frame in bytes: header, body, recent bits and trailer."""
+        return self.body_offset + self.body_bytes + self.recent_bytes + _TRAILER.size
+
+    @property
+    def recent_bytes(self) -> int:
+        """Size of the recent bits in bytes, padded to a multiple of 8 as in a Bloom filter."""
+        return -(-sum(-(-size // 8) for size in self.recent) // 8) * 8
 
     def pack(self) -> bytes:
         """Return the first :attr:`body_offset` bytes of the frame."""
         head = _FIXED.pack(
             MAGIC, self.tag << 1, VERSION, KINDS[self.kind], self.width or 0, len(self.parameters),
             self.shard, self.shards, self.key_id, self.capacity, self.error_rate, self.body_bytes,
+            *(self.recent or (0,) * RECENT_HASHES),
         )  # fmt: skip
         head += struct.pack(f">{len(self.parameters)}Q", *self.parameters)
         return (head + _CRC.pack(crc32(head))).ljust(self.body_offset, b"\0")
@@ -99,13 +114,16 @@ class Header:
         """Read the header at the start of ``data``; allocates no memory for the body. Raises :class:`CorruptFilter`."""
         if len(data) < _FIXED.size:
             raise CorruptFilter(f"{len(data)} bytes are too few for a filter")
-        (magic, tag, version, kind, width, count, shard, shards, key_id, capacity, error_rate, body_bytes) = (
+        (magic, tag, version, kind, width, count, shard, shards, key_id, capacity, error_rate, body_bytes, *recent) = (
             _FIXED.unpack_from(data)
         )
         if magic != MAGIC:
             raise CorruptFilter(f"not a filter: it starts with {bytes(data[:8])!r}")
         if version != VERSION:
-            raise CorruptFilter(f"format version {version}; this release reads version {VERSION}: build it again")
+            raise CorruptFilter(
+                f"format version {version}; this release reads version {VERSION}: build it again, for a guard with "
+                "rebuild_filter"
+            )
         end = _FIXED.size + 8 * count
         if count > MAX_PARAMETERS or len(data) < end + _CRC.size:
             raise CorruptFilter(f"{count} parameters in {len(data)} bytes")
@@ -113,6 +131,8 @@ class Header:
             raise CorruptFilter("the header's checksum is wrong")
         if kind not in _NAMES or width not in (0, 8, 16) or tag & 1 or not shard < shards <= MAX_SHARDS:
             raise CorruptFilter(f"unknown header values: kind {kind}, width {width}, shard {shard} of {shards}")
+        if any(recent) and (min(recent) < 2 or len(set(recent)) < RECENT_HASHES):
+            raise CorruptFilter(f"recent bits in partitions of {recent}; three distinct sizes of 2 or more are needed")
         return cls(
             kind=_NAMES[kind],
             tag=tag >> 1,
@@ -124,27 +144,31 @@ class Header:
             key_id=key_id,
             shard=shard,
             shards=shards,
+            recent=tuple(recent) if any(recent) else (),
         )
 
 
 class Frame:
-    """A header, body and trailer in one writable or read-only buffer, which is not copied.
+    """A header, body, recent bits and trailer in one writable or read-only buffer, which is not copied.
 
-    Writers hold a lock. Readers of the body need none.
+    Writers hold a lock. Readers of the body and of the recent bits need none. Bits are numbered from the body's first
+    bit; the recent bits follow the body's.
     """
 
-    __slots__ = ("body", "buffer", "header")
+    __slots__ = ("_data", "body", "buffer", "header", "recent")
 
     def __init__(self, header: Header, buffer: memoryview) -> None:
         self.header = header
         self.buffer = buffer
-        self.body = buffer[header.body_offset : header.body_offset + header.body_bytes]
+        self._data = buffer[header.body_offset : header.body_offset + header.body_bytes + header.recent_bytes]
+        self.body = self._data[: header.body_bytes]
+        self.recent = self._data[header.body_bytes :]
 
     @classmethod
     def format(cls, header: Header, buffer: memoryview) -> Frame:
         """Make a zeroed buffer of :attr:`Header.frame_bytes` bytes an empty frame: trailer first, header last."""
         frame = cls(header, buffer)
-        frame._set_trailer(len(frame.body) % _ADLER << 16 | 1, 0)  # Adler-32 of as many zeros
+        frame._set_trailer(len(frame._data) % _ADLER << 16 | 1, 0)  # Adler-32 of as many zeros
         buffer[: header.body_offset] = header.pack()
         return frame
 
@@ -173,9 +197,9 @@ class Frame:
         return self._trailer()[1] != 0
 
     def verify(self) -> None:
-        """Compare the body with its checksum (one pass, 0.4 ms per MiB). Raises :class:`CorruptFilter`."""
+        """Compare the data with its checksum (one pass, 0.4 ms per MiB). Raises :class:`CorruptFilter`."""
         checksum, dirty, _ = self._trailer()
-        if dirty > 1 or (not dirty and checksum != adler32(self.body)):
+        if dirty > 1 or (not dirty and checksum != adler32(self._data)):
             raise CorruptFilter("the body's checksum is wrong")
 
     def begin(self) -> None:
@@ -183,27 +207,36 @@ class Frame:
         self._set_trailer(self._trailer()[0], 1)
 
     def seal(self) -> None:
-        """Recompute the checksum of the body and clear the dirty mark."""
-        self._set_trailer(adler32(self.body), 0)
+        """Recompute the checksum and clear the dirty mark."""
+        self._set_trailer(adler32(self._data), 0)
 
     def write(self, writes: Iterable[tuple[int, bytes]]) -> None:
-        """Apply changes to the body, ``(offset, bytes)`` in the given order, and update the checksum."""
+        """Apply changes, ``(offset from the body's start, bytes)`` in the given order, and update the checksum."""
         checksum = self._start()
-        low, high, size, body = checksum & 0xFFFF, checksum >> 16, len(self.body), self.body
-        for offset, data in writes:
-            for at, new in enumerate(data, offset):
-                delta = new - body[at]
+        low, high, size, data = checksum & 0xFFFF, checksum >> 16, len(self._data), self._data
+        for offset, change in writes:
+            for at, new in enumerate(change, offset):
+                delta = new - data[at]
                 low += delta
                 high += delta * (size - at)
-            body[offset : offset + len(data)] = data
+            data[offset : offset + len(change)] = change
         self._set_trailer((high % _ADLER) << 16 | low % _ADLER, 0)
 
+    def bit_writes(self, positions: Iterable[int]) -> list[tuple[int, bytes]]:
+        """Return the changes, for :meth:`write`, that set bits in distinct bytes; none for bits that are set."""
+        return bit_writes(self._data, positions)
+
+    def has_bits(self, positions: Iterable[int]) -> bool:
+        """Return whether all bits at ``positions`` are set."""
+        data = self._data
+        return all(data[at >> 3] & 128 >> (at & 7) for at in positions)
+
     def write_bits(self, positions: NDArray[np.int64]) -> None:
-        """Set many bits of the body, given their positions from its first bit, and update the checksum."""
+        """Set many bits and update the checksum."""
         import numpy as np
 
         checksum = self._start()
-        cells = np.frombuffer(self.body, np.uint8)
+        cells = np.frombuffer(self._data, np.uint8)
         offsets, values = with_bits(cells, positions)
         deltas = values.astype(np.int64) - cells[offsets]
         low = (checksum & 0xFFFF) + int(deltas.sum())
@@ -211,14 +244,38 @@ class Frame:
         cells[offsets] = values
         self._set_trailer((high % _ADLER) << 16 | low % _ADLER, 0)
 
+    def set_bits(self, positions: NDArray[np.int64]) -> None:
+        """Set many bits, after :meth:`begin` and before :meth:`seal`."""
+        import numpy as np
+
+        set_few(np.frombuffer(self._data, np.uint8), positions)
+
+    def has_many_bits(self, positions: NDArray[np.int64]) -> bool:
+        """Return whether all bits of many are set."""
+        import numpy as np
+
+        cells = np.frombuffer(self._data, np.uint8)[positions >> 3]
+        return bool(((cells << (positions & 7).astype(np.uint8)) >= 128).all())
+
     def _start(self) -> int:
-        """Mark the frame dirty; returns the checksum of the body before the change."""
+        """Mark the frame dirty; returns the checksum before the change."""
         checksum, dirty, _ = self._trailer()
         if dirty:  # a writer died here; each byte that it wrote is complete and intended
             self.seal()
             checksum = self._trailer()[0]
         self._set_trailer(checksum, 1)
         return checksum
+
+
+def bit_writes(data: memoryview, positions: Iterable[int]) -> list[tuple[int, bytes]]:
+    """Return the changes, ``(offset, bytes)``, that set those bits, in distinct bytes, that are not set yet."""
+    changes = []
+    for position in positions:
+        offset, bit = position >> 3, 128 >> (position & 7)
+        old = data[offset]
+        if not old & bit:
+            changes.append((offset, bytes((old | bit,))))
+    return changes
 
 
 def header_bytes(start: bytes | bytearray | memoryview) -> int:

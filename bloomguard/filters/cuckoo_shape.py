@@ -97,11 +97,11 @@ def fingerprint_bits_for(error_rate: float) -> int:
 def spill_rate(error_rate: float, bits: int) -> float:
     """Return the error rate to plan the spill's Bloom filter with, for a filter at twice its capacity.
 
-    It is the rate allowed there (:func:`sizing.worse`) minus the absent keys that are twins of a key: of one in the
-    full table, or of one in the spill.
+    It is the rate allowed there (:func:`sizing.grown_error_rate`) minus the absent keys that are twins of a key: of one
+    in the full table, or of one in the spill.
     """
     twins = 2 * SLOTS / (1 << bits)
-    return sizing.worse(max(error_rate, LOAD * twins)) - 2 * twins
+    return sizing.grown_error_rate(max(error_rate, LOAD * twins)) - 2 * twins
 
 
 def moved(word: int) -> int:

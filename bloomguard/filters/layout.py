@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 from . import sizing
 from .base import BodyFilter, Shape
-from .codec import MAX_SHARDS, Frame, Header
+from .bloom import BloomFilter, BloomShape
+from .codec import MAX_SHARDS, RECENT_HASHES, Frame, Header
 from .errors import CorruptFilter, InvalidShape, TooLarge
-from .hashing import KeyHash
+from .hashing import MASK60, KeyHash
 from .kinds import filter_class, held_class
 
 if TYPE_CHECKING:
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 
 SHARD_BYTES = 32 << 20
 MAX_BYTES = 1 << 40
+#: Capacity of each shard's recent bits: its part of an eighth of all keys, of which there are at most a million.
+_FEWEST_RECENT, _MOST_RECENT, _RECENT_SHARE, _RECENT_ERROR_RATE = 10_000, 1_000_000, 8, 0.01
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,6 +90,7 @@ class Layout:
             width=key_hash.width,
             key_id=key_id,
             shards=shards,
+            recent=_recent_sizes(capacity, shards),
         )
         return cls._of(first, key_hash, capacity)
 
@@ -95,6 +99,8 @@ class Layout:
         """Return the layout that a build's first header describes. Raises :class:`CorruptFilter` for another header."""
         if header.shard:
             raise CorruptFilter(f"starts with shard {header.shard} of {header.shards}")
+        if not header.recent:
+            raise CorruptFilter("has no recent bits, so it was not written by a store")
         held_class(header.kind)
         return cls._of(header, key_hash, header.capacity * header.shards)
 
@@ -170,6 +176,21 @@ class Layout:
             if len(mine):
                 yield shard, mine
 
+    @cached_property
+    def _recent(self) -> BloomShape:
+        return BloomShape(_FEWEST_RECENT, _RECENT_ERROR_RATE, self.headers[0].recent)
+
+    def recent_positions(self, digest: int) -> list[int]:
+        """Return the positions of a digest's recent bits, counted from the body's first bit."""
+        start = 8 * self.headers[0].body_bytes
+        return [start + position for position in self._recent.positions(digest)]
+
+    def recent_positions_many(self, low: U64) -> NDArray[np.int64]:
+        """Return the positions of the recent bits of many digests, given their low parts; in no particular order."""
+        import numpy as np
+
+        return self._recent.positions_many(low & np.uint64(MASK60)) + 8 * self.headers[0].body_bytes
+
     def attach(self, frame: Frame) -> BodyFilter:
         """Return the filter over one shard's frame, which is shared, not copied. Raises :class:`CorruptFilter`."""
         return self.filter_class.attach(frame.header, frame.body, self.key_hash)
@@ -179,3 +200,8 @@ class Layout:
         if len(filters) != len(self.headers):
             raise InvalidShape(f"{len(filters)} filters for {len(self.headers)} shards")
         return self.filter_class.checker(self.headers[0], self.key_hash, list(filters))
+
+
+def _recent_sizes(capacity: int, shards: int) -> tuple[int, ...]:
+    recent = max(_FEWEST_RECENT, min(capacity // _RECENT_SHARE, _MOST_RECENT) // shards)
+    return BloomFilter.shape(recent, _RECENT_ERROR_RATE, RECENT_HASHES).sizes

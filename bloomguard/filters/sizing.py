@@ -43,18 +43,21 @@ def check_error_rate(error_rate: float) -> float:
 
 
 def optimal_bits(capacity: int, error_rate: float) -> int:
-    """Return ``m = ceil(n ln p / ln(1 / 2^ln 2))``, in bits."""
+    """Return ``m = ceil(n ln p / ln(1 / 2^ln 2))``, in bits. Raises :class:`InvalidShape`."""
     n, p = check_capacity(capacity), check_error_rate(error_rate)
     return math.ceil(n * math.log(p) / math.log(1 / 2 ** math.log(2)))
 
 
 def optimal_hashes(bits: int, capacity: int) -> int:
-    """Return ``k = round(m/n ln 2)``, at least 1."""
+    """Return ``k = round(m/n ln 2)``, at least 1. Raises :class:`InvalidShape`."""
     return max(1, round(bits / check_capacity(capacity) * math.log(2)))
 
 
 def capacity_of(bits: int, hashes: int, error_rate: float) -> int:
-    """Return ``n = floor(-m/k ln(1 - p^(1/k)))``: the most keys at ``error_rate`` in ``bits`` with ``hashes``."""
+    """Return ``n = floor(-m/k ln(1 - p^(1/k)))``: the most keys at ``error_rate`` in ``bits`` with ``hashes``.
+
+    Raises :class:`InvalidShape`.
+    """
     return math.floor(-bits / hashes * math.log(1 - check_error_rate(error_rate) ** (1 / hashes)))
 
 
@@ -81,7 +84,7 @@ def economical_hashes(error_rate: float) -> int:
     return MAX_HASHES
 
 
-def worse(error_rate: float) -> float:
+def grown_error_rate(error_rate: float) -> float:
     """Return the false-positive rate that is allowed at :data:`GROWTH` times the capacity."""
     return min(WORSE * check_error_rate(error_rate), 0.5)
 
@@ -90,7 +93,7 @@ def growing_hashes(error_rate: float) -> int:
     """Return the fewest hashes of a growing filter with at most 1/30 more bits than the least (5 at 1% and 0.1%)."""
 
     def bits(hashes: int) -> float:
-        first, last = (-hashes / math.log1p(-(p ** (1 / hashes))) for p in (error_rate, worse(error_rate)))
+        first, last = (-hashes / math.log1p(-(p ** (1 / hashes))) for p in (error_rate, grown_error_rate(error_rate)))
         return max(first, GROWTH * last)
 
     least = min(map(bits, range(1, MAX_HASHES + 1)))
@@ -98,8 +101,8 @@ def growing_hashes(error_rate: float) -> int:
 
 
 def growing_sizes(capacity: int, error_rate: float, hashes: int) -> tuple[int, ...]:
-    """Return partitions with ``error_rate`` at ``capacity`` keys, and the :func:`worse` rate at twice as many."""
-    aims = (check_capacity(capacity), error_rate), (min(GROWTH * capacity, MAX_BITS), worse(error_rate))
+    """Return partitions with ``error_rate`` at ``capacity`` keys, and the :func:`grown_error_rate` at twice as many."""
+    aims = (check_capacity(capacity), error_rate), (min(GROWTH * capacity, MAX_BITS), grown_error_rate(error_rate))
     for sizes in sorted((bloom_sizes(*aim, hashes) for aim in aims), key=sum):
         if all(math.prod(-math.expm1(-keys / size) for size in sizes) <= rate * 1.001 for keys, rate in aims):
             return sizes

@@ -24,7 +24,7 @@ import time
 from collections.abc import Awaitable, Callable
 from functools import lru_cache, partial
 from operator import methodcaller
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from asgiref.sync import sync_to_async
 from django.conf import settings as django_settings
@@ -36,11 +36,10 @@ from ..forks import after_fork
 from ..log_once import LogOnce
 from ..stores.steps import Steps, arun, run
 from ..verdicts import Decision, Verdict
-from .tallies import AVOIDED
-
-if TYPE_CHECKING:
-    from .keys import KeyMaker
-    from .tallies import Tallies
+from .counters import AVOIDED
+from .guard import Guard
+from .misses import confirm_missing
+from .registry import registry
 
 Event = threading.Event | asyncio.Event
 
@@ -151,7 +150,7 @@ class Flights:
 flights = Flights()
 
 
-def get_or_load(key: str | None, waiter: Waiter, timeout: float | None, patience: float) -> Steps:
+def _get_or_load(key: str | None, waiter: Waiter, timeout: float | None, patience: float) -> Steps:
     """Return the cached value of ``key``, or load it once for all callers; ``None`` if there is no value.
 
     Without a key, load without the cache and without waiting.
@@ -233,80 +232,78 @@ def _secret(secret_key: str) -> bytes:
     return settings.secrets[0]
 
 
-class CacheAside:
-    """The part of :class:`~bloomguard.guards.Guard` that caches the values that views load."""
+def cache_key(name: str, value: Any) -> str | None:
+    """Return the key under which :func:`get_or_load` caches ``value`` of the guard ``name``; ``None`` if it has none.
 
-    if TYPE_CHECKING:
-        name: str
-        tallies: Tallies
+    Use it to delete the entry when the row changes: ``cache.delete(cache_key("city", 7))``. It contains a keyed hash,
+    not the value itself. Raises :class:`ConfigurationError` if there is no such guard.
+    """
+    return _key(registry[name], value)
 
-        @property
-        def keys(self) -> KeyMaker: ...
-        @property
-        def definition(self) -> str: ...
-        def decide(self, value: Any) -> Decision: ...
-        async def adecide(self, value: Any) -> Decision: ...
-        def confirm_missing(self, value: Any) -> None: ...
 
-    def cache_key(self, value: Any) -> str | None:
-        """Return the cache key for ``value``; ``None`` if the value has no key.
+def get_or_load(
+    name: str,
+    value: Any,
+    load: Callable[[Any], Any],
+    timeout: float | None = 300,
+    *,
+    cache: str = "default",
+    patience: float = 5.0,
+) -> Any:
+    """Return the cached data for ``value``, or call ``load(value)`` once for all callers that wait for it.
 
-        Use it to delete the entry when the row changes: ``cache.delete(guard.cache_key(7))``. It contains a keyed hash,
-        not the value itself.
-        """
-        try:
-            key = self.keys.key(value)
-        except Exception:
-            return None
-        secret = _secret(django_settings.SECRET_KEY)
-        digest = hashlib.blake2b(self.definition.encode(), key=secret, person=b"bloomguard.cache", digest_size=16)
-        digest.update(b"\0" + key)
-        return f"bloomguard:{self.name}:{digest.hexdigest()}"
+    Returns ``None`` if the guard ``name`` answers ``ABSENT``, or if ``load`` returns ``None`` or raises
+    ``DoesNotExist``; none of these is cached. ``timeout`` is the timeout of Django's cache, in seconds; ``patience`` is
+    how many seconds to wait for another caller's load before loading instead. A value has one entry in a cache, also if
+    two callers pass different ``load`` functions.
 
-    def get_or_load(
-        self,
-        value: Any,
-        load: Callable[[Any], Any],
-        timeout: float | None = 300,
-        *,
-        cache: str = "default",
-        patience: float = 5.0,
-    ) -> Any:
-        """Return the cached data for ``value``, or call ``load(value)`` once for all callers that wait for it.
+    Raises :class:`ConfigurationError` if there is no such guard. Any other exception than ``DoesNotExist`` of ``load``
+    is raised in the caller that called it, and in no other.
+    """
+    guard = registry[name]
+    decision = guard._runtime.decide(value)
+    if decision.verdict is Verdict.ABSENT:
+        guard._runtime.counters[AVOIDED]()
+        return None
+    waiter = Waiter(cache, lambda: load(value))
+    return run(_steps(guard, value, decision, waiter, timeout, patience), waiter)
 
-        Returns ``None`` if the guard answers ``ABSENT``, or if ``load`` returns ``None`` or raises ``DoesNotExist``;
-        none of these is cached. Any other exception of ``load`` is raised only in the caller that called it.
-        ``timeout`` is the timeout of Django's cache, in seconds; ``patience`` is how many seconds to wait for another
-        caller's load before loading instead. A value has one entry in a cache, also if two callers pass different
-        ``load`` functions.
-        """
-        decision = self.decide(value)
-        if decision.verdict is Verdict.ABSENT:
-            self.tallies[AVOIDED]()
-            return None
-        waiter = Waiter(cache, lambda: load(value))
-        return run(self._steps(value, decision, waiter, timeout, patience), waiter)
 
-    async def aget_or_load(
-        self,
-        value: Any,
-        load: Callable[[Any], Awaitable[Any]],
-        timeout: float | None = 300,
-        *,
-        cache: str = "default",
-        patience: float = 5.0,
-    ) -> Any:
-        """Async :meth:`get_or_load` with an async ``load``; never blocks the event loop."""
-        decision = await self.adecide(value)
-        if decision.verdict is Verdict.ABSENT:
-            self.tallies[AVOIDED]()
-            return None
-        waiter = AsyncWaiter(cache, lambda: load(value))
-        return await arun(self._steps(value, decision, waiter, timeout, patience), waiter)
+async def aget_or_load(
+    name: str,
+    value: Any,
+    load: Callable[[Any], Awaitable[Any]],
+    timeout: float | None = 300,
+    *,
+    cache: str = "default",
+    patience: float = 5.0,
+) -> Any:
+    """Async :func:`get_or_load` with an async ``load``; never blocks the event loop. Raises the same exceptions."""
+    guard = registry[name]
+    decision = await guard._runtime.adecide(value)
+    if decision.verdict is Verdict.ABSENT:
+        guard._runtime.counters[AVOIDED]()
+        return None
+    waiter = AsyncWaiter(cache, lambda: load(value))
+    return await arun(_steps(guard, value, decision, waiter, timeout, patience), waiter)
 
-    def _steps(self, value: Any, decision: Decision, waiter: Waiter, timeout: float | None, patience: float) -> Steps:
-        found = yield from get_or_load(self.cache_key(value), waiter, timeout, patience)
-        if found is None and decision.verdict is Verdict.MAYBE:
-            # The loader may have looked anywhere, so its None proves nothing: query the database.
-            yield methodcaller("call", partial(self.confirm_missing, value))
-        return found
+
+def _key(guard: Guard, value: Any) -> str | None:
+    try:
+        key = guard._meta.keys.key(value)
+    except Exception:
+        return None
+    secret = _secret(django_settings.SECRET_KEY)
+    digest = hashlib.blake2b(guard._meta.definition.encode(), key=secret, person=b"bloomguard.cache", digest_size=16)
+    digest.update(b"\0" + key)
+    return f"bloomguard:{guard.name}:{digest.hexdigest()}"
+
+
+def _steps(
+    guard: Guard, value: Any, decision: Decision, waiter: Waiter, timeout: float | None, patience: float
+) -> Steps:
+    found = yield from _get_or_load(_key(guard, value), waiter, timeout, patience)
+    if found is None and decision.verdict is Verdict.MAYBE:
+        # The loader may have looked anywhere, so its None proves nothing: query the database.
+        yield methodcaller("call", partial(confirm_missing, guard, value))
+    return found

@@ -76,7 +76,7 @@ class Unstable(ValueError):
     """A value that has no text that is the same in every process."""
 
 
-def in_words(alive: Q) -> str:
+def as_text(alive: Q) -> str:
     """Return the condition as text that is the same in every process.
 
     Raises :class:`Unstable`, with the type of the value in its message, if a value has no such text.
@@ -89,7 +89,7 @@ def in_words(alive: Q) -> str:
 
 def _words(value: Any) -> str:
     if isinstance(value, Q):
-        return in_words(value)
+        return as_text(value)
     if isinstance(value, enum.Enum):
         return _words(value.value)
     if value is None or isinstance(value, _PLAIN):
@@ -110,11 +110,11 @@ def _type(value: Any) -> str:
     return next((each.__name__ for each in (bool, int) if isinstance(value, each)), type(value).__name__)
 
 
-def doubts(model: type[Model], alive: Q) -> Iterator[str]:
+def refusal_reasons(model: type[Model], alive: Q) -> Iterator[str]:
     """Yield each reason why the condition may change without a write of the row, or differ between processes."""
     for child in alive.children:
         if isinstance(child, Q):
-            yield from doubts(model, child)
+            yield from refusal_reasons(model, child)
         elif not isinstance(child, tuple):
             yield f"has an expression, {type(child).__name__}"
         elif doubt := _doubt(model, *child):

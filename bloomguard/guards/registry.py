@@ -67,6 +67,7 @@ class Registry:
             raise ConfigurationError(f"there is no guard {name!r}; known are {known}") from None
 
     def __iter__(self) -> Iterator[Guard]:
+        """Iterate the guards, in the order of their registration."""
         discover, self.discover = self.discover, None
         if discover is not None:
             discover()
@@ -89,6 +90,7 @@ class Registry:
         return len(self._guards)
 
 
+#: The project's guards.
 registry = Registry()
 #: The registry under a name that reads well in views: ``guards["city"].verdict(7)``.
 guards = registry
@@ -103,7 +105,7 @@ def register(model: type[Model]) -> Callable[[G], G]:
     """
     if isinstance(model, type) and issubclass(model, Guard):  # ``@register`` without parentheses
         registry.refuse(model, "@register has no model")
-        return model  # type: ignore[return-value]
+        return model
 
     def decorate(guard: G) -> G:
         if not (isinstance(guard, type) and issubclass(guard, Guard)):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import logging
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from django.db import DatabaseError, connections, router
@@ -17,8 +17,8 @@ from django.db import DatabaseError, connections, router
 from ..forks import after_fork
 from ..signals import false_negative_found, send
 from ..verdicts import ABSENT, CAUGHT, Decision
+from .counters import one_in
 from .keys import value_field
-from .tallies import one_in
 
 if TYPE_CHECKING:
     from .guard import Guard
@@ -55,7 +55,7 @@ class SpotChecks:
 
     def is_due(self, guard: Guard) -> bool:
         """Return whether the last check was at least ``SECONDS`` ago."""
-        return guard.active_filter.table.clock() - self._last >= SECONDS
+        return guard._runtime.active_filter.table.clock() - self._last >= SECONDS
 
     def check(self, guard: Guard, value: Any) -> Decision:
         """Return ``CAUGHT`` if the row exists, else ``ABSENT``, also if the check fails. Never raises."""
@@ -64,9 +64,9 @@ class SpotChecks:
         try:
             if not self.is_due(guard):
                 return ABSENT
-            self._last = guard.active_filter.table.clock()
-            key = guard.keys.key(value)
-            if not is_denied(lambda: _exists(guard, value), lambda: guard.active_filter.ask(key) is ABSENT):
+            self._last = guard._runtime.active_filter.table.clock()
+            key = guard._meta.keys.key(value)
+            if not is_denied(lambda: _exists(guard, value), lambda: guard._runtime.active_filter.ask(key) is ABSENT):
                 return ABSENT
             self._fence(guard)
             send(false_negative_found, type(guard), guard=guard, value=value)
@@ -81,7 +81,7 @@ class SpotChecks:
     def _fence(guard: Guard) -> None:
         reason = "a spot check found a row that the filter does not have, so a request would have been answered 404"
         try:
-            guard.active_filter.table.fence(guard.name, reason)
+            guard._runtime.active_filter.table.fence(guard.name, reason)
         except DatabaseError as error:
             logger.critical("bloomguard could not fence the guard %s, although %s: %s", guard.name, reason, error)
 
@@ -102,7 +102,7 @@ def _exists(guard: Guard, value: Any) -> bool:
     The request's own connection may be in a failed transaction, or in one that sees an old snapshot.
     """
     alias = router.db_for_write(guard.model)
-    rows = guard.rows().using(alias).order_by().filter(**_wanted(guard, value)).values_list("pk")[:1]
+    rows = guard._meta.rows().using(alias).order_by().filter(**_wanted(guard, value)).values_list("pk")[:1]
     sql, parameters = rows.query.get_compiler(alias).as_sql()
     connection = connections.create_connection(alias)
     connection.settings_dict = copy.deepcopy(connections[alias].settings_dict)
@@ -117,13 +117,8 @@ def _exists(guard: Guard, value: Any) -> bool:
 
 
 def _wanted(guard: Guard, value: Any) -> dict[str, Any]:
-    if len(guard.fields) == 1:
-        values = [value]
-    elif isinstance(value, Mapping):
-        values = [value[field.name] for field in guard.fields]
-    else:
-        values = value
-    return {name: value_field(field).to_python(each) for name, field, each in zip(guard.attnames, guard.fields, values)}
+    conditions = guard._meta.conditions(value).items()
+    return {name: value_field(field).to_python(each) for field, (name, each) in zip(guard._meta.fields, conditions)}
 
 
 checks = SpotChecks()

@@ -38,7 +38,7 @@ def notify(guard: Guard, value: Any, decision: Decision) -> None:
 def digest(guard: Guard, value: Any) -> str:
     """Return the digest of ``value`` for this guard as 16 hexadecimal digits; empty if the value has no key."""
     try:
-        key = guard.keys.key(value)
+        key = guard._meta.keys.key(value)
     except ValueError:
         return ""
     return hashlib.blake2b(guard.name.encode() + b"\0" + key, key=settings.secrets[0], digest_size=8).hexdigest()

@@ -38,11 +38,11 @@ class RowLookup:
 
     def __init__(self, guard: Guard, model: type[Model]) -> None:
         self.guard = guard
-        self._width = len(guard.fields)
+        self._width = len(guard._meta.fields)
         #: ``id`` of a field -> its index in the key. A link to a parent has the same value as the parent's key.
         self._places: dict[int, int] = {}
         self._fields: list[Any] = []  # references, so that each `id` stays valid
-        for place, field in enumerate(guard.fields):
+        for place, field in enumerate(guard._meta.fields):
             for column in (field, *_links_to(field, model)):
                 self._places[id(column)] = place
                 self._fields.append(column)
@@ -54,12 +54,12 @@ class RowLookup:
     @cached_property
     def _alive(self) -> tuple[Any, ...]:
         """The conditions of ``alive``, as in the WHERE of a query."""
-        return tuple(_conditions(self.guard.rows().query.where))
+        return tuple(_conditions(self.guard._meta.rows().query.where))
 
     @cached_property
     def _alive_tables(self) -> tuple[str, ...]:
         """The aliases of the tables in these conditions."""
-        return tuple(self.guard.rows().query.alias_map)
+        return tuple(self.guard._meta.rows().query.alias_map)
 
     def value(self, query: Query) -> Any:
         """Return the key of every row of a plain ``query``: one value or a tuple; :data:`NO_KEY` if it has none."""

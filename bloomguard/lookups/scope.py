@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from asgiref.sync import sync_to_async
 
-from ..guards.tallies import AVOIDED
+from ..guards.counters import AVOIDED
 from ..log_once import LogOnce
 from ..verdicts import ABSENT, MAYBE, Decision, Verdict
 
@@ -70,15 +70,15 @@ class Scope:
         """Return the decision for ``value``, cached or by :meth:`Guard.decide`, which counts it."""
         self.asked = True
         try:
-            key = guard.keys.key(value)
+            key = guard._meta.keys.key(value)
         except Exception:  # no key: the decision has the reason
-            return self._keep(guard, None, guard.decide(value))
+            return self._keep(guard, None, guard._runtime.decide(value))
         question = guard.name, key
         decision = self._known.get(question)
         if decision is ABSENT:
             return self._recheck(guard, value, question)
         if decision is None:
-            decision = guard.decide(value, key)
+            decision = guard._runtime.decide(value, key)
             if decision is MAYBE and len(self._known) < _MOST_KNOWN:  # hot path
                 self._known[question] = self.decisions[guard.name] = decision
             else:
@@ -91,12 +91,12 @@ class Scope:
         decision = self._known.get(question)
         if decision is ABSENT and question is not None:
             return await sync_to_async(self._recheck, thread_sensitive=False)(guard, value, question)
-        return decision or self._keep(guard, question, await guard.adecide(value))
+        return decision or self._keep(guard, question, await guard._runtime.adecide(value))
 
     def _question(self, guard: Guard, value: Any) -> tuple[str, bytes] | None:
         self.asked = True
         try:
-            return guard.name, guard.keys.key(value)
+            return guard.name, guard._meta.keys.key(value)
         except Exception:  # no key: the decision has the reason
             return None
 
@@ -117,9 +117,9 @@ class Scope:
     def _recheck(self, guard: Guard, value: Any, question: tuple[str, bytes]) -> Decision:
         """Check again after :meth:`note_counted`, without counting another ABSENT."""
         with suppress(Exception):  # :meth:`Guard.decide` then maps it to a decision
-            if guard.active_filter.ask(question[1]).verdict is Verdict.ABSENT:
+            if guard._runtime.active_filter.ask(question[1]).verdict is Verdict.ABSENT:
                 return ABSENT
-        return self._keep(guard, question, guard.decide(value, question[1]))
+        return self._keep(guard, question, guard._runtime.decide(value, question[1]))
 
     def forget(self, guard: Guard, value: Any) -> None:
         """Drop the cached decision of ``guard`` for ``value``."""
@@ -128,7 +128,7 @@ class Scope:
     def note_avoided(self, guard: Guard) -> None:
         """Record a query that ``guard`` answered, so that it was not sent."""
         if self.request is None:
-            guard.tallies[AVOIDED]()
+            guard._runtime.counters[AVOIDED]()
         else:
             self.avoided.append(guard)
 
@@ -140,7 +140,7 @@ class Scope:
         self.is_over = True
         blocked = self.avoided.pop() if status == 404 and self.avoided else None
         for guard in self.avoided:
-            guard.tallies[AVOIDED]()
+            guard._runtime.counters[AVOIDED]()
         self.avoided = []
         return blocked
 

@@ -25,7 +25,8 @@ from django.db.models.sql.constants import GET_ITERATOR_CHUNK_SIZE, MULTI, SINGL
 
 from ..exceptions import ConfigurationError
 from ..guards import Guard, registry
-from ..guards.tallies import FALSE_POSITIVE
+from ..guards.counters import FALSE_POSITIVE
+from ..guards.misses import remember_missing
 from ..log_once import LogOnce
 from ..state.connection import has_own_transaction, is_aborted
 from ..verdicts import MAYBE, OUT_OF_RANGE, SHADOW, Decision, Verdict
@@ -87,7 +88,7 @@ def _is_asked(guard: Guard, model: type[Model]) -> bool:
     if not guard.lookups or guard.sync != "statements":
         return False
     try:
-        if guard.keys.own_field and not guard.keys.normalizes:
+        if guard._meta.keys.own_field and not guard._meta.keys.normalizes:
             return False  # the query compares other values than the rows hold: see check W002
     except ConfigurationError:  # a system check reports it
         return False
@@ -118,7 +119,7 @@ def _selecting(execute: Execute) -> Execute:
         try:
             asked = _ask(scope, self, lookups)
             if asked is not None:
-                last_check = asked[0].guard.active_filter.last_check  # before the query
+                last_check = asked[0].guard._runtime.active_filter.last_check  # before the query
         except Exception as error:
             _log.error(error, "bloomguard sends queries that it could answer, because of an internal error")
         if asked is None:
@@ -176,7 +177,7 @@ def _is_beyond(value: Any) -> bool:
 def _is_current(guard: Guard, compiler: Any) -> bool:
     """Return whether the query sees the rows in the filter: on the guard's database, in no transaction with others."""
     connection, using = compiler.connection, compiler.using
-    if using != guard.database and using != router.db_for_read(guard.model):
+    if using != guard._meta.database and using != router.db_for_read(guard.model):
         return False  # the router's database for reads is allowed: a replica of the guard's
     if connection.needs_rollback or connection.closed_in_transaction:
         return False  # Django raises an error for the query
@@ -184,7 +185,7 @@ def _is_current(guard: Guard, compiler: Any) -> bool:
         return not has_own_transaction(connection)
     # A transaction may still see rows that others have deleted, whose keys the guard has discarded. It also sees rows
     # that it wrote by raw SQL, also in an ``adding`` block, before their keys are in the filter.
-    if guard.discards or fencing.is_pending(guard.name, using) or adding.is_open(guard, using):
+    if guard._meta.discards or fencing.is_pending(guard.name, using) or adding.is_open(guard, using):
         return False
     return not is_aborted(connection)
 
@@ -216,8 +217,8 @@ def _record_false_positive(scope: Scope, compiler: Any, lookup: RowLookup, value
     guard = lookup.guard
     try:
         if _is_proof(compiler, lookup):
-            guard.tallies[FALSE_POSITIVE]()
-            guard.remember_missing(value, generation, compiler.using)
+            guard._runtime.counters[FALSE_POSITIVE]()
+            remember_missing(guard, value, generation, compiler.using)
             scope.forget(guard, value)  # the next check finds it in the negative cache
     except Exception as error:
         _log.error(error, "bloomguard could not record a false positive, because of an internal error")
@@ -228,7 +229,7 @@ def _is_proof(compiler: Any, lookup: RowLookup) -> bool:
     connection = compiler.connection
     return (
         lookup.is_pure(compiler.query)
-        and compiler.using == lookup.guard.database
+        and compiler.using == lookup.guard._meta.database
         and not connection.in_atomic_block
         and not has_own_transaction(connection)
         and not _has_row_security(connection, lookup.guard.model._meta.db_table)

@@ -6,8 +6,8 @@ import logging
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
+from ..guards.counters import WOULD_BLOCK, WOULD_HARM
 from ..guards.keys import OutOfRange
-from ..guards.tallies import WOULD_BLOCK, WOULD_HARM
 from ..log_once import LogOnce
 from ..verdicts import Verdict
 
@@ -26,7 +26,7 @@ def compare_rows(scope: Scope, guard: Guard, value: Any, *, found: bool) -> None
     """Count a query that ``guard`` would have answered and that ``found`` a row, or none. May read the state rows."""
     if guard.name not in scope.shadowed:  # a request counts once, even with several queries
         scope.shadowed.add(guard.name)
-        guard.tallies[WOULD_BLOCK]()
+        guard._runtime.counters[WOULD_BLOCK]()
         if found and _is_still_absent(guard, value):
             _count_harm(guard, "a query found a row that the filter does not have. Run verify_filter")
 
@@ -39,7 +39,7 @@ def compare_status(scope: Scope, guard: Guard, value: Any, status: int) -> None:
     """
     try:
         scope.shadowed.add(guard.name)
-        guard.tallies[WOULD_BLOCK]()
+        guard._runtime.counters[WOULD_BLOCK]()
         if status not in (404, 410) and _is_still_absent(guard, value):
             _count_harm(guard, f"it would have answered 404 in place of {status}. Does the view answer without a row?")
     except Exception as error:
@@ -47,7 +47,7 @@ def compare_status(scope: Scope, guard: Guard, value: Any, status: int) -> None:
 
 
 def _count_harm(guard: Guard, what: str) -> None:
-    guard.tallies[WOULD_HARM]()
+    guard._runtime.counters[WOULD_HARM]()
     _harms[guard.name] += 1
     number = _harms[guard.name]
     if str(number).strip("0") == "1":
@@ -56,6 +56,6 @@ def _count_harm(guard: Guard, what: str) -> None:
 
 def _is_still_absent(guard: Guard, value: Any) -> bool:
     try:
-        return guard.active_filter.ask(guard.keys.key(value)).verdict is Verdict.ABSENT
+        return guard._runtime.active_filter.ask(guard._meta.keys.key(value)).verdict is Verdict.ABSENT
     except OutOfRange:
         return True

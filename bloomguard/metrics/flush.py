@@ -1,7 +1,8 @@
 """Flush this process's counts to the stores, every few seconds, in a thread.
 
 The thread starts with the first count. Counts for a store that does not respond are kept and written later. A process
-that is killed loses its counts since the last flush. Under Django's test runner no thread starts.
+that is killed loses its counts since the last flush. Counts of a process that works on a temporary database, as in a
+test run, are not those of the site: there the thread does not start.
 """
 
 from __future__ import annotations
@@ -13,13 +14,12 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 
-from django.core import mail
-
 from ..exceptions import BloomGuardError
 from ..forks import after_fork
 from ..guards import registry
-from ..guards.tallies import NAMES, counts
+from ..guards.counters import NAMES, counts
 from ..log_once import LogOnce
+from ..state.table import table
 from ..stores import Store, stores
 from ..stores.pages import COLUMNS, HOUR, MINUTE, ROWS, Page
 
@@ -61,8 +61,8 @@ class Flusher:
         self._flushed: dict[tuple[str, str], int] = {}
 
     def start(self) -> None:
-        """Start the thread, unless it is running or Django's test runner is."""
-        if not hasattr(mail, "outbox") and self._started.acquire(blocking=False):
+        """Start the thread, unless it is running or the database is temporary."""
+        if not table.connection.is_temporary and self._started.acquire(blocking=False):
             self._thread = threading.Thread(target=self._run, name="bloomguard-figures", daemon=True)
             self._thread.start()
 

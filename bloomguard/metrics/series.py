@@ -1,6 +1,6 @@
 """Counts of all processes as time series: by minute for a day, by hour for a month.
 
-    found = series.read(registry["city"], start, end, series.MINUTE)
+    found = read_series([registry["city"]], start, end)["city"]
     found["blocked"], found.total("blocked"), found.times
 
 Nothing here queries the database. If a store does not respond, its series are zeros, with the reason in
@@ -17,15 +17,15 @@ from math import ceil
 
 from ..exceptions import BloomGuardError
 from ..guards import Guard
-from ..guards.tallies import ABSENCES, AVOIDED, BLOCKED, FALSE_POSITIVE, MICROSECONDS, NAMES, TIMED, UNKNOWNS
+from ..guards.counters import ABSENCES, AVOIDED, BLOCKED, FALSE_POSITIVE, MICROSECONDS, NAMES, TIMED, UNKNOWNS
 from ..stores import stores
 from ..stores.pages import COLUMNS, HOUR, KEPT_SECONDS, MINUTE, ROWS, Page, cells_of
 
-__all__ = ["DAY", "HOUR", "MINUTE", "Series", "read", "read_many"]
+__all__ = ["DAY", "HOUR", "MINUTE", "Series", "read_series"]
 
 DAY = 24 * HOUR
 
-#: Names of sums -> the names in :data:`~bloomguard.guards.tallies.NAMES` that they add up.
+#: Names of sums -> the names in :data:`~bloomguard.guards.counters.NAMES` that they add up.
 SUMS = {
     "absent": ABSENCES,
     "unknown": UNKNOWNS,
@@ -41,8 +41,8 @@ VERDICTS = {reason: verdict for verdict in ("absent", "unknown") for reason in S
 class Series:
     """One guard's counts in steps of ``step`` seconds; the first step begins at ``start``, in Unix seconds.
 
-    ``counts`` has a list of ``length`` numbers, one per step, for each of :data:`bloomguard.guards.tallies.NAMES` that
-    was counted at least once. ``error`` is why the store could not be read, if so.
+    ``counts`` has a list of ``length`` numbers, one per step, for each name that was counted at least once. The names
+    are on the page docs/monitoring.md; some are sums of others. ``error`` is why the store could not be read, if so.
     """
 
     guard: str
@@ -53,16 +53,16 @@ class Series:
     error: str = ""
 
     def __getitem__(self, name: str) -> list[int]:
-        """Return one number per step for ``name``, which may be one of :data:`SUMS`; zeros if it was never counted."""
+        """Return one number per step for ``name``; zeros if it was never counted. Never raises."""
         summed = [self.counts[part] for part in SUMS.get(name, (name,)) if part in self.counts]
         return list(map(sum, zip(*summed))) if summed else [0] * self.length
 
     def total(self, name: str) -> int:
-        """Return the sum over all steps for ``name``, which may be one of :data:`SUMS`."""
+        """Return the sum over all steps for ``name``. Never raises."""
         return sum(sum(self.counts.get(part, ())) for part in SUMS.get(name, (name,)))
 
     def by_reason(self, name: str) -> dict[str, int]:
-        """Return the parts of the total of one of :data:`SUMS` that are not 0, the largest first."""
+        """Return the parts of a total that are not 0, the largest first: ``absent`` by reason, for example."""
         totals = {part: sum(self.counts.get(part, ())) for part in SUMS.get(name, (name,))}
         return {part: totals[part] for part in sorted(totals, key=totals.__getitem__, reverse=True) if totals[part]}
 
@@ -85,12 +85,7 @@ class Series:
         return self.total(MICROSECONDS) / timed / 1e6 if timed else None
 
 
-def read(guard: Guard, start: datetime, end: datetime, step: int = MINUTE) -> Series:
-    """Return one guard's series, as :func:`read_many` does."""
-    return read_many([guard], start, end, step)[guard.name]
-
-
-def read_many(guards: Iterable[Guard], start: datetime, end: datetime, step: int = MINUTE) -> dict[str, Series]:
+def read_series(guards: Iterable[Guard], start: datetime, end: datetime, step: int = MINUTE) -> dict[str, Series]:
     """Return the series of several guards, by name, from ``start`` until before ``end``: one round trip per store.
 
     ``step`` is in seconds, a multiple of a minute. Steps of whole hours are summed up from hours, which are kept for

@@ -106,7 +106,7 @@ def _by_asking(
     tried = [value for value in _TRIED[kind] if _fits(connection, field, value)]
     # Prepare them as the column stores them, by a plain field: a custom field may change them.
     values = [_FIELDS[kind].get_db_prep_value(value, connection) for value in tried]
-    encode = guard.keys.encoders[guard.fields.index(field)]
+    encode = guard._meta.keys.encoders[guard._meta.fields.index(field)]
     keys = [_key(encode, value) for value in tried]
     for stored, row in zip(range(len(tried)), _compared(connection, field, values, cast)):
         for asked, is_equal in enumerate(row):

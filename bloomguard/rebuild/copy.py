@@ -70,7 +70,8 @@ class Copy(Rebuild):
                 "the store that has it, or run rebuild_filter without --from-store"
             )
         self._from = state
-        self._original = self.origin.open(name, state.active, self.guard.active_filter.find_key_hash, state.identity)
+        find_key_hash = self.guard._runtime.active_filter.find_key_hash
+        self._original = self.origin.open(name, state.active, find_key_hash, state.identity)
         return KeysSummary(count=row.rows)
 
     def _layout(self, summary: KeysSummary, tag: int) -> Layout:
@@ -116,7 +117,7 @@ class Copy(Rebuild):
             act(shard, self._original.read_shard(shard))
             self._progress(rows * (shard + 1) // shards, rows)
             for one in self.companions:
-                one.beat()
+                one.heartbeat()
 
     def fence_replaced(self) -> bool:
         """Do nothing: the announcement is the fence."""
@@ -138,6 +139,6 @@ class Copy(Rebuild):
         assert self._from is not None
         for name in self._from.generations:
             try:
-                standby.drop(self.guard, name, self.origin)
+                self.origin.drop(self.guard.name, name)
             except StoreError as error:
-                standby.left_behind(self.guard, error)
+                standby.log_not_removed(self.guard, error)

@@ -97,15 +97,15 @@ class Need:
     age_seconds: float | None = None
 
 
-def lay_out(guard: Guard, summary: KeysSummary, *, tag: int = 0) -> Layout:
+def plan_layout(guard: Guard, summary: KeysSummary, *, tag: int = 0) -> Layout:
     """Return the shards of a new generation for the rows that ``summary`` describes; create nothing.
 
     Raises :class:`RebuildError` for a mistake in the guard's options, and, with the figures, if its store has no room.
     """
-    for mistake in guard.mistakes:
+    for mistake in guard._mistakes:
         raise RebuildError(f"{guard.name}: {mistake.reason}. {mistake.cure}")
-    store = guard.active_filter.store
-    key_id, key_hash = guard.active_filter.key_hashes()[0]
+    store = guard._runtime.active_filter.store
+    key_id, key_hash = guard._runtime.active_filter.key_hashes()[0]
     choice = _choice(guard, summary)
     layout = Layout.plan(
         key_hash=key_hash,
@@ -133,7 +133,7 @@ def _choice(guard: Guard, summary: KeysSummary) -> Choice:
         return choose(summary, guard.error_rate, capacity=capacity)
     if wanted != "bitmap":
         return Choice(kind=wanted, capacity=capacity)
-    if guard.keys.width != 8:
+    if guard._meta.keys.width != 8:
         raise RebuildError(f"{guard.name}: filter is 'bitmap', which holds only integers and dates")
     low = 1 if summary.low is None else summary.low
     high = low if summary.high is None else summary.high
@@ -148,8 +148,8 @@ def assess(guard: Guard, max_age: float | None = None) -> Need:
     Reads the state row, the number of rows and the whole filter, and changes nothing. Raises :class:`DatabaseError`,
     and :class:`RebuildError` if a rebuild would not fit into the store.
     """
-    state = guard.active_filter.table.current(guard.name)
-    row = GuardState.objects.using(guard.active_filter.table.connection.alias).filter(name=guard.name).first()
+    state = guard._runtime.active_filter.table.current(guard.name)
+    row = GuardState.objects.using(guard._runtime.active_filter.table.connection.alias).filter(name=guard.name).first()
     age = None
     if row is not None and row.published_at is not None:
         age = max((timezone.now() - row.published_at).total_seconds(), 0.0)
@@ -159,11 +159,11 @@ def assess(guard: Guard, max_age: float | None = None) -> Need:
     if max_age is not None and age is not None and age > max_age:
         reasons.append(f"it is {age / 3600:,.1f} hours old, more than {max_age / 3600:,.1f}")
     try:
-        generation = opened(guard, state)
+        generation = open_active(guard, state)
     except (StoreError, FilterError) as error:
         return Need(guard=guard.name, reasons=(*reasons, str(error)), age_seconds=age)
     layout = generation.layout
-    if layout.key_id != guard.active_filter.key_hashes()[0][0]:
+    if layout.key_id != guard._runtime.active_filter.key_hashes()[0][0]:
         reasons.append("it was built with an earlier SECRET_KEY")
     if layout.error_rate != guard.error_rate or guard.filter not in ("auto", layout.kind):
         reasons.append(
@@ -178,7 +178,7 @@ def assess(guard: Guard, max_age: float | None = None) -> Need:
     if _stale(keys, rows) > STALE:
         reasons.append(f"{_stale(keys, rows):.0%} of its keys belong to rows that are gone")
     # A full filter is no reason if a rebuild would not make it larger.
-    if max(keys, rows) > FULL * layout.capacity and lay_out(guard, summary).capacity > layout.capacity:
+    if max(keys, rows) > FULL * layout.capacity and plan_layout(guard, summary).capacity > layout.capacity:
         reasons.append(f"it has or needs {max(keys, rows):,} keys, and its capacity is {layout.capacity:,}")
     return Need(
         guard=guard.name,
@@ -191,16 +191,16 @@ def assess(guard: Guard, max_age: float | None = None) -> Need:
     )
 
 
-def opened(guard: Guard, state: State) -> Generation:
+def open_active(guard: Guard, state: State) -> Generation:
     """Return the active generation; raises :class:`StoreError` or :class:`FilterError` if it cannot be used."""
-    store = guard.active_filter.store
+    store = guard._runtime.active_filter.store
     if not state.active:
         raise StoreError("there is no filter yet")
     if not state.is_ours:
         raise StoreError("its filter was built from another database, or from this one before it was restored")
     if state.identity != store.identity:
         raise StoreError("its filter is in another store, or was built before this store was restarted")
-    return store.open(guard.name, state.active, guard.active_filter.find_key_hash, state.identity)
+    return store.open(guard.name, state.active, guard._runtime.active_filter.find_key_hash, state.identity)
 
 
 def _stale(keys: int, rows: int) -> float:

@@ -29,14 +29,13 @@ from ..guards import Guard
 from ..models import GuardState
 from ..signals import generation_published, send
 from ..state.connection import has_own_transaction
-from ..state.negative_cache import create_recent, new_name
 from ..state.table import ARMED, FENCED, LEASE_SECONDS, State
 from ..stores import Generation
 from . import refusals, standby
 from .locks import builder_id, refuse_if_alive, wait_for_writers
-from .plan import Plan, Report, growth_baseline, lay_out
+from .plan import Plan, Report, growth_baseline, plan_layout
 from .source import Source, fill
-from .verify import Progress, Proof
+from .verify import PROBES, Progress, PublishCheck
 
 logger = logging.getLogger("bloomguard")
 
@@ -49,7 +48,7 @@ class Rebuild:
     """One rebuild of one guard. ``progress(rows done, rows in all)`` is called after every page.
 
     For a roll-back, the previous generation is kept, and written to, for at least ``keep_standby`` seconds.
-    :func:`run_all` calls the methods from :meth:`refuse` to :meth:`retire`, in their order.
+    ``probes`` keys measure the error rate. :func:`run_all` calls :meth:`refuse` to :meth:`retire`, in their order.
     """
 
     def __init__(
@@ -58,19 +57,19 @@ class Rebuild:
         *,
         progress: Progress = lambda done, total: None,
         keep_standby: float = 0.0,
+        probes: int = PROBES,
         sleep: Callable[[float], None] = time.sleep,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.guard = guard
         self.source = Source(guard)
-        self.store = guard.active_filter.store
-        self.table = guard.active_filter.table
+        self.store = guard._runtime.active_filter.store
+        self.table = guard._runtime.active_filter.table
         self._progress = progress
-        self._keep_standby = keep_standby
+        self._keep_standby, self._probes = keep_standby, probes
         self._sleep = sleep
         self._clock = clock
-        self._last_beat = clock()
-        self._name = ""
+        self._last_beat, self._name = clock(), ""
         self._replaced = ""  # the active generation of another store, which this rebuild has fenced
         self._generation: Generation | None = None
         self._stored: Sequence[str] = ()
@@ -78,7 +77,7 @@ class Rebuild:
         self._mine: State | None = None
         self._seconds = 0.0
         self._expected = KeysSummary(count=0)
-        self._proof: Proof | None = None
+        self._check: PublishCheck | None = None
         self.published = False
         #: All rebuilds of this run: a long scan sends the heartbeats of those that wait for their turn.
         self.companions: Sequence[Rebuild] = (self,)
@@ -95,7 +94,7 @@ class Rebuild:
         return self.source.summary()
 
     def _layout(self, summary: KeysSummary, tag: int) -> Layout:
-        return lay_out(self.guard, summary, tag=tag)
+        return plan_layout(self.guard, summary, tag=tag)
 
     def run(self) -> Report:
         """Build and publish. Raises :class:`RebuildError`; then the previous generation stays active."""
@@ -161,17 +160,16 @@ class Rebuild:
     def _create(self) -> Generation:
         self._refuse_transaction()
         self._expected = self._summary()
-        self._proof = Proof(self.source, self._sleep)
+        self._check = PublishCheck(self.source, self._sleep, self._probes)
         layout = self._layout(self._expected, new_tag())
         # In this order: another builder lists the store, changes the row, then sweeps. If its list has what we create
         # after reading the row, the row has changed since we read it, and our announcement fails.
         seen = self.table.current(self.guard.name)
         if seen.building:
             refuse_if_alive(self.table, seen)
-        self._seen, self._stored = seen, standby.stored(self.guard)
-        self._name = new_name(secrets.token_hex(12), seen.here)
+        self._seen, self._stored = seen, self.store.names(self.guard.name)
+        self._name = standby.new_name(secrets.token_hex(12), seen.here)
         self._generation = self.store.create(self.guard.name, self._name, layout)
-        create_recent(self.store, self.guard.name, self._name, layout)
         return self._generation
 
     def wait_for_writers(self) -> None:
@@ -180,20 +178,20 @@ class Rebuild:
         def sleep(seconds: float) -> None:
             self._sleep(seconds)
             for one in self.companions:
-                one.beat()  # a writer may take longer than the time after which a builder counts as dead
+                one.heartbeat()  # a writer may take longer than the time after which a builder counts as dead
 
-        wait_for_writers(self.source.using, self.guard.tables, sleep)
+        wait_for_writers(self.source.using, self.guard._meta.tables, sleep)
 
     def complete(self, waited: float) -> Report:
         """Scan, verify and publish; ``waited`` is the time spent waiting before, in seconds."""
         assert self._generation is not None
-        assert self._proof is not None
+        assert self._check is not None
         assert self._mine is not None
         began = self._clock()
         rows = self._fill(self._generation, self._expected.count)
         self._generation.seal()
-        verified = self._proof.rows_held(self._generation)
-        measured = self._proof.error_rate(self._generation)
+        verified = self._check.verify_rows(self._generation)
+        measured = self._check.error_rate(self._generation)
         self._publish(self._mine, rows, measured)
         self.published = True
         layout = self._generation.layout
@@ -221,7 +219,7 @@ class Rebuild:
             if state.building == self._name:
                 state = self.table.swap(state, building="", builder="") or state
             if self._name not in state.generations:
-                standby.drop(self.guard, self._name)
+                self.store.drop(self.guard.name, self._name)
         except Exception as error:
             logger.warning("bloomguard left an unfinished generation of %s behind: %s", self.guard.name, error)
 
@@ -232,7 +230,7 @@ class Rebuild:
         try:
             state = self.table.current(self.guard.name)
         except DatabaseError as error:
-            standby.left_behind(self.guard, error)
+            standby.log_not_removed(self.guard, error)
             return None
         return state if state.active == self._name else None
 
@@ -240,11 +238,11 @@ class Rebuild:
         """Drop or keep the previous generation, :data:`SETTLE_SECONDS` after publishing: no process answers from it."""
         standby.retire(self.guard, state, self._keep_standby)
 
-    def beat(self) -> None:
+    def heartbeat(self) -> None:
         """Renew the heartbeat of this builder in the state row every ten seconds."""
         if self._mine is not None and not self.published and self._clock() - self._last_beat >= _BEAT_SECONDS:
             self._last_beat = self._clock()
-            self.table.beat(self._mine)
+            self.table.heartbeat(self._mine)
 
     def _announce(self, seen: State) -> State:
         changes = {"building": self._name, "builder": builder_id(), "builder_seen_at": timezone.now()}
@@ -271,7 +269,7 @@ class Rebuild:
         def read(done: int) -> None:
             self._progress(done, max(done, expected))
             for one in self.companions:
-                one.beat()
+                one.heartbeat()
 
         rows = fill(generation, self.source.pages(), read)
         if rows < expected:
@@ -387,7 +385,7 @@ def roll_back_all(guards: Sequence[Guard], sleep: Callable[[float], None] = time
 
 def clear_away(guards: Sequence[Guard], sleep: Callable[[float], None] = time.sleep) -> None:
     """Drop the standbys whose time is over."""
-    states = [(guard, guard.active_filter.table.current(guard.name)) for guard in guards]
+    states = [(guard, guard._runtime.active_filter.table.current(guard.name)) for guard in guards]
     _retire_after_all([(guard, state) for guard, state in states if standby.is_over(guard, state)], sleep)
 
 

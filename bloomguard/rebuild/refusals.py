@@ -33,7 +33,7 @@ class Refusal:
 
 def declared(guard: Guard) -> Iterator[Refusal]:
     """Yield the reasons that follow from the guard's declaration."""
-    for field in guard.fields:
+    for field in guard._meta.fields:
         if name := own_class(field):
             cure = "Look rows up by another field, or let its to_python return a plain value"
             if kind_of(field) == "text":
@@ -46,15 +46,15 @@ def declared(guard: Guard) -> Iterator[Refusal]:
                 f"{field.name!r} is a {kind}, whose to_python returns a {name}, of which no key can be made",
                 f"{cure}.",
             )
-    for doubt in dict.fromkeys(alive.doubts(guard.model, guard.alive)):
+    for doubt in dict.fromkeys(alive.refusal_reasons(guard.model, guard.alive)):
         yield Refusal("bloomguard.W113", f"alive may change without a write of the row: it {doubt}", alive.CURE)
 
 
 def found(guard: Guard, connection: BaseDatabaseWrapper) -> Iterator[Refusal]:
     """Yield the reasons that are found in the database; raises :class:`DatabaseError`."""
-    for table in sorted(guard.tables):
+    for table in sorted(guard._meta.tables):
         yield from _of_table(connection, table)
-    for field in guard.fields:
+    for field in guard._meta.fields:
         if reason := columns.difference(connection, guard, field):
             found_in = f"{field.name!r} {reason} in the database {connection.alias!r}"
             if kind_of(field) == "text":
@@ -69,7 +69,7 @@ def unreadable(guard: Guard, connection: BaseDatabaseWrapper) -> str:
     if connection.vendor != "postgresql":
         return ""
     wanted: dict[str, set[str]] = {}
-    for field in {*guard.fields, *guard.model._meta.pk_fields, *_alive_fields(guard)}:
+    for field in {*guard._meta.fields, *guard.model._meta.pk_fields, *_alive_fields(guard)}:
         wanted.setdefault(field.model._meta.db_table, set()).add(field.column)
     for table, names in sorted(wanted.items()):
         name = connection.ops.quote_name(table)
@@ -87,7 +87,7 @@ def unreadable(guard: Guard, connection: BaseDatabaseWrapper) -> str:
 
 
 def _alive_fields(guard: Guard) -> Iterator[Any]:
-    for name in guard.alive_fields:
+    for name in guard._meta.alive_fields:
         try:
             yield guard.model._meta.get_field(name)
         except FieldDoesNotExist:

@@ -49,7 +49,7 @@ _POSTGRESQL_ESTIMATE = (
 
 
 @dataclass(frozen=True)
-class Page:
+class KeyPage:
     """The number of some rows, and ``make``, which returns their keys."""
 
     rows: int
@@ -78,7 +78,7 @@ class Source:
 
     def rows(self) -> models.QuerySet[Any]:
         """Return the rows to scan, unordered."""
-        return self.guard.rows().using(self.using)
+        return self.guard._meta.rows().using(self.using)
 
     def _every(self) -> models.QuerySet[Any]:
         """Return all rows, alive or not."""
@@ -86,11 +86,11 @@ class Source:
 
     def summary(self) -> KeysSummary:
         """Return the approximate number of keys, and the range of integers and dates: they decide the filter's kind."""
-        if self.guard.keys.width != 8:
+        if self.guard._meta.keys.width != 8:
             return KeysSummary(count=self._count())
         # The range of all rows, alive or not, is read from the ends of an index; that of the alive rows would take a
         # scan. One query for each end: SQLite answers MIN or MAX alone from the index, and scans for both together.
-        every, field = self._every(), self.guard.fields[0].attname
+        every, field = self._every(), self.guard._meta.fields[0].attname
         ends = [every.aggregate(end=end(field))["end"] for end in (Min, Max)]
         keys = [key_of_row(self.guard, [end]) for end in ends]
         low, high = (int.from_bytes(key or b"", "little", signed=True) for key in keys)
@@ -117,8 +117,8 @@ class Source:
 
         If so, the size of the range is a close upper bound on the number of rows; COUNT takes as long as a scan.
         """
-        field, span = self.guard.fields[0], high - low + 1
-        if self.guard.keys.kinds != ("integer",) or not field.unique or span <= _COUNT_BELOW:
+        field, span = self.guard._meta.fields[0], high - low + 1
+        if self.guard._meta.keys.kinds != ("integer",) or not field.unique or span <= _COUNT_BELOW:
             return False
         starts = [low + (span - _STRETCH) * number // (_STRETCHES - 1) for number in range(_STRETCHES)]
         name = field.attname
@@ -140,7 +140,7 @@ class Source:
         If the primary key is an integer or a UUID, the rows are read at random places that are spread evenly over its
         range. The remaining rows, or all of them for other primary keys, are read from both ends.
         """
-        names, left = self.guard.attnames, rows
+        names, left = self.guard._meta.attnames, rows
         for run in self._runs(rows):
             for values in run.values_list(*names):
                 yield values
@@ -171,22 +171,22 @@ class Source:
         """Whether a page is one array of integers or one buffer of UUIDs, rather than a list of keys."""
         return self._scan() is not None
 
-    def pages(self) -> Iterator[Page]:
+    def pages(self) -> Iterator[KeyPage]:
         """Yield all keys, page by page. Rows written during the scan may be missed: their writers add them."""
         scan = self._scan()
         return self._one_by_one() if scan is None else self._gathered(scan)
 
     def _scan(self) -> Scan | None:
         """Return the aggregating scan for the field, if any: the field must be unique, so indexed, and not NULL."""
-        if len(self.guard.fields) != 1:
+        if len(self.guard._meta.fields) != 1:
             return None
-        field = self.guard.fields[0]
+        field = self.guard._meta.fields[0]
         if not field.unique or field.null or not type(value_field(field)).__module__.startswith("django.db.models."):
             return None  # a custom field may store something else in its column
-        return SCANS.get((self.connection.vendor, str(self.guard.keys.kinds[0])))
+        return SCANS.get((self.connection.vendor, str(self.guard._meta.keys.kinds[0])))
 
-    def _gathered(self, scan: Scan) -> Iterator[Page]:
-        field = self.guard.fields[0].attname
+    def _gathered(self, scan: Scan) -> Iterator[KeyPage]:
+        field = self.guard._meta.fields[0].attname
         ordered = self.rows().order_by(field).values(bloomguard_key=F(field))
         last: Any = None
         while True:
@@ -197,7 +197,7 @@ class Source:
                 parameters,
             )
             if rows:
-                yield Page(rows, partial(scan.unpack, gathered, rows))
+                yield KeyPage(rows, partial(scan.unpack, gathered, rows))
             if rows < PAGE_ROWS:
                 return
             if scan.find_last is not None:
@@ -216,8 +216,8 @@ class Source:
                 gathered, rows, last = cursor.fetchone()
         return gathered, rows, last
 
-    def _one_by_one(self) -> Iterator[Page]:
-        guard, names = self.guard, self.guard.attnames
+    def _one_by_one(self) -> Iterator[KeyPage]:
+        guard, names = self.guard, self.guard._meta.attnames
         size = min(PAGE_ROWS, _CHUNK_ROWS)
         keys: list[bytes] = []
         rows = keyed = keyless = 0
@@ -229,11 +229,11 @@ class Source:
             elif None not in values:
                 keyless += 1
             if rows == size:
-                yield Page(rows, partial(list, keys))
+                yield KeyPage(rows, partial(list, keys))
                 keyed += len(keys)
                 keys, rows = [], 0
         if rows:
-            yield Page(rows, partial(list, keys))
+            yield KeyPage(rows, partial(list, keys))
         if keyless and not keyed + len(keys):
             raise RebuildError(
                 f"{guard.name}: no key can be made of any of {keyless:,} rows, so nothing would be guarded. Check what "
@@ -247,7 +247,7 @@ def key_of_row(guard: Guard, values: Sequence[Any]) -> bytes | None:
     Raises :class:`RebuildError` if that is uncertain.
     """
     try:
-        return guard.keys.key(values[0] if len(values) == 1 else values)
+        return guard._meta.keys.key(values[0] if len(values) == 1 else values)
     except (Unkeyable, OutOfRange):  # NULL, or a value that no request is converted to
         return None
     except Uncertain as error:
@@ -346,7 +346,7 @@ SCANS = {
 }
 
 
-def fill(generation: Generation, pages: Iterable[Page], read: Callable[[int], None]) -> int:
+def fill(generation: Generation, pages: Iterable[KeyPage], read: Callable[[int], None]) -> int:
     """Add all pages to ``generation``, which the caller seals afterwards; return the number of rows.
 
     ``read(rows so far)`` is called after every page. Exceptions of the pages and the generation are raised here.
@@ -354,7 +354,7 @@ def fill(generation: Generation, pages: Iterable[Page], read: Callable[[int], No
     rows = 0
     with ThreadPoolExecutor(1) as hasher:
         pending: Future[None] | None = None
-        batch: list[Page] = []
+        batch: list[KeyPage] = []
         held = 0
         for page in pages:
             batch.append(page)
@@ -372,7 +372,7 @@ def fill(generation: Generation, pages: Iterable[Page], read: Callable[[int], No
     return rows
 
 
-def _add(generation: Generation, batch: list[Page]) -> None:
+def _add(generation: Generation, batch: list[KeyPage]) -> None:
     import numpy as np
 
     keys: list[Any] = [page.keys for page in batch]

@@ -7,6 +7,7 @@ it first removes it from the state row, as a fence does. So a roll-back is one c
 
 from __future__ import annotations
 
+import hashlib
 import logging
 from collections.abc import Sequence
 from datetime import timedelta
@@ -19,9 +20,7 @@ from ..filters import FilterError
 from ..guards import Guard
 from ..models import GuardState
 from ..signals import generation_published, send
-from ..state.negative_cache import is_of, shelf
 from ..state.table import ARMED, State
-from ..stores import Store
 
 logger = logging.getLogger("bloomguard")
 
@@ -29,16 +28,19 @@ logger = logging.getLogger("bloomguard")
 _BUILDER_DIES_AFTER = timedelta(minutes=1)
 
 
-def stored(guard: Guard) -> list[str]:
-    """Return the names of all generations that the store has any part of; raises :class:`StoreError`."""
-    store = guard.active_filter.store
-    return list({name: None for place in (guard.name, shelf(guard.name)) for name in store.names(place)})
+def new_name(token: str, here: str) -> str:
+    """Return the name of a new generation that is built from the database ``here``."""
+    return _prefix(here) + token
 
 
-def drop(guard: Guard, name: str, store: Store | None = None) -> None:
-    """Remove a generation with its recent filter, by default from the guard's store; raises :class:`StoreError`."""
-    for place in (guard.name, shelf(guard.name)):
-        (store or guard.active_filter.store).drop(place, name)
+def _is_of(name: str, here: str) -> bool:
+    """Return whether the generation ``name`` was built from the database ``here``: sites may share a store in error."""
+    return name.startswith(_prefix(here))
+
+
+def _prefix(here: str) -> str:
+    lasting, _, _ = here.partition("@")  # the rest changes with a restart
+    return "r" + hashlib.sha256(lasting.encode()).hexdigest()[:8]
 
 
 def sweep(guard: Guard, there: Sequence[str], state: State) -> None:
@@ -47,12 +49,12 @@ def sweep(guard: Guard, there: Sequence[str], state: State) -> None:
     Another site may answer from those that were built from another database.
     """
     for name in there:
-        if name not in state.generations and is_of(name, state.here):
+        if name not in state.generations and _is_of(name, state.here):
             try:
-                drop(guard, name)
+                guard._runtime.active_filter.store.drop(guard.name, name)
             except StoreError as error:
-                left_behind(guard, error)
-    foreign = [name for name in there if name not in state.generations and not is_of(name, state.here)]
+                log_not_removed(guard, error)
+    foreign = [name for name in there if name not in state.generations and not _is_of(name, state.here)]
     if foreign:
         logger.warning(
             "bloomguard did not remove filters of %s that were built from another database: %s. Sites that share a "
@@ -62,23 +64,23 @@ def sweep(guard: Guard, there: Sequence[str], state: State) -> None:
         )
 
 
-def left_behind(guard: Guard, error: Exception) -> None:
+def log_not_removed(guard: Guard, error: Exception) -> None:
     """Log that a generation was not removed: it only takes space until the next build's sweep."""
     logger.warning("bloomguard could not remove an old generation of %s: %s", guard.name, error)
 
 
 def retire(guard: Guard, state: State, keep_seconds: float = 0.0) -> None:
     """Drop the standby or mark it as kept, two leases after it was replaced; then sweep the store."""
-    table = guard.active_filter.table
+    table = guard._runtime.active_filter.table
     try:
-        there = stored(guard)
+        there = guard._runtime.active_filter.store.names(guard.name)
         after: State | None = state
         if state.standby and keep_seconds:
             after = table.swap(state, standby_until=timezone.now() + timedelta(seconds=keep_seconds))
         elif state.standby:
             after = table.swap(state, standby="", standby_until=None)
     except (DatabaseError, StoreError) as error:
-        left_behind(guard, error)
+        log_not_removed(guard, error)
         return
     if after is not None:
         sweep(guard, there, after)
@@ -90,7 +92,7 @@ def roll_back(guard: Guard) -> State:
     Until then writers add to the replaced generation too, then it is dropped. A rebuild that runs now will fail to
     publish. Raises :class:`RebuildError` with the reason if no generation was kept.
     """
-    table, store = guard.active_filter.table, guard.active_filter.store
+    table, store = guard._runtime.active_filter.table, guard._runtime.active_filter.store
     seen = table.current(guard.name)
     if not seen.kept or seen.status != ARMED:
         raise RebuildError(
@@ -101,7 +103,7 @@ def roll_back(guard: Guard) -> State:
         if seen.identity != store.identity or not seen.is_ours:
             raise StoreError("its store, or the database, was replaced since")
         store.open(
-            guard.name, seen.kept, guard.active_filter.find_key_hash, seen.identity
+            guard.name, seen.kept, guard._runtime.active_filter.find_key_hash, seen.identity
         ).fill()  # reads and checks all of it
     except (StoreError, FilterError) as error:
         raise RebuildError(f"{guard.name}: the previous generation cannot be trusted: {error}") from error
@@ -114,7 +116,7 @@ def roll_back(guard: Guard) -> State:
 
 def is_over(guard: Guard, state: State) -> bool:
     """Return whether there is a standby to drop: its time is over, or its builder died before it could drop it."""
-    rows = GuardState.objects.using(guard.active_filter.table.connection.alias)
+    rows = GuardState.objects.using(guard._runtime.active_filter.table.connection.alias)
     row = rows.filter(name=guard.name, version=state.version).exclude(standby="").first()
     if row is None:
         return False

@@ -1,6 +1,7 @@
 """Verification: compare filters with the rows of the database.
 
-:class:`Verification` checks the active filter of a guard, :class:`Proof` a new generation before it is published.
+:class:`Verification` checks the active filter of a guard, :class:`PublishCheck` a new generation before it is
+published.
 
 A row that is committed during a verification was added to the filter before it became visible. If a row is missing
 from the filter, both are asked again, because the row may have been deleted meanwhile: see
@@ -28,7 +29,7 @@ from ..signals import false_negative_found, send
 from ..state.table import LEASE_SECONDS
 from ..stores import Generation
 from ..verdicts import ABSENT
-from .source import Page, Source, key_of_row
+from .source import KeyPage, Source, key_of_row
 
 if TYPE_CHECKING:
     from ..filters.base import Keys
@@ -42,7 +43,8 @@ _ROWS_AT_ONCE = 50_000
 _BATCH_ROWS = 10_000
 #: A store on a server checks so many keys well within the 50 ms that it has for a reply.
 _KEYS_A_TRIP = 1_000
-_PROBES = 100_000
+#: Absent keys that measure the error rate of a new generation.
+PROBES = 100_000
 
 Progress = Callable[[int, int], None]
 
@@ -123,7 +125,7 @@ class Verification:
         )
 
     def _answering(self) -> Generation | None:
-        live = self.guard.active_filter
+        live = self.guard._runtime.active_filter
         state = live.table.current(self.guard.name)
         if not state.active or not state.is_answered_by(state.active) or live.store.identity != state.identity:
             return None
@@ -154,7 +156,7 @@ class Verification:
             for page in self._source.pages():
                 yield _Batch(page.rows, partial(getattr, page, "keys"), partial(_at, page))
             return
-        names = self.guard.attnames
+        names = self.guard._meta.attnames
         if self._sample is None:
             found = self._source.rows().order_by().values_list(*names).iterator(chunk_size=_ROWS_AT_ONCE)
         else:
@@ -176,21 +178,21 @@ class Verification:
         if suspects and self.guard.sync == "signals":
             self._sleep(LEASE_SECONDS)  # signals add a key after the commit, so maybe after the row was read
         for value in suspects:
-            key = self.guard.keys.key(value)
+            key = self.guard._meta.keys.key(value)
             # Until it is fenced, ask the guard itself: its filter may have been replaced meanwhile.
             denies = partial(_lacks, generation, key) if missing else partial(self._is_absent, key)
             if is_denied(partial(self._exists, value), denies):
                 missing += 1
                 if missing == 1:
-                    self.guard.active_filter.table.fence(self.guard.name, "rows are missing from its filter")
+                    self.guard._runtime.active_filter.table.fence(self.guard.name, "rows are missing from its filter")
                 send(false_negative_found, type(self.guard), guard=self.guard, value=value)
         return missing
 
     def _is_absent(self, key: bytes) -> bool:
-        return self.guard.active_filter.ask(key) is ABSENT
+        return self.guard._runtime.active_filter.ask(key) is ABSENT
 
     def _exists(self, value: Any) -> bool:
-        names = self.guard.attnames
+        names = self.guard._meta.attnames
         wanted = dict(zip(names, [value] if len(names) == 1 else value))
         return self._source.rows().filter(**wanted).exists()
 
@@ -207,13 +209,13 @@ def _suspects(layout: Layout, filters: Sequence[BodyFilter], batch: _Batch) -> l
     return [batch.value(int(index)) for index in np.flatnonzero(~found)[:MOST_MISSING]]
 
 
-def _at(page: Page, index: int) -> Any:
+def _at(page: KeyPage, index: int) -> Any:
     """Return one value of a page of integers or UUIDs."""
     keys: Any = page.keys
     return uuid.UUID(bytes=keys[16 * index : 16 * index + 16]) if isinstance(keys, bytes) else int(keys[index])
 
 
-class Proof:
+class PublishCheck:
     """Checks a new generation before it is published; created before the generation is announced.
 
     Reads two kinds of rows again, one by one through the ORM, and makes their keys as a write does, independently of
@@ -229,12 +231,13 @@ class Proof:
     often than other rows. The error rate is measured with random absent keys; chance deviations are allowed for.
     """
 
-    def __init__(self, source: Source, sleep: Callable[[float], None]) -> None:
+    def __init__(self, source: Source, sleep: Callable[[float], None], probes: int = PROBES) -> None:
         self._source = source
         self._sleep = sleep
+        self._probes = probes
         self._newest = self._source.end("-pk")
 
-    def rows_held(self, generation: Generation) -> int:
+    def verify_rows(self, generation: Generation) -> int:
         """Return the number of rows that were read again; raises :class:`RebuildError` if one is not in it."""
         keys, read, missing = self._keys(), 0, 0
         while batch := list(islice(keys, _BATCH_ROWS)):
@@ -255,9 +258,9 @@ class Proof:
     def error_rate(self, generation: Generation) -> float:
         """Return the share of absent keys that pass; raises :class:`RebuildError` if it is too large."""
         promised = generation.layout.error_rate
-        measured = generation.measure_error_rate(_PROBES)
+        measured = generation.measure_error_rate(self._probes)
         # Allow six standard deviations, and a few keys if almost none are expected.
-        if measured > promised + 6 * sqrt(promised / _PROBES) + 5 / _PROBES:
+        if measured > promised + 6 * sqrt(promised / self._probes) + 5 / self._probes:
             raise RebuildError(
                 f"{self._source.guard.name}: the new generation lets {measured:.4%} of absent keys pass where "
                 f"{promised:.4%} were promised, and was not published"
@@ -279,7 +282,7 @@ class Proof:
 
     def _values(self) -> Iterator[tuple[Any, ...]]:
         """Yield the values of the guard's fields for every row that is read again."""
-        names, rows = self._source.guard.attnames, self._source.rows()
+        names, rows = self._source.guard._meta.attnames, self._source.rows()
         last = self._source.end("-pk")
         if last is None:
             return

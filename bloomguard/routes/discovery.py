@@ -116,7 +116,7 @@ def find_kwargs(guard: Guard, pattern: Pattern) -> tuple[str, ...]:
     if shown.cls.get_object is not SingleObjectMixin.get_object:
         raise NotFound(f"{shown.cls.__name__} looks up more than one field")
     try:
-        [field] = guard.fields
+        [field] = guard._meta.fields
     except (ValueError, ConfigurationError):
         raise NotFound(f"its view looks up one field, and the guard {guard.name!r} several") from None
     lookup = RowLookup(guard, shown.model)

@@ -21,10 +21,11 @@ from ..filters import FilterError
 from ..guards import Guard, registry
 from ..guards.keys import OutOfRange, Uncertain, Unkeyable
 from ..models import GuardState
-from ..rebuild.plan import opened
+from ..rebuild.plan import open_active
 from ..state import table as states
 from ..state.table import LEASE_SECONDS
 from ..verdicts import DISABLED, ERROR, OUT_OF_RANGE, SHADOW, UNKEYABLE, Decision, Verdict
+from .kwargs import kwargs_for
 from .listing import DOOR, NOWHERE, Row, rows_of_pattern, takes_id
 from .patterns import Pattern
 from .table import NO_ID, RouteTable, table_for
@@ -50,7 +51,7 @@ MEANING = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Answer:
+class GuardAnswer:
     """How one guard answers a path.
 
     ``answered`` is the place, as in ``guard_routes``; ``outcome`` describes what happens to the request. ``key`` is in
@@ -94,7 +95,7 @@ class Explanation:
     name: str
     resolve_us: float
     unguarded: str
-    guards: tuple[Answer, ...]
+    guards: tuple[GuardAnswer, ...]
 
 
 def explain(path: str, method: str = "GET", urlconf: Any = None) -> Explanation:
@@ -130,7 +131,7 @@ def _unguarded(path: str, method: str, why: str) -> Explanation:
     return Explanation(path=path, method=method, pattern="", name="", resolve_us=0.0, unguarded=why, guards=())
 
 
-def _answer(row: Row, table: RouteTable, pattern: Pattern, match: ResolverMatch, method: str) -> Answer:
+def _answer(row: Row, table: RouteTable, pattern: Pattern, match: ResolverMatch, method: str) -> GuardAnswer:
     guard = registry[row.guard]
     value = _value(row, table, pattern, match)
     began = time.perf_counter()
@@ -140,7 +141,7 @@ def _answer(row: Row, table: RouteTable, pattern: Pattern, match: ResolverMatch,
     again_us = _us_since(began)
     lease_seconds = _lease_seconds(guard)
     generation, state, identity, fault = _look_at(guard)
-    return Answer(
+    return GuardAnswer(
         guard=guard.name,
         model=guard.model._meta.label,
         lookup=guard.lookup if isinstance(guard.lookup, str) else ", ".join(guard.lookup),
@@ -168,7 +169,7 @@ def _decide(guard: Guard, value: Any) -> tuple[Decision, str]:
     if not conf.settings.is_enabled:
         return DISABLED, ""
     try:
-        decision = guard.active_filter.ask(guard.keys.key(value))
+        decision = guard._runtime.active_filter.ask(guard._meta.keys.key(value))
     except Unkeyable:
         decision = UNKEYABLE
     except Uncertain as error:
@@ -177,7 +178,7 @@ def _decide(guard: Guard, value: Any) -> tuple[Decision, str]:
         decision = OUT_OF_RANGE
     except Exception as error:
         return ERROR, f"{type(error).__name__}: {error}"
-    is_shadow = guard.is_shadow and decision.verdict is Verdict.ABSENT
+    is_shadow = guard._runtime.is_shadow and decision.verdict is Verdict.ABSENT
     return SHADOW if is_shadow else decision, ""
 
 
@@ -190,10 +191,10 @@ def _value(row: Row, table: RouteTable, pattern: Pattern, match: ResolverMatch) 
     arg = getattr(callback, "guarded_arg", None) if getattr(callback, "guarded_by", "") == row.guard else None
     try:
         if arg is None:
-            names = guard.kwargs_for(pattern.view_name, pattern.captured)
+            names = kwargs_for(guard, pattern.view_name, pattern.captured)
         else:
-            named = {guard.fields[0].name: arg} if isinstance(arg, str) else arg
-            names = tuple(named[field.name] for field in guard.fields)
+            named = {guard._meta.fields[0].name: arg} if isinstance(arg, str) else arg
+            names = tuple(named[field.name] for field in guard._meta.fields)
         values = [match.kwargs[name] for name in names]
     except (ConfigurationError, KeyError):
         return NO_ID
@@ -218,7 +219,7 @@ def _outcome(row: Row, table: RouteTable, pattern: Pattern, method: str, verdict
 
 def _key(guard: Guard, value: Any) -> str:
     try:
-        return guard.keys.key(value).hex()
+        return guard._meta.keys.key(value).hex()
     except Exception:  # the decision already has the reason
         return ""
 
@@ -229,13 +230,13 @@ def _look_at(guard: Guard) -> tuple[dict[str, Any], dict[str, Any], str, str]:
     state: dict[str, Any] = {}
     identity = ""
     try:
-        identity = guard.active_filter.store.identity
-        rows = GuardState.objects.using(guard.active_filter.table.connection.alias)
+        identity = guard._runtime.active_filter.store.identity
+        rows = GuardState.objects.using(guard._runtime.active_filter.table.connection.alias)
         row = rows.filter(name=guard.name).first()
         if row is None:
             return {}, {}, identity, "there is no state row"
         state = model_to_dict(row)
-        found = opened(guard, guard.active_filter.table.current(guard.name))
+        found = open_active(guard, guard._runtime.active_filter.table.current(guard.name))
         layout = found.layout
         generation = {
             "name": found.name,
@@ -252,7 +253,7 @@ def _look_at(guard: Guard) -> tuple[dict[str, Any], dict[str, Any], str, str]:
 
 def _backend(guard: Guard) -> str:
     try:
-        store = type(guard.active_filter.store)
+        store = type(guard._runtime.active_filter.store)
     except BloomGuardError:  # the decision has the reason
         return ""
     return f"{store.__module__}.{store.__name__}"

@@ -10,6 +10,7 @@ from ..exceptions import ConfigurationError
 from ..guards import Guard, registry
 from ..lookups.query import RowLookup
 from .discovery import column_of, detail, reason_against
+from .kwargs import kwargs_for
 from .openness import layers
 from .patterns import Pattern
 from .table import GuardedRoute, RouteTable
@@ -78,13 +79,13 @@ def _of_lookups(pattern: Pattern, *, is_known: bool) -> Iterator[tuple[Guard, st
                 yield guard, "the admin's own query"
         elif shown is None and not is_known:
             try:
-                guard.kwargs_for(pattern.view_name, pattern.captured)
+                kwargs_for(guard, pattern.view_name, pattern.captured)
             except ConfigurationError:
                 continue
             yield guard, f"if its view looks up one {guard.model._meta.label} by {_fields(guard)}"
         elif shown is not None and issubclass(shown.model, guard.model._meta.concrete_model or guard.model):
             lookup: Any = RowLookup(guard, shown.model)
-            if len(guard.fields) == 1 and any(
+            if len(guard._meta.fields) == 1 and any(
                 lookup.compares(column_of(shown.model, name)) for name in shown.looked_up
             ):
                 yield guard, "its view's own query"
@@ -93,13 +94,13 @@ def _of_lookups(pattern: Pattern, *, is_known: bool) -> Iterator[tuple[Guard, st
 def _asks(guard: Guard) -> bool:
     """Whether ``guard`` checks queries."""
     try:
-        return guard.lookups and guard.sync == "statements" and bool(guard.fields)
+        return guard.lookups and guard.sync == "statements" and bool(guard._meta.fields)
     except ConfigurationError:
         return False
 
 
 def _fields(guard: Guard) -> str:
-    return " and ".join(field.name for field in guard.fields)
+    return " and ".join(field.name for field in guard._meta.fields)
 
 
 def _row(pattern: Pattern, guard: str = "", answered: str = NOWHERE, reason: str = "") -> Row:

@@ -132,7 +132,7 @@ class PatternIndex:
         #: Literal prefix -> positions of its patterns in `patterns`.
         self._by_literal: dict[str, list[int]] = {}
         self._places: dict[tuple[int, ...], int] = {}
-        self._rivals: dict[int, tuple[Pattern, ...]] = {}
+        self._overlapping: dict[int, tuple[Pattern, ...]] = {}
         for place, pattern in enumerate(self.patterns):
             if pattern.is_named:
                 self._by_name.setdefault(pattern.view_name, []).append(pattern)
@@ -144,13 +144,13 @@ class PatternIndex:
         """Return the patterns with this full name (``"namespace:name"``)."""
         return self._by_name.get(name, ())
 
-    def rivals(self, of: Pattern) -> tuple[Pattern, ...]:
+    def overlapping(self, of: Pattern) -> tuple[Pattern, ...]:
         """Return the patterns before ``of`` that may match one of its paths."""
         before = self._places.get(_chain(of), len(self.patterns))
-        if before not in self._rivals:
+        if before not in self._overlapping:
             places = sorted(place for place in self._beginning_alike(of.literal) if place < before)
-            self._rivals[before] = tuple(self.patterns[place] for place in places)
-        return self._rivals[before]
+            self._overlapping[before] = tuple(self.patterns[place] for place in places)
+        return self._overlapping[before]
 
     def _beginning_alike(self, mine: str) -> Iterator[int]:
         """Yield the positions of the patterns whose literal is a prefix of ``mine`` or starts with ``mine``."""

@@ -176,15 +176,15 @@ def _why_not(guard: Guard) -> str:
     """Return why the guard would be refused by a check or a rebuild, or is there already; empty if neither."""
     by = " and ".join(guard.lookup)
     try:
-        for field in guard.fields:
+        for field in guard._meta.fields:
             if kind_of(field) is None:
                 return f"{field.name!r} is a {type(field).__name__}, which cannot be a key"
             if collation := getattr(value_field(field), "db_collation", None):
                 return f"{field.name!r} has the collation {collation!r}: write a guard with normalize() by hand"
-        if guard.keys.own_field:
-            return f"{guard.keys.own_field!r} converts values with the project's own code"
+        if guard._meta.keys.own_field:
+            return f"{guard._meta.keys.own_field!r} converts values with the project's own code"
         for other in registry:
-            if other.model is guard.model and other.fields == guard.fields:
+            if other.model is guard.model and other._meta.fields == guard._meta.fields:
                 return f"the guard {other.name!r} guards it by {by}"
     except ConfigurationError as error:
         return str(error)
@@ -224,5 +224,5 @@ def _costs(guard: Guard) -> tuple[int | None, str, int, float]:
         return None, "", 0, 0.0
     capacity = max(int(summary.count * HEADROOM), SMALLEST_CAPACITY)
     choice = choose(summary, guard.error_rate, capacity=capacity)
-    each = _FAST if guard.keys.kinds in (("integer",), ("uuid",)) else _SLOW
+    each = _FAST if guard._meta.keys.kinds in (("integer",), ("uuid",)) else _SLOW
     return summary.count, choice.kind, choice.bytes, round(_WAIT_SECONDS + summary.count * each, 1)

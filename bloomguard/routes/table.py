@@ -20,6 +20,7 @@ from ..exceptions import ConfigurationError
 from ..guards import AUTO, Guard, registry
 from ..log_once import LogOnce
 from .discovery import Detail, NotFound, detail, find_kwargs, views_by_model
+from .kwargs import kwargs_for
 from .openness import allowed_methods, why_closed
 from .patterns import Pattern, PatternIndex, patterns
 
@@ -133,7 +134,7 @@ def _named(guard: Guard, name: str, known: PatternIndex) -> list[GuardedRoute]:
     routes = []
     for pattern in named:
         try:
-            kwargs = guard.kwargs_for(name, pattern.captured)
+            kwargs = kwargs_for(guard, name, pattern.captured)
         except ConfigurationError as error:
             if len(named) == 1:
                 raise
@@ -174,7 +175,7 @@ def _why_not_at_door(
         return f"{type(guard).__name__}.applies needs the request"
     if pattern.fixed.intersection(kwargs):
         return "the URLconf sets the ID, not the path"
-    for each in (pattern, *known.rivals(pattern)):
+    for each in (pattern, *known.overlapping(pattern)):
         if each.by_language:
             return f"{each.text} matches other paths in another language"
         if not each.is_of_django:
@@ -197,9 +198,9 @@ def not_found(request: HttpRequest, route: GuardedRoute) -> HttpResponseBase | N
             response = response.render()
         if isinstance(response, HttpResponseBase) and response.status_code < 500:
             return response
-        route.guard.tallies["error"]()
+        route.guard._runtime.counters["error"]()
     except Exception as failure:
-        route.guard.tallies["error"]()
+        route.guard._runtime.counters["error"]()
         _log.error(failure, "bloomguard lets requests for %s pass: handler404 fails before the view", route.guard.name)
     return None
 

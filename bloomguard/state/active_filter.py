@@ -23,8 +23,8 @@ from ..stores.turns import turn
 from ..verdicts import ABSENT, COLD, ERROR, FENCED, IDENTITY, LEASE, MAYBE, UNREACHABLE, UNTRUSTED, Decision
 from . import table as states
 from .awaited import Awaited
-from .locate import all_stores, locate_store, whereabouts
-from .negative_cache import NegativeCache, shelf
+from .locate import all_stores, describe_location, locate_store
+from .negative_cache import NegativeCache
 from .table import ARMED, LEASE_SECONDS, State, StateTable
 
 logger = logging.getLogger("bloomguard")
@@ -68,7 +68,7 @@ class ActiveFilter(Awaited):
         self._looked_at, self._looked = float("-inf"), COLD
         self._warned = NONE
         #: The false positives that this process has found.
-        self.negative_cache = NegativeCache(name, self.table, self._open_recent)
+        self.negative_cache = NegativeCache(name, self.table, lambda name: self._opened.get(name))
         # ``fenced_at`` of the last fence that this process read, and when it read it first, by the table's clock.
         self._fence: tuple[Any, float] = ("", float("-inf"))
         self._lock = threading.Lock()
@@ -235,7 +235,7 @@ class ActiveFilter(Awaited):
         """Log once per change of the row that it names another store or database, or this one before a restart."""
         if self._warned != state.change:
             self._warned = state.change
-            logger.warning("bloomguard passes every request to %s: %s", self.name, whereabouts(state, self.store))
+            logger.warning("bloomguard passes every request to %s: %s", self.name, describe_location(state, self.store))
         return IDENTITY
 
     def why_not_added(self) -> str:
@@ -243,7 +243,7 @@ class ActiveFilter(Awaited):
         state = self.table.lease(self.name)
         try:
             if state is not None and state.active and not (state.is_ours and state.identity == self.store.identity):
-                return whereabouts(state, self.store)
+                return describe_location(state, self.store)
         except StoreError:
             pass  # the identity of a store that does not respond is unknown
         return "a written row could not be added to its filter"
@@ -279,12 +279,6 @@ class ActiveFilter(Awaited):
                     self._is_remote = store.is_remote
                     self._opened[name] = generation
         return generation
-
-    def _open_recent(self, name: str, identity: str) -> Generation:
-        store = locate_store(identity, self.store)
-        if store is None:
-            raise StoreError("the filter of recent rows was made in another store, or before this one was restarted")
-        return store.open(shelf(self.name), name, self.find_key_hash, identity)
 
     def _tidy(self, state: State) -> None:
         """Release generations that the row no longer names: a mapped file occupies disk space until then."""
@@ -324,24 +318,24 @@ class ActiveFilter(Awaited):
             self.table.renew()
 
     def _add(self, state: State, keys: Sequence[bytes], drop_standby: Callable[[State], bool]) -> bool:
-        adds: list[tuple[Generation, Sequence[bytes]]] = []
+        generations: list[Generation] = []
         missed: list[str] = []
         for name in state.generations:
             if state.status != ARMED and name != state.building:
                 continue  # a fenced generation is never used again; the next one is being built
             try:
                 generation = self._generation(state, name)
-                if generation is not None:
-                    recent = self.negative_cache.recent(name, state.identity)
-                    adds.append((generation, keys if self._counted else self._missing_keys(generation, keys)))
-                    adds += [(recent, keys)] if recent is not None else []
             except (FilterError, StoreError) as error:
                 self._fail_add(state, name, error)
                 generation = None
             if generation is None:
                 missed.append(name)
-        if adds:
-            for (generation, _), failed in zip(adds, adds[0][0].add_to_all(adds)):
+            else:
+                generations.append(generation)
+        if generations:
+            # A guard that discards keys adds each one: one that seems to be in the filter may be a false positive.
+            outcomes = generations[0].add_to_all(generations, keys, once=not self._counted)
+            for generation, failed in zip(generations, outcomes):
                 if failed is not None:
                     self._fail_add(state, generation.name, failed)
                     missed.append(generation.name)
@@ -350,20 +344,12 @@ class ActiveFilter(Awaited):
             return False
         # The lease was valid when the adds began, and has to be valid now. Another thread may have renewed it.
         now = self.table.lease(self.name)
-        return now is not None and (now is state or now.names_no_more_than(state))
+        return now is not None and (now is state or now.is_covered_by(state))
 
     def _fail_add(self, state: State, name: str, error: Exception) -> None:
         """Handle a failed add: stop using the generation, unless it is the standby or its store is only unreachable."""
         if name != state.standby and not isinstance(error, StoreUnavailable):
             self._stop_using(error, name)
-
-    @staticmethod
-    def _missing_keys(generation: Generation, keys: Sequence[bytes]) -> Sequence[bytes]:
-        """Return the ``keys`` that a counting filter lacks: each save of a row adds its key again."""
-        # Not for a guard that discards keys: one that seems to be in the filter may be a false positive.
-        if not generation.layout.filter_class.supports_discard:
-            return keys
-        return [key for key, there in zip(keys, generation.might_contain_many(keys)) if not there]
 
     def active(self, using: str | None = None) -> str:
         """Return the generation in use, for :meth:`discard`; empty if none is, or if ``using`` may lose a delete."""

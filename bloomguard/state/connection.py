@@ -20,7 +20,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
-from django.core import mail
 from django.db import DatabaseError, InterfaceError, OperationalError, connections, router
 from django.db.backends.base.base import BaseDatabaseWrapper
 
@@ -102,6 +101,7 @@ class StateConnection:
         self._lock = threading.RLock()
         self._connection: BaseDatabaseWrapper | None = None
         self._abandoned: list[BaseDatabaseWrapper] = []
+        self._names: dict[str, Any] | None = None
         after_fork(self._after_fork)
 
     def _after_fork(self) -> None:
@@ -115,6 +115,21 @@ class StateConnection:
     def alias(self) -> str:
         """The alias of the database that has the state rows."""
         return router.db_for_write(GuardState)
+
+    def adopt_databases(self) -> None:
+        """Remember which databases the settings name now: those of the site, if called when Django starts."""
+        self._names = {alias: connections.settings[alias]["NAME"] for alias in connections}
+
+    @property
+    def is_temporary(self) -> bool:
+        """Return whether the alias has had another database since :meth:`adopt_databases`, as in a test run.
+
+        Such a database may be dropped while this process runs, and its requests are not those of the site.
+        """
+        if self._names is None:
+            return False
+        alias = self.alias
+        return bool(connections[alias].settings_dict["NAME"] != self._names.get(alias))
 
     def execute(self, sql: str, parameters: Sequence[Any] = ()) -> tuple[list[tuple[Any, ...]], int]:
         """Execute and commit one statement; return its rows and its row count.
@@ -135,7 +150,7 @@ class StateConnection:
                     raise
                 return self._run(sql, parameters, seconds)
             finally:
-                self._close_in_tests()
+                self._close_if_temporary()
 
     @contextmanager
     def _locked(self, seconds: float) -> Iterator[None]:
@@ -147,10 +162,9 @@ class StateConnection:
         finally:
             self._lock.release()
 
-    def _close_in_tests(self) -> None:
-        if hasattr(mail, "outbox"):
-            # Under Django's test runner: an open connection would prevent it from dropping the database.
-            self.close()
+    def _close_if_temporary(self) -> None:
+        if self._connection is not None and self.is_temporary:
+            self.close()  # an open connection would keep PostgreSQL from dropping the database
 
     def _run(self, sql: str, parameters: Sequence[Any], seconds: float) -> tuple[list[tuple[Any, ...]], int]:
         connection = self._open()
@@ -227,7 +241,7 @@ class StateConnection:
             f"({_IS_DURABLE}) AND {not self._hides_identity} AS is_durable"
         )
 
-    def tells_less(self, error: Exception) -> bool:
+    def omit_refused_function(self, error: Exception) -> bool:
         """Return whether the server refused a function of :attr:`proofs`, which omits it from now on."""
         refused = getattr(error.__cause__, "sqlstate", None) in _FUNCTION_REFUSED
         if refused and not self._hides_identity:
@@ -255,7 +269,7 @@ class StateConnection:
                 with _cut_off(connection, READ_SECONDS):
                     return name in connection.introspection.table_names()
             finally:
-                self._close_in_tests()
+                self._close_if_temporary()
 
     def adapt_datetime(self, value: Any) -> Any:
         """Convert a datetime to a query parameter of the database."""

@@ -38,7 +38,7 @@ def locate_store(identity: str, own: Store) -> Store | None:
     return None
 
 
-def whereabouts(state: State, store: Store) -> str:
+def describe_location(state: State, store: Store) -> str:
     """Return where a filter is if it is not in ``store``, and the cure; at most 200 characters for usual host names."""
     here = socket.gethostname()
     if not state.is_ours:

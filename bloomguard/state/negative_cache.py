@@ -1,10 +1,10 @@
 """Negative cache: false positives of a generation that this process found in the database.
 
 A client can repeat a false positive, and each repetition costs a query. So each process caches them, up to
-:data:`MOST_KEYS` per guard for :data:`SECONDS`, and answers ABSENT. Against false 404s, each generation has a second,
-small filter in the same store: the *recent* filter. It is empty when the generation is announced, and each add to the
-generation goes into it too. A cached key is used only under a valid lease, only for the generation that gave MAYBE for
-it, while that is active, and only if the recent filter does not have the key.
+:data:`MOST_KEYS` per guard for :data:`SECONDS`, and answers ABSENT. Against false 404s, each shard of a generation ends
+with *recent bits*, a small Bloom filter: empty when the generation is announced, and each add sets its key's bits there
+too, in the same critical section or command. A cached key is used only under a valid lease, only for the generation
+that gave MAYBE for it, while that is active, and only if the key's recent bits are not all set.
 
 Proof that no request gets a false 404. Let G be the generation. A key is cached after a query did not find its row. The
 query ran outside a transaction, on the database that G was built from, and began after G was published. Let a request
@@ -13,10 +13,12 @@ G began, or added its key to G (see :mod:`bloomguard.state.active_filter`).
 
 1. It committed before the scan. The query came after the scan and found no row, so the row was deleted before the
    query. To exist now, it was written again, so case 2 applies.
-2. It added its key to G. The key went into the recent filter too, before the commit and so before the request. The
-   cached key is not used.
+2. It added its key to G. The key's recent bits were set too, before the commit and so before the request. The cached
+   key is not used.
 
-Other generations have caches of their own.
+Other generations have caches of their own. A counter per group of keys, which each add raises, would not do in place of
+the bits: a query may begin after the add and find nothing, because the row is not committed yet; then nothing changes
+the counter when the row is.
 
 A database that loses an acknowledged delete restores the row without a commit. So nothing is cached if this could go
 unnoticed: for rows in another database than the state rows, or while a COMMIT does not wait for the disk. A promoted
@@ -34,11 +36,7 @@ from collections.abc import Callable, Sequence
 
 from ..exceptions import StoreError
 from ..filters import FilterError
-from ..filters.codec import new_tag
-from ..filters.layout import Layout
-from ..stores import Generation, Store
-from ..stores.base import BESIDE
-from ..stores.turns import turn
+from ..stores import Generation
 from ..verdicts import MAYBE, REMEMBERED, Decision
 from .table import StateTable
 
@@ -47,78 +45,30 @@ logger = logging.getLogger("bloomguard")
 #: Cached keys per guard and process, and the seconds that each is kept.
 MOST_KEYS = 10_000
 SECONDS = 60.0
-#: The recent filter's capacity is an eighth of the generation's, between these limits.
-_FEWEST, _MOST, _SHARE, _ERROR_RATE = 10_000, 1_000_000, 8, 0.01
-#: First letter of the name of a generation with a recent filter. If that filter is lost, the generation is not
-#: trusted. A generation of an older release has none, and no negative cache.
-_MARK = "r"
-
-
-def shelf(guard: str) -> str:
-    """Return the name under which a store keeps the recent filters of ``guard``; no guard can have it."""
-    return f"{guard}{BESIDE}recent"
-
-
-def has_recent(name: str) -> bool:
-    """Return whether the generation ``name`` was created with a recent filter."""
-    return name.startswith(_MARK)
-
-
-def new_name(token: str, here: str) -> str:
-    """Return the name of a new generation with a recent filter, built from the database ``here``."""
-    return _of(here) + token
-
-
-def is_of(name: str, here: str) -> bool:
-    """Return whether the generation ``name`` was built from the database ``here``: sites may share a store in error."""
-    return name.startswith(_of(here))
-
-
-def _of(here: str) -> str:
-    lasting, _, _ = here.partition("@")  # the rest changes with a restart
-    return _MARK + hashlib.sha256(lasting.encode()).hexdigest()[:8]
-
-
-def create_recent(store: Store, guard: str, name: str, layout: Layout) -> None:
-    """Create the recent filter of the generation ``name`` with this ``layout``. Raises :class:`StoreError`."""
-    small = Layout.plan(
-        key_hash=layout.key_hash,
-        capacity=min(max(layout.capacity // _SHARE, _FEWEST), _MOST),
-        error_rate=_ERROR_RATE,
-        tag=new_tag(),
-        key_id=layout.key_id,
-        shard_bytes=store.shard_bytes,
-    )
-    store.create(shelf(guard), name, small).seal()
 
 
 class NegativeCache:
-    """One process's cached false positives of ``guard``, and its opened recent filters.
+    """One process's cached false positives of ``guard``.
 
     Keys are stored as digests with a secret of this object. ``table`` has the guard's state row.
-    ``open_recent(name, identity)`` opens the recent filter of a generation in the store with this identity; it raises
-    :class:`StoreError` and :class:`FilterError`.
+    ``opened(name)`` returns a generation, ``None`` if this process does not have it open.
     """
 
-    def __init__(self, guard: str, table: StateTable, open_recent: Callable[[str, str], Generation]) -> None:
+    def __init__(self, guard: str, table: StateTable, opened: Callable[[str], Generation | None]) -> None:
         self._guard = guard
         self._table = table
-        self._open = open_recent
+        self._opened = opened
         self._secret = os.urandom(16)
         self._lock = threading.Lock()
-        self._opening = threading.Lock()  # held during disk and network I/O
         self._begin()
 
     def _begin(self) -> None:
         self._missing, self._asked = _Memory(self._clock), _Memory(self._clock)
         #: The ``hash`` of each cached key: rules out nearly all other keys at a tenth of the cost of a digest.
         self.marks = self._missing.marks
-        self._recent: dict[str, Generation] = {}
 
     def _clock(self) -> float:
         return self._table.clock()
-
-    # -- the cache
 
     def recall(self, key: bytes, name: str) -> Decision | None:
         """Look up a key for which the generation ``name`` gave MAYBE; return ``None`` if the lease has expired."""
@@ -133,15 +83,15 @@ class NegativeCache:
         """Do :meth:`recall` if a valid lease shows that ``name`` is in use."""
         if hash(key) not in self.marks or not self._missing.has(name, self._digest(key)):
             return MAYBE
-        return MAYBE if self.is_recent(name, key) else REMEMBERED
+        return MAYBE if self._is_recent(name, key) else REMEMBERED
 
     async def arecall(self, key: bytes, name: str) -> Decision | None:
         """Do :meth:`recall` on an event loop, for a generation that ``supports_async``."""
         if not self._missing.has(name, self._digest(key)):
             return MAYBE
-        recent = self._recent.get(name)
+        generation = self._opened(name)
         try:
-            is_recent = recent is None or await recent.amight_contain(key)
+            is_recent = generation is None or await generation.ais_recent(key)
         except (FilterError, StoreError) as error:
             is_recent = self._cannot_tell(error)
         state = self._table.lease(self._guard)  # read after the await
@@ -159,71 +109,44 @@ class NegativeCache:
         state = self._table.answered_by(name, self._guard)
         if state is None or not state.may_forget or not self._table.is_published_for(using, self._guard, name):
             return
-        if has_recent(name) and self._can_open(name, state.identity):
-            with self._lock:
-                self._missing.put(name, self._digest(key), hash(key))
+        with self._lock:
+            self._missing.put(name, self._digest(key), hash(key))
 
     def worth_asking(self, key: bytes, name: str) -> bool:
         """Return whether to query the database for ``key``: at most once in :data:`SECONDS` per key. May wait."""
         state = self._table.answered_by(name, self._guard)
-        if state is None or not state.may_forget or not has_recent(name):
+        if state is None or not state.may_forget:
             return False
         digest = self._digest(key)
         with self._lock:
             if self._asked.has(name, digest):
                 return False
             self._asked.put(name, digest, 0)
-        return self._can_open(name, state.identity) and not self.is_recent(name, key)
+        return not self._is_recent(name, key)
 
     def tidy(self, names: Sequence[str]) -> None:
         """Drop all generations except ``names``."""
         with self._lock:
-            self._recent = {name: recent for name, recent in self._recent.items() if name in names}
             self._missing.keep(names)
             self._asked.keep(names)
 
     def forget(self) -> None:
         """Drop all cached state, as after a fork."""
         self._lock = threading.Lock()
-        self._opening = threading.Lock()
         self._begin()
 
-    # -- the recent filters
-
-    def recent(self, name: str, identity: str) -> Generation | None:
-        """Return the recent filter of the generation ``name``, ``None`` if it has none. Raises as ``open_recent``."""
-        return self._recent_of(name, identity) if has_recent(name) else None
-
-    def is_recent(self, name: str, key: bytes) -> bool:
+    def _is_recent(self, name: str, key: bytes) -> bool:
         """Return whether ``key`` may have been added since ``name`` was announced; ``True`` on error. Never raises."""
-        recent = self._recent.get(name)
+        generation = self._opened(name)
         try:
-            return recent is None or recent.might_contain(key)
+            return generation is None or generation.is_recent(key)
         except (FilterError, StoreError) as error:
             return self._cannot_tell(error)
 
     @staticmethod
     def _cannot_tell(error: Exception) -> bool:
-        logger.debug("bloomguard could not check a filter of recent rows: %s", error)
+        logger.debug("bloomguard could not check whether a key was added recently: %s", error)
         return True
-
-    def _can_open(self, name: str, identity: str) -> bool:
-        """Open the recent filter in advance, as a check does not; return whether that worked."""
-        try:
-            self._recent_of(name, identity)
-        except (FilterError, StoreError) as error:
-            logger.debug("bloomguard caches no false positives, as no filter of recent rows opens: %s", error)
-            return False
-        return True
-
-    def _recent_of(self, name: str, identity: str) -> Generation:
-        recent = self._recent.get(name)
-        if recent is None:
-            with turn(self._opening, "opening a filter"):
-                recent = self._recent.get(name) or self._open(name, identity)
-                with self._lock:
-                    self._recent[name] = recent
-        return recent
 
     def _digest(self, key: bytes) -> bytes:
         return hashlib.blake2b(key, key=self._secret, digest_size=16).digest()

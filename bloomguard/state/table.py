@@ -96,7 +96,7 @@ class State:
         """Return whether ``generation`` is the one that may answer ABSENT."""
         return self.active == generation and self.status == ARMED and self.is_ours
 
-    def names_no_more_than(self, earlier: State) -> bool:
+    def is_covered_by(self, earlier: State) -> bool:
         """Return whether adds to all generations of ``earlier`` have reached all generations of this row."""
         same = self.identity == earlier.identity and self.is_ours
         return same and set(self.generations) <= set(earlier.generations)
@@ -285,7 +285,7 @@ class StateTable:
         try:
             rows, _ = self.connection.execute(self._proved_query)
         except DatabaseError as error:
-            if self.connection.tells_less(error):
+            if self.connection.omit_refused_function(error):
                 return self._read()
             if is_locked(error) or self.connection.has_table(GuardState._meta.db_table):
                 raise
@@ -354,7 +354,7 @@ class StateTable:
     def _adapt(self, value: Any) -> Any:
         return self.connection.adapt_datetime(value) if hasattr(value, "isoformat") else value
 
-    def beat(self, state: State) -> None:
+    def heartbeat(self, state: State) -> None:
         """Update the builder's heartbeat; the version of the row stays."""
         quote, table = self.connection.quote, self.connection.quote(GuardState._meta.db_table)
         self.connection.execute(
@@ -363,7 +363,7 @@ class StateTable:
             [self._adapt(timezone.now()), state.name, state.building],
         )
 
-    def switch(self, name: str, mode: str) -> None:
+    def set_mode(self, name: str, mode: str) -> None:
         """Override the guard's own mode with ``mode``; empty ends the override. Raises :class:`DatabaseError`."""
         quote, table = self.connection.quote, self.connection.quote(GuardState._meta.db_table)
         # The version of the row stays, so a rebuild is not disturbed.
@@ -379,19 +379,19 @@ class StateTable:
             seen = self.current(name)
             if not seen.generations or (seen.status == FENCED and not seen.building):
                 return
-            if self.swap(seen, **self.fencing(reason)):
-                self.say_fenced(name, reason)
+            if self.swap(seen, **self.fenced_values(reason)):
+                self.log_fenced(name, reason)
                 return
 
     @staticmethod
-    def fencing(reason: str) -> dict[str, Any]:
+    def fenced_values(reason: str) -> dict[str, Any]:
         """Return what a fence changes in the row, except the version."""
         # The standby lacks the adds that are made while the guard is fenced.
         nothing = {"standby": "", "standby_until": None, "building": "", "token": new_token()}
         return {**nothing, "status": FENCED, "fenced_at": timezone.now(), "reason": reason[:200]}
 
     @staticmethod
-    def say_fenced(name: str, reason: str) -> None:
+    def log_fenced(name: str, reason: str) -> None:
         """Log that ``name`` is fenced, with the reason, and send ``guard_fenced``."""
         logger.error("bloomguard passes every request to %s until it is rebuilt: %s", name, reason)
         send(guard_fenced, GuardState, name=name, reason=reason)

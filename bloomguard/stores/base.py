@@ -26,12 +26,6 @@ if TYPE_CHECKING:
 #: Map a header's key ID to the key hash; ``None`` if no current secret and guard definition matches.
 FindKeyHash = Callable[[int], KeyHash | None]
 
-#: Separates a guard's name from the suffix of other data in the store. Guard names cannot contain it.
-BESIDE = "+"
-
-#: A generation and the keys to add to it.
-Adds = tuple["Generation", Sequence[bytes]]
-
 
 def bound(layout: Layout, guard: str, name: str, place: str = "") -> Layout:
     """Return ``layout`` with the tag of generation ``name`` of ``guard`` at ``place``.
@@ -47,11 +41,6 @@ def _tag(header: Header, key_hash: KeyHash, guard: str, name: str, place: str) -
     digest = blake2b(replace(header, tag=0).pack(), key=key_hash.secret, digest_size=8, person=b"bloomguard tag")
     digest.update(f"{guard}\0{name}\0{place}".encode())
     return int.from_bytes(digest.digest(), "big") >> 1 or 1  # not 0, since BITFIELD reads a missing key as 0
-
-
-def owner(place: str) -> str:
-    """Return the name of the guard that owns a place in a store."""
-    return place.partition(BESIDE)[0]
 
 
 class Generation(ABC):
@@ -78,19 +67,33 @@ class Generation(ABC):
         return self.might_contain_many(keys)
 
     @abstractmethod
-    def add(self, keys: Iterable[bytes]) -> None:
+    def is_recent(self, key: bytes) -> bool:
+        """Return whether ``key`` may have been added by :meth:`add`, here or in another process; false is certain.
+
+        Raises as :attr:`might_contain`.
+        """
+
+    async def ais_recent(self, key: bytes) -> bool:
+        """Async version of :meth:`is_recent`; it does not block the event loop if :attr:`supports_async` is set."""
+        return self.is_recent(key)
+
+    @abstractmethod
+    def add(self, keys: Iterable[bytes], *, once: bool = False) -> None:
         """Add keys and verify that they were stored; raises :class:`CorruptFilter` or :class:`StoreError` if not.
 
-        Filters that support discards count: a key that was added twice has to be discarded twice.
+        Filters that support discards count: a key that was added twice has to be discarded twice. With ``once=True``,
+        for filters from which nothing is discarded, they do not add a key that they have.
         """
 
     @classmethod
-    def add_to_all(cls, adds: Sequence[Adds]) -> list[Exception | None]:
+    def add_to_all(
+        cls, generations: Sequence[Generation], keys: Sequence[bytes], *, once: bool = False
+    ) -> list[Exception | None]:
         """Add keys to several generations of one store; return for each ``None``, or the exception of its add."""
         outcomes: list[Exception | None] = []
-        for generation, keys in adds:
+        for generation in generations:
             try:
-                generation.add(keys)
+                generation.add(keys, once=once)
                 outcomes.append(None)
             except (FilterError, StoreError) as error:
                 outcomes.append(error)

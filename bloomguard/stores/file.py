@@ -27,7 +27,7 @@ from ..filters.codec import Frame, Header
 from ..filters.layout import MAX_BYTES, Layout
 from ..forks import after_fork
 from . import disk
-from .base import FindKeyHash, Generation, Store, bound, owner
+from .base import FindKeyHash, Generation, Store, bound
 from .disk import NotPrivate, allocate, boot_id, check_folder, fcntl, file_id, open_private, read_private
 from .frames import FrameGeneration
 from .pages import Page, PageFolder
@@ -86,8 +86,6 @@ class FileStore(Store):
         return self._folder(guard) / (name + _SUFFIX)
 
     def _lock(self, guard: str) -> _WriteLock:
-        """Return the lock of a guard, which also covers the places that belong to it."""
-        guard = owner(guard)
         lock = self._locks.get(guard)
         if lock is None:
             lock = self._locks.setdefault(guard, _WriteLock(self._folder(guard)))
@@ -98,7 +96,7 @@ class FileStore(Store):
         """Create the private folders; raises :class:`StoreError` with the user and the path if that fails."""
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            for folder in (self.path, self._folder(owner(guard)), self._folder(guard)):
+            for folder in (self.path, self._folder(guard)):
                 with suppress(FileExistsError):
                     folder.mkdir(mode=0o700)
                     folder.chmod(0o700)  # restore the bits that the umask removed
@@ -106,7 +104,7 @@ class FileStore(Store):
             self._write_once(self.path / ".gitignore", "*\n")
             self._write_once(self.path / "CACHEDIR.TAG", _CACHE_TAG)
             self._write_once(self.path / "identity", uuid.uuid4().hex)
-            self._write_once(self._folder(owner(guard)) / "lock", "")
+            self._write_once(self._folder(guard) / "lock", "")
         except OSError as error:
             raise StoreError(self._cannot("write", error)) from error
 
@@ -155,7 +153,7 @@ class FileStore(Store):
     def open(self, guard: str, name: str, find_key_hash: FindKeyHash, identity: str | None = None) -> Generation:
         path = self._file(guard, name)
         try:
-            for folder in (self.path, self._folder(owner(guard)), self._folder(guard)):
+            for folder in (self.path, self._folder(guard)):
                 check_folder(folder, may_be_link=folder == self.path)
             with _opened(path, os.O_RDWR) as fd:
                 size, place = os.fstat(fd).st_size, file_id(fd)

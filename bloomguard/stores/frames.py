@@ -7,12 +7,11 @@ from contextlib import AbstractContextManager, contextmanager
 from statistics import mean
 from typing import TYPE_CHECKING, Any
 
-from ..exceptions import StoreError
-from ..filters import CorruptFilter, FilterError
+from ..filters import CorruptFilter
 from ..filters.base import BodyFilter
 from ..filters.codec import Frame
 from ..filters.layout import Layout
-from .base import Adds, Generation
+from .base import Generation
 
 if TYPE_CHECKING:
     from ..filters.base import U64, Keys
@@ -77,54 +76,54 @@ class FrameGeneration(Generation):
         shard, digest = self.layout.locate(key)
         return self._shard(shard)[1].might_contain_digest(digest)
 
-    def add(self, keys: Iterable[bytes]) -> None:
+    def is_recent(self, key: bytes) -> bool:
+        shard, digest = self.layout.locate(key)
+        return self._shard(shard)[0].has_bits(self.layout.recent_positions(digest))
+
+    def add(self, keys: Iterable[bytes], *, once: bool = False) -> None:
         keys = list(keys)
         if len(keys) >= self._many:
-            for frame, attached, low, high in self._placed(keys):
-                with self._changing(frame, False):
-                    attached.add_digests(low, high)
-                self._check_added(attached, low, high)
+            self._add_in_bulk(keys, once)
         elif len(keys) >= self._several:
             for start in range(0, len(keys), _WRITTEN_AT_ONCE):
                 self._add_several(keys[start : start + _WRITTEN_AT_ONCE])
         else:
-            places = self._places(keys)
-            with self._locked(True):
-                self._write(places)
+            self._add_few(keys, once)
+
+    def _add_few(self, keys: Iterable[bytes], once: bool) -> None:
+        places, recent_positions = self._places(keys), self.layout.recent_positions
+        with self._locked(True):
+            for frame, attached, digest in places:
+                recent = recent_positions(digest)
+                writes = frame.bit_writes(recent)
+                if not (once and attached.might_contain_digest(digest)):
+                    writes += attached.writes(digest)
+                if writes:
+                    frame.write(writes)
+                if not (attached.might_contain_digest(digest) and frame.has_bits(recent)):
+                    raise CorruptFilter(self._lost)
 
     def _add_several(self, keys: Sequence[bytes]) -> None:
+        import numpy as np
+
         placed = list(self._placed(keys))
         with self._locked(True):
             for frame, attached, low, _ in placed:
-                frame.write_bits(attached.layout.positions_many(low))
-        for _, attached, low, high in placed:
-            self._check_added(attached, low, high)
+                positions = attached.layout.positions_many(low), self.layout.recent_positions_many(low)
+                frame.write_bits(np.concatenate(positions))
+        for frame, attached, low, high in placed:
+            self._check_added(frame, attached, low, high)
 
-    @classmethod
-    def add_to_all(cls, adds: Sequence[Adds]) -> list[Exception | None]:
-        """See :meth:`Generation.add_to_all`. Takes the lock once if all generations share it."""
-        mine: list[tuple[FrameGeneration, Sequence[bytes]]] = adds  # type: ignore[assignment]
-        locked = mine[0][0]._locked
-        if any(each._locked != locked or len(keys) >= each._several for each, keys in mine):
-            return super().add_to_all(adds)
-        outcomes: list[Exception | None] = []
-        try:
-            places = [_outcome(each._places, keys) for each, keys in mine]
-            with locked(True):
-                for (each, _), found in zip(mine, places):
-                    outcomes.append(found if isinstance(found, Exception) else _outcome(each._write, found))
-        except StoreError as error:  # the lock was not acquired
-            return [error] * len(adds)
-        return outcomes
+    def _add_in_bulk(self, keys: Sequence[bytes], once: bool) -> None:
+        for frame, attached, low, high in self._placed(keys):
+            with self._changing(frame, False):
+                lacks = ~attached.contains_digests(low, high) if once else slice(None)
+                attached.add_digests(low[lacks], high[lacks])
+                frame.set_bits(self.layout.recent_positions_many(low))
+            self._check_added(frame, attached, low, high)
 
     def _places(self, keys: Iterable[bytes]) -> Places:
         return [(*self._shard(shard), digest) for shard, digest in map(self.layout.locate, keys)]
-
-    def _write(self, places: Places) -> None:
-        for frame, attached, digest in places:
-            frame.write(attached.writes(digest))
-            if not attached.might_contain_digest(digest):
-                raise CorruptFilter(self._lost)
 
     @property
     def _lost(self) -> str:
@@ -187,8 +186,9 @@ class FrameGeneration(Generation):
         for index, low, high in self.layout.locate_many(keys):
             yield *self._shard(index), low, high
 
-    def _check_added(self, attached: BodyFilter, low: U64, high: U64) -> None:
-        if not attached.contains_digests(low, high).all():
+    def _check_added(self, frame: Frame, attached: BodyFilter, low: U64, high: U64) -> None:
+        recent = self.layout.recent_positions_many(low)
+        if not (attached.contains_digests(low, high).all() and frame.has_many_bits(recent)):
             raise CorruptFilter(self._lost)
 
     def filters(self) -> list[BodyFilter]:
@@ -200,11 +200,3 @@ class FrameGeneration(Generation):
     def measure_error_rate(self, probes: int = 100_000) -> float:
         each = -(-probes // len(self._buffers))
         return mean(attached.measure_error_rate(each) for attached in self.filters())
-
-
-def _outcome(function: Callable[[Any], Any], argument: Any) -> Any:
-    """Return the result of the call, or its :class:`FilterError` or :class:`StoreError`."""
-    try:
-        return function(argument)
-    except (FilterError, StoreError) as error:
-        return error

@@ -31,7 +31,8 @@ class _Activity:
 def assert_blocked(client: Client, path: str, **request: Any) -> Any:
     """Assert that a guard answers ``GET path`` with 404, without a statement or a cache read; return the response.
 
-    ``request`` is passed to ``client.get``. The :class:`AssertionError` tells what happened instead, and why.
+    ``request`` is passed to ``client.get``. Raises :class:`AssertionError` otherwise, which says what happened instead,
+    and why.
     """
     with _recording() as did:
         response = client.get(path, **request)

@@ -42,15 +42,22 @@ class _Keys(Generation):
     def __init__(self, kind: str) -> None:
         self.layout = _layout(kind)
         self._counts: Counter[bytes] = Counter()
+        self._recent: set[bytes] = set()
         self._lock = threading.Lock()
         self.might_contain = self._counts.__contains__
 
-    def add(self, keys: Iterable[bytes]) -> None:
+    def is_recent(self, key: bytes) -> bool:
+        return key in self._recent
+
+    def add(self, keys: Iterable[bytes], *, once: bool = False) -> None:
+        keys = list(keys)
         with self._lock:
-            self._counts.update(keys)
+            self._recent.update(keys)
+            self._counts.update(key for key in keys if not (once and key in self._counts))
 
     def add_many(self, keys: Any, *, more: bool = False) -> None:
-        self.add(keys)
+        with self._lock:
+            self._counts.update(keys)
 
     def discard(self, keys: Iterable[bytes]) -> None:
         with self._lock:
@@ -124,11 +131,11 @@ class _TestFilter(ActiveFilter):
             guard.name,
             store_alias="test",
             definition="",
-            width=guard.keys.width,
-            counted=guard.discards,
+            width=guard._meta.keys.width,
+            counted=guard._meta.discards,
             table=table,
         )
-        self.keys = _Keys("cuckoo" if guard.discards else "bloom")
+        self.keys = _Keys("cuckoo" if guard._meta.discards else "bloom")
         self._store = _TestStore(self.keys)
 
     @property
@@ -141,7 +148,7 @@ def guards_armed(*names: str) -> Iterator[None]:
     """Arm every guard, or those in ``names``, inside the block, with a filter of the rows that exist at its start.
 
     Reads all rows of the guards' tables once. Rows that the ORM writes in the block are added; raw SQL fences the
-    guard, as in production.
+    guard, as in production. Raises :class:`ConfigurationError` if there is no such guard.
     """
     table = _Rows()
     with ExitStack() as block:
@@ -149,17 +156,21 @@ def guards_armed(*names: str) -> Iterator[None]:
         for guard in _guards(names):
             made = _TestFilter(guard, table)
             _fill(guard, made, table)
-            block.enter_context(_replaced(guard, active_filter=made))
+            block.enter_context(_replaced(guard._runtime, "active_filter", made))
         yield
 
 
 @contextmanager
 def guards_off(*names: str) -> Iterator[None]:
-    """Switch every guard, or those in ``names``, off inside the block: everything passes, as without bloomguard."""
+    """Switch every guard, or those in ``names``, off inside the block: everything passes, as without bloomguard.
+
+    Raises :class:`ConfigurationError` if there is no such guard.
+    """
     table = _Rows()
     with ExitStack() as block:
         for guard in _guards(names):
-            block.enter_context(_replaced(guard, active_filter=_TestFilter(guard, table), mode="shadow"))
+            block.enter_context(_replaced(guard._runtime, "active_filter", _TestFilter(guard, table)))
+            block.enter_context(_replaced(guard, "mode", "shadow"))
         yield
 
 
@@ -168,30 +179,29 @@ def _guards(names: Iterable[str]) -> list[Guard]:
 
 
 @contextmanager
-def _replaced(guard: Guard, **others: Any) -> Iterator[None]:
-    # Set one attribute after the other: a thread of a live server may query the guard meanwhile.
-    before = {name: guard.__dict__[name] for name in others if name in guard.__dict__}
-    guard.__dict__.update(others)
+def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+    """Set an attribute of a guard, or of its runtime, which may come from the class or not be computed yet."""
+    is_set, before = name in owner.__dict__, owner.__dict__.get(name)
+    owner.__dict__[name] = value
     try:
         yield
     finally:
-        for name in others:
-            if name in before:
-                guard.__dict__[name] = before[name]
-            else:
-                guard.__dict__.pop(name, None)
+        if is_set:
+            owner.__dict__[name] = before  # at once: a thread of a live server may query the guard meanwhile
+        else:
+            del owner.__dict__[name]
 
 
 def _fill(guard: Guard, made: _TestFilter, table: _Rows) -> None:
-    made.keys.add(_keys(guard))
+    made.keys.add_many(_keys(guard))
     table.rows[guard.name] = State(guard.name, version=1, identity=made.store.identity, active=_GENERATION)
     table.forget()
 
 
 def _keys(guard: Guard) -> Iterator[bytes]:
     # One SELECT and nothing else: ``iterator()`` would need a transaction, or in one a savepoint.
-    for values in guard.rows().using(guard.database).order_by().values_list(*guard.attnames):
+    for values in guard._meta.rows().using(guard._meta.database).order_by().values_list(*guard._meta.attnames):
         try:
-            yield guard.keys.key(values[0] if len(values) == 1 else values)
+            yield guard._meta.keys.key(values[0] if len(values) == 1 else values)
         except (Unkeyable, OutOfRange):
             continue  # such as NULL: no request can look it up

@@ -40,13 +40,13 @@ class Adding:
         Raises :class:`ValueError` if one cannot be a value of the guard's fields.
         """
         guard, using = self._guard, self._using
-        keys = [guard.keys.key(value) for value in values]
+        keys = [guard._meta.keys.key(value) for value in values]
         with fencing.writing(guard, using):
-            confirmed = fencing.needs_nothing(guard, using) or guard.active_filter.add(
+            confirmed = fencing.needs_nothing(guard, using) or guard._runtime.active_filter.add(
                 keys, partial(fencing.drop_standby, guard, using)
             )
         if not confirmed:
-            fencing.fence(guard, using, guard.active_filter.why_not_added())
+            fencing.fence(guard, using, guard._runtime.active_filter.why_not_added())
         self.missing = ""
 
 
@@ -56,6 +56,8 @@ def adding(guard: Guard, using: str = DEFAULT_DB_ALIAS) -> Iterator[Adding]:
 
     If one is open already, the block is a savepoint in it. The block gets a function to pass the written values to.
     Call it after each statement: if none is added after the last one, the guard is fenced at the end of the block.
+    It raises :class:`ValueError` for a value that the guard's fields cannot have. Raises :class:`StoreError` if the
+    guard cannot be fenced when it has to be; then the transaction must be rolled back.
     """
     key, block = (guard, using), Adding(guard, using)
     with together(using, undo=True):

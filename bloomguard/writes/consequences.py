@@ -134,9 +134,10 @@ def gives_keys(effect: Effect, guard: Guard, table: str) -> bool:
 
 def _keyless(guard: Guard) -> set[str]:
     """Return the columns that only remove a row's key when they become NULL."""
-    if guard.alive or len(guard.tables) > 1 or any(getattr(field, "generated", False) for field in guard.fields):
+    fields = guard._meta.fields
+    if guard.alive or len(guard._meta.tables) > 1 or any(getattr(field, "generated", False) for field in fields):
         return set()
-    return {str(field.column).lower() for field in guard.fields}
+    return {str(field.column).lower() for field in fields}
 
 
 def _is_in(guard: Guard, connection: Any) -> bool:

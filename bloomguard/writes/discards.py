@@ -115,11 +115,11 @@ def _lock(compiler: Any, tracked: TrackedTable, chosen: Iterable[Any]) -> Alive:
         with compiler.connection.cursor() as cursor:
             cursor.execute(f"DELETE FROM {table} WHERE 0")  # noqa: S608
     # On SQLite no other connection can change the state rows now.
-    generation = guard.active_filter.active(compiler.using) if at_home else ""
+    generation = guard._runtime.active_filter.active(compiler.using) if at_home else ""
     rows: dict[Any, tuple[Any, ...]] = {}
     # As during the statement itself, other transactions may still insert rows that refer to these.
     no_key = compiler.connection.features.has_select_for_no_key_update
-    living = guard.rows().using(compiler.using).select_for_update(no_key=no_key)
+    living = guard._meta.rows().using(compiler.using).select_for_update(no_key=no_key)
     for some in chosen:
         rows |= _values(guard, living.filter(**{f"{tracked.link or 'pk'}__in": some}))
         if len(rows) > MOST_ROWS:
@@ -141,7 +141,7 @@ def finish(
     for path, chosen in (("pk", list(before.rows)), (link, primary_keys)):
         for start in range(0, len(chosen), _AT_ONCE):
             some = chosen[start : start + _AT_ONCE]
-            after |= _values(guard, guard.rows().using(using).filter(**{f"{path}__in": some}))
+            after |= _values(guard, guard._meta.rows().using(using).filter(**{f"{path}__in": some}))
     was, now = Counter(before.rows.values()), Counter(after.values())
     gone = [key for value in (was - now).elements() for key in _key(guard, value)]
     if gone and before.generation:
@@ -151,13 +151,13 @@ def finish(
 
 def _values(guard: Guard, rows: QuerySet[Any]) -> dict[Any, tuple[Any, ...]]:
     """Return primary key -> looked-up values, of at most ``MOST_ROWS`` + 1 rows."""
-    return {row[0]: row[1:] for row in rows.order_by().values_list("pk", *guard.attnames)[: MOST_ROWS + 1]}
+    return {row[0]: row[1:] for row in rows.order_by().values_list("pk", *guard._meta.attnames)[: MOST_ROWS + 1]}
 
 
 def _key(guard: Guard, value: tuple[Any, ...]) -> Sequence[bytes]:
     """Return the row's key in a list, empty if it has none: then it was never added."""
     with suppress(Unkeyable, OutOfRange):
-        return [guard.keys.key(value[0] if len(value) == 1 else value)]
+        return [guard._meta.keys.key(value[0] if len(value) == 1 else value)]
     return []
 
 
@@ -181,4 +181,4 @@ class PendingDelete:
     def __call__(self) -> None:
         """Discard the keys; Django calls it once."""
         if not self.connection.in_atomic_block and not self.void:  # a TestCase runs it, and then rolls back
-            self.guard.active_filter.discard(self.keys, self.generation)
+            self.guard._runtime.active_filter.discard(self.keys, self.generation)

@@ -60,7 +60,7 @@ class PendingFence:
         if wait > 0:
             self.table.sleep(wait)
         if now is not None and now.status == FENCED and now.version > self.before.version:
-            self.table.say_fenced(self.name, self._reason)
+            self.table.log_fenced(self.name, self._reason)
 
 
 def writing(guard: Guard, using: str) -> AbstractContextManager[None]:
@@ -219,7 +219,7 @@ _waited_for: dict[str, Any] = {}
 
 def _wait_for_fence(guard: Guard, state: State) -> None:
     try:
-        guard.active_filter.wait_for_fence(state)
+        guard._runtime.active_filter.wait_for_fence(state)
     except ConfigurationError:
         if _waited_for.get(guard.name, "") != state.fenced_at:
             table_of(guard).sleep(SETTLE_SECONDS)
@@ -229,7 +229,7 @@ def _wait_for_fence(guard: Guard, state: State) -> None:
 def table_of(guard: Guard) -> StateTable:
     """Return the table of the guard's state row, also for a guard with a configuration error."""
     try:
-        return guard.active_filter.table
+        return guard._runtime.active_filter.table
     except ConfigurationError:  # it may have a filter from before the error
         return states.table
 
@@ -300,7 +300,7 @@ def _fence_within(table: StateTable, name: str, using: str, reason: str) -> None
     else:
         before = table.current(name)
     rows = GuardState.objects.using(using).filter(name=name).exclude(active="", standby="", building="")
-    changed = rows.update(version=F("version") + 1, **table.fencing(reason))
+    changed = rows.update(version=F("version") + 1, **table.fenced_values(reason))
     pending = PendingFence(table, name, before, reason)
     if has_begun(connection):
         # If no row was changed, this transaction has deleted it, which others see only after its COMMIT.

@@ -160,15 +160,15 @@ def _problem(tracked: TrackedTable, using: str, written: WrittenRows | None) -> 
         keys = _keys(guard, written)
     except (Unkeyable, OutOfRange):
         return "a row was written whose key cannot be made"
-    if keys and not guard.active_filter.add(keys, partial(fencing.drop_standby, guard, using)):
-        return guard.active_filter.why_not_added()
+    if keys and not guard._runtime.active_filter.add(keys, partial(fencing.drop_standby, guard, using)):
+        return guard._runtime.active_filter.why_not_added()
     return ""
 
 
 def _keys(guard: Guard, written: WrittenRows) -> list[bytes]:
     """Return the keys of the rows that have one; raises :class:`Unkeyable` and :class:`OutOfRange`."""
-    key = guard.keys.key
-    values: Sequence[Any] = [value[0] for value in written.values] if len(guard.fields) == 1 else written.values
+    key = guard._meta.keys.key
+    values: Sequence[Any] = [value[0] for value in written.values] if len(guard._meta.fields) == 1 else written.values
     try:
         return [key(value) for value in values]
     except Unkeyable:
@@ -200,5 +200,5 @@ def _rows(guard: Guard, using: str, written: WrittenRows) -> Values:
     keys = [value[0] if len(value) == 1 else value for value in written.values if None not in value]
     found: list[tuple[Any, ...]] = []
     for start in range(0, len(keys), _PAGE):
-        found += rows.filter(**{f"{written.link}__in": keys[start : start + _PAGE]}).values_list(*guard.attnames)
+        found += rows.filter(**{f"{written.link}__in": keys[start : start + _PAGE]}).values_list(*guard._meta.attnames)
     return found

@@ -40,7 +40,7 @@ def guards_of(model: type[Model]) -> tuple[Guard, ...]:
     found = _guards_of.get(model)
     if found is None:
         tables = _tables(model)
-        found = tuple(guard for guard in registry if guard.sync == "signals" and tables & guard.tables)
+        found = tuple(guard for guard in registry if guard.sync == "signals" and tables & guard._meta.tables)
         _guards_of[model] = found
     return found
 
@@ -74,7 +74,7 @@ def _add(guard: Guard, instance: Model, using: str, update_fields: frozenset[str
 
 def _fence(guard: Guard, using: str) -> None:
     try:
-        fencing.fence(guard, using, guard.active_filter.why_not_added())
+        fencing.fence(guard, using, guard._runtime.active_filter.why_not_added())
     except (StoreError, ConfigurationError) as error:
         logger.critical(
             "bloomguard could neither add a saved row to the filter of %s nor fence the guard; run rebuild_filter: %s",
@@ -86,22 +86,22 @@ def _fence(guard: Guard, using: str) -> None:
 def _wrote_key(guard: Guard, update_fields: frozenset[str] | None) -> bool:
     if update_fields is None:
         return True
-    return all(field.name in update_fields or field.attname in update_fields for field in guard.fields)
+    return all(field.name in update_fields or field.attname in update_fields for field in guard._meta.fields)
 
 
 def _try_add(guard: Guard, instance: Model, using: str, *, stored: bool) -> bool:
     if isinstance(instance, guard.model) and not stored:
         # An expression, or a value that the field converts, has no key: then read the stored row.
         with suppress(Unkeyable, OutOfRange):
-            return guard.add(guard.value_of(instance))
+            return guard._runtime.add(guard._meta.value_of(instance))
     if isinstance(instance, guard.model):
         where = {"pk": getattr(instance, guard.model._meta.pk.attname)}
     else:
         where = {parent_path(guard.model, type(instance)): instance.pk}
-    for values in QuerySet(guard.model, using=using).filter(**where).values_list(*guard.attnames):
+    for values in QuerySet(guard.model, using=using).filter(**where).values_list(*guard._meta.attnames):
         # NULL, or a value that no request converts to, cannot be looked up.
         with suppress(Unkeyable, OutOfRange):
-            if not guard.add(values[0] if len(values) == 1 else values):
+            if not guard._runtime.add(values[0] if len(values) == 1 else values):
                 return False
     return True
 

@@ -99,10 +99,10 @@ def parent_path(model: type[Model], parent: type[Model]) -> str:
 
 def _sources(guard: Guard) -> set[Any]:
     model = guard.model
-    due: list[Any] = list(guard.fields)
+    due: list[Any] = list(guard._meta.fields)
     for name in guard.alive.referenced_base_fields:
         due += model._meta.pk_fields if name == "pk" else [model._meta.get_field(name)]
-    if len(guard.tables) > 1:
+    if len(guard._meta.tables) > 1:
         due += model._meta.pk_fields
         for one in _family(model):
             due += [field for field in one._meta.parents.values() if field is not None]
@@ -127,7 +127,7 @@ def _renew() -> None:
     version, tables = registry.version, Tables()
     for guard in registry:
         if guard.sync == "statements":
-            for table in guard.tables:
+            for table in guard._meta.tables:
                 tables[table] = (*tables.get(table, ()), guard)
     _known = tables, {}
     _version = version
@@ -143,13 +143,16 @@ def _track(guard: Guard, model: type[Model], table: str) -> TrackedTable:
     owner = next(each for each in _family(guard.model) if each._meta.db_table == table)
     primary_key = _same(owner._meta.pk_fields, known)
     try:
-        whole, counted = owner is guard.model and all(_table(field) == table for field in guard.fields), guard.discards
+        whole, counted = (
+            owner is guard.model and all(_table(field) == table for field in guard._meta.fields),
+            guard._meta.discards,
+        )
     except ConfigurationError:  # each write fences the guard
         whole = counted = False
     historical = model._meta.apps is not apps
     return TrackedTable(
         guard=guard,
-        fields=_same(guard.fields, known) if whole else primary_key,
+        fields=_same(guard._meta.fields, known) if whole else primary_key,
         link="" if whole else parent_path(guard.model, owner),
         primary_key=primary_key,
         columns=columns(guard, table),

@@ -2,7 +2,7 @@
 
 from django.db.models import Q
 
-from bloomguard.guards import Guard, register
+from bloomguard import Guard, register
 
 from .models import City, Listing
 

@@ -33,7 +33,7 @@ def shop(build, monkeypatch):
     now = datetime.now(timezone.utc)
     GuardTask.objects.create(name="price", work="verify", status="running", done=40, total=100, seen_at=now)
 
-    def read_many(guards, start, end, step):
+    def read_series(guards, start, end, step):
         length = -(-int((end - start).total_seconds()) // step)
         blocked = [(number * 37 % 90) * (5 if 40 < number < 50 else 1) for number in range(length)]
         counts = {"blocked": blocked, "absent": blocked, "maybe": [300] * length}
@@ -41,7 +41,7 @@ def shop(build, monkeypatch):
             guard.name: figures.Series(guard.name, int(start.timestamp()), step, length, counts) for guard in guards
         }
 
-    monkeypatch.setattr(figures, "read_many", read_many)
+    monkeypatch.setattr(figures, "read_series", read_series)
 
 
 @pytest.mark.parametrize(

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from tests.door.site import Asgi, Wsgi
-from tests.guarding import urlconf
 from tests.shop import views
 from tests.shop.models import Product
+from tests.support.guarding import urlconf
 
 STARTPROJECT = [
     "django.middleware.security.SecurityMiddleware",

@@ -21,9 +21,9 @@ from bloomguard.signals import request_blocked
 from bloomguard.state import table as state
 from tests.door.conftest import STARTPROJECT
 from tests.door.site import Asgi
-from tests.guarding import registered, urlconf
 from tests.shop import views
 from tests.shop.models import Place, Product
+from tests.support.guarding import registered, urlconf
 
 
 def test_an_absent_id_never_reaches_django(shop, shielded, django_assert_num_queries):
@@ -136,8 +136,8 @@ def test_in_doubt_it_passes(shop, shielded, clock, monkeypatch, caplog, trouble)
         def fail(key):
             raise RuntimeError("oops")
 
-        monkeypatch.setattr(registry["product"].active_filter, "ask", fail)
-        monkeypatch.setattr(registry["product"].active_filter, "ask_now", fail)
+        monkeypatch.setattr(registry["product"]._runtime.active_filter, "ask", fail)
+        monkeypatch.setattr(registry["product"]._runtime.active_filter, "ask_now", fail)
     caplog.clear()
 
     assert [site(f"/products/{pk}/").status for pk in (7, 8, 9)] == [200, 404, 404]

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from bloomguard.door.paths import DoorRoute, Index, own_resolvers
 from bloomguard.routes.patterns import PatternIndex, patterns
 from bloomguard.routes.table import NO_ID, GuardedRoute
-from tests.guarding import urlconf
+from tests.support.guarding import urlconf
 
 UUID = "12345678-1234-1234-1234-1234567890ab"
 #: Texts that each converter takes, and some that it does not.
@@ -140,7 +140,7 @@ def test_what_int_takes_and_the_converter_does_not():
     assert (route.read("/x/+8/"), route.captured("/x/+8/")) == (8, NO_ID)
 
 
-def test_only_earlier_patterns_are_rivals():
+def test_only_earlier_patterns_overlap():
     """Those that begin alike, or whose beginning nobody can tell; what comes later is asked only if they pass."""
     conf = urlconf(
         path("a/new/", view(), name="one"),
@@ -152,7 +152,7 @@ def test_only_earlier_patterns_are_rivals():
     known = PatternIndex(patterns(conf))
     [mine] = known.named("mine")
 
-    assert [rival.view_name for rival in known.rivals(mine)] == ["one", "any"]
+    assert [other.view_name for other in known.overlapping(mine)] == ["one", "any"]
 
 
 @pytest.mark.parametrize(

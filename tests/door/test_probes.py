@@ -21,14 +21,14 @@ from django.utils import translation
 from bloomguard import asgi, wsgi
 from bloomguard.door import probes
 from bloomguard.door.paths import DoorRoute
-from bloomguard.door.probes import Unfit, absent_path
+from bloomguard.door.probes import UnsuitableRoute, absent_path
 from bloomguard.routes.patterns import PatternIndex, patterns
 from bloomguard.routes.table import table_for
 from tests.door.conftest import STARTPROJECT
 from tests.door.site import Asgi, Wsgi
-from tests.guarding import registered, urlconf
 from tests.shop import features, views
 from tests.shop.models import Place, Product
+from tests.support.guarding import registered, urlconf
 
 GUARD = "bloomguard.middleware.BloomGuardMiddleware"
 
@@ -420,7 +420,7 @@ def test_the_database_says_which_ids_are_absent(shop, monkeypatch, absent):
         if absent:
             assert absent_path(route) == "/products/8/"
         else:
-            with pytest.raises(Unfit):
+            with pytest.raises(UnsuitableRoute):
                 absent_path(route)
 
     assert len(queries) == (3 if absent else 5)

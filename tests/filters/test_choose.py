@@ -2,7 +2,9 @@
 
 import pytest
 
-from bloomguard.filters import InvalidShape, KeyHash, KeysSummary, Layout, choose
+from bloomguard.filters import InvalidShape, KeyHash
+from bloomguard.filters.kinds import KeysSummary, choose
+from bloomguard.filters.layout import Layout
 
 
 @pytest.mark.parametrize(

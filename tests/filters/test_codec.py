@@ -8,8 +8,9 @@ from zlib import adler32, crc32
 import numpy as np
 import pytest
 
-from bloomguard.filters import CorruptFilter, KeyHash, Layout, codec
+from bloomguard.filters import CorruptFilter, KeyHash, codec
 from bloomguard.filters.codec import Frame, Header
+from bloomguard.filters.layout import Layout
 
 from .kinds import KINDS, SECRET, key
 
@@ -113,7 +114,11 @@ def test_every_single_flipped_bit_is_noticed():
     ("change", "message"),
     [
         ({"magic": b"PK\3\4abcd"}, "not a filter: it starts with b'PK"),
-        ({"version": 1}, "format version 1; this release reads version 2: build it again"),
+        ({"version": 2}, "format version 2; this release reads version 3: build it again"),
+        (
+            {"version": 1},
+            "format version 1; this release reads version 3: build it again, for a guard with rebuild_filter",
+        ),
         ({"kind": 99}, "kind 99"),
         ({"width": 9}, "width 9"),
         ({"count": 81}, "81 parameters"),
@@ -123,12 +128,15 @@ def test_every_single_flipped_bit_is_noticed():
         ({"error_rate": float("nan")}, "error_rate is nan"),
         ({"body_bytes": 1 << 60}, "the header declares"),
         ({"key_id": 1}, "another secret"),
+        ({"recent 1": 8}, "recent bits in partitions of"),
+        ({"recent 0": 8, "recent 1": 9, "recent 2": 9}, "recent bits in partitions of"),
+        ({"recent 0": 8, "recent 1": 9, "recent 2": 11}, "the header declares"),
     ],
 )
 def test_a_header_that_lies_is_told_what_is_wrong(change, message):
     """Right checksums, wrong values: each is named."""
     names = ["magic", "tag", "version", "kind", "width", "count", "shard", "shards", "key_id", "capacity", "error_rate"]
-    names += ["body_bytes"]
+    names += ["body_bytes", "recent 0", "recent 1", "recent 2"]
     data = bytearray(frame_of(KINDS[0]))
     fields = dict(zip(names, codec._FIXED.unpack_from(data))) | change
     codec._FIXED.pack_into(data, 0, *fields.values())

@@ -8,8 +8,9 @@ import threading
 import numpy as np
 import pytest
 
-from bloomguard.filters import CuckooFilter, KeyHash, Layout
+from bloomguard.filters import CuckooFilter, KeyHash
 from bloomguard.filters.codec import Frame
+from bloomguard.filters.layout import Layout
 
 from .kinds import key
 

@@ -5,8 +5,9 @@ import random
 import numpy as np
 import pytest
 
-from bloomguard.filters import CorruptFilter, InvalidShape, KeyHash, Layout, TooLarge
+from bloomguard.filters import CorruptFilter, InvalidShape, KeyHash, TooLarge
 from bloomguard.filters.codec import Frame, Header, new_tag
+from bloomguard.filters.layout import Layout
 
 SECRET = b"0123456789abcdef"
 KINDS = {
@@ -79,7 +80,8 @@ def test_every_shard_is_used_and_none_is_too_large():
         layout, _, _ = build(kind, 1 << 11)
 
         assert len(layout.headers) > 1
-        assert layout.frame_bytes <= (1 << 11) + 2_000  # the fullest shard's margin, the overflow, header and trailer
+        # The fullest shard's margin, the overflow, header and trailer; and the recent bits.
+        assert layout.frame_bytes <= (1 << 11) + 2_000 + layout.headers[0].recent_bytes
         shards = [shard for shard, _, _ in layout.locate_many(np.arange(40_000))]  # a bitmap has room for so many
         assert shards == list(range(len(layout.headers)))
 
@@ -157,6 +159,6 @@ def test_a_checker_wants_the_filters_of_all_shards():
 
 def test_a_kind_that_is_not_one_body_is_no_layout():
     """A frame of layers has a known kind, but no store holds it as shards."""
-    header = Header(kind="scalable", tag=1, capacity=1, error_rate=0.01, body_bytes=0, parameters=())
+    header = Header(kind="scalable", tag=1, capacity=1, error_rate=0.01, body_bytes=0, parameters=(), recent=(2, 3, 5))
     with pytest.raises(CorruptFilter, match="kind is 'scalable'; there are"):
         Layout.of(header, KeyHash(8))

@@ -20,7 +20,7 @@ def fuzz(
     kind: str, seeds: list[int], length: int, without: list[str], explain: bool, broken: list[str]
 ) -> dict[str, Any]:
     """Run programs on a database of its own; what was counted, and the first failure, shrunk."""
-    from tests import servers
+    from tests.support import servers
 
     from .databases import database_for, set_up
 

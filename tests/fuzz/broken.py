@@ -42,7 +42,7 @@ def discards_at_once() -> Iterator[None]:
     """As ``post_delete`` does it: the transaction may be rolled back."""
 
     def issue(guard: Any, keys: Any, generation: str, connection: Any) -> None:
-        guard.active_filter.discard(keys, generation)
+        guard._runtime.active_filter.discard(keys, generation)
 
     with mock.patch.object(discards.PendingDelete, "issue", issue):
         yield
@@ -90,7 +90,7 @@ def forgets_who_is_alive() -> Iterator[None]:
         written = {field.column for field, _, _ in query.values}
         return [
             tracked for tracked in original(tables, query)
-            if not written.isdisjoint(field.column for field in tracked.guard.fields)
+            if not written.isdisjoint(field.column for field in tracked.guard._meta.fields)
         ]  # fmt: skip
 
     with mock.patch.object(updates, "_touched", touched):

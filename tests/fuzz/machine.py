@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import os
 import shutil
@@ -34,7 +33,7 @@ from bloomguard.stores import stores
 from bloomguard.verdicts import Verdict
 from bloomguard.writes import fencing
 from bloomguard.writes.adding import adding
-from tests.patience import be_patient
+from tests.support.patience import be_patient
 
 from .actor import Hand, Outcome
 from .peer import Peer
@@ -107,7 +106,7 @@ class Machine:
         be_patient()
         spot_checks.drawn = spot_checks.never
         # What a build proves of itself takes most of its time, and here the oracle proves more.
-        verify.Proof.rows_held = verify.Proof.error_rate = lambda *arguments: 0  # type: ignore[assignment, method-assign]
+        verify.PublishCheck.verify_rows = verify.PublishCheck.error_rate = lambda *arguments: 0  # type: ignore[assignment, method-assign]
         self.twin = Twin(twin)
         self.peer = Peer(self._adding)
         self.vendor = connection.vendor
@@ -133,13 +132,13 @@ class Machine:
         self._watch_commits()
 
     def _other(self, guard: Guard) -> Guard:
-        made = copy.copy(guard)
-        made.__dict__["active_filter"] = ActiveFilter(
+        made = type(guard)(guard.model)
+        made._runtime.__dict__["active_filter"] = ActiveFilter(
             guard.name,
             store_alias=guard.store,
-            definition=guard.definition,
-            width=guard.keys.width,
-            counted=guard.discards,
+            definition=guard._meta.definition,
+            width=guard._meta.keys.width,
+            counted=guard._meta.discards,
             table=self.other_table,
         )
         return made
@@ -183,8 +182,8 @@ class Machine:
         self._commits, self._seen = 0, ""
         for guards in (self.guards, self.others):
             for guard in guards.values():
-                guard.active_filter.forget()
-                guard.active_filter._fence = ("", float("-inf"))
+                guard._runtime.active_filter.forget()
+                guard._runtime.active_filter._fence = ("", float("-inf"))
         for table in (states.table, self.other_table):
             table.forget()
         self.open, self.wrote = [False, False], [False, False]
@@ -262,7 +261,7 @@ class Machine:
         if known not in self._keys:
             texts = [str(value) for value in values]
             try:
-                self._keys[known] = self.guards[one.name].keys.key(texts[0] if len(texts) == 1 else texts)
+                self._keys[known] = self.guards[one.name]._meta.keys.key(texts[0] if len(texts) == 1 else texts)
             except (Unkeyable, OutOfRange):
                 self._keys[known] = None
         return self._keys[known]
@@ -280,7 +279,7 @@ class Machine:
             raise Wrong(self._seen)
         guards = draw.choice([self.guards, self.others])
         for one, values, key in self._committed():
-            decision = guards[one.name].active_filter.ask(key)
+            decision = guards[one.name]._runtime.active_filter.ask(key)
             if decision.verdict is Verdict.ABSENT:
                 process = "this" if guards is self.guards else "the other"
                 raise Wrong(f"{process} process denies {one.name} {values}: {decision.reason}")
@@ -298,7 +297,7 @@ class Machine:
             self._commits += not self._together
             if not self._together and self._commits % 4 == 0 and threading.current_thread() in self.peer.hands:
                 for one, values, key in self._committed():
-                    decision = self.others[one.name].active_filter.ask(key)
+                    decision = self.others[one.name]._runtime.active_filter.ask(key)
                     if decision.verdict is Verdict.ABSENT and not fencing.is_pending(one.name, "default"):
                         self._seen = f"the other process denies {one.name} {values} just after the COMMIT"
             return result
@@ -317,8 +316,8 @@ class Machine:
             self._ask_absent(self.others[one.name])
 
     def _ask_absent(self, guard: Guard) -> None:
-        values = [value_of(self._valued(field), 77) for field in guard.fields]
-        decision = guard.active_filter.ask(guard.keys.key(values[0] if len(values) == 1 else values))
+        values = [value_of(self._valued(field), 77) for field in guard._meta.fields]
+        decision = guard._runtime.active_filter.ask(guard._meta.keys.key(values[0] if len(values) == 1 else values))
         self.counts["denied" if decision.verdict is Verdict.ABSENT else "passed"] += 1
 
     @staticmethod
@@ -338,7 +337,7 @@ class Machine:
         for values in rows:
             if None in values:
                 continue
-            wanted = guard.rows().filter(**dict(zip(guard.attnames, map(str, values))))
+            wanted = guard._meta.rows().filter(**dict(zip(guard._meta.attnames, map(str, values))))
             with guarded_lookups():
                 if not wanted.exists():
                     raise Wrong(f"the ORM finds no {one.name} {values}, which its own transaction sees")
@@ -350,13 +349,15 @@ class Machine:
         """Requests ask for rows; those that are not there are remembered."""
         one = draw.choice(GUARDED)
         guard = self.guards[one.name]
-        values = {field.attname: value_of(self._valued(field), draw.randrange(2 * NUMBERS)) for field in guard.fields}
+        values = {
+            field.attname: value_of(self._valued(field), draw.randrange(2 * NUMBERS)) for field in guard._meta.fields
+        }
 
         def ask() -> tuple[bool, bool]:
-            rows = guard.rows().filter(**values)
+            rows = guard._meta.rows().filter(**values)
             with guarded_lookups():
                 found = rows.exists()
-            return found, guard.rows().filter(**values).exists()
+            return found, guard._meta.rows().filter(**values).exists()
 
         if self.open[who]:
             return
@@ -466,7 +467,7 @@ class Machine:
         guards, table = draw.choice([(self.guards, states.table), (self.others, self.other_table)])
         table.forget()
         for guard in guards.values():
-            guard.active_filter.forget()
+            guard._runtime.active_filter.forget()
 
     def _do_dump(self, who: int, draw: Random) -> None:
         self.dump = serializers.serialize("json", GuardState.objects.all())
@@ -498,7 +499,7 @@ class Machine:
 
             def add(pk: Any) -> None:
                 for guard, block in blocks:
-                    rows = list(guard.rows().filter(pk=pk).values_list(*guard.attnames))
+                    rows = list(guard._meta.rows().filter(pk=pk).values_list(*guard._meta.attnames))
                     block([row[0] if len(row) == 1 else row for row in rows if None not in row])
 
             yield add

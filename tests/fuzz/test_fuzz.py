@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.processes import end, spawn
+from tests.support.processes import end, spawn
 
 from .broken import BROKEN, RARE
 

@@ -10,8 +10,8 @@ from django.db import connections
 from django.db.models import Field, Model, Q
 
 from bloomguard.guards import Guard
+from tests.support.guarding import registered
 
-from ..guarding import registered
 from .models import Annex, Article, Author, Diary, Hall, Listing, Page, Place, Seat, Tag, Tagging, Token, Writer
 
 EVERY_ROW = Q()
@@ -94,17 +94,17 @@ def rows_with(guard: Guard, value: Any, using: str) -> int:
         for parent, link in child._meta.parents.items():
             own, other = child._meta.db_table, parent._meta.db_table
             tables[other] = f" JOIN {other} ON {other}.{parent._meta.pk.column} = {own}.{link.column}"
-    values = value if len(guard.fields) > 1 else [value]
+    values = value if len(guard._meta.fields) > 1 else [value]
     if isinstance(values, dict):
-        values = [values[field.name] for field in guard.fields]
+        values = [values[field.name] for field in guard._meta.fields]
     if any(type(one) is int and abs(one) >> 63 for one in values):
         return 0  # no column holds it, and drivers refuse it
-    wheres = [f"{field.model._meta.db_table}.{field.column} = %s" for field in guard.fields]
+    wheres = [f"{field.model._meta.db_table}.{field.column} = %s" for field in guard._meta.fields]
     sql = f"SELECT COUNT(*) FROM {meta.db_table}{''.join(tables.values())} WHERE {' AND '.join(wheres)}"
     with connection.cursor() as cursor:
         cursor.execute(
             f"{sql} AND {GUARDED[guard.name].alive_sql}",
-            [_prepared(field, one, connection) for field, one in zip(guard.fields, values)],
+            [_prepared(field, one, connection) for field, one in zip(guard._meta.fields, values)],
         )
         return cursor.fetchone()[0]
 

@@ -42,7 +42,8 @@ from django.db.models import (
 )
 from django.db.models.functions import Coalesce, Length, Lower, Rank, RowNumber
 
-from .. import database
+from tests.support import database
+
 from .guarded import lookups_of
 from .models import ALL
 

@@ -22,8 +22,8 @@ from bloomguard.state import table as state
 from bloomguard.state.table import ARMED
 from bloomguard.verdicts import ABSENT, REMEMBERED, Decision
 from bloomguard.writes.adding import adding
+from tests.support import database
 
-from .. import database
 from .guarded import register_all, rows_with
 from .models import Author, Tag
 from .querysets import NUMBERS, Draw, evaluate, writes

@@ -12,19 +12,19 @@ from django.db.models.expressions import RawSQL
 from django.db.models.functions import Length, Upper
 from django.db.models.sql.compiler import SQLCompiler
 
+from bloomguard.guards import counters as counts
 from bloomguard.guards import registry
-from bloomguard.guards import tallies as counts
 from bloomguard.lookups import select
 from bloomguard.lookups.scope import guarded_lookups
 from bloomguard.rebuild import Rebuild
 from bloomguard.routes.table import guarded_routes
 from bloomguard.state import table as state
-from tests import database
-from tests.guarding import registered, urlconf
 from tests.lookups.models import Annex, Coded, Hall, Shelf
 from tests.lookups.test_select import ABSENT, lookups, queries, rows, shop  # noqa: F401
 from tests.shop import views
 from tests.shop.models import Product
+from tests.support import database
+from tests.support.guarding import registered, urlconf
 
 pytestmark = [
     pytest.mark.django_db(databases="__all__", transaction=True),
@@ -275,14 +275,14 @@ def test_the_state_rows_of_a_locked_file_are_not_waited_for(shop, clock, monkeyp
     """A writer keeps everybody out of the file for as long as it likes; the guard then says nothing."""
     monkeypatch.setitem(connections["default"].settings_dict["OPTIONS"], "timeout", 100_000)
     guard = registry["product"]
-    assert guard.decide(ABSENT).reason == "absent"
+    assert guard._runtime.decide(ABSENT).reason == "absent"
     with other_session("BEGIN EXCLUSIVE"):
         clock.sleep(5)  # the copy of the rows is too old
-        assert guard.decide(ABSENT).reason == "lease"
-        assert guard.decide(7).reason == "maybe"
+        assert guard._runtime.decide(ABSENT).reason == "lease"
+        assert guard._runtime.decide(7).reason == "maybe"
     clock.sleep(5)
 
-    assert guard.decide(ABSENT).reason == "absent"
+    assert guard._runtime.decide(ABSENT).reason == "absent"
 
 
 def test_a_query_in_a_transaction_of_its_own_is_no_proof(lookups):  # noqa: F811

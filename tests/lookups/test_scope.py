@@ -20,10 +20,10 @@ from rest_framework.generics import RetrieveAPIView
 
 from bloomguard.guards import registry
 from bloomguard.lookups.scope import guarded_lookups
-from tests import database
-from tests.guarding import registered, urlconf
 from tests.lookups.test_select import ABSENT, queries, rows, sent
 from tests.shop.models import Bundle, Diary, Product
+from tests.support import database
+from tests.support.guarding import registered, urlconf
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fresh")]
 
@@ -303,8 +303,8 @@ def test_a_maybe_is_asked_for_once_a_request(shop, settings, monkeypatch):
     """The route and the view's queries share one answer."""
     asked = []
     guard = registry["product"]
-    ask_ = guard.active_filter.ask
-    monkeypatch.setattr(guard.active_filter, "ask", lambda key: asked.append(key) or ask_(key))
+    ask_ = guard._runtime.active_filter.ask
+    monkeypatch.setattr(guard._runtime.active_filter, "ask", lambda key: asked.append(key) or ask_(key))
     settings.ROOT_URLCONF = urlconf(
         path("p/<int:pk>/", lambda request, pk: HttpResponse(rows.filter(pk=pk).first() and rows.get(pk=pk).name),
              name="product")

@@ -13,16 +13,16 @@ from django.db.transaction import TransactionManagementError
 from django.http import Http404
 from django.shortcuts import aget_object_or_404, get_object_or_404
 
+from bloomguard.guards import counters as counts
 from bloomguard.guards import registry
-from bloomguard.guards import tallies as counts
 from bloomguard.lookups import select
 from bloomguard.lookups.scope import guarded_lookups
 from bloomguard.rebuild import Rebuild
 from bloomguard.writes import adding
-from tests import database
-from tests.guarding import make_guard, registered
+from tests.management.test_verify_filter import insert_unseen
 from tests.shop.models import Article, Bargain, Bundle, Diary, Exhibit, Place, Product, Review, Ticket
-from tests.test_verify import insert_unseen
+from tests.support import database
+from tests.support.guarding import make_guard, registered
 
 pytestmark = [
     pytest.mark.django_db(databases="__all__", transaction=True),

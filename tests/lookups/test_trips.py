@@ -10,8 +10,8 @@ from bloomguard.guards import registry
 from bloomguard.rebuild import Rebuild
 from bloomguard.stores import stores
 from tests.conftest import forget
-from tests.servers import valkey
 from tests.shop.models import Product
+from tests.support.servers import valkey
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

@@ -10,7 +10,8 @@ from typing import Any
 from django.db import IntegrityError, connections, transaction
 from django.db.models import F, Model
 
-from .. import database
+from tests.support import database
+
 from .models import ALL, Annex, Article, Author, Diary, Hall, Listing, Page, Place, Seat, Tag, Tagging, Token
 from .querysets import NUMBERS, value_of
 

@@ -10,8 +10,8 @@ from django.views.generic import DetailView
 
 from bloomguard.routes.patterns import Pattern, PatternIndex, patterns
 from bloomguard.routes.table import RouteTable
-from tests.guarding import registered, urlconf
 from tests.shop.models import Article, Product
+from tests.support.guarding import registered, urlconf
 
 GUARDS = 50
 ROUTES = 20
@@ -91,4 +91,4 @@ def test_the_index_finds_what_a_look_at_every_pattern_finds():
             for other in known[:place]
             if mine.literal.startswith(other.literal) or other.literal.startswith(mine.literal)
         ]
-        assert list(index.rivals(mine)) == expected
+        assert list(index.overlapping(mine)) == expected

@@ -13,12 +13,12 @@ from django.shortcuts import get_object_or_404
 from django.test import AsyncClient, Client
 from django.urls import clear_url_caches, path
 
-from bloomguard.guards import tallies as counts
+from bloomguard.guards import counters as counts
 from bloomguard.middleware import BEFORE_CACHE, ELSEWHERE, LAST, BloomGuardMiddleware, place_in_settings
 from bloomguard.state import table as state
-from tests.guarding import registered, urlconf
 from tests.shop import views
 from tests.shop.models import Article, Product
+from tests.support.guarding import registered, urlconf
 
 GUARD = "bloomguard.middleware.BloomGuardMiddleware"
 UPDATE, FETCH = (f"django.middleware.cache.{name}CacheMiddleware" for name in ("Update", "FetchFrom"))

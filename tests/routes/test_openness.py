@@ -57,8 +57,8 @@ from bloomguard.guards import registry
 from bloomguard.rebuild import Rebuild
 from bloomguard.routes.table import guarded_routes, table_for
 from bloomguard.signals import request_blocked
-from tests.guarding import registered, urlconf
 from tests.shop.models import Article, Bargain, Product
+from tests.support.guarding import registered, urlconf
 
 GUARD = "bloomguard.middleware.BloomGuardMiddleware"
 LOGIN_REQUIRED = "django.contrib.auth.middleware.LoginRequiredMiddleware"

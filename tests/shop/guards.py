@@ -3,8 +3,8 @@ import os
 from django.db.models import Q
 
 from bloomguard.guards import Guard, register
+from tests.support.patience import be_patient
 
-from ..patience import be_patient
 from .models import Article, Diary, Order, Place, Price, Product
 
 if "BLOOMGUARD_CHILD" in os.environ:

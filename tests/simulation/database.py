@@ -11,7 +11,7 @@ from typing import Any
 from django.db import OperationalError, connections
 
 from bloomguard.filters.kinds import KeysSummary
-from bloomguard.rebuild.source import Page
+from bloomguard.rebuild.source import KeyPage
 from bloomguard.state.connection import StateConnection
 
 from .scheduler import TICK, Scheduler
@@ -144,9 +144,6 @@ class SimulatedConnection(StateConnection):
         super().__init__()
         self._database = database
 
-    def _close_in_tests(self) -> None:
-        pass
-
     is_standby = "pg_is_in_recovery()"
     here = "database"
 
@@ -177,7 +174,7 @@ class SimulatedSource:
         self._database.scheduler.hop()
         return KeysSummary(count=len(self._database.rows))
 
-    def pages(self) -> Iterator[Page]:
+    def pages(self) -> Iterator[KeyPage]:
         last = -1
         while True:
             self._database.scheduler.hop()
@@ -190,5 +187,5 @@ class SimulatedSource:
             last = keys[-1]
             self._database.scheduler.sleep(TICK)
 
-    def _page(self, keys: list[int]) -> Page:
-        return Page(len(keys), lambda: [self._make_key(key) for key in keys])
+    def _page(self, keys: list[int]) -> KeyPage:
+        return KeyPage(len(keys), lambda: [self._make_key(key) for key in keys])

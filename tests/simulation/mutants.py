@@ -9,6 +9,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 from unittest.mock import patch
 
+from bloomguard.exceptions import StoreError
+from bloomguard.filters import FilterError
 from bloomguard.rebuild import Rebuild, rebuild
 from bloomguard.state.active_filter import ActiveFilter
 from bloomguard.state.negative_cache import NegativeCache
@@ -16,7 +18,7 @@ from bloomguard.state.table import State, StateTable
 from bloomguard.writes import fencing, signals
 
 from .database import SimulatedConnection
-from .servers import Server, SimulatedStore
+from .servers import Server, SimulatedGeneration, SimulatedStore
 from .world import Process, World
 
 Patches = list[Any]
@@ -141,7 +143,7 @@ def _writes_only(narrow: Callable[[Any], Any]) -> Patches:
     real = ActiveFilter._add
     return [
         patch.object(ActiveFilter, "_add", lambda self, state, *rest: real(self, narrow(state), *rest)),
-        patch.object(State, "names_no_more_than", lambda self, earlier: True),  # which would notice
+        patch.object(State, "is_covered_by", lambda self, earlier: True),  # which would notice
     ]
 
 
@@ -345,6 +347,51 @@ def insert_if_absent() -> Patches:
 
 
 @mutant(15)
-def memory_without_the_recent_filter() -> Patches:
+def memory_without_the_recent_bits() -> Patches:
     """What was found to be absent stays so, though the row may have been made since."""
-    return [patch.object(NegativeCache, "is_recent", lambda self, name, key: False)]
+    return [patch.object(NegativeCache, "_is_recent", lambda self, name, key: False)]
+
+
+@mutant(0)
+def adds_without_the_recent_bits() -> Patches:
+    """A write adds its key to the filter alone."""
+
+    def add(self: Server, name: str, *args: Any) -> None:
+        real(self, name, *args)
+        for each in [each for each in self.held(name) if isinstance(each, tuple)]:
+            del self.held(name)[each]
+
+    real = Server.add
+    return [patch.object(Server, "add", add)]
+
+
+@mutant(0)
+def a_counter_in_place_of_the_recent_bits() -> Patches:
+    """What was found to be absent counts until the next add of its key: but the last one may not be committed yet."""
+    before: dict[tuple[int, str, bytes], int] = {}
+
+    def might_contain(self: SimulatedGeneration, key: bytes) -> bool:
+        times = self.times_added(key)  # before the check, and so before the statement that finds nothing
+        before[id(self._store), self.name, key] = times
+        return real(self, key)
+
+    def remember(self: NegativeCache, key: bytes, name: str, using: str) -> None:
+        generation: Any = self._opened(name)
+        if generation is not None:
+            generation.remembered = getattr(generation, "remembered", {})
+            generation.remembered[key] = before.get((id(generation._store), name, key))
+        really_remember(self, key, name, using)
+
+    def is_recent(self: NegativeCache, name: str, key: bytes) -> bool:
+        generation: Any = self._opened(name)
+        try:
+            return generation is None or generation.times_added(key) != generation.remembered.get(key)
+        except (FilterError, StoreError):
+            return True
+
+    real, really_remember = SimulatedGeneration._might_contain, NegativeCache.remember
+    return [
+        patch.object(SimulatedGeneration, "_might_contain", might_contain),
+        patch.object(NegativeCache, "remember", remember),
+        patch.object(NegativeCache, "_is_recent", is_recent),
+    ]

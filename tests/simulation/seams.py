@@ -39,7 +39,6 @@ def install() -> None:
     from bloomguard.rebuild import locks, rebuild, standby
     from bloomguard.state import active_filter, connection, locate
     from bloomguard.state import table as state
-    from bloomguard.state.negative_cache import shelf
     from bloomguard.writes import fencing, signals
 
     from .world import World
@@ -59,12 +58,11 @@ def install() -> None:
     _put(
         rebuild,
         secrets=SimpleNamespace(token_hex=lambda size: World.current.new_name()),
-        lay_out=lambda guard, summary, tag=0: World.current.layout,
-        Proof=Unproved,
+        plan_layout=lambda guard, summary, tag=0: World.current.layout,
+        PublishCheck=Unproved,
         refusals=SimpleNamespace(
             declared=lambda guard: (), found=lambda guard, connection: (), unreadable=lambda guard, connection: ""
         ),
-        create_recent=lambda store, guard, name, layout: store.create(shelf(guard), name, World.current.recent_layout),
     )
     rows = {"rows": SimpleNamespace(vendor="postgresql", execute_wrappers=())}
     _put(state, connections=rows)
@@ -84,7 +82,7 @@ class Unproved:
     def __init__(self, source: Any, sleep: Any) -> None:
         pass
 
-    def rows_held(self, generation: Any) -> int:
+    def verify_rows(self, generation: Any) -> int:
         return 0
 
     def error_rate(self, generation: Any) -> float:

@@ -4,7 +4,7 @@ and the store through which a process reaches them, which proves who answers as 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from bloomguard.exceptions import StoreError, StoreUnavailable, UnknownGeneration
@@ -20,8 +20,9 @@ from .scheduler import Scheduler
 PROVED_SECONDS = 0.25
 
 
-#: What a generation holds: how often it holds each cell, a key of its own or one that several keys share.
-Cells = Counter[int]
+#: What a generation holds: how often it holds each cell, a key of its own or one that several keys share; and for
+#: ``("recent", key)`` how often the key was added by a write.
+Cells = Counter[Any]
 #: A cell that was counted this often counts no more.
 SATURATED = 6
 
@@ -50,11 +51,13 @@ class Server:
         except KeyError:
             raise CorruptFilter(f"{name} is gone") from None
 
-    def add(self, name: str, cells: Iterable[int]) -> None:
-        """Count ``cells`` in a generation; raises :class:`StoreUnavailable` if it has no memory for them."""
+    def add(self, name: str, keys: Sequence[bytes], cell: Callable[[bytes], int], once: bool) -> None:
+        """Count the keys in a generation; raises :class:`StoreUnavailable` if it has no memory for them."""
         if name in self.full:
             raise StoreUnavailable(f"no memory is left for {name}", "memory")
-        self.held(name).update(cells)
+        held = self.held(name)
+        held.update(("recent", key) for key in keys)
+        held.update(cell(key) for key in keys if not (once and held[cell(key)]))
 
 
 class Network:
@@ -140,38 +143,26 @@ class SimulatedStore(Store):
         self._identity = found, self._process.clock()
         return reply
 
-    def place(self, guard: str, name: str) -> str:
-        """Under which name the servers know a generation, or the recent filter beside it."""
-        return f"{name}+recent" if guard.endswith("+recent") else name
-
-    def layout(self, guard: str) -> Any:
-        """A recent filter counts nothing: it forgets nothing."""
-        return self._process.world.recent_layout if guard.endswith("+recent") else self._process.world.layout
-
     def create(self, guard: str, name: str, layout: Layout) -> Generation:
-        place = self.place(guard, name)
-        found, _ = self.trip("bulk", lambda server: server.generations.setdefault(place, Counter()))
-        return SimulatedGeneration(self, name, layout, found, place, draft=Counter())
+        found, _ = self.trip("bulk", lambda server: server.generations.setdefault(name, Counter()))
+        return SimulatedGeneration(self, name, layout, found, draft=Counter())
 
     def open(self, guard: str, name: str, find_key_hash: FindKeyHash, identity: str | None = None) -> Generation:
         identity = identity or self.identity
-        place = self.place(guard, name)
-        if not self.read(lambda server: self.has(server, place), identity):
-            raise UnknownGeneration(f"{place} is not there")
-        return SimulatedGeneration(self, name, self.layout(guard), identity, place)
+        if not self.read(lambda server: self.has(server, name), identity):
+            raise UnknownGeneration(f"{name} is not there")
+        return SimulatedGeneration(self, name, self._process.world.layout, identity)
 
     def has(self, server: Server, name: str) -> bool:
         return name in server.generations
 
     def drop(self, guard: str, name: str) -> None:
-        place = self.place(guard, name)
-        self._scheduler.note("drops", place)
-        self.trip("bulk", lambda server: server.generations.pop(place, None))
+        self._scheduler.note("drops", name)
+        self.trip("bulk", lambda server: server.generations.pop(name, None))
 
     def names(self, guard: str) -> list[str]:
         found: list[str] = self.read(lambda server: list(server.generations))
-        names = {place.removesuffix("+recent") for place in found}
-        return sorted(name for name in names if self.place(guard, name) in found)
+        return sorted(found)
 
     def free_bytes(self) -> int | None:
         return None
@@ -181,10 +172,9 @@ class SimulatedGeneration(Generation):
     """A generation that errs only where ``layout.cell`` gives two keys one cell, which filters that discard do."""
 
     def __init__(
-        self, store: SimulatedStore, name: str, layout: Any, identity: str, place: str, draft: Cells | None = None
+        self, store: SimulatedStore, name: str, layout: Any, identity: str, draft: Cells | None = None
     ) -> None:
         self.name = name
-        self._place = place
         self.layout = layout
         self._store = store
         self._identity = identity
@@ -194,25 +184,33 @@ class SimulatedGeneration(Generation):
 
     def _might_contain(self, key: bytes) -> bool:
         cell = self._cell(key)
-        found: bool = self._store.read(lambda server: server.held(self._place)[cell] > 0, self._identity)
+        found: bool = self._store.read(lambda server: server.held(self.name)[cell] > 0, self._identity)
         return found or (self._draft is not None and self._draft[cell] > 0)
 
     def might_contain_many(self, keys: Iterable[bytes]) -> list[bool]:
         cells, draft = [self._cell(key) for key in keys], self._draft or Counter()
         held: list[bool] = self._store.read(
-            lambda server: [server.held(self._place)[cell] > 0 for cell in cells], self._identity
+            lambda server: [server.held(self.name)[cell] > 0 for cell in cells], self._identity
         )
         return [there or draft[cell] > 0 for cell, there in zip(cells, held)]
 
-    def add(self, keys: Iterable[bytes]) -> None:
-        cells = [self._cell(key) for key in keys]
-        self._store.trip("add", lambda server: server.add(self._place, cells), self._identity)
+    def is_recent(self, key: bytes) -> bool:
+        return self.times_added(key) > 0
+
+    def times_added(self, key: bytes) -> int:
+        """How often the key was added by a write."""
+        found: int = self._store.read(lambda server: server.held(self.name)["recent", key], self._identity)
+        return found
+
+    def add(self, keys: Iterable[bytes], *, once: bool = False) -> None:
+        keys = list(keys)
+        self._store.trip("add", lambda server: server.add(self.name, keys, self._cell, once), self._identity)
 
     def discard(self, keys: Iterable[bytes]) -> None:
         cells = [self._cell(key) for key in keys]
 
         def take_out(server: Server) -> None:
-            held = server.held(self._place)
+            held = server.held(self.name)
             for cell in cells:
                 if 0 < held[cell] < SATURATED:
                     held[cell] -= 1
@@ -228,7 +226,7 @@ class SimulatedGeneration(Generation):
     def seal(self) -> None:
         if self._draft is not None:
             draft = self._draft
-            self._store.trip("bulk", lambda server: server.held(self._place).update(draft), self._identity)
+            self._store.trip("bulk", lambda server: server.held(self.name).update(draft), self._identity)
             self._draft = None
 
     def filters(self) -> Iterable[Any]:

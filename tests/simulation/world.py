@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections import Counter
 from collections.abc import Callable
 from datetime import datetime, timedelta, timezone
@@ -19,8 +18,8 @@ from bloomguard.state.active_filter import ActiveFilter
 from bloomguard.state.table import StateTable
 from bloomguard.verdicts import MAYBE, Decision, Verdict
 from bloomguard.writes import fencing
-from tests.guarding import make_guard
 from tests.shop.models import Product
+from tests.support.guarding import make_guard
 
 from .database import ROWS, Database, SimulatedConnection, SimulatedSource
 from .scheduler import PACES, START, TICK, Lock, Scheduler
@@ -34,7 +33,7 @@ _FIRST = (
 _EPOCH = datetime(2026, 1, 1, tzinfo=timezone.utc)
 
 GUARD = make_guard(Product, name="simulated", filter="bloom")
-make_key: Callable[[int], bytes] = GUARD.keys.key
+make_key: Callable[[int], bytes] = GUARD._meta.keys.key
 #: Few keys, so that the same come and go; and of a filter that counts, fewer cells.
 KEYS = [make_key(number) for number in range(40)]
 CELLS = 12
@@ -92,12 +91,12 @@ class Process:
         self.table.sleep = self.sleep
         self.table._lock = Lock(scheduler)  # type: ignore[assignment]
         self.table.holds = lambda using: using == ROWS  # type: ignore[method-assign]
-        self.guard: Guard = copy.copy(GUARD)
+        self.guard: Guard = type(GUARD)(GUARD.model)
         live = SimulatedLive(
             GUARD.name,
             store_alias="simulated",
             definition="words",
-            width=GUARD.keys.width,
+            width=GUARD._meta.keys.width,
             counted=world.counts_adds(),
             table=self.table,
         )
@@ -105,7 +104,7 @@ class Process:
         for opener in (live, live.negative_cache):
             opener._lock = Lock(scheduler)  # type: ignore[assignment]
             opener._opening = Lock(scheduler)  # type: ignore[assignment]
-        self.guard.__dict__["active_filter"] = live
+        self.guard._runtime.__dict__["active_filter"] = live
 
     def clock(self) -> float:
         """Monotonic; a thread may be put aside just before it looks, for long."""
@@ -165,14 +164,14 @@ class Process:
 
     def add(self, keys: list[int]) -> None:
         """What follows an INSERT. Raises :class:`StoreError`: then it must not be committed."""
-        live = self.guard.active_filter
+        live = self.guard._runtime.active_filter
         if not live.add([KEYS[key] for key in keys], partial(fencing.drop_standby, self.guard, ROWS)):
             fencing.fence(self.guard, ROWS, live.why_not_added())
 
     def delete(self, key: int) -> None:
         """DELETE, with a token for the generation that answers, which is redeemed after the COMMIT."""
         world, database = self.world, self.world.database
-        generation = self.guard.active_filter.active() if world.counted else ""
+        generation = self.guard._runtime.active_filter.active() if world.counted else ""
         database.mine.wrote = True
         database.lock(key)
         if not self.finds(key):
@@ -193,7 +192,7 @@ class Process:
         if self.world.rng.random() < 0.4:
             self.world.scheduler.sleep(self.world.rng.randrange(64) * TICK)  # other callbacks come first
         self.world.scheduler.note("discards", key, "from", generation)
-        self.guard.active_filter.discard([KEYS[key]], generation)
+        self.guard._runtime.active_filter.discard([KEYS[key]], generation)
         self.world.discarded(key)
 
     def rebuild(self, keep_standby: float) -> Rebuild:
@@ -228,12 +227,10 @@ class World:
         #: Whether the guard's filter counts keys and can discard them.
         self.counted = self.rng.random() < 0.4
         self.layout = COUNTED if self.counted else EXACT
-        self.recent_layout = EXACT
         first = self.rng.sample(range(len(KEYS)), 6)
         self.database.rows.update(dict.fromkeys(first, 0))
         for server in self.servers:
             server.generations["rg0"] = Counter(self.layout.cell(KEYS[key]) for key in first)
-            server.generations["rg0+recent"] = Counter()
         #: Whether the guard has no filter yet.
         idle = self.rng.random() < 0.3
         for alias in ("default", "rows"):
@@ -273,7 +270,7 @@ class World:
         """Ask for ``key`` as a request does, and hold the answer against what was committed when it began."""
         committed, unacknowledged = self.database.rows.get(key), set(self.database.unacknowledged)
         self.scheduler.note("asks for", key)
-        decision = process.guard.active_filter.ask(KEYS[key])
+        decision = process.guard._runtime.active_filter.ask(KEYS[key])
         self.scheduler.note("hears of", key, decision.reason)
         self.counts[decision.reason] += 1
         acknowledged = committed is not None and key not in unacknowledged
@@ -285,13 +282,13 @@ class World:
 
     def look_up(self, process: Process, key: int) -> None:
         """The query of a request that passed, from which the process learns if it finds nothing."""
-        answering = process.guard.active_filter.answered_last
+        answering = process.guard._runtime.active_filter.answered_last
         self.scheduler.hop()
         there = key in self.database.rows
         self.scheduler.hop()
         if answering and not there:
             self.scheduler.note("finds no", key)
-            process.guard.active_filter.negative_cache.remember(KEYS[key], answering, ROWS)
+            process.guard._runtime.active_filter.negative_cache.remember(KEYS[key], answering, ROWS)
 
 
 def prepare() -> None:

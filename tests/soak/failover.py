@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from tests.servers import Valkey
+from tests.support.servers import Valkey
 
 
 class Servers:

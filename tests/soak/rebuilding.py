@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from tests.child import STEPS, patch_step
+from tests.support.child import STEPS, patch_step
 
 from .crew import ABSENT_FROM, haste, keep_time, orphaned, shared
 

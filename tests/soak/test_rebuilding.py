@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from tests import database
-from tests.child import STEPS
+from tests.support import database
+from tests.support.child import STEPS
 
 pytestmark = pytest.mark.django_db(transaction=True, databases="__all__")
 

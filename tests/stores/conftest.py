@@ -10,13 +10,14 @@ from typing import Any
 
 import pytest
 
-from bloomguard.filters import KeyHash, Layout
+from bloomguard.filters import KeyHash
 from bloomguard.filters.codec import new_tag
+from bloomguard.filters.layout import Layout
 from bloomguard.stores import Store
 from bloomguard.stores.file import FileStore
 from bloomguard.stores.memory import MemoryStore
-from tests.proxy import Proxy
-from tests.servers import Valkey, until
+from tests.support.proxy import Proxy
+from tests.support.servers import Valkey, until
 
 #: Timeouts of a store whose server answers: no busy machine takes so long. See :func:`wait_at_most`.
 PATIENT = {"connect_timeout": 60, "read_timeout": 60, "add_timeout": 60, "bulk_timeout": 60}

@@ -87,7 +87,7 @@ def read(log: Log, number: int, stop: Path) -> dict[str, Any]:
             if rng.random() < 0.3:
                 rows = log.follow()
         absent = 10**12 + rng.randrange(10**9)
-        seen[guard.decide(absent).reason] += 1
+        seen[guard._runtime.decide(absent).reason] += 1
         status = client.get(f"/products/{absent}/", HTTP_HOST="localhost").status_code
         if status != 404:
             wrong.append((absent, status))

@@ -17,9 +17,9 @@ import pytest
 
 from bloomguard.exceptions import StoreError
 from bloomguard.filters import CorruptFilter
-from bloomguard.stores.file import FileStore, _WriteLock
+from bloomguard.stores.file import FileStore
 from bloomguard.stores.pages import Page
-from tests.processes import end, spawn
+from tests.support.processes import end, spawn
 
 from .conftest import find, key, make_layout
 
@@ -31,13 +31,6 @@ def modes(folder: Path) -> dict[str, str]:
         str(path.relative_to(folder.parent)): stat.filemode(path.stat().st_mode)
         for path in [folder, *folder.rglob("*")]
     }
-
-
-def counted_locks(monkeypatch) -> list[int]:
-    """An entry for each time that anyone takes, or tries to take, a store's lock."""
-    taken, take = [], _WriteLock.lock
-    monkeypatch.setattr(_WriteLock, "lock", lambda self, how: taken.append(how) or take(self, how))
-    return taken
 
 
 @pytest.mark.parametrize("umask", [0o000, 0o022, 0o077, 0o277])
@@ -278,32 +271,6 @@ def test_a_lock_that_fails_is_let_go(files):
     assert all(map(other.might_contain, map(key, (1, 2, 3))))
 
 
-def test_generations_of_one_guard_get_a_key_under_one_lock(files, monkeypatch):
-    """A filter and its recent rows are written by each INSERT: a lock that both share is taken once."""
-    made = [files.create(place, "a", make_layout()) for place in ("city", "city+recent")]
-    taken = counted_locks(monkeypatch)
-
-    assert made[0].add_to_all([(each, [key(1)]) for each in made]) == [None, None]
-    assert len(taken) == 1
-    assert all(each.might_contain(key(1)) for each in made)
-
-
-def test_a_lock_that_is_not_to_be_had_is_waited_for_once(files, monkeypatch):
-    """Another process that stopped in the middle of a write holds up an INSERT for one wait, not one a generation."""
-    monkeypatch.setattr("bloomguard.stores.file._LOCK_SECONDS", 0.01)
-    made = [files.create(place, "a", make_layout()) for place in ("city", "city+recent")]
-    waits = counted_locks(monkeypatch)
-    other = FileStore("default", path=files.path).open("city", "a", find)
-
-    with other._locked(True):
-        waits.clear()
-        outcomes = made[0].add_to_all([(each, [key(1)]) for each in made])
-
-    assert [type(outcome) for outcome in outcomes] == [StoreError, StoreError]
-    assert len(waits) == 1
-    assert not any(each.might_contain(key(1)) for each in made)
-
-
 def test_an_add_to_a_removed_folder_is_no_add(files):
     """A writer whose folder is gone writes where nobody will look: it says so."""
     generation = files.create("city", "a", make_layout())
@@ -402,34 +369,30 @@ def as_root():
 
 
 def each_folder(files) -> list[Path]:
-    return [files.path, files.path / "city", files.path / "city+recent"]
+    return [files.path, files.path / "city"]
 
 
-@pytest.mark.parametrize("number", range(3))
+@pytest.mark.parametrize("number", range(2))
 @pytest.mark.parametrize("mode", [0o770, 0o707, 0o722])
 def test_a_folder_that_others_may_write_is_not_used(files, number, mode):
     """Whoever may write a folder may put an older filter into it: it is opened, made and written in by nobody."""
     files.create("city", "a", make_layout())
-    files.create("city+recent", "a", make_layout())
     each_folder(files)[number].chmod(mode)
-    place = "city+recent" if number == 2 else "city"
 
-    for use in (lambda: files.open(place, "a", find), lambda: files.create(place, "b", make_layout())):
+    for use in (lambda: files.open("city", "a", find), lambda: files.create("city", "b", make_layout())):
         with pytest.raises(StoreError, match="could have been written by others"):
             use()
-    assert files.names(place) == ["a"]
+    assert files.names("city") == ["a"]
 
 
 @pytest.mark.usefixtures("as_root")
-@pytest.mark.parametrize("number", range(3))
+@pytest.mark.parametrize("number", range(2))
 def test_a_folder_of_another_user_is_not_used(files, number):
     """Somebody who made the folder first owns what is in it, whatever its mode says now."""
     files.create("city", "a", make_layout())
-    files.create("city+recent", "a", make_layout())
     os.chown(each_folder(files)[number], STRANGER, STRANGER)
-    place = "city+recent" if number == 2 else "city"
 
-    for use in (lambda: files.open(place, "a", find), lambda: files.create(place, "b", make_layout())):
+    for use in (lambda: files.open("city", "a", find), lambda: files.create("city", "b", make_layout())):
         with pytest.raises(StoreError, match=f"of user {STRANGER}"):
             use()
     if not number:

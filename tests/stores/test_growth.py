@@ -9,13 +9,14 @@ import numpy as np
 import pytest
 import redis
 
-from bloomguard.filters import CuckooFilter, Layout
+from bloomguard.filters import CuckooFilter
 from bloomguard.filters.codec import new_tag
+from bloomguard.filters.layout import Layout
 from bloomguard.filters.sizing import GROWTH, WORSE
 from bloomguard.stores.file import FileStore
 from bloomguard.stores.memory import MemoryStore
 from bloomguard.stores.redis import RedisStore
-from tests import servers
+from tests.support import servers
 
 from .conftest import HASH, KEY_ID, PATIENT, find, key
 

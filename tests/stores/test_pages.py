@@ -16,7 +16,7 @@ from bloomguard.stores.file import FileStore
 from bloomguard.stores.memory import MemoryStore
 from bloomguard.stores.pages import COLUMNS, HOUR, MINUTE, PAGE_BYTES, ROWS, Page, add_to, cells_of
 from bloomguard.stores.redis import RedisStore
-from tests import servers
+from tests.support import servers
 
 from .conftest import PATIENT
 

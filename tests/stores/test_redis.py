@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import multiprocessing
 import random
 import re
@@ -17,8 +18,9 @@ import redis
 from django.core.checks import run_checks
 
 from bloomguard.exceptions import ConfigurationError, StoreError, StoreUnavailable, UnknownGeneration
-from bloomguard.filters import CorruptFilter, KeyHash, Layout
+from bloomguard.filters import CorruptFilter, KeyHash
 from bloomguard.filters.codec import MAX_SHARDS, Frame, decode, new_tag
+from bloomguard.filters.layout import Layout
 from bloomguard.stores import stores
 from bloomguard.stores.memory import MemoryStore
 from bloomguard.stores.pages import Page
@@ -26,7 +28,7 @@ from bloomguard.stores.redis import RedisStore
 from bloomguard.stores.redis.commands import Server
 from bloomguard.stores.redis.store import check_cache
 from bloomguard.stores.redis.topology import find_servers
-from tests import servers
+from tests.support import servers
 
 from .conftest import HASH, KEY_ID, KINDS, PATIENT, RANGE, find, key, make_layout
 
@@ -165,6 +167,48 @@ def test_adds_during_the_load_are_kept(store, make_store):
     assert added
     assert all(other.might_contain(key(number)) for number in added)
     assert all(other.might_contain(key(number)) for number in range(1_000_000, 1_500_000, 1_999))
+
+
+@pytest.mark.parametrize("number", [1, 3_000])
+def test_what_is_added_is_recent(store, make_store, layout, number):
+    """Adds before, during and after the load are recent for all who have it open; the load's keys are not."""
+    numbers = some(3 * number + 2_000)
+    built, added = numbers[:2_000], [numbers[start : start + number] for start in range(2_000, len(numbers), number)]
+    made = store.create("city", "a", layout)
+    made.add(map(key, added[0]))
+    made.add_many(np.array(built))
+    other = make_store().open("city", "a", find)
+    other.add(map(key, added[1]))
+    made.seal()
+    made.add(map(key, added[2]))
+
+    for each in (made, other):
+        recent = [asyncio.run(recents(each, part)) for part in (*added, built)]
+        assert [all(part) for part in recent] == [True, True, True, False]
+        assert sum(recent[3]) < 0.03 * len(built)
+        assert all(map(each.is_recent, map(key, added[1][:20])))
+        assert not all(map(each.is_recent, map(key, built[:20])))
+
+
+async def recents(generation, numbers):
+    return [await generation.ais_recent(key(number)) for number in numbers[:300]]
+
+
+@pytest.mark.parametrize("number", [5, 3_000])
+def test_a_cuckoo_filter_need_not_count(store, number):
+    """With ``once`` a key that is in the filter is not added again, yet it is recent."""
+    made = store.create("city", "a", make_layout("cuckoo"))
+    keys = [key(each) for each in some(number)]
+    made.add_many(np.array(some(number)))
+    made.seal()
+
+    made.add(keys, once=True)
+    made.add([key(RANGE + 1_000)], once=True)
+
+    assert made.approximate_size() == number + 1
+    assert all(map(made.is_recent, keys[:300]))
+    made.discard(keys)
+    assert not any(made.might_contain_many(keys))
 
 
 def test_missing_is_not_empty(store):
@@ -458,14 +502,14 @@ def test_all_generations_get_a_key_in_one_trip(store, server, layout):
     """Whatever the number of generations and shards, adds go out together; each generation's own fate is told."""
     made = [store.create("city", name, layout) for name in "abc"]
     keys = [key(number) for number in some(30)]
-    made[0].add_to_all([(each, keys) for each in made])
+    made[0].add_to_all(made, keys)
     trips = []
     store._adds.send = lambda commands, send=store._adds.send: trips.append(len(commands)) or send(commands)
 
-    assert made[0].add_to_all([(each, keys) for each in made]) == [None] * 3
+    assert made[0].add_to_all(made, keys) == [None] * 3
     assert len(trips) == 1
     server.delete(*made[1].keys)
-    whole, gone, last = made[0].add_to_all([(each, keys) for each in made])
+    whole, gone, last = made[0].add_to_all(made, keys)
 
     assert (whole, last) == (None, None)
     assert isinstance(gone, CorruptFilter)

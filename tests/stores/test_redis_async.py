@@ -18,7 +18,7 @@ from bloomguard.exceptions import StoreError, StoreUnavailable
 from bloomguard.filters import CorruptFilter
 from bloomguard.stores.redis import RedisStore
 from bloomguard.stores.redis.commands import PROBE_SECONDS
-from tests import servers
+from tests.support import servers
 
 from .conftest import KINDS, PATIENT, RANGE, key, make_layout, reached, wait_at_most
 from .test_redis_cluster import ClusterFactory

@@ -17,9 +17,9 @@ from bloomguard.filters import CorruptFilter
 from bloomguard.stores.pages import Page, cells_of
 from bloomguard.stores.redis import RedisStore
 from bloomguard.stores.redis.cluster import spread
-from tests import servers
 from tests.conftest import Clock
-from tests.proxy import Proxy
+from tests.support import servers
+from tests.support.proxy import Proxy
 
 from .conftest import PATIENT, RANGE, find, key, make_layout
 

@@ -11,10 +11,11 @@ import pytest
 import redis
 
 from bloomguard.exceptions import StoreError
-from bloomguard.filters import CorruptFilter, Layout
+from bloomguard.filters import CorruptFilter
 from bloomguard.filters.codec import Frame, decode, new_tag
+from bloomguard.filters.layout import Layout
 from bloomguard.stores.redis import RedisStore
-from tests import servers
+from tests.support import servers
 
 from .conftest import HASH, KEY_ID, PATIENT, find, key, make_layout
 

@@ -11,8 +11,8 @@ from bloomguard.stores import stores
 from bloomguard.stores.redis.commands import PROBE_SECONDS
 from bloomguard.verdicts import Verdict
 from tests.conftest import forget
-from tests.servers import Valkey, until
 from tests.shop.models import Product
+from tests.support.servers import Valkey, until
 
 from .conftest import PATIENT, reached, wait_at_most
 

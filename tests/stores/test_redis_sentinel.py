@@ -9,7 +9,7 @@ from django.test import override_settings
 
 from bloomguard.exceptions import StoreError, StoreUnavailable
 from bloomguard.stores.redis import RedisStore
-from tests.servers import Sentinel, Valkey, until
+from tests.support.servers import Sentinel, Valkey, until
 
 from .conftest import PATIENT, find, key, make_layout
 

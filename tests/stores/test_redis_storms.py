@@ -18,12 +18,12 @@ from bloomguard.state import table as state
 from bloomguard.stores import stores
 from bloomguard.stores.redis import RedisStore
 from bloomguard.verdicts import Verdict
-from tests import database
 from tests.conftest import forget
-from tests.proxy import Proxy
-from tests.servers import Cluster, Valkey
-from tests.servers import until as wait
 from tests.shop.models import Product
+from tests.support import database
+from tests.support.proxy import Proxy
+from tests.support.servers import Cluster, Valkey
+from tests.support.servers import until as wait
 
 from .crew import Log, hurry
 

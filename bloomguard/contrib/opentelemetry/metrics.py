@@ -13,7 +13,7 @@ from opentelemetry.metrics import CallbackOptions, MeterProvider, Observation, g
 
 from ... import __version__
 from ...guards import registry
-from ...guards.tallies import AVOIDED, BLOCKED, FALSE_POSITIVE, MICROSECONDS, TIMED, counts
+from ...guards.counters import AVOIDED, BLOCKED, FALSE_POSITIVE, MICROSECONDS, TIMED, counts
 from ...metrics.series import VERDICTS
 from ...state import table as states
 

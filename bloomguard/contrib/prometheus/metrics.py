@@ -14,7 +14,7 @@ from prometheus_client import REGISTRY, CollectorRegistry, Counter
 from prometheus_client.core import GaugeMetricFamily
 
 from ...guards import registry as guards
-from ...guards.tallies import AVOIDED, BLOCKED, FALSE_POSITIVE, MICROSECONDS, TIMED
+from ...guards.counters import AVOIDED, BLOCKED, FALSE_POSITIVE, MICROSECONDS, TIMED
 from ...metrics.flush import News, flusher
 from ...metrics.series import VERDICTS
 from ...state import table as states
@@ -76,7 +76,10 @@ class StateCollector:
 
 
 def install(registry: CollectorRegistry = REGISTRY) -> Metrics:
-    """Register counters and collector in ``registry``, and update the counters from now on."""
+    """Register counters and collector in ``registry``, and update the counters from now on.
+
+    Raises :class:`ValueError` if they are registered already.
+    """
     metrics = Metrics(registry)
     registry.register(StateCollector())  # type: ignore[arg-type, unused-ignore]  # describe() and collect() are all that it calls
     flusher.listeners.append(metrics.update)

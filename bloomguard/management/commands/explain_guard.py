@@ -10,7 +10,7 @@ from urllib.parse import unquote, urlsplit
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
 from ...exceptions import ConfigurationError
-from ...routes.explain import Answer, Explanation, explain
+from ...routes.explain import Explanation, GuardAnswer, explain
 
 
 class Command(BaseCommand):
@@ -55,7 +55,7 @@ def _route(found: Explanation) -> list[tuple[str, str]]:
     return lines
 
 
-def _guard(answer: Answer) -> list[tuple[str, str]]:
+def _guard(answer: GuardAnswer) -> list[tuple[str, str]]:
     lines = [
         ("guard", f"{answer.guard}, of {answer.model} by {answer.lookup}"),
         ("key", f"{answer.key or 'none'}, of {answer.value or 'nothing in the path'}"),

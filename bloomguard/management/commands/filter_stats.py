@@ -13,8 +13,8 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 
 from ...exceptions import ConfigurationError
 from ...guards import Guard, registry
-from ...guards.tallies import FALSE_ABSENCE, FALSE_POSITIVE, WOULD_BLOCK, WOULD_HARM
-from ...metrics.series import DAY, HOUR, MINUTE, Series, read_many
+from ...guards.counters import FALSE_ABSENCE, FALSE_POSITIVE, WOULD_BLOCK, WOULD_HARM
+from ...metrics.series import DAY, HOUR, MINUTE, Series, read_series
 from ..output import seconds
 
 _MONTH = 31 * DAY
@@ -74,7 +74,7 @@ class Command(BaseCommand):
     def _print(self, guards: Sequence[Guard], options: dict[str, Any]) -> None:
         now = datetime.now(timezone.utc)
         start, step = now - timedelta(seconds=options["since"]), MINUTE if options["since"] <= DAY else HOUR
-        found = read_many(guards, start, now, step)
+        found = read_series(guards, start, now, step)
         shown = [(guard, found[guard.name]) for guard in guards]
         if options["json"]:
             since = min(series.start for _, series in shown)

@@ -168,7 +168,7 @@ class Command(BaseCommand):
         """Warn on the first build of a guard: processes that run code without the guard cannot be detected."""
         published = GuardState.objects.using(table.connection.alias).filter(published_at__isnull=False)
         built = set(published.values_list("name", flat=True))
-        first = [guard.name for guard in guards if guard.name not in built and not guard.is_shadow]
+        first = [guard.name for guard in guards if guard.name not in built and not guard._runtime.is_shadow]
         if first:
             self.stderr.write(
                 f"{', '.join(first)}: the first filter. A process that started before the guard existed does not add "

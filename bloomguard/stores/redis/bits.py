@@ -61,6 +61,11 @@ class Fields:
         """Return a command that reads both tags of a shard and does ``each`` at the ``count`` places in ``bits``."""
         return b"*%d\r\n%s%s" % (_TAG_WORDS + each[0] * count, self._starts[shard], bits)
 
+    def all_set(self, shard: int, reply: Any) -> bool:
+        """Return whether all bits in the reply are set; raises :class:`CorruptFilter` unless its tags are right."""
+        self.check_tags(shard, reply)
+        return 0 not in reply
+
     def check_tags(self, shard: int, reply: Any) -> None:
         """Raise :class:`CorruptFilter` unless the tags in the reply are right."""
         if reply[0] != self._tag or reply[1] != self._tag:
@@ -114,19 +119,19 @@ class Bits:
     """Commands that check, add and set bits in the shards of a filter of plain bits."""
 
     def __init__(self, layout: Layout, keys: Sequence[str]) -> None:
-        self._fields = Fields(layout, keys)
+        self.fields = Fields(layout, keys)
         self._positions: Callable[[int], list[int]] = layout.shape.positions  # type: ignore[attr-defined]
+        self._recent = layout.recent_positions
         if isinstance(layout.shape, BloomShape):
-            self.check_commands = Columns(layout.shape, self._fields).check_commands  # type: ignore[method-assign]
+            self.check_commands = Columns(layout.shape, self.fields).check_commands  # type: ignore[method-assign]
 
     def check_command(self, shard: int, digest: int) -> bytes:
         """Return the command that checks one key."""
-        return self._fields.command(shard, GET, self._positions(digest))
+        return self.fields.command(shard, GET, self._positions(digest))
 
     def answer(self, shard: int, digest: int, reply: Any) -> bool:
         """Return whether the filter may contain the key; raises :class:`CorruptFilter`."""
-        self._fields.check_tags(shard, reply)
-        return 0 not in reply
+        return self.fields.all_set(shard, reply)
 
     def check_commands(self, shard: int, digests: Sequence[int]) -> tuple[list[bytes], Answers]:
         """Return the commands that check many keys of one shard, and the function that decodes their replies."""
@@ -135,7 +140,7 @@ class Bits:
         def answers(replies: Sequence[Any]) -> list[bool]:
             bits: list[int] = []
             for reply in replies:
-                self._fields.check_tags(shard, reply)
+                self.fields.check_tags(shard, reply)
                 bits += reply[2:]
             found, at = [], 0
             for positions in each:
@@ -145,9 +150,9 @@ class Bits:
 
         return self._commands(shard, GET, each), answers
 
-    def add_commands(self, shard: int, digests: Sequence[int]) -> tuple[list[bytes], CheckReplies]:
+    def add_commands(self, shard: int, digests: Sequence[int], once: bool = False) -> tuple[list[bytes], CheckReplies]:
         """Return the commands that add keys to one shard, and the function that checks their replies."""
-        return self._set_commands(shard, [self._positions(digest) for digest in digests])
+        return self._set_commands(shard, [[*self._positions(digest), *self._recent(digest)] for digest in digests])
 
     def set_commands(self, shard: int, positions: Sequence[int]) -> tuple[list[bytes], CheckReplies]:
         """Return the commands that set bits of one shard's body, and the function that checks their replies."""
@@ -156,10 +161,10 @@ class Bits:
     def _set_commands(self, shard: int, positions: Sequence[Sequence[int]]) -> tuple[list[bytes], CheckReplies]:
         def check(replies: Sequence[Any]) -> None:
             for reply in replies:
-                self._fields.check_tags(shard, reply)
+                self.fields.check_tags(shard, reply)
 
         return self._commands(shard, _SET, positions), check
 
     def _commands(self, shard: int, each: Operation, positions: Sequence[Sequence[int]]) -> list[bytes]:
         flat = list(chain.from_iterable(positions))
-        return [self._fields.command(shard, each, flat[start : start + _BITS]) for start in range(0, len(flat), _BITS)]
+        return [self.fields.command(shard, each, flat[start : start + _BITS]) for start in range(0, len(flat), _BITS)]

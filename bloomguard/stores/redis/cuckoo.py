@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ...filters import CorruptFilter
-from ...filters.codec import Frame
+from ...filters.codec import TRAILER_BYTES, Frame
 from ...filters.cuckoo_shape import CuckooShape
 from ...filters.layout import Layout
 from .bits import GET, Answers, CheckReplies, Fields, Operation, encode, encode_each
@@ -52,7 +52,8 @@ class Fingerprints:
         assert isinstance(shape, CuckooShape)
         self._shape = shape
         self._keys = keys
-        self._fields = Fields(layout, keys)
+        self.fields = Fields(layout, keys)
+        self._recent = layout.recent_positions
         # Two or four slots are read as one number. BITFIELD has no u64, so 64 bits are read as a signed number.
         self._word_bits, word = (32, "u32") if shape.bits == 8 else (64, "i64")
         self._get: Operation = (3, encode("GET", word), b"")
@@ -61,6 +62,7 @@ class Fingerprints:
             (layout.tag << 1).to_bytes(8, "big"),
             layout.frame_bytes - 8,
             layout.headers[0].body_offset,
+            layout.headers[0].body_bytes,
             shape.bits,
             shape.buckets,
             b"".join(
@@ -75,7 +77,7 @@ class Fingerprints:
 
     def _check_command(self, shard: int, digests: Sequence[int]) -> bytes:
         """Return the command that reads the buckets of all keys, then the bits of the spill of all keys."""
-        shape, first, step = self._shape, self._fields.body_bit, self._word_bits
+        shape, first, step = self._shape, self.fields.body_bit, self._word_bits
         slots: list[int] = []
         bits: list[int] = []
         for digest in digests:
@@ -85,7 +87,7 @@ class Fingerprints:
                 slots += range(start, start + 8 * shape.bucket_bytes, step)
             start = first + 8 * shape.spill_offset
             bits += [start + position for position in shape.spill.positions(shape.twins(fingerprint, pair[0]))]
-        return self._fields.joined(
+        return self.fields.joined(
             shard, GET, len(slots) + len(bits), encode_each(self._get, slots) + encode_each(GET, bits)
         )
 
@@ -94,7 +96,7 @@ class Fingerprints:
         return self._answers(shard, [digest], reply)[0]
 
     def _answers(self, shard: int, digests: Sequence[int], reply: Any) -> list[bool]:
-        self._fields.check_tags(shard, reply)
+        self.fields.check_tags(shard, reply)
         count, each = len(digests) * self._words, len(self._shape.spill.sizes)
         read = struct.pack(f">{count}{'I' if self._word_bits == 32 else 'q'}", *reply[2 : 2 + count])
         slots, bits = struct.unpack(f"<{_SLOTS * len(digests)}{_CODES[self._shape.bits]}", read), reply[2 + count :]
@@ -113,9 +115,15 @@ class Fingerprints:
 
         return [self._check_command(shard, part) for part in parts], answers
 
-    def add_commands(self, shard: int, digests: Sequence[int]) -> tuple[list[tuple[Any, ...]], CheckReplies]:
-        """Return the commands that add each key to one shard once, and the function that checks their replies."""
-        return self._change_commands("add", shard, digests), partial(self._check_replies, shard)
+    def add_commands(
+        self, shard: int, digests: Sequence[int], once: bool = False
+    ) -> tuple[list[tuple[Any, ...]], CheckReplies]:
+        """Return the commands that add each key to one shard, and the function that checks their replies.
+
+        With ``once=True`` a key that the shard has is not added again.
+        """
+        change = "add once" if once else "add"
+        return self._change_commands(change, shard, digests), partial(self._check_replies, shard)
 
     def discard_commands(self, shard: int, digests: Sequence[int]) -> tuple[list[tuple[Any, ...]], CheckReplies]:
         """Return the commands that discard each key of one shard once, and the function that checks their replies."""
@@ -129,14 +137,15 @@ class Fingerprints:
         """
         key = self._keys[shard]
         named = ("EVALSHA", script()[0], 3, key, journal_key(key), gathered, "join", *self._shared)
-        header, trailer = (
-            frame.buffer[: frame.header.body_offset],
-            frame.buffer[frame.header.body_offset + len(frame.body) :],
-        )
+        header, trailer = frame.buffer[: frame.header.body_offset], frame.buffer[-TRAILER_BYTES:]
         return (*named, bytes(header), bytes(trailer), known), partial(self._check_replies, shard)
 
     def _change_commands(self, change: str, shard: int, digests: Sequence[int]) -> list[tuple[Any, ...]]:
-        key, places = self._keys[shard], [self._shape.place(digest)[:2] for digest in digests]
+        key, first = self._keys[shard], self.fields.body_bit
+        places = [
+            (*self._shape.place(digest)[:2], *[first + position for position in self._recent(digest)])
+            for digest in digests
+        ]
         named = ("EVALSHA", script()[0], 2, key, journal_key(key), change, *self._shared)
         return [
             (*named, *(each for place in places[start : start + _CHANGED] for each in place))

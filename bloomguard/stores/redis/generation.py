@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from itertools import islice
 from statistics import mean
 from typing import TYPE_CHECKING, Any, Protocol
@@ -13,8 +14,8 @@ from ...filters.base import BodyFilter
 from ...filters.codec import Frame
 from ...filters.cuckoo_shape import CuckooShape
 from ...filters.layout import Layout
-from ..base import Adds, Generation
-from .bits import Answers, Bits, CheckReplies
+from ..base import Generation
+from .bits import GET, Answers, Bits, CheckReplies
 from .commands import Command, Words
 from .cuckoo import MOST_BUCKETS, Fingerprints
 from .loading import Draft, join_bits, join_fingerprints
@@ -111,10 +112,27 @@ class RedisGeneration(Generation):
         batch = Batch(self, keys)
         return batch.answers(await self._trips.aread(batch.commands, self.identity) if batch.commands else [])
 
+    def is_recent(self, key: bytes) -> bool:
+        shard, command = self._recent_command(key)
+        (reply,) = self._trips.read([command], self.identity)
+        return self._kind.fields.all_set(shard, reply)
+
+    async def ais_recent(self, key: bytes) -> bool:
+        shard, command = self._recent_command(key)
+        (reply,) = await self._trips.aread([command], self.identity)
+        return self._kind.fields.all_set(shard, reply)
+
+    def _recent_command(self, key: bytes) -> tuple[int, Command]:
+        shard, digest = self.layout.locate(key)
+        return shard, (self.keys[shard], self._kind.fields.command(shard, GET, self.layout.recent_positions(digest)))
+
     # -- adds and discards
 
-    def add(self, keys: Iterable[bytes]) -> None:
-        self._change(Change(self, keys, self._kind.add_commands))
+    def add(self, keys: Iterable[bytes], *, once: bool = False) -> None:
+        self._change(self._addition(keys, once))
+
+    def _addition(self, keys: Iterable[bytes], once: bool) -> Change:
+        return Change(self, keys, partial(self._kind.add_commands, once=once))
 
     def _change(self, change: Change) -> None:
         if change.commands:
@@ -127,17 +145,19 @@ class RedisGeneration(Generation):
         self._change(Change(self, keys, self._kind.discard_commands))
 
     @classmethod
-    def add_to_all(cls, adds: Sequence[Adds]) -> list[Exception | None]:
+    def add_to_all(
+        cls, generations: Sequence[Generation], keys: Sequence[bytes], *, once: bool = False
+    ) -> list[Exception | None]:
         """See :meth:`Generation.add_to_all`. Makes one round trip if all generations have the same identity."""
-        mine = [(each, keys) for each, keys in adds if isinstance(each, cls)]
-        first, _ = mine[0]
-        if len(mine) < len(adds) or any(each.identity != first.identity for each, _ in mine):
-            return super().add_to_all(adds)
-        changes = [Change(each, keys, each._kind.add_commands) for each, keys in mine]
+        mine = [each for each in generations if isinstance(each, cls)]
+        first = mine[0]
+        if len(mine) < len(generations) or any(each.identity != first.identity for each in mine):
+            return super().add_to_all(generations, keys, once=once)
+        changes = [each._addition(keys, once) for each in mine]
         try:
             replies = iter(first._trips.write([one for each in changes for one in each.commands], first.identity))
         except StoreError as error:
-            return [error] * len(adds)
+            return [error] * len(mine)
         outcomes: list[Exception | None] = []
         for each in changes:
             try:

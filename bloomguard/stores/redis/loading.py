@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from ...exceptions import StoreError
 from ...filters import CorruptFilter
-from ...filters.codec import Frame
+from ...filters.codec import TRAILER_BYTES, Frame
 from ...filters.layout import Layout
 from .bits import Fields
 from .commands import Command
@@ -76,7 +76,7 @@ def make(store: BulkTransport, layout: Layout, keys: Sequence[str], frames: Sequ
             store.load([(key, ("RPUSH", journal_key(key), b""))], identity)
         for end in range(_STEP, size, _STEP):
             store.load([(key, ("SETRANGE", key, end - 1, b"\0"))], identity)
-        store.load([(key, ("SETRANGE", key, size - 16, bytes(frame.buffer[-16:])))], identity)
+        store.load([(key, ("SETRANGE", key, size - TRAILER_BYTES, bytes(frame.buffer[-TRAILER_BYTES:])))], identity)
         head = bytes(frame.buffer[: frame.header.body_offset])
         store.load([(key, ("SETRANGE", key, 0, head))], identity)
 

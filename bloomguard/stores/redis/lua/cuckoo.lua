@@ -1,13 +1,15 @@
 -- Changes one shard of a cuckoo filter exactly as bloomguard.filters.cuckoo does: the bytes are the same.
 --
 -- KEYS: the shard, its journal; for "join" also the key of the transferred body
--- ARGV: "add", "discard" or "join"; the 8 bytes of the tag; offsets of the last tag and of the body; bits of a
---       fingerprint; number of buckets; offset and size of each partition of the spill, u32 little-endian each; then
---       fingerprint and bucket of each key, or for "join" the arguments described below
+-- ARGV: "add", "add once", "discard" or "join"; the 8 bytes of the tag; offsets of the last tag and of the body; size
+--       of the body; bits of a fingerprint; number of buckets; offset and size of each partition of the spill, u32
+--       little-endian each; then for each key its fingerprint, its bucket and the positions of its three recent bits,
+--       or for "join" the arguments described below
 -- Returns -1 if the shard's tags are wrong, else the number of keys processed.
 
-local op, tag, tail, body = ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4])
-local bits, buckets, spill = tonumber(ARGV[5]), tonumber(ARGV[6]), ARGV[7]
+local op, tag, tail, body, size = ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4]), tonumber(ARGV[5])
+local bits, buckets, spill = tonumber(ARGV[6]), tonumber(ARGV[7]), ARGV[8]
+local FIRST, EACH = 9, 5 -- the first key's first argument, and the number of arguments of a key
 local MOST_BUCKETS, MOST_BUCKETS_FULL = 500, 50 -- buckets to search for a free slot, before and after the first spill
 local HEAD = 64
 local SPILLED = 2147483648 -- bit of the body's first word: a key has spilled; the other bits count moves
@@ -132,6 +134,12 @@ local function add(fingerprint, first)
   if not make_room(fingerprint, first, second) then spill_twins(fingerprint, first, second) end
 end
 
+local function has(fingerprint, first)
+  local second = other(fingerprint, first)
+  return find(slots_of(first), fingerprint) or find(slots_of(second), fingerprint)
+    or has_spilled(fingerprint, first, second)
+end
+
 local function discard(fingerprint, first)
   for _, bucket in ipairs({first, other(fingerprint, first)}) do
     local slot = find(slots_of(bucket), fingerprint)
@@ -152,14 +160,15 @@ if not is_whole() then return -1 end
 if op == 'join' then
   -- ARGV: the header, the trailer, the number of journal entries that the transferred body contains.
   -- Adds the other entries to the body, then replaces the shard with it; both tags are written last.
-  local header, trailer, known = ARGV[8], ARGV[9], tonumber(ARGV[10])
+  local header, trailer, known = ARGV[FIRST], ARGV[FIRST + 1], tonumber(ARGV[FIRST + 2])
   local journal, gathered = KEYS[2], KEYS[3]
-  if redis.call('LLEN', journal) < known or redis.call('STRLEN', gathered) ~= tail + 8 - #trailer then return -1 end
+  if redis.call('LLEN', journal) < known or redis.call('STRLEN', gathered) ~= body + size then return -1 end
   key = gathered
   for _, entry in ipairs(redis.call('LRANGE', journal, known, -1)) do
     local fingerprint, first = struct.unpack('<I4I4', entry)
     add(fingerprint, first)
   end
+  redis.call('APPEND', gathered, redis.call('GETRANGE', KEYS[1], body + size, tail + 7 - #trailer)) -- recent bits
   redis.call('APPEND', gathered, trailer)
   redis.call('SETRANGE', gathered, 0, header)
   redis.call('UNLINK', KEYS[1], journal)
@@ -167,14 +176,18 @@ if op == 'join' then
   return 1
 end
 
-local change = op == 'add' and add or discard
-for at = 8, #ARGV, 2 do
+for at = FIRST, #ARGV, EACH do
   local fingerprint, first = tonumber(ARGV[at]), tonumber(ARGV[at + 1])
-  if op == 'add' then
-    -- RPUSHX appends only during a build, while the journal exists. It also makes a replica refuse the script when
-    -- nothing else would be written.
-    redis.call('RPUSHX', KEYS[2], struct.pack('<I4I4', fingerprint, first))
+  if op == 'discard' then
+    discard(fingerprint, first)
+  else
+    for bit = at + 2, at + EACH - 1 do
+      redis.call('SETBIT', key, ARGV[bit], 1) -- also makes a replica refuse the script when nothing else is written
+    end
+    if op == 'add' or not has(fingerprint, first) then
+      redis.call('RPUSHX', KEYS[2], struct.pack('<I4I4', fingerprint, first)) -- the journal exists only during a build
+      add(fingerprint, first)
+    end
   end
-  change(fingerprint, first)
 end
-return (#ARGV - 7) / 2
+return (#ARGV - FIRST + 1) / EACH

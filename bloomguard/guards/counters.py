@@ -1,0 +1,153 @@
+"""Counters of this process for each guard: verdicts by reason, and the outcomes of requests.
+
+Counting takes no lock and loses no count: a counter is an ``itertools.count``, and ``next()`` on it is atomic.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from itertools import count as numbers
+from itertools import cycle
+from time import perf_counter_ns
+
+from ..forks import after_fork
+
+#: A guard answered ABSENT for a row that exists.
+FALSE_ABSENCE = "false absence"
+#: A request was answered 404 because of a guard: at the door, at the route, or after a query that the guard answered.
+BLOCKED = "blocked"
+#: A guard answered a query, and the request continued.
+AVOIDED = "query avoided"
+#: A guard answered MAYBE, but the row did not exist.
+FALSE_POSITIVE = "false positive"
+#: In shadow mode: requests that would have been answered 404, and those of them for which the site had a page.
+WOULD_BLOCK, WOULD_HARM = "would-be 404", "would-be false 404"
+#: The number of timed checks, and their total duration.
+TIMED, MICROSECONDS = "timed", "microseconds"
+
+#: The filter has the key, but the negative cache knows that the database does not have the row.
+REMEMBERED = "remembered"
+
+#: The reasons of the verdicts ABSENT and UNKNOWN.
+ABSENCES = ("absent", "out of range", REMEMBERED)
+UNKNOWNS = (
+    "unkeyable",
+    "cold",
+    "fenced",
+    "lease",
+    "identity",
+    "unreachable",
+    "untrusted",
+    "error",
+    FALSE_ABSENCE,
+    "shadow",
+)
+#: The counters that stores keep, in the order of their columns: add a new name at the end.
+NAMES = (
+    *("absent", "out of range", "maybe"),
+    *UNKNOWNS,
+    *(BLOCKED, AVOIDED, FALSE_POSITIVE, WOULD_BLOCK, WOULD_HARM, TIMED, MICROSECONDS, REMEMBERED),
+)
+
+#: One check in this many is timed.
+EVERY = 128
+#: Durations that are kept until the next read.
+_SAMPLES = 10_000
+
+
+def one_in(every: int) -> Callable[[], bool]:
+    """Return a function that returns ``True`` once in ``every`` calls; a call takes about 20 ns.
+
+    Each process starts at a random place, so that the sample also works with workers that are replaced after a few
+    requests.
+    """
+    place = random.SystemRandom().randrange(every)
+    return cycle([number == place for number in range(every)]).__next__
+
+
+#: ``drawn()`` returns whether to time this check.
+drawn: Callable[[], bool] = one_in(EVERY)
+
+
+class Counters(dict[str, Callable[[], object]]):
+    """One guard's counters: ``counters["maybe"]()`` adds one to ``maybe``."""
+
+    def __init__(self, begin: Callable[[], None]) -> None:
+        self._begin = begin
+        self._counts: dict[str, numbers[int]] = {}
+        self._reads: dict[str, int] = {}
+        self._samples: deque[int] = deque(maxlen=_SAMPLES)
+        self._timed = self._nanoseconds = 0
+
+    def __missing__(self, name: str) -> Callable[[], object]:
+        add_one = self.setdefault(name, self._counts.setdefault(name, numbers()).__next__)
+        self._begin()
+        return add_one
+
+    def time(self, began: int) -> None:
+        """Record the duration of a check that began at ``began``, in nanoseconds of ``perf_counter_ns``."""
+        self._samples.append(perf_counter_ns() - began)
+
+    def read(self) -> dict[str, int]:
+        """Return all counts so far. Only one thread at a time may call this."""
+        found = {}
+        for name, add_one in list(self._counts.items()):
+            reads = self._reads.get(name, 0)
+            found[name] = next(add_one) - reads  # each read takes a number, too
+            self._reads[name] = reads + 1
+        with suppress(IndexError):
+            while True:
+                self._nanoseconds += self._samples.popleft()
+                self._timed += 1
+        if self._timed:
+            found |= {TIMED: self._timed, MICROSECONDS: self._nanoseconds // 1_000}
+        return found
+
+    def forget(self) -> None:
+        """Set all counts to 0; references to this object stay valid."""
+        self.clear()
+        self.__init__(self._begin)  # type: ignore[misc]
+
+
+class Counts:
+    """The counters of all guards. ``begin`` is called when a counter is used for the first time."""
+
+    def __init__(self) -> None:
+        self.begin: Callable[[], None] = lambda: None
+        self._counters: dict[str, Counters] = {}
+        self._lock = threading.Lock()
+        after_fork(self._after_fork)
+
+    def _after_fork(self) -> None:
+        self._lock = threading.Lock()
+        self.forget()  # the parent flushes its own counts
+
+    def of(self, guard: str) -> Counters:
+        """Return the counters of the guard named ``guard``."""
+        return self._counters.setdefault(guard, Counters(self._begin))
+
+    def _begin(self) -> None:
+        with suppress(Exception):  # an error must not break the request
+            self.begin()
+
+    def read(self) -> dict[tuple[str, str], int]:
+        """Return all counts that are not 0 since the process started, by guard and name."""
+        with self._lock:
+            return {
+                (guard, name): number
+                for guard, counters in list(self._counters.items())
+                for name, number in counters.read().items()
+                if number
+            }
+
+    def forget(self) -> None:
+        """Set all counts to 0, as in a new process."""
+        for counters in self._counters.values():
+            counters.forget()
+
+
+counts = Counts()

@@ -1,0 +1,142 @@
+"""What the options of a guard mean for its model: the fields of the key, the tables, the rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from django.core.exceptions import FieldDoesNotExist
+from django.db import models, router
+from django.db.models import Model
+
+from ..exceptions import ConfigurationError
+from ..filters.kinds import KINDS
+from .conditions import Unstable, as_text, refusal_reasons
+from .keys import KeyMaker, value_field
+
+if TYPE_CHECKING:
+    from .guard import Guard
+
+
+class GuardMeta:
+    """``guard._meta``, as ``Model._meta`` of a model.
+
+    ``normalize`` is the method of the guard, ``None`` if the project has not overridden it.
+    """
+
+    def __init__(self, guard: Guard, normalize: Callable[[str], str] | None) -> None:
+        self._guard = guard
+        self._normalize = normalize
+        self.model = guard.model
+
+    @cached_property
+    def fields(self) -> tuple[models.Field[Any, Any], ...]:
+        """The model fields of ``lookup``; raises :class:`ConfigurationError` with a missing field, or a mistake."""
+        for mistake in self._guard._mistakes:
+            if mistake.decides_keys:
+                raise ConfigurationError(mistake.reason)
+        lookup, options = self._guard.lookup, self.model._meta
+        found: list[models.Field[Any, Any]] = []
+        for name in (lookup,) if isinstance(lookup, str) else tuple(lookup):
+            try:
+                field = options.pk if name == "pk" else options.get_field(name)
+            except FieldDoesNotExist as error:
+                raise ConfigurationError(f"{options.label} has no field {name!r}") from error
+            if isinstance(field, getattr(models, "CompositePrimaryKey", ())):
+                found += field.fields  # type: ignore[union-attr]
+            elif isinstance(field, models.Field) and field.concrete:
+                found.append(field)
+            else:
+                raise ConfigurationError(f"{options.label}.{name} is not a column")
+        if not found:
+            raise ConfigurationError(f"lookup is {lookup!r}; it has to name at least one field")
+        return tuple(found)
+
+    @cached_property
+    def attnames(self) -> tuple[str, ...]:
+        """The attribute names of the lookup's fields, such as ``city_id`` for a foreign key."""
+        return tuple(field.attname for field in self.fields)
+
+    @cached_property
+    def keys(self) -> KeyMaker:
+        """The maker of the guard's keys; raises :class:`ConfigurationError` if a field cannot be a key."""
+        try:
+            return KeyMaker(self.fields, self._normalize)
+        except TypeError as error:
+            raise ConfigurationError(str(error)) from error
+
+    @property
+    def tables(self) -> set[str]:
+        """The guard's table, parent tables with a column of the key or of ``alive``, and the tables between them."""
+        options = self.model._meta
+        try:
+            columns = [*self.fields, *(options.get_field(name) for name in self.alive_fields)]
+        except (ConfigurationError, FieldDoesNotExist):
+            # A system check reports the mistake. Until it is corrected, writes fence the guard: its filter lacks them.
+            columns = [model._meta.pk for model in (self.model, *self.model._meta.all_parents)]
+        models = {field.model for field in columns}
+        for model in list(models):
+            models.update(options.get_base_chain(model) or ())
+        return {options.db_table, *(model._meta.db_table for model in models)}
+
+    @property
+    def alive_fields(self) -> set[str]:
+        """The names of the model fields in ``alive``, on either side of a comparison."""
+        names = self._guard.alive.referenced_base_fields
+        return names - {"pk"} | {field.name for field in self.model._meta.pk_fields if "pk" in names}
+
+    @property
+    def definition(self) -> str:
+        """What a key of this guard means, as text: a filter that was built for another text is never queried."""
+        guard = self._guard
+        columns = ",".join(f"{field.column}:{kind}" for field, kind in zip(self.fields, self.keys.kinds))
+        normalize = type(guard).normalize.__qualname__
+        try:
+            alive = as_text(guard.alive)
+        except Unstable:  # refusal_reasons() reports it as well
+            alive = ""
+        # Discarding a key is only safe if every process counts its adds.
+        counted = "|counted" if self.discards else ""
+        # No filter is built for such a condition; one that another release has built must not be queried.
+        uncertain = "|uncertain" if next(refusal_reasons(self.model, guard.alive), "") else ""
+        return f"{guard.name}|{self.model._meta.db_table}({columns})|{alive}|{normalize}{counted}{uncertain}"
+
+    @property
+    def discards(self) -> bool:
+        """Whether the keys of rows that are deleted, or no longer alive, are discarded at once."""
+        kind = KINDS.get(self._guard.filter)
+        return kind is not None and kind.supports_discard and self._guard.sync == "statements"
+
+    @property
+    def database(self) -> str:
+        """The alias of the database that the model's writes go to; the filter holds the keys of its rows."""
+        return router.db_for_write(self.model)
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether all values of one key are equal for the database, so that a query for one is a query for all.
+
+        An overridden ``normalize`` or a custom field may give one key to several values.
+        """
+        if not all(type(value_field(field)).__module__.startswith("django.") for field in self.fields):
+            return False
+        return not self.keys.normalizes
+
+    def rows(self) -> models.QuerySet[Any]:
+        """Return the rows that the public can see, unordered."""
+        # Do not use the model's managers: one that hides rows would keep them out of the filter.
+        return models.QuerySet(self.model).filter(self._guard.alive)
+
+    def value_of(self, row: Model) -> Any:
+        """Return the value of a row's lookup field, or a tuple for several fields."""
+        values = tuple(getattr(row, name) for name in self.attnames)
+        return values[0] if len(values) == 1 else values
+
+    def conditions(self, value: Any) -> dict[str, Any]:
+        """Return ``value``, or the values of several fields, as keyword arguments for ``filter``."""
+        if len(self.fields) == 1:
+            return {self.attnames[0]: value}
+        if isinstance(value, Mapping):
+            return {field.attname: value[field.name] for field in self.fields}
+        return dict(zip(self.attnames, value, strict=True))

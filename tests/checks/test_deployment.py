@@ -1,0 +1,241 @@
+"""``check --deploy``: every guard has a filter that can answer, or it is said why not."""
+
+from __future__ import annotations
+
+import struct
+from zlib import crc32
+
+import pytest
+from django.core.checks import run_checks
+from django.db import connection, connections
+
+from bloomguard.filters import codec
+from bloomguard.guards import registry
+from bloomguard.models import GuardState
+from bloomguard.rebuild import Rebuild
+from bloomguard.state import table as states
+from tests.conftest import Counting, forget
+from tests.shop.models import Product
+from tests.support import database
+from tests.support.guarding import make_guard
+
+pytestmark = [
+    pytest.mark.django_db(transaction=True, databases="__all__"),
+    pytest.mark.usefixtures("fresh", "clock"),
+]
+
+
+@pytest.fixture
+def mine(monkeypatch):
+    """The one guard there is, of products."""
+    guard = make_guard(Product, name="mine", filter="bloom")
+    monkeypatch.setattr(registry, "_guards", {})
+    registry.add(guard)
+    yield guard
+    registry.changed()
+
+
+@pytest.fixture
+def built(mine, clock):
+    """The same with 1,000 rows and a filter for 1,500."""
+    Product.objects.bulk_create(Product(pk=pk) for pk in range(1, 1_001))
+    Rebuild(mine, sleep=clock.sleep).run()
+    return mine
+
+
+def messages(**options):
+    """What the checks of this package say with ``--deploy``, as ``(id, message, hint)``."""
+    found = run_checks(tags=["bloomguard"], include_deployment_checks=True, **options)
+    return [(message.id, message.msg, message.hint) for message in found]
+
+
+@pytest.mark.usefixtures("each_database")
+def test_a_filter_that_answers_is_no_matter(built):
+    """A guard that is armed, with room left, is not mentioned."""
+    assert messages() == []
+
+
+@pytest.mark.usefixtures("each_database")
+def test_a_guard_that_was_never_built(mine):
+    """Without a row every request passes, which nobody would notice."""
+    ((found, message, hint),) = messages()
+
+    assert found == "bloomguard.W030"
+    assert message == "the guard 'mine': it has no filter yet, so every request passes."
+    assert hint == "Run manage.py rebuild_filter mine."
+
+
+def test_a_guard_whose_first_build_never_ended(mine):
+    """A row that names no active generation is as good as none."""
+    GuardState.objects.create(name="mine", building="a")
+
+    ((found, _, _),) = messages()
+
+    assert found == "bloomguard.W030"
+
+
+@pytest.mark.usefixtures("each_database")
+def test_a_guard_that_is_fenced(built):
+    """The reason of the fence is told."""
+    states.table.fence("mine", "a write was not proved")
+
+    ((found, message, hint),) = messages()
+
+    assert found == "bloomguard.W031"
+    assert message == "the guard 'mine': it is fenced, so every request passes: a write was not proved."
+    assert "rebuild_filter mine" in hint
+
+
+def test_a_filter_with_more_keys_than_room(built):
+    """What a filter promises holds up to its capacity; both figures are told."""
+    Product.objects.bulk_create(Product(pk=pk) for pk in range(2_000, 4_000))
+
+    ((found, message, hint),) = messages()
+
+    assert found == "bloomguard.W032"
+    assert " keys, but has a capacity of 1,500: " in message
+    assert "more than the configured 0.10% of absent IDs pass" in message
+    assert "rebuild_filter mine, which builds a larger filter" in hint
+
+
+def test_a_filter_that_its_guard_keeps_too_small(built, clock):
+    """A rebuild alone would make no more room than the guard's own ``capacity``, so the hint names that."""
+    built.capacity = 1_000
+    Rebuild(built, sleep=clock.sleep).run()
+    Product.objects.bulk_create(Product(pk=pk) for pk in range(2_000, 3_000))
+
+    ((found, message, hint),) = messages()
+
+    assert found == "bloomguard.W032"
+    assert "a capacity of 1,000" in message
+    assert hint.startswith("Raise its capacity, which is 1,000, or remove the line; then run ")
+
+
+def test_a_filter_of_a_newer_release(built):
+    """A format that this release cannot read is told with both versions."""
+    state = states.table.current("mine")
+    path = built._runtime.active_filter.store._file("mine", state.active)
+    forget()
+    data = bytearray(path.read_bytes())
+    struct.pack_into(">H", data, 16, codec.VERSION + 1)
+    count = struct.unpack_from(">H", data, 22)[0]
+    end = codec.FIXED_BYTES + 8 * count
+    struct.pack_into(">I", data, end, crc32(data[:end]))
+    path.write_bytes(data)
+
+    ((found, message, hint),) = messages()
+
+    assert found == "bloomguard.W033"
+    assert f"format version {codec.VERSION + 1}; this release reads version {codec.VERSION}" in message
+    assert "with the older one" in hint
+
+
+def test_a_filter_of_another_secret(built, settings):
+    """What was built with a key that the settings no longer have is of no use."""
+    settings.SECRET_KEY = "quite another"
+    forget()
+
+    ((found, message, hint),) = messages()
+
+    assert found == "bloomguard.W033"
+    assert "another SECRET_KEY" in message
+    assert "rebuild_filter mine" in hint
+
+
+def test_state_rows_that_cannot_be_read(mine):
+    """Before ``migrate``, one message says so, whatever the number of guards."""
+    with connection.schema_editor() as editor:
+        editor.delete_model(GuardState)
+    try:
+        ((found, message, hint),) = messages()
+    finally:
+        with connection.schema_editor() as editor:
+            editor.create_model(GuardState)
+
+    assert found == "bloomguard.W034"
+    assert "the state rows cannot be read from the database 'default'" in message
+    assert "bloomguard_guardstate" in message
+    assert "migrate" in hint
+
+
+def test_a_plain_check_asks_no_database(mine, django_assert_num_queries, monkeypatch):
+    """Without ``--deploy`` nothing is asked, and with ``--database`` only what is named."""
+    monkeypatch.setattr(states.table, "connection", Counting())
+    with django_assert_num_queries(0):
+        plain = run_checks(tags=["bloomguard"])
+        elsewhere = messages(databases=["postgresql"])
+
+    assert states.table.connection.statements == []
+    assert plain == []
+    assert elsewhere == []
+    assert [found for found, _, _ in messages(databases=["default"])] == ["bloomguard.W030"]
+
+
+@pytest.fixture
+def postgresql(monkeypatch):
+    """The test runs on PostgreSQL."""
+    monkeypatch.setattr(database, "current", "postgresql")
+
+
+def trigger_of(body, on="shop_article", when="AFTER INSERT"):
+    """Statements that make a trigger ``wild``, and those that undo it, on the test's database."""
+    if database.current == "default":
+        return [f"CREATE TRIGGER wild {when} ON {on} BEGIN {body}; END"], ["DROP TRIGGER wild"]
+    return [
+        f"CREATE FUNCTION wild() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN {body}; RETURN NEW; END $$",
+        f"CREATE TRIGGER wild {when} ON {on} FOR EACH ROW EXECUTE FUNCTION wild()",
+    ], [f"DROP TRIGGER wild ON {on}", "DROP FUNCTION wild()"]
+
+
+@pytest.fixture
+def trigger():
+    """``trigger(body)`` is there until the test ends."""
+    undone = []
+
+    def run(statements):
+        with connections[database.current].cursor() as cursor:
+            for statement in statements:
+                cursor.execute(statement)
+
+    def make(*args, **options):
+        made, undo = trigger_of(*args, **options)
+        undone.extend(undo)
+        run(made)
+
+    yield make
+    run(undone)
+
+
+INSERTS = "INSERT INTO shop_product (id, name) VALUES (NEW.id, 'x')"
+
+
+@pytest.mark.usefixtures("each_database")
+def test_a_trigger_that_makes_rows(mine, trigger):
+    """A row that a trigger makes is in no filter, so the trigger and its table are named."""
+    trigger(INSERTS)
+
+    ((found, message, hint),) = [each for each in messages() if each[0] != "bloomguard.W030"]
+
+    assert found == "bloomguard.W035"
+    assert f"the trigger 'wild' on 'shop_article' in the database {database.current!r} may write its keys" in message
+    assert "verify_filter --repair" in hint
+
+
+@pytest.mark.usefixtures("each_database")
+@pytest.mark.parametrize(
+    "body", ["UPDATE shop_product SET name = 'x'", "UPDATE shop_place SET slug = 'x'", "DELETE FROM shop_product"]
+)
+def test_a_trigger_that_writes_no_key(mine, trigger, body):
+    """Other columns, other tables and deletes make no absent row present."""
+    trigger(body, when="AFTER UPDATE")
+
+    assert [found for found, _, _ in messages()] == ["bloomguard.W030"]
+
+
+@pytest.mark.usefixtures("postgresql")
+@pytest.mark.parametrize(("column", "count"), [("id", 1), ("name", 0)])
+def test_a_trigger_that_changes_a_row_before_it_is_written(mine, trigger, column, count):
+    """What Django wrote is not what is stored: that matters for the columns of the key."""
+    trigger(f"NEW.{column} := NEW.{column}", on="shop_product", when="BEFORE INSERT")
+
+    assert [found for found, _, _ in messages() if found == "bloomguard.W035"] == ["bloomguard.W035"] * count

@@ -1,0 +1,152 @@
+"""Figures for Prometheus, of one process and of several."""
+
+from __future__ import annotations
+
+import pytest
+
+from bloomguard.guards import guards
+from bloomguard.guards.counters import counts
+from bloomguard.metrics.flush import Flusher
+from bloomguard.state import table as state
+from tests.shop.models import Product
+
+pytest.importorskip("prometheus_client")
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+
+from bloomguard.contrib.prometheus.metrics import Metrics, StateCollector, install
+
+
+def samples(text):
+    """Name and the labels' values, sorted by the labels -> value."""
+    return {
+        (sample.name, *sample.labels.values()): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+        if sample.name.startswith("bloomguard") and not sample.name.endswith("_created")
+    }
+
+
+def exported(registry):
+    return samples(generate_latest(registry).decode())
+
+
+@pytest.fixture
+def shop(build):
+    Product.objects.create(pk=7)
+    build("product")
+    counts.forget()
+
+
+def test_the_counters_follow_the_counts(shop, monkeypatch):
+    """Each flush adds what is new; verdicts have their reason, and what is blocked is avoided as well."""
+    registry = CollectorRegistry()
+    flusher = Flusher()
+    flusher.listeners.append(Metrics(registry).update)
+    for name, times in {
+        "absent": 4, "maybe": 2, "cold": 1, "blocked": 3, "query avoided": 1, "false positive": 1
+    }.items():  # fmt: skip
+        for _ in range(times):
+            counts.of("product")[name]()
+    counts.of("product")._samples.extend([2_000_000, 1_000_000])
+    flusher.flush()
+    flusher.flush()
+    counts.of("product")["maybe"]()
+    flusher.flush()
+
+    assert exported(registry) == {
+        ("bloomguard_verdicts_total", "product", "absent", "absent"): 4,
+        ("bloomguard_verdicts_total", "product", "maybe", "maybe"): 3,
+        ("bloomguard_verdicts_total", "product", "cold", "unknown"): 1,
+        ("bloomguard_blocked_requests_total", "product"): 3,
+        ("bloomguard_avoided_lookups_total", "product"): 4,
+        ("bloomguard_false_positives_total", "product"): 1,
+        ("bloomguard_timed_checks_total", "product"): 2,
+        ("bloomguard_timed_check_seconds_total", "product"): pytest.approx(0.003),
+    }
+
+
+def test_the_gauge_says_which_guards_are_armed(shop, clock):
+    """1 with a filter, 0 without one or fenced; nothing is said while the database does not answer."""
+    registry = CollectorRegistry()
+    registry.register(StateCollector())
+    name = "bloomguard_guard_armed"
+
+    assert exported(registry) == {(name, guard.name): float(guard.name == "product") for guard in guards}
+
+    state.table.fence("product", "for a test")
+    clock.sleep(1)
+    assert exported(registry)[name, "product"] == 0
+
+
+def test_a_database_that_is_away_breaks_no_scrape(shop, clock, monkeypatch):
+    """The other metrics of the process are exported as ever."""
+    from django.db import OperationalError
+
+    def gone(*args):
+        raise OperationalError("the database is gone")
+
+    registry = CollectorRegistry()
+    registry.register(StateCollector())
+    clock.sleep(1)
+    monkeypatch.setattr(state.table.connection, "execute", gone)
+    monkeypatch.setattr(state.table.connection, "has_table", gone)
+
+    assert exported(registry) == {}
+
+
+def test_registering_asks_nothing(django_assert_num_queries, monkeypatch):
+    """Nothing is asked of the database before the first scrape: apps register while Django starts."""
+    from bloomguard.contrib.prometheus import metrics as module
+
+    listeners = []
+    monkeypatch.setattr(module.flusher, "listeners", listeners)
+    monkeypatch.setattr(state.table.connection, "execute", None)
+    metrics = install(CollectorRegistry())
+
+    assert listeners == [metrics.update]
+
+
+WORKER = """
+import os, sys
+import django
+from django.conf import settings
+settings.INSTALLED_APPS.append("bloomguard.contrib.prometheus")
+django.setup()
+from django.test import Client
+for number in range(20):
+    assert Client(headers={"host": "localhost"}).get("/products/%d/" % (10 + number)).status_code == 404
+from bloomguard.metrics.flush import flusher
+flusher.flush()
+from prometheus_client import CollectorRegistry, REGISTRY, generate_latest
+if "PROMETHEUS_MULTIPROC_DIR" in os.environ:
+    from prometheus_client.multiprocess import MultiProcessCollector
+    from bloomguard.contrib.prometheus.metrics import StateCollector
+    REGISTRY = CollectorRegistry()
+    MultiProcessCollector(REGISTRY)
+    REGISTRY.register(StateCollector())
+print(generate_latest(REGISTRY).decode())
+"""
+
+
+@pytest.mark.parametrize("processes", [1, 3])
+def test_the_app_is_all_that_it_takes(build, settings, clock, start, tmp_path, processes):
+    """With the app installed the figures are in the project's own registry; of several processes they add up."""
+    settings.ALLOWED_HOSTS = ["testserver"]
+    Product.objects.create(pk=7)
+    build("product")
+    given = {}
+    if processes > 1:
+        folder = tmp_path / "metrics"
+        folder.mkdir()
+        given = {"PROMETHEUS_MULTIPROC_DIR": str(folder)}
+    for _ in range(processes):
+        child = start(code=WORKER, **given)
+        text, errors = child.communicate(timeout=60)
+        assert child.returncode == 0, errors
+
+    found = samples(text)
+    assert found["bloomguard_blocked_requests_total", "product"] == 20 * processes
+    assert found["bloomguard_verdicts_total", "product", "absent", "absent"] == 20 * processes
+    assert found["bloomguard_guard_armed", "product"] == 1

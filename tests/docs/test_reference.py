@@ -1,0 +1,73 @@
+"""The pages say what the code says."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+import bloomguard
+
+DOCS = Path(__file__).parents[2] / "docs"
+PACKAGE = Path(bloomguard.__file__).parent
+PAGES = sorted(DOCS.glob("*.md"))
+
+
+def source():
+    """All source of the package, as one text."""
+    return "\n".join(file.read_text() for file in sorted(PACKAGE.rglob("*.py")))
+
+
+def test_every_check_is_on_its_page():
+    """An ID that the code can give stands on the page, and none that it cannot."""
+    code = source()
+    given = set(re.findall(r"bloomguard\.[EWI]\d{3}", code))
+    given |= {f"bloomguard.E{int(number):03}" for number in re.findall(r"\berror\(\s*(\d+),", code)}
+    given |= {f"bloomguard.W{int(number):03}" for number in re.findall(r"\bwarning\(\s*(\d+),", code)}
+
+    assert set(re.findall(r"`(bloomguard\.[EWI]\d{3})`", (DOCS / "checks.md").read_text())) == given
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_page_can_be_found(page):
+    """A page stands in the table of contents, and no line of a block of code is cut off on a phone's screen."""
+    index = (DOCS / "index.md").read_text()
+
+    assert page.stem == "index" or re.search(rf"^{page.stem}$", index, re.MULTILINE)
+    for block in re.findall(r"^```(?:python|console)\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL):
+        assert max(map(len, block.splitlines())) <= 120
+
+
+def test_every_make_command_is_there():
+    """What pages and workflows call stands in the Makefile, and what that lists stands in CONTRIBUTING."""
+    root = DOCS.parent
+    pages = [*root.glob("*.md"), *PAGES, *root.glob(".github/workflows/*.yml")]
+    called = {
+        name
+        for page in pages
+        for name in re.findall(r"(?:`|\$ |run: )(?:\w+=\S+ )*make ([a-z-]+)", page.read_text())
+        if not name.startswith("bench-")
+    }
+    makefile, contributing = ((root / name).read_text() for name in ("Makefile", "CONTRIBUTING.md"))
+    listed = set(re.findall(r"^([a-z-]+):.*## ", makefile, re.MULTILINE))
+
+    assert called <= listed
+    assert listed - {"help", "bench", "clean"} <= set(re.findall(r"`make ([a-z-]+)`", contributing))
+
+
+def test_the_options_of_the_stores_are_on_their_page():
+    """Every option that a store takes stands on the settings' page with its default."""
+    from inspect import signature
+
+    from bloomguard.stores.file import FileStore
+    from bloomguard.stores.redis import RedisStore
+
+    page = (DOCS / "settings.md").read_text()
+    for store in (FileStore, RedisStore):
+        for name, option in signature(store).parameters.items():
+            if name not in ("alias", "clock"):
+                row = re.search(rf"^\| `{name}` \| (.*?) \|", page, re.MULTILINE)
+                assert row, name
+                if type(option.default) in (int, float):
+                    assert float(row[1].strip("`")) == option.default

@@ -1,0 +1,160 @@
+"""What views ask of a guard: verdicts, and which of many exist; and the async twins."""
+
+from __future__ import annotations
+
+import logging
+import threading
+
+import pytest
+from asgiref.sync import async_to_sync
+
+from bloomguard.exceptions import StoreError
+from bloomguard.guards import guards, registry
+from bloomguard.rebuild import Rebuild
+from bloomguard.state import table as state
+from bloomguard.stores import stores
+from bloomguard.verdicts import Verdict
+from tests.conftest import forget
+from tests.shop.models import Article, Place, Product
+from tests.support.servers import valkey
+
+
+@pytest.fixture
+def shop(build):
+    """Ten products, two articles of which one is deleted, and a place; their filters are built."""
+    Product.objects.bulk_create(Product(pk=pk) for pk in range(1, 11))
+    Article.objects.create(slug="alive")
+    Article.objects.create(slug="dead", deleted=True)
+    Place.objects.create(country="DE", slug="ulm")
+    for name in ("product", "article", "place"):
+        build(name)
+
+
+def twin(guard, name):
+    """A method, or its async twin called from a loop of its own."""
+    method = getattr(guard, name)
+    return async_to_sync(method) if name.startswith("a") else method
+
+
+def test_guards_are_had_by_name():
+    """``guards["product"]``, as ``caches["default"]``."""
+    assert guards is registry
+    assert guards["product"].name == "product"
+
+
+@pytest.mark.parametrize("name", ["verdict", "averdict"])
+def test_verdicts(shop, name):
+    """Present, absent, and nothing to say of what does not convert; the async twin says the same."""
+    ask = twin(guards["product"], name)
+
+    assert [ask(value) for value in (7, "7", 11, "tea", 2**70)] == [
+        Verdict.MAYBE,
+        Verdict.MAYBE,
+        Verdict.ABSENT,
+        Verdict.UNKNOWN,
+        Verdict.ABSENT,
+    ]
+
+
+def test_an_async_verdict_reads_the_state_rows_in_a_thread(shop, clock, monkeypatch):
+    """Where the lease has run out, the loop does not wait for the database."""
+    threads = set()
+    execute = state.table.connection.execute
+    monkeypatch.setattr(
+        state.table.connection, "execute", lambda *args: threads.add(threading.get_ident()) or execute(*args)
+    )
+    clock.sleep(5)
+
+    async def ask():
+        return await guards["product"].averdict(11), threading.get_ident()
+
+    verdict, loop = async_to_sync(ask)()
+
+    assert verdict is Verdict.ABSENT
+    assert threads
+    assert loop not in threads
+
+
+# -- many
+
+
+@pytest.mark.parametrize("name", ["filter_existing", "afilter_existing"])
+def test_those_that_may_exist_stay_in_their_order(shop, name, django_assert_num_queries):
+    """Repeated, unconverted and unkeyable values stay as they came; those that certainly do not exist go."""
+    with django_assert_num_queries(0):
+        kept = twin(guards["product"], name)(iter([10, 11, "7", 3, 2**70, "tea", 12, 3, None]))
+
+    assert kept == [10, "7", 3, "tea", 3, None]
+
+
+def test_several_fields(shop):
+    """Tuples and mappings of a guard of two fields."""
+    values = [("DE", "ulm"), ("FR", "ulm"), {"slug": "ulm", "country": "DE"}, ("DE",)]
+
+    assert guards["place"].filter_existing(values) == [values[0], values[2], values[3]]
+
+
+def test_nothing_is_asked_for_nothing(shop):
+    """An empty list is itself."""
+    assert guards["product"].filter_existing([]) == []
+
+
+def test_without_a_filter_everything_stays(fresh, db, django_assert_num_queries):
+    """UNKNOWN keeps all, and a guard that was never built asks nobody."""
+    with django_assert_num_queries(0):
+        assert guards["product"].filter_existing([7, 8]) == [7, 8]
+
+
+def test_a_fenced_filter_keeps_everything(shop, clock):
+    """What must not answer 404 must not drop values either."""
+    state.table.fence("product", "for a test")
+    clock.sleep(5)
+
+    assert guards["product"].filter_existing([7, 11]) == [7, 11]
+
+
+def test_without_a_lease_everything_stays(shop, clock, monkeypatch):
+    """A generation's no counts only while the state row is known."""
+    clock.sleep(5)
+    monkeypatch.setattr(state.table, "renew", lambda **kwargs: False)
+
+    assert guards["product"].filter_existing([7, 11]) == [7, 11]
+
+
+@pytest.mark.parametrize("error", [StoreError("gone"), RuntimeError("oops")])
+def test_an_error_keeps_everything(shop, monkeypatch, caplog, error):
+    """Whatever goes wrong is logged once."""
+
+    def fail(keys):
+        raise error
+
+    guard = guards["product"]
+    guard._runtime._log.forget()
+    assert guard.filter_existing([7, 11]) == [7]
+    monkeypatch.setattr(next(iter(guard._runtime.active_filter._opened.values())), "might_contain_many", fail)
+
+    with caplog.at_level(logging.WARNING, logger="bloomguard"):
+        kept = [guard.filter_existing([7, 11]) for _ in range(3)]
+
+    assert kept == [[7, 11]] * 3
+    assert len(caplog.records) == 1
+
+
+def test_many_values_are_one_trip(transactional_db, settings, clock, monkeypatch):
+    """On a server of Redis, ten thousand values cost one."""
+    settings.BLOOMGUARD = {
+        "STORES": {"default": {"BACKEND": "bloomguard.stores.redis.RedisStore", "OPTIONS": {"url": valkey()}}}
+    }
+    forget()
+    Product.objects.bulk_create(Product(pk=pk) for pk in range(1, 1_001))
+    Rebuild(registry["product"], sleep=clock.sleep).run()
+    assert guards["product"].filter_existing([1]) == [1]
+    trips = []
+    read = stores["default"].read
+    monkeypatch.setattr(stores["default"], "read", lambda *args: trips.append(args) or read(*args))
+
+    kept = guards["product"].filter_existing(range(10_000))
+
+    assert kept == list(range(1, 1_001))
+    assert len(trips) == 1
+    forget()

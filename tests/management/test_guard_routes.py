@@ -1,0 +1,87 @@
+"""``manage.py guard_routes``: who guards what, and why not."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from django.core.management import CommandError, call_command
+from django.db.models import Q
+
+from tests.shop.models import Article, Product
+from tests.support.guarding import registered
+
+
+@pytest.fixture
+def guards(settings):
+    settings.ROOT_URLCONF = "tests.shop.features"
+    with (
+        registered(Product, name="auto", routes="auto"),
+        registered(Article, name="auto-slug", lookup="slug", alive=Q(deleted=False), routes="auto"),
+        registered(Product, name="named", routes=["function", "decorated"]),
+    ):
+        yield
+
+
+def rows(capsys, *arguments):
+    call_command("guard_routes", "--json", *arguments)
+    return json.loads(capsys.readouterr().out)["routes"]
+
+
+@pytest.mark.parametrize(
+    ("name", "guard", "answered", "reason"),
+    [
+        ("detail", "auto", "door", ""),
+        ("alive", "auto-slug", "door", ""),
+        ("own-queryset", "auto", "lookup", "its view's own query"),
+        ("private", "auto", "lookup", "its view's own query"),
+        ("guarded", "auto", "route", "by @guarded, at its place among the view's decorators"),
+        ("topped", "auto", "route", "by @guarded, at its place among the view's decorators"),
+        ("function", "named", "door", ""),
+        ("decorated", "named", "lookup", "not before the view: Decorated.dispatch runs first"),
+        ("fixed", "auto", "route", "the URLconf sets the ID, not the path"),
+        ("own-object", "auto", "lookup", "its view's own query"),
+        ("rest-private", "auto", "lookup", "its view's own query"),
+    ],
+)
+def test_each_pattern_is_told_of(guards, capsys, name, guard, answered, reason):
+    """Which guard, where it answers, and why not earlier, in one line."""
+    [row] = [row for row in rows(capsys) if (row["name"], row["guard"]) == (name, guard)]
+
+    assert (row["answered"], row["reason"]) == (answered, reason)
+
+
+def test_where_no_guard_answers_the_reason_is_told(capsys, settings):
+    """Of a model that nobody guards, and of guards that leave queries alone."""
+    settings.ROOT_URLCONF = "tests.shop.features"
+    with registered(Product, name="named", routes=["decorated"], lookups=False):
+        found = {(row["name"], row["guard"]): row for row in rows(capsys)}
+
+    assert found["decorated", "named"]["answered"] == ""
+    assert found["decorated", "named"]["reason"] == "not before the view: Decorated.dispatch runs first"
+
+
+def test_only_patterns_with_an_identifier_are_listed(guards, capsys):
+    """A pattern that captures nothing has nothing to guard; ``--unguarded`` leaves out the guarded ones."""
+    every, unguarded = rows(capsys), rows(capsys, "--unguarded")
+
+    assert "product-list" not in [row["name"] for row in every]
+    assert {row["answered"] for row in unguarded} == {""}
+    assert 0 < len(unguarded) < len(every)
+
+
+def test_it_reads_well(guards, capsys):
+    """One line a pattern, and how many are guarded."""
+    call_command("guard_routes")
+    lines = capsys.readouterr().out.splitlines()
+
+    assert any(line.startswith("/p/<int:pk>/") and line.endswith("auto: door") for line in lines)
+    assert any(line.endswith("auto: lookup (its view's own query)") for line in lines)
+    assert lines[-1].endswith("patterns that take an identifier are guarded")
+
+
+def test_another_urlconf(guards, capsys):
+    """``--urlconf`` takes another one than ``ROOT_URLCONF``; one that is not there is said to be missing."""
+    assert rows(capsys, "--urlconf", "tests.shop.urls")[0]["name"] == "product"
+    with pytest.raises(CommandError, match=r"there is no URLconf 'no\.such'"):
+        call_command("guard_routes", urlconf="no.such")

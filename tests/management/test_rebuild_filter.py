@@ -1,0 +1,371 @@
+"""``manage.py rebuild_filter``: what it says, to people and to programs."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import sys
+from datetime import timedelta
+
+import pytest
+from django.core.management import CommandError, call_command
+from django.db import connection
+
+from bloomguard.guards import Registry, registry
+from bloomguard.management import output
+from bloomguard.management.commands import rebuild_filter
+from bloomguard.models import GuardState
+from bloomguard.rebuild import Rebuild, rebuild
+from bloomguard.rebuild import source as sources
+from bloomguard.state import table as states
+from bloomguard.state.table import ARMED, FENCED
+from bloomguard.stores import stores
+from tests.shop.models import Article, Product
+
+pytestmark = [
+    pytest.mark.django_db(transaction=True, databases="__all__"),
+    pytest.mark.usefixtures("fresh", "clock", "hasty"),
+]
+
+SHOP = ["product", "order", "article", "place", "price", "diary"]
+
+
+@pytest.fixture
+def hasty(monkeypatch) -> None:
+    """No waiting: nobody else writes here."""
+    monkeypatch.setattr(rebuild, "SETTLE_SECONDS", 0.0)
+
+
+def run(*arguments: str) -> str:
+    out = io.StringIO()
+    call_command("rebuild_filter", *arguments, stdout=out)
+    return out.getvalue()
+
+
+@pytest.mark.usefixtures("each_database")
+def test_the_named_guards_are_built(capfd):
+    """Each guard that is named is built once, in that order, and no other."""
+    Product.objects.bulk_create(Product(pk=pk) for pk in range(1, 2_001))
+    Article.objects.create(slug="here")
+    Article.objects.create(slug="hidden", deleted=True)
+
+    said = run("product", "article", "product").splitlines()
+
+    assert re.fullmatch(
+        r"product: 2,000 rows in a bitmap filter of [\d.]+ KiB, built in [\d.]+ s after waiting [\d.]+ s for "
+        r"other processes; error rate [\d.]+% now, 0\.1000% when full",
+        said[0],
+    )
+    assert said[1].startswith("article: 1 rows in a bloom filter of ")
+    assert len(said) == 2
+    assert stores["default"].names("order") == []
+
+
+def test_all_guards_are_built_if_none_is_named():
+    """Without a name, every guard of the project."""
+    said = run()
+
+    assert {line.split(":")[0] for line in said.splitlines()} == {guard.name for guard in registry}
+    assert all(states.table.current(name).active for name in SHOP)
+
+
+def test_progress_is_shown_with_rate_and_time_left(capfd, monkeypatch):
+    """A bar a guard, on the error stream: the rows so far and in all, how many a second, how long it will take."""
+    monkeypatch.setattr(sources, "PAGE_ROWS", 100)
+    Product.objects.bulk_create(Product(pk=pk) for pk in range(1, 1_001))
+
+    run("product", "order")
+    assert "rows/s" not in capfd.readouterr().err  # no terminal: cron would mail every step
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    run("product", "order")
+
+    shown = capfd.readouterr().err
+    assert "product: 100%" in shown
+    assert "1.00k/1.00k" in shown
+    assert "rows/s" in shown
+
+
+def test_whoever_builds_a_first_filter_is_told_who_must_not_write_any_more(capfd, monkeypatch):
+    """Once for all guards that never had a filter and are to answer: what older processes write is not in it."""
+    monkeypatch.setattr(type(registry["article"]), "mode", "shadow")
+    run("product")
+    first = capfd.readouterr().err
+
+    run("product", "article", "order", "place")
+    then = capfd.readouterr().err
+
+    assert "product: the first filter. A process that started before the guard existed does not add the rows" in first
+    assert "order, place: the first filter." in then
+    assert then.count("the first filter") == 1
+
+
+def test_before_migrate_the_command_says_so():
+    """Without the table of states nothing is built, and the message is the command that makes the table."""
+    with connection.schema_editor() as editor:
+        editor.delete_model(GuardState)
+    try:
+        for arguments in (["product"], ["--if-needed"], ["--roll-back", "product"]):
+            with pytest.raises(CommandError, match=r"no table bloomguard_guardstate yet: run manage\.py migrate"):
+                run(*arguments)
+    finally:
+        with connection.schema_editor() as editor:
+            editor.create_model(GuardState)
+
+    assert stores["default"].names("product") == []
+
+
+def test_quiet_says_nothing(capfd):
+    """``-v 0`` prints nothing at all, on either stream."""
+    assert run("product", "-v", "0") == ""
+    assert run("product", "--dry-run", "-v", "0") == ""
+    assert capfd.readouterr() == ("", "")
+
+
+def test_json_gives_the_figures_and_nothing_else():
+    """``--json``: one object, with each guard's report."""
+    Product.objects.bulk_create(Product(pk=pk) for pk in range(1, 501))
+
+    (found,) = json.loads(run("product", "--json", "-v", "0"))["guards"]
+
+    assert set(found) == {
+        "name", "generation", "kind", "rows", "rows_verified", "capacity", "bytes", "error_rate",
+        "error_rate_measured", "seconds", "waited_seconds",
+    }  # fmt: skip
+    assert (found["name"], found["rows"], found["error_rate"]) == ("product", 500, 0.001)
+    assert found["generation"] == states.table.current("product").active
+
+
+@pytest.mark.usefixtures("each_database")
+def test_a_dry_run_tells_and_does_nothing():
+    """``--dry-run``: rows, bytes, error rate; no generation, no row of state."""
+    Product.objects.bulk_create(Product(pk=pk) for pk in range(1, 5_001))
+
+    said = run("product", "--dry-run")
+    (found,) = json.loads(run("product", "--dry-run", "--json"))["guards"]
+
+    assert said.startswith("product: about 5,000 rows; a bitmap filter with room for 7,500 at an error rate of 0.001 ")
+    assert said.rstrip().endswith(" in 1 shard")
+    assert set(found) == {"name", "kind", "rows", "capacity", "error_rate", "bytes", "shards"}
+    assert stores["default"].names("product") == []
+    assert states.table.current("product").version == 0
+
+
+def test_a_dry_run_tells_the_bytes_that_a_build_takes():
+    """What is foretold is what is made."""
+    Product.objects.bulk_create(Product(pk=pk) for pk in range(1, 5_001))
+    (planned,) = json.loads(run("product", "--dry-run", "--json"))["guards"]
+    (built,) = json.loads(run("product", "--json"))["guards"]
+
+    assert {name: planned[name] for name in ("kind", "bytes", "capacity")} == {
+        name: built[name] for name in ("kind", "bytes", "capacity")
+    }
+
+
+def test_an_unknown_name_is_refused_with_those_there_are():
+    """A guard that is not there is named, with all that are; nothing is built."""
+    with pytest.raises(CommandError, match=r"no guard 'produkt'; known are .*product") as raised:
+        run("product", "produkt")
+
+    assert raised.value.returncode == 1
+    assert stores["default"].names("product") == []
+
+
+def test_a_project_without_guards_is_told_how_to_have_one(monkeypatch):
+    """Nothing registered: no success, but where to register."""
+    monkeypatch.setattr(rebuild_filter, "registry", Registry())
+
+    with pytest.raises(CommandError, match=r"no guard to build: register one in an app's guards\.py"):
+        run()
+
+
+@pytest.mark.parametrize("arguments", [["product"], ["product", "--dry-run"]])
+def test_what_does_not_fit_is_refused_with_the_figures(arguments, monkeypatch):
+    """A store without room: how much it takes and how much is left, exit code 1."""
+    monkeypatch.setattr(type(stores["default"]), "free_bytes", lambda self: 100)
+
+    with pytest.raises(CommandError, match=r"product: room for 1,000 keys .* takes [\d,]+ bytes; .* has 100 left"):
+        run(*arguments)
+
+
+@pytest.mark.parametrize("path", ["/proc/bloomguard", "/dev/null/bloomguard"])
+def test_a_place_that_cannot_be_written_is_a_clear_error(path, settings):
+    """A read-only place: which, as whom; no traceback."""
+    settings.BLOOMGUARD = {
+        "STORES": {"default": {"BACKEND": "bloomguard.stores.file.FileStore", "OPTIONS": {"path": path}}}
+    }
+
+    with pytest.raises(CommandError, match=r"product: .*cannot write .* as user \d+"):
+        run("product")
+
+
+def test_a_store_that_is_not_configured_is_a_clear_error(settings):
+    """A backend that cannot be imported is named."""
+    settings.BLOOMGUARD = {"STORES": {"default": {"BACKEND": "nowhere.Store"}}}
+
+    with pytest.raises(CommandError, match=r"'nowhere\.Store'"):
+        run("product")
+
+
+def test_one_that_fails_does_not_hide_the_others(monkeypatch):
+    """Of several guards, those that could be built are built and reported; the exit code tells that one was not."""
+    table = states.table
+    seen = table.current("order")
+    table.swap(seen, building="theirs", builder="elsewhere/1", builder_seen_at=rebuild.timezone.now())
+    out = io.StringIO()
+
+    with pytest.raises(CommandError, match="order is being built by process 1 on elsewhere") as raised:
+        call_command("rebuild_filter", "product", "order", "--json", stdout=out)
+
+    assert raised.value.returncode == 75
+    assert [each["name"] for each in json.loads(out.getvalue())["guards"]] == ["product"]
+
+
+def test_ctrl_c_ends_with_130():
+    """Interrupted, the command says that the previous filter stays active."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Rebuild, "complete", lambda self, waited: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(CommandError, match="the previous filter stays active") as raised:
+            run("product")
+
+    assert raised.value.returncode == 130
+    assert stores["default"].names("product") == []
+    assert states.table.current("product").status == FENCED  # there was nothing to serve before
+
+
+def test_a_full_disk_is_a_clear_error_and_the_old_generation_serves(start):
+    """The kernel refuses the space, in a real process: exit code 1, the figures, no traceback, nothing lost."""
+    Product.objects.create(pk=1)
+    run("product")
+    active = states.table.current("product").active
+    Product.objects.bulk_create(Product(pk=pk * 1_000_003) for pk in range(2, 40_000))
+    code = (
+        "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, -1))\n"
+        "from tests.support import child\n"
+        "try: child.main()\n"
+        "finally: resource.setrlimit(resource.RLIMIT_FSIZE, (-1, -1))\n"  # what measures coverage writes at the end
+    )
+
+    child = start("rebuild_filter", "product", "--skip-checks", code=code)
+    _, said = child.communicate(timeout=60)
+
+    assert child.returncode == 1
+    assert re.search(r"product: no room for a filter of [\d,]+ bytes.*File too large", said)
+    assert "Traceback" not in said
+    assert stores["default"].names("product") == [active]
+    assert states.table.current("product").active == active
+
+
+@pytest.mark.parametrize(
+    ("size", "said"),
+    [(0, "0 bytes"), (1_023, "1023 bytes"), (1_536, "1.5 KiB"), (5 << 20, "5.0 MiB"), (3 << 40, "3.0 TiB")],
+)
+def test_sizes_are_told_in_units(size, said):
+    """Bytes in the largest unit that keeps the number above one."""
+    assert output.size_in_words(size) == said
+
+
+def test_if_needed_does_nothing_without_a_reason(capfd):
+    """``--if-needed`` after a build: exit code 0, no build, and the figures say why there is none."""
+    Product.objects.bulk_create(Product(pk=pk) for pk in range(1, 1_001))
+    run("product")
+    active = states.table.current("product").active
+
+    said = run("product", "--if-needed", "--max-age", "7d")
+
+    assert said == "product needs no rebuild: 1,000 rows, 1,000 keys, 0.0% of them stale, capacity 1,500\n"
+    assert states.table.current("product").active == active
+
+
+def test_if_needed_builds_what_has_a_reason():
+    """Of several guards those with a reason are built, and each reason is told."""
+    run("product")
+    states.table.fence("product", "a write was not proved")
+
+    said = run("product", "order", "--if-needed", "-v", "1")
+
+    assert "product needs a rebuild: it is fenced: a write was not proved\n" in said
+    assert "order needs a rebuild: there is no filter yet\n" in said
+    assert "product: 0 rows in a " in said
+    assert states.table.current("product").status == ARMED
+    assert states.table.current("order").active
+
+
+def test_if_needed_tells_its_reasons_as_json():
+    """``--json``: each guard with its reasons and what they were judged by, and the report of what was built."""
+    Product.objects.bulk_create(Product(pk=pk) for pk in range(1, 1_001))
+    run("product")
+
+    found = json.loads(run("product", "order", "--if-needed", "--json", "-v", "0"))["guards"]
+
+    assert [(each["name"], each["reasons"]) for each in found] == [
+        ("product", []),
+        ("order", ["there is no filter yet"]),
+    ]
+    assert {name: found[0][name] for name in ("rows", "keys", "capacity")} == {
+        "rows": 1_000, "keys": 1_000, "capacity": 1_500,
+    }  # fmt: skip
+    assert "generation" not in found[0]
+    assert found[1]["generation"] == states.table.current("order").active
+
+
+def test_if_needed_clears_away_what_was_kept_long_enough():
+    """A standby whose time is over goes although nothing is built."""
+    run("product")
+    run("product", "--keep-standby", "1h")
+    kept = len(stores["default"].names("product"))
+    past = rebuild.timezone.now() - timedelta(seconds=1)
+    states.table.swap(states.table.current("product"), standby_until=past)
+
+    run("product", "--if-needed")
+
+    assert (kept, len(stores["default"].names("product"))) == (2, 1)
+
+
+def test_a_roll_back_by_command():
+    """``--keep-standby 1h``, then ``--roll-back``: the generation before answers again, once."""
+    run("product")
+    former = states.table.current("product").active
+    run("product", "--keep-standby", "1h")
+
+    (found,) = json.loads(run("--roll-back", "product", "--json"))["guards"]
+
+    assert found == {"name": "product", "generation": former}
+    assert states.table.current("product").active == former
+    with pytest.raises(CommandError, match="no previous generation to roll back to"):
+        run("--roll-back", "product")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--roll-back"], "name the guards"),
+        (["--max-age", "1h"], "give it with --if-needed"),
+        (
+            ["--if-needed", "--max-age", "soon"],
+            "'soon' is not a duration; write a number with s, m, h or d, as in 30m or 1h",
+        ),
+        (["--keep-standby", "1"], "'1' is not a duration"),
+        (["--roll-back", "--dry-run", "product"], "not allowed with"),
+    ],
+)
+def test_arguments_that_make_no_sense_are_refused(arguments, said):
+    """What is wrong is shown, with the cure; nothing is built."""
+    with pytest.raises(CommandError, match=said):
+        run(*arguments)
+
+    assert stores["default"].names("product") == []
+
+
+def test_times_are_written_with_a_unit():
+    """Seconds, minutes, hours and days."""
+    assert [output.seconds(text) for text in ("90s", "30m", "1h", "7d")] == [90, 1_800, 3_600, 604_800]
+
+
+def test_all_waits_are_told(monkeypatch, clock):
+    """Two seconds before the scan, and two after the publication if a previous filter is dropped."""
+    monkeypatch.setattr(rebuild, "SETTLE_SECONDS", 2.0)
+    monkeypatch.setattr(rebuild.time, "monotonic", clock)
+    waited = [Rebuild(registry["product"], sleep=clock.sleep).run().waited_seconds for _ in range(2)]
+
+    assert waited == [2.0, 4.0]

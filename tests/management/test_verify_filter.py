@@ -1,0 +1,299 @@
+"""``manage.py verify_filter``: what it finds, what it does about it, and what it says."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import signal
+import uuid
+
+import pytest
+from django.core.management import CommandError, call_command
+from django.db import connections
+
+from bloomguard.exceptions import StoreError
+from bloomguard.guards import registry
+from bloomguard.rebuild import Rebuild, rebuild, verify
+from bloomguard.rebuild import source as sources
+from bloomguard.rebuild.verify import Verification
+from bloomguard.state import table as states
+from bloomguard.verdicts import Verdict
+from tests.shop.models import Article, Order, Place, Product
+from tests.support import database
+from tests.support.guarding import registered
+
+pytestmark = [
+    pytest.mark.django_db(transaction=True, databases="__all__"),
+    pytest.mark.usefixtures("fresh", "clock"),
+]
+
+
+@pytest.fixture(autouse=True)
+def hasty(monkeypatch) -> None:
+    """No waiting: nobody else writes here."""
+    monkeypatch.setattr(rebuild, "SETTLE_SECONDS", 0.0)
+
+
+def run(*arguments: str) -> str:
+    out = io.StringIO()
+    call_command("verify_filter", *arguments, stdout=out)
+    return out.getvalue()
+
+
+def insert_unseen(table: str, **columns: object) -> None:
+    """A row as another program writes it."""
+    connection = connections[database.current]
+    connection.ensure_connection()
+    names, values = ", ".join(columns), ", ".join(map(repr, columns.values()))
+    connection.connection.execute(f"INSERT INTO {table} ({names}) VALUES ({values})")
+
+
+@pytest.fixture
+def rows(fresh, clock, hasty) -> None:
+    """Rows of every kind of key, all filters built."""
+    Product.objects.bulk_create(Product(pk=pk) for pk in range(1, 2_001))
+    Order.objects.bulk_create(Order(id=uuid.UUID(int=number << 70)) for number in range(1, 501))
+    Article.objects.bulk_create(Article(slug=f"a{number}", deleted=number % 2 == 0) for number in range(100))
+    Place.objects.bulk_create(Place(country="de", slug=f"p{number}") for number in range(100))
+    call_command("rebuild_filter", "product", "order", "article", "place", verbosity=0)
+
+
+@pytest.mark.usefixtures("each_database", "rows")
+def test_a_true_filter_is_found_true(monkeypatch):
+    """All rows, by integer, UUID, text and several fields, in one page or many: nothing is missing, nothing changes."""
+    monkeypatch.setattr(sources, "PAGE_ROWS", 300)
+    before = states.table.current("product")
+
+    said = run("product", "order", "article", "place").splitlines()
+
+    assert re.fullmatch(
+        r"product: all 2,000 rows are in its filter; error rate [\d.]+% now, 0\.1000% when full; [\d.]+% of its "
+        r"keys are stale; [\d.]+ s",
+        said[0],
+    )
+    assert [line.partition(" rows are")[0] for line in said[1:]] == [
+        "order: all 500",
+        "article: all 50",
+        "place: all 100",
+    ]
+    assert states.table.current("product") == before
+
+
+@pytest.mark.usefixtures("each_database", "rows")
+@pytest.mark.parametrize(
+    ("name", "table", "columns", "value"),
+    [
+        ("product", "shop_product", {"id": 5_000, "name": "x"}, 5_000),
+        ("order", "shop_order", {"id": f"{77:032x}"}, uuid.UUID(int=77)),
+        ("place", "shop_place", {"country": "fr", "slug": "nice"}, ("fr", "nice")),
+    ],
+    ids=["product", "order", "place"],
+)
+def test_a_missing_row_is_found_and_fences(name, table, columns, value, caplog):
+    """A row that no sync saw: exit code 1, requests pass from then on, and the key is in no log."""
+    insert_unseen(table, **columns)
+    assert registry[name].verdict(value) is Verdict.ABSENT
+
+    with pytest.raises(CommandError, match=f"missing from the filter of {name}: run rebuild_filter") as raised:
+        run(name)
+    states.table.forget()
+
+    assert raised.value.returncode == 1
+    assert states.table.current(name).status == states.FENCED
+    assert registry[name].verdict(value) is Verdict.UNKNOWN
+    assert "5000" not in caplog.text
+    assert "nice" not in caplog.text
+
+
+@pytest.mark.usefixtures("rows")
+def test_repair_builds_anew():
+    """With --repair the filter that lacks a row is built anew at once, and the command ends well."""
+    insert_unseen("shop_product", id=5_000, name="x")
+
+    figures = json.loads(run("product", "order", "--repair", "--json"))["guards"]
+
+    assert [(each["name"], each["missing"], each["repaired"]) for each in figures] == [
+        ("product", 1, True),
+        ("order", 0, False),
+    ]
+    assert registry["product"].verdict(5_000) is Verdict.MAYBE
+    assert registry["product"].verdict(6_000) is Verdict.ABSENT
+
+
+@pytest.mark.usefixtures("rows")
+def test_one_that_cannot_be_verified_stops_no_other(monkeypatch):
+    """The others are verified, and with --repair built anew; then the command tells of the one, and fails."""
+    insert_unseen("shop_product", id=5_000, name="x")
+    verify = Verification.run
+
+    def fail(self):
+        if self.guard.name == "order":
+            raise StoreError("order: the disk is gone")
+        return verify(self)
+
+    monkeypatch.setattr(Verification, "run", fail)
+
+    with pytest.raises(CommandError, match=r"^order: the disk is gone$"):
+        run("order", "product", "--repair", "--json")
+
+    assert registry["product"].verdict(5_000) is Verdict.MAYBE
+    assert registry["product"].verdict(6_000) is Verdict.ABSENT
+
+
+@pytest.mark.usefixtures("rows")
+def test_figures_for_programs():
+    """--json prints one object: what was verified, how wrong the filter is and how much of it is stale."""
+    Product.objects.filter(pk__gt=1_000).delete()
+
+    (figures,) = json.loads(run("product", "--json"))["guards"]
+
+    assert figures["name"] == "product"
+    assert figures["generation"] == states.table.current("product").active
+    assert (figures["rows"], figures["missing"], figures["repaired"]) == (1_000, 0, False)
+    assert figures["stale_share"] == pytest.approx(0.5, abs=0.02)
+    assert 0 <= figures["error_rate_measured"] <= figures["error_rate"] == 0.001
+
+
+@pytest.mark.usefixtures("each_database", "rows")
+@pytest.mark.parametrize("name", ["product", "order", "article"])
+def test_a_sample_asks_for_about_so_many(name):
+    """--sample N reads N random rows, in turn all if there are fewer, and finds what is missing among them."""
+    found = Verification(registry[name], sample=200).run()
+
+    assert found.missing == 0
+    assert 40 <= found.rows <= 200
+
+
+@pytest.mark.usefixtures("rows")
+def test_a_sample_finds_what_is_missing_everywhere():
+    """Where half of the rows are missing a sample will do."""
+    for pk in range(3_001, 5_001):
+        insert_unseen("shop_product", id=pk, name="x")
+
+    assert Verification(registry["product"], sample=400).run().missing > 50
+
+
+def test_so_many_missing_rows_are_enough(rows, monkeypatch, capsys):
+    """It stops looking once there are very many: the filter has to be built anew anyway."""
+    monkeypatch.setattr(verify, "MOST_MISSING", 10)
+    monkeypatch.setattr(sources, "PAGE_ROWS", 100)
+    for pk in range(3_001, 3_501):
+        insert_unseen("shop_product", id=pk, name="x")
+
+    found = Verification(registry["product"]).run()
+
+    assert found.missing >= 10
+    assert found.rows < 2_500
+
+
+@pytest.mark.usefixtures("rows")
+@pytest.mark.parametrize("why", ["fenced", "cold", "elsewhere"])
+def test_what_does_not_answer_is_not_verified(why, clock, settings, tmp_path):
+    """Fenced, never built, or of another store: requests pass anyway, and that is what is said."""
+    if why == "fenced":
+        states.table.fence("product", "for a test")
+    if why == "elsewhere":
+        settings.BLOOMGUARD = {
+            "STORES": {
+                "default": {"BACKEND": "bloomguard.stores.file.FileStore", "OPTIONS": {"path": tmp_path / "other"}}
+            }
+        }
+    name = "diary" if why == "cold" else "product"
+
+    out = io.StringIO()
+    with pytest.raises(CommandError, match="nothing was verified, because no filter answers: run rebuild_filter"):
+        call_command("verify_filter", name, stdout=out)
+    assert out.getvalue() == f"{name}: it has no usable filter, so there is nothing to verify; requests pass\n"
+
+
+def test_rows_that_come_and_go_meanwhile_are_no_mistakes(each_database, clock, monkeypatch):
+    """A row deleted between its page and its check has left a filter that discards; one that came is in it."""
+    with registered(Product, filter="cuckoo", name="counted") as guard:
+        Product.objects.bulk_create(Product(pk=pk) for pk in range(1, 501))
+        Rebuild(guard, sleep=clock.sleep).run()
+        monkeypatch.setattr(sources, "PAGE_ROWS", 100)
+        check = verify._suspects
+
+        def meanwhile(*args):
+            if not Product.objects.filter(pk=9_000).exists():
+                Product.objects.filter(pk__lte=50).delete()
+                Product.objects.create(pk=9_000)
+            return check(*args)
+
+        monkeypatch.setattr(verify, "_suspects", meanwhile)
+        monkeypatch.setattr(verify, "ThreadPoolExecutor", Inline)  # SQLite has a writer at a time
+        found = Verification(guard).run()
+
+    assert found.missing == 0
+    assert found.rows > 400
+
+
+class Inline:
+    """An executor that does the work where it is given."""
+
+    def __init__(self, workers):
+        pass
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *args):
+        pass
+
+    def submit(self, function, *args):
+        from concurrent.futures import Future
+
+        done = Future()
+        done.set_result(function(*args))
+        return done
+
+
+@pytest.mark.usefixtures("rows")
+def test_a_filter_that_was_replaced_meanwhile_is_no_mistake(monkeypatch, clock):
+    """A rebuild publishes another generation while the old one is verified: the guard itself is asked in the end."""
+    monkeypatch.setattr(sources, "PAGE_ROWS", 100)
+    monkeypatch.setattr(verify, "ThreadPoolExecutor", Inline)
+    check, guard = verify._suspects, registry["product"]
+
+    def meanwhile(*args):
+        if not Product.objects.filter(pk=9_000).exists():
+            Rebuild(guard, sleep=clock.sleep).run()
+            Product.objects.create(pk=9_000)
+        return check(*args)
+
+    monkeypatch.setattr(verify, "_suspects", meanwhile)
+
+    assert Verification(guard).run().missing == 0
+    assert guard.verdict(9_000) is Verdict.MAYBE
+
+
+@pytest.mark.parametrize("given", ["0", "-1", "many"])
+def test_a_sample_is_a_number_of_rows(given):
+    """Anything else is refused, with the cure."""
+    with pytest.raises(CommandError, match=r"is not a number of rows; give a number from 1 on"):
+        run("product", f"--sample={given}")
+
+
+def test_an_unknown_guard_is_named():
+    """A name that no guard has is refused with those that there are."""
+    with pytest.raises(CommandError, match=r"no guard 'nobody'; known are article"):
+        run("nobody")
+
+
+@pytest.mark.usefixtures("rows")
+def test_ctrl_c_ends_it_cleanly(start):
+    """Stopped in the middle it says so in one line, and nothing has changed."""
+    before = states.table.current("product")
+    child = start(
+        "verify_filter", "product", "--skip-checks", BLOOMGUARD_STOP="bloomguard.rebuild.verify:Verification._missing"
+    )
+    assert child.stdout.readline() == "reached\n"
+
+    child.send_signal(signal.SIGINT)
+    _, said = child.communicate(timeout=20)
+
+    assert child.returncode == 130
+    assert said.splitlines()[-1] == "CommandError: interrupted; a guard is fenced if a missing row was found before"
+    assert "Traceback" not in said
+    assert states.table.current("product") == before

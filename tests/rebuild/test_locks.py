@@ -1,0 +1,222 @@
+"""The barrier: a scan begins when every writer of before has ended, and waits for nobody else."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+from django.db import OperationalError, connections, transaction
+
+from bloomguard.guards import registry
+from bloomguard.rebuild import Rebuild
+from bloomguard.rebuild.locks import wait_for_writers
+from tests.shop.models import Bundle, Order, Product
+from tests.support import database
+from tests.support.guarding import registered
+
+pytestmark = pytest.mark.django_db(transaction=True, databases="__all__")
+
+TABLE = {"shop_product"}
+
+
+class Other:
+    """Somebody else's open transaction, on a connection and thread of its own."""
+
+    def __init__(self, work) -> None:
+        self._ready, self._end = threading.Event(), threading.Event()
+        self._thread = threading.Thread(target=self._run, args=(work,))
+
+    def _run(self, work) -> None:
+        try:
+            with transaction.atomic(using=database.current):
+                work()
+                self._ready.set()
+                self._end.wait(60)
+        finally:
+            self._ready.set()
+            connections[database.current].close()
+
+    def __enter__(self):
+        self._thread.start()
+        self._ready.wait(60)
+        return self
+
+    def __exit__(self, *error) -> None:
+        self.end()
+
+    def end(self) -> None:
+        self._end.set()
+        self._thread.join()
+
+
+@pytest.fixture
+def postgresql(monkeypatch):
+    monkeypatch.setattr(database, "current", "postgresql")
+
+
+def polls_until(end, after=3):
+    """A ``sleep`` that takes no time, and ends the other's transaction when it is called for the third time."""
+    polls = []
+
+    def sleep(seconds):
+        polls.append(seconds)
+        if len(polls) == after:
+            end()
+
+    return polls, sleep
+
+
+WRITES = {
+    "insert": lambda: Product.objects.create(pk=2),
+    "update": lambda: Product.objects.filter(pk=1).update(name="x"),
+    "delete": lambda: Product.objects.filter(pk=1).delete(),
+    "nothing found": lambda: Product.objects.filter(pk=77).update(name="x"),
+}
+
+
+@pytest.mark.parametrize("write", WRITES.values(), ids=WRITES)
+def test_an_open_writer_is_waited_for(write, postgresql):
+    """A transaction that has written to the table holds the barrier until it ends."""
+    Product.objects.create(pk=1)
+    with Other(write) as other:
+        polls, sleep = polls_until(other.end)
+        wait_for_writers("postgresql", TABLE, sleep)
+
+    assert len(polls) >= 3
+
+
+def test_a_writer_that_rolls_back_is_waited_for_no_longer(postgresql):
+    """However the transaction ends, the barrier opens."""
+
+    def work():
+        Product.objects.create(pk=2)
+        transaction.set_rollback(True, using="postgresql")
+
+    with Other(work) as other:
+        polls, sleep = polls_until(other.end)
+        wait_for_writers("postgresql", TABLE, sleep)
+
+    assert len(polls) >= 3
+    assert not Product.objects.exists()
+
+
+OTHERS = {
+    "reader": lambda: list(Product.objects.all()),
+    "locked rows": lambda: list(Product.objects.select_for_update()),
+    "another table": lambda: Order.objects.create(),
+}
+
+
+@pytest.mark.parametrize("work", OTHERS.values(), ids=OTHERS)
+def test_nobody_else_is_waited_for(work, postgresql):
+    """Readers, and writers of other tables, are not waited for, however long they take."""
+    Product.objects.create(pk=1)
+    with Other(work):
+        wait_for_writers("postgresql", TABLE, lambda seconds: pytest.fail("waited"))
+
+
+def test_every_table_of_a_guard_is_waited_for(postgresql, fresh, clock):
+    """A key may lie in a parent's table: its writers are waited for as well."""
+    with registered(Bundle, name="bundle", lookup="name") as guard:
+        bundle = Bundle.objects.create(name="old")
+        rebuild = Rebuild(guard, sleep=clock.sleep)
+        rebuild.announce()
+        with Other(lambda: Product.objects.filter(pk=bundle.pk).update(name="new")) as other:
+            polls, rebuild._sleep = polls_until(other.end)
+            rebuild.wait_for_writers()
+        rebuild.withdraw()
+
+    assert len(polls) >= 3
+
+
+def test_a_later_writer_is_not_waited_for(postgresql):
+    """Writers that begin while the barrier waits know of the new generation: under steady writes it still ends."""
+    later, polls = [], []
+    with Other(lambda: Product.objects.create(pk=2)) as first:
+
+        def sleep(seconds):
+            polls.append(seconds)
+            if not later:
+                later.append(Other(lambda: Product.objects.create(pk=3)).__enter__())
+                first.end()
+            elif len(polls) > 3:
+                later[0].end()
+                pytest.fail("waited for a later writer")
+
+        wait_for_writers("postgresql", TABLE, sleep)
+
+        assert len(later) == 1
+        later[0].end()
+
+
+def test_ones_own_connection_is_not_waited_for(postgresql):
+    """The builder's own locks do not make it wait for itself."""
+    with transaction.atomic(using="postgresql"):
+        Product.objects.create(pk=2)
+        wait_for_writers("postgresql", TABLE, lambda seconds: pytest.fail("waited"))
+
+
+@pytest.fixture
+def impatient():
+    """SQLite waits for nobody."""
+    with connections["default"].cursor() as cursor:
+        cursor.execute("PRAGMA busy_timeout = 0")
+    yield
+    connections["default"].close()
+
+
+def test_on_sqlite_the_turn_comes_after_the_writers(impatient):
+    """SQLite has one writer at a time: a turn of one's own comes after everybody who had one."""
+    with Other(lambda: Product.objects.create(pk=2)) as other:
+        with pytest.raises(OperationalError, match="locked"):
+            wait_for_writers("default", TABLE)
+        other.end()
+        wait_for_writers("default", TABLE)
+
+
+def test_on_sqlite_a_reader_is_not_waited_for():
+    """A reader has no turn."""
+    Product.objects.create(pk=1)
+    with Other(lambda: None):
+        list(Product.objects.all())
+        wait_for_writers("default", TABLE)
+
+
+def test_on_sqlite_a_barrier_in_a_transaction_is_refused():
+    """It would wait for itself."""
+    with transaction.atomic(), pytest.raises(transaction.TransactionManagementError, match="wait for itself"):
+        wait_for_writers("default", TABLE)
+
+
+def test_a_waiting_builder_says_that_it_is_alive(postgresql, fresh, clock):
+    """However long a writer takes, its builder is not held for dead."""
+    beats = []
+    rebuild = Rebuild(registry["product"], sleep=clock.sleep, clock=clock)
+    rebuild.announce()
+    rebuild.table.heartbeat, beat = beats.append, rebuild.table.heartbeat
+    try:
+        with Other(lambda: Product.objects.create(pk=2)) as other:
+
+            def sleep(seconds):
+                clock.now += 15
+                if len(beats) == 3:
+                    other.end()
+
+            rebuild._sleep = sleep
+            rebuild.wait_for_writers()
+    finally:
+        rebuild.table.heartbeat = beat
+
+    assert len(beats) >= 3
+
+
+def test_a_writer_that_never_ends_stops_a_rebuild_on_sqlite(fresh, clock, impatient):
+    """When the turn does not come in time, the rebuild says so, and leaves nothing behind."""
+    rebuild = Rebuild(registry["product"], sleep=clock.sleep)
+    rebuild.announce()
+    with Other(lambda: Product.objects.create(pk=2)), pytest.raises(OperationalError, match="locked"):
+        rebuild.wait_for_writers()
+    rebuild.withdraw()
+
+    assert rebuild.store.names("product") == []
+    assert rebuild.table.current("product").building == ""

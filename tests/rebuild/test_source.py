@@ -1,0 +1,332 @@
+"""Scans: exactly the keys that the ORM's own iterator gives, on both databases, whatever the page."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import random
+import uuid
+from decimal import Decimal
+
+import numpy as np
+import pytest
+from django.db import DatabaseError, connections, models
+from django.db.models import Q
+
+from bloomguard.exceptions import RebuildError
+from bloomguard.guards import Guard, registry
+from bloomguard.guards.keys import Unkeyable
+from bloomguard.rebuild import source as sources
+from bloomguard.rebuild.source import Source
+from tests.shop.models import Article, Bundle, Diary, Order, Place, Price, Product
+from tests.support import database
+
+pytestmark = [
+    pytest.mark.django_db(transaction=True, databases="__all__"),
+    pytest.mark.usefixtures("each_database"),
+]
+
+
+def keys_of(page: sources.KeyPage, guard: Guard) -> list[bytes]:
+    """A page's keys, one by one, from whatever form it has."""
+    if isinstance(page.keys, np.ndarray):
+        return [int(number).to_bytes(8, "little", signed=True) for number in page.keys]
+    if isinstance(page.keys, (bytes, memoryview)):
+        data = bytes(page.keys)
+        return [data[at : at + 16] for at in range(0, len(data), 16)]
+    return list(page.keys)
+
+
+def scanned(guard: Guard) -> list[bytes]:
+    return [key for page in Source(guard).pages() for key in keys_of(page, guard)]
+
+
+def iterated(guard: Guard) -> list[bytes]:
+    """The reference: the ORM's iterator and the guard's key maker, a row at a time."""
+    found = []
+    for row in guard._meta.rows().using(database.current).iterator():
+        try:
+            found.append(guard._meta.keys.key(guard._meta.value_of(row)))
+        except Unkeyable:
+            continue
+    return found
+
+
+RNG = random.Random(5)
+UUIDS = [uuid.UUID(int=0), uuid.UUID(int=(1 << 128) - 1), uuid.UUID(int=1 << 64), uuid.UUID(int=(1 << 64) - 1)]
+ROWS = {
+    "none": ("product", list),
+    "one": ("product", lambda: [Product(pk=1)]),
+    "integers": ("product", lambda: [Product(pk=pk) for pk in range(1, 101)]),
+    "negative integers": (
+        "product",
+        lambda: [Product(pk=pk) for pk in [-(1 << 63), 1 << 62, 0, -1, *RNG.sample(range(-10_000, 10_000), 90)]],
+    ),
+    "uuids": (
+        "order",
+        lambda: [Order(pk=pk) for pk in UUIDS + [uuid.UUID(int=RNG.getrandbits(128)) for _ in range(96)]],
+    ),
+    "uuids that start alike": ("order", lambda: [Order(pk=uuid.UUID(int=7 << 64 | low)) for low in range(60)]),
+    "text, alive or not": (
+        "article",
+        lambda: [Article(slug=f"ärtikel-{number}", deleted=number % 3 == 0) for number in range(100)],
+    ),
+    "several fields": (
+        "place",
+        lambda: [Place(country=code, slug=f"{code}-{number}") for code in ("de", "fr") for number in range(40)],
+    ),
+    "decimals": ("price", lambda: [Price(amount=Decimal(number) / 4) for number in range(-100, 101)]),
+    "dates": ("diary", lambda: [Diary(day=datetime.date(1960, 1, 1) + datetime.timedelta(n)) for n in range(100)]),
+}
+
+
+@pytest.mark.parametrize("page_rows", [1, 7, 50, 100, 1_000])
+@pytest.mark.parametrize("rows", ROWS.values(), ids=ROWS)
+def test_a_scan_gives_what_the_iterator_gives(rows, page_rows, monkeypatch):
+    """Each living row's key comes exactly once: no row is lost between two pages, and no other key appears."""
+    name, make = rows
+    made = make()
+    if made:
+        type(made[0]).objects.bulk_create(made)
+    monkeypatch.setattr(sources, "PAGE_ROWS", page_rows)
+    guard = registry[name]
+
+    found = scanned(guard)
+
+    assert sorted(found) == sorted(iterated(guard))
+    assert sum(page.rows for page in Source(guard).pages()) == guard._meta.rows().count()
+
+
+def test_pages_are_of_the_size_that_was_set(monkeypatch):
+    """A page holds as many rows as it should, and the last one the rest."""
+    Product.objects.bulk_create(Product(pk=pk) for pk in range(25))
+    monkeypatch.setattr(sources, "PAGE_ROWS", 10)
+
+    assert [page.rows for page in Source(registry["product"]).pages()] == [10, 10, 5]
+
+
+class AliveProducts(Guard):
+    name = "alive-products"
+    alive = Q(name__startswith="a") | Q(name="100%")
+
+
+class BundleGuard(Guard):
+    name = "bundle"
+
+
+class BundleOwner(Guard):
+    name = "bundle-owner"
+    lookup = "product_ptr"
+
+
+class Names(Guard):
+    name = "names"
+    lookup = "name"
+
+
+@pytest.mark.parametrize(
+    "guard", [AliveProducts(Product), BundleGuard(Bundle), BundleOwner(Bundle), Names(Product)], ids=str
+)
+def test_a_scan_follows_the_guard(guard, monkeypatch):
+    """A condition on the rows, a child's link to its parent, a column with equal values: as the iterator gives them."""
+    for number in range(-10, 30):
+        Product.objects.create(pk=number * 10, name="ab"[number % 2])
+        Bundle.objects.create(pk=number * 10 + 1, name="100%")
+    monkeypatch.setattr(sources, "PAGE_ROWS", 7)
+
+    assert sorted(scanned(guard)) == sorted(iterated(guard))
+    assert scanned(guard)
+
+
+def test_integers_and_uuids_are_gathered_by_the_database():
+    """The fast scans are used where they fit: a page arrives as one buffer."""
+    Product.objects.bulk_create(Product(pk=pk) for pk in range(25))
+    Order.objects.bulk_create(Order() for _ in range(25))
+
+    for name in ("product", "order"):
+        (page,) = Source(registry[name]).pages()
+        assert not isinstance(page.keys, list)
+
+
+class Shouted(models.BigIntegerField):
+    """A field of somebody's own, which keeps something else than it gives."""
+
+    def from_db_value(self, value, expression, connection):
+        return -value
+
+    def get_prep_value(self, value):
+        return -int(value)
+
+
+class Own(models.Model):
+    number = Shouted(unique=True)
+
+    class Meta:
+        app_label = "shop_own"
+
+
+class Optional(models.Model):
+    number = models.BigIntegerField(null=True, unique=True)
+
+    class Meta:
+        app_label = "shop_own"
+
+
+class Loose(models.Model):
+    id = models.BigIntegerField(primary_key=True)
+
+    class Meta:
+        app_label = "shop_own"
+        db_table = "loose"
+
+
+class NumberGuard(Guard):
+    lookup = "number"
+
+
+class LooseGuard(Guard):
+    pass
+
+
+@pytest.fixture
+def own_models(each_database):
+    """Tables of the models above, for one test."""
+    connection = connections[database.current]
+    with connection.schema_editor() as editor:
+        editor.create_model(Own)
+        editor.create_model(Optional)
+    yield
+    with connection.schema_editor() as editor:
+        editor.delete_model(Own)
+        editor.delete_model(Optional)
+
+
+def test_a_field_of_somebodys_own_is_read_by_itself(own_models):
+    """A field that converts what its column holds is read through the ORM."""
+    Own.objects.bulk_create(Own(number=number) for number in range(20))
+    guard = NumberGuard(Own)
+
+    assert sorted(scanned(guard)) == sorted(guard._meta.keys.key(number) for number in range(20))
+
+
+def test_a_column_of_null_has_no_keys(own_models):
+    """NULL is nobody's key: such rows are counted and left out, and a range is not made of them."""
+    guard = NumberGuard(Optional)
+    Optional.objects.bulk_create(Optional(number=None) for _ in range(5))
+    nothing = Source(guard).summary()
+    Optional.objects.create(number=7)
+
+    assert (nothing.count, nothing.low, nothing.high) == (5, None, None)
+    assert scanned(guard) == [guard._meta.keys.key(7)]
+    assert Source(guard).summary().high == 7
+
+
+@pytest.mark.parametrize(
+    ("name", "model", "values", "summary"),
+    [
+        ("product", Product, [5, -3, 9], (3, -3, 9)),
+        ("product", Product, [], (0, None, None)),
+        ("diary", Diary, [datetime.date(1, 1, 2), datetime.date(1, 1, 5)], (2, 2, 5)),
+        ("price", Price, [Decimal(1)], (1, None, None)),
+    ],
+)
+def test_a_summary_tells_what_to_choose_a_filter_by(name, model, values, summary):
+    """How many keys there are, and between which numbers, in the numbers that a filter sees."""
+    field = registry[name]._meta.fields[0].name
+    model.objects.bulk_create(model(**{field: value}) for value in values)
+
+    found = Source(registry[name]).summary()
+
+    assert (found.count, found.low, found.high) == summary
+
+
+def test_a_large_table_is_estimated_from_its_pages(monkeypatch, each_database):
+    """PostgreSQL's statistics of a table that has grown since are scaled by its size, as the planner does."""
+    monkeypatch.setattr(sources, "_COUNT_BELOW", 500)
+    Product.objects.bulk_create(Product(pk=pk) for pk in range(1, 1_001))
+    if each_database == "postgresql":
+        with connections[database.current].cursor() as cursor:
+            cursor.execute("ANALYZE shop_product")
+    Product.objects.bulk_create(Product(pk=pk) for pk in range(1_001, 10_001))
+
+    assert 9_000 <= Source(registry["product"])._count() <= 11_000
+
+
+@pytest.mark.parametrize(
+    ("ids", "count"),
+    [
+        (range(-100, 2_900), 3_000),  # no gap
+        ([*range(1, 3_000, 2)], 1_500),  # every other one
+        ([*range(1, 1_500), 3_000], 1_500),  # a hole at the end
+        ([1, 3_000], 2),
+    ],
+)
+def test_a_dense_range_need_not_be_counted(ids, count, monkeypatch):
+    """Where stretches all over a large table have nearly every id, the range bounds the rows; else they are counted.
+    Never are there said to be fewer than there are."""
+    monkeypatch.setattr(sources, "_COUNT_BELOW", 2_000)
+    monkeypatch.setattr(sources, "_STRETCH", 50)
+    Product.objects.bulk_create(Product(pk=pk) for pk in ids)
+
+    assert Source(registry["product"]).summary().count == count
+
+
+def test_a_condition_is_always_counted(monkeypatch):
+    """Where only some rows are alive, the range says nothing."""
+    monkeypatch.setattr(sources, "_COUNT_BELOW", 10)
+    Product.objects.bulk_create(Product(pk=pk, name="ab"[pk % 2]) for pk in range(2_000))
+
+    assert Source(AliveProducts(Product)).summary().count == 1_000
+
+
+def test_a_table_that_was_never_analyzed_is_counted():
+    """Without statistics, and where a condition picks the rows, they are counted."""
+    Article.objects.bulk_create(Article(slug=str(number), deleted=number < 3) for number in range(10))
+
+    assert Source(registry["article"]).summary().count == 7
+    assert Source(registry["product"]).summary().count == 0
+
+
+@pytest.mark.filterwarnings("ignore:string or file could not be read")  # what older versions of numpy say
+@pytest.mark.parametrize("value", ["abc", "1.5", "7th"])
+def test_a_column_with_other_values_stops_the_scan(value, each_database):
+    """SQLite takes text in an integer column, if nobody is looking: the scan says so rather than lose a row."""
+    if each_database == "postgresql":
+        pytest.skip("PostgreSQL takes none")
+    with connections["default"].cursor() as cursor:
+        cursor.execute("CREATE TABLE loose (id BIGINT UNIQUE NOT NULL)")
+        cursor.execute("INSERT INTO loose VALUES (1), (%s), (3)", [value])
+    try:
+        with pytest.raises(RebuildError, match="the column has other values too"):
+            scanned(LooseGuard(Loose))
+    finally:
+        with connections["default"].cursor() as cursor:
+            cursor.execute("DROP TABLE loose")
+
+
+def test_what_the_database_refuses_is_djangos_error(monkeypatch):
+    """A scan that fails raises what every caller of Django catches."""
+    guard = registry["product"]
+    Product.objects.create(pk=1)
+    vendor = connections[database.current].vendor
+    broken = dataclasses.replace(sources.SCANS[vendor, "integer"], gather="no_such_function(bloomguard_key)")
+    monkeypatch.setitem(sources.SCANS, (vendor, "integer"), broken)
+
+    with pytest.raises(DatabaseError, match="no_such_function"):
+        scanned(guard)
+
+
+def test_uuids_of_another_length_stop_the_scan(each_database):
+    """The same for UUIDs."""
+    with pytest.raises(RebuildError, match="other values"):
+        sources._uuids(b"123", 1)
+
+
+def test_psycopg_2_is_read_too(monkeypatch, each_database):
+    """Without psycopg 3's binary cursor, pages come through Django's."""
+    Product.objects.bulk_create(Product(pk=pk) for pk in range(-5, 20))
+    Order.objects.bulk_create(Order() for _ in range(20))
+    monkeypatch.setattr(sources, "_binary_cursor", lambda *query: None)
+
+    for name in ("product", "order"):
+        assert sorted(scanned(registry[name])) == sorted(iterated(registry[name]))

@@ -1,0 +1,162 @@
+"""The connection to the state rows proves itself at each use, and nobody waits for it without a limit."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sqlite3
+import threading
+import time
+
+import pytest
+from django.db import OperationalError, connections
+
+from bloomguard.models import GuardState
+from bloomguard.state import connection as connection_module
+from bloomguard.state.connection import StateConnection, TimedOut
+from bloomguard.state.table import State, StateTable, seconds
+from tests.conftest import Clock, Counting
+
+pytestmark = [
+    pytest.mark.django_db(transaction=True, databases="__all__"),
+    pytest.mark.usefixtures("each_database"),
+]
+
+
+@pytest.fixture
+def kept():
+    """A connection that stays open between statements, as on a site."""
+    made = StateConnection(Clock())
+    yield made
+    made.close()
+
+
+def test_a_database_file_that_was_replaced_is_opened_anew(kept, each_database, tmp_path, monkeypatch):
+    """The rows are those of the file that Django would open now, not of one that lost its name to another."""
+    if each_database != "sqlite":
+        pytest.skip("a server's files are its own business")
+    name = tmp_path / "db.sqlite3"
+    connections["default"].ensure_connection()
+    with contextlib.closing(sqlite3.connect(name)) as copy:
+        connections["default"].connection.backup(copy)
+    monkeypatch.setitem(connections["default"].settings_dict, "NAME", str(name))
+    table = StateTable(kept, Clock())
+    table.swap(State("city"), active="a")
+    with (
+        contextlib.closing(sqlite3.connect(name)) as old,
+        contextlib.closing(sqlite3.connect(tmp_path / "next")) as new,
+    ):
+        old.backup(new)
+    os.replace(tmp_path / "next", name)
+    other = StateTable(Counting(), Clock())
+    other.swap(other.current("city"), active="b")
+
+    assert table.current("city").active == "b"
+    other.forget()
+
+
+def test_a_temporary_database_can_be_dropped(kept, each_database, monkeypatch):
+    """A database that took the site's place, as in a test run, has no connection left after a statement."""
+    kept.adopt_databases()
+    kept.execute("SELECT 1")
+    assert kept._connection is not None
+    another = {"sqlite": ":memory:", "postgresql": "postgres"}[each_database]
+    monkeypatch.setitem(connections[kept.alias].settings_dict, "NAME", another)
+
+    assert kept.execute("SELECT 1") == ([(1,)], -1 if each_database == "sqlite" else 1)
+    assert kept._connection is None
+
+
+def test_a_connection_that_lay_idle_is_made_anew(kept):
+    """After half a minute of silence a firewall may have forgotten it."""
+    kept.execute("SELECT 1")
+    first = kept._connection
+    kept.clock.now += 29
+    kept.execute("SELECT 1")
+    assert kept._connection is first
+
+    kept.clock.now += 31
+    kept.execute("SELECT 1")
+
+    assert kept._connection is not first
+
+
+def test_the_rows_of_a_standby_are_no_rows(monkeypatch, caplog):
+    """A server in recovery may lag behind: its rows renew no lease, not even the news that there are none."""
+    monkeypatch.setattr(StateConnection, "is_standby", "1 = 1")
+    table = StateTable(Counting(), Clock())
+
+    for rows in range(2):
+        assert not table.renew()
+        assert table.lease("city") is None
+        with pytest.raises(OperationalError, match="standby"):
+            table.current("city")
+        GuardState.objects.using(table.connection.alias).create(name=f"city{rows}", active="a")
+        table.clock.now += 10
+    table.forget()
+
+
+def test_a_server_that_does_not_answer_is_cut_off(kept, each_database, monkeypatch):
+    """The statement fails when its time is over, and the next one has a connection of its own."""
+    if each_database != "postgresql":
+        pytest.skip("SQLite has no server")
+    monkeypatch.setattr(connection_module, "READ_SECONDS", 0.2)
+    kept.execute("SELECT 1")
+
+    with pytest.raises(TimedOut, match="has not answered"):
+        kept.execute("SELECT pg_sleep(600)")
+
+    assert kept.execute("SELECT 1")[0] == [(1,)]
+    with connections["postgresql"].cursor() as cursor:  # or the server sleeps on, and its database cannot be copied
+        cursor.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE query = 'SELECT pg_sleep(600)' AND datname = "
+            "current_database()"
+        )
+        assert cursor.fetchall() == [(True,)]
+
+
+def test_nobody_waits_for_ever_for_another_threads_statement(kept, monkeypatch):
+    """Who is kept from the connection for too long gets an error, and a write that needs it is refused."""
+    monkeypatch.setattr(connection_module, "READ_SECONDS", 0.05)
+    monkeypatch.setattr(connection_module, "CONNECT_SECONDS", 0)
+    held, free = threading.Event(), threading.Event()
+
+    def hold():
+        with kept._lock:
+            held.set()
+            free.wait()
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    held.wait()
+
+    with pytest.raises(OperationalError, match="another thread"):
+        kept.execute("SELECT 1")
+
+    free.set()
+    thread.join()
+
+
+def test_what_a_writer_reads_is_its_own(each_database):
+    """Rows read through a writer's snapshot renew no lease of other threads, and none after the write."""
+    table = StateTable(Counting(), Clock())
+    table.connection.broken = True
+    elsewhere = []
+
+    with table.reading_by(lambda: {"city": State("city", version=3)}):
+        assert table.renewed("city").version == 3
+        thread = threading.Thread(target=lambda: elsewhere.append(table.lease("city")))
+        thread.start()
+        thread.join()
+
+    assert elsewhere == [None]
+    assert table.lease("city") is None
+    assert table.read_at == float("-inf")
+
+
+@pytest.mark.skipif(not hasattr(time, "CLOCK_BOOTTIME"), reason="this system has another clock that goes on")
+def test_leases_run_out_while_the_host_sleeps():
+    """The clock of the leases counts the time that a laptop or a virtual machine was suspended."""
+    before = time.clock_gettime(time.CLOCK_BOOTTIME)
+
+    assert before <= seconds() <= time.clock_gettime(time.CLOCK_BOOTTIME)

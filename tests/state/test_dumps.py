@@ -1,0 +1,37 @@
+"""A dump of the database is loaded again: its state rows are older than the filters."""
+
+from __future__ import annotations
+
+import pytest
+from django.core.management import call_command
+from django.db import connections
+
+from bloomguard.guards import registry
+from bloomguard.models import GuardState
+from bloomguard.rebuild import Rebuild
+from bloomguard.state.table import FENCED
+from bloomguard.verdicts import Verdict
+from tests.shop.models import Product
+from tests.support import database
+
+
+@pytest.mark.django_db(databases="__all__", transaction=True)
+def test_a_state_row_that_is_loaded_is_fenced(each_database, fresh, clock, tmp_path):
+    """``loaddata`` takes no fence back: rows that were written since the dump pass until the next rebuild."""
+    guard, dump, using = registry["product"], tmp_path / "dump.json", database.current
+    Product.objects.create(pk=7)
+    Rebuild(guard, sleep=clock.sleep).run()
+    call_command("dumpdata", "bloomguard", "shop.product", output=str(dump), database=using, verbosity=0)
+    with connections[using].cursor() as cursor:
+        cursor.execute("INSERT INTO shop_product (id, name) VALUES (8, 'raw')")
+    Product.objects.create(pk=9)
+    fenced = GuardState.objects.using(using).get(name="product")
+
+    call_command("loaddata", str(dump), database=using, verbosity=0)
+    clock.sleep(5)
+
+    loaded = GuardState.objects.using(using).get(name="product")
+    assert (loaded.status, loaded.version > fenced.version) == (FENCED, True)
+    assert [guard.verdict(pk) for pk in (7, 8, 9)] == [Verdict.UNKNOWN] * 3
+    Rebuild(guard, sleep=clock.sleep).run()
+    assert [guard.verdict(pk) for pk in (7, 8, 9, 10)] == [Verdict.MAYBE] * 3 + [Verdict.ABSENT]

@@ -1,0 +1,536 @@
+"""False positives that were found: each costs a query once, and a row made later is seen at once."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+
+import pytest
+from asgiref.sync import async_to_sync
+from django.contrib.admin import AdminSite
+from django.contrib.auth import get_user_model
+from django.db import connection, connections, transaction
+from django.db.models import Q
+from django.http import HttpResponse, HttpResponseNotFound
+from django.test import AsyncClient, Client
+from django.test.utils import CaptureQueriesContext
+from django.urls import path
+from django.views.generic import DetailView, UpdateView
+from rest_framework import serializers
+from rest_framework.generics import RetrieveAPIView
+
+from bloomguard.decorators import guarded
+from bloomguard.guards import guards
+from bloomguard.guards.cache_aside import get_or_load
+from bloomguard.guards.meta import GuardMeta
+from bloomguard.guards.misses import confirm_missing
+from bloomguard.lookups.scope import guarded_lookups
+from bloomguard.state import negative_cache as remembered
+from bloomguard.state import table as state
+from bloomguard.verdicts import ABSENT, MAYBE, REMEMBERED, Verdict
+from tests.conftest import forget
+from tests.shop import views
+from tests.shop.models import Article, Bundle, Product
+from tests.support import database
+from tests.support.guarding import urlconf
+from tests.support.servers import valkey
+
+GUARD = "bloomguard.middleware.BloomGuardMiddleware"
+
+
+def products():
+    """As many as fit a small filter."""
+    Product.objects.bulk_create(Product(pk=pk) for pk in range(1, 1_001))
+
+
+def porous(monkeypatch, name):
+    """Let the guard's filter have a lot of false positives."""
+    monkeypatch.setattr(guards[name], "filter", "bloom", raising=False)
+    monkeypatch.setattr(guards[name], "error_rate", 0.2, raising=False)
+    monkeypatch.setattr(guards[name], "capacity", 1_000, raising=False)
+
+
+@pytest.fixture
+def product(build, monkeypatch):
+    """The guard of a thousand products, with a filter that lets many others through."""
+    porous(monkeypatch, "product")
+    products()
+    build("product")
+    return guards["product"]
+
+
+def false_positives(guard, number, start=10_000):
+    """Absent IDs that the filter lets through."""
+    found, value = [], start
+    while len(found) < number:
+        found += [value] if guard._runtime.decide(value) is MAYBE else []
+        value += 1
+    return found
+
+
+@pytest.fixture
+def found(product):
+    """An absent ID that the filter lets through."""
+    return false_positives(product, 1)[0]
+
+
+def first(value):
+    """The row as a view looks for it, or none."""
+    with guarded_lookups():
+        return Product.objects.filter(pk=value).first()
+
+
+async def afirst(value):
+    with guarded_lookups():
+        return await Product.objects.filter(pk=value).afirst()
+
+
+def get(value):
+    with guarded_lookups():
+        try:
+            return Product.objects.get(pk=value)
+        except Product.DoesNotExist:
+            return None
+
+
+def exists(value):
+    with guarded_lookups():
+        return Product.objects.filter(pk=value).exists() or None
+
+
+def page(view, *middleware):
+    """Visits a view, under its own URLconf, with what may stand before it."""
+    conf = urlconf(path("<int:pk>/", view, name="product"))
+
+    def visit(value, settings, client=Client):
+        if settings.ROOT_URLCONF is not conf:  # each override lies on top of those before
+            settings.MIDDLEWARE = list(middleware)
+            settings.ROOT_URLCONF = conf
+        visit = client().get if client is Client else async_to_sync(client().get)
+        return visit(f"/{value}/").status_code == 200 or None
+
+    return visit
+
+
+class Detail(DetailView):
+    model = Product
+
+    def render_to_response(self, context):
+        return HttpResponse(self.object.pk)
+
+
+class Update(UpdateView):
+    model = Product
+    fields = ("name",)
+
+    def render_to_response(self, context):
+        return HttpResponse(self.object.pk)
+
+
+class Serializer(serializers.ModelSerializer):
+    class Meta:
+        model = Product
+        fields = ("pk",)
+
+
+class Api(RetrieveAPIView):
+    queryset = Product.objects.all()
+    serializer_class = Serializer
+
+
+@guarded("product")
+def answering(request, pk):
+    """Answers 404 itself."""
+    return HttpResponse() if Product.objects.filter(pk=pk).first() else HttpResponseNotFound()
+
+
+def apage(view, *middleware):
+    visit = page(view, *middleware)
+    return lambda value, settings: visit(value, settings, AsyncClient)
+
+
+def admin(value, settings):
+    """The admin's change view, for somebody who may see it."""
+    if settings.ROOT_URLCONF is not admin_conf:
+        settings.ROOT_URLCONF = admin_conf
+    client = Client()
+    user = get_user_model().objects.filter(username="root").first()
+    client.force_login(user or get_user_model().objects.create_superuser("root"))
+    return client.get(f"/admin/shop/product/{value}/change/").status_code == 200 or None
+
+
+site = AdminSite()
+site.register(Product)
+admin_conf = urlconf(path("admin/", site.urls))
+
+WAYS = {
+    "first": lambda value, settings: first(value),
+    "afirst": lambda value, settings: async_to_sync(afirst)(value),
+    "get": lambda value, settings: get(value),
+    "exists": lambda value, settings: exists(value),
+    "function": page(views.product, GUARD),
+    "DetailView": page(Detail.as_view(), GUARD),
+    "UpdateView": page(Update.as_view(), GUARD),
+    "rest framework": page(Api.as_view(), GUARD),
+    "decorator": page(guarded("product")(views.product), GUARD),
+    "decorator, no exception": page(answering, GUARD),
+    "async view": apage(views.product_async, GUARD),
+    "async decorator": apage(guarded("product")(views.product_async), GUARD),
+    "admin": admin,
+}
+
+
+@pytest.fixture(params=WAYS)
+def look(request, settings):
+    """``look(value)`` gives something only if there is such a product."""
+    return lambda value: WAYS[request.param](value, settings)
+
+
+@contextmanager
+def product_queries():
+    """The statements that read the table of products."""
+    found = []
+    with CaptureQueriesContext(connection) as queries:
+        yield found
+    found += [query["sql"] for query in queries if 'FROM "shop_product"' in query["sql"]]
+
+
+def test_a_replay_costs_no_query(product, look):
+    """However one looks: a hundred false positives cost a query each, and a replay of them none."""
+    values = false_positives(product, 100)
+    with product_queries() as queries:
+        assert [look(value) for value in values] == [None] * 100
+    with product_queries() as replayed:
+        assert [look(value) for _ in range(3) for value in values] == [None] * 300
+
+    assert (len(queries), replayed) == (100, [])
+
+
+def test_a_row_made_later_is_seen_at_once(found, look):
+    """Its recent bits are set before the row is committed."""
+    look(found)
+    look(found)
+    Product.objects.create(pk=found)
+
+    assert look(found)
+    Product.objects.filter(pk=found).delete()
+    look(found)
+    Product.objects.bulk_create([Product(pk=found)])
+    assert look(found)
+
+
+def test_what_a_view_hides_is_not_taken_for_absent(product, settings, django_assert_num_queries):
+    """A view's 404 is no proof, and makes nobody ask the database."""
+    visit = page(lambda request, pk: HttpResponse(status=404), GUARD)
+    with django_assert_num_queries(0):
+        for _ in range(5):
+            visit(7, settings)
+
+    assert product._runtime.decide(7) is MAYBE
+
+
+def test_other_requests_teach_nothing(found, product, settings):
+    """A POST is answered by the database alone, and by nothing else."""
+    settings.ROOT_URLCONF = urlconf(path("<int:pk>/", views.product, name="product"))
+    with product_queries() as queries:
+        assert [Client().post(f"/{found}/").status_code for _ in range(2)] == [404, 404]
+
+    assert len(queries) == 2
+    assert product._runtime.decide(found) is MAYBE
+
+
+@pytest.mark.parametrize("kind", ["memory", "file", "redis"])
+def test_in_every_store(kind, build, settings, monkeypatch, tmp_path, django_assert_num_queries):
+    """Remembered, and forgotten the moment the row is made."""
+    settings.BLOOMGUARD = {"STORES": {"default": {
+        "memory": {"BACKEND": "bloomguard.stores.memory.MemoryStore"},
+        "file": {"BACKEND": "bloomguard.stores.file.FileStore", "OPTIONS": {"path": tmp_path / "filters"}},
+        "redis": {"BACKEND": "bloomguard.stores.redis.RedisStore",
+                  "OPTIONS": {"url": valkey(), "prefix": tmp_path.name}},
+    }[kind]}}  # fmt: skip
+    forget()
+    porous(monkeypatch, "product")
+    products()
+    build("product")
+    found = false_positives(guards["product"], 1)[0]
+    first(found)
+
+    with django_assert_num_queries(0):
+        assert first(found) is None
+    assert guards["product"]._runtime.decide_many([1, found]) == [MAYBE, REMEMBERED]
+    Product.objects.create(pk=found)
+    assert first(found) is not None
+
+
+@pytest.mark.django_db(transaction=True, databases="__all__")
+@pytest.mark.usefixtures("fresh", "each_database")
+def test_on_every_database(clock, monkeypatch):
+    """The same on PostgreSQL as on SQLite."""
+    from bloomguard.rebuild import Rebuild
+
+    porous(monkeypatch, "product")
+    products()
+    Rebuild(guards["product"], sleep=clock.sleep).run()
+    found = false_positives(guards["product"], 1)[0]
+    first(found)
+
+    assert guards["product"]._runtime.decide(found) is REMEMBERED
+    Product.objects.create(pk=found)
+    assert first(found) is not None
+
+
+def test_text_and_soft_deleted_rows(build, monkeypatch):
+    """A row that is alive again is seen at once, under any key."""
+    porous(monkeypatch, "article")
+    Article.objects.bulk_create(Article(slug=f"alive-{number}") for number in range(1_000))
+    Article.objects.bulk_create(Article(slug=f"dead-{number}", deleted=True) for number in range(1_000))
+    build("article")
+    guard = guards["article"]
+    slug = next(slug for slug in map("dead-{}".format, range(1_000)) if guard._runtime.decide(slug) is MAYBE)
+    alive = Article.objects.filter(deleted=False, slug=slug)
+    with guarded_lookups():
+        assert not alive.exists()
+
+    known = guard._runtime.decide(slug)
+    Article.objects.filter(slug=slug).update(deleted=False)
+
+    assert known is REMEMBERED
+    with guarded_lookups():
+        assert alive.get().slug == slug
+
+
+# -- what proves nothing
+
+
+def test_a_transaction_proves_nothing(found, product):
+    """Its snapshot may be old, and a row that it deleted may come back."""
+    Product.objects.create(pk=3_000_000)
+    with transaction.atomic():
+        Product.objects.filter(pk=5).delete()
+        for value in (found, 5):
+            assert first(value) is None
+            assert get(value) is None
+            assert get_or_load("product", value, lambda value: None) is None
+        transaction.set_rollback(True)
+
+    assert product._runtime.decide(found) is MAYBE
+    assert first(5) is not None
+
+
+def test_a_thread_without_a_connection_needs_none_where_nothing_is_asked(found, product):
+    """What is absent, or remembered, opens no connection to the database; a false positive that is new does."""
+    absent = next(value for value in range(10_000, 20_000) if product._runtime.decide(value) is ABSENT)
+
+    def opened(value):
+        confirm_missing(product, value)
+        try:
+            return connection.connection is not None
+        finally:
+            connections.close_all()
+
+    with ThreadPoolExecutor(1) as elsewhere:
+        assert list(elsewhere.map(opened, [absent, found, found])) == [False, True, False]
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        lambda one: one.exclude(name=""),
+        lambda one: one.filter(pk__gt=99_999),
+        lambda one: one.filter(name="another"),
+        lambda one: one.filter(Q(name="a") | Q(name="b")),
+        lambda one: one[5:],
+        lambda one: one.filter(review__pk=1),
+        lambda one: Bundle.objects.filter(pk__in=one),
+        lambda one: one.none(),
+    ],
+    ids=["exclude", "greater", "condition", "or", "offset", "join", "child", "none"],
+)
+def test_other_rows_prove_nothing(product, found, rows):
+    """A miss among some of the rows says nothing of the others."""
+    with guarded_lookups():
+        for value in (7, found):
+            assert list(rows(Product.objects.filter(pk=value))) == []
+
+    assert product._runtime.decide(7) is MAYBE
+    assert product._runtime.decide(found) is MAYBE
+
+
+def test_two_values_for_the_key_prove_nothing(product, found):
+    """No row has both, which says nothing of either."""
+    with guarded_lookups():
+        assert not Product.objects.filter(pk=7).filter(pk=found).exists()
+        assert not Product.objects.filter(pk=found).filter(pk=7).exists()
+
+    assert product._runtime.decide(7) is MAYBE
+    assert product._runtime.decide(found) is MAYBE
+
+
+@pytest.mark.django_db(transaction=True, databases="__all__")
+def test_another_database_proves_nothing(product, found):
+    """A query that a project sends elsewhere says nothing of the guard's rows."""
+    with guarded_lookups():
+        assert not Product.objects.using("postgresql").filter(pk=7).exists()
+
+    assert product._runtime.decide(7) is MAYBE
+
+
+def test_a_related_row_that_is_missing_proves_nothing(product):
+    """``select_related`` joins: a row without its other half is none."""
+    with guarded_lookups():
+        assert Bundle.objects.select_related("product_ptr").filter(pk=7).first() is None
+
+    assert product._runtime.decide(7) is MAYBE
+
+
+def test_a_loader_proves_nothing(found, product):
+    """What it found nothing in is its own business: the database is asked."""
+    assert get_or_load("product", 7, lambda value: None) is None
+    assert get_or_load("product", found, lambda value: None) is None
+
+    assert product._runtime.decide(7) is MAYBE
+    assert product._runtime.decide(found) is REMEMBERED
+
+
+def test_a_scan_that_goes_on_proves_nothing(product, clock):
+    """On SQLite it holds on to a snapshot, which may be older than the generation that answers."""
+
+    def meanwhile():
+        from bloomguard.rebuild import Rebuild
+
+        Product.objects.create(pk=3_000_000)
+        Rebuild(product, sleep=clock.sleep).run()
+        connection.close()
+
+    scan = Product.objects.iterator(chunk_size=1)
+    next(scan)
+    thread = threading.Thread(target=meanwhile)
+    thread.start()
+    thread.join()
+    assert product._runtime.decide(1) is MAYBE  # by now the new generation answers
+    assert first(3_000_000) is None  # the snapshot's own truth
+    scan.close()
+
+    assert first(3_000_000) is not None
+
+
+def test_a_normalizer_proves_nothing(found, product, monkeypatch):
+    """Several values may have one key, and only one of them was looked for."""
+    monkeypatch.setattr(product, "_meta", GuardMeta(product, str.lower))
+    monkeypatch.setattr(product._runtime, "keys", product._meta.keys)
+    first(found)
+
+    assert product._runtime.decide(found) is MAYBE
+
+
+# -- how long, and how many
+
+
+def test_for_a_minute(found, product, clock):
+    """Then the database is asked again."""
+    first(found)
+    clock.now += 59
+    assert product._runtime.decide(found) is REMEMBERED
+    clock.now += 2
+
+    assert product._runtime.decide(found) is MAYBE
+
+
+def test_only_of_the_generation_that_answers(found, product, build):
+    """A rebuild, in which the row need not be recent, begins anew."""
+    first(found)
+    build("product")
+
+    assert product._runtime.decide(found) is not REMEMBERED
+
+
+def test_the_last_ones_alone(product, monkeypatch):
+    """A process remembers so many keys and no more."""
+    monkeypatch.setattr(remembered, "MOST_KEYS", 3)
+    values = false_positives(product, 5)
+    for value in values:
+        first(value)
+
+    assert [product._runtime.decide(value) is REMEMBERED for value in values] == [False, False, True, True, True]
+
+
+def test_what_is_over_leaves_nothing_behind(product, clock):
+    """After a minute the next one that is remembered takes the place of those before."""
+    old, new = false_positives(product, 5), false_positives(product, 1, start=50_000)[0]
+    for value in old:
+        first(value)
+    clock.sleep(remembered.SECONDS + 1)
+    first(new)
+
+    assert product._runtime.active_filter.negative_cache.marks == {hash(product._meta.keys.key(new))}
+    assert len(product._runtime.active_filter.negative_cache._missing.until) == 1
+
+
+def test_no_key_is_kept(found, product):
+    """What is remembered is a digest, which tells nothing of the ID."""
+    first(found)
+    (_, digest), *others = product._runtime.active_filter.negative_cache._missing.until
+
+    assert others == []
+    assert len(digest) == 16
+    assert product._meta.keys.key(found) not in digest
+
+
+def test_a_child_process_remembers_nothing(found, product):
+    """What a fork copies might be of a store that is another one here."""
+    first(found)
+    product._runtime.active_filter._after_fork()
+
+    assert product._runtime.decide(found) is MAYBE
+
+
+# -- when in doubt
+
+
+def test_only_under_a_lease(found, product, clock, monkeypatch):
+    """Whoever may have missed a fence asks the database."""
+    first(found)
+    clock.now += 5
+    monkeypatch.setattr(state.table, "renew", lambda **kwargs: False)
+
+    assert product._runtime.decide(found).verdict is Verdict.UNKNOWN
+
+
+def test_not_while_fenced(found, product, clock):
+    """A writer that could not add has fenced the guard."""
+    first(found)
+    state.table.fence("product", "for a test")
+    clock.now += 5
+
+    assert product._runtime.decide(found).verdict is not Verdict.ABSENT
+
+
+def test_a_store_that_fails_is_asked_for_nothing(found, product, monkeypatch):
+    """Whether the row is recent cannot be told, so the database is asked."""
+    from bloomguard.exceptions import StoreUnavailable
+
+    def fail(key):
+        raise StoreUnavailable("gone", "for a test")
+
+    first(found)
+    (generation,) = product._runtime.active_filter._opened.values()
+    monkeypatch.setattr(generation, "is_recent", fail)
+
+    assert product._runtime.decide(found) is MAYBE
+
+
+def test_an_error_of_our_own_is_no_ones_error(found, product, monkeypatch, settings, caplog):
+    """It is logged once, and the answer is the view's."""
+
+    def fail(*args):
+        raise RuntimeError("oops")
+
+    monkeypatch.setattr(product._runtime.active_filter.negative_cache, "remember", fail)
+    product._runtime._log.forget()
+    with caplog.at_level("ERROR", logger="bloomguard"), CaptureQueriesContext(connection):
+        assert [first(found) for _ in range(3)] == [None] * 3
+        assert page(views.product, GUARD)(found, settings) is None
+
+    assert len([record for record in caplog.records if record.name == "bloomguard"]) == 1
+    assert database.current == "default"

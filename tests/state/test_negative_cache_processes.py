@@ -1,0 +1,155 @@
+"""False positives under fire: real processes that replay them, and rows that are made meanwhile."""
+
+from __future__ import annotations
+
+import json
+from itertools import product
+
+import pytest
+from django.test import Client
+
+from bloomguard.guards import guards
+from bloomguard.rebuild import Rebuild
+from tests.shop.models import Product
+from tests.state.test_negative_cache import false_positives, porous, products
+
+pytestmark = [
+    pytest.mark.django_db(transaction=True, databases="__all__"),
+    pytest.mark.usefixtures("fresh"),
+]
+
+COMMON = """
+import json, sys, threading
+import django
+django.setup()
+from django.db import connections
+from django.test import Client
+from bloomguard.state import negative_cache as remembered
+from bloomguard.guards import guards
+from bloomguard.lookups.scope import guarded_lookups
+from bloomguard.verdicts import REMEMBERED
+from tests.support import database
+from tests.shop.models import Product
+
+given = json.loads(sys.stdin.readline())
+guard, values, client = guards["product"], given["values"], Client(headers={"host": "localhost"})
+remembered.SECONDS = 3600.0
+
+def row(value):
+    with guarded_lookups():
+        return Product.objects.filter(pk=value).exists()
+
+def page(value):
+    status = client.get(f"/products/{value}/").status_code
+    assert status in (200, 404)
+    return status == 200
+
+look = {"row": row, "page": page}[given["way"]]
+"""
+
+REPLAY = """
+from bloomguard.state import table as state
+state.LEASE_SECONDS = 60.0  # nothing is written, and a busy machine must not cost a query
+queries = 0
+
+def count(execute, sql, params, many, context):
+    global queries
+    queries += "shop_product" in sql
+    return execute(sql, params, many, context)
+
+with connections[database.current].execute_wrapper(count):
+    found = [look(value) for _ in range(given["times"]) for value in values]
+print(json.dumps([queries, any(found)]))
+"""
+
+ANSWER = """
+def replay():
+    try:
+        while not over.is_set():
+            for value in values:
+                look(value)
+    finally:
+        connections.close_all()
+
+assert not any([look(value) for value in values])
+remembered_now = sum(guard._runtime.decide(value) is REMEMBERED for value in values)
+assert remembered_now > len(values) / 2, remembered_now  # on a busy machine a lease may have run out
+over = threading.Event()
+replaying = threading.Thread(target=replay)
+replaying.start()
+print("ready", flush=True)
+for line in sys.stdin:
+    print(int(look(int(line))), flush=True)
+over.set()
+replaying.join()
+"""
+
+
+@pytest.fixture
+def found(each_database, monkeypatch):
+    """``found(5)`` are so many absent IDs that the filter of a thousand products lets through."""
+    porous(monkeypatch, "product")
+    products()
+    Rebuild(guards["product"], sleep=lambda seconds: None).run()
+    return lambda number: false_positives(guards["product"], number)
+
+
+@pytest.fixture
+def replay(start):
+    """Starts processes that look for ``values`` in some way."""
+
+    def run(code, processes, **given):
+        children = [start(code=COMMON + code) for _ in range(processes)]
+        for child in children:
+            child.stdin.write(json.dumps(given) + "\n")
+            child.stdin.flush()
+        return children
+
+    return run
+
+
+COSTS = {"row": 1, "page": 1}
+
+
+def full(*values):
+    return pytest.param(*values, marks=[pytest.mark.slow, pytest.mark.timeout(900)])
+
+
+@pytest.mark.parametrize(
+    ("each_database", "way", "number", "times"),
+    [("sqlite", "page", 20, 20), *(full(*case, 100, 1_000) for case in product(["sqlite", "postgresql"], COSTS))],
+    indirect=["each_database"],
+)
+def test_a_replay_costs_each_process_one_look(each_database, found, replay, way, number, times):
+    """However often: one query for each ID and process, whoever looks for it."""
+    values = found(number)
+    children = replay(REPLAY, 2, values=values, way=way, times=times)
+    told = [json.loads(child.communicate(timeout=800)[0]) for child in children]
+
+    assert told == [[COSTS[way] * number, False]] * 2
+
+
+@pytest.mark.parametrize(
+    ("each_database", "way", "races"),
+    [("postgresql", "row", 20), *(full(*case, 1_000) for case in product(["sqlite", "postgresql"], COSTS))],
+    indirect=["each_database"],
+)
+def test_a_row_made_during_a_replay_is_seen_at_once(each_database, found, replay, way, races):
+    """Whoever asks after the commit gets it, in every process that has just remembered that there is none."""
+    values = found(races)
+    children = replay(ANSWER, 2, values=values, way=way)
+    for child in children:
+        assert child.stdout.readline() == "ready\n", child.communicate()[1]
+
+    false_404s = 0
+    for value in values:
+        Product.objects.create(pk=value)
+        for child in children:
+            child.stdin.write(f"{value}\n")
+            child.stdin.flush()
+        false_404s += [child.stdout.readline() for child in children] != ["1\n"] * 2
+    ended = [(child.communicate(timeout=60)[1], child.returncode) for child in children]
+
+    assert false_404s == 0
+    assert [errors for errors, code in ended if code] == []
+    assert Client().get(f"/products/{values[0]}/").status_code == 200

@@ -1,0 +1,437 @@
+"""The state rows: read under a lease, changed by compare-and-set, on both databases."""
+
+from __future__ import annotations
+
+import logging
+import multiprocessing
+import threading
+
+import pytest
+from django.db import DatabaseError, OperationalError, connections, transaction
+from django.utils import timezone
+
+from bloomguard.models import GuardState
+from bloomguard.state.connection import StateConnection
+from bloomguard.state.table import ARMED, FENCED, State, StateTable
+from tests.conftest import Clock, Counting
+
+pytestmark = [
+    pytest.mark.django_db(transaction=True, databases="__all__"),
+    pytest.mark.usefixtures("each_database"),
+]
+
+fork = multiprocessing.get_context("fork")
+
+
+class Watched(StateTable):
+    connection: Counting
+    clock: Clock
+
+
+@pytest.fixture
+def table() -> Watched:
+    made = Watched(Counting(), Clock())
+    yield made
+    made.forget()
+
+
+def another(table: StateTable) -> StateTable:
+    """What another process would have."""
+    return StateTable(Counting(), table.clock)
+
+
+# -- the lease
+
+
+def test_a_lease_lasts_less_than_a_second(table):
+    """A copy may be relied on while it was asked for less than a second ago; to look at it costs no query."""
+    table.renew()
+    asked = len(table.connection.statements)
+
+    leases = []
+    for step in (0.0, 0.5, 0.499, 0.001, 10.0):
+        table.clock.now += step
+        leases.append(table.lease("city"))
+
+    assert leases == [State("city"), State("city"), State("city"), None, None]
+    assert len(table.connection.statements) == asked
+
+
+def test_a_lease_counts_from_before_the_question(table):
+    """While the database takes its time to answer, the lease is running."""
+
+    class Slow(Counting):
+        def execute(self, sql, parameters=()):
+            found = super().execute(sql, parameters)
+            table.clock.now += 0.9  # another process may change the row right after it was read
+            return found
+
+    table.connection = Slow()
+    table.renew()
+
+    assert table.lease("city") is not None
+    table.clock.now += 0.1
+    assert table.lease("city") is None
+
+
+def test_a_read_that_takes_longer_than_the_lease_gives_none(table):
+    """An answer that is older than a lease when it arrives is not relied on."""
+
+    class Slower(Counting):
+        def execute(self, sql, parameters=()):
+            table.clock.now += 1
+            return super().execute(sql, parameters)
+
+    table.connection = Slower()
+    table.renew()
+
+    assert table.lease("city") is None
+
+
+def test_at_most_one_query_a_second(table):
+    """However often a renewal is asked for, the database is asked once a second."""
+    for _ in range(300):
+        table.renew()
+        table.clock.now += 0.01
+
+    assert len(table.connection.statements) == 3
+
+
+def test_threads_share_one_query(table):
+    """Threads that all find the lease run out at the same moment ask the database once, and all have it then."""
+    barrier = threading.Barrier(16)
+    found = []
+
+    def ask():
+        barrier.wait()
+        found.append((table.renew(), table.lease("city")))
+
+    threads = [threading.Thread(target=ask) for _ in range(16)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert found == [(True, State("city"))] * 16
+    assert len(table.connection.statements) == 1
+
+
+def test_nobody_waits_long_for_another_threads_query(table, monkeypatch):
+    """A thread that finds another one stuck in the database gives up at once rather than queue up behind it."""
+    monkeypatch.setattr("bloomguard.state.table._RENEWAL_PATIENCE", 0.01)
+    stuck, free = threading.Event(), threading.Event()
+
+    class Stuck(Counting):
+        def execute(self, sql, parameters=()):
+            stuck.set()
+            free.wait()
+            return super().execute(sql, parameters)
+
+    table.connection = Stuck()
+    thread = threading.Thread(target=table.renew)
+    thread.start()
+    stuck.wait()
+
+    assert not table.renew()
+    free.set()
+    thread.join()
+    assert table.renew()
+
+
+def test_a_failure_is_not_tried_again_for_a_second(table, caplog):
+    """A database in trouble is asked once a second, warned of once until it recovers, and the lease just runs out."""
+    table.connection.broken = True
+
+    with caplog.at_level(logging.WARNING, logger="bloomguard"):
+        found = []
+        for _ in range(30):
+            found.append(table.renew())
+            table.clock.now += 0.1
+
+    assert not any(found)
+    assert len(table.connection.statements) == 3
+    assert len(caplog.records) == 1
+    table.connection.broken = False
+    assert table.renew()
+
+
+def test_a_copy_that_is_new_enough_is_not_read_again(table):
+    """Whoever needs a copy younger than a moment reads only if nobody has read since."""
+    table.renew()
+    moment = table.clock.now
+    table.clock.now += 0.1
+
+    table.renew(after=moment)
+    table.renew(after=moment)
+
+    assert len(table.connection.statements) == 2
+
+
+def test_a_row_is_seen_whole(table):
+    """Everything that the lease promises comes from one statement: no row is half old and half new."""
+    written = another(table).swap(State("city"), identity="here", active="a", standby="b", building="c", builder="d/1")
+    table.renew()
+
+    assert table.lease("city") == written
+    assert written.generations == ("a", "b", "c")
+
+
+def test_rows_come_through_no_transaction_of_the_caller(table, each_database):
+    """Inside a transaction with an old snapshot, the row is read as it is now, and what is written stays written."""
+    alias = table.connection.alias
+
+    with transaction.atomic(using=alias):
+        GuardState.objects.using(alias).count()
+        table.swap(State("city"), active="a")
+        seen = another(table).current("city")
+        transaction.set_rollback(True, using=alias)
+
+    assert seen.active == "a"
+    assert GuardState.objects.using(alias).get().active == "a"
+
+
+# -- compare and set
+
+
+def test_only_one_of_two_changes_the_row(table):
+    """Of two who saw the same row, one changes it; the other is told so and changes nothing."""
+    other = another(table)
+    seen = table.swap(State("city"), active="a")
+
+    first = table.swap(seen, active="b")
+    second = other.swap(seen, active="c")
+
+    assert first == State("city", version=2, active="b")
+    assert second is None
+    assert other.current("city").active == "b"
+
+
+def test_only_one_of_two_makes_the_row(table):
+    """Of two who saw no row, one makes it."""
+    made = [table.swap(State("city"), active="a"), another(table).swap(State("city"), active="b")]
+
+    assert [state and state.active for state in made] == ["a", None]
+    assert table.current("city").active == "a"
+
+
+def test_of_many_at_once_one_wins(table):
+    """Threads with tables of their own, all at once on one row: one in each round, and no change is lost."""
+    table.swap(State("city"))
+    barrier = threading.Barrier(4)
+    won = []
+
+    def change(part):
+        mine = another(table)
+        for number in range(10):
+            seen = mine.current("city")
+            barrier.wait()
+            if mine.swap(seen, reason=f"{part}/{number}"):
+                won.append(part)
+            barrier.wait()
+
+    threads = [threading.Thread(target=change, args=(part,)) for part in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert len(won) == 10
+    assert table.current("city").version == 11
+
+
+def test_columns_beyond_the_copy_are_written_too(table):
+    """Figures and times that no request needs are changed with the rest."""
+    now = timezone.now()
+    table.swap(table.swap(State("city"), published_at=now, rows=5), rows=7)
+
+    row = GuardState.objects.using(table.connection.alias).get()
+    assert (row.name, row.version, row.rows, row.published_at) == ("city", 2, 7, now)
+
+
+def test_a_beat_changes_no_version(table):
+    """A builder that says it is alive changes nothing that a lease depends on, and nobody else's build."""
+    table.swap(State("city"), building="a")
+    table.heartbeat(State("city", building="another"))
+    silent = GuardState.objects.using(table.connection.alias).get().builder_seen_at
+
+    table.heartbeat(State("city", building="a"))
+
+    assert silent is None
+    assert GuardState.objects.using(table.connection.alias).get().builder_seen_at is not None
+    assert table.current("city").version == 1
+
+
+def test_a_database_error_is_no_lost_race(table):
+    """What the database refuses is an error, not somebody else having been faster."""
+    seen = table.swap(State("city"))
+
+    with pytest.raises(DatabaseError):
+        table.swap(seen, active=None)
+    with pytest.raises(DatabaseError):
+        table.swap(State("town"), active=None)
+
+
+def test_a_project_that_is_not_migrated_has_no_rows(table):
+    """Before ``migrate`` there is nothing to guard: no error, no row."""
+    with connections[table.connection.alias].schema_editor() as editor:
+        editor.delete_model(GuardState)
+    try:
+        assert table.renew()
+        assert table.lease("city") == State("city")
+    finally:
+        with connections[table.connection.alias].schema_editor() as editor:
+            editor.create_model(GuardState)
+
+
+# -- the fence
+
+
+def test_a_fence_is_seen_within_a_lease(table):
+    """After a fence, no process that reads the row in time goes on answering; a build that was going on is given up."""
+    reader = another(table)
+    table.swap(State("city"), active="a", building="b")
+    reader.renew()
+
+    table.fence("city", "because " + "x" * 300)
+    table.clock.now += 1
+    reader.renew()
+
+    assert reader.lease("city") == State("city", version=2, status=FENCED, active="a")
+    row = GuardState.objects.using(table.connection.alias).get()
+    assert row.reason.startswith("because x")
+    assert len(row.reason) == 200
+    assert row.fenced_at is not None
+
+
+def test_a_fence_is_built_once(table, caplog):
+    """A guard that is fenced already, or that has no generation, is left as it is."""
+    table.swap(State("city"), active="a")
+    table.fence("city", "one")
+    table.fence("city", "two")
+    table.fence("town", "three")
+
+    assert table.current("city").version == 2
+    assert table.current("town").version == 0
+    assert len([record for record in caplog.records if record.levelname == "ERROR"]) == 1
+
+
+def test_a_fence_beats_whoever_changes_the_row_meanwhile(table):
+    """A fence is tried until it stands, however often the row changes under it."""
+    other = another(table)
+    table.swap(State("city"), active="a", status=ARMED)
+    swap, left = table.swap, [3]
+
+    def contended(seen, **changes):
+        if left[0]:
+            left[0] -= 1
+            other.swap(other.current("city"), rows=left[0])
+        return swap(seen, **changes)
+
+    table.swap = contended
+    table.fence("city", "because")
+
+    assert other.current("city") == State("city", version=5, status=FENCED, active="a")
+
+
+# -- the connection
+
+
+def test_a_connection_that_went_away_is_opened_again(table, monkeypatch, each_database):
+    """A connection that the server ended while it lay idle is replaced, once, and the statement is run."""
+    connection = table.connection
+    connection.is_temporary = False
+    connection.execute("SELECT 1")
+    first = connection._connection
+    first.connection.close()
+
+    assert connection.execute("SELECT 1")[0] == [(1,)]
+    assert connection._connection is not first
+    connection.close()
+
+
+def test_a_connection_is_kept(table, monkeypatch):
+    """One connection serves all the statements of all threads."""
+    connection = table.connection
+    connection.is_temporary = False
+    connection.execute("SELECT 1")
+    first = connection._connection
+    found = []
+
+    threads = [threading.Thread(target=lambda: found.append(connection.execute("SELECT 2")[0])) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert found == [[(2,)]] * 4
+    assert connection._connection is first
+    assert first.get_autocommit()
+    connection.close()
+
+
+def test_a_new_connection_that_fails_is_not_tried_twice(table, monkeypatch):
+    """A server that cannot be reached is asked once, and says why."""
+    attempts = []
+
+    def refuse(self):
+        attempts.append(1)
+        raise OperationalError("nobody there")
+
+    monkeypatch.setattr(StateConnection, "_open", refuse)
+
+    with pytest.raises(OperationalError, match="nobody there"):
+        table.connection.execute("SELECT 1")
+
+    assert len(attempts) == 1
+
+
+def test_a_bad_statement_on_a_kept_connection_is_an_error(table, monkeypatch):
+    """What fails again on a new connection is raised."""
+    table.connection.is_temporary = False
+    table.connection.execute("SELECT 1")
+
+    with pytest.raises(DatabaseError):
+        table.connection.execute("SELECT nonsense FROM nowhere")
+
+    assert table.connection.execute("SELECT 1")[0] == [(1,)]
+    table.connection.close()
+
+
+def test_another_database_behind_the_alias_is_another_connection(table, monkeypatch, each_database):
+    """When the alias comes to mean another database (a test runner's), the connection follows."""
+    connection = table.connection
+    connection.is_temporary = False
+    connection.execute("SELECT 1")
+    first = connection._connection
+    first.settings_dict["NAME"] = "another"
+
+    connection.execute("SELECT 1")
+
+    assert connection._connection is not first
+    connection.close()
+
+
+def _child(table, queue):
+    parents = table.connection._abandoned
+    table.renew()
+    queue.put((len(parents), table.lease("city"), table.connection._connection is parents[0]))
+    table.connection.close()
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
+def test_a_forked_child_has_a_connection_of_its_own(table, monkeypatch):
+    """A child reads the rows through a connection of its own, and its parent's goes on working."""
+    table.connection.is_temporary = False
+    written = table.swap(State("city"), active="a")
+    mine = table.connection._connection
+    queue = fork.SimpleQueue()
+    with table._lock, table.connection._lock:  # as if other threads were reading at that very moment
+        child = fork.Process(target=_child, args=(table, queue))
+        child.start()
+    child.join(60)
+
+    assert child.exitcode == 0
+    assert queue.get() == (1, written, False)
+    assert table.connection.execute("SELECT 1")[0] == [(1,)]
+    assert table.connection._connection is mine
+    table.connection.close()

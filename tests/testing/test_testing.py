@@ -1,0 +1,294 @@
+"""What projects use in tests of their own: guards that follow the test's database, and what to assert."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from contextlib import nullcontext
+from pathlib import Path
+
+import pytest
+from django.core.cache import cache
+from django.db import connection, transaction
+from django.http import HttpResponse
+from django.test import Client, TestCase, TransactionTestCase
+from django.test.utils import CaptureQueriesContext
+from django.urls import path
+
+from bloomguard.exceptions import ConfigurationError
+from bloomguard.filters.layout import Layout
+from bloomguard.guards import registry, spot_checks
+from bloomguard.testing import GuardTestMixin, assert_blocked, assert_passes, guards_armed, guards_off
+from bloomguard.testing.filters import _Keys
+from bloomguard.verdicts import Verdict
+from tests.shop import views
+from tests.shop.models import Article, Place, Product
+from tests.support.guarding import registered, urlconf
+
+EXAMPLE = Path(__file__).parents[2] / "example_project"
+GUARD = "bloomguard.middleware.BloomGuardMiddleware"
+
+
+class RowsOfTheClass(GuardTestMixin, TestCase):
+    """In a ``TestCase``, whose rows nobody else ever sees, the guards know them."""
+
+    @classmethod
+    def setUpTestData(cls):
+        Product.objects.create(pk=7)
+        Place.objects.create(country="fr", slug="nice")
+
+    def test_what_is_not_there_is_blocked(self):
+        assert self.assert_blocked("/products/8/")["Cache-Control"] == "no-store"
+        self.assert_blocked(f"/products/{2**70}/")
+        self.assert_blocked("/places/fr/paris/")
+
+    def test_what_is_there_passes(self):
+        assert self.assert_passes("/products/7/").status_code == 200
+        self.assert_passes("/places/fr/nice/")
+
+    def test_rows_that_come_in_the_test_pass(self):
+        self.assert_blocked("/products/8/")
+        Product.objects.bulk_create([Product(pk=8)])
+        assert self.assert_passes("/products/8/").status_code == 200
+
+    def test_rows_of_one_test_are_none_of_the_next(self):
+        self.assert_blocked("/products/8/")
+
+    def test_a_row_that_is_taken_back_is_no_false_404(self):
+        with transaction.atomic():
+            Product.objects.create(pk=9)
+            transaction.set_rollback(True)
+        assert self.assert_passes("/products/9/").status_code == 404
+
+    def test_raw_sql_fences_as_it_does_in_production(self):
+        with connection.cursor() as cursor:
+            cursor.execute("UPDATE shop_product SET id = 11 WHERE id = 7")
+        assert self.assert_passes("/products/11/").status_code == 200
+
+
+class RowsThatAreCommitted(GuardTestMixin, TransactionTestCase):
+    """The same where transactions are real."""
+
+    def test_rows_are_followed(self):
+        self.assert_blocked("/products/7/")
+        Product.objects.create(pk=7)
+        self.assert_passes("/products/7/")
+
+
+@pytest.mark.usefixtures("armed_guards")
+def test_the_fixture_arms_every_guard(client):
+    """Without another fixture it opens the database by itself."""
+    assert_blocked(client, "/products/7/")
+    Product.objects.create(pk=7)
+    assert_passes(client, "/products/7/")
+
+
+def test_rows_that_are_there_before_are_known(transactional_db, client, request):
+    """Many of them, soft-deleted ones and ones that nobody can look up: as in a rebuild."""
+    Product.objects.bulk_create([Product(pk=number) for number in range(1, 3_001)])
+    Article.objects.create(slug="gone", deleted=True)
+    request.getfixturevalue("armed_guards")
+
+    assert_passes(client, "/products/3000/")
+    assert_blocked(client, "/products/3001/")
+    assert_blocked(client, "/articles/gone/")
+
+
+def test_without_it_every_guard_is_cold(db, client):
+    """A test run is as a site before its first rebuild."""
+    assert_passes(client, "/products/8/")
+    with pytest.raises(AssertionError, match=r"no guard blocked /products/8/.* 404.*'product' answers unknown"):
+        assert_blocked(client, "/products/8/")
+
+
+def test_one_guard_can_be_armed_alone(db, client):
+    """By name; outside of the block it is as it was."""
+    with guards_armed("product"):
+        assert_blocked(client, "/products/8/")
+        assert_passes(client, "/places/fr/nice/")
+    assert registry["product"].verdict(8) is Verdict.UNKNOWN
+    with pytest.raises(ConfigurationError, match="no guard 'nothing'"), guards_armed("nothing"):
+        pass
+
+
+@pytest.mark.usefixtures("armed_guards")
+def test_a_row_that_goes_and_comes_back_is_found(client):
+    """What a guard remembers of a row that was not there ends with the row's return."""
+    row = Product.objects.create(pk=7)
+    row.delete()
+    assert [assert_passes(client, "/products/7/").status_code for _ in range(3)] == [404] * 3
+    Product.objects.create(pk=7)
+    assert assert_passes(client, "/products/7/").status_code == 200
+
+
+@pytest.mark.usefixtures("armed_guards")
+def test_guards_can_be_turned_off(client):
+    """Nothing is blocked then, not even what no row can have."""
+    with guards_off():
+        assert_passes(client, "/products/8/")
+        assert_passes(client, f"/products/{2**70}/")
+        with guards_armed("product"):
+            assert registry["product"].mode == "shadow"
+    assert_blocked(client, "/products/8/")
+
+
+@pytest.mark.usefixtures("armed_guards")
+def test_a_guard_that_forgets_is_armed_too(client):
+    """A cuckoo guard counts what tests add and delete."""
+    with registered(Product, name="counting", filter="cuckoo") as guard, guards_armed("counting"):
+        row = Product.objects.create(pk=5)
+        assert guard.verdict(5) is Verdict.MAYBE
+        row.delete()
+        assert guard.verdict(6) is Verdict.ABSENT
+
+
+@pytest.mark.usefixtures("armed_guards")
+class TestAssertBlocked:
+    """It says what is wrong, and why."""
+
+    def test_of_a_row_that_is_there(self, client):
+        Product.objects.create(pk=7)
+
+        with pytest.raises(AssertionError, match="response was 200; the guard 'product' answers maybe"):
+            assert_blocked(client, "/products/7/")
+
+    def test_of_a_path_without_guard(self, client, settings):
+        settings.ROOT_URLCONF = urlconf(
+            path("free/<int:number>/", lambda request, number: HttpResponse("x"), name="free")
+        )
+
+        with pytest.raises(AssertionError, match=r"no guard blocked /free/7/; the response was 200: "):
+            assert_blocked(client, "/free/7/")
+
+    def test_of_a_database_that_is_asked_before(self, client, settings):
+        settings.MIDDLEWARE = [f"{__name__}.counting", GUARD]
+
+        with pytest.raises(AssertionError, match="blocked after 1 statements: SELECT"):
+            assert_blocked(client, "/products/8/")
+
+    def test_of_a_cache_that_is_asked_before(self, client, settings):
+        settings.MIDDLEWARE = [f"{__name__}.caching", GUARD]
+
+        with pytest.raises(AssertionError, match=r"a cache was read: default.get; put BloomGuardMiddleware last"):
+            assert_blocked(client, "/products/8/")
+
+    def test_of_an_answer_that_is_replaced(self, client, settings):
+        settings.MIDDLEWARE = [f"{__name__}.friendly", GUARD]
+
+        with pytest.raises(AssertionError, match="was blocked, but a middleware changed the response to 200"):
+            assert_blocked(client, "/products/8/")
+
+
+@pytest.mark.usefixtures("armed_guards")
+def test_assert_passes_names_the_guard(client):
+    """Which one it is, and what it says."""
+    with pytest.raises(AssertionError, match=r"the guard 'product' blocked /products/8/.*answers absent"):
+        assert_passes(client, "/products/8/")
+
+
+@pytest.mark.usefixtures("armed_guards")
+def test_no_absence_is_held_against_the_database(client, django_assert_num_queries):
+    """Not even the one in a thousand: a test that counts queries is not to fail now and then."""
+    with django_assert_num_queries(0):
+        for number in range(spot_checks.EVERY + 1):
+            assert registry["product"].verdict(number) is Verdict.ABSENT
+
+
+@pytest.mark.usefixtures("armed_guards")
+def test_decorated_views_are_blocked_too(settings):
+    """``@guarded`` answers before its view as the middleware does."""
+    settings.MIDDLEWARE = []
+    settings.ROOT_URLCONF = urlconf(path("one/<int:number>/", views.product_decorated, name="one"))
+
+    assert_blocked(Client(), "/one/8/")
+
+
+def counting(get_response):
+    return lambda request: (Product.objects.exists(), get_response(request))[1]
+
+
+def caching(get_response):
+    return lambda request: (cache.get("session"), get_response(request))[1]
+
+
+def friendly(get_response):
+    return lambda request: HttpResponse("never mind") if get_response(request).status_code == 404 else None
+
+
+def test_the_page_for_users_works(tmp_path):
+    """The blocks of docs/testing.md are tests of the example project, and pass."""
+    page = (Path(__file__).parents[2] / "docs" / "testing.md").read_text()
+    for number, block in enumerate(re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)):
+        (tmp_path / f"test_page_{number}.py").write_text(block)
+
+    environment = {**os.environ, "PYTHONPATH": str(EXAMPLE), "DJANGO_SETTINGS_MODULE": "config.settings"}
+    ran = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", tmp_path, tmp_path],
+        env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+
+    assert "3 passed" in ran.stdout, ran.stdout + ran.stderr
+
+
+def statements(queries):
+    return [each["sql"].split()[0] for each in queries]
+
+
+@pytest.mark.parametrize("model", [Product, Article])
+def test_arming_reads_each_table_once_and_makes_no_filter(db, monkeypatch, model):
+    """One SELECT a guard, no savepoint, and not a byte of a filter: that is what makes it cheap."""
+    made, plan = [], Layout.plan
+    monkeypatch.setattr(Layout, "plan", lambda **options: made.append(options) or plan(**options))
+    with registered(model, name="armed", lookup="pk"), CaptureQueriesContext(connection) as sent:
+        before = len(sent)
+        for _ in range(3):
+            with guards_armed("armed"):
+                assert registry["armed"].verdict(7) is Verdict.ABSENT
+        queries = sent.captured_queries[before:]
+
+    assert statements(queries) == ["SELECT"] * 3
+    assert len(made) <= 1  # once a process
+
+
+WRITES = {
+    "create": lambda: Product.objects.create(pk=8),
+    "bulk_create": lambda: Product.objects.bulk_create([Product(pk=8), Product(pk=9)]),
+    "save": lambda: Product.objects.get(pk=7).save(),
+    "update": lambda: Product.objects.filter(pk=7).update(name="x"),
+    "update of the key": lambda: Article.objects.filter(slug="a").update(slug="b"),
+    "get_or_create": lambda: Product.objects.get_or_create(pk=8),
+    "update_or_create": lambda: Product.objects.update_or_create(pk=7, defaults={"name": "y"}),
+    "delete": lambda: Product.objects.filter(pk=7).delete(),
+    "select": lambda: [*Product.objects.filter(pk=8)],
+}
+
+
+@pytest.mark.parametrize("write", WRITES)
+def test_armed_guards_add_no_statement_inside_a_test_case(db, write):
+    """``assertNumQueries`` counts the same with and without ``armed_guards``, inside the transaction of a test."""
+    found = []
+    for block in (nullcontext, guards_armed):
+        with transaction.atomic():
+            Product.objects.create(pk=7)
+            Article.objects.create(slug="a")
+            with block(), CaptureQueriesContext(connection) as sent:
+                WRITES[write]()
+            found.append(statements(sent.captured_queries))
+            transaction.set_rollback(True)
+
+    assert found[0] == found[1]
+    assert found[0]
+
+
+def test_a_guard_that_forgets_counts_in_a_test():
+    """A key that was added twice is discarded twice."""
+    keys = _Keys("cuckoo")
+    keys.add([b"a", b"a", b"b"])
+    keys.discard([b"a", b"b", b"c"])
+
+    assert [keys.might_contain(key) for key in (b"a", b"b", b"c")] == [True, False, False]
+    assert keys.approximate_size() == 1
+    keys.discard([b"a"])
+    assert not keys.might_contain(b"a")

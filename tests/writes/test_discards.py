@@ -1,0 +1,562 @@
+"""Guards with a cuckoo filter: a row that goes leaves the filter at once, and no row that is there ever does."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from typing import Any
+
+import pytest
+from django.db import DatabaseError, IntegrityError, connections, transaction
+from django.db.models import Case, F, Q, Value, When
+from django.db.models.functions import Concat
+
+from bloomguard.guards import Guard
+from bloomguard.rebuild import Rebuild
+from bloomguard.verdicts import Verdict
+from bloomguard.writes import discards
+from bloomguard.writes.observer import TransactionObserver
+from tests.conftest import forget
+from tests.shop.models import Article, Bundle, Place, Product
+from tests.support import database, servers
+from tests.support.guarding import registered
+
+pytestmark = pytest.mark.django_db(transaction=True, databases="__all__")
+
+ABSENT, MAYBE = Verdict.ABSENT, Verdict.MAYBE
+#: For rules that have nothing to do with the database.
+on_one_database = pytest.mark.parametrize("each_database", ["sqlite"], indirect=True)
+
+
+@pytest.fixture
+def made(each_database: str, fresh: None, clock: Any) -> Iterator[Callable[..., Guard]]:
+    """``made(Model, ...)``: a counting guard of a model, built."""
+    open_ones = []
+
+    def make(model: Any, **attributes: Any) -> Guard:
+        block = registered(model, **{"filter": "cuckoo", "name": f"counted-{len(open_ones)}", **attributes})
+        open_ones.append(block)
+        guard = block.__enter__()
+        Rebuild(guard, sleep=clock.sleep).run()
+        return guard
+
+    yield make
+    for block in open_ones:
+        block.__exit__(None, None, None)
+
+
+@pytest.fixture
+def articles(made) -> Guard:
+    """A guard of articles by slug, those that are not soft-deleted; there are a, b and c, and d that is."""
+    for slug in "abcd":
+        Article.objects.create(slug=slug, deleted=slug == "d")
+    return made(Article, lookup="slug", alive=Q(deleted=False))
+
+
+def held(guard: Guard) -> int:
+    """Keys that the guard's filter counts."""
+    known = guard._runtime.active_filter
+    return known._generation(known.table.current(guard.name), known.active()).approximate_size()
+
+
+def atomic() -> Any:
+    return transaction.atomic(using=database.current)
+
+
+@on_one_database
+@pytest.mark.parametrize("store", ["memory.MemoryStore", "file.FileStore", "redis.RedisStore"])
+def test_created_deleted_and_restored(store, made, settings, tmp_path, django_assert_num_queries):
+    """A row is MAYBE while it is there, ABSENT and without a query once it is deleted, MAYBE as soon as it is back."""
+    options: dict[str, Any] = {}
+    if store == "file.FileStore":
+        options = {"path": tmp_path / "other"}
+    elif store == "redis.RedisStore":
+        options = {"url": servers.valkey(), "connect_timeout": 5, "read_timeout": 5, "add_timeout": 5}
+    settings.BLOOMGUARD = {"STORES": {"default": {"BACKEND": f"bloomguard.stores.{store}", "OPTIONS": options}}}
+    forget()
+    guard = made(Product)
+    seen = [guard.verdict(7)]
+
+    Product.objects.create(pk=7)
+    seen.append(guard.verdict(7))
+    Product.objects.get(pk=7).delete()
+    with django_assert_num_queries(0, using=database.current):
+        seen.append(guard.verdict(7))
+    Product.objects.create(pk=7)
+    seen.append(guard.verdict(7))
+
+    assert seen == [ABSENT, MAYBE, ABSENT, MAYBE]
+    assert held(guard) == 1
+
+
+def delete_instance() -> None:
+    Article.objects.get(slug="a").delete()
+
+
+def delete_queryset() -> None:
+    Article.objects.filter(slug="a").delete()
+
+
+def raw_delete() -> None:
+    Article.objects.filter(slug="a")._raw_delete(database.current)
+
+
+def delete_by_subquery() -> None:
+    Article.objects.filter(pk__in=Article.objects.filter(slug="a").values("pk")).delete()
+
+
+def soft_delete_by_save() -> None:
+    article = Article.objects.get(slug="a")
+    article.deleted = True
+    article.save()
+
+
+def soft_delete_by_save_of_a_field() -> None:
+    article = Article.objects.get(slug="a")
+    article.deleted = True
+    article.save(update_fields=["deleted"])
+
+
+def soft_delete_by_update() -> None:
+    Article.objects.filter(slug="a").update(deleted=True)
+
+
+def soft_delete_by_expression() -> None:
+    Article.objects.filter(slug="a").update(deleted=~F("deleted"))
+
+
+def soft_delete_by_bulk_update() -> None:
+    article = Article.objects.get(slug="a")
+    article.deleted = True
+    Article.objects.bulk_update([article], ["deleted"])
+
+
+def soft_delete_by_upsert() -> None:
+    Article.objects.bulk_create(
+        [Article(slug="a", deleted=True)], update_conflicts=True, unique_fields=["slug"], update_fields=["deleted"]
+    )
+
+
+def rename() -> None:
+    Article.objects.filter(slug="a").update(slug="z")
+
+
+def rename_by_expression() -> None:
+    Article.objects.filter(slug="a").update(slug=Concat(F("slug"), Value("-z")))
+
+
+def rename_by_save() -> None:
+    article = Article.objects.get(slug="a")
+    article.slug = "z"
+    article.save()
+
+
+GOING = [
+    delete_instance,
+    delete_queryset,
+    raw_delete,
+    delete_by_subquery,
+    soft_delete_by_save,
+    soft_delete_by_save_of_a_field,
+    soft_delete_by_update,
+    soft_delete_by_expression,
+    soft_delete_by_bulk_update,
+    soft_delete_by_upsert,
+    rename,
+    rename_by_expression,
+    rename_by_save,
+]
+
+
+@pytest.mark.parametrize("block", [atomic, nullcontext], ids=["atomic", "autocommit"])
+def test_what_goes_leaves_the_filter(articles, block):
+    """Every way of the ORM to delete, soft-delete or rename a row takes its key out, after the COMMIT and once."""
+    for go in GOING:
+        with block():
+            go()
+            before_the_commit = articles.verdict("a")
+
+        assert before_the_commit is (MAYBE if block is atomic else ABSENT), go.__name__
+        assert articles.verdict("a") is ABSENT, go.__name__
+        assert [articles.verdict(slug) for slug in "bc"] == [MAYBE] * 2, go.__name__
+        assert held(articles) == Article.objects.filter(deleted=False).count(), go.__name__
+        Article.objects.exclude(slug__in="bcd").delete()
+        Article.objects.create(slug="a")
+
+
+@pytest.mark.parametrize("how", ["atomic", "nested", "by hand", "by SQL"])
+def test_what_is_rolled_back_stays(articles, how):
+    """No way of rolling back lets a key go: the block, a block inside, or a savepoint made by hand."""
+    for go in GOING:
+        roll_back(go, how)
+
+        assert articles.verdict("a") is MAYBE, go.__name__
+        assert articles.verdict("b") is (MAYBE if how == "atomic" else ABSENT), go.__name__
+        Article.objects.get_or_create(slug="b")
+
+    assert not any(isinstance(known, TransactionObserver) for known in connections[database.current].execute_wrappers)
+
+
+def roll_back(go: Callable[[], None], how: str) -> None:
+    """Delete b, then ``go`` and roll back: all of it, or the second part in one of the ways there are."""
+    connection = connections[database.current]
+    with atomic():
+        Article.objects.filter(slug="b").delete()
+        if how == "nested":
+            with atomic():
+                go()
+                transaction.set_rollback(True, using=database.current)
+        elif how == "by hand":
+            savepoint = connection.savepoint()
+            go()
+            connection.savepoint_rollback(savepoint)
+        elif how == "by SQL":
+            with connection.cursor() as cursor:
+                cursor.execute("SAVEPOINT mine")
+                go()
+                cursor.execute("rollback to savepoint mine")
+        else:
+            go()
+            transaction.set_rollback(True, using=database.current)
+
+
+def save_as_it_is() -> None:
+    Article.objects.get(slug="a").save()
+
+
+def save_the_dead() -> None:
+    Article.objects.get(slug="d").save()
+
+
+def update_to_the_same() -> None:
+    Article.objects.filter(slug__in="abc").update(slug=F("slug"), deleted=False)
+
+
+def swap_two() -> None:
+    with atomic():
+        Article.objects.filter(slug="a").update(slug="-")
+        Article.objects.filter(slug="b").update(slug="a")
+        Article.objects.filter(slug="-").update(slug="b")
+
+
+def revive_the_living() -> None:
+    Article.objects.filter(slug="a").update(deleted=False)
+
+
+def upsert_as_it_is() -> None:
+    Article.objects.bulk_create(
+        [Article(slug="a"), Article(slug="b")],
+        update_conflicts=True,
+        unique_fields=["slug"],
+        update_fields=["deleted"],
+    )
+
+
+def ignore_conflicts() -> None:
+    Article.objects.bulk_create([Article(slug="a"), Article(slug="b")], ignore_conflicts=True)
+
+
+def ignore_one_conflict() -> None:
+    Article.objects.bulk_create([Article(pk=Article.objects.get(slug="a").pk, slug="a")], ignore_conflicts=True)
+
+
+def create_the_dead() -> None:
+    Article.objects.create(slug="e", deleted=True)
+
+
+def there_and_back() -> None:
+    Article.objects.filter(slug="a").update(deleted=True)
+    Article.objects.filter(slug="a").update(deleted=False)
+
+
+def delete_and_create_again() -> None:
+    with atomic():
+        Article.objects.filter(slug="a").delete()
+        Article.objects.create(slug="a")
+
+
+def get_or_create() -> None:
+    Article.objects.get_or_create(slug="a")
+    Article.objects.update_or_create(slug="a", defaults={"deleted": False})
+
+
+STAYING = [
+    save_as_it_is,
+    save_the_dead,
+    update_to_the_same,
+    swap_two,
+    revive_the_living,
+    upsert_as_it_is,
+    ignore_conflicts,
+    ignore_one_conflict,
+    create_the_dead,
+    there_and_back,
+    delete_and_create_again,
+    get_or_create,
+]
+
+
+def test_what_stays_is_counted_once(articles):
+    """A write after which the same rows are alive leaves the filter's count as it was, however often it is made."""
+    for stay in STAYING:
+        for _ in range(3):
+            stay()
+            Article.objects.filter(slug="e").delete()
+
+        assert [articles.verdict(slug) for slug in "abcde"] == [MAYBE] * 3 + [ABSENT] * 2, stay.__name__
+        assert held(articles) == 3, stay.__name__
+
+
+def test_a_row_that_comes_back_is_seen_at_once(articles):
+    """A soft-deleted row that is restored is in the filter before the COMMIT."""
+    with atomic():
+        Article.objects.filter(slug="d").update(deleted=False)
+        assert articles.verdict("d") is MAYBE
+
+    assert held(articles) == 4
+
+
+def test_a_cascade_takes_the_rows_with_it(made):
+    """Deleting a child of multi-table inheritance takes out its parent's row, and the child's; once each."""
+    parents, children = made(Product), made(Bundle)
+    kept, gone = Bundle.objects.create(), Bundle.objects.create()
+    assert (held(parents), held(children)) == (2, 2)
+
+    Product.objects.get(pk=gone.pk).delete()
+
+    assert [guard.verdict(gone.pk) for guard in (parents, children)] == [ABSENT] * 2
+    assert [guard.verdict(kept.pk) for guard in (parents, children)] == [MAYBE] * 2
+    assert (held(parents), held(children)) == (1, 1)
+
+
+@on_one_database
+def test_a_child_may_go_alone(made):
+    """With the parent kept, the parent's key stays."""
+    parents, children = made(Product), made(Bundle)
+    pk = Bundle.objects.create().pk
+
+    Bundle.objects.get(pk=pk).delete(keep_parents=True)
+
+    assert parents.verdict(pk) is MAYBE
+    assert children.verdict(pk) is ABSENT
+
+
+@on_one_database
+def test_a_condition_on_the_parents_table_counts_as_well(made):
+    """A child whose `alive` is a column of its parent's goes and comes with it."""
+    guard = made(Bundle, alive=~Q(name="gone"))
+    bundle = Bundle.objects.create(name="here")
+    assert held(guard) == 1
+
+    Product.objects.filter(pk=bundle.pk).update(name="gone")
+    gone = guard.verdict(bundle.pk)
+    Bundle.objects.filter(pk=bundle.pk).update(name="back")
+
+    assert (gone, guard.verdict(bundle.pk), held(guard)) == (ABSENT, MAYBE, 1)
+
+
+@on_one_database
+def test_several_fields(made):
+    """A key of two fields goes when either of them changes."""
+    guard = made(Place, lookup=("country", "slug"))
+    Place.objects.create(country="de", slug="ulm")
+
+    Place.objects.update(country="fr")
+
+    assert guard.verdict(("de", "ulm")) is ABSENT
+    assert guard.verdict(("fr", "ulm")) is MAYBE
+
+
+def test_primary_keys_may_change_places(made):
+    """Rows whose primary keys move in one statement: what all of them leave goes, what any of them takes stays."""
+    guard = made(Product)
+    Product.objects.bulk_create([Product(pk=pk) for pk in (10, 20, 30)])
+
+    Product.objects.filter(pk__in=(10, 20)).update(id=Case(When(id=10, then=Value(40)), default=F("id") + 5))
+
+    assert [guard.verdict(pk) for pk in (10, 20, 25, 30, 40)] == [ABSENT, ABSENT, MAYBE, MAYBE, MAYBE]
+    assert held(guard) == 3
+
+
+@on_one_database
+def test_rows_of_one_value_are_counted(made):
+    """Where several rows have the looked-up value, it goes with the last of them."""
+    guard = made(Product, lookup="name")
+    first, second = Product.objects.create(name="twin"), Product.objects.create(name="twin")
+
+    first.delete()
+    after_one = guard.verdict("twin")
+    second.delete()
+
+    assert (after_one, guard.verdict("twin")) == (MAYBE, ABSENT)
+
+
+def test_of_two_that_delete_one_row_one_discards(made):
+    """Two transactions delete one row at the same time, and two rows share a key: it stays for the one that is left."""
+    guard = made(Product, lookup="name")
+    for _ in range(10):
+        gone, kept = Product.objects.create(name="twin"), Product.objects.create(name="twin")
+        start = threading.Barrier(2)
+        using = database.current
+
+        def delete(pk=gone.pk, start=start, using=using):
+            start.wait()
+            Product.objects.using(using).filter(pk=pk).delete()
+            connections.close_all()
+
+        threads = [threading.Thread(target=delete) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+        assert guard.verdict("twin") is MAYBE
+        assert held(guard) == 1
+        kept.delete()
+
+
+def test_a_copy_in_another_database_is_nobodys_to_discard(articles):
+    """Deleting from a database that rebuilds do not read leaves the filter alone."""
+    other = "postgresql" if database.current == "default" else "default"
+    Article.objects.using(other).create(slug="a")
+
+    Article.objects.using(other).filter(slug="a").delete()
+
+    assert articles.verdict("a") is MAYBE
+
+
+def test_a_commit_that_is_a_rollback_lets_nothing_go(articles, each_database):
+    """An error that was swallowed makes PostgreSQL answer COMMIT by rolling back: the row is still there."""
+    with atomic():
+        Article.objects.filter(slug="a").delete()
+        with pytest.raises(DatabaseError), connections[database.current].cursor() as cursor:
+            cursor.execute("SELECT nonsense FROM nowhere")
+
+    assert Article.objects.filter(slug="a").exists() == (each_database == "postgresql")
+    assert articles.verdict("a") is MAYBE
+
+
+def test_a_transaction_that_failed_unseen_lets_nothing_go(articles, each_database):
+    """The same where the error came past Django: the connection itself is asked before the COMMIT."""
+    connection = connections[database.current]
+    with atomic():
+        Article.objects.filter(slug="a").delete()
+        if each_database == "postgresql":
+            with pytest.raises(Exception, match="nowhere"):
+                connection.connection.execute("SELECT nonsense FROM nowhere")
+        else:
+            connection.connection.rollback()
+
+    assert Article.objects.filter(slug="a").exists()
+    assert articles.verdict("a") is MAYBE
+
+
+def test_an_error_in_a_block_of_its_own_harms_nobody(articles):
+    """A refused write inside an inner block is undone alone; the deletion outside counts."""
+    with atomic():
+        Article.objects.filter(slug="a").delete()
+        with pytest.raises(IntegrityError), atomic():
+            Article.objects.create(slug="b")
+
+    assert articles.verdict("a") is ABSENT
+    assert articles.verdict("b") is MAYBE
+
+
+@on_one_database
+def test_a_token_is_for_the_generation_that_was_active(articles, clock):
+    """A row deleted before a rebuild, and committed after it, is not taken out of the new generation."""
+    token = discards.Alive(articles._runtime.active_filter.active(), {})
+    Rebuild(articles, sleep=clock.sleep).run()
+
+    articles._runtime.active_filter.discard([articles._meta.keys.key("a")], token.generation)
+
+    assert articles.verdict("a") is MAYBE
+
+
+@on_one_database
+def test_a_fenced_guard_discards_nothing(articles):
+    """While the guard is out of use there is no generation to discard from, and deleting goes on."""
+    articles._runtime.active_filter.table.fence(articles.name, "for a test")
+    articles._runtime.active_filter.table.forget()
+
+    Article.objects.filter(slug="a").delete()
+
+    assert articles._runtime.active_filter.active() == ""
+
+
+@on_one_database
+def test_a_store_that_fails_keeps_the_key(articles, monkeypatch, caplog):
+    """A discard that fails is not tried again and fails no delete: the key is one too many until the next build."""
+    from bloomguard.exceptions import StoreError
+    from bloomguard.stores.frames import FrameGeneration
+
+    tried = []
+
+    def fail(self, keys):
+        tried.append(keys)
+        raise StoreError("full of woe")
+
+    monkeypatch.setattr(FrameGeneration, "discard", fail)
+    with caplog.at_level("INFO", "bloomguard"):
+        Article.objects.filter(slug="a").delete()
+
+    assert len(tried) == 1
+    assert "full of woe" in caplog.text
+    assert articles.verdict("a") is MAYBE
+
+
+@on_one_database
+def test_a_great_many_rows_wait_for_the_next_build(articles, monkeypatch):
+    """Beyond the limit no list of keys is kept; the rows go, and their keys at the next build."""
+    monkeypatch.setattr(discards, "MOST_ROWS", 2)
+
+    Article.objects.all().delete()
+
+    assert [articles.verdict(slug) for slug in "abc"] == [MAYBE] * 3
+
+
+@on_one_database
+def test_a_guard_that_follows_signals_keeps_what_it_has(made):
+    """With `sync = "signals"` nothing is discarded, so a save adds nothing twice."""
+    guard = made(Product, sync="signals")
+    product = Product.objects.create()
+    for _ in range(20):
+        product.save()
+    Product.objects.all().delete()
+
+    assert guard.verdict(product.pk) is MAYBE
+    assert held(guard) == 1
+
+
+@on_one_database
+def test_a_guard_that_counts_does_not_trust_one_that_did_not(made):
+    """A filter built under `sync = "signals"` holds a key once for many rows: to discard from it would lose some."""
+    guard = made(Product, sync="signals")
+
+    other = type("Other", (type(guard),), {"sync": "statements", "name": guard.name})(Product)
+
+    assert guard._meta.definition != other._meta.definition
+
+
+@on_one_database
+def test_nothing_is_read_for_guards_that_cannot_discard(made, django_assert_num_queries):
+    """A Bloom filter's guard costs a DELETE nothing."""
+    made(Product, filter="bloom")
+
+    with django_assert_num_queries(1, using=database.current):
+        Product.objects.filter(pk=1)._raw_delete(database.current)
+
+
+def test_others_may_go_on_pointing_to_a_row_that_is_changed(articles):
+    """A foreign key to it is checked while its change is not committed, as without the guard."""
+    if database.current != "postgresql":
+        pytest.skip("SQLite locks no rows")
+    other = connections.create_connection("postgresql")
+    try:
+        with atomic(), other.cursor() as cursor:
+            Article.objects.filter(slug="a").update(deleted=True)
+            cursor.execute("SELECT slug FROM shop_article WHERE slug = 'a' FOR KEY SHARE NOWAIT")
+            assert cursor.fetchall() == [("a",)]
+    finally:
+        other.close()

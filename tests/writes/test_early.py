@@ -1,0 +1,126 @@
+"""Rows that another app's ``ready()`` writes before bloomguard's are in the filter, or the guard is fenced."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.processes import spawn
+
+SITE = """
+import sys, types
+from pathlib import Path
+
+folder = Path(sys.argv[1])
+step, where = sys.argv[2], sys.argv[3]
+
+import django
+from django.apps import AppConfig
+from django.conf import settings
+
+
+class EarlyConfig(AppConfig):
+    name = label = "early"
+    path = str(folder)
+
+    def import_models(self):
+        from django.db import models
+
+        class Plan(models.Model):
+            slug = models.CharField(max_length=20, unique=True)
+
+            class Meta:
+                app_label = "early"
+
+        early.Plan = Plan
+        super().import_models()
+
+    def ready(self):
+        if step == "write":
+            early.Plan.objects.get_or_create(slug="free")
+
+
+def declare():
+    from bloomguard.guards import Guard, register
+
+    @register(early.Plan)
+    class PlanGuard(Guard):
+        lookup = "slug"
+
+
+early = sys.modules["early"] = types.ModuleType("early")
+early.__path__ = [str(folder / "early")]
+EarlyConfig.__module__ = "early.apps"
+apps = sys.modules["early.apps"] = types.ModuleType("early.apps")
+apps.EarlyConfig = EarlyConfig
+(folder / "early").mkdir(exist_ok=True)
+source = "import __main__; __main__.declare()" if where == "guards.py" else ""
+if where == "late guards.py":
+    source = "import __main__; assert __main__.is_our_turn(), 'not yet'; __main__.declare()"
+(folder / "early" / "guards.py").write_text(source)
+
+
+def is_our_turn():
+    frame = sys._getframe()
+    while frame is not None:
+        if frame.f_globals.get("__name__") == "bloomguard.apps" and frame.f_code.co_name == "ready":
+            return True
+        frame = frame.f_back
+    return False
+
+
+settings.configure(
+    SECRET_KEY="for a test", BASE_DIR=folder, USE_TZ=True,
+    INSTALLED_APPS=["django.contrib.contenttypes", "early.apps.EarlyConfig", "bloomguard"],
+    DATABASES={"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": folder / "db.sqlite3"}},
+    BLOOMGUARD={"STORES": {"default": {
+        "BACKEND": "bloomguard.stores.file.FileStore", "OPTIONS": {"path": folder / "filters"}}}},
+    DEFAULT_AUTO_FIELD="django.db.models.BigAutoField", LOGGING_CONFIG=None,
+)
+django.setup()
+if where == "elsewhere":
+    declare()
+from bloomguard.guards import guards
+if step == "build":
+    from django.core.management import call_command
+    from django.db import connection
+    call_command("migrate", verbosity=0)
+    with connection.schema_editor() as editor:
+        editor.create_model(early.Plan)
+    early.Plan.objects.create(slug="paid")
+    call_command("rebuild_filter", verbosity=0)
+for value in ("free", "paid", "none"):
+    decision = guards["plan"]._runtime.decide(value)
+    print(value, decision.verdict.name, decision.reason)
+"""
+
+
+def run(folder: Path, step: str, where: str) -> list[str]:
+    """What a process that starts says of three plans."""
+    root = Path(__file__).resolve().parents[2]
+    child = spawn(
+        [sys.executable, "-W", "ignore", "-c", SITE, str(folder), step, where],
+        cwd=root,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={"PYTHONPATH": str(root), "PATH": "/usr/bin:/bin"},
+    )
+    out, err = child.communicate(timeout=120)
+    assert child.returncode == 0, err
+    return out.splitlines()
+
+
+ARMED = ["free MAYBE maybe", "paid MAYBE maybe", "none ABSENT absent"]
+FENCED = [f"{value} UNKNOWN fenced" for value in ("free", "paid", "none")]
+
+
+@pytest.mark.parametrize(("where", "after"), [("guards.py", ARMED), ("late guards.py", FENCED), ("elsewhere", FENCED)])
+def test_a_row_that_another_app_writes_first_is_never_absent(tmp_path, where, after):
+    """The guards are looked for when it writes; one that cannot be imported then, or is elsewhere, is fenced."""
+    assert run(tmp_path, "build", where) == ["free ABSENT absent", "paid MAYBE maybe", "none ABSENT absent"]
+
+    assert run(tmp_path, "write", where) == after

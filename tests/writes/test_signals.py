@@ -1,0 +1,388 @@
+"""Saves: every row that ``save()`` wrote is known to its guards' filters from then on."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import uuid
+import warnings
+from datetime import date
+from decimal import Decimal
+
+import pytest
+from django.core.management import call_command
+from django.db import DatabaseError, connections, transaction
+from django.db.models import F, Q, Value
+from django.db.models.functions import Concat, Lower
+from django.db.models.signals import post_save
+
+from bloomguard.guards import registry
+from bloomguard.rebuild import Rebuild
+from bloomguard.state import table as state
+from bloomguard.stores import stores
+from bloomguard.verdicts import Verdict
+from bloomguard.writes import fencing, signals
+from tests.shop.models import Article, Bargain, Bundle, Diary, Order, Place, Price, Product
+from tests.support import database
+from tests.support.guarding import registered
+
+pytestmark = pytest.mark.django_db(databases="__all__", transaction=True)
+
+
+@pytest.fixture(autouse=True)
+def _by_signals(monkeypatch):
+    """The guards are kept in step by signals alone."""
+    for guard in registry:
+        monkeypatch.setattr(type(guard), "sync", "signals", raising=False)
+    registry.changed()
+    yield
+    monkeypatch.undo()
+    registry.changed()
+
+
+@pytest.fixture
+def build_all(each_database, fresh, clock, transactional_db):
+    """Builds every guard of the shop, of no rows unless the test made some; ``build_all(name)`` builds one."""
+
+    def run(*names):
+        for guard in registry:
+            if guard.model._meta.app_label == "shop" and (not names or guard.name in names):
+                Rebuild(guard, sleep=clock.sleep).run()
+
+    return run
+
+
+def known(name, *values):
+    """Whether the guard lets each of the values pass."""
+    verdicts = [registry[name].verdict(value) for value in values]
+    assert Verdict.UNKNOWN not in verdicts
+    return [verdict is Verdict.MAYBE for verdict in verdicts]
+
+
+ROWS = [
+    ("product", lambda: Product(pk=7), 7),
+    ("order", lambda: Order(pk=uuid.UUID(int=7)), uuid.UUID(int=7)),
+    ("article", lambda: Article(slug="straße"), "straße"),
+    ("place", lambda: Place(country="DE", slug="ulm"), ("DE", "ulm")),
+    ("price", lambda: Price(amount=Decimal("1.5")), "1.50"),
+    ("diary", lambda: Diary(day=date(2024, 2, 29)), "2024-02-29"),
+]
+each_kind = pytest.mark.parametrize(("name", "make", "value"), ROWS, ids=[row[0] for row in ROWS])
+
+
+@each_kind
+def test_a_saved_row_is_known(build_all, name, make, value):
+    """Integer, UUID, text, composite, decimal or date: absent before the save, not after."""
+    build_all(name)
+    before = known(name, value)
+
+    make().save()
+
+    assert (before, known(name, value)) == ([False], [True])
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda: Product.objects.create(),
+        lambda: Product.objects.get_or_create(name="n")[0],
+        lambda: Product.objects.update_or_create(name="n")[0],
+        lambda: Bargain.objects.create(),
+        lambda: Bundle.objects.create(),
+        lambda: Bundle.objects.update_or_create(name="n", defaults={"size": 3})[0],
+    ],
+    ids=["create", "get_or_create", "update_or_create", "proxy", "child", "child update_or_create"],
+)
+def test_every_way_of_making_one_row_is_seen(build_all, write):
+    """Whatever ends in ``save()``, of the model, its proxy or its child, adds the new primary key."""
+    build_all("product")
+
+    row = write()
+
+    assert known("product", row.pk, row.pk + 1) == [True, False]
+
+
+def test_a_changed_slug_is_known(build_all):
+    """A row that gets another slug is found by it at once, and harmlessly still let through by the old."""
+    article = Article.objects.create(slug="old")
+    build_all("article")
+
+    article.slug = "new"
+    article.save()
+    Article.objects.update_or_create(slug="new", defaults={"slug": "newer"})
+
+    assert known("article", "old", "new", "newer", "never") == [True, True, True, False]
+
+
+def test_a_changed_primary_key_is_a_row_more(build_all):
+    """Saving under another primary key inserts another row."""
+    product = Product.objects.create(pk=7)
+    build_all("product")
+
+    product.pk = 8
+    product.save()
+
+    assert known("product", 7, 8, 9) == [True, True, False]
+
+
+def test_a_value_of_another_type_is_known_as_the_database_holds_it(build_all):
+    """Attributes that the field converts on the way are keyed as they are stored."""
+    build_all()
+
+    Product(pk=" 007").save()
+    Order(pk=f"{{{uuid.UUID(int=9)}}}").save()
+    Price(amount=1.1).save()
+    Price(amount="2.005").save()
+    Diary(day="2024-2-9").save()
+    Article(slug=12).save()
+
+    assert known("product", 7) == known("order", uuid.UUID(int=9)) == known("article", "12") == [True]
+    assert known("price", *Price.objects.values_list("amount", flat=True)) == [True, True]
+    assert known("diary", date(2024, 2, 9)) == [True]
+
+
+@pytest.mark.parametrize(
+    "expression", [Lower("slug"), Concat(F("slug"), Value("-2")), Value("plain"), F("slug")], ids=str
+)
+def test_an_expression_in_a_text_field_is_known_by_its_value(build_all, expression):
+    """What only the database computes is read back from the row."""
+    article = Article.objects.create(slug="OLD")
+    build_all("article")
+
+    article.slug = expression
+    article.save()
+
+    slug = Article.objects.get().slug
+    assert known("article", slug, str(expression)) == [True, False]
+
+
+def test_an_expression_in_a_number_is_known_by_its_value(build_all):
+    """So is a decimal that counts itself up."""
+    price = Price.objects.create(amount=1)
+    build_all("price")
+
+    price.amount = F("amount") + 1
+    price.save()
+
+    assert known("price", 2, 3) == [True, False]
+
+
+def test_a_soft_deleted_row_that_comes_back_is_known(build_all):
+    """A row that the last build left out is known again when it is saved alive, whichever columns are saved."""
+    Article.objects.create(slug="one", deleted=True)
+    Article.objects.create(slug="two", deleted=True)
+    build_all("article")
+    before = known("article", "one", "two")
+
+    one, two = Article.objects.get(slug="one"), Article.objects.only("deleted").get(slug="two")
+    one.deleted = two.deleted = False
+    one.save()
+    two.save(update_fields=["deleted"])
+
+    assert (before, known("article", "one", "two")) == ([False, False], [True, True])
+
+
+def test_a_row_that_comes_back_is_known_by_what_is_stored(build_all):
+    """An attribute that was changed but not saved hides nothing."""
+    article = Article.objects.create(slug="stored", deleted=True)
+    build_all("article")
+
+    article.slug, article.deleted = "elsewhere", False
+    article.save(update_fields=["deleted"])
+
+    assert known("article", "stored") == [True]
+
+
+def test_a_parents_save_counts_for_its_children(build_all, each_database, clock):
+    """A guard of a child by a column of its parent hears of the parent's saves."""
+    with registered(Bundle, name="bundle", lookup="name", sync="signals") as guard:
+        bundle = Bundle.objects.create(name="old")
+        Rebuild(guard, sleep=clock.sleep).run()
+
+        parent = Product.objects.get(pk=bundle.pk)
+        parent.name = "new"
+        parent.save()
+
+        assert known("bundle", "new", "other") == [True, False]
+
+
+def test_a_parents_save_counts_for_composites_of_both(build_all, clock):
+    """So does a guard by columns of parent and child together; what is read is the child's own row."""
+    with registered(Bundle, name="bundle", lookup=("name", "size"), sync="signals") as guard:
+        bundle = Bundle.objects.create(name="old", size=3)
+        Rebuild(guard, sleep=clock.sleep).run()
+
+        parent = Product.objects.get(pk=bundle.pk)
+        parent.name = "new"
+        parent.save()
+        Product.objects.create(name="no bundle")
+
+        assert known("bundle", ("new", 3), ("new", 2)) == [True, False]
+
+
+def test_a_fixture_is_known(build_all, tmp_path):
+    """``loaddata`` saves raw; its rows are known."""
+    build_all("product")
+    fixture = tmp_path / "rows.json"
+    fixture.write_text(json.dumps([{"model": "shop.product", "pk": "70", "fields": {"name": "x"}}]))
+
+    call_command("loaddata", fixture, database=database.current, verbosity=0)
+
+    assert known("product", 70, 71) == [True, False]
+
+
+def test_a_rolled_back_save_is_a_false_positive_at_most(build_all):
+    """A rollback leaves the filter true."""
+    build_all("product")
+
+    with transaction.atomic(using=database.current):
+        Product.objects.create(pk=7)
+        transaction.set_rollback(True, using=database.current)
+
+    assert known("product", 7) == [True]
+    assert not Product.objects.exists()
+
+
+def test_a_save_is_known_before_the_commit(build_all):
+    """Inside a transaction the key is in before anybody else can see the row."""
+    build_all("product")
+
+    with transaction.atomic(using=database.current):
+        Product.objects.create(pk=7)
+        inside = known("product", 7)
+
+    assert inside == [True]
+
+
+def test_rows_without_a_value_are_nobodys(build_all, caplog):
+    """A row whose looked-up column is NULL is in no filter and disturbs nothing."""
+    from gazetteer.models import City, Listing
+
+    city = City.objects.create(
+        pk=1, name="a", slug="a", country="DE", timezone="", population=1, latitude=0, longitude=0
+    )
+    with (
+        registered(Listing, name="listing-by-price", lookup="price", sync="signals"),
+        caplog.at_level(logging.INFO, logger="bloomguard"),
+    ):
+        Listing.objects.create(city=city, title="t", slug="t", body="b", price=None)
+
+    assert caplog.records == []
+
+
+def test_without_a_filter_a_save_adds_nothing_and_fences_nothing(each_database, fresh, clock, transactional_db):
+    """Before the first build a save changes nothing."""
+    Product.objects.create(pk=7)
+
+    assert state.table.current("product").version == 0
+
+
+@pytest.mark.parametrize("trouble", ["store", "filter", "lease"])
+def test_an_add_that_is_not_proved_fences(build_all, trouble, monkeypatch, caplog):
+    """Where the key cannot be put into the filter, the guard answers ABSENT no more."""
+    build_all("product")
+    table = state.table
+    if trouble == "store":
+        monkeypatch.setattr(stores["default"], "path", stores["default"].path / "nowhere")
+        registry["product"]._runtime.active_filter.forget()
+    elif trouble == "filter":
+        stores["default"].drop("product", table.current("product").active)
+        registry["product"]._runtime.active_filter.forget()
+    else:
+        monkeypatch.setattr(table, "lease", lambda name: None)
+
+    Product.objects.create(pk=7)
+
+    row = table.current("product")
+    assert row.status == state.FENCED
+    assert registry["product"].verdict(8) is Verdict.UNKNOWN
+
+
+def test_where_not_even_the_fence_holds_the_log_cries(build_all, monkeypatch, caplog):
+    """A save whose guard can be neither told nor fenced is logged as critical, and says what to do."""
+    build_all("product")
+    monkeypatch.setattr(registry["product"]._runtime.active_filter, "add", lambda keys: False)
+
+    def fail(*args):
+        raise DatabaseError("gone")
+
+    monkeypatch.setattr(state.table, "fence", fail)
+    monkeypatch.setattr(fencing, "_fence_within", fail)
+    Product.objects.create(pk=7)
+
+    (record,) = [record for record in caplog.records if record.name == "bloomguard"]
+    assert record.levelname == "CRITICAL"
+    assert "product" in record.getMessage()
+    assert "rebuild_filter" in record.getMessage()
+
+
+def test_another_process_sees_a_saved_row_at_once(build_all):
+    """A process that answered ABSENT a moment ago answers MAYBE when another one has saved the row."""
+    build_all("product")
+    connections.close_all()
+    asked, saved = os.pipe(), os.pipe()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # other tests' threads are idle
+        child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            before = registry["product"].verdict(7)
+            os.write(asked[1], b".")
+            os.read(saved[0], 1)
+            after = registry["product"].verdict(7)
+            code = 0 if (before, after) == (Verdict.ABSENT, Verdict.MAYBE) else 2
+        finally:
+            os._exit(code)
+    os.read(asked[0], 1)
+
+    Product.objects.create(pk=7)
+    os.write(saved[1], b".")
+
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    for end in (*asked, *saved):
+        os.close(end)
+
+
+def test_an_unguarded_model_costs_one_look_up(fresh, db, monkeypatch, django_assert_num_queries):
+    """A model that no guard minds is looked up in a dictionary, and that is all."""
+    from django.contrib.auth.models import Group
+
+    Group.objects.create(name="first")
+    monkeypatch.setattr(signals, "_add", None)
+    monkeypatch.setattr(signals, "_tables", None)  # not worked out a second time
+
+    with django_assert_num_queries(1):
+        Group.objects.create(name="second")
+
+    assert signals.guards_of(Group) == ()
+
+
+def test_a_guard_that_comes_later_hears_of_saves(fresh, db):
+    """What is remembered of a model is forgotten when the registry changes."""
+    before = signals.guards_of(Product)
+
+    with registered(Product, name="late", alive=Q(), sync="signals") as guard:
+        during = signals.guards_of(Product)
+
+    assert guard in during
+    assert guard not in before
+    assert guard not in signals.guards_of(Product)
+
+
+@pytest.mark.parametrize(("model", "guards"), [(Product, {"product"}), (Bargain, {"product"}), (Bundle, {"product"})])
+def test_guards_are_found_by_table(model, guards):
+    """A proxy writes its model's table, a child its parent's too."""
+    assert {guard.name for guard in signals.guards_of(model)} == guards
+
+
+def test_saves_are_listened_to_only_where_a_guard_needs_it(each_database, monkeypatch):
+    """Every other project's saves pay nothing for it."""
+    assert signals._saved in post_save._live_receivers(Product)[0]
+
+    for guard in registry:
+        monkeypatch.setattr(type(guard), "sync", "statements")
+    registry.changed()
+
+    assert signals._saved not in post_save._live_receivers(Product)[0]

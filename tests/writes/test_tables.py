@@ -1,0 +1,104 @@
+"""Which columns' changes a guard follows: every one that its key or its condition can depend on."""
+
+from __future__ import annotations
+
+import pytest
+from django.db import models
+from django.db.models import Case, F, Func, Q, Value, When
+from django.db.models.functions import Concat, Length, Lower
+from django.test.utils import isolate_apps
+
+from bloomguard.rebuild import Rebuild
+from bloomguard.state import table as state
+from bloomguard.verdicts import Verdict
+from bloomguard.writes import discards, tables, updates
+from tests.shop.models import Article, Product, Ticket
+from tests.support import database
+from tests.support.guarding import make_guard, registered
+
+
+def generated(expression):
+    return models.GeneratedField(expression=expression, output_field=models.CharField(max_length=9), db_persist=True)
+
+
+class Shout(Func):
+    """A function of a project's, whose text may name columns."""
+
+    template = "upper(name)"
+
+
+def shown(value):
+    """The same in each process: a set has no order."""
+    return " ".join(sorted(value)) if isinstance(value, set) else str(value)
+
+
+@pytest.mark.parametrize(
+    ("expression", "expected"),
+    [
+        (Lower("name"), {"name"}),
+        (Concat("name", Value("-"), "kind"), {"name", "kind"}),
+        (Case(When(kind="x", name__gt="a", then=Value("y")), default=Value("z")), {"name", "kind"}),
+        (Case(When(Q(kind="x") | ~Q(name=F("other")), then="code")), {"name", "kind", "other", "code"}),
+        (Length("inner"), {"inner", "code"}),
+        (Shout("kind"), {"id", "name", "kind", "other", "code", "inner"}),
+        (Func("kind", template="upper(name)"), {"id", "name", "kind", "other", "code", "inner"}),
+    ],
+    ids=shown,
+)
+@pytest.mark.parametrize("where", ["key", "alive"])
+@isolate_apps("tests.shop")
+def test_a_generated_column_is_followed_to_the_end(expression, expected, where):
+    """Through functions, conditions and other generated columns; all columns where an expression does not tell."""
+
+    class Thing(models.Model):
+        name = models.CharField(max_length=9)
+        kind = models.CharField(max_length=9)
+        other = models.CharField(max_length=9)
+        code = models.CharField(max_length=9)
+        inner = generated(Lower("code"))
+        outer = generated(expression)
+
+        class Meta:
+            app_label = "shop"
+
+    of_key = {"lookup": "outer"} if where == "key" else {"alive": Q(outer__gt="a")}
+    guard = make_guard(Thing, name="thing", **of_key)
+
+    found = tables.columns(guard, Thing._meta.db_table)
+
+    assert found == expected | {"outer"} | (set() if where == "key" else {"id"})
+
+
+@pytest.mark.parametrize(
+    ("model", "options", "expected"),
+    [
+        (Article, {"lookup": "slug", "alive": Q(pk__gt=5)}, {"id", "slug"}),
+        (Ticket, {"lookup": "note", "alive": Q(event__gt=5)}, {"note", "event"}),
+        (Ticket, {"lookup": "pk"}, {"event", "number"}),
+        (Article, {"lookup": "slug", "alive": Q(nothing=1)}, {"id", "slug", "deleted"}),
+    ],
+    ids=shown,
+)
+def test_the_primary_key_may_be_a_condition(model, options, expected):
+    """Whatever it is called, and however many columns it has; all columns where a condition names none."""
+    assert tables.columns(make_guard(model, name="one", **options), model._meta.db_table) == expected
+
+
+@pytest.mark.django_db(transaction=True, databases="__all__")
+@pytest.mark.parametrize("kind", ["bloom", "cuckoo"])
+def test_a_big_update_is_added_in_parts_or_fences(each_database, fresh, clock, monkeypatch, kind):
+    """Its rows come a few at a time; beyond the limit they are not fetched, and the count is right all the same."""
+    monkeypatch.setattr(discards, "MOST_ROWS", 10)
+    monkeypatch.setattr(updates, "_ROWS_AT_ONCE", 3)
+    with registered(Product, name="big", lookup="name", filter=kind) as guard:
+        Product.objects.bulk_create([Product(name=f"n{number}") for number in range(10)])
+        Rebuild(guard, sleep=clock.sleep).run()
+
+        assert Product.objects.update(name=Concat("name", Value("-a"))) == 10
+        assert [guard.verdict(f"n{number}-a") for number in range(10)] == [Verdict.MAYBE] * 10
+        Product.objects.create(name="n10-a")
+        assert Product.objects.update(name=Concat("name", Value("-b"))) == 11
+
+        assert state.table.current("big").status == state.FENCED
+        assert guard.verdict("n10-a-b") is not Verdict.ABSENT
+        assert Product.objects.using(database.current).filter(name__endswith="-b").count() == 11

@@ -1,0 +1,280 @@
+"""Writes in transactions that Django or the project began: they work as without bloomguard, and no row is missed."""
+
+from __future__ import annotations
+
+import random
+import threading
+from contextlib import ExitStack, suppress
+
+import pytest
+from django.contrib.auth.models import Group
+from django.db import DatabaseError, connections, transaction
+
+from bloomguard.exceptions import StoreError
+from bloomguard.guards import registry
+from bloomguard.models import GuardState
+from bloomguard.rebuild import Rebuild
+from bloomguard.state import table as state
+from bloomguard.verdicts import Verdict
+from bloomguard.writes import fencing
+from bloomguard.writes.adding import adding
+from tests.shop.models import Article, Product
+from tests.support import database, orm_writes
+from tests.support.guarding import registered
+from tests.support.orm_writes import MODELS, TRANSACTIONS, by_hand, run, uninstalled, without_autocommit
+
+pytestmark = pytest.mark.django_db(transaction=True, databases="__all__")
+
+BY_HAND = [by_hand, without_autocommit]
+
+
+@pytest.fixture
+def armed(each_database, fresh, clock):
+    """A guard in use on every table that is written to; half of them discard."""
+    with ExitStack() as stack:
+        guards = [
+            stack.enter_context(registered(model, name=f"armed-{number}", filter=["bloom", "cuckoo"][number % 2]))
+            for number, model in enumerate([*MODELS, Group.permissions.through])
+        ]
+        orm_writes.empty()
+        for guard in guards:
+            Rebuild(guard, sleep=clock.sleep).run()
+        yield guards
+
+
+@pytest.fixture
+def product(each_database, build, clock):
+    """A guard in use."""
+    Product.objects.create(pk=1, name="old")
+    build("product")
+    clock.now += 10
+    return registry["product"]
+
+
+@pytest.fixture
+def broken(product, monkeypatch):
+    """Its adds fail."""
+    monkeypatch.setattr(type(product._runtime.active_filter), "add", lambda *args: False)
+    return product
+
+
+def execute(sql, params=None):
+    with connections[database.current].cursor() as cursor:
+        cursor.execute(sql, params)
+
+
+def lines(caplog):
+    return [each for each in caplog.records if each.levelname == "ERROR" and each.name == "bloomguard"]
+
+
+@pytest.mark.parametrize("block", TRANSACTIONS, ids=lambda block: block.__name__)
+def test_every_write_ends_as_it_does_without_guards(armed, block, clock):
+    """It gives or raises the same, whoever began the transaction, and no row that is there is answered ABSENT."""
+    with uninstalled():
+        expected = run(block)
+    orm_writes.empty()
+    connections[database.current].savepoint_state = 0
+    for guard in armed:
+        Rebuild(guard, sleep=clock.sleep).run()
+
+    outcomes = run(block)
+
+    assert outcomes == expected
+    assert sum(guard.model.objects.count() for guard in armed) > 50
+    for guard in armed:
+        values = [
+            values if len(values) > 1 else values[0] for values in guard._meta.rows().values_list(*guard._meta.attnames)
+        ]
+        assert Verdict.ABSENT not in [guard.verdict(value) for value in values], guard.model
+
+
+@pytest.mark.parametrize("block", BY_HAND, ids=lambda block: block.__name__)
+def test_a_commit_by_hand_waits_for_its_fence(broken, clock, caplog, block):
+    """Whoever is told of the COMMIT is told two leases after the fence can be read."""
+    with block():
+        Product.objects.create(pk=90_070)
+        began = clock.now
+
+    assert clock.now - began >= (fencing.SETTLE_SECONDS if database.current == "default" else 0)
+    assert GuardState.objects.get(name="product").status == state.FENCED
+    assert broken.verdict(90_070) is Verdict.UNKNOWN
+    assert len(lines(caplog)) == 1
+
+
+@pytest.mark.parametrize("block", BY_HAND, ids=lambda block: block.__name__)
+def test_raw_sql_in_a_transaction_by_hand_fences(product, clock, block):
+    """It is sent, and the guard is out of use when its row can be seen."""
+    with block():
+        execute("INSERT INTO shop_product (id, name) VALUES (90071, 'raw')")
+
+    assert Product.objects.filter(pk=90_071).exists()
+    assert product.verdict(90_071) is Verdict.UNKNOWN
+
+
+@pytest.mark.parametrize("block", BY_HAND, ids=lambda block: block.__name__)
+def test_a_block_of_adding_in_a_transaction_by_hand(product, block):
+    """It adds its keys, and undoes what it did if it fails, and nothing else."""
+    with block():
+        with adding(product, database.current) as add:
+            execute("INSERT INTO shop_product (id, name) VALUES (90072, 'raw')")
+            add([90_072])
+        with suppress(KeyError), adding(product, database.current):
+            execute("INSERT INTO shop_product (id, name) VALUES (90073, 'raw')")
+            raise KeyError
+
+    assert list(Product.objects.filter(pk__gte=90_000).values_list("pk", flat=True)) == [90_072]
+    assert product.verdict(90_072) is Verdict.MAYBE
+
+
+@pytest.mark.parametrize("block", BY_HAND, ids=lambda block: block.__name__)
+def test_a_refused_write_is_undone_alone(broken, monkeypatch, block):
+    """Where neither add nor fence can be had, the row is not there, and the rest of the transaction is committed."""
+
+    def fail(*args):
+        raise DatabaseError("no fence")
+
+    with block():
+        Group.objects.create(name="kept")
+        with monkeypatch.context() as no_fence:
+            no_fence.setattr(fencing, "_fence_within", fail)
+            no_fence.setattr(state.StateTable, "fence", fail)
+            with pytest.raises(StoreError):
+                Product.objects.create(pk=90_074)
+
+    assert Group.objects.filter(name="kept").exists()
+    assert not Product.objects.filter(pk=90_074).exists()
+
+
+def test_a_fence_that_is_rolled_back_is_not_logged(broken, each_database, clock, caplog):
+    """Forms that fail after a save make no line, and a fence that holds makes one, however many writes follow."""
+    for number in range(5):
+        with transaction.atomic(using=database.current):
+            Product.objects.create(pk=90_100 + number)
+            transaction.set_rollback(True, using=database.current)
+    by_others = 1 if each_database == "postgresql" else 0  # there the fence was committed before
+    assert len(lines(caplog)) == by_others
+
+    for number in range(5):
+        with transaction.atomic(using=database.current):
+            Product.objects.create(pk=90_200 + number)
+
+    assert len(lines(caplog)) == 1
+
+
+def test_a_fence_is_logged_when_it_can_be_read(broken, monkeypatch):
+    """Not before its COMMIT."""
+    seen = []
+    monkeypatch.setattr(
+        state.StateTable, "log_fenced", lambda table, name, reason: seen.append(table.current(name).status)
+    )
+
+    with transaction.atomic(using=database.current):
+        Product.objects.create(pk=90_075)
+
+    assert seen == [state.FENCED]
+
+
+def test_a_state_row_that_the_transaction_deletes_is_not_waited_for(product, clock):
+    """An import in an atomic migration: delete the state row, import, commit; its end waits until all know."""
+    with transaction.atomic(using=database.current):
+        GuardState.objects.filter(name="product").delete()
+        execute("INSERT INTO shop_product (id, name) VALUES (90076, 'imported')")
+        began = clock.now
+
+    assert clock.now - began >= fencing.SETTLE_SECONDS
+    assert not GuardState.objects.filter(name="product").exists()
+    assert product.verdict(90_076) is Verdict.UNKNOWN
+
+
+def test_a_state_row_that_the_transaction_has_locked_is_not_waited_for(product, clock, caplog):
+    """The fence is then part of the transaction, and logged after it."""
+    with transaction.atomic(using=database.current):
+        list(GuardState.objects.select_for_update().filter(name="product"))
+        GuardState.objects.filter(name="product").update(reason="looked at")
+        execute("INSERT INTO shop_product (id, name) VALUES (90077, 'imported')")
+        assert lines(caplog) == []
+
+    assert GuardState.objects.get(name="product").status == state.FENCED
+    assert len(lines(caplog)) == 1
+
+
+@pytest.mark.parametrize("work", ["create", "bulk_create", "update"])
+def test_a_guard_that_is_armed_meanwhile_misses_no_row(each_database, fresh, clock, work):
+    """What was sent as it is, because there was no filter, and takes until there is one, is added or fences."""
+    guard = registry["product"]
+    old = Product.objects.create(name="old")
+    built = []
+
+    def build():
+        Rebuild(guard, sleep=clock.sleep).run()
+        connections.close_all()
+
+    def slow(execute, sql, params, many, context):
+        if sql.startswith(("INSERT", "UPDATE")) and "shop_product" in sql and not built:
+            built.append(sql)
+            thread = threading.Thread(target=build)
+            thread.start()
+            thread.join()
+        return execute(sql, params, many, context)
+
+    with connections[database.current].execute_wrapper(slow):
+        if work == "create":
+            Product.objects.create(pk=90_078)
+        elif work == "bulk_create":
+            Product.objects.bulk_create([Product(pk=90_078), Product(pk=90_079)])
+        else:
+            Product.objects.filter(pk=old.pk).update(id=90_078)
+
+    assert len(built) == 1
+    assert guard.verdict(90_078) is not Verdict.ABSENT
+    assert guard.verdict(123_456) is (Verdict.UNKNOWN if work == "update" else Verdict.ABSENT)
+
+
+SPELLINGS = {
+    "make": ["SAVEPOINT {0}", "savepoint  {0};", 'SAVEPOINT "{0}"', "/* x */ SAVEPOINT {0}", "-- y\nSAVEPOINT {0}"],
+    "release": ["RELEASE SAVEPOINT {0}", "release {0}", "RELEASE {0} ;", "/* x */ RELEASE SAVEPOINT {0}"],
+    "undo": ["ROLLBACK TO SAVEPOINT {0}", "rollback to {0}", "ROLLBACK TRANSACTION TO {0}", " ROLLBACK  TO {0} -- z"],
+}
+
+
+@pytest.mark.parametrize("plain", [True, False], ids=["plain", "in any spelling"])
+def test_no_order_of_savepoints_lets_a_key_go(each_database, fresh, clock, plain):
+    """Rows that are deleted between savepoints of the same few names are discarded if they are gone, and only then."""
+    rng = random.Random(1)
+    discarded = 0
+    with registered(Article, name="savepoints", lookup="slug", filter="cuckoo") as guard:
+        Rebuild(guard, sleep=clock.sleep).run()
+        for _ in range(60):
+            Article.objects.all().delete()
+            Article.objects.bulk_create([Article(slug=f"row-{number}") for number in range(6)])
+            due, open_ones = [f"row-{number}" for number in range(6)], []
+            with transaction.atomic(using=database.current):
+                Article.objects.filter(slug=due.pop()).delete()
+                for _ in range(rng.randrange(2, 9)):
+                    step = rng.choice(["make", "make", "release", "undo", "delete"])
+                    if step == "delete":
+                        Article.objects.filter(slug=rng.choice(due)).delete()
+                        continue
+                    name = rng.choice(["a", "b", "A"] if step == "make" or not open_ones else open_ones)
+                    if step == "make":
+                        open_ones.append(name)
+                    elif name not in open_ones:
+                        continue
+                    else:
+                        place = len(open_ones) - 1 - open_ones[::-1].index(name)
+                        del open_ones[place + (step == "undo") :]
+                    spelling = SPELLINGS[step][0] if plain else rng.choice(SPELLINGS[step])
+                    try:
+                        with transaction.atomic(using=database.current, savepoint=False):
+                            execute(spelling.format(name))
+                    except DatabaseError:  # a quoted name is another one, perhaps
+                        transaction.set_rollback(True, using=database.current)
+                        break
+            there = set(Article.objects.values_list("slug", flat=True))
+            verdicts = {f"row-{number}": guard.verdict(f"row-{number}") for number in range(6)}
+            assert [slug for slug in there if verdicts[slug] is not Verdict.MAYBE] == []
+            gone = [slug for slug in verdicts if slug not in there]
+            discarded += sum(verdicts[slug] is Verdict.ABSENT for slug in gone)
+            if plain:
+                assert [slug for slug in gone if verdicts[slug] is not Verdict.ABSENT] == []
+    assert discarded > (20 if plain else 3)
