@@ -39,7 +39,7 @@ class Mistake:
 class _Option:
     """``takes(value)`` returns whether the value is possible; ``instead`` lets requests pass; ``wants`` is the cure."""
 
-    number: int
+    id: str
     takes: Callable[[Any], bool]
     instead: Any
     wants: str
@@ -95,31 +95,35 @@ _NAME = re.compile(r"[a-z][a-z0-9_.-]{0,99}")
 _SIZE = "Remove the line to use the default"
 _OPTIONS = {
     "name": _Option(
-        118, lambda value: _is_text(value) and bool(_NAME.fullmatch(value)), "misnamed",
+        "bloomguard.W118", lambda value: _is_text(value) and bool(_NAME.fullmatch(value)), "misnamed",
         "Begin with a lower-case letter; up to 99 lower-case letters, digits, dots, dashes and underscores may follow",
         True,
     ),
     "lookup": _Option(
-        101, lambda value: _is_text(value) or _is_list(value, _is_text), "pk",
+        "bloomguard.W101", lambda value: _is_text(value) or _is_list(value, _is_text), "pk",
         "Name a field, as in lookup = 'slug', or several: lookup = ('country', 'slug')", True,
     ),
-    "alive": _Option(118, lambda value: isinstance(value, Q), Q(), "Write alive = Q(deleted=False)", True),
-    "store": _Option(103, _is_text, "default", "Name one of BLOOMGUARD['STORES']", True),
+    "alive": _Option(
+        "bloomguard.W118", lambda value: isinstance(value, Q), Q(), "Write alive = Q(deleted=False)", True
+    ),
+    "store": _Option("bloomguard.W103", _is_text, "default", "Name one of BLOOMGUARD['STORES']", True),
     "filter": _Option(
-        111, _one_of(*KINDS), "auto", f"{_either(KINDS)}; a bitmap can only contain integers and dates", True
+        "bloomguard.W111", _one_of(*KINDS), "auto",
+        f"{_either(KINDS)}; a bitmap can only contain integers and dates", True,
     ),
-    "sync": _Option(112, _one_of(*SYNCS), "statements", _either(SYNCS), True),
-    "normalize": _Option(118, _is_function, None, "Write def normalize(self, value): return ...", True),
+    "sync": _Option("bloomguard.W112", _one_of(*SYNCS), "statements", _either(SYNCS), True),
+    "normalize": _Option("bloomguard.W118", _is_function, None, "Write def normalize(self, value): return ...", True),
     "routes": _Option(
-        102, _are_routes, (), "Write routes = ['city-detail'], routes = {'city-detail': 'kwarg'} or routes = 'auto'"
+        "bloomguard.W102", _are_routes, (),
+        "Write routes = ['city-detail'], routes = {'city-detail': 'kwarg'} or routes = 'auto'",
     ),
-    "methods": _Option(118, _are_methods, (), "Write methods = ['GET', 'HEAD'], in capitals"),
-    "mode": _Option(114, _one_of(*MODES), "shadow", _either(MODES)),
-    "public": _Option(118, _one_of(True, False, None), False, "Set True, False or None"),
-    "lookups": _Option(116, _one_of(True, False), False, "Set True or False"),
-    "applies": _Option(118, _is_function, None, "Write def applies(self, request): return ..."),
-    "error_rate": _Option(104, _fits(check_error_rate), 0.001, _SIZE),
-    "capacity": _Option(104, lambda value: value is None or _fits(check_capacity)(value), None, _SIZE),
+    "methods": _Option("bloomguard.W118", _are_methods, (), "Write methods = ['GET', 'HEAD'], in capitals"),
+    "mode": _Option("bloomguard.W114", _one_of(*MODES), "shadow", _either(MODES)),
+    "public": _Option("bloomguard.W118", _one_of(True, False, None), False, "Set True, False or None"),
+    "lookups": _Option("bloomguard.W116", _one_of(True, False), False, "Set True or False"),
+    "applies": _Option("bloomguard.W118", _is_function, None, "Write def applies(self, request): return ..."),
+    "error_rate": _Option("bloomguard.W104", _fits(check_error_rate), 0.001, _SIZE),
+    "capacity": _Option("bloomguard.W104", lambda value: value is None or _fits(check_capacity)(value), None, _SIZE),
 }  # fmt: skip
 _WHY = {"error_rate": check_error_rate, "capacity": check_capacity}
 #: What happens meanwhile, if it is worth saying.
@@ -155,4 +159,4 @@ def _mistake(name: str, option: _Option, value: Any) -> Mistake:
             reason = str(error)
     if name == "lookups" and _is_text(value):
         cure = f"Write lookup = {value!r} if you mean the field"
-    return Mistake(name, f"bloomguard.W{option.number}", reason, cure, option.decides_keys)
+    return Mistake(name, option.id, reason, cure, option.decides_keys)
