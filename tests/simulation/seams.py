@@ -61,7 +61,9 @@ def install() -> None:
         plan_layout=lambda guard, summary, tag=0: World.current.layout,
         PublishCheck=Unproved,
         refusals=SimpleNamespace(
-            declared=lambda guard: (), found=lambda guard, connection: (), unreadable=lambda guard, connection: ""
+            declaration_refusals=lambda guard: (),
+            database_refusals=lambda guard, connection: (),
+            unreadable_columns=lambda guard, connection: "",
         ),
     )
     rows = {"rows": SimpleNamespace(vendor="postgresql", execute_wrappers=())}
