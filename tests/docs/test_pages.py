@@ -335,9 +335,10 @@ ELSEWHERE = {
     "door": "door/test_servers.py",
     "lookups": "docs/test_lookups.py",
     "monitoring": "docs/test_monitoring.py",
-    "recipes": "filters/test_recipes.py",
+    "filter-recipes": "filters/test_recipes.py",
+    "recipes": "docs/test_recipes.py",
     "testing": "testing/test_testing.py",
-    "tutorial": "docs/test_tutorial.py",
+    "tutorial": "newcomer/test_first_steps.py",
     "views": "docs/test_lookups.py",
 }
 
