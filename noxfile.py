@@ -43,4 +43,6 @@ def wheel(session: nox.Session) -> None:
         shutil.copy(name, folder / name)
     wheel = {"BLOOMGUARD_WHEEL": str(built.resolve())}
     session.chdir(folder)
-    session.run("python", "-m", "pytest", "-n", "2", "--dist", "loadfile", "-m", "not slow", *session.posargs, env=wheel)
+    session.run(
+        "python", "-m", "pytest", "-n", "2", "--dist", "loadfile", "-m", "not slow", *session.posargs, env=wheel
+    )

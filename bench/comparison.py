@@ -1,9 +1,10 @@
 """bloomguard beside what else answers for absent IDs: ``make bench-comparison`` (some minutes).
 
-One process looks rows up by primary key in PostgreSQL, in five ways that take turns: with nothing before the query; with
-null caching in Valkey; with a filter of bloomsieve in a mapped file, asked by hand; and with bloomguard, in files and in
-Valkey. Then each way is asked for rows that were created past it, and for rows after its data was lost. ``BF.*`` and ``CF.*``
-are measured only if the server has them: set ``BLOOMGUARD_TEST_REDIS_URL`` to one that does; the benchmark flushes it.
+One process looks rows up by primary key in PostgreSQL, in ways that take turns: with nothing before the query; with
+null caching in Valkey; with a filter of bloomsieve in a mapped file, asked by hand; and with bloomguard, in files and
+in Valkey. Then each way is asked for rows that were created past it, and for rows after its data was lost.
+``BF.EXISTS`` is measured only if the server has it: set ``BLOOMGUARD_TEST_REDIS_URL`` to one that does. The benchmark
+flushes that server.
 """
 
 from __future__ import annotations

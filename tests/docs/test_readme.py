@@ -40,7 +40,9 @@ def test_the_readme_is_short_and_its_links_work_anywhere():
 def test_the_readme_and_the_metadata_name_the_same():
     """One repository; the versions of Python and Django that the classifiers name."""
     project = (ROOT / "pyproject.toml").read_text()
-    urls = re.findall(r'^\w+ = "(https://.*)"$', project.partition("[project.urls]")[2].partition("\n[")[0], re.MULTILINE)
+    urls = re.findall(
+        r'^\w+ = "(https://.*)"$', project.partition("[project.urls]")[2].partition("\n[")[0], re.MULTILINE
+    )
     pythons = re.findall(r'"Programming Language :: Python :: (3\.\d+)"', project)
     djangos = re.findall(r'"Framework :: Django :: (\d\.\d)"', project)
 
@@ -124,7 +126,9 @@ def test_the_packages_of_the_compatibility_page_are_tested():
     """Each is in an extra that the suite installs."""
     page = (ROOT / "docs" / "compatibility.md").read_text()
     table = page.partition("| package |")[2].partition("\n\n")[0]
-    named = {name for row in re.findall(r"^\| (`.*?) \|", table, re.MULTILINE) for name in re.findall(r"`([\w-]+)`", row)}
+    named = {
+        name for row in re.findall(r"^\| (`.*?) \|", table, re.MULTILINE) for name in re.findall(r"`([\w-]+)`", row)
+    }
     extras = (ROOT / "pyproject.toml").read_text().partition("[project.optional-dependencies]")[2]
 
     assert len(named) >= 9

@@ -219,7 +219,7 @@ def test_the_chart_is_a_picture(tmp_path):
 
 
 def test_the_chart_for_pages_has_its_figures_as_text_and_no_ground(tmp_path):
-    """A reader of the SVG finds every bar's figure, in the colour of the page's text; the same figures, the same file."""
+    """Every bar's figure is in it, in the colour of the page's text; the same figures give the same file."""
     pytest.importorskip("matplotlib")
     drawn = []
     for name in ("one.svg", "two.svg"):

@@ -67,7 +67,8 @@ class Command(BaseCommand):
 
         result = report.Report(modes=modes, build=build)
         report.write(result, options["report"])
-        say(f"\n{report.as_table(result)}\n\nWritten: {options['report'] / 'demo-report'}.json, .png and -light.svg, -dark.svg")
+        files = f"{options['report'] / 'demo-report'}.json, .png, -light.svg and -dark.svg"
+        say(f"\n{report.as_table(result)}\n\nWritten: {files}")
         if failures := report.failures(result):
             raise CommandError("\n".join(["The demo did not show what it should:", *failures]))
 
