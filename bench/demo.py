@@ -27,8 +27,8 @@ def main() -> int:
 
     with tempfile.TemporaryDirectory(prefix="bloomguard-bench-") as name:
         folder = Path(name)
-        command = [sys.executable, ROOT / "example_project" / "manage.py", "demo", "--seconds", SECONDS, "--report", folder]
-        if code := subprocess.run(command, check=False).returncode:
+        demo = [sys.executable, ROOT / "example_project" / "manage.py", "demo"]
+        if code := subprocess.run([*demo, "--seconds", SECONDS, "--report", folder], check=False).returncode:
             return code
         for ground in INKS:
             shutil.copy(folder / f"demo-report-{ground}.svg", IMAGES / f"demo-{ground}.svg")

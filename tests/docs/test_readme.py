@@ -99,7 +99,7 @@ def test_the_figures_of_the_comparison_were_measured():
                 assert cell == (f"{value:,.0f}" if value >= 10 else f"{value:.2g}"), (what, way)
                 compared += 1
 
-    assert compared == 24
+    assert compared == 28
 
 
 def test_the_code_of_the_start_page_runs():

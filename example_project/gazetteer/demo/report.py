@@ -5,6 +5,7 @@ import statistics
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from .clients import Tally
 
@@ -150,7 +151,7 @@ def draw(report: Report, path: Path, ink: str | None = None) -> None:
     }
     names = [MODES[mode].removeprefix("guarded ").replace(" ", "\n", 1) for mode in report.modes]
     # Text stays text, and the same figures give the same bytes.
-    style = {"svg.fonttype": "none", "svg.hashsalt": "demo", "font.size": 11}
+    style: dict[Any, Any] = {"svg.fonttype": "none", "svg.hashsalt": "demo", "font.size": 11}
     if ink:
         parts = ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color")
         style |= dict.fromkeys(parts, ink) | {"savefig.transparent": True}
