@@ -239,6 +239,7 @@ def test_what_clients_saw_is_added_up():
     assert (figures.requests, figures.absent_requests, figures.requests_per_second) == (200, 180, 100.0)
     assert (figures.absent_db_queries, figures.existing_db_queries, figures.false_404s) == (91, 12, 3)
     assert figures.p50_ms == figures.p99_ms == 1.0
+    assert report.add_up([tally(), tally()], [tally(seconds=2.0)]).requests_per_second == 100.0  # 300 in three seconds
 
 
 def test_an_answer_that_no_mode_should_give_stops_the_demo():

@@ -55,8 +55,12 @@ class Report:
         return self.modes[mode].requests_per_second / self.modes["unguarded"].requests_per_second
 
 
-def add_up(tallies: list[Tally]) -> ModeFigures:
-    """Raises RuntimeError when the server gave answers that no mode should give, such as a 500."""
+def add_up(*turns: list[Tally]) -> ModeFigures:
+    """The figures of one mode, from what its clients saw in each turn.
+
+    Raises RuntimeError when the server gave answers that no mode should give, such as a 500.
+    """
+    tallies = [tally for turn in turns for tally in turn]
     wrong = sum(sum(tally.wrong) - tally.false_404s for tally in tallies)
     if wrong:
         raise RuntimeError(f"{wrong:,} answers had a status other than 200 and 404, or found what isn't there.")
@@ -65,7 +69,7 @@ def add_up(tallies: list[Tally]) -> ModeFigures:
     return ModeFigures(
         requests=requests,
         absent_requests=sum(tally.requests[0] for tally in tallies),
-        requests_per_second=round(requests / max(tally.seconds for tally in tallies), 1),
+        requests_per_second=round(requests / sum(max(tally.seconds for tally in turn) for turn in turns), 1),
         p50_ms=round(percentiles[49] * 1000, 3),
         p99_ms=round(percentiles[98] * 1000, 3),
         absent_db_queries=sum(tally.queries[0] for tally in tallies),
