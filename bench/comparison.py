@@ -182,7 +182,7 @@ def lost(report: Report, ways: Ways, folder: Path) -> None:
     ways.sieve = BloomFilter(ROWS, ERROR_RATE, filepath=str(folder / "sieve"))
     shutil.rmtree(folder / ".bloomguard")
     for guard in guards():
-        guard.active_filter.forget()
+        guard._runtime.active_filter.forget()
     for way in ways.finds:
         missing = TRIALS - ways.count_found(way, ways.existing(TRIALS))
         report.add(f"rows not found after a loss: {way}", missing, f"of {TRIALS}")
@@ -207,7 +207,7 @@ def main() -> int:
     )
     from django.core.management import call_command
 
-    from bloomguard.guards import Guard, register
+    from bloomguard import Guard, register
     from bloomguard.rebuild import Rebuild
 
     database.current = "postgresql"

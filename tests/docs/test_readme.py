@@ -70,9 +70,9 @@ def test_the_links_of_a_page_lead_somewhere(page):
         assert not anchor or anchor in slugs(target), link
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", [page for page in PAGES if page.name != "api.md"], ids=lambda page: page.name)
 def test_the_python_of_a_page_compiles(page):
-    """Every block, whatever else runs it."""
+    """Every block, whatever else runs it; the API page, which is made from the source, shows signatures."""
     for _, block in BLOCK.findall(page.read_text()):
         compile(dedent(block), page.name, "exec")
 
