@@ -332,6 +332,7 @@ def test_the_filter_of_the_page_works():
 
 #: Pages with code, and where it runs if not here.
 ELSEWHERE = {
+    "api": "docs/test_api.py",
     "door": "door/test_servers.py",
     "lookups": "docs/test_lookups.py",
     "monitoring": "docs/test_monitoring.py",
