@@ -75,14 +75,15 @@ class Scope:
     # same request may have created the row since.
 
     def ask(self, guard: Guard, value: Any) -> Answer:
-        """Return the answer on ``value``: the one known, or else that of :meth:`GuardRuntime.decide`, which counts it."""
+        """Return the answer on ``value``: the one known, or that of :meth:`GuardRuntime.decide`, which counts it."""
         try:
             key = guard._runtime.keys.key(value)
         except Exception:  # the decision has the reason
             key = None
         answer = self._known.get((guard, key))
         if answer is None:
-            answer = tuple.__new__(Answer, (guard, value, *guard._runtime.decide(value, key)))  # Answer() takes a call more
+            decision = guard._runtime.decide(value, key)
+            answer = tuple.__new__(Answer, (guard, value, *decision))  # a call fewer than `Answer()`
         elif answer.verdict is Verdict.ABSENT:
             answer = self._ask_again(answer, key)
         self.answers[guard.name] = answer

@@ -202,10 +202,11 @@ _building, _PATIENCE = threading.RLock(), 10.0
 
 def table_for(urlconf: Any = None) -> RouteTable:
     """Return the table of one URLconf, by default ``ROOT_URLCONF``; it is built at the first call."""
-    table: RouteTable | None = registry.plans.routes.get(urlconf)
+    plans = registry.plans
+    table: RouteTable | None = plans.routes.get(urlconf)
     if table is not None and table.resolver is get_resolver(table.urlconf):
         return table
-    if table is not None:
+    if table is not None and plans is registry.plans:
         registry.replan()  # the URLs were reloaded: `clear_url_caches` sends no signal
     root = settings.ROOT_URLCONF if urlconf is None else urlconf
     is_locked = _building.acquire(timeout=_PATIENCE)  # after a fork, the thread that held it may be gone
