@@ -104,26 +104,27 @@ def test_without_a_lease_nothing_is_denied(product, clock, connection):
 
     assert product._runtime.decide(ABSENT_PK) == LEASE
     assert product._runtime.decide(1) == MAYBE
-    assert product._runtime.decide_now(ABSENT_PK) is None
+    assert product._runtime.active_filter.ask_now(key(ABSENT_PK)) is None
 
 
 def test_what_needs_the_database_is_left_to_the_caller(product, clock, connection):
-    """``decide_now`` asks the database nothing: under a lease it decides, without one it says that it cannot."""
-    under_lease = product._runtime.decide_now(ABSENT_PK)
+    """``ask_now`` asks the database nothing: under a lease it decides, without one it says that it cannot."""
+    ask_now = product._runtime.active_filter.ask_now
+    under_lease = ask_now(key(ABSENT_PK))
     clock.now += 1
-    without = product._runtime.decide_now(ABSENT_PK)
+    without = ask_now(key(ABSENT_PK))
 
-    assert (under_lease, without, product._runtime.decide_now(1)) == (ABSENT, None, MAYBE)
+    assert (under_lease, without, ask_now(key(1))) == (ABSENT, None, MAYBE)
     assert connection.statements == []
 
 
 def test_a_process_that_just_started_opens_nothing_in_a_hurry(product, clock):
-    """``decide_now`` does not open a filter, which reads all of it; ``decide`` does, once."""
+    """``ask_now`` does not open a filter, which reads all of it; ``ask`` does, once."""
     product._runtime.active_filter.forget()
 
-    assert product._runtime.decide_now(1) is None
+    assert product._runtime.active_filter.ask_now(key(1)) is None
     assert product._runtime.decide(1) == MAYBE
-    assert product._runtime.decide_now(ABSENT_PK) == ABSENT
+    assert product._runtime.active_filter.ask_now(key(ABSENT_PK)) == ABSENT
 
 
 def test_a_fenced_guard_denies_nothing(product, clock):
