@@ -50,21 +50,22 @@ chromium:
 soak: .venv/test.installed ## the long proofs
 	$(BIN)/python -m pytest -m slow --timeout=7200
 
-lint: .venv/lint.installed ## style, types, layers, forgotten migrations
+lint: .venv/lint.installed ## style, types, layers, spelling, forgotten migrations
 	$(BIN)/python -m ruff check .
 	$(BIN)/python -m ruff format --check .
 	$(BIN)/python -m mypy
 	$(BIN)/lint-imports --no-cache
-	$(BIN)/lint-imports --no-cache
+	$(BIN)/codespell
+	$(BIN)/codespell --dictionary .codespell-old-words bloomguard docs *.md
 	$(BIN)/python example_project/manage.py makemigrations --check --dry-run
 
 format: .venv/lint.installed ## put the source in order
 	$(BIN)/python -m ruff check --fix .
 	$(BIN)/python -m ruff format .
 
-bench: bench-filters bench-rebuild bench-verify bench-requests bench-redis bench-figures bench-admin bench-sync ## every benchmark
+bench: bench-filters bench-rebuild bench-verify bench-requests bench-redis bench-figures bench-admin bench-sync bench-demo bench-comparison ## every benchmark
 
-bench-%: .venv/bench.installed ## one benchmark: bench-filters, bench-rebuild, bench-verify, bench-requests, bench-redis, bench-figures, bench-admin, bench-sync
+bench-%: .venv/bench.installed ## one benchmark: bench-filters, bench-rebuild, bench-verify, bench-requests, bench-redis, bench-figures, bench-admin, bench-sync, bench-demo, bench-comparison
 	$(BIN)/python -m bench.$*
 
 api: .venv/docs.installed ## docs/api.md, from the docstrings
@@ -80,6 +81,6 @@ dist: .venv/dist.installed ## wheel and sdist in dist/, checked, and the suite o
 	$(BIN)/python -m nox -s wheel
 
 clean: ## remove everything that the other commands made
-	rm -rf .venv .nox tests/browser/node_modules .coverage* .mypy_cache .pytest_cache .ruff_cache .hypothesis dist docs/_build bench/data demo-report.*
+	rm -rf .venv .nox tests/browser/node_modules .coverage* .mypy_cache .pytest_cache .ruff_cache .hypothesis dist docs/_build bench/data demo-report*
 	rm -rf example_project/db.sqlite3* example_project/.bloomguard
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

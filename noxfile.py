@@ -41,5 +41,8 @@ def wheel(session: nox.Session) -> None:
         shutil.copytree(name, folder / name, ignore=shutil.ignore_patterns("__pycache__", "db.sqlite3*", ".bloomguard"))
     for name in ("pyproject.toml", "README.md", "CHANGELOG.md", "CONTRIBUTING.md", "Makefile"):
         shutil.copy(name, folder / name)
+    wheel = {"BLOOMGUARD_WHEEL": str(built.resolve())}
     session.chdir(folder)
-    session.run("python", "-m", "pytest", "-n", "2", "--dist", "loadfile", "-m", "not slow", *session.posargs)
+    session.run(
+        "python", "-m", "pytest", "-n", "2", "--dist", "loadfile", "-m", "not slow", *session.posargs, env=wheel
+    )

@@ -30,7 +30,7 @@ def shield(application: Application) -> Application:
     found = open_door(application)
     if found is None:
         return application
-    door, methods, absent = found, found.methods, found.aabsent
+    door, methods, ask = found, found.methods, found.aask
     ready: dict[tuple[NotFoundPage, str], Messages] = {}
 
     async def shielded(scope: dict[str, Any], receive: Callable[..., Any], send: Callable[..., Any]) -> None:
@@ -41,14 +41,14 @@ def shield(application: Application) -> Application:
                 routes = door.index.candidates(path)
                 if routes and path.isascii() and not scope.get("root_path"):
                     page = _page(door, scope)
-                    guard = await absent(method, path, routes) if page is not None else None
-                    if page is not None and guard is not None:
+                    answer = await ask(method, path, routes) if page is not None else None
+                    if page is not None and answer is not None:
                         messages = ready.get((page, method))
                         if messages is None:
                             messages = _messages(page, method)
                             if not page.nonces:
                                 ready[page, method] = messages
-                        await ablocked(guard, None)
+                        await ablocked(answer.guard, None)
             except Exception as error:
                 door.failed(error)
         if messages is None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from functools import lru_cache, partial, wraps
+from functools import partial, wraps
 from typing import Any, TypeVar
 
 from asgiref.sync import iscoroutinefunction
@@ -18,7 +18,7 @@ from .log_once import LogOnce
 from .lookups.scope import Scope, current
 from .metrics.outcomes import ablocked, blocked
 from .routes.kwargs import kwargs_for
-from .verdicts import Decision, Verdict
+from .verdicts import Verdict
 
 View = TypeVar("View", bound=Callable[..., Any])
 
@@ -43,12 +43,8 @@ def guarded(name: str, *, arg: str | Mapping[str, str] | None = None) -> Callabl
             _check(view, (arg,) if isinstance(arg, str) else tuple(arg.values()))
         place = _place_of_request(view)
 
-        @lru_cache
-        def names(guard: Guard, given: tuple[str, ...]) -> tuple[str, ...]:
-            return _names(guard, arg, given, view)
-
-        def asked(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Guard, Any, Scope] | None:
-            """Return the guard, the value and the request's scope; ``None`` if there is nothing to check."""
+        def asked(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Scope, Guard, Any] | None:
+            """Return the request's scope, the guard and the value; ``None`` if there is nothing to check."""
             # The door needs the site's own response.
             if probing.get() or not settings.is_enabled:
                 return None
@@ -56,34 +52,24 @@ def guarded(name: str, *, arg: str | Mapping[str, str] | None = None) -> Callabl
                 guard, request = registry[name], args[place]
                 if request.method not in guard.methods:
                     return None
-                wanted = names(guard, tuple(kwargs))
+                wanted = _names(guard, arg, tuple(kwargs), view)
                 if not all(argument in kwargs for argument in wanted):
                     return None
                 value = kwargs[wanted[0]] if len(wanted) == 1 else tuple(kwargs[argument] for argument in wanted)
-                return guard, value, current() or Scope(getattr(request, "_request", request))
+                return current() or Scope(getattr(request, "_request", request)), guard, value
             except Exception as error:
                 log.error(error, "bloomguard passes requests to a view guarded by %r because of an error", name)
                 return None
 
-        def is_absent(guard: Guard, scope: Scope, decision: Decision) -> bool:
-            return decision.verdict is Verdict.ABSENT and scope.applies(guard)
-
-        def is_counted(guard: Guard, scope: Scope) -> bool:
-            """Whether the middleware counts the request, after the response."""
-            if scope is current():
-                scope.note_avoided(guard)
-                return True
-            return False
-
-        def missing(guard: Guard) -> Http404:
-            return Http404(f"No {guard.model._meta.object_name} matches the given query.")
-
-        async def aanswer(question: tuple[Guard, Any, Scope], *args: Any, **kwargs: Any) -> Any:
-            guard, value, scope = question
-            if is_absent(guard, scope, await scope.adecide(guard, value)):
-                if not is_counted(guard, scope):
+        async def aanswer(question: tuple[Scope, Guard, Any], *args: Any, **kwargs: Any) -> Any:
+            scope, guard, value = question
+            answer = await scope.aask(guard, value)
+            if answer.verdict is Verdict.ABSENT and scope.applies(guard):
+                if scope is current():
+                    scope.note_avoided(guard)  # the middleware counts the request
+                else:
                     await ablocked(guard, scope.request)
-                raise missing(guard)
+                raise _missing(guard)
             return await view(*args, **kwargs)
 
         if iscoroutinefunction(view):
@@ -102,16 +88,23 @@ def guarded(name: str, *, arg: str | Mapping[str, str] | None = None) -> Callabl
                 return view(*args, **kwargs)
             if _is_awaited(view, args):
                 return aanswer(question, *args, **kwargs)
-            guard, value, scope = question
-            if is_absent(guard, scope, scope.decide(guard, value)):
-                if not is_counted(guard, scope):
+            scope, guard, value = question
+            answer = scope.ask(guard, value)
+            if answer.verdict is Verdict.ABSENT and scope.applies(guard):
+                if scope is current():
+                    scope.note_avoided(guard)
+                else:
                     blocked(guard, scope.request)
-                raise missing(guard)
+                raise _missing(guard)
             return view(*args, **kwargs)
 
         return _mark(guard_view, name, arg)  # type: ignore[no-any-return]
 
     return decorate
+
+
+def _missing(guard: Guard) -> Http404:
+    return Http404(f"No {guard.model._meta.object_name} matches the given query.")
 
 
 def _mark(guarded_view: Any, name: str, arg: str | Mapping[str, str] | None) -> Any:

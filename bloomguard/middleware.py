@@ -25,12 +25,13 @@ from django.utils.module_loading import import_string
 from . import conf
 from .door.page import probing
 from .guards import Guard, registry
+from .guards.counters import BLOCKED
 from .log_once import LogOnce
-from .lookups.scope import Scope, scopes
+from .lookups.scope import Answer, Scope, scopes
 from .lookups.shadow import compare_status
-from .metrics.outcomes import ablocked, blocked
-from .routes.table import NO_ID, GuardedRoute, not_found, table_for
-from .verdicts import MAYBE, SHADOW, Decision, Verdict
+from .routes.table import not_found, routes_of, table_for
+from .signals import asend, request_blocked, send
+from .verdicts import SHADOW, Verdict
 
 GetResponse = Callable[[HttpRequest], HttpResponseBase | Awaitable[HttpResponseBase]]
 
@@ -43,40 +44,37 @@ _log = LogOnce()
 
 
 class Exchange(Scope):
-    """One request in the middleware, with the decisions of its guards."""
+    """One request in the middleware, with the answers of its guards."""
 
     request: HttpRequest
-    #: The site's 404 with which a guard answers, and the route of that guard.
+    #: The answer at a route that blocks the request, and the site's 404 for it.
+    answer: Answer | None = None
     response: HttpResponseBase | None = None
-    blocked_by: GuardedRoute | None = None
-    #: The route and the ID that a guard in shadow mode would have answered 404.
-    shadow: tuple[GuardedRoute, Any] | None = None
+    #: The answer at a route that would block the request if its guard were not in shadow mode.
+    shadow: Answer | None = None
 
-    def judge(self, route: GuardedRoute, value: Any, decision: Decision) -> bool:
-        """Whether ``decision`` answers the request."""
-        if decision is SHADOW and self.shadow is None and self.applies(route.guard):
-            self.shadow = route, value
-            self.shadowed.add(route.guard.name)  # so only the response is compared, not the queries before it
-        return decision.verdict is Verdict.ABSENT and self.applies(route.guard)
+    def note_shadow(self, answer: Answer) -> None:
+        """Record what would block the request."""
+        if self.shadow is None and self.applies(answer.guard):
+            self.shadow = answer
+            self.shadowed.add(answer.guard.name)  # so only the response is compared, not the queries before it
 
-    def answer(self, route: GuardedRoute, value: Any, response: HttpResponseBase | None) -> bool:
-        """Store the site's 404 for ``value``; return whether there is one."""
-        if response is None:
-            self.note_counted(route.guard, value)
-        else:
-            self.response, self.blocked_by = response, route
-        return response is not None
+    def end(self, response: HttpResponseBase, etags: bool) -> Guard | None:
+        """Close the exchange and set headers; return the guard that caused the 404, if any, for the signal.
 
-    def is_passed(self, response: HttpResponseBase) -> bool:
-        """Whether nothing is left to do for the request, as for nearly all requests: no guard has answered."""
-        return response.status_code != 404 and self.shadow is None and not self.avoided
-
-    def end(self, response: HttpResponseBase) -> Guard | None:
-        """Close the exchange; return the guard that caused the 404, if any."""
-        if self.blocked_by is not None:
-            self.close()
-            return self.blocked_by.guard
-        return self.close(response.status_code)
+        A cache must not keep a guarded 404, because it would stay after the row is created. For 404s of guards and
+        views alike: a difference would reveal which rows exist but are hidden.
+        """
+        guard = self.answer.guard if self.answer is not None else None
+        if self.avoided:
+            guard = self.close(0 if guard is not None else response.status_code) or guard
+        if guard is not None:
+            guard._runtime.counters[BLOCKED]()
+        if self.answers and response.status_code == 404 and not response.has_header("Cache-Control"):
+            if etags and self.request.method == "GET" and not response.has_header("ETag"):
+                set_response_etag(response)  # ConditionalGetMiddleware sets none with `no-store`
+            response.headers["Cache-Control"] = "no-store"
+        return guard
 
 
 class BloomGuardMiddleware:
@@ -107,21 +105,21 @@ class BloomGuardMiddleware:
         before = scopes.get()
         scopes.set(exchange)
         try:
-            if self.place != BEFORE_CACHE or not self._answer(exchange, _routes_before_cache(request)):
-                response: HttpResponseBase = self.get_response(request)  # type: ignore[assignment]
+            found = _view_before_cache(request) if self.place == BEFORE_CACHE else None
+            response: Any = self._view(request, *found) if found else None
+            if response is None:
+                response = self.get_response(request)
         finally:
             scopes.set(before)
             exchange.is_over = True
-        if exchange.response is None and not self._debug and exchange.is_passed(response):
-            return response
         response = exchange.response or response
-        guard = exchange.end(response)
-        if guard is not None:
-            blocked(guard, request)
+        if exchange.answer is not None or response.status_code == 404 or exchange.avoided:
+            guard = exchange.end(response, self._sets_etags)
+            if guard is not None and request_blocked.receivers:
+                send(request_blocked, type(guard), guard=guard, request=request)
         if exchange.shadow is not None:
-            route, value = exchange.shadow
-            compare_status(exchange, route.guard, value, response.status_code)
-        return self._mark(exchange, response)
+            compare_status(exchange, exchange.shadow.guard, exchange.shadow.value, response.status_code)
+        return _debugged(exchange, response) if self._debug else response
 
     async def _acall(self, request: HttpRequest) -> HttpResponseBase:
         if request.method not in registry.methods or not conf.settings.is_enabled or probing.get():
@@ -130,117 +128,90 @@ class BloomGuardMiddleware:
         before = scopes.get()
         scopes.set(exchange)
         try:
-            if self.place != BEFORE_CACHE or not await self._aanswer(exchange, _routes_before_cache(request)):
-                response: HttpResponseBase = await self.get_response(request)  # type: ignore[misc]
+            found = _view_before_cache(request) if self.place == BEFORE_CACHE else None
+            response: Any = await self._aview(request, *found) if found else None
+            if response is None:
+                response = await self.get_response(request)  # type: ignore[misc]
         finally:
             scopes.set(before)
             exchange.is_over = True
-        if exchange.response is None and not self._debug and exchange.is_passed(response):
-            return response
         response = exchange.response or response
-        guard = exchange.end(response)
-        if guard is not None:
-            await ablocked(guard, request)
+        if exchange.answer is not None or response.status_code == 404 or exchange.avoided:
+            guard = exchange.end(response, self._sets_etags)
+            if guard is not None and request_blocked.receivers:
+                await asend(request_blocked, type(guard), guard=guard, request=request)
         if exchange.shadow is not None:
-            route, value = exchange.shadow
             compare = sync_to_async(compare_status, thread_sensitive=False)  # it may read state rows
-            await compare(exchange, route.guard, value, response.status_code)
-        return self._mark(exchange, response)
+            await compare(exchange, exchange.shadow.guard, exchange.shadow.value, response.status_code)
+        return _debugged(exchange, response) if self._debug else response
 
-    # Called after Django has resolved the path, right before the view.
+    # Called right before the view: ask the guards of its routes one by one. Never raises.
 
     def _view(self, request: HttpRequest, view: Any, args: Any, kwargs: Any) -> HttpResponseBase | None:
-        routes = _routes_of_view(request, view, kwargs)
-        exchange = _exchange_of(request) if routes else None
-        if exchange is not None and self._answer(exchange, routes):
-            return HttpResponse()  # `__call__` replaces it with the site's 404
+        try:
+            routes, exchange = routes_of(request, view, kwargs), scopes.get()
+            if not routes or type(exchange) is not Exchange or exchange.request is not request or exchange.is_over:
+                return None
+            for route, value in routes:
+                answer = exchange.ask(route.guard, value)
+                if answer.verdict is Verdict.ABSENT and exchange.applies(route.guard):
+                    exchange.response = not_found(request, route)
+                    if exchange.response is not None:
+                        exchange.answer = answer
+                        return HttpResponse()  # `__call__` replaces it with the site's 404
+                    exchange.note_counted(answer)
+                    return None
+                if answer.reason == SHADOW.reason:
+                    exchange.note_shadow(answer)
+        except Exception as error:
+            _log.error(error, "bloomguard lets requests pass because of an internal error")
         return None
 
     async def _aview(self, request: HttpRequest, view: Any, args: Any, kwargs: Any) -> HttpResponseBase | None:
-        routes = _routes_of_view(request, view, kwargs)
-        exchange = _exchange_of(request) if routes else None
-        if exchange is not None and await self._aanswer(exchange, routes):
-            return HttpResponse()
+        try:
+            routes, exchange = routes_of(request, view, kwargs), scopes.get()
+            if not routes or type(exchange) is not Exchange or exchange.request is not request or exchange.is_over:
+                return None
+            for route, value in routes:
+                answer = await exchange.aask(route.guard, value)
+                if answer.verdict is Verdict.ABSENT and exchange.applies(route.guard):
+                    exchange.response = await sync_to_async(not_found, thread_sensitive=False)(request, route)
+                    if exchange.response is not None:
+                        exchange.answer = answer
+                        return HttpResponse()
+                    exchange.note_counted(answer)
+                    return None
+                if answer.reason == SHADOW.reason:
+                    exchange.note_shadow(answer)
+        except Exception as error:
+            _log.error(error, "bloomguard lets requests pass because of an internal error")
         return None
 
-    # Check the guards of the routes one by one. Never raises.
 
-    def _answer(self, exchange: Exchange, routes: list[tuple[GuardedRoute, Any]]) -> bool:
-        try:
-            for route, value in routes:
-                decision = exchange.decide(route.guard, value)
-                if decision is not MAYBE and exchange.judge(route, value, decision):
-                    return exchange.answer(route, value, not_found(exchange.request, route))
-        except Exception as error:
-            _log.error(error, "bloomguard lets requests pass because of an internal error")
-        return False
-
-    async def _aanswer(self, exchange: Exchange, routes: list[tuple[GuardedRoute, Any]]) -> bool:
-        try:
-            for route, value in routes:
-                decision = await exchange.adecide(route.guard, value)
-                if decision is not MAYBE and exchange.judge(route, value, decision):
-                    make = sync_to_async(not_found, thread_sensitive=False)
-                    return exchange.answer(route, value, await make(exchange.request, route))
-        except Exception as error:
-            _log.error(error, "bloomguard lets requests pass because of an internal error")
-        return False
-
-    def _mark(self, exchange: Exchange, response: HttpResponseBase) -> HttpResponseBase:
-        """Add headers; a cache must not keep a guarded 404, because it would stay after the row is created."""
-        if exchange.asked:
-            # For 404s of guards and views alike: a difference would reveal which rows exist but are hidden.
-            if response.status_code == 404 and not response.has_header("Cache-Control"):
-                if self._sets_etags and exchange.request.method == "GET" and not response.has_header("ETag"):
-                    set_response_etag(response)  # ConditionalGetMiddleware sets none with `no-store`
-                response.headers["Cache-Control"] = "no-store"
-            if self._debug:
-                texts = (f"{name}: {_text(decision)}" for name, decision in exchange.decisions.items())
-                response.headers[HEADER] = ", ".join(texts)
-        return response
-
-
-def _exchange_of(request: HttpRequest) -> Exchange | None:
-    exchange = scopes.get()
-    return exchange if type(exchange) is Exchange and exchange.request is request and not exchange.is_over else None
-
-
-def _routes_of_view(request: HttpRequest, view: Any, kwargs: dict[str, Any]) -> list[tuple[GuardedRoute, Any]]:
-    """Return the open routes of a request after Django found its view, each with the ID. Never raises."""
-    try:
-        known = table_for(getattr(request, "urlconf", None)).by_view.get(view)
-        if known is None:
-            return []
-        return [
-            (route, value)
-            for route in known
-            if request.method in route.methods
-            and route.pattern.is_of(request.resolver_match)
-            and (value := route.value(kwargs)) is not NO_ID
-        ]
-    except Exception as error:
-        _log.error(error, "bloomguard lets requests pass because of an internal error")
-        return []
-
-
-def _routes_before_cache(request: HttpRequest) -> list[tuple[GuardedRoute, Any]]:
-    """Like :func:`_routes_of_view`, but before the cache is queried: Django's resolver finds the view. Never raises."""
+def _view_before_cache(request: HttpRequest) -> tuple[Any, Any, dict[str, Any]] | None:
+    """Return what ``process_view`` gets, before the cache is queried: Django's resolver finds it. Never raises."""
     urlconf = getattr(request, "urlconf", None)
     try:
         if not table_for(urlconf).open:
-            return []
+            return None
         if urlconf is not None:
             set_urlconf(urlconf)
-        match = get_resolver(urlconf).resolve(request.path_info)
+        match = request.resolver_match = get_resolver(urlconf).resolve(request.path_info)  # Django sets it again
     except Exception:  # Django resolves the path again and raises it again
-        return []
-    request.resolver_match = match  # Django sets it again if the request goes on
-    return _routes_of_view(request, match.func, match.kwargs)
+        return None
+    return match.func, match.args, match.kwargs
 
 
-def _text(decision: Decision) -> str:
-    verdict = decision.verdict.value
-    return verdict if decision.reason == verdict else f"{verdict} ({decision.reason})"
+def _debugged(exchange: Exchange, response: HttpResponseBase) -> HttpResponseBase:
+    """Add the answers of the guards as a header."""
+    if exchange.answers:
+        response.headers[HEADER] = ", ".join(map(_text, exchange.answers.values()))
+    return response
+
+
+def _text(answer: Answer) -> str:
+    verdict = answer.verdict.value
+    return f"{answer.guard.name}: " + (verdict if answer.reason == verdict else f"{verdict} ({answer.reason})")
 
 
 def place_in_settings(cls: type) -> str:

@@ -23,12 +23,12 @@ def shield(application: Application) -> Application:
     found = open_door(application)
     if found is None:
         return application
-    door, methods, absent, page_for = found, found.methods, found.absent, found.page
+    door, methods, ask, page_for = found, found.methods, found.ask, found.page
     takes_forwarded_host = door.takes_forwarded_host
     header, secure_value = door.proxy_header or ("", "")
 
     def shielded(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
-        answer, method = None, environ["REQUEST_METHOD"]
+        response, method = None, environ["REQUEST_METHOD"]
         if method in methods:
             try:
                 path = environ.get("PATH_INFO", "")
@@ -45,15 +45,15 @@ def shield(application: Application) -> Application:
                         page is not None
                         and environ.keys().isdisjoint(page.environ_keys)
                         and not _is_mounted(environ)
-                        and (guard := absent(method, path, routes))
+                        and (answer := ask(method, path, routes))
                     ):
-                        answer = page.answer(method)
-                        blocked(guard, None)
+                        response = page.answer(method)
+                        blocked(answer.guard, None)
             except Exception as error:
                 door.failed(error)
-        if answer is None or page is None:
+        if response is None or page is None:
             return application(environ, start_response)
-        headers, body = answer
+        headers, body = response
         start_response(page.status, list(headers))  # outside of `try`: the server handles its own errors
         return [] if method == "HEAD" else [body]
 

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 from asgiref.sync import async_to_sync
-from django.core import mail
 from django.core.checks import run_checks
 from django.core.signals import request_started
 from django.test import Client
@@ -18,6 +17,7 @@ from django.urls import path
 from bloomguard.checks import cold
 from bloomguard.exceptions import StoreUnavailable
 from bloomguard.guards import registry
+from bloomguard.state.connection import StateConnection
 from bloomguard.stores.file import FileStore
 from bloomguard.verdicts import COLD, UNREACHABLE
 from tests.conftest import forget
@@ -32,7 +32,7 @@ ROOT = Path(__file__).resolve().parents[1]
 def developing(transactional_db, settings, monkeypatch):
     """A process of a developer, no test run."""
     settings.DEBUG = True
-    monkeypatch.delattr(mail, "outbox")
+    monkeypatch.setattr(StateConnection, "is_temporary", False)
     yield
     request_started.disconnect(dispatch_uid="bloomguard.cold")
 
@@ -63,7 +63,7 @@ def test_nothing_is_told_elsewhere(developing, fresh, settings, monkeypatch, cap
     if case == "no DEBUG":
         settings.DEBUG = False
     elif case == "a test run":
-        monkeypatch.setattr(mail, "outbox", [], raising=False)
+        monkeypatch.setattr(StateConnection, "is_temporary", True)
     else:
         settings.BLOOMGUARD = {**settings.BLOOMGUARD, "ENABLED": False}
     Client().get("/products/8/")

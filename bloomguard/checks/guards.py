@@ -15,7 +15,7 @@ from ..exceptions import ConfigurationError
 from ..guards import AUTO, Guard, registry
 from ..guards.keys import kind_of, value_field
 from ..rebuild.columns import CURE
-from ..rebuild.refusals import declared, found
+from ..rebuild.refusals import database_refusals, declaration_refusals
 from ..routes.patterns import patterns
 from ..routes.table import guarded_routes
 from .tags import TAG
@@ -85,7 +85,7 @@ def _guard(guard: Guard) -> Iterator[CheckMessage]:
             obj=guard.model,
             id="bloomguard.W005",
         )
-    for refusal in declared(guard):
+    for refusal in declaration_refusals(guard):
         yield Warning(f"the guard {guard.name!r}: {refusal.reason}.", hint=refusal.cure, obj=guard.model, id=refusal.id)
     yield from _routes(guard, error)
     yield from _uniqueness(guard, fields)
@@ -179,7 +179,7 @@ def check_columns(app_configs: Any, databases: Sequence[str] | None = None, **kw
                     obj=guard.model,
                     id=refusal.id,
                 )
-                for refusal in found(guard, connections[alias])
+                for refusal in database_refusals(guard, connections[alias])
                 if refusal.id not in reported
             ]
     return messages

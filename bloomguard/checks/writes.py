@@ -12,7 +12,7 @@ from django.db import DatabaseError, connections, router
 from ..exceptions import ConfigurationError
 from ..guards import Guard, registry
 from ..writes.catalogue import Catalogue, Flow, load
-from ..writes.consequences import gives_keys
+from ..writes.consequences import may_add_key
 from ..writes.sql.effects import bare
 from .tags import TAG
 
@@ -65,6 +65,6 @@ def _sources(catalogue: Catalogue, guard: Guard) -> Iterator[tuple[str, str]]:
 def _writes_keys(catalogue: Catalogue, flow: Flow, guard: Guard) -> bool:
     tables = {bare(table): table for table in guard._meta.tables}
     return any(
-        effect.verb == "any" or (effect.name in tables and gives_keys(effect, guard, tables[effect.name]))
+        effect.verb == "any" or (effect.name in tables and may_add_key(effect, guard, tables[effect.name]))
         for effect in {flow.effect, *catalogue.follow([flow.effect])}
     )

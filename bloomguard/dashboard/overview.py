@@ -198,7 +198,7 @@ class Overview:
         left = _COUNTED_BYTES
         lines = []
         for guard in self.guards:
-            row, answers = rows.get(guard.name) or GuardState(name=guard.name), guard_answers(guard)
+            row, answers = rows.get(guard.name) or GuardState(name=guard.name), generation_or_reason(guard)
             line = Line(
                 guard=guard,
                 state=_state(guard, answers),
@@ -270,7 +270,7 @@ def number(value: int) -> str:
     return formats.number_format(value, 0, force_grouping=True)
 
 
-def guard_answers(guard: Guard) -> Any:
+def generation_or_reason(guard: Guard) -> Any:
     """Return the generation that answers for the guard, or the decision that says why none does."""
     if not settings.is_enabled:
         return DISABLED

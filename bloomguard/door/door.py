@@ -17,10 +17,10 @@ from django.urls import get_resolver
 
 from .. import conf
 from ..exceptions import ConfigurationError
-from ..guards import Guard
 from ..log_once import LogOnce
+from ..lookups.scope import Answer
 from ..routes.table import NO_ID, table_for
-from ..verdicts import MAYBE, Verdict
+from ..verdicts import Verdict
 from .page import DoorClosed, NotFoundPage
 from .paths import DoorRoute, Index, own_resolvers
 from .probes import take_pages
@@ -72,38 +72,37 @@ class Door:
                     page = None
         return page
 
-    def absent(self, method: str, path: str, routes: list[DoorRoute]) -> Guard | None:
-        """Return the guard of ``routes`` whose filter proves that the row of ``path`` does not exist, if any."""
+    def ask(self, method: str, path: str, routes: list[DoorRoute]) -> Answer | None:
+        """Return the answer of the first guard of ``routes`` that proves the row of ``path`` absent, if any.
+
+        The ID is read from the path in a fast way first, and as Django does only if there is no row with that.
+        """
         for route in routes:
-            asked = route.read(path)
+            value = asked = route.read(path)
             if asked is NO_ID:
                 continue
             decision = route.guard._runtime.decide(asked)
-            if decision is MAYBE or decision.verdict is not Verdict.ABSENT:
-                continue
-            value = route.confirm(method, path, asked)
-            if value is NO_ID:
-                continue
-            if value is asked or route.guard._runtime.decide(value).verdict is Verdict.ABSENT:
-                return route.guard if self._is_current() else None
+            if decision.verdict is Verdict.ABSENT:
+                value = route.confirm(method, path, asked)
+                if value is not asked and value is not NO_ID:
+                    decision = route.guard._runtime.decide(value)
+            if decision.verdict is Verdict.ABSENT and value is not NO_ID:
+                return Answer(route.guard, value, *decision) if self._is_current() else None
         return None
 
-    async def aabsent(self, method: str, path: str, routes: list[DoorRoute]) -> Guard | None:
-        """Async version of :meth:`absent`: awaits a store on a server, and queries the database in a thread."""
+    async def aask(self, method: str, path: str, routes: list[DoorRoute]) -> Answer | None:
+        """Async :meth:`ask`: awaits a store on a server, and queries the database in a thread."""
         for route in routes:
-            asked = route.read(path)
+            value = asked = route.read(path)
             if asked is NO_ID:
                 continue
-            decision = route.guard._runtime.decide_now(asked) or await route.guard._runtime.adecide(asked)
-            if decision.verdict is not Verdict.ABSENT:
-                continue
-            value = route.confirm(method, path, asked)
-            if value is NO_ID:
-                continue
-            if value is not asked:
-                decision = route.guard._runtime.decide_now(value) or await route.guard._runtime.adecide(value)
+            decision = await route.guard._runtime.adecide(asked)
             if decision.verdict is Verdict.ABSENT:
-                return route.guard if self._is_current() else None
+                value = route.confirm(method, path, asked)
+                if value is not asked and value is not NO_ID:
+                    decision = await route.guard._runtime.adecide(value)
+            if decision.verdict is Verdict.ABSENT and value is not NO_ID:
+                return Answer(route.guard, value, *decision) if self._is_current() else None
         return None
 
     def failed(self, error: Exception) -> None:

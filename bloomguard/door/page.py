@@ -134,7 +134,7 @@ class NotFoundPage:
         return headers, body
 
 
-def page_of(
+def make_page(
     get: ProbeResponse, head: ProbeResponse, others: Iterable[ProbeResponse], *, any_port: bool
 ) -> NotFoundPage:
     """Build the page of one host and scheme from the responses to a GET and a HEAD, with which all ``others`` agree.
@@ -193,7 +193,7 @@ def _sent(headers: Headers) -> Headers:
 # -- run the probes
 
 
-def as_probe(run: Callable[[], Result]) -> Result:
+def run_probe(run: Callable[[], Result]) -> Result:
     """Call ``run`` as a probe, in a copy of the context: what it activates, such as a language, does not stay active.
 
     If an event loop runs in this thread, Django forbids database queries here, so another thread calls ``run``.

@@ -36,7 +36,7 @@ from django.utils.crypto import get_random_string
 
 from ..guards.keys import kind_of, value_field
 from ..routes.table import NO_ID
-from .page import DoorClosed, NotFoundPage, ProbeResponse, as_probe, page_of
+from .page import DoorClosed, NotFoundPage, ProbeResponse, make_page, run_probe
 from .paths import DoorRoute
 
 logger = logging.getLogger("bloomguard")
@@ -106,7 +106,7 @@ def take_pages(handler: BaseHandler, routes: list[DoorRoute]) -> tuple[list[Door
     """
     run = Probes(handler, routes).run
     # One event loop for all probes: with one loop per probe they take 50% longer.
-    return as_probe(async_to_sync(sync_to_async(run)) if isinstance(handler, ASGIHandler) else run)
+    return run_probe(async_to_sync(sync_to_async(run)) if isinstance(handler, ASGIHandler) else run)
 
 
 class Probes:
@@ -144,12 +144,12 @@ class Probes:
 
     def _page(self, host: str, scheme: str, *, is_first: bool) -> NotFoundPage | ProbeResponse:
         """Return the page, or the response if it is not a 404. Views get HEAD probes only on the first host."""
-        with statements() as sent:
+        with collect_statements() as sent:
             get = self._ask(host, scheme, self._unknown)
         if get.status != 404:
             return get
         if sent:
-            raise DoorClosed(f"a 404 queries the database: {get.asked} reads {tables(sent)}")
+            raise DoorClosed(f"a 404 queries the database: {get.asked} reads {table_names(sent)}")
         head = self._ask(host, scheme, self._unknown, method="HEAD")
         everybody = [visitor.without(get.varies) for visitor in visitors()]
         others = [self._ask(host, scheme, self._unknown, visitor) for visitor in everybody if not visitor.is_stranger]
@@ -161,7 +161,7 @@ class Probes:
             if "HEAD" in route.methods and (is_first or "GET" not in route.methods):
                 others.append(self._ask(host, scheme, path, STRANGER, "HEAD", route))
         with_port = self._ask(f"{host}:{_PORT}", scheme, self._unknown)
-        return page_of(get, head, others, any_port=not get.difference(with_port))
+        return make_page(get, head, others, any_port=not get.difference(with_port))
 
     def _ask(
         self,
@@ -299,10 +299,10 @@ def absent_path(route: DoorRoute) -> str:
             path = _path(route, dict(zip(route.kwargs, values)))
             if not path:
                 break  # try another kind of text
-            with statements() as sent:
+            with collect_statements() as sent:
                 captured = route.captured(path)
             if sent:
-                raise UnsuitableRoute(f"reading the ID from a path queries the database: {tables(sent)}")
+                raise UnsuitableRoute(f"reading the ID from a path queries the database: {table_names(sent)}")
             if captured is NO_ID:
                 break
             if not rows.filter(**dict(zip(guard._meta.attnames, values))).exists():
@@ -344,7 +344,7 @@ def _decimal(digits: int, places: int) -> Decimal:
 
 
 @contextmanager
-def statements() -> Iterator[list[str]]:
+def collect_statements() -> Iterator[list[str]]:
     """Collect the SQL that this thread sends in the block, on all connections."""
     sent: list[str] = []
 
@@ -358,7 +358,7 @@ def statements() -> Iterator[list[str]]:
         yield sent
 
 
-def tables(sent: list[str]) -> str:
+def table_names(sent: list[str]) -> str:
     """Return the tables in the statements, for messages: the statements themselves may contain values."""
     found = re.findall(r'\b(?:FROM|JOIN|INTO|UPDATE)\s+["`\[]?([\w.$]+)', " ".join(sent), re.IGNORECASE)
     return ", ".join(dict.fromkeys(found)) or "it"

@@ -229,7 +229,10 @@ class Frame:
     def has_bits(self, positions: Iterable[int]) -> bool:
         """Return whether all bits at ``positions`` are set."""
         data = self._data
-        return all(data[at >> 3] & 128 >> (at & 7) for at in positions)
+        for position in positions:  # noqa: SIM110 -- all() of a generator takes three times as long
+            if not data[position >> 3] & 128 >> (position & 7):
+                return False
+        return True
 
     def write_bits(self, positions: NDArray[np.int64]) -> None:
         """Set many bits and update the checksum."""

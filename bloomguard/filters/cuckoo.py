@@ -46,8 +46,8 @@ from .cuckoo_shape import (
     SLOTS,
     SPILLED,
     CuckooShape,
+    count_move,
     fingerprint_bits_for,
-    moved,
     spill_rate,
 )
 from .errors import InvalidShape
@@ -220,7 +220,7 @@ class CuckooFilter(BodyFilter):
         steps = path[:-1]
         for (bucket, slot), (to, at) in zip(reversed(steps), reversed(path)):
             changes.append(self._put(to, at, self._bucket(bucket)[slot]))
-            word = moved(word)
+            word = count_move(word)
             changes.append((0, word.to_bytes(4, "little")))
         changes.append(self._put(*steps[0], fingerprint))
         return changes
@@ -229,7 +229,7 @@ class CuckooFilter(BodyFilter):
         """Return the changes that move twins from the table to the spill."""
         start, twins = self.layout.spill_offset, self.layout.twins(fingerprint, first)
         changes = [(start + offset, data) for offset, data in self._spill.writes(twins)]
-        changes.append((0, (moved(self._moves[0]) | SPILLED).to_bytes(4, "little")))
+        changes.append((0, (count_move(self._moves[0]) | SPILLED).to_bytes(4, "little")))
         for bucket in dict.fromkeys((first, second)):
             copies = [slot for slot, other in enumerate(self._bucket(bucket)) if other == fingerprint]
             changes += [self._put(bucket, slot, 0) for slot in copies]
@@ -290,7 +290,7 @@ class CuckooFilter(BodyFilter):
         for bucket in pair:
             slots = self._bucket(bucket)
             if fingerprint in slots:  # counts as a move: a reader may have missed another copy
-                word = moved(self._moves[0]).to_bytes(4, "little")
+                word = count_move(self._moves[0]).to_bytes(4, "little")
                 return [(0, word), self._put(bucket, slots.index(fingerprint), 0)]
         return []
 
@@ -326,7 +326,7 @@ class CuckooFilter(BodyFilter):
     def clear(self) -> None:
         word = self._moves[0]
         super().clear()
-        self._moves[0] = moved(word) & ~SPILLED
+        self._moves[0] = count_move(word) & ~SPILLED
 
     def size(self) -> int:
         """Return the number of fingerprints in the table, in one pass over it."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from .cuckoo_shape import FACTOR, HEAD, SLOTS, SPILLED, CuckooShape, moved
+from .cuckoo_shape import FACTOR, HEAD, SLOTS, SPILLED, CuckooShape, count_move
 from .hashing import MASK60
 
 if TYPE_CHECKING:
@@ -172,7 +172,7 @@ def _spill(filter: CuckooFilter, fingerprints: Table, first: I64, second: I64) -
     if not len(first):
         return
     filter._spill.add_digests(_twins(filter.layout, fingerprints, first, second))
-    filter._moves[0] = moved(filter._moves[0]) | SPILLED
+    filter._moves[0] = count_move(filter._moves[0]) | SPILLED
     table = _table(filter)
     for buckets in (first, second):
         row, slot = np.nonzero(table[buckets] == fingerprints[:, None])
@@ -237,7 +237,7 @@ def _move(
     flat = table.reshape(-1)
     table[target, (table[target] == 0).argmax(axis=1)] = taken[0]
     for level, source in enumerate(sources):
-        filter._moves[0] = moved(filter._moves[0])
+        filter._moves[0] = count_move(filter._moves[0])
         flat[source] = taken[level + 1] if level + 1 < depth else fingerprints[row]
     placed = np.zeros(count, bool)
     placed[row] = True

@@ -104,6 +104,6 @@ def spill_rate(error_rate: float, bits: int) -> float:
     return sizing.grown_error_rate(max(error_rate, LOAD * twins)) - 2 * twins
 
 
-def moved(word: int) -> int:
+def count_move(word: int) -> int:
     """Return the body's first word with one more move counted."""
     return word + 1 & SPILLED - 1 | word & SPILLED

@@ -6,10 +6,22 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
+from django.core.signals import setting_changed
 from django.db.models import Model
 
 from ..exceptions import ConfigurationError
 from .guard import Guard
+
+
+class Plans:
+    """What requests need that follows from the guards, the settings and the URLs; each part is made when needed.
+
+    ``lookups``: model -> how its queries look up one row of a guard. ``routes``: URLconf -> its guarded routes.
+    """
+
+    def __init__(self) -> None:
+        self.lookups: dict[type[Model], tuple[Any, ...]] = {}
+        self.routes: dict[Any, Any] = {}
 
 
 class Registry:
@@ -17,6 +29,8 @@ class Registry:
 
     def __init__(self) -> None:
         self._guards: dict[str, Guard] = {}
+        #: Replaced as a whole: who makes a part of it from guards that have changed since stores it in an old one.
+        self.plans = Plans()
         #: Guards whose name was taken already; a system check reports them.
         self.clashes: list[Guard] = []
         #: What could not be registered, and why; a system check reports it.
@@ -52,11 +66,16 @@ class Registry:
             self.changed()
 
     def changed(self) -> None:
-        """Increment :attr:`version` and call the listeners."""
+        """Increment :attr:`version`, begin new :attr:`plans` and call the listeners."""
         self.version += 1
         self.methods = frozenset(method for guard in self._guards.values() for method in guard.methods)
+        self.replan()
         for listen in self.listeners:
             listen()
+
+    def replan(self) -> None:
+        """Begin new :attr:`plans`, because the guards, the settings or the URLs have changed."""
+        self.plans = Plans()
 
     def __getitem__(self, name: str) -> Guard:
         """Return the guard ``name``; raises :class:`ConfigurationError` with the known names if there is none."""
@@ -96,6 +115,14 @@ registry = Registry()
 guards = registry
 
 G = TypeVar("G", bound=type[Guard])
+
+
+def _follow_settings(*, setting: str, **kwargs: Any) -> None:
+    if setting in ("ROOT_URLCONF", "MIDDLEWARE"):
+        registry.replan()
+
+
+setting_changed.connect(_follow_settings, dispatch_uid="bloomguard.guards")
 
 
 def register(model: type[Model]) -> Callable[[G], G]:

@@ -10,8 +10,11 @@ from typing import TYPE_CHECKING, Any
 from asgiref.sync import sync_to_async
 
 from ..conf import settings
+from ..exceptions import StoreError
+from ..filters import CorruptFilter
 from ..log_once import LogOnce
 from ..state.active_filter import ActiveFilter
+from ..state.table import State
 from ..verdicts import ABSENT, DISABLED, ERROR, MAYBE, OUT_OF_RANGE, SHADOW, UNKEYABLE, Decision, Verdict
 from . import counters, spot_checks
 from .keys import KeyMaker, OutOfRange, Uncertain, Unkeyable
@@ -32,7 +35,7 @@ class GuardRuntime:
 
     def __init__(self, guard: Guard) -> None:
         self._guard = guard
-        self._check_due = False
+        self._last_absent: tuple[Any, Any, State | None] = (None, None, None)
         self._log = LogOnce()
         #: The counters of this process.
         self.counters = counters.counts.of(guard.name)
@@ -73,52 +76,68 @@ class GuardRuntime:
         if not settings.is_enabled:
             return DISABLED
         began = perf_counter_ns() if counters.drawn() else 0
+        decision, is_enforced = None, False
         try:
-            active = self.active_filter
             if key is None:
                 key = self.keys.key(value)
-            decision = active.ask_leased(key) or active.ask(key)
+            active = self.active_filter
+            asked, check, row = self._last_absent
+            if asked is not None and active.last_check is asked and self._guard.mode == "enforce":
+                # Hot path: all that the last ABSENT rested on is the same, so only the key and the lease are checked.
+                try:
+                    might = check(key)
+                except (CorruptFilter, StoreError):
+                    might = None  # `ask_leased` meets the same error, and handles it
+                if might:
+                    decision = MAYBE if hash(key) not in active.negative_cache.marks else None
+                elif might is not None and active.table.lease(self._guard.name) is row:
+                    decision, is_enforced = ABSENT, True
+            if decision is None:
+                decision = active.ask_leased(key) or active.ask(key)
+                if decision is ABSENT and self._guard.mode == "enforce":
+                    self._keep_absent(key)
         except Exception as error:
             decision = self._decision_for(error)
         if began:
             self.counters.time(began)
-        if decision is MAYBE and not listeners:  # the most frequent case, kept short
-            self.counters["maybe"]()
+        if spot_checks.drawn() if is_enforced else decision is ABSENT and self._is_check_due():
+            decision = spot_checks.checks.check(self._guard, value)
+        elif (is_enforced or decision is MAYBE) and not listeners:
+            self.counters[decision.reason]()
             return decision
-        return self._finish(value, decision)
+        return self._record(value, decision)
 
-    def decide_now(self, value: Any) -> Decision | None:
-        """Return what :meth:`decide` does, without I/O; ``None`` if the state rows or a filter must be read first."""
+    def _keep_absent(self, key: bytes) -> None:
+        """Store what an ABSENT rests on, for :meth:`decide`: the generation's check, and the leased row that names it.
+
+        Not for a store on a server, where a check that decides nothing would be a round trip.
+        """
+        active = self.active_filter
+        asked, row = active.last_check, active.table.lease(self._guard.name)
+        if asked is not None and row is not None and row.mode in ("", "enforce") and not active.store.is_remote:
+            is_absent = active.ask_leased(key) is ABSENT
+            if is_absent and active.last_check is asked and active.table.lease(self._guard.name) is row:
+                self._last_absent = asked, asked[1], row
+
+    async def adecide(self, value: Any, key: bytes | None = None) -> Decision:
+        """Async :meth:`decide`: await the store's network calls, and query the database in a thread."""
         if not settings.is_enabled:
             return DISABLED
         began = perf_counter_ns() if counters.drawn() else 0
         try:
-            decision = self.active_filter.ask_now(self.keys.key(value))
+            if key is None:
+                key = self.keys.key(value)
+            active = self.active_filter
+            decision = active.ask_now(key) or await active.aask(key)
+            if decision is None:  # the state rows or a filter must be read
+                decision = await sync_to_async(active.ask, thread_sensitive=False)(key)
         except Exception as error:
             decision = self._decision_for(error)
-        if decision is None:
-            return None
-        if self._is_check_due(decision):
-            return None
         if began:
             self.counters.time(began)
+        if decision is ABSENT and self._is_check_due():
+            decision = await sync_to_async(spot_checks.checks.check, thread_sensitive=False)(self._guard, value)
         return self._record(value, decision)
-
-    async def adecide(self, value: Any) -> Decision:
-        """Async :meth:`decide`: await the store's network calls, and query the database in a thread."""
-        decision = self.decide_now(value)
-        if decision is not None:
-            return decision
-        began = perf_counter_ns() if counters.drawn() else 0
-        try:
-            decision = await self.active_filter.aask(self.keys.key(value))
-        except Exception as error:
-            decision = self._decision_for(error)
-        if decision is None:
-            return await sync_to_async(self.decide, thread_sensitive=False)(value)
-        if began:
-            self.counters.time(began)
-        return await self._afinish(value, decision)
 
     # -- many values
 
@@ -131,7 +150,11 @@ class GuardRuntime:
             answers = self.active_filter.ask_many(keys)
         except Exception as error:
             answers = self._errors(keys, error)
-        return [self._finish(value, decision) for value, decision in zip(values, _filled(decided, answers))]
+        found = _filled(decided, answers)
+        for place, value in enumerate(values):
+            if found[place] is ABSENT and self._is_check_due():
+                found[place] = spot_checks.checks.check(self._guard, value)
+        return [self._record(value, decision) for value, decision in zip(values, found)]
 
     async def adecide_many(self, values: Sequence[Any]) -> list[Decision]:
         """Async :meth:`decide_many`. More than 500 values are checked in a thread."""
@@ -146,7 +169,12 @@ class GuardRuntime:
                 answers = await sync_to_async(self.active_filter.ask_many, thread_sensitive=False)(keys)
         except Exception as error:
             answers = self._errors(keys, error)
-        return [await self._afinish(value, decision) for value, decision in zip(values, _filled(decided, answers))]
+        found = _filled(decided, answers)
+        for place, value in enumerate(values):
+            if found[place] is ABSENT and self._is_check_due():
+                check = sync_to_async(spot_checks.checks.check, thread_sensitive=False)
+                found[place] = await check(self._guard, value)
+        return [self._record(value, decision) for value, decision in zip(values, found)]
 
     def _keyed(self, values: Sequence[Any]) -> tuple[list[bytes], list[Decision | None]]:
         """Return the keys of ``values``, and a list with the decision for each value without a key, else ``None``."""
@@ -175,25 +203,9 @@ class GuardRuntime:
         self.log_once(error)
         return [ERROR] * len(keys)
 
-    def _finish(self, value: Any, decision: Decision) -> Decision:
-        """Count a decision, after a spot check of an ABSENT if one is due. May query the database."""
-        if decision is ABSENT and (self.is_shadow or self._check_due or spot_checks.drawn()):
-            self._check_due = False
-            decision = spot_checks.checks.check(self._guard, value)
-        return self._record(value, decision)
-
-    async def _afinish(self, value: Any, decision: Decision) -> Decision:
-        if self._is_check_due(decision):
-            return await sync_to_async(self._finish, thread_sensitive=False)(value, decision)
-        return self._record(value, decision)
-
-    def _is_check_due(self, decision: Decision) -> bool:
-        """Return whether a spot check is due; then the next caller that may do I/O has to run it."""
-        if decision is not ABSENT:
-            return False
-        if not self._check_due:
-            self._check_due = spot_checks.checks.is_due(self._guard) if self.is_shadow else spot_checks.drawn()
-        return self._check_due
+    def _is_check_due(self) -> bool:
+        """Return whether to compare an ABSENT with the database; in shadow mode all are, as far as time allows."""
+        return spot_checks.checks.is_due(self._guard) if self.is_shadow else spot_checks.drawn()
 
     def _record(self, value: Any, decision: Decision) -> Decision:
         """Count a decision and call the listeners; in shadow mode ABSENT becomes ``SHADOW``."""

@@ -11,13 +11,13 @@ from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from functools import wraps
 from inspect import isawaitable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from asgiref.sync import sync_to_async
 
 from ..guards.counters import AVOIDED
 from ..log_once import LogOnce
-from ..verdicts import ABSENT, MAYBE, Decision, Verdict
+from ..verdicts import Verdict
 
 if TYPE_CHECKING:
     from django.http import HttpRequest
@@ -26,28 +26,36 @@ if TYPE_CHECKING:
 
 _log = LogOnce()
 
-#: Limit of cached decisions: a request checks few keys, but a block may run for hours.
+#: Limit of known answers: a request checks few keys, but a block may run for hours.
 _MOST_KNOWN = 1_000
 
 
-class Scope:
-    """One request, or one block without a request, with the decisions of its guards.
+class Answer(NamedTuple):
+    """What a guard says of the row with ``value``, in one scope: its verdict and the reason."""
 
-    ``asked``: whether any guard was checked. ``decisions``: the last decision of each guard, by name.
+    guard: Guard
+    value: Any
+    verdict: Verdict
+    reason: str
+
+
+class Scope:
+    """One request, or one block without a request, with the answers of its guards.
+
+    ``answers``: the last answer of each guard, by name.
     """
 
-    __slots__ = ("_known", "asked", "avoided", "decisions", "is_over", "request", "shadowed")
+    __slots__ = ("_known", "answers", "avoided", "is_over", "request", "shadowed")
 
     def __init__(self, request: HttpRequest | None = None) -> None:
         self.request = request
         self.is_over = False
-        self.asked = False
-        self.decisions: dict[str, Decision] = {}
+        self.answers: dict[str, Answer] = {}
         #: The guard of each query that was answered and not sent.
         self.avoided: list[Guard] = []
         #: The names of guards in shadow mode that have counted this request.
         self.shadowed: set[str] = set()
-        self._known: dict[tuple[str, bytes] | None, Decision] = {}
+        self._known: dict[Any, Answer] = {}
 
     def applies(self, guard: Guard) -> bool:
         """Return :meth:`Guard.applies` for the request; ``False`` if it raises, which is logged once."""
@@ -63,67 +71,59 @@ class Scope:
             _log.error(error, "bloomguard passes requests to %s, because its applies() failed", guard.name)
             return False
 
-    # A guard checks each key once per scope: the route and the view's query share the decision. ABSENT is not cached:
-    # the same request may have created the row since.
+    # A guard checks each key once per scope: the route and the view's query share the answer. ABSENT is not shared: the
+    # same request may have created the row since.
 
-    def decide(self, guard: Guard, value: Any) -> Decision:
-        """Return the decision for ``value``, cached or by :meth:`Guard.decide`, which counts it."""
-        self.asked = True
+    def ask(self, guard: Guard, value: Any) -> Answer:
+        """Return the answer on ``value``: the one known, or that of :meth:`GuardRuntime.decide`, which counts it."""
         try:
-            key = guard._meta.keys.key(value)
-        except Exception:  # no key: the decision has the reason
-            return self._keep(guard, None, guard._runtime.decide(value))
-        question = guard.name, key
-        decision = self._known.get(question)
-        if decision is ABSENT:
-            return self._recheck(guard, value, question)
-        if decision is None:
+            key = guard._runtime.keys.key(value)
+        except Exception:  # the decision has the reason
+            key = None
+        answer = self._known.get((guard, key))
+        if answer is None:
             decision = guard._runtime.decide(value, key)
-            if decision is MAYBE and len(self._known) < _MOST_KNOWN:  # hot path
-                self._known[question] = self.decisions[guard.name] = decision
-            else:
-                self._keep(guard, question, decision)
-        return decision
+            answer = tuple.__new__(Answer, (guard, value, *decision))  # a call fewer than `Answer()`
+        elif answer.verdict is Verdict.ABSENT:
+            answer = self._ask_again(answer, key)
+        self.answers[guard.name] = answer
+        if answer.verdict is not Verdict.ABSENT and key is not None and len(self._known) < _MOST_KNOWN:
+            self._known[guard, key] = answer
+        return answer
 
-    async def adecide(self, guard: Guard, value: Any) -> Decision:
-        """Do :meth:`decide` on an event loop."""
-        question = self._question(guard, value)
-        decision = self._known.get(question)
-        if decision is ABSENT and question is not None:
-            return await sync_to_async(self._recheck, thread_sensitive=False)(guard, value, question)
-        return decision or self._keep(guard, question, await guard._runtime.adecide(value))
-
-    def _question(self, guard: Guard, value: Any) -> tuple[str, bytes] | None:
-        self.asked = True
+    async def aask(self, guard: Guard, value: Any) -> Answer:
+        """Async :meth:`ask`; never blocks the event loop."""
         try:
-            return guard.name, guard._meta.keys.key(value)
-        except Exception:  # no key: the decision has the reason
-            return None
+            key = guard._runtime.keys.key(value)
+        except Exception:
+            key = None
+        answer = self._known.get((guard, key))
+        if answer is None:
+            answer = Answer(guard, value, *await guard._runtime.adecide(value, key))
+        elif answer.verdict is Verdict.ABSENT:
+            answer = await sync_to_async(self._ask_again, thread_sensitive=False)(answer, key)
+        self.answers[guard.name] = answer
+        if answer.verdict is not Verdict.ABSENT and key is not None and len(self._known) < _MOST_KNOWN:
+            self._known[guard, key] = answer
+        return answer
 
-    def _keep(self, guard: Guard, question: tuple[str, bytes] | None, decision: Decision) -> Decision:
-        self.decisions[guard.name] = decision
-        if len(self._known) >= _MOST_KNOWN:
-            self._known.clear()
-        if question is not None and decision.verdict is not Verdict.ABSENT:
-            self._known[question] = decision
-        return decision
+    def note_counted(self, answer: Answer) -> None:
+        """Record that an ABSENT was counted, and that the view runs: the view's query is not counted again."""
+        with suppress(Exception):  # no key
+            self._known[answer.guard, answer.guard._runtime.keys.key(answer.value)] = answer
 
-    def note_counted(self, guard: Guard, value: Any) -> None:
-        """Record that ``guard`` counted an ABSENT for which the view runs; the view's query is not counted again."""
-        question = self._question(guard, value)
-        if question is not None:
-            self._known[question] = ABSENT
+    def _ask_again(self, answer: Answer, key: Any) -> Answer:
+        """Ask again after :meth:`note_counted`, without counting another ABSENT."""
+        guard = answer.guard
+        with suppress(Exception):  # :meth:`GuardRuntime.decide` then maps it to a decision
+            if guard._runtime.active_filter.ask(key).verdict is Verdict.ABSENT:
+                return answer
+        return Answer(guard, answer.value, *guard._runtime.decide(answer.value, key))
 
-    def _recheck(self, guard: Guard, value: Any, question: tuple[str, bytes]) -> Decision:
-        """Check again after :meth:`note_counted`, without counting another ABSENT."""
-        with suppress(Exception):  # :meth:`Guard.decide` then maps it to a decision
-            if guard._runtime.active_filter.ask(question[1]).verdict is Verdict.ABSENT:
-                return ABSENT
-        return self._keep(guard, question, guard._runtime.decide(value, question[1]))
-
-    def forget(self, guard: Guard, value: Any) -> None:
-        """Drop the cached decision of ``guard`` for ``value``."""
-        self._known.pop(self._question(guard, value), None)
+    def forget(self, answer: Answer) -> None:
+        """Drop ``answer``: the guard is asked again."""
+        with suppress(Exception):
+            self._known.pop((answer.guard, answer.guard._runtime.keys.key(answer.value)), None)
 
     def note_avoided(self, guard: Guard) -> None:
         """Record a query that ``guard`` answered, so that it was not sent."""

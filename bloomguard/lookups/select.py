@@ -29,21 +29,17 @@ from ..guards.counters import FALSE_POSITIVE
 from ..guards.misses import remember_missing
 from ..log_once import LogOnce
 from ..state.connection import has_own_transaction, is_aborted
-from ..verdicts import MAYBE, OUT_OF_RANGE, SHADOW, Decision, Verdict
+from ..verdicts import OUT_OF_RANGE, SHADOW, Verdict
 from ..writes import adding, fencing
 from . import shadow
 from .query import NO_KEY, RowLookup
-from .scope import Scope, scopes, unguarded
+from .scope import Answer, Scope, scopes, unguarded
 
 Execute = Callable[..., Any]
 
 _log = LogOnce()
 
 _ROW_SECURITY_SECONDS = 60.0
-
-#: The lookups of each model that was queried so far. Replaced as a whole when the registry changes.
-_lookups: dict[type[Model], tuple[RowLookup, ...]] = {}
-
 
 _UNGUARDED: tuple[tuple[Any, str], ...] = (
     (ForwardManyToOneDescriptor, "get_object"),
@@ -66,17 +62,11 @@ def connect() -> None:
         # columns. Nor a query of a method that writes: the database alone decides what it writes.
         for owner, name in _UNGUARDED:
             setattr(owner, name, unguarded(getattr(owner, name)))
-        registry.listeners.append(_forget)
-
-
-def _forget() -> None:
-    global _lookups
-    _lookups = {}
 
 
 def lookups_of(model: type[Model]) -> tuple[RowLookup, ...]:
-    """Return the lookups of the guards that can answer queries of ``model``; cached after the first call."""
-    known = _lookups
+    """Return the lookups of the guards that can answer queries of ``model``; made at the first call."""
+    known = registry.plans.lookups
     found = known.get(model)
     if found is None:
         found = known[model] = tuple(RowLookup(guard, model) for guard in registry if _is_asked(guard, model))
@@ -110,7 +100,7 @@ def _selecting(execute: Execute) -> Execute:
         if scope is None or scope.is_over:
             return execute(self, result_type, chunked_fetch, chunk_size)
         model = self.query.model
-        lookups = _lookups.get(model)
+        lookups = registry.plans.lookups.get(model)
         if lookups is None:
             lookups = lookups_of(model) if model is not None else ()  # a constraint's query has no model
         if not lookups or type(self.query) is not Query or result_type not in (MULTI, SINGLE):
@@ -124,26 +114,28 @@ def _selecting(execute: Execute) -> Execute:
             _log.error(error, "bloomguard sends queries that it could answer, because of an internal error")
         if asked is None:
             return execute(self, result_type, chunked_fetch, chunk_size)
-        lookup, value, decision = asked
-        if decision.verdict is Verdict.ABSENT:
+        lookup, answer = asked
+        if answer.verdict is Verdict.ABSENT:
             scope.note_avoided(lookup.guard)
             return _empty_result(self, lookup, result_type)
         result = execute(self, result_type, chunked_fetch, chunk_size)
         if not chunked_fetch:
-            if decision is SHADOW:
-                _compare(scope, lookup.guard, value, found=bool(result))
-            elif decision is MAYBE and not result and sees_database and last_check is not None:
-                _record_false_positive(scope, self, lookup, value, last_check[0])
+            if answer.verdict is not Verdict.MAYBE:  # in shadow mode
+                _compare(scope, answer, found=bool(result))
+            elif not result and sees_database and last_check is not None:
+                _record_false_positive(scope, self, lookup, answer, last_check[0])
         return result
 
     return execute_sql
 
 
-def _ask(scope: Scope, compiler: Any, lookups: tuple[RowLookup, ...]) -> tuple[RowLookup, Any, Decision] | None:
-    """Return the query's lookup, value and decision, ``None`` if no guard has one; ABSENT takes precedence."""
-    query = compiler.query
+def _ask(scope: Scope, compiler: Any, lookups: tuple[RowLookup, ...]) -> tuple[RowLookup, Answer] | None:
+    """Return the answer on the query, and the lookup by which it asks, ``None`` if no guard has one.
+
+    ABSENT takes precedence, and then the first guard.
+    """
+    query, request = compiler.query, scope.request
     asked = None
-    request = scope.request
     for lookup in lookups:
         guard = lookup.guard
         if request is not None and request.method not in guard.methods:
@@ -153,25 +145,26 @@ def _ask(scope: Scope, compiler: Any, lookups: tuple[RowLookup, ...]) -> tuple[R
         if value is NO_KEY or _get_running_loop() is not None:
             continue
         if compiler.connection.in_atomic_block and not _is_current(guard, compiler):
-            continue  # its decision would not be used
-        decision = scope.decide(guard, value)
-        if decision is MAYBE:
-            asked = asked or (lookup, value, decision)
-        elif decision is OUT_OF_RANGE or _is_beyond(value):
+            continue  # its answer would not be used
+        answer = scope.ask(guard, value)
+        if answer.verdict is Verdict.MAYBE:
+            asked = asked or (lookup, answer)
+        elif answer.reason == OUT_OF_RANGE.reason or _is_beyond(value):
             continue  # Django sends no query either, or the database reports the number as out of range
-        elif decision.verdict is not Verdict.ABSENT and decision is not SHADOW:
+        elif answer.verdict is not Verdict.ABSENT and answer.reason != SHADOW.reason:
             continue  # UNKNOWN; another guard of the table may have a verdict
         elif lookup.is_alive(query) and _is_current(guard, compiler) and scope.applies(guard):
-            if decision is not SHADOW:
-                return lookup, value, decision
-            asked = asked or (lookup, value, decision)
+            if answer.verdict is Verdict.ABSENT:
+                return lookup, answer
+            asked = asked or (lookup, answer)
     return asked
 
 
 def _is_beyond(value: Any) -> bool:
     """Return whether ``value``, or a part of it, is an integer above the range of a 64-bit column."""
-    values = value if isinstance(value, tuple) else (value,)
-    return any(isinstance(each, int) and each >> 63 > 0 for each in values)
+    if type(value) is int:
+        return value >> 63 > 0
+    return isinstance(value, tuple) and any(isinstance(each, int) and each >> 63 > 0 for each in value)
 
 
 def _is_current(guard: Guard, compiler: Any) -> bool:
@@ -204,22 +197,22 @@ def _empty_result(compiler: Any, lookup: RowLookup, result_type: str) -> Any:
 # The result of a query that was sent shows whether the guard's decision was right. Neither function raises.
 
 
-def _compare(scope: Scope, guard: Guard, value: Any, *, found: bool) -> None:
-    """Compare the result with the ABSENT of ``guard`` in shadow mode."""
+def _compare(scope: Scope, answer: Answer, *, found: bool) -> None:
+    """Compare the result with the ABSENT of a guard in shadow mode."""
     try:
-        shadow.compare_rows(scope, guard, value, found=found)
+        shadow.compare_rows(scope, answer.guard, answer.value, found=found)
     except Exception as error:
         _log.error(error, "bloomguard could not compare a query in shadow mode, because of an internal error")
 
 
-def _record_false_positive(scope: Scope, compiler: Any, lookup: RowLookup, value: Any, generation: str) -> None:
+def _record_false_positive(scope: Scope, compiler: Any, lookup: RowLookup, answer: Answer, generation: str) -> None:
     """Count and cache a false positive: ``generation`` gave MAYBE, and the query found no row."""
-    guard = lookup.guard
+    guard = answer.guard
     try:
         if _is_proof(compiler, lookup):
             guard._runtime.counters[FALSE_POSITIVE]()
-            remember_missing(guard, value, generation, compiler.using)
-            scope.forget(guard, value)  # the next check finds it in the negative cache
+            remember_missing(guard, answer.value, generation, compiler.using)
+            scope.forget(answer)  # the next check finds it in the negative cache
     except Exception as error:
         _log.error(error, "bloomguard could not record a false positive, because of an internal error")
 

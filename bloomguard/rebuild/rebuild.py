@@ -109,11 +109,14 @@ class Rebuild:
         if refused := self._refusals():
             self.table.fence(self.guard.name, refused.partition(": ")[2])
             raise RebuildError(refused)
-        if denied := refusals.unreadable(self.guard, self.source.connection):
+        if denied := refusals.unreadable_columns(self.guard, self.source.connection):
             raise RebuildError(f"{self.guard.name}: {denied}")
 
     def _refusals(self) -> str:
-        found = [*refusals.declared(self.guard), *refusals.found(self.guard, self.source.connection)]
+        found = [
+            *refusals.declaration_refusals(self.guard),
+            *refusals.database_refusals(self.guard, self.source.connection),
+        ]
         return f"{self.guard.name}: {' '.join(map(str, found))}" if found else ""
 
     def prepare(self) -> None:

@@ -31,7 +31,7 @@ class Refusal:
         return f"{self.reason}. {self.cure}"
 
 
-def declared(guard: Guard) -> Iterator[Refusal]:
+def declaration_refusals(guard: Guard) -> Iterator[Refusal]:
     """Yield the reasons that follow from the guard's declaration."""
     for field in guard._meta.fields:
         if name := own_class(field):
@@ -50,7 +50,7 @@ def declared(guard: Guard) -> Iterator[Refusal]:
         yield Refusal("bloomguard.W113", f"alive may change without a write of the row: it {doubt}", alive.CURE)
 
 
-def found(guard: Guard, connection: BaseDatabaseWrapper) -> Iterator[Refusal]:
+def database_refusals(guard: Guard, connection: BaseDatabaseWrapper) -> Iterator[Refusal]:
     """Yield the reasons that are found in the database; raises :class:`DatabaseError`."""
     for table in sorted(guard._meta.tables):
         yield from _of_table(connection, table)
@@ -64,7 +64,7 @@ def found(guard: Guard, connection: BaseDatabaseWrapper) -> Iterator[Refusal]:
                 yield Refusal("bloomguard.W106", reason, columns.RETYPE)
 
 
-def unreadable(guard: Guard, connection: BaseDatabaseWrapper) -> str:
+def unreadable_columns(guard: Guard, connection: BaseDatabaseWrapper) -> str:
     """Return the columns that the PostgreSQL role lacks SELECT on, with the cure; empty if it may read all."""
     if connection.vendor != "postgresql":
         return ""

@@ -22,7 +22,7 @@ from ..filters.kinds import choose
 from ..guards import AUTO, Guard, registry
 from ..guards.keys import kind_of, value_field
 from ..rebuild.plan import HEADROOM, SMALLEST_CAPACITY
-from ..rebuild.refusals import declared, found
+from ..rebuild.refusals import database_refusals, declaration_refusals
 from ..rebuild.source import Source
 from .discovery import column_of, detail
 from .listing import is_admin, takes_id
@@ -188,10 +188,10 @@ def _why_not(guard: Guard) -> str:
                 return f"the guard {other.name!r} guards it by {by}"
     except ConfigurationError as error:
         return str(error)
-    reasons = list(declared(guard))
+    reasons = list(declaration_refusals(guard))
     connection = connections[router.db_for_write(guard.model)]
     with suppress(DatabaseError):  # not migrated yet; a rebuild asks again
-        reasons += found(guard, connection)
+        reasons += database_refusals(guard, connection)
     return f"by {by}: {reasons[0].reason}" if reasons else ""
 
 

@@ -10,7 +10,6 @@ from functools import cached_property
 from typing import Any
 
 from django.conf import settings
-from django.core.signals import setting_changed
 from django.http import Http404, HttpRequest, HttpResponseBase
 from django.urls import get_resolver, get_urlconf
 from django.utils.translation import gettext
@@ -60,16 +59,9 @@ class GuardedRoute:
             return NO_ID
 
     @cached_property
-    def _shown(self) -> Detail | None:
+    def shown(self) -> Detail | None:
+        """What the route's view shows, if that is one object."""
         return detail(self.pattern)
-
-    @property
-    def message(self) -> str:
-        """The message of the view's own ``Http404``: a site's 404 page may show it."""
-        if self._shown is not None:
-            name = self._shown.model._meta.verbose_name
-            return gettext("No %(verbose_name)s found matching the query") % {"verbose_name": name}
-        return f"No {self.guard.model._meta.object_name} matches the given query."
 
 
 class RouteTable:
@@ -186,9 +178,15 @@ def _why_not_at_door(
 def not_found(request: HttpRequest, route: GuardedRoute) -> HttpResponseBase | None:
     """Return the response of the site's ``handler404`` to the view's ``Http404``; ``None`` if the handler fails.
 
+    The message is the view's own: a site's 404 page may show it.
     It may render a template: on an event loop, Django calls it in a thread.
     """
-    error = Http404(route.message)
+    if route.shown is None:
+        message = f"No {route.guard.model._meta.object_name} matches the given query."
+    else:
+        name = route.shown.model._meta.verbose_name
+        message = gettext("No %(verbose_name)s found matching the query") % {"verbose_name": name}
+    error = Http404(message)
     try:
         if settings.DEBUG:
             return technical_404_response(request, error)
@@ -205,44 +203,38 @@ def not_found(request: HttpRequest, route: GuardedRoute) -> HttpResponseBase | N
     return None
 
 
-_tables: dict[Any, RouteTable] = {}
 #: Held while a table is built, which takes seconds on a large site. Waiting ends after `_PATIENCE` seconds.
 _building, _PATIENCE = threading.RLock(), 10.0
 
 
 def table_for(urlconf: Any = None) -> RouteTable:
-    """Return the table of one URLconf, by default ``ROOT_URLCONF``; it is built at the first call.
-
-    It is rebuilt after the URLs were reloaded (``clear_url_caches``), or the registry or the settings have changed.
-    """
-    table = _tables.get(urlconf)
-    if table is None or table.resolver is not get_resolver(table.urlconf):
-        root = settings.ROOT_URLCONF if urlconf is None else urlconf
-        table = _build(root)
-        if _tables.get(root) is table:
-            _tables[urlconf] = table  # cache it under `None` too: reading the settings costs each request 1 µs
-    return table
-
-
-def _build(urlconf: Any) -> RouteTable:
+    """Return the table of one URLconf, by default ``ROOT_URLCONF``; it is built at the first call."""
+    plans = registry.plans
+    table: RouteTable | None = plans.routes.get(urlconf)
+    if table is not None and table.resolver is get_resolver(table.urlconf):
+        return table
+    if table is not None and plans is registry.plans:
+        registry.replan()  # the URLs were reloaded: `clear_url_caches` sends no signal
+    root = settings.ROOT_URLCONF if urlconf is None else urlconf
     is_locked = _building.acquire(timeout=_PATIENCE)  # after a fork, the thread that held it may be gone
     try:
-        table = _tables.get(urlconf)
-        if table is None or table.resolver is not get_resolver(urlconf):
-            version = registry.version
-            table = _tables[urlconf] = RouteTable(urlconf)
-            if registry.version != version:  # another thread registered a guard, which may be missing here
-                _tables.clear()
+        routes = registry.plans.routes
+        table = routes.get(root) or routes.setdefault(root, RouteTable(root))
+        routes[urlconf] = table  # also under `None`: reading the settings costs each request 1 µs
         return table
     finally:
         if is_locked:
             _building.release()
 
 
-def _follow_settings(*, setting: str, **kwargs: Any) -> None:
-    if setting in ("ROOT_URLCONF", "MIDDLEWARE"):
-        _tables.clear()
-
-
-registry.listeners.append(_tables.clear)
-setting_changed.connect(_follow_settings, dispatch_uid="bloomguard.routes")
+def routes_of(request: HttpRequest, view: Any, kwargs: dict[str, Any]) -> list[tuple[GuardedRoute, Any]]:
+    """Return the open routes of a request for which Django has found ``view``, each with the ID."""
+    found: list[tuple[GuardedRoute, Any]] = []
+    for route in table_for(getattr(request, "urlconf", None)).by_view.get(view, ()):
+        pattern, match, names = route.pattern, request.resolver_match, route.kwargs
+        # Hot path: `pattern.is_of(match)` and `route.value(kwargs)`, without their calls.
+        if request.method in route.methods and match and (not pattern.is_named or pattern.view_name == match.view_name):
+            value = kwargs.get(names[0], NO_ID) if len(names) == 1 else route.value(kwargs)
+            if value is not NO_ID:
+                found.append((route, value))
+    return found

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, fields, replace
+from functools import cached_property, partial
 from typing import Any
 
 from django.db import DatabaseError, InterfaceError, OperationalError, connections
@@ -30,13 +31,10 @@ LEASE_SECONDS = 1.0
 _RENEWAL_PATIENCE = 0.25
 
 
-def seconds() -> float:
-    """Return monotonic seconds that include the host's sleep, so that no process trusts an old copy on wake-up."""
-    return time.clock_gettime(_CLOCK) if _CLOCK is not None else time.monotonic()
-
-
 #: Linux has a clock of its own that includes sleep. On macOS CLOCK_MONOTONIC does, and Python's ``monotonic`` does not.
 _CLOCK: int | None = getattr(time, "CLOCK_BOOTTIME", getattr(time, "CLOCK_MONOTONIC", None))
+#: Returns monotonic seconds that include the host's sleep, so that no process trusts an old copy on wake-up.
+seconds: Callable[[], float] = time.monotonic if _CLOCK is None else partial(time.clock_gettime, _CLOCK)
 
 _READ_ALONG = {"read_along": True}
 ARMED, FENCED = GuardState.Status.ARMED.value, GuardState.Status.FENCED.value
@@ -44,7 +42,10 @@ ARMED, FENCED = GuardState.Status.ARMED.value, GuardState.Status.FENCED.value
 
 @dataclass(frozen=True)
 class State:
-    """One guard's row as it was read; ``version`` 0 if there is no row."""
+    """One guard's row as it was read; ``version`` 0 if there is no row.
+
+    Each INSERT reads the properties several times, so they are computed once.
+    """
 
     name: str
     version: int = 0
@@ -67,12 +68,12 @@ class State:
     here: str = field(default="", compare=False, metadata=_READ_ALONG)
     is_durable: bool = field(default=True, compare=False, metadata=_READ_ALONG)
 
-    @property
+    @cached_property
     def change(self) -> tuple[int, str]:
         """Identifies this version of the row."""
         return self.version, self.token
 
-    @property
+    @cached_property
     def is_ours(self) -> bool:
         """Whether the generations were built from this database, not from one that it is a copy of."""
         return self.database == self.here or not self.generations
@@ -87,7 +88,7 @@ class State:
         """The standby if it is kept for a roll-back: complete, gets adds, checked by no process any more."""
         return self.standby if self.standby_until else ""
 
-    @property
+    @cached_property
     def generations(self) -> tuple[str, ...]:
         """All generations that get adds."""
         return tuple(name for name in (self.active, self.standby, self.building) if name)

@@ -50,6 +50,8 @@ class FrameGeneration(Generation):
         self._frames: list[Frame | None] = [None] * len(buffers)
         self._filters: list[BodyFilter | None] = [None] * len(buffers)
         plain = layout.filter_class.plain_bits
+        #: Returns the positions of a digest's bits; ``None`` for a filter of other things than bits.
+        self._positions: Callable[[int], list[int]] | None = layout.shape.positions if plain else None  # type: ignore[attr-defined]
         self._many = max(_MANY_KEYS, layout.total_bytes // _BYTES_A_KEY[plain])
         self._several = _SEVERAL_KEYS * len(buffers) if plain else self._many
         self.might_contain = self._might_contain
@@ -91,16 +93,18 @@ class FrameGeneration(Generation):
             self._add_few(keys, once)
 
     def _add_few(self, keys: Iterable[bytes], once: bool) -> None:
-        places, recent_positions = self._places(keys), self.layout.recent_positions
+        places, recent_positions, positions = self._places(keys), self.layout.recent_positions, self._positions
         with self._locked(True):
             for frame, attached, digest in places:
-                recent = recent_positions(digest)
-                writes = frame.bit_writes(recent)
-                if not (once and attached.might_contain_digest(digest)):
+                bits = recent_positions(digest)
+                if positions is not None:
+                    bits += positions(digest)
+                writes = frame.bit_writes(bits)
+                if positions is None and not (once and attached.might_contain_digest(digest)):
                     writes += attached.writes(digest)
                 if writes:
                     frame.write(writes)
-                if not (attached.might_contain_digest(digest) and frame.has_bits(recent)):
+                if not (frame.has_bits(bits) and attached.might_contain_digest(digest)):
                     raise CorruptFilter(self._lost)
 
     def _add_several(self, keys: Sequence[bytes]) -> None:

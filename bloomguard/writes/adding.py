@@ -42,7 +42,7 @@ class Adding:
         guard, using = self._guard, self._using
         keys = [guard._meta.keys.key(value) for value in values]
         with fencing.writing(guard, using):
-            confirmed = fencing.needs_nothing(guard, using) or guard._runtime.active_filter.add(
+            confirmed = fencing.needs_no_add(guard, using) or guard._runtime.active_filter.add(
                 keys, partial(fencing.drop_standby, guard, using)
             )
         if not confirmed:

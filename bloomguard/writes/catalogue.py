@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from django.apps import apps
 
 from .sql.effects import ANYTHING, Effect, bare
-from .sql.reader import body
+from .sql.reader import read_body
 from .transactions import is_under_way
 
 #: Extensions whose functions write no tables but their own.
@@ -214,7 +214,7 @@ def _sqlite_trigger(sql: str) -> tuple[frozenset[str], Iterable[Effect]]:
     events = [word for word in re.findall(r"\w+", head) if word in _ALL]
     text = re.split(r"\bBEGIN\b", sql, maxsplit=1, flags=re.IGNORECASE)[-1]
     verbs = frozenset(events[-1:]) if len(events) == 1 else _ALL
-    return verbs, [effect for effect in body(text, "sqlite") if effect.verb != "set"]
+    return verbs, [effect for effect in read_body(text, "sqlite") if effect.verb != "set"]
 
 
 def _add_sqlite_keys(catalogue: Catalogue, table: str, query: Query) -> None:
@@ -310,7 +310,7 @@ def _read_postgresql(catalogue: Catalogue, query: Query) -> None:
 
 def _does(language: str, volatile: str, source: str) -> frozenset[Effect]:
     if language in ("sql", "plpgsql"):
-        return body(source, "postgresql")
+        return read_body(source, "postgresql")
     if language == "internal" or volatile != "v":
         return frozenset()
     return frozenset({ANYTHING})

@@ -88,7 +88,7 @@ stamp = 0
 _defining: list[Any] = []
 
 
-def renewed(alias: str) -> DatabaseCache:
+def current_cache(alias: str) -> DatabaseCache:
     """Return the cache of a database; make a new one if anything that it depends on has changed."""
     cache = caches.get(alias)
     if cache is not None and cache.version == registry.version and cache.stamp == stamp and cache.follow():
@@ -98,10 +98,10 @@ def renewed(alias: str) -> DatabaseCache:
     return cache
 
 
-def written(effects: Iterable[Effect], connection: Any, own: str = "") -> dict[Guard, Cause]:
+def affected_guards(effects: Iterable[Effect], connection: Any, own: str = "") -> dict[Guard, Cause]:
     """Return the guards that may have new keys after ``effects``, without direct effects on the table ``own``."""
     direct = frozenset(effect for effect in effects if not own or effect.name != own)
-    cache = renewed(connection.alias)
+    cache = current_cache(connection.alias)
     if not cache.tables:
         return {}
     catalogue = _catalogue(cache, connection)
@@ -113,12 +113,12 @@ def written(effects: Iterable[Effect], connection: Any, own: str = "") -> dict[G
                 if _is_in(guard, connection):
                     found.setdefault(guard, Cause("", effect in direct))
         for table, guard in cache.tables.get(effect.name, ()):
-            if gives_keys(effect, guard, table):
+            if may_add_key(effect, guard, table):
                 found[guard] = Cause(table, effect in direct and effect not in followed)
     return found
 
 
-def gives_keys(effect: Effect, guard: Guard, table: str) -> bool:
+def may_add_key(effect: Effect, guard: Guard, table: str) -> bool:
     """Whether ``effect`` may give a row of ``table`` a new key."""
     if effect.verb == "insert":
         return True
@@ -194,7 +194,7 @@ class _Quiet(dict[str, bool]):
         return found
 
 
-def defined(connection: Any) -> None:
+def forget_definitions(connection: Any) -> None:
     """Drop all cached catalogues after a change to definitions; cache none until its transaction ends."""
     global stamp
     stamp += 1

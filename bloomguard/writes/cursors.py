@@ -65,7 +65,7 @@ def _hook_callproc(callproc: Any) -> Any:
     @wraps(callproc)
     def hooked(self: Any, procname: Any, *args: Any, **kwargs: Any) -> Any:
         name = text_of(procname, self.db)
-        with following(reader.called(name), f"CALL {name}", self.db):
+        with following(reader.read_call(name), f"CALL {name}", self.db):
             return callproc(self, procname, *args, **kwargs)
 
     return hooked

@@ -10,7 +10,7 @@ from django.db import DatabaseError, connections
 from ..exceptions import ConfigurationError, StoreError
 from ..guards import Guard, registry
 from . import fencing
-from .consequences import written
+from .consequences import affected_guards
 from .sql.effects import Effect
 
 logger = logging.getLogger("bloomguard")
@@ -45,7 +45,7 @@ def record_write(effects: frozenset[Effect], alias: str) -> None:
 def _fence() -> None:
     for alias, effects, known in list(_writes):
         connection = connections[alias]
-        new = {guard: cause for guard, cause in written(effects, connection).items() if guard not in known}
+        new = {guard: cause for guard, cause in affected_guards(effects, connection).items() if guard not in known}
         for guard, cause in new.items():
             try:
                 with warnings.catch_warnings():

@@ -145,7 +145,7 @@ def was_idle(guard: Guard, since: float) -> bool:
     return table_of(guard).clock() - since < IDLE_SECONDS
 
 
-def needs_nothing(guard: Guard, using: str) -> bool:
+def needs_no_add(guard: Guard, using: str) -> bool:
     """Whether rows just written need no add: the guard has no generation, or this transaction has fenced it.
 
     Waits, once, for a fence that another writer has set.
@@ -173,7 +173,7 @@ def fence(guard: Guard, using: str, reason: str) -> bool:
     try:
         table = table_of(guard)
         with writing(guard, using):
-            if needs_nothing(guard, using):
+            if needs_no_add(guard, using):
                 state = table.lease(guard.name)
                 return state is None or bool(state.generations)
             if _locks_out(table, using) or _holds_row(table, guard.name, using):

@@ -22,7 +22,7 @@ from django.db import connections
 from ..guards import Guard, registry
 from ..state import table as states
 from . import adding, consequences, early, fencing
-from .consequences import Cause, DatabaseCache, defined, renewed, written
+from .consequences import Cause, DatabaseCache, affected_guards, current_cache, forget_definitions
 from .rows import running
 from .sql import reader
 from .sql.effects import Reading, bare
@@ -52,7 +52,7 @@ def watch(execute: Execute, sql: Any, params: Any, many: bool, context: dict[str
         or cache.stamp != consequences.stamp
         or cache.read_at != states.table.read_at
     ):
-        cache = renewed(connection.alias)
+        cache = current_cache(connection.alias)
     if early.is_early and not (type(sql) is str and reader.is_plain_read(sql)):
         early.record_write(read(text_of(sql, connection), connection).effects, connection.alias)
     if not cache.tables:
@@ -114,7 +114,7 @@ def text_of(sql: Any, connection: Any) -> str:
 
 def _follow(reading: Reading, connection: Any) -> dict[Guard, Cause]:
     """Return the guards that may have new keys, without the table that the ORM is writing: its compiler adds those."""
-    return written(reading.effects, connection, own="" if running.table is None else bare(running.table))
+    return affected_guards(reading.effects, connection, own="" if running.table is None else bare(running.table))
 
 
 # -- fencing
@@ -130,7 +130,7 @@ def following(
     around it.
     """
     try:
-        cache = renewed(connection.alias)
+        cache = current_cache(connection.alias)
         if not reading.effects or not cache.tables:
             yield {}
         elif not apart and cache.catalogue is None and connection.vendor == "sqlite" and is_under_way(connection):
@@ -145,7 +145,7 @@ def following(
                 yield fenced
     finally:
         if reading.defines:
-            defined(connection)
+            forget_definitions(connection)
 
 
 @contextmanager

@@ -119,7 +119,7 @@ def add(tracked: TrackedTable, using: str, written_to: WrittenTo) -> None:
     """
     try:
         with fencing.writing(tracked.guard, using):
-            if fencing.needs_nothing(tracked.guard, using):
+            if fencing.needs_no_add(tracked.guard, using):
                 return
             problem = _problem(tracked, using, written_to(tracked))
     except DatabaseError:

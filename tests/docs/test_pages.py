@@ -332,12 +332,14 @@ def test_the_filter_of_the_page_works():
 
 #: Pages with code, and where it runs if not here.
 ELSEWHERE = {
+    "api": "docs/test_api.py",
     "door": "door/test_servers.py",
     "lookups": "docs/test_lookups.py",
     "monitoring": "docs/test_monitoring.py",
-    "recipes": "filters/test_recipes.py",
+    "filter-recipes": "filters/test_recipes.py",
+    "recipes": "docs/test_recipes.py",
     "testing": "testing/test_testing.py",
-    "tutorial": "docs/test_tutorial.py",
+    "tutorial": "newcomer/test_first_steps.py",
     "views": "docs/test_lookups.py",
 }
 

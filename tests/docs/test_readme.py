@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import re
 from textwrap import dedent
 
 import pytest
+from gazetteer.demo.report import label
 from gazetteer.models import City
 
 from bloomguard.guards import Guard, register, registry
@@ -14,31 +16,93 @@ from tests.docs.test_pages import PACKAGE, ROOT
 README = (ROOT / "README.md").read_text()
 #: Blocks of code, indented ones in lists too.
 BLOCK = re.compile(r"^( *)```python\n(.*?)^\1```", re.MULTILINE | re.DOTALL)
+REPOSITORY = "https://github.com/bloomguard/bloomguard"
+RAW = "https://raw.githubusercontent.com/bloomguard/bloomguard/main/"
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
 
 
-def test_the_readme_is_short_and_links_to_every_page_on_running_a_site():
-    """At most 500 words; all links lead to files."""
-    links = set(re.findall(r"\]\((?!https?:)([^)#]+)", README))
+def figures(name):
+    """The rows of one benchmark's last run."""
+    return json.loads((ROOT / "bench" / "results" / f"{name}.json").read_text())
 
-    assert all((ROOT / link).exists() for link in links)
+
+def test_the_readme_is_short_and_its_links_work_anywhere():
+    """At most 500 words; all links are absolute, and those into the repository lead to files, the index among them."""
+    links = re.findall(r"\]\(([^)\s]+)\)", README) + re.findall(r'src(?:set)?="([^"]+)"', README)
+    inside = [link.removeprefix(f"{REPOSITORY}/blob/main/").removeprefix(RAW) for link in links]
+
     assert len(README.split()) <= 500
-    for page in (
-        "deploying",
-        "troubleshooting",
-        "databases",
-        "from-null-caching",
-        "lookups",
-        "routes",
-        "views",
-        "security",
-        "testing",
-        "admin",
-    ):
-        assert f"docs/{page}.md" in links
+    assert all(link.startswith("https://") for link in links)
+    assert all((ROOT / link.partition("#")[0]).is_file() for link in inside)
+    assert "docs/index.md" in inside
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/index.md"])
-def test_the_code_of_the_first_pages_runs(page):
+def test_the_readme_and_the_metadata_name_the_same():
+    """One repository; the versions of Python and Django that the classifiers name."""
+    project = (ROOT / "pyproject.toml").read_text()
+    urls = re.findall(
+        r'^\w+ = "(https://.*)"$', project.partition("[project.urls]")[2].partition("\n[")[0], re.MULTILINE
+    )
+    pythons = re.findall(r'"Programming Language :: Python :: (3\.\d+)"', project)
+    djangos = re.findall(r'"Framework :: Django :: (\d\.\d)"', project)
+
+    assert urls
+    assert all(url.startswith(REPOSITORY) for url in urls)
+    assert f"Python {pythons[0]} to {pythons[-1]}" in README
+    assert f"Django {', '.join(djangos[:-1])} and {djangos[-1]};" in README
+
+
+def slugs(page):
+    """The anchors of a page's headings, as GitHub and Sphinx make them."""
+    text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    titles = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", re.sub(r"\]\(.*?\)", "", title).lower()).replace(" ", "-") for title in titles}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_the_links_of_a_page_lead_somewhere(page):
+    """To a file of the repository, and to a heading in it."""
+    text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    for link in re.findall(r"\]\((?!https?:)([^)]+)\)", text):
+        name, _, anchor = link.replace("\n", " ").partition("#")
+        target = page.parent / name if name else page
+        assert target.is_file(), link
+        assert not anchor or anchor in slugs(target), link
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page.name != "api.md"], ids=lambda page: page.name)
+def test_the_python_of_a_page_compiles(page):
+    """Every block, whatever else runs it; the API page, which is made from the source, shows signatures."""
+    for _, block in BLOCK.findall(page.read_text()):
+        compile(dedent(block), page.name, "exec")
+
+
+def test_the_chart_of_the_readme_is_that_of_the_last_demo():
+    """On light and on dark ground, with the figures of ``bench/results/demo.json``."""
+    rates = [row["value"] for row in figures("demo") if row["name"].endswith(": requests_per_second")]
+    assert len(rates) == 5
+    for ground in ("light", "dark"):
+        chart = (ROOT / "docs" / "images" / f"demo-{ground}.svg").read_text()
+        assert [rate for rate in rates if f">{label(rate)}</text>" not in chart] == []
+
+
+def test_the_figures_of_the_comparison_were_measured():
+    """Each cell of the tables under "Measured" is that of ``bench/results/comparison.json``, in two digits or whole."""
+    measured = {row["name"]: row["value"] for row in figures("comparison") if row["value"] is not None}
+    section = (ROOT / "docs" / "comparison.md").read_text().partition("## Measured")[2].partition("\n## ")[0]
+    compared = 0
+    for table in re.findall(r"(?:^\|.*\n)+", section, re.MULTILINE):
+        head, _, *rows = [[cell.strip() for cell in line.strip("|\n").split("|")] for line in table.splitlines()]
+        for what, *cells in rows:
+            for way, cell in zip(head[1:], cells, strict=True):
+                value = measured[f"{what}: {way}"]
+                assert cell == (f"{value:,.0f}" if value >= 10 else f"{value:.2g}"), (what, way)
+                compared += 1
+
+    assert compared == 28
+
+
+def test_the_code_of_the_start_page_runs():
     """The settings, and a guard of a model in an app."""
     namespace = {
         "__package__": "gazetteer",
@@ -48,7 +112,7 @@ def test_the_code_of_the_first_pages_runs(page):
         "register": register,
     }
     try:
-        for _, block in BLOCK.findall((ROOT / page).read_text()):
+        for _, block in BLOCK.findall((ROOT / "docs" / "index.md").read_text()):
             exec(dedent(block), namespace)
 
         assert namespace["INSTALLED_APPS"][-1] == "bloomguard"
@@ -56,6 +120,19 @@ def test_the_code_of_the_first_pages_runs(page):
         assert {guard.name for guard in registry.clashes} == {"city"}  # the example project has one of this name
     finally:
         registry.clashes.clear()
+
+
+def test_the_packages_of_the_compatibility_page_are_tested():
+    """Each is in an extra that the suite installs."""
+    page = (ROOT / "docs" / "compatibility.md").read_text()
+    table = page.partition("| package |")[2].partition("\n\n")[0]
+    named = {
+        name for row in re.findall(r"^\| (`.*?) \|", table, re.MULTILINE) for name in re.findall(r"`([\w-]+)`", row)
+    }
+    extras = (ROOT / "pyproject.toml").read_text().partition("[project.optional-dependencies]")[2]
+
+    assert len(named) >= 9
+    assert {name for name in named if f'"{name}' not in extras} == set()
 
 
 def test_the_map_names_files_that_exist():

@@ -14,7 +14,7 @@ from bloomguard.filters import CorruptFilter
 from bloomguard.guards import Guard, Registry, registry
 from bloomguard.routes.kwargs import kwargs_for
 from bloomguard.state import table as state
-from bloomguard.verdicts import Verdict
+from bloomguard.verdicts import ABSENT, MAYBE, UNTRUSTED, Verdict
 from tests.shop.models import Article, Bundle, Diary, Order, Place, Price, Product
 from tests.support.guarding import make_guard
 
@@ -292,3 +292,43 @@ def test_added_values_may_exist(build):
 
     assert guard._runtime.add("4")
     assert [guard.verdict(value) for value in (4, 5)] == [Verdict.MAYBE, Verdict.ABSENT]
+
+
+# -- an absence whose grounds have not changed
+
+
+@pytest.fixture
+def denied(build, monkeypatch):
+    """A guard that has denied 8 a moment ago, and has no call left to ask for its grounds."""
+    Product.objects.create(pk=7)
+    build("product")
+    guard = registry["product"]
+    assert guard._runtime.decide(8) is ABSENT
+    monkeypatch.setattr(guard._runtime.active_filter, "ask_leased", lambda key: UNTRUSTED)
+    return guard
+
+
+def test_it_is_decided_at_once(denied):
+    """By the filter and the lease alone."""
+    assert [denied._runtime.decide(value) for value in (8, 7, 9)] == [ABSENT, MAYBE, ABSENT]
+
+
+@pytest.mark.parametrize("change", ["lease", "filter", "mode", "fault"])
+def test_it_is_decided_anew_after_a_change(denied, clock, monkeypatch, change):
+    """Whatever has changed: its grounds are asked for."""
+    active = denied._runtime.active_filter
+    if change == "lease":
+        clock.now += 1
+    elif change == "filter":
+        active.last_check = active.last_check[0], active.last_check[1]
+    elif change == "mode":
+        monkeypatch.setattr(denied, "mode", "shadow")
+    else:
+        asked, _, row = denied._runtime._last_absent
+        monkeypatch.setattr(denied._runtime, "_last_absent", (asked, fail_for_good, row))
+
+    assert denied._runtime.decide(8) is UNTRUSTED
+
+
+def fail_for_good(key):
+    raise CorruptFilter("the file is damaged")

@@ -14,8 +14,8 @@ from django.db.models import F, Q
 from django.db.models.functions import Now
 from django.test.utils import isolate_apps
 
-from bloomguard.guards import Guard, registry
 from bloomguard.guards import meta as guard_meta
+from bloomguard.guards import registry
 from bloomguard.guards.keys import OutOfRange, Uncertain, Unkeyable
 from bloomguard.rebuild import columns, rebuild
 from bloomguard.state import table as state
@@ -760,7 +760,7 @@ def test_integers_of_an_unsigned_column(value):
 def test_a_range_that_ends_above_signed_integers_is_no_range(only, monkeypatch):
     """Such as that of an unsigned column: no filter is laid out for it."""
     guard = only(Product)
-    monkeypatch.setattr(Guard, "rows", lambda self: Product.objects.all())
+    monkeypatch.setattr(guard._meta, "rows", Product.objects.all)
     source = rebuild.Source(guard)
     ends = iter([{"end": 1}, {"end": 2**63 + 1}])
     every = type("Every", (), {"aggregate": lambda self, **asked: next(ends)})()

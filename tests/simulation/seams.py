@@ -61,7 +61,9 @@ def install() -> None:
         plan_layout=lambda guard, summary, tag=0: World.current.layout,
         PublishCheck=Unproved,
         refusals=SimpleNamespace(
-            declared=lambda guard: (), found=lambda guard, connection: (), unreadable=lambda guard, connection: ""
+            declaration_refusals=lambda guard: (),
+            database_refusals=lambda guard, connection: (),
+            unreadable_columns=lambda guard, connection: "",
         ),
     )
     rows = {"rows": SimpleNamespace(vendor="postgresql", execute_wrappers=())}
@@ -79,7 +81,7 @@ def install() -> None:
 class Unproved:
     """Instead of the proof before publishing: nothing but the protocol is to keep rows."""
 
-    def __init__(self, source: Any, sleep: Any) -> None:
+    def __init__(self, source: Any, sleep: Any, probes: int) -> None:
         pass
 
     def verify_rows(self, generation: Any) -> int:

@@ -148,7 +148,7 @@ class Process:
         if not fencing.was_idle(self.guard, idle[self.guard]):
             self.world.counts["idle too long"] += 1
             with fencing.writing(self.guard, ROWS):
-                if not fencing.needs_nothing(self.guard, ROWS):
+                if not fencing.needs_no_add(self.guard, ROWS):
                     self.add(keys)
         if unacknowledged:
             database.unacknowledged.difference_update(keys)

@@ -193,9 +193,9 @@ def make_report(mode="lookup", **changed):
 
 
 def test_the_report_has_the_fields_that_are_due(tmp_path, monkeypatch):
-    """``demo-report.json`` has these fields and no others; a chart is drawn beside it."""
+    """``demo-report.json`` has these fields and no others; charts are drawn beside it."""
     drawn = []
-    monkeypatch.setattr(report, "draw", lambda result, path: drawn.append(path))
+    monkeypatch.setattr(report, "draw", lambda result, path, ink=None: drawn.append(path.name))
     report.write(make_report(), tmp_path)
     written = json.loads((tmp_path / "demo-report.json").read_text())
 
@@ -207,7 +207,7 @@ def test_the_report_has_the_fields_that_are_due(tmp_path, monkeypatch):
             "existing_db_queries", "false_404s",
         }  # fmt: skip
     assert set(written["build"]) == {"rows", "seconds", "bytes", "error_rate", "error_rate_measured"}
-    assert drawn == [tmp_path / "demo-report.png"]
+    assert drawn == ["demo-report.png", "demo-report-light.svg", "demo-report-dark.svg"]
 
 
 def test_the_chart_is_a_picture(tmp_path):
@@ -218,6 +218,20 @@ def test_the_chart_is_a_picture(tmp_path):
     assert (tmp_path / "chart.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_the_chart_for_pages_has_its_figures_as_text_and_no_ground(tmp_path):
+    """Every bar's figure is in it, in the colour of the page's text; the same figures give the same file."""
+    pytest.importorskip("matplotlib")
+    drawn = []
+    for name in ("one.svg", "two.svg"):
+        report.draw(make_report(requests_per_second=4321.0), tmp_path / name, "#e6edf3")
+        drawn.append((tmp_path / name).read_text())
+
+    assert drawn[0] == drawn[1]
+    assert ">4,321</text>" in drawn[0]
+    assert "fill: #e6edf3" in drawn[0]
+    assert "fill: #ffffff" not in drawn[0]
+
+
 def test_what_clients_saw_is_added_up():
     """Requests and queries are sums, the rate is by the slowest client, latencies are taken together."""
     figures = report.add_up([tally(), tally(seconds=2.0, queries=[1, 2], false_404s=3, wrong=[0, 3])])
@@ -225,6 +239,7 @@ def test_what_clients_saw_is_added_up():
     assert (figures.requests, figures.absent_requests, figures.requests_per_second) == (200, 180, 100.0)
     assert (figures.absent_db_queries, figures.existing_db_queries, figures.false_404s) == (91, 12, 3)
     assert figures.p50_ms == figures.p99_ms == 1.0
+    assert report.add_up([tally(), tally()], [tally(seconds=2.0)]).requests_per_second == 100.0  # 300 in three seconds
 
 
 def test_an_answer_that_no_mode_should_give_stops_the_demo():

@@ -104,26 +104,27 @@ def test_without_a_lease_nothing_is_denied(product, clock, connection):
 
     assert product._runtime.decide(ABSENT_PK) == LEASE
     assert product._runtime.decide(1) == MAYBE
-    assert product._runtime.decide_now(ABSENT_PK) is None
+    assert product._runtime.active_filter.ask_now(key(ABSENT_PK)) is None
 
 
 def test_what_needs_the_database_is_left_to_the_caller(product, clock, connection):
-    """``decide_now`` asks the database nothing: under a lease it decides, without one it says that it cannot."""
-    under_lease = product._runtime.decide_now(ABSENT_PK)
+    """``ask_now`` asks the database nothing: under a lease it decides, without one it says that it cannot."""
+    ask_now = product._runtime.active_filter.ask_now
+    under_lease = ask_now(key(ABSENT_PK))
     clock.now += 1
-    without = product._runtime.decide_now(ABSENT_PK)
+    without = ask_now(key(ABSENT_PK))
 
-    assert (under_lease, without, product._runtime.decide_now(1)) == (ABSENT, None, MAYBE)
+    assert (under_lease, without, ask_now(key(1))) == (ABSENT, None, MAYBE)
     assert connection.statements == []
 
 
 def test_a_process_that_just_started_opens_nothing_in_a_hurry(product, clock):
-    """``decide_now`` does not open a filter, which reads all of it; ``decide`` does, once."""
+    """``ask_now`` does not open a filter, which reads all of it; ``ask`` does, once."""
     product._runtime.active_filter.forget()
 
-    assert product._runtime.decide_now(1) is None
+    assert product._runtime.active_filter.ask_now(key(1)) is None
     assert product._runtime.decide(1) == MAYBE
-    assert product._runtime.decide_now(ABSENT_PK) == ABSENT
+    assert product._runtime.active_filter.ask_now(key(ABSENT_PK)) == ABSENT
 
 
 def test_a_fenced_guard_denies_nothing(product, clock):
@@ -326,10 +327,10 @@ def test_a_standby_that_an_add_did_not_reach_makes_it_no_add(product, clock, mon
     states.table.swap(seen, active="new", standby=seen.active)
     clock.now += 1
 
-    def fail(places):
+    def fail(*args, **kwargs):
         raise StoreUnavailable("no answer", "timeout")
 
-    monkeypatch.setattr(opened, "_write", fail)
+    monkeypatch.setattr(opened, "add", fail)
 
     assert not product._runtime.add(50)
 
@@ -351,9 +352,8 @@ def test_a_kept_standby_that_an_add_did_not_reach_has_to_go(parts, product, cloc
 def test_an_add_to_a_fenced_guard_asks_no_store(product, clock, monkeypatch):
     """While a guard is fenced, and nothing is being built, saves do not wait for a server that may be gone."""
     seen = states.table.current("product")
-    monkeypatch.setattr(
-        product._runtime.active_filter._opened[seen.active], "_write", lambda places: pytest.fail("asked")
-    )
+    opened = product._runtime.active_filter._opened[seen.active]
+    monkeypatch.setattr(opened, "add", lambda *args, **kwargs: pytest.fail("asked"))
     states.table.swap(seen, status=FENCED)
     clock.now += 1
 
@@ -383,12 +383,12 @@ def test_an_add_that_is_refused_is_no_add(product, clock, monkeypatch):
     """A store that fails an add makes it ``False``, and the generation is not trusted afterwards."""
     generation = product._runtime.active_filter._opened[states.table.current("product").active]
 
-    def fail(places):
+    def fail(*args, **kwargs):
         raise StoreError("the disk is gone")
 
-    monkeypatch.setattr(generation, "_write", fail)
+    monkeypatch.setattr(generation, "add", fail)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(stores["default"], "open", lambda *a: fail(a))
+        patch.setattr(stores["default"], "open", fail)
         assert not product._runtime.add(50)
 
     assert product._runtime.decide(ABSENT_PK) == UNTRUSTED
@@ -397,14 +397,14 @@ def test_an_add_that_is_refused_is_no_add(product, clock, monkeypatch):
 def test_an_add_needs_a_lease_to_its_end(product, clock, monkeypatch):
     """An add during which the lease ran out is done again under a fresh one: the row may name another generation."""
     generation = product._runtime.active_filter._opened[states.table.current("product").active]
-    write, taken = generation._write, []
+    add, taken = generation.add, []
 
-    def slow(places):
-        write(places)
+    def slow(keys, **kwargs):
+        add(keys, **kwargs)
         taken.append(1)
         clock.now += 1 if len(taken) == 1 else 0
 
-    monkeypatch.setattr(generation, "_write", slow)
+    monkeypatch.setattr(generation, "add", slow)
 
     assert product._runtime.add(50)
     assert len(taken) == 2
@@ -435,13 +435,13 @@ def test_an_add_counts_under_the_copy_that_it_began_with(product, clock, monkeyp
 def test_an_add_that_never_is_in_time_is_no_add(product, clock, monkeypatch):
     """Tried twice; then the caller has to fence."""
     generation = product._runtime.active_filter._opened[states.table.current("product").active]
-    write = generation._write
+    add = generation.add
 
-    def slow(places):
-        write(places)
+    def slow(keys, **kwargs):
+        add(keys, **kwargs)
         clock.now += 1
 
-    monkeypatch.setattr(generation, "_write", slow)
+    monkeypatch.setattr(generation, "add", slow)
 
     assert not product._runtime.add(50)
 

@@ -302,7 +302,7 @@ def test_copy_as_the_first_statement_of_a_process_is_seen(monkeypatch):
     monkeypatch.setattr(consequences, "caches", {})
     effects = reader.read("COPY shop_order FROM STDIN", "postgresql").effects
 
-    assert set(consequences.written(effects, connections["default"])) == {registry["order"]}
+    assert set(consequences.affected_guards(effects, connections["default"])) == {registry["order"]}
 
 
 def test_a_wrapper_of_the_projects_comes_and_goes(built):

@@ -68,7 +68,7 @@ def _read(sql: str, vendor: str) -> Reading:
         return NOTHING if is_plain_read(sql) else Reading(frozenset({ANYTHING}), True)
 
 
-def body(text: str, vendor: str = "") -> frozenset[Effect]:
+def read_body(text: str, vendor: str = "") -> frozenset[Effect]:
     """Return the effects of a function, a trigger or a rule with this text."""
     try:
         return frozenset(_Statement(tokens(text, vendor), vendor, is_body=True).scan())
@@ -76,7 +76,7 @@ def body(text: str, vendor: str = "") -> frozenset[Effect]:
         return frozenset({ANYTHING})
 
 
-def called(name: str) -> Reading:
+def read_call(name: str) -> Reading:
     """Return the effects of calling a function or procedure from outside."""
     return Reading(frozenset({Effect("run", bare(name))}))
 
@@ -372,7 +372,7 @@ class _Statement(Definition):
         elif len(texts) != 1 or (self.has("language") and not self.has("plpgsql")):
             self.effects.add(ANYTHING)
         else:
-            self.effects |= body(texts[0].value, self.vendor)
+            self.effects |= read_body(texts[0].value, self.vendor)
 
     def _refresh(self, at: int) -> None:
         name, _ = self.name(self.skip(at, ("materialized", "view", "concurrently")))

@@ -5,6 +5,7 @@ import statistics
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from .clients import Tally
 
@@ -18,7 +19,9 @@ MODES = {
 }
 #: How many times the requests a second of the unguarded site are due.
 SPEEDUPS_DUE = {"lookup": 1.3, "route": 2.0, "door": 3.0}
-COLORS = ["#9aa5b1", "#d9a441", "#7fb69f", "#3d9270", "#0b6e4f"]
+COLORS = ["#9aa5b1", "#d9a441", "#7fb69f", "#3d9270", "#159a70"]
+#: The colour of text and axes, by the ground that the page has.
+INKS = {"light": "#24292f", "dark": "#e6edf3"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,8 +55,12 @@ class Report:
         return self.modes[mode].requests_per_second / self.modes["unguarded"].requests_per_second
 
 
-def add_up(tallies: list[Tally]) -> ModeFigures:
-    """Raises RuntimeError when the server gave answers that no mode should give, such as a 500."""
+def add_up(*turns: list[Tally]) -> ModeFigures:
+    """The figures of one mode, from what its clients saw in each turn.
+
+    Raises RuntimeError when the server gave answers that no mode should give, such as a 500.
+    """
+    tallies = [tally for turn in turns for tally in turn]
     wrong = sum(sum(tally.wrong) - tally.false_404s for tally in tallies)
     if wrong:
         raise RuntimeError(f"{wrong:,} answers had a status other than 200 and 404, or found what isn't there.")
@@ -62,7 +69,7 @@ def add_up(tallies: list[Tally]) -> ModeFigures:
     return ModeFigures(
         requests=requests,
         absent_requests=sum(tally.requests[0] for tally in tallies),
-        requests_per_second=round(requests / max(tally.seconds for tally in tallies), 1),
+        requests_per_second=round(requests / sum(max(tally.seconds for tally in turn) for turn in turns), 1),
         p50_ms=round(percentiles[49] * 1000, 3),
         p99_ms=round(percentiles[98] * 1000, 3),
         absent_db_queries=sum(tally.queries[0] for tally in tallies),
@@ -124,13 +131,16 @@ def as_table(report: Report) -> str:
 
 
 def write(report: Report, folder: Path) -> None:
-    """Write demo-report.json and demo-report.png."""
+    """Write demo-report.json, demo-report.png, and the chart for pages on light and on dark ground as SVG."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "demo-report.json").write_text(json.dumps(asdict(report), indent=2) + "\n")
     draw(report, folder / "demo-report.png")
+    for ground, ink in INKS.items():
+        draw(report, folder / f"demo-report-{ground}.svg", ink)
 
 
-def draw(report: Report, path: Path) -> None:
+def draw(report: Report, path: Path, ink: str | None = None) -> None:
+    """Draw the chart as ``path``'s suffix says: black on white, or in ``ink`` on no ground of its own."""
     import matplotlib  # here, because it takes a second to load and nothing else needs it
 
     matplotlib.use("Agg")
@@ -144,13 +154,25 @@ def draw(report: Report, path: Path) -> None:
         ],
     }
     names = [MODES[mode].removeprefix("guarded ").replace(" ", "\n", 1) for mode in report.modes]
-    figure, axes = pyplot.subplots(1, len(panels), figsize=(13, 3.8), layout="constrained")
-    for axis, (title, values) in zip(axes, panels.items()):
-        bars = axis.bar(names, values, color=COLORS)
-        axis.bar_label(bars, fmt=lambda value: f"{value:,.0f}" if value >= 100 else f"{value:.2g}", padding=2)
-        axis.set_title(title, fontsize=11)
-        axis.margins(y=0.15)
-        axis.spines[["top", "right"]].set_visible(False)
-    figure.suptitle("90% of the requests are for IDs that don't exist")
-    figure.savefig(path, dpi=144)
-    pyplot.close(figure)
+    # Text stays text, and the same figures give the same bytes.
+    style: dict[Any, Any] = {"svg.fonttype": "none", "svg.hashsalt": "demo", "font.size": 11}
+    if ink:
+        parts = ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color")
+        style |= dict.fromkeys(parts, ink) | {"savefig.transparent": True}
+    with pyplot.rc_context(style):
+        figure, axes = pyplot.subplots(1, len(panels), figsize=(14, 3.8), layout="constrained")
+        for axis, (title, values) in zip(axes, panels.items()):
+            bars = axis.bar(names, values, color=COLORS)
+            axis.bar_label(bars, fmt=label, padding=2)
+            axis.set_title(title, fontsize=13)
+            axis.margins(y=0.15)
+            axis.tick_params(axis="x", labelsize=9)
+            axis.spines[["top", "right"]].set_visible(False)
+        figure.suptitle("90% of the requests are for IDs that don't exist", fontsize=13)
+        figure.savefig(path, dpi=144, metadata={"Date": None} if path.suffix == ".svg" else None)
+        pyplot.close(figure)
+
+
+def label(value: float) -> str:
+    """A figure as it stands on its bar."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.2g}"

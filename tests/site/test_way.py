@@ -1,0 +1,24 @@
+"""The way of a request through the package: who reads the code follows it call by call."""
+
+from __future__ import annotations
+
+from functools import partial
+from itertools import repeat
+
+from bench.requests import GUARDED, ROUTE, handler, requests
+from bloomguard.guards import counters, spot_checks
+from tests.shop.models import Product
+from tests.support.ways import way_of
+
+
+def test_a_request_that_is_blocked_at_its_route_takes_few_calls(build, monkeypatch):
+    """15 calls in 8 files, with 12 changes of file, at most. The clock is a call, too; here it is the test's."""
+    Product.objects.create(pk=7)
+    build("product")
+    for draws in (counters, spot_checks):
+        monkeypatch.setattr(draws, "drawn", repeat(False).__next__)
+    way = way_of(partial(requests(handler(GUARDED), ROUTE % "", "404"), 8))
+
+    assert 5 < len(way.calls) + 1 <= 15, way.calls
+    assert len(way.files) <= 8, way.files
+    assert way.changes <= 12, way.calls
