@@ -4,7 +4,7 @@ BIN := .venv/bin
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 
-.PHONY: help demo test coverage test-browser browser chromium lint format soak bench api docs dist clean
+.PHONY: help demo test coverage test-browser pictures browser chromium lint format soak bench api docs dist clean
 
 help: ## list the commands
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -31,10 +31,29 @@ coverage: .venv/test.installed ## the same, with coverage: it takes twice as lon
 
 AXE := tests/browser/node_modules/axe-core/axe.min.js
 
-test-browser: browser ## the admin page, in a real Chromium
-	BLOOMGUARD_TEST_BROWSER=required $(BIN)/python -m pytest tests/browser
+# The admin's markup differs between these. Django 6 needs Python 3.12: the first of the PATH or of pyenv is taken.
+BROWSER_DJANGOS := 5.2 6.1
+NEWER := python3.14 python3.13 python3.12 $(wildcard $(HOME)/.pyenv/versions/3.1[2-9]*/bin/python)
+PYTHON_6 = $(firstword $(foreach python,$(PYTHON) $(NEWER),$(shell \
+  $(python) -c 'import sys; sys.exit(sys.version_info < (3, 12))' 2>/dev/null && echo $(python))))
 
-browser: .venv/browser.installed $(AXE) | chromium
+test-browser: browser ## the admin page on Django 5.2 and 6.1, in a real Chromium
+	for django in $(BROWSER_DJANGOS); do \
+	  BLOOMGUARD_TEST_BROWSER=required .venv-django$$django/bin/python -m pytest tests/browser || exit 1; \
+	done
+
+pictures: browser ## store how the admin page looks now: for test-browser and the docs
+	for django in $(BROWSER_DJANGOS); do \
+	  BLOOMGUARD_RENEW_PICTURES=1 BLOOMGUARD_TEST_BROWSER=required .venv-django$$django/bin/python -m pytest tests/browser || exit 1; \
+	done
+
+browser: $(BROWSER_DJANGOS:%=.venv-django%/installed) $(AXE) | chromium
+
+.venv-django%/installed: pyproject.toml
+	$(if $(PYTHON_6),,$(error Django 6 needs Python 3.12 or newer: say which with PYTHON=python3.12))
+	$(PYTHON_6) -m venv $(@D)
+	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check --editable ".[browser]" "django~=$*.0"
+	@touch $@
 
 $(AXE): tests/browser/package.json
 	cd tests/browser && npm install --silent --no-audit --no-fund --no-package-lock
@@ -81,6 +100,6 @@ dist: .venv/dist.installed ## wheel and sdist in dist/, checked, and the suite o
 	$(BIN)/python -m nox -s wheel
 
 clean: ## remove everything that the other commands made
-	rm -rf .venv .nox tests/browser/node_modules .coverage* .mypy_cache .pytest_cache .ruff_cache .hypothesis dist docs/_build bench/data demo-report*
+	rm -rf .venv .venv-* .nox tests/browser/node_modules .coverage* .mypy_cache .pytest_cache .ruff_cache .hypothesis dist docs/_build bench/data demo-report*
 	rm -rf example_project/db.sqlite3* example_project/.bloomguard
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

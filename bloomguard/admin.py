@@ -33,13 +33,17 @@ SHADOW, ENFORCE = "shadow", "enforce"
 
 @dataclass(frozen=True)
 class Operation:
-    """An operation on guards: its name in URLs, its label and question, and what it does."""
+    """An operation on guards: its name in URLs, its label and question, and what it does.
+
+    ``mark`` is "change" if clients may get other answers afterwards, "danger" if the guard stops answering.
+    """
 
     name: str
     label: str | Promise
     question: str | Promise
     consequence: str | Promise
     by_worker: bool = False
+    mark: str = ""
 
 
 OPERATIONS = {
@@ -66,15 +70,6 @@ OPERATIONS = {
             by_worker=True,
         ),
         Operation(
-            "fence",
-            gettext_lazy("Fence"),
-            gettext_lazy("Fence these guards?"),
-            gettext_lazy(
-                "Within a second, all processes stop answering 404 for these guards: requests pass to the cache and "
-                "the database until the next rebuild."
-            ),
-        ),
-        Operation(
             SHADOW,
             gettext_lazy("Shadow"),
             gettext_lazy("Switch these guards to shadow mode?"),
@@ -88,6 +83,17 @@ OPERATIONS = {
             gettext_lazy("Enforce"),
             gettext_lazy("Switch these guards to enforce mode?"),
             gettext_lazy("Within a second, absent IDs are answered 404 again, if the guard has a valid filter."),
+            mark="change",
+        ),
+        Operation(
+            "fence",
+            gettext_lazy("Fence"),
+            gettext_lazy("Fence these guards?"),
+            gettext_lazy(
+                "Within a second, all processes stop answering 404 for these guards: requests pass to the cache and "
+                "the database until the next rebuild."
+            ),
+            mark="danger",
         ),
     )
 }

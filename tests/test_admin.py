@@ -154,7 +154,8 @@ def test_fence_asks_first_then_fences_and_is_logged(staff, build):
     asked = client.get(OPERATE, {"action": "fence", "guard": "product"}).content.decode()
     answer = post(client, OPERATE, action="fence", guard="product")
 
-    assert "<strong>product</strong>" in asked
+    assert "<li>product</li>" in asked
+    assert 'class="bg-confirm bg-mark-danger"' in asked
     assert answer.status_code == 302
     assert answer["Location"] == PAGE
     row = GuardState.objects.get(name="product")
@@ -163,8 +164,77 @@ def test_fence_asks_first_then_fences_and_is_logged(staff, build):
     assert (entry.user, entry.object_id, entry.content_type.model) == (client.user, "product", "guardstate")
     assert "Fenced" in entry.change_message
     page = client.get(PAGE).content.decode()
-    assert f"Fenced by {client.user.username} in the admin." in page
+    assert f"Fenced by {client.user.username} in the admin: requests pass until a rebuild." in page
     assert "Fenced: requests pass until the next rebuild." in client.get(f"{PAGE}product/history/").content.decode()
+
+
+def test_fence_stands_apart_from_what_is_harmless(staff):
+    """It comes last and is marked as dangerous, on the page and on its confirmation; Enforce in its own way."""
+    client = staff("operate_guardstate")
+
+    page = client.get(PAGE).content.decode()
+
+    marks = re.findall(r'bg-mark-(\w*)" name="action" value="(\w+)"', page)
+    assert marks == [("", "rebuild"), ("", "verify"), ("", "shadow"), ("change", "enforce"), ("danger", "fence")]
+    assert "bg-mark-danger" not in client.get(OPERATE, {"action": "enforce", "guard": "product"}).content.decode()
+
+
+def test_a_guard_that_a_rebuild_cures_shows_the_command(staff, build):
+    """Fenced or without a filter, it tells what to run; not while a worker or another process rebuilds it."""
+    build("product")
+    build("article")
+    GuardState.objects.filter(name="article").update(status="fenced")
+    states.table.forget()
+    client = staff("view_guardstate")
+
+    def commands():
+        return re.findall(
+            r'<code class="bg-cure">python manage.py rebuild_filter ([\w-]+)<', client.get(PAGE).content.decode()
+        )
+
+    told = commands()
+    GuardTask.objects.create(name="article", work="rebuild", status="running", seen_at=timezone.now())
+    GuardState.objects.create(name="order", building="x", builder="host:1", builder_seen_at=timezone.now())
+    meanwhile = commands()
+    GuardState.objects.filter(name="order").update(builder_seen_at=timezone.now() - timedelta(hours=1))
+
+    assert {"article", "order"} <= set(told)
+    assert "product" not in told
+    assert set(told) - set(meanwhile) == {"article", "order"}
+    assert set(told) - set(commands()) == {"article"}
+
+
+def test_the_breadcrumbs_are_the_admin_s_own(client, django_user_model):
+    """The elements and classes that this Django uses on its own pages, so that its style sheet knows them."""
+    client.force_login(django_user_model.objects.create_superuser("root"))
+
+    def trail(path):
+        found = re.search(r"<nav aria-label=.Breadcrumbs.>(.*?)</nav>", client.get(path).content.decode(), re.DOTALL)[1]
+        steps = [step.strip() for step in re.split(r"<[^>]*>|&rsaquo;", found) if step.strip()]
+        return [re.sub(' href="[^"]*"', "", mark) for mark in re.findall(r"<[^>]*>|&rsaquo;", found)], steps
+
+    theirs, ours = trail("/admin/auth/user/"), trail(PAGE)
+
+    assert ours[0] == theirs[0]
+    assert ours[1] == ["Home", "Bloomguard", "Guards"]
+    assert trail(f"{OPERATE}?action=fence&guard=product")[1] == ["Home", "Bloomguard", "Guards", "Fence"]
+    assert trail(f"{PAGE}?guard=product")[1] == ["Home", "Bloomguard", "Guards", "product"]
+
+
+def test_files_have_the_nonce_of_the_policy(staff, settings):
+    """A site whose policy names a nonce, as Django 6 makes it, allows the page's own style sheet and script."""
+    processors = [*settings.TEMPLATES[0]["OPTIONS"]["context_processors"], f"{__name__}.nonce"]
+    settings.TEMPLATES = [
+        {**settings.TEMPLATES[0], "OPTIONS": {**settings.TEMPLATES[0]["OPTIONS"], "context_processors": processors}}
+    ]
+
+    page = staff("operate_guardstate").get(PAGE).content.decode()
+
+    assert len(re.findall(r'<(?:link|script)[^>]*/bloomguard/admin\.\w+"[^>]* nonce="once">', page)) == 2
+
+
+def nonce(request):
+    return {"csp_nonce": "once"}
 
 
 def test_a_guard_without_a_filter_is_not_fenced(staff):
@@ -390,10 +460,33 @@ def test_a_guard_that_cannot_work_does_not_take_the_page_away(staff):
 
 
 def test_without_guards_the_page_says_what_to_do(staff, monkeypatch):
-    """An app's guards.py declares them."""
+    """An app's guards.py declares them; and it says what will be seen here, without charts of nothing."""
     monkeypatch.setattr("bloomguard.admin.registry", [])
 
-    assert "There is no guard yet" in staff("view_guardstate").get(PAGE).content.decode()
+    page = staff("view_guardstate").get(PAGE).content.decode()
+
+    assert "There are no guards yet" in page
+    assert "@register(Product)" in page
+    assert "Here you will see for each guard:" in page
+    assert "bg-chart" not in page
+    assert "bg-table" not in page
+
+
+def test_without_requests_the_page_says_what_to_expect(staff, monkeypatch):
+    """There is no chart of nothing; where the figures could not be read, it does not say that there were none."""
+    client = staff("view_guardstate")
+    empty = client.get(PAGE).content.decode()
+
+    def read_series(guards, start, end, step):
+        return {guard.name: figures.Series(guard.name, 0, step, 24, {}, "the store is away") for guard in guards}
+
+    monkeypatch.setattr(figures, "read_series", read_series)
+    unread = client.get(PAGE).content.decode()
+
+    assert "No requests were counted in this period." in empty
+    assert "<rect x=" not in empty
+    assert "the store is away" in unread
+    assert "No requests were counted" not in unread
 
 
 def test_shadow_and_enforce_switch_a_guard_while_it_runs(staff, build, clock):

@@ -9,6 +9,10 @@ from dataclasses import dataclass
 WIDTH, HEIGHT = 600, 120
 #: The size of a sparkline's viewBox.
 SPARK_WIDTH, SPARK_HEIGHT = 120, 24
+#: A sparkline of fewer points would be a spike, not a course.
+_FEWEST_POINTS = 8
+#: More bars than this have no gaps between them, which would flicker.
+_MOST_APART = 31
 
 
 @dataclass(frozen=True)
@@ -36,22 +40,23 @@ def scale_top(values: Sequence[int]) -> int:
 def bars(values: Sequence[int], words: Sequence[str]) -> list[Bar]:
     """Return a bar for each of ``values`` that is not 0, with its tooltip from ``words``."""
     step, top = WIDTH / max(len(values), 1), scale_top(values)
+    filled = 0.82 if len(values) <= _MOST_APART else 1.0
     made = []
     for place, (value, text) in enumerate(zip(values, words)):
         if value:
             height = max(HEIGHT * value / top, 1.5)  # so that even the smallest value is visible
-            made.append(
-                Bar(round(place * step, 2), round(HEIGHT - height, 2), round(step * 0.82, 2), round(height, 2), text)
-            )
+            x = round(place * step, 2)
+            width = round(round((place + filled) * step, 2) - x, 2)
+            made.append(Bar(x, round(HEIGHT - height, 2), width, round(height, 2), text))
     return made
 
 
 def spark(values: Sequence[int], most_points: int = 60) -> str:
-    """Return the area under ``values`` as the data of an SVG path; empty if all are 0."""
-    if not any(values):
-        return ""
-    together = -(-len(values) // most_points)
+    """Return the area under ``values`` as the data of an SVG path; empty if fewer than eight points are not 0."""
+    together = max(-(-len(values) // most_points), 1)
     sums = [sum(values[start : start + together]) for start in range(0, len(values), together)]
+    if sum(map(bool, sums)) < _FEWEST_POINTS:
+        return ""
     step, most = SPARK_WIDTH / max(len(sums) - 1, 1), max(sums)
     points = " ".join(
         f"L{round(place * step, 1):g} {round(SPARK_HEIGHT - (SPARK_HEIGHT - 2) * value / most, 1):g}"

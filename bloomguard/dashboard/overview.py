@@ -26,7 +26,7 @@ from ..state.table import table
 from ..stores import Generation
 from ..verdicts import COLD, DISABLED, ERROR, FENCED, IDENTITY, LEASE, SHADOW, UNREACHABLE, UNTRUSTED
 from . import charts
-from .tasks import is_under_way
+from .tasks import LOST_AFTER, REBUILD, command, is_under_way
 
 #: A filter is shown as nearly full from this share of its capacity on.
 NEARLY_FULL = 0.9
@@ -57,24 +57,31 @@ STATES: dict[str, tuple[str | Promise, str | Promise]] = {
     DISABLED.reason: (_("switched off"), _("BLOOMGUARD['ENABLED'] is not True: requests pass")),
 }
 
+_CURED_BY_REBUILD = {COLD.reason, FENCED.reason, IDENTITY.reason, UNTRUSTED.reason}
+
 
 @dataclass(frozen=True)
 class Period:
-    """A period that ends now: its name in URLs, its label, its length, and the seconds that one bar stands for."""
+    """A period up to now: its name in URLs, its label and length, and the seconds that one bar stands for.
+
+    It ends at the next full ``unit`` of local time. The axis gives a bar's time in ``formats``, one per line.
+    """
 
     name: str
     label: str | Promise
     length: timedelta
     step: int
-    time_format: str
+    unit: timedelta
+    formats: tuple[str, ...]
 
 
+_TIME_AND_DAY = ("TIME_FORMAT", "MONTH_DAY_FORMAT")
 PERIODS = {
     period.name: period
     for period in (
-        Period("hour", _("Hour"), timedelta(hours=1), MINUTE, "TIME_FORMAT"),
-        Period("day", _("Day"), timedelta(days=1), 15 * MINUTE, "TIME_FORMAT"),
-        Period("month", _("Month"), timedelta(days=31), 6 * HOUR, "SHORT_DATETIME_FORMAT"),
+        Period("hour", _("Hour"), timedelta(hours=1), MINUTE, timedelta(minutes=1), _TIME_AND_DAY),
+        Period("day", _("Day"), timedelta(days=1), 15 * MINUTE, timedelta(hours=1), _TIME_AND_DAY),
+        Period("month", _("Month"), timedelta(days=31), 6 * HOUR, timedelta(days=1), ("MONTH_DAY_FORMAT",)),
     )
 }
 
@@ -96,7 +103,7 @@ class Chart:
     total: int
     top: int
     bars: list[charts.Bar]
-    times: list[str]
+    marks: list[list[str]]
 
 
 @dataclass(frozen=True)
@@ -157,6 +164,13 @@ class Line:
         return self.state in (ARMED, SHADOW.reason)
 
     @property
+    def command(self) -> str:
+        """The command that makes the guard answer again; empty if none does, or while one runs."""
+        seen_at = self.row.builder_seen_at if self.row.building else None
+        is_running = self.is_busy or (seen_at is not None and timezone.now() - seen_at < LOST_AFTER)
+        return "" if is_running or self.state not in _CURED_BY_REBUILD else command(REBUILD, [self.guard])
+
+    @property
     def is_nearly_full(self) -> bool:
         """Whether the filter needs a larger capacity soon."""
         return self.fill is not None and self.fill >= NEARLY_FULL
@@ -214,9 +228,20 @@ class Overview:
 
     @cached_property
     def series(self) -> dict[str, Series]:
-        """The figures of the period by guard name."""
-        start = self.now - self.period.length
-        return series.read_series(self.guards, start, self.now, self.period.step)
+        """The figures of the period by guard name: a day's in hours as long as there is less than a day of them."""
+        found = self._read(self.period.step)
+        hour = HOUR // self.period.step
+        if self.period.name == "day" and not any(
+            any(c[:hour]) for each in found.values() for c in each.counts.values()
+        ):
+            return self._read(HOUR)
+        return found
+
+    def _read(self, step: int) -> dict[str, Series]:
+        local = datetime.fromtimestamp(self.now.timestamp(), timezone.get_current_timezone())
+        since_midnight = local - local.replace(hour=0, minute=0, second=0, microsecond=0)
+        end = self.now + -since_midnight % self.period.unit
+        return series.read_series(self.guards, end - self.period.length, end, step)
 
     @property
     def problems(self) -> list[Line]:
@@ -238,36 +263,44 @@ class Overview:
         return [self.series[guard.name] for guard in ([self.chosen] if self.chosen else self.guards)]
 
     @cached_property
-    def steps(self) -> list[tuple[str, list[int]]]:
-        """The period's steps: the formatted time of each, and its numbers for :data:`DRAWN`."""
+    def times(self) -> list[datetime]:
+        """The start of each of the period's steps, in local time."""
+        return [timezone.localtime(begun) for begun in self._drawn[0].times] if self._drawn else []
+
+    @cached_property
+    def steps(self) -> list[tuple[datetime, list[int]]]:
+        """The period's steps: the time of each, and its numbers for :data:`DRAWN`."""
         sums = [_summed(self._drawn, name) for name, *_rest in DRAWN]
-        return [(when, list(numbers)) for when, *numbers in zip(self._times(), *sums)]
+        return [(when, list(numbers)) for when, *numbers in zip(self.times, *sums)]
 
     @cached_property
     def charts(self) -> list[Chart]:
-        """One chart for each of :data:`DRAWN`."""
+        """One chart for each of :data:`DRAWN`; none if nothing was counted."""
+        if not any(any(numbers) for _when, numbers in self.steps):
+            return []
+        marks: list[list[str]] = []
+        day: list[str] | None = None
+        for when in (self.times[0], self.times[len(self.times) // 2], self.times[-1]):
+            time, *date = (formats.date_format(when, line) for line in self.period.formats)
+            marks.append([time] if date == day else [time, *date])  # a day is named where it begins
+            day = date
         made = []
-        times = [when for when, _numbers in self.steps]
         for place, (name, title, meaning) in enumerate(DRAWN):
             values = [numbers[place] for _when, numbers in self.steps]
-            words = [f"{when}: {number(value)}" for when, value in zip(times, values)]
-            marks = [times[0], times[len(times) // 2], times[-1]] if times else []
+            words = [f"{_written(when)}: {number(value)}" for when, value in zip(self.times, values)]
             made.append(
                 Chart(name, title, meaning, sum(values), charts.scale_top(values), charts.bars(values, words), marks)
             )
         return made
 
-    def _times(self) -> list[str]:
-        if not self._drawn:
-            return []
-        return [
-            formats.date_format(timezone.localtime(begun), self.period.time_format) for begun in self._drawn[0].times
-        ]
-
 
 def number(value: int) -> str:
     """Format a number with the active language's thousand separators."""
     return formats.number_format(value, 0, force_grouping=True)
+
+
+def _written(when: datetime) -> str:
+    return formats.date_format(when, "DATETIME_FORMAT")
 
 
 def generation_or_reason(guard: Guard) -> Any:
@@ -288,7 +321,9 @@ def _state(guard: Guard, answers: Any) -> str:
 
 def _why(guard: Guard, answers: Any, row: GuardState) -> str | Promise:
     state = _state(guard, answers)
-    return row.reason if state == FENCED.reason and row.reason else STATES[state][1]
+    if state == FENCED.reason and row.reason:
+        return _("%(reason)s: requests pass until a rebuild") % {"reason": row.reason}
+    return STATES[state][1]
 
 
 def _numbers(guard: Guard, row: GuardState, answers: Any, series: Series, left: int, now: datetime) -> dict[str, Any]:

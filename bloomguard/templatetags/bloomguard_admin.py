@@ -1,15 +1,22 @@
-"""Template filters of the admin page that format numbers, for people and for SVG."""
+"""Template tags of the admin page: what differs between versions of Django, and numbers for people and for SVG."""
 
 from __future__ import annotations
 
 from datetime import datetime
 from typing import Any
 
+import django
 from django import template
 from django.utils import formats
 from django.utils.timesince import timesince
 
 register = template.Library()
+
+
+@register.simple_tag
+def breadcrumbs_are_a_list() -> bool:
+    """Return whether this Django's admin writes its breadcrumbs as a list: 6.1 and newer."""
+    return django.VERSION >= (6, 1)
 
 
 @register.filter

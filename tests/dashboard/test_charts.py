@@ -31,7 +31,15 @@ def test_every_bar_lies_within_its_chart(values):
         assert 0 <= bar.x <= bar.x + bar.width <= WIDTH + 0.01
         assert bar.y >= -0.01
         assert bar.y + bar.height == pytest.approx(HEIGHT, abs=0.02)
-    assert all(left.x + left.width <= right.x for left, right in itertools.pairwise(drawn))
+    assert all(left.x + left.width <= right.x + 1e-6 for left, right in itertools.pairwise(drawn))
+
+
+@pytest.mark.parametrize(("count", "gap"), [(24, 4.5), (96, 0)])
+def test_few_bars_stand_apart(count, gap):
+    """Many have no gaps between them: these would flicker on a narrow screen."""
+    first, second = bars([1] * count, [""] * count)[:2]
+
+    assert second.x - first.x - first.width == pytest.approx(gap)
 
 
 def test_a_bar_is_as_high_as_its_number():
@@ -44,13 +52,18 @@ def test_a_bar_is_as_high_as_its_number():
 
 @given(NUMBERS)
 def test_a_spark_stays_within_its_box(values):
-    """It begins and ends on the base line, and is nothing where there is nothing."""
+    """It begins and ends on the base line, and is nothing where there is next to nothing."""
     path = spark(values)
 
-    assert bool(path) == any(values)
     if path:
         assert path.startswith(f"M0 {SPARK_HEIGHT} L") and path.endswith(f"L{SPARK_WIDTH} {SPARK_HEIGHT}Z")  # noqa: PT018
         points = [point.split() for point in path[1:-1].split(" L")]
         assert all(0 <= float(x) <= SPARK_WIDTH and 0 <= float(y) <= SPARK_HEIGHT for x, y in points)
         assert min(float(y) for _x, y in points) == 2
         assert len(points) <= 62
+
+
+def test_a_spark_has_eight_points_or_more():
+    """Fewer would be a spike on an empty line."""
+    assert spark([]) == spark([0] * 96) == spark([0] * 89 + [3] * 7) == ""
+    assert spark([0] * 52 + [3] * 8)
