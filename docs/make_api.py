@@ -141,7 +141,7 @@ def _entry(module: str, name: str) -> Iterator[str]:
     found = getattr(import_module(module), name)
     yield f"### {name}" if module.count(".") == 0 or "shield" != name != "install" else f"### {name} ({module})"
     is_object = not inspect.isclass(found) and not inspect.isfunction(found)
-    signature = [] if is_object else [_signature(name, found)]
+    signature = [] if is_object else [_wrapped(_signature(name, found))]
     yield "\n".join(["```python", f"from {module} import {name}", *(["", *signature] if signature else []), "```"])
     yield _prose(_comment_of(name) if is_object else inspect.getdoc(found) or "")
     if name == "Guard":
@@ -191,6 +191,23 @@ def _member(cls: type, name: str) -> str:
         text = _comments(cls).get(name) if cls.__name__ != "Guard" else ""
         return f"- **`{name}`**: {_prose(text, indent='  ')}" if text else ""
     return f"- **`{_signature(name, function)}`**: {_prose(inspect.getdoc(function) or '', indent='  ')}"
+
+
+def _wrapped(signature: str) -> str:
+    """Put each parameter of a long signature on a line of its own."""
+    if len(signature) <= 100:
+        return signature
+    parts, depth, at = [""], 0, signature.index("(") + 1
+    while depth >= 0:
+        character = signature[at]
+        depth += (character in "([{") - (character in ")]}")
+        if depth == 0 and character == ",":
+            parts.append("")
+        elif depth >= 0:
+            parts[-1] += character
+        at += 1
+    inside = "".join(f"    {part.strip()},\n" for part in parts)
+    return f"{signature[: signature.index('(') + 1]}\n{inside}{signature[at - 1 :]}"
 
 
 def _signature(name: str, found: Any) -> str:

@@ -33,7 +33,7 @@ def new_name(token: str, here: str) -> str:
     return _prefix(here) + token
 
 
-def _is_of(name: str, here: str) -> bool:
+def is_of(name: str, here: str) -> bool:
     """Return whether the generation ``name`` was built from the database ``here``: sites may share a store in error."""
     return name.startswith(_prefix(here))
 
@@ -49,12 +49,12 @@ def sweep(guard: Guard, there: Sequence[str], state: State) -> None:
     Another site may answer from those that were built from another database.
     """
     for name in there:
-        if name not in state.generations and _is_of(name, state.here):
+        if name not in state.generations and is_of(name, state.here):
             try:
                 guard._runtime.active_filter.store.drop(guard.name, name)
             except StoreError as error:
                 log_not_removed(guard, error)
-    foreign = [name for name in there if name not in state.generations and not _is_of(name, state.here)]
+    foreign = [name for name in there if name not in state.generations and not is_of(name, state.here)]
     if foreign:
         logger.warning(
             "bloomguard did not remove filters of %s that were built from another database: %s. Sites that share a "

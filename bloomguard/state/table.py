@@ -30,7 +30,6 @@ LEASE_SECONDS = 1.0
 #: Seconds to wait for another thread of this process that reads the rows.
 _RENEWAL_PATIENCE = 0.25
 
-
 #: Linux has a clock of its own that includes sleep. On macOS CLOCK_MONOTONIC does, and Python's ``monotonic`` does not.
 _CLOCK: int | None = getattr(time, "CLOCK_BOOTTIME", getattr(time, "CLOCK_MONOTONIC", None))
 #: Returns monotonic seconds that include the host's sleep, so that no process trusts an old copy on wake-up.

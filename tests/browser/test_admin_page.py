@@ -269,7 +269,7 @@ def test_the_charts_say_what_they_draw(visit, shop):
     page = visit("?guard=product&period=hour")
 
     assert page.locator(".bg-chart").count() == 3
-    assert page.locator(".bg-passed svg").get_attribute("aria-label").startswith("Passed: 18,000 in all.")
+    assert page.locator(".bg-passed svg").get_attribute("aria-label").startswith("Passed: 18,000 in total.")
     assert page.locator(".bg-passed rect").count() == 60
     assert page.locator(".bg-passed rect title").first.text_content().endswith(": 205")
     page.locator("summary").press("Enter")

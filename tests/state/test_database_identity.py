@@ -18,8 +18,8 @@ from django.db import connections, transaction
 from bloomguard.guards import Guard, registry
 from bloomguard.models import GuardState
 from bloomguard.rebuild import Rebuild
+from bloomguard.rebuild.standby import is_of
 from bloomguard.state import table as states
-from bloomguard.state.negative_cache import is_of
 from bloomguard.state.table import FENCED, State, StateTable
 from bloomguard.stores import stores
 from bloomguard.verdicts import Verdict
