@@ -71,7 +71,7 @@ def install() -> None:
     _put(fencing, connections=rows | {"default": connections["default"]})
     _put(
         locks,
-        os=SimpleNamespace(getpid=lambda: World.current.running().pid, kill=kill),
+        os=SimpleNamespace(getpid=lambda: World.current.running().pid, kill=kill, name="posix"),
         connections=rows,
         _postgresql_writers=lambda using, table: World.current.database.writers(),
         _POLL_SECONDS=0.25,
