@@ -21,6 +21,7 @@ from bloomguard import middleware
 from bloomguard.guards import registry, spot_checks
 from bloomguard.guards.counters import counts
 from bloomguard.lookups import scope, select, shadow
+from bloomguard.metrics.flush import flusher
 from bloomguard.rebuild import rebuild
 from bloomguard.routes import table as routes
 from bloomguard.state import table as state
@@ -122,7 +123,7 @@ def django_db_setup(django_db_setup: None, django_db_blocker: Any) -> Iterator[N
     post_migrate.disconnect(dispatch_uid="django.contrib.auth.management.create_permissions")
     post_migrate.connect(forget_content_types)
     flush.delete_rows_alone()
-    state.table.connection.adopt_databases()  # the connection to the state rows stays open, as on a site
+    state.table.connection.adopt_databases(anew=True)  # the connection to the state rows stays open, as on a site
     yield
     with django_db_blocker.unblock(), connections["postgresql"].cursor() as cursor:
         cursor.execute(
@@ -138,8 +139,11 @@ def forget_content_types(**given: Any) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def no_flusher() -> None:
-    """No thread of this process sends figures to a store while a test counts commands or connections."""
-    counts.begin = lambda: None
+    """No thread of this process sends figures to a store while a test counts commands or connections.
+
+    Nor after a test that overrides ``INSTALLED_APPS``, for which Django calls ``ready()`` again.
+    """
+    counts.begin = flusher.start = lambda: None  # type: ignore[method-assign]
 
 
 @pytest.fixture(autouse=True)

@@ -63,6 +63,7 @@ def test_a_temporary_database_can_be_dropped(kept, each_database, monkeypatch):
     another = {"sqlite": ":memory:", "postgresql": "postgres"}[each_database]
     monkeypatch.setitem(connections[kept.alias].settings_dict, "NAME", another)
 
+    kept.adopt_databases()  # as `ready()` does again for a test that overrides INSTALLED_APPS
     assert kept.execute("SELECT 1") == ([(1,)], -1 if each_database == "sqlite" else 1)
     assert kept._connection is None
 

@@ -92,14 +92,13 @@ def test_a_forked_child_adds_beside_its_parent(tmp_path):
 
 def _die_while_adding(path) -> None:
     generation = FileStore("default", path=path).open("city", "a", find)
-    _, attached = generation._shard(0)
-    writes = attached.writes
+    writes = Frame.bit_writes
 
-    def interrupted(digest):
-        yield from writes(digest)[:2]
+    def interrupted(frame, positions):
+        yield from writes(frame, positions)[:2]
         os.kill(os.getpid(), signal.SIGKILL)
 
-    attached.writes = interrupted
+    Frame.bit_writes = interrupted  # in this process, which is a copy
     generation.add([key(1_000_000)])
 
 
