@@ -14,7 +14,8 @@ from bloomguard.dashboard import tasks
 from bloomguard.models import GuardState, GuardTask
 from bloomguard.rebuild import rebuild
 from tests.shop.models import Product
-from tests.test_admin import OPERATE, PAGE, post
+
+from .test_admin import OPERATE, PAGE, post
 
 if django.VERSION < (6, 0):
     pytest.skip("Django 5.2 has no task framework", allow_module_level=True)

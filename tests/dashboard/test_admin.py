@@ -20,9 +20,8 @@ from bloomguard.metrics import series as figures
 from bloomguard.models import GuardState, GuardTask
 from bloomguard.state import table as states
 from bloomguard.verdicts import Verdict
+from tests.shop.models import Article, Product
 from tests.support.guarding import registered
-
-from .shop.models import Article, Product
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fresh", "admin_urls")]
 

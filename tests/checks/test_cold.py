@@ -25,7 +25,7 @@ from tests.shop import views
 from tests.shop.models import Product
 from tests.support.guarding import registered, urlconf
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture
