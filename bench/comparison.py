@@ -65,16 +65,16 @@ class Ways:
         return iter(range(1, 2 * number, 2))
 
     def query(self, pk: int) -> bool:
-        try:
-            self.product.objects.get(pk=pk)
-        except self.product.DoesNotExist:
-            return False
-        return True
+        return self._finds(self.product, pk)
 
     def query_group(self, pk: int) -> bool:
+        return self._finds(self.group, pk)
+
+    @staticmethod
+    def _finds(model: Any, pk: int) -> bool:
         try:
-            self.group.objects.get(pk=pk)
-        except self.group.DoesNotExist:
+            model.objects.get(pk=pk)
+        except model.DoesNotExist:
             return False
         return True
 

@@ -155,14 +155,13 @@ class Frame:
     bit; the recent bits follow the body's.
     """
 
-    __slots__ = ("_data", "body", "buffer", "header", "recent")
+    __slots__ = ("_data", "body", "buffer", "header")
 
     def __init__(self, header: Header, buffer: memoryview) -> None:
         self.header = header
         self.buffer = buffer
         self._data = buffer[header.body_offset : header.body_offset + header.body_bytes + header.recent_bytes]
         self.body = self._data[: header.body_bytes]
-        self.recent = self._data[header.body_bytes :]
 
     @classmethod
     def format(cls, header: Header, buffer: memoryview) -> Frame:

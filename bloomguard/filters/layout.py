@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from . import sizing
 from .base import BodyFilter, Shape
-from .bloom import BloomFilter, BloomShape
+from .bloom import BloomFilter, BloomShape, shape_of_sizes
 from .codec import MAX_SHARDS, RECENT_HASHES, Frame, Header
 from .errors import CorruptFilter, InvalidShape, TooLarge
 from .hashing import MASK60, KeyHash
@@ -178,7 +178,7 @@ class Layout:
 
     @cached_property
     def _recent(self) -> BloomShape:
-        return BloomShape(_FEWEST_RECENT, _RECENT_ERROR_RATE, self.headers[0].recent)
+        return shape_of_sizes(self.headers[0].recent)
 
     def recent_positions(self, digest: int) -> list[int]:
         """Return the positions of a digest's recent bits, counted from the body's first bit."""

@@ -98,25 +98,13 @@ class Need:
 
 
 def plan_layout(guard: Guard, summary: KeysSummary, *, tag: int = 0) -> Layout:
-    """Return the shards of a new generation for the rows that ``summary`` describes; create nothing.
+    """Return :func:`layout_of` if the guard's store has room for it.
 
     Raises :class:`RebuildError` for a mistake in the guard's options, and, with the figures, if its store has no room.
     """
     for mistake in guard._mistakes:
         raise RebuildError(f"{guard.name}: {mistake.reason}. {mistake.cure}")
-    store = guard._runtime.active_filter.store
-    key_id, key_hash = guard._runtime.active_filter.key_hashes()[0]
-    choice = _choice(guard, summary)
-    layout = Layout.plan(
-        key_hash=key_hash,
-        capacity=choice.capacity,
-        error_rate=guard.error_rate,
-        tag=tag,
-        key_id=key_id,
-        kind=choice.kind,
-        shard_bytes=store.shard_bytes,
-        **choice.options,
-    )
+    store, layout = guard._runtime.active_filter.store, layout_of(guard, summary, tag=tag)
     free = store.free_bytes()
     if free is not None and layout.total_bytes > free:
         raise RebuildError(
@@ -124,6 +112,22 @@ def plan_layout(guard: Guard, summary: KeysSummary, *, tag: int = 0) -> Layout:
             f"bytes; the store {store.alias!r} has {free:,} left. Free some, or raise error_rate"
         )
     return layout
+
+
+def layout_of(guard: Guard, summary: KeysSummary, *, tag: int = 0) -> Layout:
+    """Return the shards of a new generation for the rows that ``summary`` describes; create nothing."""
+    active_filter, choice = guard._runtime.active_filter, _choice(guard, summary)
+    key_id, key_hash = active_filter.key_hashes()[0]
+    return Layout.plan(
+        key_hash=key_hash,
+        capacity=choice.capacity,
+        error_rate=guard.error_rate,
+        tag=tag,
+        key_id=key_id,
+        kind=choice.kind,
+        shard_bytes=active_filter.store.shard_bytes,
+        **choice.options,
+    )
 
 
 def _choice(guard: Guard, summary: KeysSummary) -> Choice:

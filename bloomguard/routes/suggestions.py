@@ -18,10 +18,9 @@ from django.db import DatabaseError, connections, router
 from django.db.models import Model, UniqueConstraint
 
 from ..exceptions import ConfigurationError
-from ..filters.kinds import choose
 from ..guards import AUTO, Guard, registry
 from ..guards.keys import kind_of, value_field
-from ..rebuild.plan import HEADROOM, SMALLEST_CAPACITY
+from ..rebuild.plan import layout_of
 from ..rebuild.refusals import database_refusals, declaration_refusals
 from ..rebuild.source import Source
 from .discovery import column_of, detail
@@ -43,7 +42,7 @@ class Suggestion:
 
     ``rows`` is ``None``, and ``bytes`` and ``seconds`` are 0, if the table cannot be read. ``answers`` maps each place
     where the guard would answer (``door``, ``route``, ``lookup``) to URL patterns. ``hides`` names fields that may
-    belong into ``alive``.
+    belong in ``alive``.
     """
 
     model: str
@@ -69,7 +68,8 @@ class Declined:
 def suggest(labels: Sequence[str] = (), urlconf: Any = None) -> tuple[list[Suggestion], list[Declined]]:
     """Return guards for the models of the apps ``labels`` (default: all), and the models that get none.
 
-    Counts rows and reads the catalogue of the database. Raises :class:`LookupError` for an unknown app.
+    Counts rows and reads the catalogue of the database. Raises :class:`LookupError` for an unknown app, and
+    :class:`ConfigurationError` for a mistake in the settings of the default store.
     """
     wanted = [apps.get_app_config(label) for label in labels] or apps.get_app_configs()
     models = [model for config in wanted for model in config.get_models() if _is_own(model)]
@@ -222,7 +222,6 @@ def _costs(guard: Guard) -> tuple[int | None, str, int, float]:
         summary = Source(guard).summary()
     except DatabaseError:
         return None, "", 0, 0.0
-    capacity = max(int(summary.count * HEADROOM), SMALLEST_CAPACITY)
-    choice = choose(summary, guard.error_rate, capacity=capacity)
+    layout = layout_of(guard, summary)
     each = _FAST if guard._meta.keys.kinds in (("integer",), ("uuid",)) else _SLOW
-    return summary.count, choice.kind, choice.bytes, round(_WAIT_SECONDS + summary.count * each, 1)
+    return summary.count, layout.kind, layout.total_bytes, round(_WAIT_SECONDS + summary.count * each, 1)

@@ -477,14 +477,13 @@ def test_a_database_that_fails_leaves_what_was_served(build, clock, monkeypatch)
     assert serves(clock)
 
 
-def test_a_publication_that_was_not_heard_of_is_not_taken_back(built, clock, monkeypatch):
-    """When the connection breaks after the row was changed and before that was heard, the new generation serves: it
-    must not be dropped."""
+def rebuild_cut_off(clock, monkeypatch, column):
+    """Run a rebuild whose connection breaks after its change of a state row's ``column``, and before the reply."""
     swap = states.table.swap
 
     def cut_off(seen, **changes):
         after = swap(seen, **changes)
-        if changes.get("active"):
+        if changes.get(column):
             raise OperationalError("the connection is gone")
         return after
 
@@ -492,6 +491,11 @@ def test_a_publication_that_was_not_heard_of_is_not_taken_back(built, clock, mon
         patch.setattr(states.table, "swap", cut_off)
         with pytest.raises(RebuildError, match="gone"):
             Rebuild(registry["product"], sleep=clock.sleep).run()
+
+
+def test_a_publication_that_was_not_heard_of_is_not_taken_back(built, clock, monkeypatch):
+    """The row has changed, so the new generation serves: it must not be dropped."""
+    rebuild_cut_off(clock, monkeypatch, "active")
 
     assert row().active != built.generation
     assert row().active in stores["default"].names("product")
@@ -500,18 +504,7 @@ def test_a_publication_that_was_not_heard_of_is_not_taken_back(built, clock, mon
 
 def test_an_announcement_that_was_not_heard_of_is_taken_back(built, clock, monkeypatch):
     """The same while announcing: writers must not be left with a generation that is not there."""
-    swap = states.table.swap
-
-    def cut_off(seen, **changes):
-        after = swap(seen, **changes)
-        if changes.get("building"):
-            raise OperationalError("the connection is gone")
-        return after
-
-    with monkeypatch.context() as patch:
-        patch.setattr(states.table, "swap", cut_off)
-        with pytest.raises(RebuildError, match="gone"):
-            Rebuild(registry["product"], sleep=clock.sleep).run()
+    rebuild_cut_off(clock, monkeypatch, "building")
 
     assert row().building == ""
     assert stores["default"].names("product") == [built.generation]

@@ -9,6 +9,7 @@ from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
+from ...exceptions import ConfigurationError
 from ...guards import registry
 from ...guards.guard import kebab
 from ...routes.suggestions import Declined, Suggestion, suggest
@@ -37,7 +38,7 @@ class Command(BaseCommand):
     def handle(self, *args: Any, **options: Any) -> None:
         try:
             suggestions, declined = suggest(options["labels"], options["urlconf"])
-        except LookupError as error:
+        except (LookupError, ConfigurationError) as error:
             raise CommandError(str(error)) from error
         except ImportError as error:
             raise CommandError(f"there is no URLconf {options['urlconf']!r}: {error}") from error
