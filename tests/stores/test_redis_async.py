@@ -392,6 +392,14 @@ def test_a_cancelled_task_leaves_no_reply_behind(make_store, proxy, waits_for):
     assert not store.failures
 
 
+def test_no_connection_is_made_under_wait_for(store, monkeypatch):
+    """Before Python 3.12 ``asyncio.wait_for`` can lose a cancellation: the task would wait for its timeout."""
+    made = built(store)
+    monkeypatch.setattr(asyncio, "wait_for", lambda *args, **kwargs: pytest.fail("wait_for was used"))
+
+    assert asyncio.run(made.amight_contain(key(NUMBERS[0])))
+
+
 def test_a_loop_takes_its_connections_with_it(store, server):
     """Loops that come and go: each has connections of its own, and none is left when it is gone."""
     made = built(store)
