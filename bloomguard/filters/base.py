@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar, Protocol
 from . import bulk, codec, sizing
 from .codec import Header
 from .errors import CorruptFilter, DiscardUnsupported, InvalidShape, TooLarge
-from .hashing import KeyHash, compile_check
+from .hashing import KeyHash, compile_function
 from .serial import Serial, key_hash_of, memory_bytes
 
 if TYPE_CHECKING:
@@ -218,7 +218,7 @@ class BodyFilter(Serial):
             check: Callable[[bytes], bool] = filters[0].might_contain
             return check
         names = key_hash.names() | {"checks": [each.might_contain_digest for each in filters]}
-        return compile_check(
+        return compile_function(
             "key", names, f"d = {key_hash.expression}", f"return checks[(d >> 64) % {len(filters)}](d)"
         )
 

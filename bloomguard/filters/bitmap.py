@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from struct import Struct
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -23,7 +24,7 @@ from . import bulk, codec, sizing
 from .base import BodyFilter
 from .bloom import BloomFilter, BloomShape
 from .errors import InvalidShape
-from .hashing import MASK60, KeyHash, compile_check
+from .hashing import MASK60, KeyHash, compile_function
 
 if TYPE_CHECKING:
     import numpy as np
@@ -79,12 +80,11 @@ class BitmapShape:
         """Integers that the header stores to describe the shape."""
         return (self.low & 0xFFFFFFFFFFFFFFFF, self.span, self.overflow.capacity, *self.overflow.sizes)
 
-    def positions(self, digest: int) -> list[int]:
-        """Return the bit positions of a digest, counted from the body's first bit."""
-        if digest < self.span:
-            return [digest]
-        start = 8 * self.bit_bytes
-        return [start + position for position in self.overflow.positions(digest)]
+    @cached_property
+    def positions(self) -> Callable[[int], list[int]]:
+        """``positions(digest)``: the bit positions of a digest, counted from the body's first bit."""
+        names = {"outside": self.overflow.positions_from(8 * self.bit_bytes)}
+        return compile_function("digest", names, f"return [digest] if digest < {self.span} else outside(digest)")
 
     def positions_many(self, low: U64) -> NDArray[np.int64]:
         """Return all bit positions of many digests of shape ``(n,)``, in no particular order."""
@@ -185,13 +185,13 @@ class ExactBitmap(BodyFilter):
             "overflow": self._overflow.might_contain,
             "overflow_digest": self._overflow.might_contain_digest,
         }
-        self.might_contain = compile_check(
+        self.might_contain = compile_function(
             "key",
             names,
             f"i = unpack(key)[0] - {self._low}",
             f"return (True if bits[i] else False) if 0 <= i < {shape.span} else overflow(key)",
         )
-        self.might_contain_digest = compile_check(
+        self.might_contain_digest = compile_function(
             "digest",
             names,
             f"return (True if bits[digest] else False) if digest < {shape.span} else overflow_digest(digest)",
@@ -238,7 +238,7 @@ class ExactBitmap(BodyFilter):
             "bits": [each._bits for each in filters],
             "overflow": [each._overflow.might_contain_digest for each in filters],
         }
-        return compile_check(
+        return compile_function(
             "key",
             names,
             f"i = unpack(key)[0] - {shape.low}",

@@ -21,7 +21,7 @@ from . import bulk, codec, sizing
 from .base import BodyFilter
 from .bulk import WorkerPool
 from .errors import InvalidShape, MismatchedFilters
-from .hashing import MASK60, KeyHash, compile_check
+from .hashing import MASK60, KeyHash, compile_function
 
 if TYPE_CHECKING:
     import numpy as np
@@ -66,10 +66,15 @@ class BloomShape:
         """Size of all partitions in bytes, padded to a multiple of 8."""
         return -(-sum(-(-size // 8) for size in self.sizes) // 8) * 8
 
-    def positions(self, digest: int) -> list[int]:
-        """Return the bit positions of the low 60 bits of ``digest``, counted from the body's first bit."""
-        low = digest & MASK60
-        return [8 * offset + low % size for offset, size in zip(self.offsets, self.sizes)]
+    @cached_property
+    def positions(self) -> Callable[[int], list[int]]:
+        """``positions(digest)``: the bit positions of its low 60 bits, counted from the body's first bit."""
+        return self.positions_from(0)
+
+    def positions_from(self, start: int) -> Callable[[int], list[int]]:
+        """Return :attr:`positions` with ``start`` added to each; compiled, because each add calls it."""
+        terms = ", ".join(f"{start + first} + low % {size}" for first, size in zip(self.starts, self.sizes))
+        return compile_function("digest", {}, f"low = digest & {MASK60}", f"return [{terms}]")
 
     def positions_many(self, low: U64) -> NDArray[np.int64]:
         """Return all bit positions of many digests, given their low 60 bits, shape ``(n,)``; in no particular order."""
@@ -203,10 +208,10 @@ class BloomFilter(BodyFilter):
         names = {f"b{i}": bits for i, bits in enumerate(self._partitions)} | self.key_hash.names()
         first = self.layout.sizes[0]
         if first & first - 1:
-            return compile_check(
+            return compile_function(
                 argument, names, f"h = {digest} & {MASK60}", f"return True if {' and '.join(probes)} else False"
             )
-        return compile_check(  # a power of two: most absent keys are rejected before the digest is masked
+        return compile_function(  # a power of two: most absent keys are rejected before the digest is masked
             argument,
             names,
             f"h = {digest}",

@@ -221,9 +221,23 @@ class Frame:
             data[offset : offset + len(change)] = change
         self._set_trailer((high % _ADLER) << 16 | low % _ADLER, 0)
 
-    def bit_writes(self, positions: Iterable[int]) -> list[tuple[int, bytes]]:
-        """Return the changes, for :meth:`write`, that set bits in distinct bytes; none for bits that are set."""
-        return bit_writes(self._data, positions)
+    def add_bits(self, positions: Iterable[int]) -> None:
+        """Set a few bits and update the checksum."""
+        # Hot path: each INSERT adds one key, so no calls for each bit.
+        data, size, checksum = self._data, len(self._data), -1
+        low = high = 0
+        for position in positions:
+            offset, bit = position >> 3, 128 >> (position & 7)
+            old = data[offset]
+            if not old & bit:
+                if checksum < 0:
+                    checksum = self._start()
+                data[offset] = old | bit
+                low += bit
+                high += bit * (size - offset)
+        if checksum >= 0:
+            low, high = (low + (checksum & 0xFFFF)) % _ADLER, (high + (checksum >> 16)) % _ADLER
+            self._set_trailer(high << 16 | low, 0)
 
     def has_bits(self, positions: Iterable[int]) -> bool:
         """Return whether all bits at ``positions`` are set."""
@@ -261,12 +275,13 @@ class Frame:
 
     def _start(self) -> int:
         """Mark the frame dirty; returns the checksum before the change."""
-        checksum, dirty, _ = self._trailer()
+        at = len(self.buffer) - _TRAILER.size
+        checksum, dirty, tag = _TRAILER.unpack_from(self.buffer, at)
         if dirty:  # a writer died here; each byte that it wrote is complete and intended
             self.seal()
             checksum = self._trailer()[0]
-        self._set_trailer(checksum, 1)
-        return checksum
+        _TRAILER.pack_into(self.buffer, at, checksum, 1, tag)
+        return int(checksum)
 
 
 def bit_writes(data: memoryview, positions: Iterable[int]) -> list[tuple[int, bytes]]:

@@ -51,7 +51,7 @@ from .cuckoo_shape import (
     spill_rate,
 )
 from .errors import InvalidShape
-from .hashing import MASK60, KeyHash, compile_check
+from .hashing import MASK60, KeyHash, compile_function
 
 if TYPE_CHECKING:
     import numpy as np
@@ -155,7 +155,7 @@ class CuckooFilter(BodyFilter):
     def _compile(self, argument: str, digest: str) -> Callable[[Any], bool]:
         buckets, size, other = self.layout.buckets, self.layout.bucket_bytes, _OTHER.format(self.layout.buckets)
         names = self._names() | {"look_again": partial(_look_again, self.layout, *self._names().values())}
-        return compile_check(
+        return compile_function(
             argument,
             names | self.key_hash.names(),
             *self._placing(digest),
@@ -171,7 +171,7 @@ class CuckooFilter(BodyFilter):
         """Compile a discard that applies its changes at once: in a filter of one process nothing else needs them."""
         size, other = self.layout.bucket_bytes, _OTHER.format(self.layout.buckets)
         names = self._names() | {"slots": self._table.cast(CODES[self.layout.bits])}
-        return compile_check(
+        return compile_function(
             "key",
             names | self.key_hash.names(),
             *self._placing(self.key_hash.expression),

@@ -13,7 +13,7 @@ without loss, since it permutes 16-byte inputs. Python's ``hash()`` is not used:
 
 The low 60 bits of a digest place the key in a filter, the high 64 bits choose the shard.
 
-:func:`compile_check` compiles the checks of the filters, which inline :attr:`KeyHash.expression`.
+:func:`compile_function` compiles the checks of the filters, which inline :attr:`KeyHash.expression`.
 """
 
 from __future__ import annotations
@@ -179,8 +179,8 @@ class KeyHash:
         return np.frombuffer(digests, "<u8").astype(np.uint64, copy=False).reshape(-1, 2)
 
 
-def compile_check(argument: str, names: dict[str, Any], *lines: str) -> Callable[[Any], bool]:
-    """Compile a check ``check(argument)`` with the body ``lines``, which may use ``names``.
+def compile_function(argument: str, names: dict[str, Any], *lines: str) -> Callable[[Any], Any]:
+    """Compile a function of one argument with the body ``lines``, which may use ``names``.
 
     An unrolled check takes half the time of a loop, and the names of a closure need no dictionary look-up. The source
     consists only of expressions of the filters and of integers.
@@ -190,10 +190,10 @@ def compile_check(argument: str, names: dict[str, Any], *lines: str) -> Callable
 
 
 @lru_cache(maxsize=64)  # all shards of a generation have the same source
-def _compiled(source: str) -> Callable[..., Callable[[Any], bool]]:
+def _compiled(source: str) -> Callable[..., Callable[[Any], Any]]:
     namespace: dict[str, Any] = {}
     exec(source, namespace)
-    make: Callable[..., Callable[[Any], bool]] = namespace["make"]
+    make: Callable[..., Callable[[Any], Any]] = namespace["make"]
     return make
 
 

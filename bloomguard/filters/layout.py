@@ -180,10 +180,10 @@ class Layout:
     def _recent(self) -> BloomShape:
         return shape_of_sizes(self.headers[0].recent)
 
-    def recent_positions(self, digest: int) -> list[int]:
-        """Return the positions of a digest's recent bits, counted from the body's first bit."""
-        start = 8 * self.headers[0].body_bytes
-        return [start + position for position in self._recent.positions(digest)]
+    @cached_property
+    def recent_positions(self) -> Callable[[int], list[int]]:
+        """``recent_positions(digest)``: the positions of its recent bits, counted from the body's first bit."""
+        return self._recent.positions_from(8 * self.headers[0].body_bytes)
 
     def recent_positions_many(self, low: U64) -> NDArray[np.int64]:
         """Return the positions of the recent bits of many digests, given their low parts; in no particular order."""

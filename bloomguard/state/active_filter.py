@@ -288,13 +288,23 @@ class ActiveFilter(Awaited):
             self._refused = {name: until for name, until in self._refused.items() if name in state.generations}
         self.negative_cache.tidy(state.generations)
 
-    def add(self, keys: Iterable[bytes], drop_standby: Callable[[State], bool] = lambda state: False) -> bool:
+    def add(
+        self,
+        keys: Iterable[bytes],
+        drop_standby: Callable[[State], bool] = lambda state: False,
+        *,
+        may_read: bool = True,
+    ) -> bool:
         """Add ``keys`` to every generation that the state row names; return whether all adds are confirmed.
 
         A failed add is repeated once, with a new copy of the row. If the keys do not reach a standby that is kept for
         a roll-back, ``drop_standby(state)`` is called to remove it from the row, and returns whether it did.
+        With ``may_read=False`` only the copy of the row is used, and nothing is repeated.
         """
         keys = list(keys)
+        if not may_read:
+            copy = self.table.lease(self.name)
+            return copy is not None and copy.status == ARMED and self._add(copy, keys, drop_standby)
         for _ in range(2):
             began = self.table.clock()
             state = self.table.renewed(self.name)
@@ -320,14 +330,15 @@ class ActiveFilter(Awaited):
     def _add(self, state: State, keys: Sequence[bytes], drop_standby: Callable[[State], bool]) -> bool:
         generations: list[Generation] = []
         missed: list[str] = []
+        opened = self._opened if state.change == self._change and state.is_ours else {}
         for name in state.generations:
             if state.status != ARMED and name != state.building:
                 continue  # a fenced generation is never used again; the next one is being built
+            generation = opened.get(name)
             try:
-                generation = self._generation(state, name)
+                generation = generation or self._generation(state, name)
             except (FilterError, StoreError) as error:
                 self._fail_add(state, name, error)
-                generation = None
             if generation is None:
                 missed.append(name)
             else:
@@ -340,7 +351,7 @@ class ActiveFilter(Awaited):
                     self._fail_add(state, generation.name, failed)
                     missed.append(generation.name)
         # A standby that is not kept yet is still used by processes that have not read the row since it was replaced.
-        if not all(name == state.kept and drop_standby(state) for name in dict.fromkeys(missed)):
+        if missed and not all(name == state.kept and drop_standby(state) for name in dict.fromkeys(missed)):
             return False
         # The lease was valid when the adds began, and has to be valid now. Another thread may have renewed it.
         now = self.table.lease(self.name)

@@ -92,6 +92,11 @@ class State:
         """All generations that get adds."""
         return tuple(name for name in (self.active, self.standby, self.building) if name)
 
+    @cached_property
+    def takes_adds(self) -> bool:
+        """Whether it names a generation that answers, or may answer later; if fenced, only the one being built."""
+        return bool(self.building if self.status == FENCED else self.generations)
+
     def is_answered_by(self, generation: str) -> bool:
         """Return whether ``generation`` is the one that may answer ABSENT."""
         return self.active == generation and self.status == ARMED and self.is_ours
@@ -144,7 +149,8 @@ class StateTable:
         self.connection = connection or StateConnection()
         self.clock = clock
         self.sleep: Callable[[float], None] = time.sleep
-        self._copy: tuple[float, dict[str, State]] = (float("-inf"), {})
+        #: When the read of the rows began, by :attr:`clock`, and the rows. Replaced as a whole.
+        self.copy: tuple[float, Rows] = _NEVER
         self._failed_at = float("-inf")
         self._here = ""  # the identity of the database that was read last
         self._lock = threading.Lock()
@@ -157,11 +163,11 @@ class StateTable:
     @property
     def read_at(self) -> float:
         """When the read of the current copy began, by :attr:`clock`."""
-        return self._copy[0]
+        return self.copy[0]
 
     def lease(self, name: str) -> State | None:
         """Return the row of ``name`` while the lease on the copy is valid, else ``None``. No I/O."""
-        read_at, rows = self._copy
+        read_at, rows = self.copy
         within = self._within
         if within.read is not None and within.copy[0] >= read_at:
             read_at, rows = within.copy
@@ -189,7 +195,7 @@ class StateTable:
 
     def known(self, name: str) -> State:
         """Return the row of ``name`` from the copy, at any age. Not for verdicts."""
-        return self._copy[1].get(name) or State(name)
+        return self.copy[1].get(name) or State(name)
 
     def renew(self, *, after: float | None = None) -> bool:
         """Read the rows again, unless another thread just did; return ``False`` if they could not be read.
@@ -208,7 +214,7 @@ class StateTable:
             if now - self._failed_at < LEASE_SECONDS:
                 return False
             try:
-                self._copy = now, self._read()
+                self.copy = now, self._read()
             except (DatabaseError, InterfaceError) as error:
                 if self._failed_at == float("-inf"):
                     logger.warning("bloomguard cannot read its state rows, so all guards pass every request: %s", error)
@@ -239,12 +245,12 @@ class StateTable:
         """Read and return the row of ``name``. Raises :class:`DatabaseError`."""
         asked = self.clock()
         rows = self._read()
-        self._copy = asked, rows
+        self.copy = asked, rows
         return rows.get(name) or State(name, here=self._here)
 
     def forget(self) -> None:
         """Drop the copy and the connection, as if the process had just started."""
-        self._copy = (float("-inf"), {})
+        self.copy = _NEVER
         self._failed_at = float("-inf")
         self.connection.close()
 

@@ -306,6 +306,9 @@ class _WriteLock:
         if not self._thread.acquire(timeout=_LOCK_SECONDS):
             raise StoreError(f"another thread has held {self._path} for {_LOCK_SECONDS:g} s")
         try:
+            fd, was_checked = self._fd, self._checks_done == self._checks_due
+            if fd is not None and was_checked and _try_lock(fd, how) and os.fstat(fd).st_nlink:
+                return fd  # hot path: nobody else has the lock
             return self._locked(how)
         except BaseException as error:
             self._close()  # which unlocks the file, if it was locked
@@ -342,14 +345,9 @@ class _WriteLock:
     def _flock(self, fd: int, how: int, deadline: float) -> None:
         """Lock the file; raises :class:`StoreError` after the deadline, since a stopped process may hold the lock."""
         pause = 0.00002
-        while True:
-            try:
-                return fcntl.flock(fd, how | fcntl.LOCK_NB)
-            except BlockingIOError as error:
-                if time.monotonic() > deadline:
-                    raise StoreError(
-                        f"{self._path} has been locked for {_LOCK_SECONDS:g} s; is a writing process stopped?"
-                    ) from error
+        while not _try_lock(fd, how):
+            if time.monotonic() > deadline:
+                raise StoreError(f"{self._path} has been locked for {_LOCK_SECONDS:g} s; is a writing process stopped?")
             time.sleep(pause)
             pause = min(2 * pause, 0.001)
 
@@ -371,6 +369,14 @@ class _Held:
 
     def __exit__(self, *exception: object) -> None:
         self._lock.unlock(self._fd)
+
+
+def _try_lock(fd: int, how: int) -> bool:
+    try:
+        fcntl.flock(fd, how | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 @contextmanager

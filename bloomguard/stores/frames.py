@@ -99,11 +99,9 @@ class FrameGeneration(Generation):
                 bits = recent_positions(digest)
                 if positions is not None:
                     bits += positions(digest)
-                writes = frame.bit_writes(bits)
-                if positions is None and not (once and attached.might_contain_digest(digest)):
-                    writes += attached.writes(digest)
-                if writes:
-                    frame.write(writes)
+                elif not (once and attached.might_contain_digest(digest)):
+                    frame.write(attached.writes(digest))
+                frame.add_bits(bits)
                 if not (frame.has_bits(bits) and attached.might_contain_digest(digest)):
                     raise CorruptFilter(self._lost)
 

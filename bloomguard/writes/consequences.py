@@ -16,14 +16,15 @@ from ..guards import Guard, registry
 from ..state import table as states
 from . import fencing
 from .catalogue import Catalogue, load
+from .observer import TransactionObserver
 from .sql.effects import ANYTHING, Effect, bare
 from .tables import columns, guarded_tables
 from .transactions import is_under_way
 
 logger = logging.getLogger("bloomguard")
 
-#: How many harmless texts are cached, and how long one may be.
-_HARMLESS_TEXTS, _HARMLESS_LENGTH = 1_000, 1_000
+#: How many texts are cached, and how long one may be.
+_MOST_TEXTS, _LONGEST_TEXT = 1_000, 1_000
 
 
 class DatabaseCache:
@@ -32,14 +33,16 @@ class DatabaseCache:
     def __init__(self) -> None:
         self.version = registry.version
         self.stamp = stamp
-        self.read_at = float("-inf")
+        self.copy: object = None  # of the state rows
         self.generations: object = None
         self.tables: dict[str, list[tuple[str, Guard]]] = {}
         for table, guards in guarded_tables().items():
             self.tables.setdefault(bare(table), []).extend((table, guard) for guard in guards)
         self.guards = list(dict.fromkeys(guard for some in self.tables.values() for _, guard in some))
         #: Texts that write nothing of a guard: they have placeholders for values, so they are few.
-        self.harmless: set[str] = set()
+        self.harmless: set[str] = {"BEGIN"}
+        #: Texts by which the ORM writes to a guarded table, and nothing else: the name of the table.
+        self.own: dict[str, str] = {}
         self.catalogue: Catalogue | None = None
         #: Whether statements on a table affect no guard beyond those of the table itself.
         self.quiet: dict[str, bool] = {}
@@ -60,17 +63,24 @@ class DatabaseCache:
 
         A build that has begun makes it invalid, so that this process loads what another one defined before the build.
         """
-        self.read_at = states.table.read_at
+        self.copy = states.table.copy
         rows = [states.table.known(guard.name) for guard in self.guards]
         before, self.generations = self.generations, [(row.active, row.building) for row in rows]
         return before is None or before == self.generations
 
     def add_harmless(self, sql: str) -> None:
         """Cache ``sql`` as a text that writes nothing of a guard."""
-        if len(sql) <= _HARMLESS_LENGTH:
-            if len(self.harmless) >= _HARMLESS_TEXTS:
-                self.harmless.clear()
+        if len(sql) <= _LONGEST_TEXT:
+            if len(self.harmless) >= _MOST_TEXTS:
+                self.harmless = {"BEGIN"}
             self.harmless.add(sql)
+
+    def add_own(self, sql: str, table: str) -> None:
+        """Cache ``sql`` as a text by which the ORM writes to ``table``, and nothing else."""
+        if len(sql) <= _LONGEST_TEXT:
+            if len(self.own) >= _MOST_TEXTS:
+                self.own = {}
+            self.own[sql] = table
 
 
 class Cause(NamedTuple):
@@ -84,12 +94,14 @@ class Cause(NamedTuple):
 caches: dict[str, DatabaseCache] = {}
 #: Number of changes to definitions.
 stamp = 0
-#: Connections whose open transactions changed definitions, which others do not see yet.
-_defining: list[Any] = []
+#: The observers of open transactions that changed definitions, which others do not see yet.
+_defining: list[weakref.ref[TransactionObserver]] = []
 
 
 def current_cache(alias: str) -> DatabaseCache:
     """Return the cache of a database; make a new one if anything that it depends on has changed."""
+    if _defining:
+        _forget_if_over()
     cache = caches.get(alias)
     if cache is not None and cache.version == registry.version and cache.stamp == stamp and cache.follow():
         return cache
@@ -151,7 +163,6 @@ def _catalogue(cache: DatabaseCache, connection: Any) -> Catalogue | None:
     """Return the database's catalogue; ``None`` if it cannot be read."""
     if cache.catalogue is not None:
         return cache.catalogue
-    _forget_if_over()
     seen = stamp
     try:
         with connection.wrap_database_errors:
@@ -199,13 +210,13 @@ def forget_definitions(connection: Any) -> None:
     global stamp
     stamp += 1
     if is_under_way(connection):
-        _defining.append(weakref.ref(connection))
+        _defining.append(weakref.ref(TransactionObserver.over(connection)))
 
 
 def _forget_if_over() -> None:
     """Drop the transactions that changed definitions and have ended: their changes are visible, or undone, by now."""
     global stamp
-    going_on = [each for each in _defining if (connection := each()) is not None and is_under_way(connection)]
+    going_on = [each for each in _defining if (observer := each()) is not None and observer.is_open]
     if len(going_on) != len(_defining):
         _defining[:] = going_on
         stamp += 1

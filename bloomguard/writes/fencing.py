@@ -71,11 +71,6 @@ def writing(guard: Guard, using: str) -> AbstractContextManager[None]:
     return _NOTHING
 
 
-def takes_adds(state: State) -> bool:
-    """Whether the row names a generation that answers, or may answer later; if fenced, only the one being built."""
-    return bool(state.building if state.status == FENCED else state.generations)
-
-
 def is_idle(guard: Guard, *, may_read: bool = False) -> bool:
     """Whether a valid copy of the state row shows that the guard has no generation.
 
@@ -89,7 +84,7 @@ def is_idle(guard: Guard, *, may_read: bool = False) -> bool:
 def has_nothing_to_add_to(guard: Guard) -> bool:
     """Whether a valid copy of the state row shows no generation to add to: none at all, or fenced ones."""
     state = table_of(guard).lease(guard.name)
-    return state is not None and not takes_adds(state)
+    return state is not None and not state.takes_adds
 
 
 def all_idle(guards: Iterable[Guard], using: str) -> dict[Guard, float] | None:
@@ -112,12 +107,13 @@ def all_idle(guards: Iterable[Guard], using: str) -> dict[Guard, float] | None:
 def _idle_since(guard: Guard, using: str) -> float | None:
     table = table_of(guard)
     for _ in range(2):
-        refresh(guard, using)
-        since = table.read_at  # first: the copy may be a newer one
-        state = table.lease(guard.name)
+        since, state = table.copy[0], table.lease(guard.name)  # in this order: the copy may be a newer one
         if state is None:
-            continue  # the copy has become too old just now
-        if takes_adds(state):
+            refresh(guard, using)
+            since, state = table.copy[0], table.lease(guard.name)
+        if state is None:
+            continue  # it cannot be read, or has become too old just now
+        if state.takes_adds:
             return None
         if not state.generations:
             return since
@@ -153,7 +149,7 @@ def needs_no_add(guard: Guard, using: str) -> bool:
     table = table_of(guard)
     for _ in range(2):
         state = table.renewed(guard.name)
-        if state is None or takes_adds(state):
+        if state is None or state.takes_adds:
             break
         if not state.generations:
             return True

@@ -70,7 +70,7 @@ class TransactionObserver:
     def of(cls, connection: BaseDatabaseWrapper) -> TransactionObserver | None:
         """Return the observer of the open transaction, if there is one."""
         for known in [known for known in connection.execute_wrappers if isinstance(known, cls)]:
-            if known._raw is connection.connection and has_begun(connection):
+            if known.is_open:
                 return known
             known.roll_back()  # its connection, or its transaction, has ended
         return None
@@ -84,6 +84,12 @@ class TransactionObserver:
             # At the bottom: `with connection.execute_wrapper(...)` removes the topmost one when it ends.
             connection.execute_wrappers.insert(0, known)
         return known
+
+    @property
+    def is_open(self) -> bool:
+        """Whether its transaction is still open, so that it follows no other one."""
+        known, raw = self.connection.execute_wrappers, self.connection.connection
+        return self in known and self._raw is raw and has_begun(self.connection)
 
     def add(self, what: Undoable) -> None:
         """Make ``what`` void if the statements up to now are rolled back."""

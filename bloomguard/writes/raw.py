@@ -50,7 +50,7 @@ def watch(execute: Execute, sql: Any, params: Any, many: bool, context: dict[str
         cache is None
         or cache.version != registry.version
         or cache.stamp != consequences.stamp
-        or cache.read_at != states.table.read_at
+        or cache.copy is not states.table.copy
     ):
         cache = current_cache(connection.alias)
     if early.is_early and not (type(sql) is str and reader.is_plain_read(sql)):
@@ -58,7 +58,9 @@ def watch(execute: Execute, sql: Any, params: Any, many: bool, context: dict[str
     if not cache.tables:
         return execute(sql, params, many, context)
     if type(sql) is str:
-        if sql in cache.harmless or (sql.startswith(_BORDERS) and ";" not in sql):
+        if sql in cache.harmless or ((own := cache.own.get(sql)) is not None and own == running.table):
+            return execute(sql, params, many, context)
+        if sql.startswith(_BORDERS) and ";" not in sql:
             return execute(sql, params, many, context)
         if reader.is_plain_read(sql):
             cache.add_harmless(sql)
@@ -66,6 +68,7 @@ def watch(execute: Execute, sql: Any, params: Any, many: bool, context: dict[str
         usual = _USUAL.match(sql)
         if usual is not None and ";" not in sql and cache.quiet.get((table := usual[2] or usual[3]).lower()):
             if table == running.table:
+                cache.add_own(sql, table)
                 return execute(sql, params, many, context)
             if bare(table) not in cache.tables or sql[0] in "Dd":
                 cache.add_harmless(sql)

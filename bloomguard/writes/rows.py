@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from functools import partial
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 from typing import Any, NamedTuple
 
 from django.db import DatabaseError, connections, models, transaction
@@ -22,6 +22,8 @@ from .transactions import is_over, together
 
 Execute = Callable[..., Any]
 Values = Sequence[tuple[Any, ...]]
+
+_first, _guard = itemgetter(0), attrgetter("guard")
 
 #: How many rows are read back by one query: below every database's limit of parameters.
 _PAGE = 500
@@ -73,7 +75,7 @@ def run_untracked(execute: Execute, compiler: Any, *arguments: Any) -> Any:
 
 def find_idle(tables: Sequence[TrackedTable], using: str) -> dict[Guard, float] | None:
     """Return :func:`bloomguard.writes.fencing.all_idle` for the guards of ``tables``."""
-    return fencing.all_idle([tracked.guard for tracked in tables], using)
+    return fencing.all_idle(map(_guard, tables), using)
 
 
 def lock_alive(compiler: Any, counting: Sequence[TrackedTable], lock: Callable[[Any, TrackedTable], Alive]) -> Before:
@@ -118,10 +120,13 @@ def add(tracked: TrackedTable, using: str, written_to: WrittenTo) -> None:
     transaction; if it has not, the rows may still be committed, so the guard is fenced first.
     """
     try:
+        written = written_to(tracked)
+        if written is not None and not written.link and _add_leased(tracked.guard, written):
+            return
         with fencing.writing(tracked.guard, using):
             if fencing.needs_no_add(tracked.guard, using):
                 return
-            problem = _problem(tracked, using, written_to(tracked))
+            problem = _problem(tracked, using, written)
     except DatabaseError:
         if not is_over(connections[using]) and not is_aborted(connections[using]):
             fencing.fence(tracked.guard, using, "written rows could not be read back")
@@ -141,12 +146,25 @@ def finish(before: Before, tracked: TrackedTable, using: str, written: WrittenRo
 
 
 def returned_rows(fields: Fields, link: str, returned: Sequence[Any], rows: Values) -> WrittenRows | None:
-    """Pick ``fields`` from ``rows``, whose columns are ``returned``; ``None`` if the database gave only the last ID."""
-    places = [list(returned).index(field) for field in fields]
-    if rows and len(rows[0]) <= max(places):
+    """Pick ``fields`` from ``rows``, whose columns are ``returned``; ``None`` if the database has not returned them."""
+    if tuple(returned) == fields:
+        places: Sequence[int] = range(len(fields))
+    elif all(field in returned for field in fields):
+        places = [list(returned).index(field) for field in fields]
+    else:
         return None
+    if rows and len(rows[0]) <= max(places):
+        return None  # only the last ID
     values = rows if rows and len(rows[0]) == 1 else list(zip(*(map(itemgetter(place), rows) for place in places)))
     return WrittenRows(values, link, stored=True)
+
+
+def _add_leased(guard: Guard, written: WrittenRows) -> bool:
+    """Add the keys without a look at the state rows; ``False`` if that is not enough, for whatever reason."""
+    try:
+        return guard._runtime.active_filter.add(_keys(guard, written), may_read=False)
+    except Exception:
+        return False  # `_problem` meets the same error
 
 
 def _problem(tracked: TrackedTable, using: str, written: WrittenRows | None) -> str:
@@ -168,9 +186,9 @@ def _problem(tracked: TrackedTable, using: str, written: WrittenRows | None) -> 
 def _keys(guard: Guard, written: WrittenRows) -> list[bytes]:
     """Return the keys of the rows that have one; raises :class:`Unkeyable` and :class:`OutOfRange`."""
     key = guard._meta.keys.key
-    values: Sequence[Any] = [value[0] for value in written.values] if len(guard._meta.fields) == 1 else written.values
+    values: Sequence[Any] = list(map(_first, written.values)) if len(guard._meta.fields) == 1 else written.values
     try:
-        return [key(value) for value in values]
+        return list(map(key, values))
     except Unkeyable:
         keys = []
     for whole, value in zip(written.values, values):

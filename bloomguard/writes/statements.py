@@ -77,11 +77,14 @@ def _wrap_insert(execute: Execute) -> Execute:
             rows = run(execute, self, returning_fields)
             add_if_late(tables, idle, self.using, lambda tracked: _inserted(tracked, self, asked, _present(rows), {}))
             return rows
-        counting = discards.counting([tracked for tracked in tables if _is_partial(tracked, self)], self.using)
+        unclear = [tracked for tracked in tables if tracked.counted and _is_partial(tracked, self)]
+        counting = discards.counting(unclear, self.using) if unclear else ()
         returned = [*asked, *_more_to_return(self, tables, asked, counting)]
         with _compiled(self, returned), together(self.using):
-            before = lock_alive(self, counting, discards.lock_conflicting)
-            rows = _present(run(execute, self, returned or None))
+            before = lock_alive(self, counting, discards.lock_conflicting) if counting else {}
+            rows = run(execute, self, returned or None)
+            if None in rows:
+                rows = _present(rows)
             for tracked in tables:
                 add(tracked, self.using, lambda tracked: _inserted(tracked, self, returned, rows, before))
         if len(returned) == len(asked):
@@ -118,17 +121,22 @@ def _more_to_return(
 ) -> list[Any]:
     """Return the fields to add to ``RETURNING``: guards in use need them, and the instances may not have them."""
     more: list[Any] = []
-    if _returns(compiler):
-        for tracked in tables:
-            fields = tracked.primary_key if tracked in counting else tracked.fields
-            missing = [field for field in fields or () if field not in asked and field not in more]
-            if fields is None or not missing or fencing.has_nothing_to_add_to(tracked.guard):
+    for tracked in tables:
+        fields = (tracked.primary_key if tracked in counting else tracked.fields) or ()
+        for field in fields:
+            if field not in asked:
+                break
+        else:
+            continue  # nearly always: Django asks for the primary key
+        if _returns(compiler):
+            missing = [field for field in fields if field not in asked and field not in more]
+            if not missing or fencing.has_nothing_to_add_to(tracked.guard):
                 continue
             # The instance does not show whether its row existed before.
             if _instances_hold(compiler.query, fields) and not (tracked in counting and compiler.query.on_conflict):
                 continue
             more += missing
-    return more if _converts(compiler, more) else []
+    return more if more and _converts(compiler, more) else []
 
 
 def _returns(compiler: Any) -> bool:
@@ -149,9 +157,10 @@ def _inserted(
     tracked: TrackedTable, compiler: Any, returned: Sequence[Any], rows: Values, before: Before
 ) -> WrittenRows | None:
     """Return the inserted rows; ``None`` if too little is known to make their keys."""
-    by_key, by_primary_key = (tracked.fields, tracked.link), (tracked.primary_key, tracked.link or "pk")
+    by_primary_key = tracked.primary_key, tracked.link or "pk"
     if tracked in before and (written := _written_rows(by_primary_key, compiler, returned, rows)):
         return finish(before, tracked, compiler.using, written)
+    by_key = tracked.fields, tracked.link
     return _written_rows(by_key, compiler, returned, rows) or _written_rows(by_primary_key, compiler, returned, rows)
 
 
@@ -161,8 +170,7 @@ def _written_rows(
     fields, link = chosen
     if fields is None:
         return None
-    known = all(field in returned for field in fields) and (rows or _returns(compiler))
-    if known and (written := returned_rows(fields, link, returned, rows)):
+    if (rows or _returns(compiler)) and (written := returned_rows(fields, link, returned, rows)):
         return written
     if not _instances_hold(compiler.query, fields):
         return None

@@ -70,7 +70,7 @@ def no_lease_on_reading() -> Patches:
     """Readers and writers go by their copy of the row, however old."""
 
     def lease(self: StateTable, name: str) -> Any:
-        return self._copy[1].get(name)
+        return self.copy[1].get(name)
 
     return [patch.object(StateTable, "lease", lease)]
 
@@ -81,12 +81,12 @@ def lease_from_the_answer() -> Patches:
 
     def late(real: Callable[..., Any]) -> Callable[..., Any]:
         def wrapped(self: StateTable, *arguments: Any, **options: Any) -> Any:
-            before = self._copy
+            before = self.copy
             try:
                 return real(self, *arguments, **options)
             finally:
-                if self._copy is not before:
-                    self._copy = self.clock(), self._copy[1]
+                if self.copy is not before:
+                    self.copy = self.clock(), self.copy[1]
 
         return wrapped
 
@@ -186,7 +186,7 @@ def idle_by_a_copy_of_any_age() -> Patches:
 
     def idle_since(guard: Any, using: str) -> float | None:
         table = fencing.table_of(guard)
-        return None if fencing.takes_adds(table.known(guard.name)) else table.clock()
+        return None if table.known(guard.name).takes_adds else table.clock()
 
     return [patch.object(fencing, "_idle_since", idle_since)]
 
@@ -204,11 +204,11 @@ def _impatient(owner: Any, name: str) -> Patches:
     """What waits on purpose inside of ``owner.name`` waits no more."""
     real, sleep, hurried = getattr(owner, name), Process.sleep, set()
 
-    def hurry(*arguments: Any) -> Any:
+    def hurry(*arguments: Any, **named: Any) -> Any:
         agent = World.current.scheduler.current
         hurried.add(agent)
         try:
-            return real(*arguments)
+            return real(*arguments, **named)
         finally:
             hurried.discard(agent)
 

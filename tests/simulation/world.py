@@ -164,8 +164,9 @@ class Process:
 
     def add(self, keys: list[int]) -> None:
         """What follows an INSERT. Raises :class:`StoreError`: then it must not be committed."""
-        live = self.guard._runtime.active_filter
-        if not live.add([KEYS[key] for key in keys], partial(fencing.drop_standby, self.guard, ROWS)):
+        live, made = self.guard._runtime.active_filter, [KEYS[key] for key in keys]
+        known = live.add(made, may_read=False)
+        if not (known or live.add(made, partial(fencing.drop_standby, self.guard, ROWS))):
             fencing.fence(self.guard, ROWS, live.why_not_added())
 
     def delete(self, key: int) -> None:

@@ -196,6 +196,7 @@ def test_an_add_that_is_not_kept_is_no_add(place, layout, way, monkeypatch):
     generation = place.store.create("city", "a", layout)
     keys = [key(number) for number in some({"few": 1, "several": generation._several, "many": generation._many}[way])]
     monkeypatch.setattr(Frame, "write", lambda frame, writes: None)
+    monkeypatch.setattr(Frame, "add_bits", lambda frame, positions: None)
     monkeypatch.setattr(Frame, "write_bits", lambda frame, positions: None)
     monkeypatch.setattr(layout.filter_class, "add_digests", lambda held, low, high=None: None)
 

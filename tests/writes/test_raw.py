@@ -660,6 +660,23 @@ def test_a_statement_that_fails_may_have_committed_something(begin_build, monkey
     assert status("product") == state.FENCED
 
 
+def test_a_change_of_definitions_is_over_with_its_transaction(built, monkeypatch):
+    """Another transaction on the same connection loads the catalogue once, not at each of its statements."""
+    with connections[database.current].schema_editor() as editor:  # in a transaction, on both databases
+        editor.execute("CREATE TABLE raw_new (id integer PRIMARY KEY)")
+    load = mock.Mock(side_effect=consequences.load)
+    monkeypatch.setattr(consequences, "load", load)
+
+    try:
+        with transaction.atomic(using=database.current):
+            for number in range(5):
+                execute("INSERT INTO raw_new (id) VALUES (%s)", [number])
+            Order.objects.create()
+            assert load.call_count == 1
+    finally:
+        execute("DROP TABLE raw_new")
+
+
 @pytest.mark.parametrize("begun", [False, True])
 def test_reading_the_catalogue_leaves_a_transaction_as_it_was(built, monkeypatch, begun):
     """One by hand is not begun for it, nor lost because the catalogue could not be read."""

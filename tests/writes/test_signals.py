@@ -302,7 +302,7 @@ def test_an_add_that_is_not_proved_fences(build_all, trouble, monkeypatch, caplo
 def test_where_not_even_the_fence_holds_the_log_cries(build_all, monkeypatch, caplog):
     """A save whose guard can be neither told nor fenced is logged as critical, and says what to do."""
     build_all("product")
-    monkeypatch.setattr(registry["product"]._runtime.active_filter, "add", lambda keys: False)
+    monkeypatch.setattr(registry["product"]._runtime.active_filter, "add", lambda *args, **named: False)
 
     def fail(*args):
         raise DatabaseError("gone")

@@ -273,10 +273,12 @@ def unseen_when_added(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
     for guard in registry:
 
-        def watched(keys: Any, guard: Any = guard, add: Callable[..., bool] = guard._runtime.active_filter.add) -> bool:
-            assert seen() == before, f"{guard.name}: a row was visible before its filter had it"
+        def watched(
+            keys: Any, *rest: Any, add: Callable[..., bool] = guard._runtime.active_filter.add, **named: Any
+        ) -> bool:
+            assert seen() == before, "a row was visible before its filter had it"
             counts.append(len(keys))
-            return add(keys)
+            return add(keys, *rest, **named)
 
         monkeypatch.setattr(guard._runtime.active_filter, "add", watched)
     before |= seen()
@@ -328,7 +330,7 @@ def test_an_unproved_add_fences_before_the_row_is_told_of(old_rows, clock, monke
     """A row whose add failed is committed two leases after the fence, or its writer is told of the commit no sooner."""
     guard = registry["product"]
     monkeypatch.setattr(state.table, "sleep", clock.sleep)
-    monkeypatch.setattr(guard._runtime.active_filter, "add", lambda keys: False)
+    monkeypatch.setattr(guard._runtime.active_filter, "add", lambda *args, **named: False)
     began = clock.now
 
     made = Product.objects.create()
@@ -343,7 +345,7 @@ def test_a_rolled_back_fence_of_a_rolled_back_row_is_harmless(old_rows, clock, m
     guard = registry["product"]
     monkeypatch.setattr(state.table, "sleep", clock.sleep)
     with monkeypatch.context() as broken:
-        broken.setattr(guard._runtime.active_filter, "add", lambda keys: False)
+        broken.setattr(guard._runtime.active_filter, "add", lambda *args, **named: False)
         with transaction.atomic(using=database.current):
             Product.objects.create()
             transaction.set_rollback(True, using=database.current)

@@ -479,7 +479,7 @@ def test_an_unexpected_error_fences_and_the_write_goes_on(built, monkeypatch, fa
     """Whatever is wrong with the filter, or with the project's own code for it, a save is a save."""
     built("article")
 
-    def fail(*args):
+    def fail(*args, **named):
         raise fault
 
     monkeypatch.setattr(registry["article"]._runtime.active_filter, "add", fail)
@@ -514,7 +514,7 @@ def test_a_guard_that_no_longer_works_fences(built, monkeypatch):
 def unproved(built, monkeypatch):
     """Adds to the products' filter fail."""
     built("product")
-    monkeypatch.setattr(registry["product"]._runtime.active_filter, "add", lambda keys: False)
+    monkeypatch.setattr(registry["product"]._runtime.active_filter, "add", lambda *args, **named: False)
 
 
 @pytest.fixture
@@ -582,7 +582,7 @@ def test_a_fence_that_is_rolled_back_leaves_this_process_as_it_was(sqlite, built
     built("product")
     guard = registry["product"]
     with monkeypatch.context() as broken, transaction.atomic():
-        broken.setattr(guard._runtime.active_filter, "add", lambda keys: False)
+        broken.setattr(guard._runtime.active_filter, "add", lambda *args, **named: False)
         Product.objects.create()
         clock.now += 2  # the lease has run out: the rows are read within the transaction
         Article.objects.create(slug="other")

@@ -16,7 +16,7 @@ from .. import codec, sizing
 from ..base import BodyFilter
 from ..bloom import BloomFilter, check_sizes, estimate_size
 from ..bulk import WorkerPool
-from ..hashing import MASK60, KeyHash, compile_check
+from ..hashing import MASK60, KeyHash, compile_function
 
 if TYPE_CHECKING:
     import numpy as np
@@ -126,7 +126,7 @@ class CountingBloomFilter(BodyFilter):
             names = {f"c{i}": part.cast("I") for i, part in enumerate(self._parts)}  # only compared with 0
             probe = "c{0}[h % {1}]"
         probes = " and ".join(probe.format(i, size) for i, size in enumerate(self.layout.sizes))
-        return compile_check(
+        return compile_function(
             argument, names | self.key_hash.names(), f"h = {digest}", f"return True if {probes} else False"
         )
 
