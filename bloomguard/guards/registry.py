@@ -14,14 +14,19 @@ from .guard import Guard
 
 
 class Plans:
-    """What requests need that follows from the guards, the settings and the URLs; each part is made when needed.
+    """What requests and writes need that follows from the guards, the settings and the URLs; made when needed.
 
     ``lookups``: model -> how its queries look up one row of a guard. ``routes``: URLconf -> its guarded routes.
+    ``tables``: table -> the guards that follow its statements. ``tracked``: model -> how its statements concern guards.
+    ``saved``: model -> the guards that follow its signals.
     """
 
     def __init__(self) -> None:
         self.lookups: dict[type[Model], tuple[Any, ...]] = {}
         self.routes: dict[Any, Any] = {}
+        self.tables: dict[str, tuple[Guard, ...]] | None = None
+        self.tracked: dict[type[Model], tuple[Any, ...]] = {}
+        self.saved: dict[type[Model], tuple[Guard, ...]] = {}
 
 
 class Registry:
@@ -37,8 +42,6 @@ class Registry:
         self.refused: list[tuple[Any, str]] = []
         #: The classes of all guards that were ever added.
         self.classes: set[type[Guard]] = set()
-        #: Number of changes, so that a table derived from the registry knows when it is out of date.
-        self.version = 0
         #: The HTTP methods that at least one guard answers.
         self.methods: frozenset[str] = frozenset()
         #: Functions that are called after each change.
@@ -66,8 +69,7 @@ class Registry:
             self.changed()
 
     def changed(self) -> None:
-        """Increment :attr:`version`, begin new :attr:`plans` and call the listeners."""
-        self.version += 1
+        """Begin new :attr:`plans` and call the listeners."""
         self.methods = frozenset(method for guard in self._guards.values() for method in guard.methods)
         self.replan()
         for listen in self.listeners:

@@ -31,7 +31,7 @@ class DatabaseCache:
     """Cached facts about one database, until a guard, its generations, or the database's definitions change."""
 
     def __init__(self) -> None:
-        self.version = registry.version
+        self.plans = registry.plans
         self.stamp = stamp
         self.copy: object = None  # of the state rows
         self.generations: object = None
@@ -103,7 +103,7 @@ def current_cache(alias: str) -> DatabaseCache:
     if _defining:
         _forget_if_over()
     cache = caches.get(alias)
-    if cache is not None and cache.version == registry.version and cache.stamp == stamp and cache.follow():
+    if cache is not None and cache.plans is registry.plans and cache.stamp == stamp and cache.follow():
         return cache
     cache = caches[alias] = DatabaseCache()
     cache.follow()

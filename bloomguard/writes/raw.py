@@ -48,7 +48,7 @@ def watch(execute: Execute, sql: Any, params: Any, many: bool, context: dict[str
     cache = consequences.caches.get(connection.alias)
     if (
         cache is None
-        or cache.version != registry.version
+        or cache.plans is not registry.plans
         or cache.stamp != consequences.stamp
         or cache.copy is not states.table.copy
     ):

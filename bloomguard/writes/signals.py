@@ -27,21 +27,15 @@ logger = logging.getLogger("bloomguard")
 
 _UID = "bloomguard.writes.signals"
 
-_guards_of: dict[type[Model], tuple[Guard, ...]] = {}
-_version = -1
-
 
 def guards_of(model: type[Model]) -> tuple[Guard, ...]:
     """Return the guards of the tables that ``save()`` of a ``model`` writes to."""
-    global _version
-    if _version != registry.version:
-        _guards_of.clear()
-        _version = registry.version
-    found = _guards_of.get(model)
+    saved = registry.plans.saved
+    found = saved.get(model)
     if found is None:
         tables = _tables(model)
         found = tuple(guard for guard in registry if guard.sync == "signals" and tables & guard._meta.tables)
-        _guards_of[model] = found
+        saved[model] = found
     return found
 
 

@@ -40,20 +40,14 @@ class TrackedTable:
 
 Tables = dict[str, tuple[Guard, ...]]
 
-#: The guards by table, and the tracked tables by model. Replaced in one assignment: with half of it, another thread
-#: would overlook the writes of a table.
-_known: tuple[Tables, dict[type[Model], tuple[TrackedTable, ...]]] = ({}, {})
-_version = -1
-
 
 def tracked_tables(model: type[Model]) -> tuple[TrackedTable, ...]:
-    """Return what to track in statements of ``model``; one dictionary lookup after the first call."""
-    if _version != registry.version:
-        _renew()
-    tables, tracked = _known
+    """Return what to track in statements of ``model``; made at the first call."""
+    tracked = registry.plans.tracked
     found = tracked.get(model)
     if found is None:
-        found = _of(model, tables)
+        table = model._meta.db_table
+        found = tuple(_track(guard, model, table) for guard in guarded_tables().get(table, ()))
         if model._meta.apps is apps:  # a migration makes models of its own
             tracked[model] = found
     return found
@@ -61,9 +55,15 @@ def tracked_tables(model: type[Model]) -> tuple[TrackedTable, ...]:
 
 def guarded_tables() -> Tables:
     """Return the guards with ``sync = "statements"``, by the tables that their keys and ``alive`` depend on."""
-    if _version != registry.version:
-        _renew()
-    return _known[0]
+    plans = registry.plans
+    if plans.tables is None:
+        tables = Tables()
+        for guard in registry:
+            if guard.sync == "statements":
+                for table in guard._meta.tables:
+                    tables[table] = (*tables.get(table, ()), guard)
+        plans.tables = tables  # as a whole: with half of it, another thread would overlook the writes of a table
+    return plans.tables
 
 
 def columns(guard: Guard, table: str) -> frozenset[str]:
@@ -120,22 +120,6 @@ def _sources(guard: Guard) -> set[Any]:
         else:
             found.add(field)
     return found
-
-
-def _renew() -> None:
-    global _known, _version
-    version, tables = registry.version, Tables()
-    for guard in registry:
-        if guard.sync == "statements":
-            for table in guard._meta.tables:
-                tables[table] = (*tables.get(table, ()), guard)
-    _known = tables, {}
-    _version = version
-
-
-def _of(model: type[Model], tables: Tables) -> tuple[TrackedTable, ...]:
-    table = model._meta.db_table
-    return tuple(_track(guard, model, table) for guard in tables.get(table, ()))
 
 
 def _track(guard: Guard, model: type[Model], table: str) -> TrackedTable:

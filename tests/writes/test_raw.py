@@ -262,17 +262,14 @@ def test_every_connection_is_watched(built):
 
 def test_threads_that_begin_at_once_overlook_no_table(monkeypatch):
     """Two threads may work out which tables are guarded side by side: neither ever sees half of it."""
-    late_looked, late_may_go, late_began, late_may_end = (threading.Event() for _ in range(4))
+    late_began, late_may_end = threading.Event(), threading.Event()
 
     class Late:
-        """The registry, for a second thread that is held up after its first look, and before it has read the guards."""
+        """The registry, for a second thread that is held up before it has read the guards."""
 
         @property
-        def version(self):
-            if threading.current_thread() is late and not late_looked.is_set():
-                late_looked.set()
-                late_may_go.wait(60)
-            return registry.version
+        def plans(self):
+            return registry.plans
 
         def __iter__(self):
             if threading.current_thread() is late:
@@ -280,13 +277,10 @@ def test_threads_that_begin_at_once_overlook_no_table(monkeypatch):
                 late_may_end.wait(60)
             return iter(registry)
 
-    monkeypatch.setattr(tables, "_version", -1)
+    registry.replan()
     monkeypatch.setattr(tables, "registry", Late())
     late = threading.Thread(target=tables.tracked_tables, args=(Product,))
     late.start()
-    assert late_looked.wait(60)
-    tables.guarded_tables()
-    late_may_go.set()
     assert late_began.wait(60)
 
     found = tables.tracked_tables(Order), "shop_order" in consequences.DatabaseCache().tables
