@@ -26,6 +26,9 @@ class GuardState(models.Model):
     database = models.CharField(
         max_length=200, default="", blank=True, help_text="the database that the generations were built from"
     )
+    source = models.CharField(
+        max_length=400, default="", blank=True, help_text="the database alias and the schema that they were built from"
+    )
     active = models.CharField(max_length=40, default="", blank=True, help_text="the active generation")
     standby = models.CharField(
         max_length=40, default="", blank=True, help_text="the previous generation, still written to"

@@ -26,6 +26,7 @@ from bloomguard.rebuild import rebuild
 from bloomguard.routes import table as routes
 from bloomguard.state import table as state
 from bloomguard.state.connection import StateConnection
+from bloomguard.state.schemas import schemas
 from bloomguard.stores import disk, stores
 from tests.support import database, flush, servers
 from tests.support.patience import be_patient
@@ -191,6 +192,7 @@ def forget() -> None:
     """Make this process as if it had just started."""
     stores.reset()
     state.table.forget()
+    schemas.forget()
     for guard in registry:
         guard._runtime.active_filter.forget()
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from .deployment import check_databases, check_filters
 from .guards import check_columns, check_guards
 from .middleware import check_closed, check_order, check_presence
+from .places import check_places
 from .spelling import check_names
 from .stores import check_servers, check_settings
 from .writes import check_triggers
@@ -21,6 +22,7 @@ __all__ = [
     "check_guards",
     "check_names",
     "check_order",
+    "check_places",
     "check_presence",
     "check_servers",
     "check_settings",

@@ -15,7 +15,7 @@ from ..exceptions import ConfigurationError
 from ..guards import AUTO, Guard, registry
 from ..guards.keys import kind_of, value_field
 from ..rebuild.columns import CURE
-from ..rebuild.refusals import database_refusals, declaration_refusals
+from ..rebuild.refusals import SEVERAL_TABLES, database_refusals, declaration_refusals
 from ..routes.patterns import patterns
 from ..routes.table import guarded_routes
 from .tags import TAG
@@ -180,7 +180,7 @@ def check_columns(app_configs: Any, databases: Sequence[str] | None = None, **kw
                     id=refusal.id,
                 )
                 for refusal in database_refusals(guard, connections[alias])
-                if refusal.id not in reported
+                if refusal.id not in reported and (refusal.id != SEVERAL_TABLES or databases is None)
             ]
     return messages
 

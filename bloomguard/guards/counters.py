@@ -32,6 +32,9 @@ TIMED, MICROSECONDS = "timed", "microseconds"
 #: The filter has the key, but the negative cache knows that the database does not have the row.
 REMEMBERED = "remembered"
 
+#: It is not certain that the filter has the rows of the table that the request reads.
+AMBIGUOUS = "ambiguous"
+
 #: The reasons of the verdicts ABSENT and UNKNOWN.
 ABSENCES = ("absent", "out of range", REMEMBERED)
 UNKNOWNS = (
@@ -45,12 +48,13 @@ UNKNOWNS = (
     "error",
     FALSE_ABSENCE,
     "shadow",
+    AMBIGUOUS,
 )
 #: The counters that stores keep, in the order of their columns: add a new name at the end.
 NAMES = (
     *("absent", "out of range", "maybe"),
-    *UNKNOWNS,
-    *(BLOCKED, AVOIDED, FALSE_POSITIVE, WOULD_BLOCK, WOULD_HARM, TIMED, MICROSECONDS, REMEMBERED),
+    *(name for name in UNKNOWNS if name != AMBIGUOUS),
+    *(BLOCKED, AVOIDED, FALSE_POSITIVE, WOULD_BLOCK, WOULD_HARM, TIMED, MICROSECONDS, REMEMBERED, AMBIGUOUS),
 )
 
 #: One check in this many is timed.

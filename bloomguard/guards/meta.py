@@ -14,6 +14,7 @@ from ..exceptions import ConfigurationError
 from ..filters.kinds import KINDS
 from .conditions import Unstable, as_text, refusal_reasons
 from .keys import KeyMaker, value_field
+from .places import Place
 
 if TYPE_CHECKING:
     from .guard import Guard
@@ -112,6 +113,11 @@ class GuardMeta:
     def database(self) -> str:
         """The alias of the database that the model's writes go to; the filter holds the keys of its rows."""
         return router.db_for_write(self.model)
+
+    @cached_property
+    def place(self) -> Place:
+        """Where the guard's table is."""
+        return Place(self._guard)
 
     @property
     def is_exact(self) -> bool:

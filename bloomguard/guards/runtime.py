@@ -8,6 +8,7 @@ from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
 from asgiref.sync import sync_to_async
+from django.db import router
 
 from ..conf import settings
 from ..exceptions import StoreError
@@ -15,7 +16,7 @@ from ..filters import CorruptFilter
 from ..log_once import LogOnce
 from ..state.active_filter import ActiveFilter
 from ..state.table import State
-from ..verdicts import ABSENT, DISABLED, ERROR, MAYBE, OUT_OF_RANGE, SHADOW, UNKEYABLE, Decision, Verdict
+from ..verdicts import ABSENT, AMBIGUOUS, DISABLED, ERROR, MAYBE, OUT_OF_RANGE, SHADOW, UNKEYABLE, Decision, Verdict
 from . import counters, spot_checks
 from .keys import KeyMaker, OutOfRange, Uncertain, Unkeyable
 from .verdict_log import listeners, notify
@@ -35,7 +36,7 @@ class GuardRuntime:
 
     def __init__(self, guard: Guard) -> None:
         self._guard = guard
-        self._last_absent: tuple[Any, Any, State | None] = (None, None, None)
+        self._last_absent: tuple[Any, Any, State | None, str] = (None, None, None, "")
         self._log = LogOnce()
         #: The counters of this process.
         self.counters = counters.counts.of(guard.name)
@@ -81,7 +82,7 @@ class GuardRuntime:
             if key is None:
                 key = self.keys.key(value)
             active = self.active_filter
-            asked, check, row = self._last_absent
+            asked, check, row, alias = self._last_absent
             if asked is not None and active.last_check is asked and self._guard.mode == "enforce":
                 # Hot path: all that the last ABSENT rested on is the same, so only the key and the lease are checked.
                 try:
@@ -90,10 +91,14 @@ class GuardRuntime:
                     might = None  # `ask_leased` meets the same error, and handles it
                 if might:
                     decision = MAYBE if hash(key) not in active.negative_cache.marks else None
-                elif might is not None and active.table.lease(self._guard.name) is row:
+                elif (
+                    might is not None
+                    and active.table.lease(self._guard.name) is row
+                    and router.db_for_write(self._guard.model) == alias
+                ):
                     decision, is_enforced = ABSENT, True
             if decision is None:
-                decision = active.ask_leased(key) or active.ask(key)
+                (decision,) = self._placed([active.ask_leased(key) or active.ask(key)])
                 if decision is ABSENT and self._guard.mode == "enforce":
                     self._keep_absent(key)
         except Exception as error:
@@ -112,12 +117,13 @@ class GuardRuntime:
 
         Not for a store on a server, where a check that decides nothing would be a round trip.
         """
-        active = self.active_filter
+        active, alias = self.active_filter, self._guard._meta.database
         asked, row = active.last_check, active.table.lease(self._guard.name)
         if asked is not None and row is not None and row.mode in ("", "enforce") and not active.store.is_remote:
             is_absent = active.ask_leased(key) is ABSENT
-            if is_absent and active.last_check is asked and active.table.lease(self._guard.name) is row:
-                self._last_absent = asked, asked[1], row
+            is_same = active.last_check is asked and active.table.lease(self._guard.name) is row
+            if is_absent and is_same:
+                self._last_absent = asked, asked[1], row, alias
 
     async def adecide(self, value: Any, key: bytes | None = None) -> Decision:
         """Async :meth:`decide`: await the store's network calls, and query the database in a thread."""
@@ -131,6 +137,7 @@ class GuardRuntime:
             decision = active.ask_now(key) or await active.aask(key)
             if decision is None:  # the state rows or a filter must be read
                 decision = await sync_to_async(active.ask, thread_sensitive=False)(key)
+            (decision,) = await self._aplaced([decision])
         except Exception as error:
             decision = self._decision_for(error)
         if began:
@@ -147,7 +154,7 @@ class GuardRuntime:
             return [DISABLED] * len(values)
         keys, decided = self._keyed(values)
         try:
-            answers = self.active_filter.ask_many(keys)
+            answers = self._placed(self.active_filter.ask_many(keys))
         except Exception as error:
             answers = self._errors(keys, error)
         found = _filled(decided, answers)
@@ -167,6 +174,7 @@ class GuardRuntime:
             answers = await self.active_filter.aask_many(keys)
             if answers is None:
                 answers = await sync_to_async(self.active_filter.ask_many, thread_sensitive=False)(keys)
+            answers = await self._aplaced(answers)
         except Exception as error:
             answers = self._errors(keys, error)
         found = _filled(decided, answers)
@@ -202,6 +210,22 @@ class GuardRuntime:
     def _errors(self, keys: Sequence[bytes], error: Exception) -> list[Decision]:
         self.log_once(error)
         return [ERROR] * len(keys)
+
+    def _placed(self, decisions: list[Decision]) -> list[Decision]:
+        """Return ``decisions``; in place of each ABSENT, ``AMBIGUOUS`` if the filter may be that of another table."""
+        for decision in decisions:
+            if decision.verdict is Verdict.ABSENT:
+                break
+        else:
+            return decisions
+        if self._guard._meta.place.is_certain():
+            return decisions
+        return [AMBIGUOUS if each.verdict is Verdict.ABSENT else each for each in decisions]
+
+    async def _aplaced(self, decisions: list[Decision]) -> list[Decision]:
+        if self._guard._meta.place.must_read():
+            return await sync_to_async(self._placed, thread_sensitive=False)(decisions)
+        return self._placed(decisions)
 
     def _is_check_due(self) -> bool:
         """Return whether to compare an ABSENT with the database; in shadow mode all are, as far as time allows."""

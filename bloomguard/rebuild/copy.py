@@ -119,6 +119,10 @@ class Copy(Rebuild):
             for one in self.companions:
                 one.heartbeat()
 
+    def _source(self) -> str:
+        assert self._from is not None
+        return self._from.source
+
     def fence_replaced(self) -> bool:
         """Do nothing: the announcement is the fence."""
         return False

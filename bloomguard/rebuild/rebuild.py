@@ -130,25 +130,14 @@ class Rebuild:
         """
         self._refuse_transaction()
         seen = self.table.current(self.guard.name)
-        if not seen.active or (seen.is_ours and seen.identity == self.store.identity):
+        if not seen.active or not self._is_elsewhere(seen):
             return False
         if seen.building:
             refuse_if_alive(self.table, seen)
         # Even if it is fenced already we wait: the fence may be younger than a lease.
-        self.table.fence(self.guard.name, self._takeover(seen))
+        self.table.fence(self.guard.name, standby.why_replaced(self.store, seen))
         self._replaced = seen.active
         return True
-
-    def _takeover(self, seen: State) -> str:
-        here = socket.gethostname()
-        if not seen.is_ours:
-            return "the database was copied, restored or replaced"
-        if self.store.is_remote or seen.host in ("", here):
-            return "the store was replaced"
-        return (
-            f"{here} builds it in its own store, and {seen.host} did so before; if both serve this site, each build "
-            "undoes the other's: use a store that all hosts share"
-        )
 
     def announce(self) -> None:
         """Create an empty generation and name it in the state row, so that every writer adds to it."""
@@ -249,13 +238,20 @@ class Rebuild:
 
     def _announce(self, seen: State) -> State:
         changes = {"building": self._name, "builder": builder_id(), "builder_seen_at": timezone.now()}
-        identity = self.store.identity
-        if seen.identity != identity or not seen.is_ours:
-            changes |= {"identity": identity, "host": socket.gethostname(), **self._replacing(seen)}
+        if self._is_elsewhere(seen):
+            changes |= {"identity": self.store.identity, "host": socket.gethostname(), **self._replacing(seen)}
+            changes["source"] = self._source()
         mine = self.table.swap(seen, **changes)
         if mine is None:
             raise BuilderBusy(f"{self.guard.name}: its state row changed at the same moment; run it again later")
         return mine
+
+    def _is_elsewhere(self, seen: State) -> bool:
+        """Return whether the generations of ``seen`` are in another store, or of rows in another place."""
+        return seen.identity != self.store.identity or not seen.is_ours or seen.source != self._source()
+
+    def _source(self) -> str:
+        return self.guard._meta.place.source(self.source.using)
 
     def _replacing(self, seen: State) -> dict[str, Any]:
         if seen.active and (seen.status != FENCED or seen.active != self._replaced):

@@ -18,6 +18,10 @@ from ..guards import conditions as alive
 from ..guards.keys import kind_of, own_class, value_field
 from . import columns
 
+#: ID of the check for a table name that means several tables.
+#: One name means several tables.
+SEVERAL_TABLES = "bloomguard.W137"
+
 
 @dataclass(frozen=True)
 class Refusal:
@@ -149,10 +153,10 @@ def _of_postgresql(connection: BaseDatabaseWrapper, table: str) -> Iterator[Refu
         )
     if others and '"."' not in name:
         yield Refusal(
-            "bloomguard.W136",
+            SEVERAL_TABLES,
             f"{table!r} is a table of the schema {schema!r}, and of {', '.join(map(repr, others))}: with another "
             "search_path a process reads other rows",
-            "Do not guard a table that each tenant has; if the other is an unused copy, REVOKE USAGE ON its SCHEMA.",
+            "If the other is an unused copy, rename it, or REVOKE USAGE ON its SCHEMA; else remove the guard.",
         )
     if is_standby:
         yield Refusal(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import socket
 from collections.abc import Sequence
 from datetime import timedelta
 
@@ -21,6 +22,7 @@ from ..guards import Guard
 from ..models import GuardState
 from ..signals import generation_published, send
 from ..state.table import ARMED, State
+from ..stores import Store
 
 logger = logging.getLogger("bloomguard")
 
@@ -67,6 +69,21 @@ def sweep(guard: Guard, there: Sequence[str], state: State) -> None:
 def log_not_removed(guard: Guard, error: Exception) -> None:
     """Log that a generation was not removed: it only takes space until the next build's sweep."""
     logger.warning("bloomguard could not remove an old generation of %s: %s", guard.name, error)
+
+
+def why_replaced(store: Store, seen: State) -> str:
+    """Return why the generations of ``seen`` cannot be used beside one that is built in ``store`` now."""
+    here = socket.gethostname()
+    if not seen.is_ours:
+        return "the database was copied, restored or replaced"
+    if seen.identity == store.identity:
+        return "its rows are read from another database or schema than before"
+    if store.is_remote or seen.host in ("", here):
+        return "the store was replaced"
+    return (
+        f"{here} builds it in its own store, and {seen.host} did so before; if both serve this site, each build "
+        "undoes the other's: use a store that all hosts share"
+    )
 
 
 def retire(guard: Guard, state: State, keep_seconds: float = 0.0) -> None:

@@ -43,6 +43,7 @@ MEANING = {
     "identity": "the filter is in another store, or the store was restarted since the build; run rebuild_filter",
     "unreachable": "the store does not answer",
     "untrusted": "the filter is damaged, or was built for another definition or SECRET_KEY; run rebuild_filter",
+    "ambiguous": "several schemas or databases have the table, and the filter has the rows of one of them",
     "shadow": 'the filter does not contain it, but mode = "shadow" lets the request pass',
     "false absence": "the row exists, but the filter does not contain it; run rebuild_filter",
     "error": "an error inside bloomguard",

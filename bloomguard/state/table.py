@@ -58,6 +58,7 @@ class State:
     mode: str = ""
     #: The database that the generations were built from.
     database: str = field(default="", compare=False)
+    source: str = field(default="", compare=False)  # of their rows: see bloomguard.guards.places
     #: Random, new with each version: a restored database uses the same version numbers again.
     token: str = field(default="", compare=False)
     #: Raw database values, only tested for equality and presence: which fence it is, and whether the standby is kept.
@@ -226,7 +227,7 @@ class StateTable:
             self._lock.release()
 
     def _is_fresh(self, now: float, after: float | None) -> bool:
-        return self.read_at > after if after is not None else now - self.read_at < LEASE_SECONDS
+        return self.read_at > (now - LEASE_SECONDS if after is None else after)
 
     def reading_by(self, read: Callable[[], Rows]) -> AbstractContextManager[None]:
         """In this block and thread, read by ``read``: it returns committed rows or raises :class:`DatabaseError`."""
@@ -322,8 +323,7 @@ class StateTable:
         if changes.get("building") or (changes.get("active") and not seen.generations):
             changes["database"] = self._here_of(seen)
         changes["token"] = new_token()
-        known = {name: value for name, value in changes.items() if name in _COLUMNS}
-        after = replace(seen, version=seen.version + 1, **known)
+        after = replace(seen, version=seen.version + 1, **{name: changes[name] for name in _COLUMNS if name in changes})
         values = {**changes, "version": after.version}
         if seen.version == 0:
             return self._insert(after, values)

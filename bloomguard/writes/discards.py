@@ -115,7 +115,9 @@ def _lock(compiler: Any, tracked: TrackedTable, chosen: Iterable[Any]) -> Alive:
         with compiler.connection.cursor() as cursor:
             cursor.execute(f"DELETE FROM {table} WHERE 0")  # noqa: S608
     # On SQLite no other connection can change the state rows now.
-    generation = guard._runtime.active_filter.active(compiler.using) if at_home else ""
+    generation = (
+        guard._runtime.active_filter.active(compiler.using) if at_home and guard._meta.place.is_certain() else ""
+    )
     rows: dict[Any, tuple[Any, ...]] = {}
     # As during the statement itself, other transactions may still insert rows that refer to these.
     no_key = compiler.connection.features.has_select_for_no_key_update

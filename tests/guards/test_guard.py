@@ -324,8 +324,8 @@ def test_it_is_decided_anew_after_a_change(denied, clock, monkeypatch, change):
     elif change == "mode":
         monkeypatch.setattr(denied, "mode", "shadow")
     else:
-        asked, _, row = denied._runtime._last_absent
-        monkeypatch.setattr(denied._runtime, "_last_absent", (asked, fail_for_good, row))
+        asked, _, *more = denied._runtime._last_absent
+        monkeypatch.setattr(denied._runtime, "_last_absent", (asked, fail_for_good, *more))
 
     assert denied._runtime.decide(8) is UNTRUSTED
 

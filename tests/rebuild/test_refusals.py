@@ -451,7 +451,7 @@ def test_a_table_of_each_tenant(only, clerk, undone):
 
     said = refused()
     assert "'shop_product' is a table of the schema 'public', and of 'tenant'" in said
-    assert [each[0] for each in checked()] == ["W136"]
+    assert [each[0] for each in checked()] == ["W137"]
 
     run("SET ROLE clerk")
     build()

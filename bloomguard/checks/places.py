@@ -1,0 +1,49 @@
+"""Check that each guard's table is one table: not one of several schemas, nor of several databases."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from typing import Any
+
+from django.core.checks import CheckMessage, Warning, register
+from django.db import DatabaseError, connections, router
+
+from ..exceptions import ConfigurationError
+from ..guards import Guard, registry
+from ..guards.places import databases_of
+from ..rebuild.refusals import SEVERAL_TABLES, database_refusals
+from .tags import TAG
+
+
+@register(TAG)
+def check_places(app_configs: Any, databases: Sequence[str] | None = None, **kwargs: Any) -> list[CheckMessage]:
+    """Check the tables in the catalogues of ``databases``; nothing without them."""
+    messages: list[CheckMessage] = []
+    for guard in registry:
+        with suppress(ConfigurationError, DatabaseError):  # other checks report these
+            messages += [
+                Warning(f"the guard {guard.name!r}: {text}.", hint=hint, obj=guard.model, id=SEVERAL_TABLES)
+                for text, hint in _of(guard, databases or ())
+            ]
+    return messages
+
+
+def _of(guard: Guard, databases: Sequence[str]) -> Iterator[tuple[str, str]]:
+    home = router.db_for_write(guard.model)
+    if home in databases:
+        for refusal in database_refusals(guard, connections[home]):
+            if refusal.id == SEVERAL_TABLES:
+                yield refusal.reason, refusal.cure
+    table = guard.model._meta.db_table
+    named = [alias for alias in databases_of(guard.model) if alias in databases]
+    if len(named) < 2:
+        return
+    having = [alias for alias in named if table in connections[alias].introspection.table_names()]
+    if len(having) > 1:
+        yield (
+            f"the databases {', '.join(map(repr, having))} each have a table {table!r}; its filter knows the rows of "
+            f"{home!r} alone",
+            "If one of them has the rows, let allow_migrate of your router say so, and drop the other tables; else "
+            "remove the guard.",
+        )

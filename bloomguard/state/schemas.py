@@ -1,0 +1,102 @@
+"""The PostgreSQL schemas that have a table of one name: with several, the ``search_path`` decides which is meant.
+
+A process reads them when it is about to answer ABSENT, at most every :data:`SECONDS`, by a connection of its own. The
+copy may be older than the last CREATE TABLE: rows of a table that was created after the scan of a filter are in the
+filter, because their writers have added them.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Sequence
+
+from django.db import connections
+
+from ..forks import after_fork
+from .connection import CONNECT_SECONDS, READ_SECONDS, StateConnection
+from .table import seconds
+
+logger = logging.getLogger("bloomguard")
+
+SECONDS = 60.0
+#: Seconds until the next read after one that failed.
+AGAIN_SECONDS = 1.0
+
+#: The tables of these names, in schemas that the role may use; a temporary table is in none.
+SQL = (
+    "SELECT relname::text, nspname::text FROM pg_class JOIN pg_namespace ON pg_namespace.oid = relnamespace "
+    "WHERE relname = ANY(%s) AND relkind IN ('r', 'p', 'v', 'm', 'f') AND nspname !~ '^pg_' "
+    "AND nspname <> 'information_schema' AND has_schema_privilege(pg_namespace.oid, 'USAGE') ORDER BY 1, 2"
+)
+
+
+def has_schemas(alias: str, table: str) -> bool:
+    """Return whether the ``search_path`` decides which table the name means: on PostgreSQL, if it has no schema."""
+    connection = connections[alias]
+    return connection.vendor == "postgresql" and '"."' not in connection.ops.quote_name(table)
+
+
+class _On(StateConnection):
+    """A connection to another database than that of the state rows, with the same time limits."""
+
+    def __init__(self, alias: str) -> None:
+        super().__init__()
+        self._alias = alias
+
+    @property
+    def alias(self) -> str:
+        return self._alias
+
+
+class Schemas:
+    """One process's copy for all tables that it was asked for. ``clock`` returns monotonic seconds."""
+
+    def __init__(self, clock: Callable[[], float] = seconds) -> None:
+        self.clock = clock
+        #: By alias: when the copy is to be read again, and table -> schemas. Replaced as a whole.
+        self._copies: dict[str, tuple[float, dict[str, frozenset[str]]]] = {}
+        self._lock = threading.Lock()
+        after_fork(self._after_fork)
+
+    def _after_fork(self) -> None:
+        self._lock = threading.Lock()
+
+    def forget(self) -> None:
+        """Drop the copy."""
+        self._copies = {}
+
+    def is_due(self, alias: str, tables: Sequence[str]) -> bool:
+        """Return whether :meth:`of` has to read the catalogue."""
+        until, copy = self._copies.get(alias, (float("-inf"), {}))
+        return self.clock() >= until or any(table not in copy for table in tables)
+
+    def of(self, alias: str, tables: Sequence[str]) -> list[frozenset[str]]:
+        """Return the schemas of each table, none if they cannot be read. May wait. Never raises."""
+        if self.is_due(alias, tables) and self._lock.acquire(timeout=CONNECT_SECONDS + READ_SECONDS):
+            try:
+                if self.is_due(alias, tables):  # another thread may have read it
+                    self._read(alias, tables)
+            finally:
+                self._lock.release()
+        _, copy = self._copies.get(alias, (0.0, {}))
+        return [copy.get(table, frozenset()) for table in tables]
+
+    def _read(self, alias: str, tables: Sequence[str]) -> None:
+        names = sorted({*tables, *self._copies.get(alias, (0.0, {}))[1]})
+        connection = _On(alias)
+        try:
+            rows, _ = connection.execute(SQL, [names])
+            until = self.clock() + SECONDS
+        except Exception as error:
+            logger.warning("bloomguard cannot read which schemas have a table, so requests pass: %s", error)
+            rows, until = [], self.clock() + AGAIN_SECONDS
+        finally:
+            connection.close()
+        found: dict[str, set[str]] = {name: set() for name in names}
+        for table, schema in rows:
+            found[table].add(schema)
+        self._copies[alias] = until, {table: frozenset(some) for table, some in found.items()}
+
+
+schemas = Schemas()
