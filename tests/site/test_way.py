@@ -1,9 +1,9 @@
-"""The way of a request through the package: who reads the code follows it call by call."""
+"""The way of a request, and of a write, through the package: who reads the code follows it call by call."""
 
 from __future__ import annotations
 
 from functools import partial
-from itertools import repeat
+from itertools import count, repeat
 
 from bench.requests import GUARDED, ROUTE, handler, requests
 from bloomguard.guards import counters, spot_checks
@@ -22,3 +22,14 @@ def test_a_request_that_is_blocked_at_its_route_takes_few_calls(build, monkeypat
     assert 5 < len(way.calls) + 1 <= 15, way.calls
     assert len(way.files) <= 8, way.files
     assert way.changes <= 12, way.calls
+
+
+def test_an_insert_takes_few_calls(transactional_db, build):
+    """60 calls in 18 files, with 36 changes of file, at most: the statement, one add, and the COMMIT."""
+    build("product")
+    numbers = count(1)
+    way = way_of(lambda: Product(pk=next(numbers), name="new").save(force_insert=True))
+
+    assert 30 < len(way.calls) <= 60, way.calls
+    assert len(way.files) <= 18, way.files
+    assert way.changes <= 36, way.calls
