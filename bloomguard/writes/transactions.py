@@ -49,6 +49,7 @@ def together(using: str, *, undo: bool = False) -> Iterator[None]:
     """
     connection: Any = connections[using]
     connection.ensure_connection()
+    connection.validate_no_broken_transaction()  # an outermost `atomic` block would forget that it is broken
     if connection.in_atomic_block and not undo:
         try:
             yield

@@ -8,7 +8,7 @@ from contextlib import ExitStack, suppress
 
 import pytest
 from django.contrib.auth.models import Group
-from django.db import DatabaseError, connections, transaction
+from django.db import DatabaseError, IntegrityError, connections, transaction
 
 from bloomguard.exceptions import StoreError
 from bloomguard.guards import registry
@@ -99,6 +99,23 @@ def test_a_commit_by_hand_waits_for_its_fence(broken, clock, caplog, block):
     assert GuardState.objects.get(name="product").status == state.FENCED
     assert broken.verdict(90_070) is Verdict.UNKNOWN
     assert len(lines(caplog)) == 1
+
+
+def test_a_connection_that_django_holds_for_broken_stays_so(product):
+    """After an error in a transaction that was begun by hand, and committed, Django refuses the next write."""
+    using = database.current
+    Product.objects.create(pk=90_072)
+    transaction.set_autocommit(False, using=using)
+    with suppress(IntegrityError):
+        Product.objects.bulk_create([Product(pk=90_072)])
+    transaction.commit(using=using)
+    transaction.set_autocommit(True, using=using)
+
+    try:
+        with pytest.raises(transaction.TransactionManagementError):
+            Product.objects.create(pk=90_073)
+    finally:
+        connections[using].rollback()
 
 
 @pytest.mark.parametrize("block", BY_HAND, ids=lambda block: block.__name__)
