@@ -44,6 +44,6 @@ def _of(guard: Guard, databases: Sequence[str]) -> Iterator[tuple[str, str]]:
         yield (
             f"the databases {', '.join(map(repr, having))} each have a table {table!r}; its filter knows the rows of "
             f"{home!r} alone",
-            "If one of them has the rows, let allow_migrate of your router say so, and drop the other tables; else "
-            "remove the guard.",
+            "If one of them has the rows and the others are no replicas, let allow_migrate of your router say so, and "
+            "drop the other tables; else remove the guard.",
         )

@@ -21,7 +21,7 @@ def remember_missing(guard: Guard, value: Any, generation: str, using: str) -> N
     :mod:`bloomguard.state.negative_cache`.
     """
     try:
-        if _is_exact(guard, value):
+        if _is_exact(guard, value) and guard._meta.place.was_asked(using):
             key = guard._meta.keys.key(value)
             guard._runtime.active_filter.negative_cache.remember(key, generation, using)
     except (Unkeyable, OutOfRange):
@@ -42,7 +42,9 @@ def confirm_missing(guard: Guard, value: Any) -> None:
         if not generation or connection.in_atomic_block or has_own_transaction(connection):
             return
         key = meta.keys.key(value)
-        if active.ask(key).verdict is not Verdict.MAYBE or not active.negative_cache.worth_asking(key, generation):
+        if guard._runtime.ask(key).verdict is not Verdict.MAYBE or not active.negative_cache.worth_asking(
+            key, generation
+        ):
             return
         rows = meta.rows().using(meta.database)
         if not rows.filter(**meta.conditions(value)).exists():

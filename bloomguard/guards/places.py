@@ -12,6 +12,13 @@ from django.db import connections, router
 
 from ..state.schemas import has_schemas, schemas
 
+#: The schemas of the tables that these names mean on this connection.
+_MEANT = (
+    "SELECT nspname::text FROM unnest(%s::text[]) WITH ORDINALITY AS asked (name, number) "
+    "LEFT JOIN pg_class ON pg_class.oid = to_regclass(asked.name) "
+    "LEFT JOIN pg_namespace ON pg_namespace.oid = relnamespace ORDER BY number"
+)
+
 if TYPE_CHECKING:
     from django.db.models import Model
 
@@ -19,11 +26,13 @@ if TYPE_CHECKING:
 
 
 def databases_of(model: type[Model]) -> list[str]:
-    """Return the aliases of the different databases in which the routers allow a table of ``model``."""
+    """Return the aliases of the different databases in which the routers allow a table of ``model``; no replicas."""
     found: dict[tuple[Any, ...], str] = {}
+    replica = {router.db_for_read(model)} - {router.db_for_write(model)}
     for alias in connections:
         given = connections[alias].settings_dict
-        if not given["TEST"].get("MIRROR") and router.allow_migrate_model(alias, model):
+        is_replica = alias in replica or given["TEST"].get("MIRROR")
+        if not is_replica and router.allow_migrate_model(alias, model):
             found.setdefault(tuple(given[name] for name in ("ENGINE", "HOST", "PORT", "NAME")), alias)
     return list(found.values())
 
@@ -36,29 +45,54 @@ class Place:
         table = guard.model._meta.db_table
         self._tables = [table, *sorted(guard._meta.tables - {table})]
 
-    def source(self, alias: str) -> str:
-        """Return the place as the state row of a filter names it that is built from ``alias`` now. May query."""
-        schema = ",".join(sorted(schemas.of(alias, self._tables)[0])) if has_schemas(alias, self._tables[0]) else ""
-        return f"{alias}/{schema}"
+    def _loose(self, alias: str) -> list[str]:
+        """Return the guard's tables whose schema the ``search_path`` decides."""
+        return [table for table in self._tables if has_schemas(alias, table)]
+
+    def source(self, alias: str) -> str | None:
+        """Return the place as the state row of a filter names it that is built from ``alias`` now. May query.
+
+        ``None`` if the catalogue cannot be read.
+        """
+        loose = self._loose(alias)
+        found = schemas.of(alias, loose)
+        return f"{alias}/{','.join(sorted(found[0])) if found else ''}" if all(found) else None
 
     def must_read(self) -> bool:
-        """Return whether :meth:`is_certain` has to read the catalogue: once a minute, on PostgreSQL."""
+        """Return whether :meth:`certain_alias` has to read the catalogue: once a minute, on PostgreSQL."""
         alias = self._guard._meta.database
-        return has_schemas(alias, self._tables[0]) and schemas.is_due(alias, self._tables)
+        return schemas.is_due(alias, self._loose(alias))
 
-    def is_certain(self) -> bool:
-        """Return whether the table that this process would read is the one that the filter was built from.
+    def certain_alias(self, source: str) -> str:
+        """Return the alias of the database if this process would read the table of ``source``; empty if it may not.
 
-        So it is if the routers name the database that was scanned, and no other schema has a table of the name.
+        It would if the routers name the database that was scanned, and no other schema has a table of the name.
         """
-        source, alias = (
-            self._guard._runtime.active_filter.table.known(self._guard.name).source,
-            self._guard._meta.database,
-        )
+        alias = self._guard._meta.database
         database, _, schema = source.rpartition("/")
         if source and database != alias:
+            return ""
+        loose = self._loose(alias)
+        found = schemas.of(alias, loose) if loose else []
+        if not all(len(each) == 1 for each in found):
+            return ""
+        return alias if not found or not source or schema in found[0] else ""
+
+    def is_certain(self) -> bool:
+        """Return whether this process would read the table that the guard's filter was built from. May query."""
+        return bool(self.certain_alias(self._guard._runtime.active_filter.table.known(self._guard.name).source))
+
+    def was_asked(self, using: str) -> bool:
+        """Return whether a query that was just sent by ``using`` read that table. Queries PostgreSQL's catalogue."""
+        if not self.is_certain() or using != self._guard._meta.database:
             return False
-        if not has_schemas(alias, self._tables[0]):
+        loose = self._loose(using)
+        if not loose:
             return True
-        found = schemas.of(alias, self._tables)
-        return all(len(each) == 1 for each in found) and (not source or schema in found[0])
+        connection: Any = connections[using]
+        names = [connection.ops.quote_name(table) for table in loose]
+        # Not by Django's cursor, which would count and log it as a query of the project.
+        with connection.wrap_database_errors, connection.connection.cursor() as cursor:
+            cursor.execute(_MEANT, [names])
+            meant = [schema for (schema,) in cursor.fetchall()]
+        return all(schema in each for schema, each in zip(meant, schemas.of(using, loose), strict=True))

@@ -15,8 +15,20 @@ from ..exceptions import StoreError
 from ..filters import CorruptFilter
 from ..log_once import LogOnce
 from ..state.active_filter import ActiveFilter
-from ..state.table import State
-from ..verdicts import ABSENT, AMBIGUOUS, DISABLED, ERROR, MAYBE, OUT_OF_RANGE, SHADOW, UNKEYABLE, Decision, Verdict
+from ..state.table import Rows, State
+from ..verdicts import (
+    ABSENT,
+    AMBIGUOUS,
+    DISABLED,
+    ERROR,
+    LEASE,
+    MAYBE,
+    OUT_OF_RANGE,
+    SHADOW,
+    UNKEYABLE,
+    Decision,
+    Verdict,
+)
 from . import counters, spot_checks
 from .keys import KeyMaker, OutOfRange, Uncertain, Unkeyable
 from .verdict_log import listeners, notify
@@ -98,7 +110,7 @@ class GuardRuntime:
                 ):
                     decision, is_enforced = ABSENT, True
             if decision is None:
-                (decision,) = self._placed([active.ask_leased(key) or active.ask(key)])
+                decision = self.ask(key)
                 if decision is ABSENT and self._guard.mode == "enforce":
                     self._keep_absent(key)
         except Exception as error:
@@ -112,18 +124,23 @@ class GuardRuntime:
             return decision
         return self._record(value, decision)
 
+    def ask(self, key: bytes) -> Decision:
+        """Return the decision on ``key``, without a count and without a spot check. May read the state rows."""
+        active = self.active_filter
+        copy = active.table.copy
+        return self._placed([active.ask_leased(key) or active.ask(key)], copy)[0]
+
     def _keep_absent(self, key: bytes) -> None:
         """Store what an ABSENT rests on, for :meth:`decide`: the generation's check, and the leased row that names it.
 
         Not for a store on a server, where a check that decides nothing would be a round trip.
         """
-        active, alias = self.active_filter, self._guard._meta.database
+        active = self.active_filter
         asked, row = active.last_check, active.table.lease(self._guard.name)
         if asked is not None and row is not None and row.mode in ("", "enforce") and not active.store.is_remote:
             is_absent = active.ask_leased(key) is ABSENT
-            is_same = active.last_check is asked and active.table.lease(self._guard.name) is row
-            if is_absent and is_same:
-                self._last_absent = asked, asked[1], row, alias
+            if is_absent and active.last_check is asked and active.table.lease(self._guard.name) is row:
+                self._last_absent = asked, asked[1], row, self._guard._meta.place.certain_alias(row.source)
 
     async def adecide(self, value: Any, key: bytes | None = None) -> Decision:
         """Async :meth:`decide`: await the store's network calls, and query the database in a thread."""
@@ -134,10 +151,11 @@ class GuardRuntime:
             if key is None:
                 key = self.keys.key(value)
             active = self.active_filter
+            copy = active.table.copy
             decision = active.ask_now(key) or await active.aask(key)
             if decision is None:  # the state rows or a filter must be read
                 decision = await sync_to_async(active.ask, thread_sensitive=False)(key)
-            (decision,) = await self._aplaced([decision])
+            (decision,) = await self._aplaced([decision], copy)
         except Exception as error:
             decision = self._decision_for(error)
         if began:
@@ -154,7 +172,8 @@ class GuardRuntime:
             return [DISABLED] * len(values)
         keys, decided = self._keyed(values)
         try:
-            answers = self._placed(self.active_filter.ask_many(keys))
+            copy = self.active_filter.table.copy
+            answers = self._placed(self.active_filter.ask_many(keys), copy)
         except Exception as error:
             answers = self._errors(keys, error)
         found = _filled(decided, answers)
@@ -171,10 +190,11 @@ class GuardRuntime:
             return await sync_to_async(self.decide_many, thread_sensitive=False)(values)
         keys, decided = self._keyed(values)
         try:
+            copy = self.active_filter.table.copy
             answers = await self.active_filter.aask_many(keys)
             if answers is None:
                 answers = await sync_to_async(self.active_filter.ask_many, thread_sensitive=False)(keys)
-            answers = await self._aplaced(answers)
+            answers = await self._aplaced(answers, copy)
         except Exception as error:
             answers = self._errors(keys, error)
         found = _filled(decided, answers)
@@ -211,21 +231,26 @@ class GuardRuntime:
         self.log_once(error)
         return [ERROR] * len(keys)
 
-    def _placed(self, decisions: list[Decision]) -> list[Decision]:
-        """Return ``decisions``; in place of each ABSENT, ``AMBIGUOUS`` if the filter may be that of another table."""
-        for decision in decisions:
-            if decision.verdict is Verdict.ABSENT:
-                break
-        else:
+    def _placed(self, decisions: list[Decision], copy: tuple[float, Rows]) -> list[Decision]:
+        """Return ``decisions``, each ABSENT replaced if the filter that gave it may be that of another table.
+
+        ``copy`` is that of the state rows from before the filter was asked: the filter may have been replaced since.
+        """
+        if not _has_absent(decisions):
             return decisions
-        if self._guard._meta.place.is_certain():
+        before, row = copy[1].get(self._guard.name), self.active_filter.table.renewed(self._guard.name)
+        if row is None or (before is not None and before.source != row.source):
+            return [LEASE if each.verdict is Verdict.ABSENT else each for each in decisions]
+        if self._guard._meta.place.certain_alias(row.source):
             return decisions
         return [AMBIGUOUS if each.verdict is Verdict.ABSENT else each for each in decisions]
 
-    async def _aplaced(self, decisions: list[Decision]) -> list[Decision]:
-        if self._guard._meta.place.must_read():
-            return await sync_to_async(self._placed, thread_sensitive=False)(decisions)
-        return self._placed(decisions)
+    async def _aplaced(self, decisions: list[Decision], copy: tuple[float, Rows]) -> list[Decision]:
+        if _has_absent(decisions):
+            is_leased = self.active_filter.table.lease(self._guard.name) is not None
+            if not is_leased or self._guard._meta.place.must_read():
+                return await sync_to_async(self._placed, thread_sensitive=False)(decisions, copy)
+        return self._placed(decisions, copy)
 
     def _is_check_due(self) -> bool:
         """Return whether to compare an ABSENT with the database; in shadow mode all are, as far as time allows."""
@@ -243,6 +268,13 @@ class GuardRuntime:
     def log_once(self, error: Exception) -> None:
         """Log an error of a type that this guard has not logged yet."""
         self._log.error(error, "bloomguard passes requests to %s because of an internal error", self._guard.name)
+
+
+def _has_absent(decisions: Sequence[Decision]) -> bool:
+    for decision in decisions:  # noqa: SIM110 -- any() of a generator takes longer for the usual single one
+        if decision.verdict is Verdict.ABSENT:
+            return True
+    return False
 
 
 def _filled(decided: Sequence[Decision | None], answers: Sequence[Decision]) -> list[Decision]:

@@ -116,7 +116,7 @@ class Scope:
         """Ask again after :meth:`note_counted`, without counting another ABSENT."""
         guard = answer.guard
         with suppress(Exception):  # :meth:`GuardRuntime.decide` then maps it to a decision
-            if guard._runtime.active_filter.ask(key).verdict is Verdict.ABSENT:
+            if guard._runtime.ask(key).verdict is Verdict.ABSENT:
                 return answer
         return Answer(guard, answer.value, *guard._runtime.decide(answer.value, key))
 

@@ -225,7 +225,6 @@ def _is_proof(compiler: Any, lookup: RowLookup) -> bool:
         and compiler.using == lookup.guard._meta.database
         and not connection.in_atomic_block
         and not has_own_transaction(connection)
-        and lookup.guard._meta.place.is_certain()
         and not _has_row_security(connection, lookup.guard.model._meta.db_table)
     )
 

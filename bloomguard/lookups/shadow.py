@@ -56,6 +56,6 @@ def _count_harm(guard: Guard, what: str) -> None:
 
 def _is_still_absent(guard: Guard, value: Any) -> bool:
     try:
-        return guard._runtime.active_filter.ask(guard._meta.keys.key(value)).verdict is Verdict.ABSENT
+        return guard._runtime.ask(guard._meta.keys.key(value)).verdict is Verdict.ABSENT
     except OutOfRange:
         return True

@@ -251,7 +251,10 @@ class Rebuild:
         return seen.identity != self.store.identity or not seen.is_ours or seen.source != self._source()
 
     def _source(self) -> str:
-        return self.guard._meta.place.source(self.source.using)
+        found = self.guard._meta.place.source(self.source.using)
+        if found is None:
+            raise RebuildError(f"{self.guard.name}: cannot find out which schema its table is in; see the log")
+        return found
 
     def _replacing(self, seen: State) -> dict[str, Any]:
         if seen.active and (seen.status != FENCED or seen.active != self._replaced):

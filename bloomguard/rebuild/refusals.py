@@ -19,7 +19,6 @@ from ..guards.keys import kind_of, own_class, value_field
 from . import columns
 
 #: ID of the check for a table name that means several tables.
-#: One name means several tables.
 SEVERAL_TABLES = "bloomguard.W137"
 
 

@@ -129,6 +129,12 @@ class Verification:
         state = live.table.current(self.guard.name)
         if not state.active or not state.is_answered_by(state.active) or live.store.identity != state.identity:
             return None
+        place = self.guard._meta.place.source(self._source.using)
+        if state.source and state.source != place:
+            raise RebuildError(
+                f"{self.guard.name}: its filter was built from {state.source!r} (database/schema), but rows would be "
+                f"read from {place or 'an unknown schema'!r}; check DATABASE_ROUTERS and search_path of this process"
+            )
         return live.store.open(self.guard.name, state.active, live.find_key_hash, state.identity)
 
     def _scan(self, generation: Generation, total: int) -> tuple[int, int]:

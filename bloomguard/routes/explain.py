@@ -170,7 +170,7 @@ def _decide(guard: Guard, value: Any) -> tuple[Decision, str]:
     if not conf.settings.is_enabled:
         return DISABLED, ""
     try:
-        decision = guard._runtime.active_filter.ask(guard._meta.keys.key(value))
+        decision = guard._runtime.ask(guard._meta.keys.key(value))
     except Unkeyable:
         decision = UNKEYABLE
     except Uncertain as error:

@@ -1,8 +1,9 @@
 """The PostgreSQL schemas that have a table of one name: with several, the ``search_path`` decides which is meant.
 
-A process reads them when it is about to answer ABSENT, at most every :data:`SECONDS`, by a connection of its own. The
-copy may be older than the last CREATE TABLE: rows of a table that was created after the scan of a filter are in the
-filter, because their writers have added them.
+A process reads them when it is about to answer ABSENT, at most every :data:`SECONDS`, by a connection of its own, and
+after it has changed definitions. The copy may be older than a CREATE TABLE of another process: rows of a table that was
+created after the scan of a filter are in the filter, because their writers have added them. But a filled table that
+another program moves into a schema, or grants, is overlooked for that long.
 """
 
 from __future__ import annotations
@@ -23,11 +24,13 @@ SECONDS = 60.0
 #: Seconds until the next read after one that failed.
 AGAIN_SECONDS = 1.0
 
-#: The tables of these names, in schemas that the role may use; a temporary table is in none.
+#: The tables of these names, in schemas that the login may use, or a role that it can SET; temporary ones are in none.
 SQL = (
     "SELECT relname::text, nspname::text FROM pg_class JOIN pg_namespace ON pg_namespace.oid = relnamespace "
     "WHERE relname = ANY(%s) AND relkind IN ('r', 'p', 'v', 'm', 'f') AND nspname !~ '^pg_' "
-    "AND nspname <> 'information_schema' AND has_schema_privilege(pg_namespace.oid, 'USAGE') ORDER BY 1, 2"
+    "AND nspname <> 'information_schema' "
+    "AND EXISTS (SELECT FROM pg_roles WHERE pg_has_role(session_user, pg_roles.oid, 'MEMBER') "
+    "AND has_schema_privilege(pg_roles.oid, pg_namespace.oid, 'USAGE')) ORDER BY 1, 2"
 )
 
 
@@ -54,7 +57,7 @@ class Schemas:
 
     def __init__(self, clock: Callable[[], float] = seconds) -> None:
         self.clock = clock
-        #: By alias: when the copy is to be read again, and table -> schemas. Replaced as a whole.
+        #: By alias: when the copy is to be read again, and table -> schemas. Each is replaced as a whole.
         self._copies: dict[str, tuple[float, dict[str, frozenset[str]]]] = {}
         self._lock = threading.Lock()
         after_fork(self._after_fork)
@@ -67,13 +70,15 @@ class Schemas:
         self._copies = {}
 
     def is_due(self, alias: str, tables: Sequence[str]) -> bool:
-        """Return whether :meth:`of` has to read the catalogue."""
+        """Return whether :meth:`of` has to read the catalogue for ``tables``; not if there are none."""
         until, copy = self._copies.get(alias, (float("-inf"), {}))
-        return self.clock() >= until or any(table not in copy for table in tables)
+        return bool(tables) and (self.clock() >= until or any(table not in copy for table in tables))
 
     def of(self, alias: str, tables: Sequence[str]) -> list[frozenset[str]]:
         """Return the schemas of each table, none if they cannot be read. May wait. Never raises."""
-        if self.is_due(alias, tables) and self._lock.acquire(timeout=CONNECT_SECONDS + READ_SECONDS):
+        if self.is_due(alias, tables):
+            if not self._lock.acquire(timeout=CONNECT_SECONDS + READ_SECONDS):
+                return [frozenset()] * len(tables)
             try:
                 if self.is_due(alias, tables):  # another thread may have read it
                     self._read(alias, tables)

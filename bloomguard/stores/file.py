@@ -311,8 +311,10 @@ class _WriteLock:
                 return fd  # hot path: nobody else has the lock
             return self._locked(how)
         except BaseException as error:
-            self._close()  # which unlocks the file, if it was locked
-            self._thread.release()
+            try:
+                self._close()  # which unlocks the file, if it was locked
+            finally:
+                self._thread.release()
             if isinstance(error, OSError):
                 raise StoreError(f"cannot lock {self._path}: {error.strerror}") from error
             raise

@@ -6,14 +6,17 @@ The results for a database are cached until a guard, its generations or the data
 from __future__ import annotations
 
 import logging
+import threading
 import weakref
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from django.db import DatabaseError, InterfaceError, connections, router
 
+from ..forks import after_fork
 from ..guards import Guard, registry
 from ..state import table as states
+from ..state.schemas import schemas
 from . import fencing
 from .catalogue import Catalogue, load
 from .observer import TransactionObserver
@@ -27,12 +30,51 @@ logger = logging.getLogger("bloomguard")
 _MOST_TEXTS, _LONGEST_TEXT = 1_000, 1_000
 
 
+class Definitions:
+    """The changes that this process makes to the databases' definitions; ``stamp`` is their number."""
+
+    def __init__(self) -> None:
+        self.stamp = 0
+        #: The observers of open transactions with changes, which others do not see yet.
+        self._open: list[weakref.ref[TransactionObserver]] = []
+        self._lock = threading.Lock()  # held for microseconds
+        after_fork(self._after_fork)
+
+    def _after_fork(self) -> None:
+        self._lock = threading.Lock()
+
+    def changed(self, connection: Any) -> None:
+        """Drop all that is cached of them, after a statement on ``connection``; cache nothing before its COMMIT."""
+        with self._lock:
+            self._advance()
+            if is_under_way(connection):
+                self._open.append(weakref.ref(TransactionObserver.over(connection)))
+
+    def are_changing(self) -> bool:
+        """Return whether a transaction with changes is still open; drop what is cached for each that has ended."""
+        if not self._open:
+            return False
+        with self._lock:
+            going_on = [each for each in self._open if (observer := each()) is not None and observer.is_open]
+            if len(going_on) != len(self._open):
+                self._open = going_on
+                self._advance()
+            return bool(going_on)
+
+    def _advance(self) -> None:
+        self.stamp += 1
+        schemas.forget()
+
+
+definitions = Definitions()
+
+
 class DatabaseCache:
     """Cached facts about one database, until a guard, its generations, or the database's definitions change."""
 
     def __init__(self) -> None:
         self.plans = registry.plans
-        self.stamp = stamp
+        self.stamp = definitions.stamp
         self.copy: object = None  # of the state rows
         self.generations: object = None
         self.tables: dict[str, list[tuple[str, Guard]]] = {}
@@ -92,18 +134,13 @@ class Cause(NamedTuple):
 
 #: By alias. A cache is replaced in one assignment, as other threads read it.
 caches: dict[str, DatabaseCache] = {}
-#: Number of changes to definitions.
-stamp = 0
-#: The observers of open transactions that changed definitions, which others do not see yet.
-_defining: list[weakref.ref[TransactionObserver]] = []
 
 
 def current_cache(alias: str) -> DatabaseCache:
     """Return the cache of a database; make a new one if anything that it depends on has changed."""
-    if _defining:
-        _forget_if_over()
+    definitions.are_changing()
     cache = caches.get(alias)
-    if cache is not None and cache.plans is registry.plans and cache.stamp == stamp and cache.follow():
+    if cache is not None and cache.plans is registry.plans and cache.stamp == definitions.stamp and cache.follow():
         return cache
     cache = caches[alias] = DatabaseCache()
     cache.follow()
@@ -163,7 +200,7 @@ def _catalogue(cache: DatabaseCache, connection: Any) -> Catalogue | None:
     """Return the database's catalogue; ``None`` if it cannot be read."""
     if cache.catalogue is not None:
         return cache.catalogue
-    seen = stamp
+    seen = definitions.stamp
     try:
         with connection.wrap_database_errors:
             connection.ensure_connection()
@@ -176,7 +213,7 @@ def _catalogue(cache: DatabaseCache, connection: Any) -> Catalogue | None:
             type(error).__name__,
         )
         return None
-    if not _defining and seen == stamp:
+    if not definitions.are_changing() and seen == definitions.stamp:
         cache.quiet = _Quiet(cache, catalogue)
         cache.catalogue = catalogue
     return catalogue
@@ -203,20 +240,3 @@ class _Quiet(dict[str, bool]):
             every = {Effect(verb, bare(table)) for verb in ("insert", "update", "delete")}
             found = self[table] = not self.writers and not self._reaches(every)
         return found
-
-
-def forget_definitions(connection: Any) -> None:
-    """Drop all cached catalogues after a change to definitions; cache none until its transaction ends."""
-    global stamp
-    stamp += 1
-    if is_under_way(connection):
-        _defining.append(weakref.ref(TransactionObserver.over(connection)))
-
-
-def _forget_if_over() -> None:
-    """Drop the transactions that changed definitions and have ended: their changes are visible, or undone, by now."""
-    global stamp
-    going_on = [each for each in _defining if (observer := each()) is not None and observer.is_open]
-    if len(going_on) != len(_defining):
-        _defining[:] = going_on
-        stamp += 1

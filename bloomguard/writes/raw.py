@@ -22,7 +22,7 @@ from django.db import connections
 from ..guards import Guard, registry
 from ..state import table as states
 from . import adding, consequences, early, fencing
-from .consequences import Cause, DatabaseCache, affected_guards, current_cache, forget_definitions
+from .consequences import Cause, DatabaseCache, affected_guards, current_cache, definitions
 from .rows import running
 from .sql import reader
 from .sql.effects import Reading, bare
@@ -49,7 +49,7 @@ def watch(execute: Execute, sql: Any, params: Any, many: bool, context: dict[str
     if (
         cache is None
         or cache.plans is not registry.plans
-        or cache.stamp != consequences.stamp
+        or cache.stamp != definitions.stamp
         or cache.copy is not states.table.copy
     ):
         cache = current_cache(connection.alias)
@@ -148,7 +148,7 @@ def following(
                 yield fenced
     finally:
         if reading.defines:
-            forget_definitions(connection)
+            definitions.changed(connection)
 
 
 @contextmanager

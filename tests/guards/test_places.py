@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
+from functools import partial
+
 import pytest
 from django.core.checks import run_checks
+from django.core.management import CommandError, call_command
 from django.db import connections
 
-from bloomguard.guards import registry
+from bloomguard import get_or_load
+from bloomguard.exceptions import RebuildError
+from bloomguard.guards import registry, runtime
 from bloomguard.guards.places import databases_of
+from bloomguard.lookups import guarded_lookups
+from bloomguard.lookups.scope import Scope, scopes
 from bloomguard.rebuild import Rebuild
+from bloomguard.routes import explain
 from bloomguard.state import schemas
 from bloomguard.state import table as state
+from bloomguard.state.active_filter import ActiveFilter
 from bloomguard.state.table import ARMED
-from bloomguard.verdicts import ABSENT, AMBIGUOUS, MAYBE
+from bloomguard.verdicts import ABSENT, AMBIGUOUS, LEASE, MAYBE
 from tests.shop.models import Product
 from tests.support import database
 
@@ -136,6 +146,156 @@ def test_a_build_from_another_place_replaces_the_filter(build, monkeypatch, cloc
     assert (found.active, found.standby, found.source) == (second.generation, "", "postgresql/public")
     assert first.generation != second.generation
     assert decisions(9, 1) == [MAYBE, ABSENT]
+
+
+# -- what a request does with the answer
+
+
+@pytest.fixture
+def two(build, monkeypatch):
+    """The products of PostgreSQL, with a filter; ``two(alias)`` lets the router name another database."""
+    monkeypatch.setattr(type(state.table.connection), "alias", "default")
+    route = partial(monkeypatch.setattr, database, "current")
+    route("postgresql")
+    Product.objects.create(pk=1)
+    build("product")
+    connections["default"].ensure_connection()
+    connections["default"].connection.execute("INSERT INTO shop_product (id, name) VALUES (7, '')")  # past Django
+    assert decisions(1, 7) == [MAYBE, ABSENT]
+    return route
+
+
+def test_a_row_that_another_database_lacks_is_not_remembered(two):
+    """A loader that found nothing there proves nothing here."""
+    two("default")
+    assert get_or_load("product", 1, lambda pk: None) is None
+
+    two("postgresql")
+    assert decisions(1) == [MAYBE]
+
+
+def test_a_row_that_another_schema_lacks_is_not_remembered(tenants):
+    """Nor does a query in a schema that was made a moment ago."""
+    tenants()
+    run("SET search_path TO tenant, public")
+    with guarded_lookups():
+        assert Product.objects.filter(pk=1).first() is None
+
+    run("RESET search_path")
+    assert decisions(1) == [MAYBE]
+
+
+def test_an_answer_is_not_used_for_another_database(two):
+    """The view may read another one than the one that the routes' guard was asked for."""
+    scope = Scope()
+    token = scopes.set(scope)
+    try:
+        scope.note_counted(scope.ask(registry["product"], 7))
+        two("default")
+        assert Product.objects.filter(pk=7).exists()
+    finally:
+        scopes.reset(token)
+
+
+def test_commands_say_so(two):
+    """``explain_guard`` gives the reason that a request has, and ``verify_filter`` fences no filter of other rows."""
+    two("default")
+
+    assert explain._decide(registry["product"], 7)[0] == decisions(7)[0] == AMBIGUOUS
+    with pytest.raises(CommandError, match="was built from 'postgresql/public'"):
+        call_command("verify_filter", "product")
+    assert state.table.current("product").status == ARMED
+
+
+def test_a_filter_that_was_replaced_meanwhile_answers_nothing(two, build, clock, monkeypatch):
+    """The answer came from the one of another place, as a thread was suspended for long."""
+    clock.sleep(state.LEASE_SECONDS)
+    ask = ActiveFilter.ask
+
+    def replaced(self, key):
+        found = ask(self, key)
+        two("default")
+        build("product")
+        return found
+
+    with monkeypatch.context() as suspended:
+        suspended.setattr(ActiveFilter, "ask_leased", lambda self, key: None)
+        suspended.setattr(ActiveFilter, "ask", replaced)
+        assert decisions(8) == [LEASE]
+    assert decisions(7, 8) == [MAYBE, ABSENT]
+
+
+# -- the catalogue
+
+
+def test_definitions_that_this_process_changes_count_soon(tenants, clock):
+    """After a CREATE TABLE through Django nobody waits for the next look, but for a lease."""
+    assert decisions(8) == [ABSENT]
+    run("CREATE SCHEMA tenant", "CREATE TABLE tenant.shop_product (LIKE public.shop_product INCLUDING ALL)")
+    clock.sleep(state.LEASE_SECONDS)
+
+    assert decisions(8) == [AMBIGUOUS]
+
+
+def test_a_schema_of_a_role_that_the_login_can_set(tenants):
+    """``SET ROLE`` is how some sites change tenants."""
+    clerk = connections["postgresql"].copy()
+    clerk.settings_dict = {**clerk.settings_dict, "USER": "tenants_clerk"}
+    tenants()
+    run(
+        "CREATE ROLE tenant_role",
+        "CREATE ROLE tenants_clerk LOGIN NOINHERIT",
+        "GRANT tenant_role TO tenants_clerk",
+        "GRANT USAGE ON SCHEMA tenant TO tenant_role",
+    )
+    try:
+        with clerk.cursor() as cursor:
+            cursor.execute(schemas.SQL, [["shop_product"]])
+            assert {schema for _, schema in cursor.fetchall()} == {"public", "tenant"}
+    finally:
+        clerk.close()
+        run("DROP OWNED BY tenant_role, tenants_clerk", "DROP ROLE tenant_role, tenants_clerk")
+
+
+def test_a_copy_that_is_too_old_is_not_used(tenants, clock, monkeypatch):
+    """Not even if another thread reads for long."""
+    monkeypatch.setattr(schemas, "CONNECT_SECONDS", 0.01)
+    monkeypatch.setattr(schemas, "READ_SECONDS", 0.01)
+    assert decisions(8) == [ABSENT]
+    clock.sleep(schemas.SECONDS)
+
+    with schemas.schemas._lock:
+        assert decisions(8) == [AMBIGUOUS]
+
+
+def test_a_rebuild_that_cannot_read_the_catalogue_changes_nothing(tenants, monkeypatch, clock):
+    """The filter in use stays."""
+    with monkeypatch.context() as broken:
+        broken.setattr(schemas, "SQL", "SELECT nonsense FROM nowhere WHERE x = %s")
+        schemas.schemas.forget()
+        with pytest.raises(RebuildError, match="which schema"):
+            Rebuild(registry["product"], sleep=clock.sleep).run()
+
+    schemas.schemas.forget()
+    assert decisions(8) == [ABSENT]
+
+
+def test_an_event_loop_waits_for_no_catalogue(tenants, clock, monkeypatch):
+    """A thread reads it, and only for an ABSENT."""
+    decisions(1)
+    clock.sleep(schemas.SECONDS)
+    state.table.renewed("product")
+    hops = []
+    real = runtime.sync_to_async
+    monkeypatch.setattr(runtime, "sync_to_async", lambda work, **how: hops.append(work) or real(work, **how))
+
+    async def ask(pk):
+        return [await registry["product"]._runtime.adecide(pk) for _ in range(3)]
+
+    assert asyncio.run(ask(1)) == [MAYBE] * 3
+    assert not hops
+    assert asyncio.run(ask(8)) == [ABSENT] * 3
+    assert len(hops) == 1
 
 
 def test_databases_of():

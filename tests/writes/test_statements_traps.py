@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sqlite3
+from contextlib import closing
 
 import pytest
 from asgiref.sync import sync_to_async
@@ -597,16 +599,19 @@ def test_a_fence_that_is_rolled_back_leaves_this_process_as_it_was(sqlite, built
 @pytest.fixture
 def rollback_journal(settings, tmp_path, sqlite, monkeypatch):
     """SQLite as it comes: a big transaction keeps every other connection from reading."""
-    monkeypatch.setitem(connection.settings_dict["OPTIONS"], "init_command", "")  # no connection makes it WAL again
+    connection.ensure_connection()
+    with closing(sqlite3.connect(tmp_path / "own.sqlite3")) as own:  # a thread may still have the usual file
+        connection.connection.backup(own)
     state.table.connection.close()
+    connection.close()
+    monkeypatch.setitem(connection.settings_dict, "NAME", str(tmp_path / "own.sqlite3"))
+    monkeypatch.setitem(connection.settings_dict["OPTIONS"], "init_command", "")  # no connection makes it WAL again
     with connection.cursor() as cursor:
         cursor.execute("PRAGMA journal_mode = DELETE")
         cursor.execute("PRAGMA cache_size = 1")
     yield
     state.table.connection.close()
     connection.close()
-    with connection.cursor() as cursor:
-        cursor.execute("PRAGMA journal_mode = WAL")
 
 
 def test_a_big_transaction_reads_the_state_rows_itself(rollback_journal, built, clock, monkeypatch):
