@@ -128,7 +128,8 @@ class GuardRuntime:
         """Return the decision on ``key``, without a count and without a spot check. May read the state rows."""
         active = self.active_filter
         copy = active.table.copy
-        return self._placed([active.ask_leased(key) or active.ask(key)], copy)[0]
+        decision = active.ask_leased(key) or active.ask(key)
+        return decision if decision is MAYBE else self._placed([decision], copy)[0]
 
     def _keep_absent(self, key: bytes) -> None:
         """Store what an ABSENT rests on, for :meth:`decide`: the generation's check, and the leased row that names it.
