@@ -316,8 +316,11 @@ class ActiveFilter(Awaited):
         return False
 
     def wait_for_fence(self, state: State) -> None:
-        """Wait, once per fence, before a row becomes visible: for two leases a process may still miss the fence."""
-        if state.status == ARMED or not state.active:
+        """Wait, once per fence, before a row becomes visible: for two leases a process may still miss the fence.
+
+        Also for a fence without an active generation: a loaded dump may have replaced a row that had one.
+        """
+        if state.status == ARMED:
             return
         fence, since = self._fence
         if fence != state.fenced_at:  # this process may have missed the fences in between

@@ -78,7 +78,7 @@ def is_idle(guard: Guard, *, may_read: bool = False) -> bool:
     """
     table = table_of(guard)
     state = table.renewed(guard.name) if may_read else table.lease(guard.name)
-    return state is not None and not state.generations
+    return state is not None and state.status != FENCED and not state.generations
 
 
 def has_nothing_to_add_to(guard: Guard) -> bool:
@@ -115,7 +115,7 @@ def _idle_since(guard: Guard, using: str) -> float | None:
             continue  # it cannot be read, or has become too old just now
         if state.takes_adds:
             return None
-        if not state.generations:
+        if state.status != FENCED:
             return since
         _wait_for_fence(guard, state)  # waits at most once; then read again
         if table.clock() - since < LEASE_SECONDS:
@@ -151,7 +151,7 @@ def needs_no_add(guard: Guard, using: str) -> bool:
         state = table.renewed(guard.name)
         if state is None or state.takes_adds:
             break
-        if not state.generations:
+        if state.status != FENCED:
             return True
         _wait_for_fence(guard, state)  # the next build waits for this transaction
         now = table.lease(guard.name)
