@@ -250,7 +250,13 @@ class BloomFilter(BodyFilter):
         return all(body[at >> 3] & 128 >> (at & 7) for at in locations)
 
     def writes(self, digest: int) -> Writes:
-        return codec.bit_writes(self.body, self.layout.positions(digest))
+        changes = []  # the positions lie in distinct bytes
+        for position in self.layout.positions(digest):
+            offset, bit = position >> 3, 128 >> (position & 7)
+            old = self.body[offset]
+            if not old & bit:
+                changes.append((offset, bytes((old | bit,))))
+        return changes
 
     def digests(self, keys: Keys) -> tuple[U64, U64 | None]:
         with WorkerPool() as pool:

@@ -284,17 +284,6 @@ class Frame:
         return int(checksum)
 
 
-def bit_writes(data: memoryview, positions: Iterable[int]) -> list[tuple[int, bytes]]:
-    """Return the changes, ``(offset, bytes)``, that set those bits, in distinct bytes, that are not set yet."""
-    changes = []
-    for position in positions:
-        offset, bit = position >> 3, 128 >> (position & 7)
-        old = data[offset]
-        if not old & bit:
-            changes.append((offset, bytes((old | bit,))))
-    return changes
-
-
 def header_bytes(start: bytes | bytearray | memoryview) -> int:
     """Return the header's size from its first :data:`FIXED_BYTES` bytes. Raises :class:`CorruptFilter`."""
     magic, _, version, _, _, count = struct.unpack_from(">8sQHHHH", start)

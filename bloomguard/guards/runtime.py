@@ -15,7 +15,7 @@ from ..exceptions import StoreError
 from ..filters import CorruptFilter
 from ..log_once import LogOnce
 from ..state.active_filter import ActiveFilter
-from ..state.table import Rows, State
+from ..state.table import Copy, State
 from ..verdicts import (
     ABSENT,
     AMBIGUOUS,
@@ -232,21 +232,21 @@ class GuardRuntime:
         self.log_once(error)
         return [ERROR] * len(keys)
 
-    def _placed(self, decisions: list[Decision], copy: tuple[float, Rows]) -> list[Decision]:
+    def _placed(self, decisions: list[Decision], copy: Copy) -> list[Decision]:
         """Return ``decisions``, each ABSENT replaced if the filter that gave it may be that of another table.
 
         ``copy`` is that of the state rows from before the filter was asked: the filter may have been replaced since.
         """
         if not _has_absent(decisions):
             return decisions
-        before, row = copy[1].get(self._guard.name), self.active_filter.table.renewed(self._guard.name)
+        before, row = copy.rows.get(self._guard.name), self.active_filter.table.renewed(self._guard.name)
         if row is None or (before is not None and before.source != row.source):
             return [LEASE if each.verdict is Verdict.ABSENT else each for each in decisions]
         if self._guard._meta.place.certain_alias(row.source):
             return decisions
         return [AMBIGUOUS if each.verdict is Verdict.ABSENT else each for each in decisions]
 
-    async def _aplaced(self, decisions: list[Decision], copy: tuple[float, Rows]) -> list[Decision]:
+    async def _aplaced(self, decisions: list[Decision], copy: Copy) -> list[Decision]:
         if _has_absent(decisions):
             is_leased = self.active_filter.table.lease(self._guard.name) is not None
             if not is_leased or self._guard._meta.place.must_read():

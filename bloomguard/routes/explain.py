@@ -261,7 +261,7 @@ def _backend(guard: Guard) -> str:
 
 
 def _lease_seconds(guard: Guard) -> float:
-    return round(max(LEASE_SECONDS - (states.table.clock() - states.table.read_at), 0.0), 3)
+    return round(max(LEASE_SECONDS - (states.table.clock() - states.table.copy.read_at), 0.0), 3)
 
 
 def _us_since(began: float) -> float:

@@ -34,6 +34,8 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 
+from django.db import connections
+
 from ..exceptions import StoreError
 from ..filters import FilterError
 from ..stores import Generation
@@ -107,10 +109,18 @@ class NegativeCache:
         if not self._table.holds(using):
             return
         state = self._table.answered_by(name, self._guard)
-        if state is None or not state.may_forget or not self._table.is_published_for(using, self._guard, name):
+        if state is None or not state.may_forget or not self._sees_published(using, name):
             return
         with self._lock:
             self._missing.put(name, self._digest(key), hash(key))
+
+    def _sees_published(self, using: str, name: str) -> bool:
+        """Return whether ``using`` sees data from after ``name`` was published. Raises :class:`DatabaseError`."""
+        # A statement outside a transaction does, except on SQLite during a scan of the same connection.
+        if connections[using].vendor != "sqlite":
+            return True
+        seen = self._table.visible_to(using).get(self._guard)
+        return seen is not None and seen.active == name
 
     def worth_asking(self, key: bytes, name: str) -> bool:
         """Return whether to query the database for ``key``: at most once in :data:`SECONDS` per key. May wait."""

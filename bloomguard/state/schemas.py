@@ -8,17 +8,15 @@ another program moves into a schema, or grants, is overlooked for that long.
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable, Sequence
 
 from django.db import connections
 
 from ..forks import after_fork
+from ..log_once import LogOnce
 from .connection import CONNECT_SECONDS, READ_SECONDS, StateConnection
 from .table import seconds
-
-logger = logging.getLogger("bloomguard")
 
 SECONDS = 60.0
 #: Seconds until the next read after one that failed.
@@ -59,6 +57,7 @@ class Schemas:
         self.clock = clock
         #: By alias: when the copy is to be read again, and table -> schemas. Each is replaced as a whole.
         self._copies: dict[str, tuple[float, dict[str, frozenset[str]]]] = {}
+        self._log = LogOnce()
         self._lock = threading.Lock()
         after_fork(self._after_fork)
 
@@ -94,7 +93,7 @@ class Schemas:
             rows, _ = connection.execute(SQL, [names])
             until = self.clock() + SECONDS
         except Exception as error:
-            logger.warning("bloomguard cannot read which schemas have a table, so requests pass: %s", error)
+            self._log.error(error, "bloomguard cannot read which schemas have a table, so requests pass")
             rows, until = [], self.clock() + AGAIN_SECONDS
         finally:
             connection.close()

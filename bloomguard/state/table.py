@@ -14,7 +14,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from django.db import DatabaseError, InterfaceError, OperationalError, connections
 from django.utils import timezone
@@ -110,14 +110,23 @@ class State:
 
 _COLUMNS = tuple(field.name for field in fields(State) if not field.metadata)
 Rows = dict[str, State]
-_NEVER: tuple[float, Rows] = (float("-inf"), {})
+
+
+class Copy(NamedTuple):
+    """The rows as one read gave them; it began at ``read_at``, by :attr:`StateTable.clock`."""
+
+    read_at: float
+    rows: Rows
+
+
+_NEVER = Copy(float("-inf"), {})
 
 
 class _Within(threading.local):
     """This thread's override of how the rows are read, and its copy, which other threads must not use."""
 
     read: Callable[[], Rows] | None = None  # set by a writer that holds the database's write lock
-    copy: tuple[float, Rows] = _NEVER
+    copy: Copy = _NEVER
 
 
 class _Reading:
@@ -150,8 +159,8 @@ class StateTable:
         self.connection = connection or StateConnection()
         self.clock = clock
         self.sleep: Callable[[float], None] = time.sleep
-        #: When the read of the rows began, by :attr:`clock`, and the rows. Replaced as a whole.
-        self.copy: tuple[float, Rows] = _NEVER
+        #: The last copy. Replaced as a whole.
+        self.copy = _NEVER
         self._failed_at = float("-inf")
         self._here = ""  # the identity of the database that was read last
         self._lock = threading.Lock()
@@ -161,16 +170,11 @@ class StateTable:
     def _after_fork(self) -> None:
         self._lock = threading.Lock()
 
-    @property
-    def read_at(self) -> float:
-        """When the read of the current copy began, by :attr:`clock`."""
-        return self.copy[0]
-
     def lease(self, name: str) -> State | None:
         """Return the row of ``name`` while the lease on the copy is valid, else ``None``. No I/O."""
         read_at, rows = self.copy
         within = self._within
-        if within.read is not None and within.copy[0] >= read_at:
+        if within.read is not None and within.copy.read_at >= read_at:
             read_at, rows = within.copy
         if self.clock() - read_at >= LEASE_SECONDS:
             return None
@@ -196,7 +200,7 @@ class StateTable:
 
     def known(self, name: str) -> State:
         """Return the row of ``name`` from the copy, at any age. Not for verdicts."""
-        return self.copy[1].get(name) or State(name)
+        return self.copy.rows.get(name) or State(name)
 
     def renew(self, *, after: float | None = None) -> bool:
         """Read the rows again, unless another thread just did; return ``False`` if they could not be read.
@@ -210,12 +214,12 @@ class StateTable:
             return False
         try:
             now = self.clock()
-            if self._is_fresh(now, after):
+            if self.copy.read_at > (now - LEASE_SECONDS if after is None else after):
                 return True
             if now - self._failed_at < LEASE_SECONDS:
                 return False
             try:
-                self.copy = now, self._read()
+                self.copy = Copy(now, self._read())
             except (DatabaseError, InterfaceError) as error:
                 if self._failed_at == float("-inf"):
                     logger.warning("bloomguard cannot read its state rows, so all guards pass every request: %s", error)
@@ -226,18 +230,16 @@ class StateTable:
         finally:
             self._lock.release()
 
-    def _is_fresh(self, now: float, after: float | None) -> bool:
-        return self.read_at > (now - LEASE_SECONDS if after is None else after)
-
     def reading_by(self, read: Callable[[], Rows]) -> AbstractContextManager[None]:
         """In this block and thread, read by ``read``: it returns committed rows or raises :class:`DatabaseError`."""
         return _Reading(self._within, read)
 
     def _renew_within(self, read: Callable[[], Rows], after: float | None) -> bool:
         now = self.clock()
-        if not (self._is_fresh(now, after) or self._within.copy[0] > (now - LEASE_SECONDS if after is None else after)):
+        read_at = max(self.copy.read_at, self._within.copy.read_at)
+        if read_at <= (now - LEASE_SECONDS if after is None else after):
             try:
-                self._within.copy = now, read()
+                self._within.copy = Copy(now, read())
             except DatabaseError:
                 return False
         return True
@@ -246,7 +248,7 @@ class StateTable:
         """Read and return the row of ``name``. Raises :class:`DatabaseError`."""
         asked = self.clock()
         rows = self._read()
-        self.copy = asked, rows
+        self.copy = Copy(asked, rows)
         return rows.get(name) or State(name, here=self._here)
 
     def forget(self) -> None:
@@ -272,14 +274,6 @@ class StateTable:
                 raise
         along: dict[str, Any] = {"here": self.connection.here}
         return {row[0]: State(*row, **along) for row in found}
-
-    def is_published_for(self, using: str, name: str, generation: str) -> bool:
-        """Return whether ``using`` sees data from after ``generation`` was published. Raises :class:`DatabaseError`."""
-        # A statement outside a transaction does, except on SQLite during a scan of the same connection.
-        if connections[using].vendor != "sqlite":
-            return True
-        seen = self.visible_to(using).get(name) if self.connection.alias == using else None
-        return seen is not None and seen.active == generation
 
     @property
     def query(self) -> str:

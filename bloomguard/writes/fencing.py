@@ -107,10 +107,10 @@ def all_idle(guards: Iterable[Guard], using: str) -> dict[Guard, float] | None:
 def _idle_since(guard: Guard, using: str) -> float | None:
     table = table_of(guard)
     for _ in range(2):
-        since, state = table.copy[0], table.lease(guard.name)  # in this order: the copy may be a newer one
+        since, state = table.copy.read_at, table.lease(guard.name)  # in this order: the copy may be a newer one
         if state is None:
             refresh(guard, using)
-            since, state = table.copy[0], table.lease(guard.name)
+            since, state = table.copy.read_at, table.lease(guard.name)
         if state is None:
             continue  # it cannot be read, or has become too old just now
         if state.takes_adds:

@@ -13,6 +13,7 @@ from django.db import DatabaseError, connections, models, transaction
 from ..exceptions import StoreError
 from ..guards import Guard
 from ..guards.keys import NotNormalized, OutOfRange, Unkeyable
+from ..models import GuardState
 from ..state.connection import has_own_transaction, is_aborted
 from . import discards, fencing
 from .discards import Alive, Before
@@ -63,6 +64,13 @@ def run(execute: Execute, compiler: Any, *arguments: Any) -> Any:
         return execute(compiler, *arguments)
     finally:
         running.table = outer
+
+
+def run_untracked(execute: Execute, compiler: Any, *arguments: Any) -> Any:
+    """Execute the statement of a model without guards, which may be the one of the state rows."""
+    if compiler.query.model is GuardState:
+        fencing.before_state_rows_change(compiler.using)
+    return execute(compiler, *arguments)
 
 
 def find_idle(tables: Sequence[TrackedTable], using: str) -> dict[Guard, float] | None:

@@ -26,8 +26,6 @@ from django.db import models
 from django.db.models.constants import OnConflict
 from django.db.models.sql import compiler as compilers
 
-from ..guards import registry
-from ..models import GuardState
 from . import discards, fencing, observer
 from .discards import Before
 from .rows import (
@@ -42,6 +40,7 @@ from .rows import (
     lock_alive,
     returned_rows,
     run,
+    run_untracked,
 )
 from .tables import Fields, TrackedTable, tracked_tables
 from .transactions import together
@@ -69,14 +68,9 @@ def connect() -> None:
 def _wrap_insert(execute: Execute) -> Execute:
     @wraps(execute)
     def execute_sql(self: Any, returning_fields: Any = None) -> Any:
-        model = self.query.model
-        tables = registry.plans.tracked.get(model)
-        if tables is None:
-            tables = tracked_tables(model)
+        tables = tracked_tables(self.query.model)
         if not tables:
-            if model is GuardState:
-                fencing.before_state_rows_change(self.using)
-            return execute(self, returning_fields)
+            return run_untracked(execute, self, returning_fields)
         asked = list(returning_fields or ())
         idle = find_idle(tables, self.using)
         if idle is not None:
@@ -213,9 +207,7 @@ def _wrap_delete(execute: Execute) -> Execute:
     def execute_sql(self: Any, *args: Any, **kwargs: Any) -> Any:
         tables = tracked_tables(self.query.model)
         if not tables:
-            if self.query.model is GuardState:
-                fencing.before_state_rows_change(self.using)
-            return execute(self, *args, **kwargs)
+            return run_untracked(partial(execute, **kwargs), self, *args)
         counted = [tracked for tracked in tables if tracked.counted]
         for tracked in counted:
             fencing.refresh(tracked.guard, self.using)

@@ -9,8 +9,6 @@ from typing import Any
 from django.core.exceptions import EmptyResultSet
 from django.db import models
 
-from ..guards import registry
-from ..models import GuardState
 from . import discards, fencing
 from .discards import Before
 from .rows import (
@@ -25,6 +23,7 @@ from .rows import (
     lock_alive,
     returned_rows,
     run,
+    run_untracked,
 )
 from .tables import TrackedTable, tracked_tables
 from .transactions import together
@@ -38,14 +37,9 @@ def wrap_update(execute: Execute) -> Execute:
 
     @wraps(execute)
     def execute_sql(self: Any, result_type: Any) -> Any:
-        model = self.query.model
-        tables = registry.plans.tracked.get(model)
-        if tables is None:
-            tables = tracked_tables(model)
+        tables = tracked_tables(self.query.model)
         if not tables:
-            if model is GuardState:
-                fencing.before_state_rows_change(self.using)
-            return execute(self, result_type)
+            return run_untracked(execute, self, result_type)
         touched = _touched(tables, self.query)
         if not touched:
             return run(execute, self, result_type)

@@ -298,6 +298,18 @@ def test_an_event_loop_waits_for_no_catalogue(tenants, clock, monkeypatch):
     assert len(hops) == 1
 
 
-def test_databases_of():
-    """One alias for each database in which the table may be."""
+def test_only_a_query_of_its_own_database_read_the_guards_table(two):
+    """Another one proves nothing, whatever the router names."""
+    place = registry["product"]._meta.place
+
+    assert [place.was_asked(alias) for alias in ("postgresql", "default")] == [True, False]
+    two("default")
+    assert [place.was_asked(alias) for alias in ("postgresql", "default")] == [False, False]
+
+
+def test_databases_of(monkeypatch):
+    """One alias for each database in which the table may be, and none for a replica."""
     assert databases_of(Product) == ["default", "postgresql"]
+
+    monkeypatch.setattr(database.Router, "db_for_read", lambda self, model, **hints: "postgresql", raising=False)
+    assert databases_of(Product) == ["default"]

@@ -14,7 +14,7 @@ from bloomguard.filters import FilterError
 from bloomguard.rebuild import Rebuild, rebuild
 from bloomguard.state.active_filter import ActiveFilter
 from bloomguard.state.negative_cache import NegativeCache
-from bloomguard.state.table import State, StateTable
+from bloomguard.state.table import Copy, State, StateTable
 from bloomguard.writes import fencing, signals
 
 from .database import SimulatedConnection
@@ -70,12 +70,12 @@ def no_lease_on_reading() -> Patches:
     """Readers and writers go by their copy of the row, however old."""
 
     def lease(self: StateTable, name: str) -> Any:
-        return self.copy[1].get(name)
+        return self.copy.rows.get(name)
 
     return [patch.object(StateTable, "lease", lease)]
 
 
-@mutant(141)
+@mutant(90)
 def lease_from_the_answer() -> Patches:
     """The lease counts from when the row arrived, not from when it was asked for."""
 
@@ -86,14 +86,14 @@ def lease_from_the_answer() -> Patches:
                 return real(self, *arguments, **options)
             finally:
                 if self.copy is not before:
-                    self.copy = self.clock(), self.copy[1]
+                    self.copy = Copy(self.clock(), self.copy.rows)
 
         return wrapped
 
     return [patch.object(StateTable, name, late(getattr(StateTable, name))) for name in ("renew", "current")]
 
 
-@mutant(9)
+@mutant(5)
 def clock_that_sleeps_with_its_host() -> Patches:
     """As ``time.monotonic`` counts on Linux: who wakes up takes an old copy for a fresh one."""
     real = Process.clock
@@ -153,7 +153,7 @@ def add_to_the_active_alone() -> Patches:
     return _writes_only(lambda state: replace(state, standby="", building=""))
 
 
-@mutant(13)
+@mutant(3)
 def no_add_to_the_standby() -> Patches:
     """Writers leave out the generation that some processes still answer from."""
     return _writes_only(lambda state: replace(state, standby=""))
@@ -174,7 +174,7 @@ def every_add_counts() -> Patches:
 # -- the write while there is no filter
 
 
-@mutant(3113)
+@mutant(5)
 def idle_statements_are_not_looked_at_again() -> Patches:
     """A statement that was sent as it is, because there was no filter, may take as long as it likes."""
     return [patch.object(fencing, "was_idle", lambda guard, since: True)]
@@ -219,13 +219,13 @@ def _impatient(owner: Any, name: str) -> Patches:
     return [patch.object(owner, name, hurry), patch.object(Process, "sleep", wait)]
 
 
-@mutant(6)
+@mutant(1)
 def no_wait_after_the_fence() -> Patches:
     """The writer who fences commits at once."""
     return _impatient(fencing, "fence")
 
 
-@mutant(30)
+@mutant(13)
 def fence_of_others_not_heeded() -> Patches:
     """A writer who finds a fence of somebody else commits at once."""
     return _impatient(ActiveFilter, "add")
@@ -234,7 +234,7 @@ def fence_of_others_not_heeded() -> Patches:
 # -- the store
 
 
-@mutant(37)
+@mutant(0)
 def identity_not_checked() -> Patches:
     """Any server is as good as any other."""
     return [
@@ -272,25 +272,25 @@ def no_wait_after_fencing_a_replaced_store() -> Patches:
     return _hurried(lambda one: one._mine is None)
 
 
-@mutant(1)
+@mutant(8)
 def no_wait_after_the_announcement() -> Patches:
     """The scan begins before every writer knows of the new generation."""
     return _hurried(lambda one: one._mine is not None and not one.published)
 
 
-@mutant(8)
+@mutant(245)
 def standby_dropped_at_once() -> Patches:
     """The former generation goes while some processes still answer from it."""
     return _hurried(lambda one: one.published)
 
 
-@mutant(25)
+@mutant(1)
 def no_barrier() -> Patches:
     """The scan begins while transactions are open that know nothing of the new generation."""
     return [patch.object(rebuild, "wait_for_writers", lambda *arguments: None)]
 
 
-@mutant(6)
+@mutant(24)
 def publish_without_compare_and_set() -> Patches:
     """A builder publishes whatever happened to the row meanwhile."""
     real = StateTable.swap
@@ -313,14 +313,14 @@ def standby_kept_though_an_add_missed_it() -> Patches:
 # -- discards
 
 
-@mutant(293)
+@mutant(70)
 def discard_without_a_token() -> Patches:
     """A deleted row leaves whatever generation answers by then, whether it was ever added there or not."""
     real = ActiveFilter.discard
     return [patch.object(ActiveFilter, "discard", lambda self, keys, name: real(self, keys, self.active()))]
 
 
-@mutant(4)
+@mutant(181)
 def discard_by_every_deleter() -> Patches:
     """Of two that delete one row, both discard it."""
     return [patch.object(Process, "finds", lambda self, key: True)]
@@ -340,19 +340,19 @@ def discard_before_the_commit() -> Patches:
     return [patch.object(Process, "delete", delete)]
 
 
-@mutant(7)
+@mutant(9)
 def insert_if_absent() -> Patches:
     """A key that seems to be there, because it shares its cell with another, is not added."""
     return [patch.object(World, "counts_adds", lambda self: False)]
 
 
-@mutant(15)
+@mutant(7)
 def memory_without_the_recent_bits() -> Patches:
     """What was found to be absent stays so, though the row may have been made since."""
     return [patch.object(NegativeCache, "_is_recent", lambda self, name, key: False)]
 
 
-@mutant(0)
+@mutant(9)
 def adds_without_the_recent_bits() -> Patches:
     """A write adds its key to the filter alone."""
 
@@ -365,7 +365,7 @@ def adds_without_the_recent_bits() -> Patches:
     return [patch.object(Server, "add", add)]
 
 
-@mutant(0)
+@mutant(75)
 def a_counter_in_place_of_the_recent_bits() -> Patches:
     """What was found to be absent counts until the next add of its key: but the last one may not be committed yet."""
     before: dict[tuple[int, str, bytes], int] = {}

@@ -37,7 +37,7 @@ def install() -> None:
     from django.db import connections
 
     from bloomguard.rebuild import locks, rebuild, standby
-    from bloomguard.state import active_filter, connection, locate
+    from bloomguard.state import active_filter, connection, locate, negative_cache
     from bloomguard.state import table as state
     from bloomguard.writes import fencing, signals
 
@@ -67,7 +67,7 @@ def install() -> None:
         ),
     )
     rows = {"rows": SimpleNamespace(vendor="postgresql", execute_wrappers=())}
-    _put(state, connections=rows)
+    _put(negative_cache, connections=rows)
     _put(fencing, connections=rows | {"default": connections["default"]})
     _put(
         locks,

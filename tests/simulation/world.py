@@ -140,6 +140,8 @@ class Process:
                 self.add(keys)
             return
         self.world.counts["idle"] += 1
+        if self.world.rng.random() < 0.15:  # held up for as long as a rebuild takes, before the database knows of it
+            self.sleep(self.world.rng.randrange(128) * TICK)
         unacknowledged = not database.is_open()
         if unacknowledged:
             database.unacknowledged.update(keys)  # under autocommit: committed before we look again

@@ -119,7 +119,7 @@ def test_fenced_guards_cost_a_write_nothing(shop, off):
     """Switched off and fenced, a write sends what it sends without bloomguard."""
     off()
     shop._runtime.active_filter.table.fence("product", "switched off")
-    shop._runtime.active_filter.table.renew(after=shop._runtime.active_filter.table.read_at)
+    shop._runtime.active_filter.table.renew(after=shop._runtime.active_filter.table.copy.read_at)
     Product.objects.create(pk=20)  # waits for the fence, once
     with CaptureQueriesContext(connection) as sent:
         Product.objects.create(pk=21)

@@ -152,7 +152,7 @@ def test_what_a_writer_reads_is_its_own(each_database):
 
     assert elsewhere == [None]
     assert table.lease("city") is None
-    assert table.read_at == float("-inf")
+    assert table.copy.read_at == float("-inf")
 
 
 @pytest.mark.skipif(not hasattr(time, "CLOCK_BOOTTIME"), reason="this system has another clock that goes on")

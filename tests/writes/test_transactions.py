@@ -216,17 +216,48 @@ def test_a_state_row_that_the_transaction_has_locked_is_not_waited_for(product, 
     assert len(lines(caplog)) == 1
 
 
-def test_a_fence_without_a_filter_is_waited_for_once(each_database, fresh, clock):
+WRITES = {
+    "ORM": lambda: Product.objects.create(),
+    "raw": lambda: execute("INSERT INTO shop_product (name) VALUES ('x')"),
+    "adding": lambda: adding_one(),
+}
+
+
+def adding_one():
+    with adding(registry["product"], using=database.current) as add:
+        execute("INSERT INTO shop_product (id, name) SELECT MAX(id) + 1, 'x' FROM shop_product")
+        add([Product.objects.latest("pk").pk])
+
+
+@pytest.mark.parametrize("building", [False, True], ids=["", "being built"])
+@pytest.mark.parametrize("write", WRITES.values(), ids=WRITES)
+def test_a_fence_without_a_filter_is_waited_for_once(each_database, fresh, clock, write, building):
     """A loaded dump may have replaced a row that others still answer by: the first write waits for two leases."""
-    GuardState.objects.create(name="product", version=5, token="x", status=state.FENCED, fenced_at=timezone.now())
+    Product.objects.create()
+    if building:
+        Rebuild(registry["product"], sleep=clock.sleep).announce()
+    fenced = {"status": state.FENCED, "fenced_at": timezone.now(), "token": "x"}
+    row, _ = GuardState.objects.get_or_create(name="product")
+    GuardState.objects.filter(name="product").update(version=row.version + 1, **fenced)
     clock.sleep(state.LEASE_SECONDS)
     waits = []
-    for _ in range(2):
+    for _ in range(3):
         began = clock.now
-        Product.objects.create()
+        write()
         waits.append(clock.now - began)
 
-    assert waits == [2 * state.LEASE_SECONDS, 0]
+    assert waits[0] == 2 * state.LEASE_SECONDS
+    assert waits[2] == 0  # raw SQL fences the build, and waits for that fence too
+
+
+def test_a_fence_that_came_during_the_statement_is_waited_for(each_database, fresh, clock):
+    """What was sent as it is, because there was no filter, and took long, looks again before its COMMIT."""
+    GuardState.objects.update_or_create(name="product", defaults={"status": state.FENCED, "fenced_at": timezone.now()})
+    clock.sleep(state.LEASE_SECONDS)
+
+    began = clock.now
+    assert fencing.needs_no_add(registry["product"], database.current)
+    assert clock.now - began == 2 * state.LEASE_SECONDS
 
 
 @pytest.mark.parametrize("work", ["create", "bulk_create", "update"])
