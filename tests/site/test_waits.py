@@ -121,6 +121,10 @@ LIMITS = {
     "a connection to the database of the state rows": [("state/connection.py", "CONNECT_SECONDS")],
     "the state rows to be read": [("state/connection.py", "READ_SECONDS"), ("state/connection.py", "READ_PATIENCE")],
     "the state row to be changed": [("state/connection.py", "CHANGE_SECONDS")],
+    "PostgreSQL's catalogue of schemas, once a minute": [
+        ("state/connection.py", "CONNECT_SECONDS"),
+        ("state/connection.py", "READ_SECONDS"),
+    ],
     "another thread's statement on the state rows": [("state/connection.py", "CONNECT_SECONDS")],
     "another thread that opens a filter or makes a store": [("stores/turns.py", "OPEN_SECONDS")],
     "the file store's lock, in this process and in others": [("stores/file.py", "_LOCK_SECONDS")],
