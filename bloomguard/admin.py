@@ -5,7 +5,6 @@ The permission ``view_guardstate`` allows staff to view the page, ``operate_guar
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,13 +21,12 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
 from .dashboard.overview import PERIODS, Overview
+from .dashboard.switches import ENFORCE, FENCE, SHADOW, SWITCHES
 from .dashboard.tasks import REBUILD, VERIFY, command, is_under_way, log, queue, queue_work
 from .guards import Guard, registry
 from .models import GuardState, GuardTask
-from .writes.fencing import table_of
 
 _READS = ("GET", "HEAD")
-SHADOW, ENFORCE = "shadow", "enforce"
 
 
 @dataclass(frozen=True)
@@ -86,7 +84,7 @@ OPERATIONS = {
             mark="change",
         ),
         Operation(
-            "fence",
+            FENCE,
             gettext_lazy("Fence"),
             gettext_lazy("Fence these guards?"),
             gettext_lazy(
@@ -232,7 +230,7 @@ class GuardAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # not generic at 
             return
         for guard in guards:
             try:
-                outcome = _DO_NOW[operation.name](guard, request.user)
+                outcome = SWITCHES[operation.name](guard, f"{request.user.get_username()} in the admin")
             except DatabaseError as error:
                 words = _("Guard %(guard)s: nothing was done because the database failed (%(error)s).")
                 messages.error(request, words % {"guard": guard.name, "error": type(error).__name__})
@@ -263,28 +261,3 @@ def _guards(names: list[Any]) -> list[Guard]:
         return [known[name] for name in dict.fromkeys(names)]
     except KeyError as error:
         raise Http404("no such guard") from error
-
-
-def _fence(guard: Guard, user: Any) -> str:
-    table = table_of(guard)
-    if not table.current(guard.name).generations:
-        return _("There is no filter to fence.")
-    table.fence(guard.name, f"fenced by {user.get_username()} in the admin")
-    return _("Fenced: requests pass until the next rebuild.")
-
-
-def _shadow(guard: Guard, user: Any) -> str:
-    _switch(guard, SHADOW)
-    return _("In shadow mode: requests pass, and verdicts are compared with responses.")
-
-
-def _enforce(guard: Guard, user: Any) -> str:
-    _switch(guard, ENFORCE)
-    return _("Enforcing: absent IDs are answered 404.")
-
-
-def _switch(guard: Guard, mode: str) -> None:
-    table_of(guard).set_mode(guard.name, "" if mode == guard.mode else mode)
-
-
-_DO_NOW: dict[str, Callable[[Guard, Any], str]] = {"fence": _fence, SHADOW: _shadow, ENFORCE: _enforce}

@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
-from django.db import models
+from django.db import models, router
+from django.dispatch import Signal
 from django.utils.translation import gettext_lazy as _
+
+#: Sent before state rows are deleted, before the transaction of the DELETE, with their ``names`` and ``using``.
+deleting = Signal()
+
+
+class _States(models.QuerySet["GuardState"]):
+    def delete(self) -> tuple[int, dict[str, int]]:
+        deleting.send(GuardState, names=list(self.values_list("name", flat=True)), using=self.db)
+        return super().delete()
 
 
 class GuardState(models.Model):
     """The state of one guard: which generation answers for it, in which store.
 
-    Projects may read the rows, and delete one to disable its guard until the next ``rebuild_filter``. Only bloomguard
-    may change them: it compares and sets ``version`` and ``token``, see :mod:`bloomguard.state.table`.
+    Projects may read the rows, and delete those of guards that are gone; these are fenced first, which takes two
+    seconds. Only bloomguard may change them. To disable a guard use ``manage.py switch_guards``.
     """
 
     class Status(models.TextChoices):
@@ -28,6 +38,9 @@ class GuardState(models.Model):
     )
     source = models.CharField(
         max_length=400, default="", blank=True, help_text="the database alias and the schema that they were built from"
+    )
+    tables = models.CharField(
+        max_length=2000, default="", blank=True, help_text="whose writes can make keys, one a line"
     )
     active = models.CharField(max_length=40, default="", blank=True, help_text="the active generation")
     standby = models.CharField(
@@ -55,6 +68,8 @@ class GuardState(models.Model):
     fenced_at = models.DateTimeField(null=True, blank=True)
     reason = models.CharField(max_length=200, default="", blank=True, help_text="why it is fenced")
 
+    objects = _States.as_manager()
+
     class Meta:
         verbose_name = _("guard")
         verbose_name_plural = _("guards")
@@ -63,6 +78,11 @@ class GuardState(models.Model):
 
     def __str__(self) -> str:
         return self.name
+
+    def delete(self, using: str | None = None, keep_parents: bool = False) -> tuple[int, dict[str, int]]:
+        """Fence the guard, wait until every process knows, and delete the row."""
+        deleting.send(GuardState, names=[self.name], using=using or router.db_for_write(GuardState, instance=self))
+        return super().delete(using, keep_parents)
 
 
 class GuardTask(models.Model):

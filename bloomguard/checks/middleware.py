@@ -18,6 +18,7 @@ from django.utils.module_loading import import_string
 from ..guards import AUTO, registry
 from ..middleware import ELSEWHERE, BloomGuardMiddleware, place_in_settings
 from ..routes.listing import is_admin
+from ..routes.patterns import root_urlconf
 from ..routes.table import GuardedRoute, table_for
 from .tags import TAG
 
@@ -86,7 +87,7 @@ def check_presence(app_configs: Any, **kwargs: Any) -> list[CheckMessage]:
 def check_closed(app_configs: Any, **kwargs: Any) -> list[CheckMessage]:
     """Report named routes that are closed, and routes of the admin with ``public = True``."""
     alike: dict[Any, list[GuardedRoute]] = {}  # a REST router makes two patterns for one view
-    for route in table_for(settings.ROOT_URLCONF).guarded:
+    for route in table_for().guarded:
         if route.guard.routes != AUTO:
             key = route.guard.name, route.pattern.view_name, route.closed, is_admin(route.pattern)
             alike.setdefault(key, []).append(route)
@@ -134,7 +135,7 @@ def _has_door() -> bool:
     The source is read, not imported: an import would start the whole site, and the door would run its probes.
     """
     module = str(settings.WSGI_APPLICATION or "").rpartition(".")[0]
-    package = (module or str(settings.ROOT_URLCONF)).rpartition(".")[0]
+    package = (module or str(root_urlconf())).rpartition(".")[0]
     names = {module, f"{package}.wsgi", f"{package}.asgi"} if package else {module}
     return any(_SHIELDED.search(_source(name)) for name in names if name)
 

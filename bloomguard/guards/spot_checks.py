@@ -47,6 +47,7 @@ class SpotChecks:
 
     def __init__(self) -> None:
         self._last = float("-inf")
+        self._failures: set[type[Exception]] = set()
         self._turn = threading.Lock()
         after_fork(self._after_fork)
 
@@ -72,7 +73,9 @@ class SpotChecks:
             send(false_negative_found, type(guard), guard=guard, value=value)
             return CAUGHT
         except Exception as error:
-            logger.warning("bloomguard could not spot-check the guard %s: %s", guard.name, type(error).__name__)
+            if type(error) not in self._failures:  # without its text, which may name the value
+                self._failures.add(type(error))
+                logger.warning("bloomguard could not spot-check the guard %s: %s", guard.name, type(error).__name__)
             return ABSENT
         finally:
             self._turn.release()

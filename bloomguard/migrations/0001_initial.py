@@ -22,6 +22,7 @@ class Migration(migrations.Migration):
                 ('host', models.CharField(blank=True, default='', help_text='the host that set the identity', max_length=200)),
                 ('database', models.CharField(blank=True, default='', help_text='the database that the generations were built from', max_length=200)),
                 ('source', models.CharField(blank=True, default='', help_text='the database alias and the schema that they were built from', max_length=400)),
+                ('tables', models.CharField(blank=True, default='', help_text='whose writes can make keys, one a line', max_length=2000)),
                 ('active', models.CharField(blank=True, default='', help_text='the active generation', max_length=40)),
                 ('standby', models.CharField(blank=True, default='', help_text='the previous generation, still written to', max_length=40)),
                 ('standby_until', models.DateTimeField(blank=True, help_text='the previous generation is kept for a roll-back until then', null=True)),

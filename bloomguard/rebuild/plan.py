@@ -15,7 +15,7 @@ from ..filters.kinds import Choice, KeysSummary, choose
 from ..filters.layout import Layout
 from ..guards import Guard
 from ..models import GuardState
-from ..state.table import ARMED, State
+from ..state.table import ARMED, BY_HAND, State
 from ..stores import Generation
 from .source import Source
 
@@ -85,11 +85,13 @@ class Need:
 
     ``rows`` and ``keys`` are the approximate numbers of rows in the table and of keys in the filter, ``stale_share`` is
     the share of the keys that belongs to rows that are gone; all three are 0 if the filter cannot be opened.
-    ``age_seconds`` is the time since the last publication, ``None`` if there was none.
+    ``age_seconds`` is the time since the last publication, ``None`` if there was none. ``held`` says who disabled the
+    guard by hand: then it has no reasons, as only a rebuild without ``--if-needed`` may enable it.
     """
 
     guard: str
     reasons: tuple[str, ...]
+    held: str = ""
     rows: int = 0
     keys: int = 0
     capacity: int = 0
@@ -159,7 +161,10 @@ def assess(guard: Guard, max_age: float | None = None) -> Need:
         age = max((timezone.now() - row.published_at).total_seconds(), 0.0)
     reasons = []
     if state.active and state.status != ARMED:
-        reasons.append(f"it is fenced: {row.reason if row else ''}")
+        why = row.reason if row is not None else ""
+        if why.startswith(BY_HAND):
+            return Need(guard=guard.name, reasons=(), held=why, age_seconds=age)
+        reasons.append(f"it is fenced: {why}")
     if max_age is not None and age is not None and age > max_age:
         reasons.append(f"it is {age / 3600:,.1f} hours old, more than {max_age / 3600:,.1f}")
     try:

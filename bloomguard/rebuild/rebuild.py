@@ -237,7 +237,12 @@ class Rebuild:
             self.table.heartbeat(self._mine)
 
     def _announce(self, seen: State) -> State:
-        changes = {"building": self._name, "builder": builder_id(), "builder_seen_at": timezone.now()}
+        changes = {
+            "building": self._name,
+            "builder": builder_id(),
+            "builder_seen_at": timezone.now(),
+            "tables": self._tables(),
+        }
         if self._is_elsewhere(seen):
             changes |= {"identity": self.store.identity, "host": socket.gethostname(), **self._replacing(seen)}
             changes["source"] = self._source()
@@ -248,7 +253,12 @@ class Rebuild:
 
     def _is_elsewhere(self, seen: State) -> bool:
         """Return whether the generations of ``seen`` are in another store, or of rows in another place."""
+        if seen.tables not in ("", self._tables()):
+            return True
         return seen.identity != self.store.identity or not seen.is_ours or seen.source != self._source()
+
+    def _tables(self) -> str:
+        return "\n".join(sorted(self.guard._meta.tables))
 
     def _source(self) -> str:
         found = self.guard._meta.place.source(self.source.using)

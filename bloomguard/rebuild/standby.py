@@ -77,7 +77,7 @@ def why_replaced(store: Store, seen: State) -> str:
     if not seen.is_ours:
         return "the database was copied, restored or replaced"
     if seen.identity == store.identity:
-        return "its rows are read from another database or schema than before"
+        return "its rows are read from another database, schema or table than before"
     if store.is_remote or seen.host in ("", here):
         return "the store was replaced"
     return (

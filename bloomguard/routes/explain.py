@@ -9,7 +9,6 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from django.conf import settings
 from django.db import DatabaseError
 from django.forms.models import model_to_dict
 from django.urls import Resolver404, ResolverMatch, resolve
@@ -105,7 +104,7 @@ def explain(path: str, method: str = "GET", urlconf: Any = None) -> Explanation:
     Raises :class:`ImportError` if the URLconf does not exist, and :class:`ConfigurationError` if ``@guarded`` names a
     guard that does not exist.
     """
-    table = table_for(urlconf or settings.ROOT_URLCONF)
+    table = table_for(urlconf)
     with translation.override(translation.get_language_from_path(path) or translation.get_language()):
         began = time.perf_counter()
         try:

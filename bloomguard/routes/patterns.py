@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from django.conf import settings
 from django.urls import ResolverMatch, URLPattern, URLResolver, get_resolver
 from django.urls.resolvers import LocalePrefixPattern, RegexPattern, RoutePattern
 
@@ -94,6 +95,11 @@ class Pattern:
         )
 
 
+def root_urlconf() -> Any:
+    """Return ``ROOT_URLCONF``; one without patterns if the settings have none, as those of a worker."""
+    return getattr(settings, "ROOT_URLCONF", ())
+
+
 def patterns(urlconf: Any = None) -> Iterator[Pattern]:
     """Yield every pattern of ``urlconf`` (default ``ROOT_URLCONF``) in Django's order, including those of includes."""
 
@@ -116,7 +122,7 @@ def patterns(urlconf: Any = None) -> Iterator[Pattern]:
                     entry.callback,
                 )
 
-    root = get_resolver(urlconf)
+    root = get_resolver(root_urlconf() if urlconf is None else urlconf)
     yield from walk(root, (root.pattern,), (), frozenset())
 
 

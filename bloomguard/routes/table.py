@@ -21,7 +21,7 @@ from ..log_once import LogOnce
 from .discovery import Detail, NotFound, detail, find_kwargs, views_by_model
 from .kwargs import kwargs_for
 from .openness import allowed_methods, why_closed
-from .patterns import Pattern, PatternIndex, patterns
+from .patterns import Pattern, PatternIndex, patterns, root_urlconf
 
 logger = logging.getLogger("bloomguard")
 _log = LogOnce()
@@ -215,7 +215,7 @@ def table_for(urlconf: Any = None) -> RouteTable:
         return table
     if table is not None and plans is registry.plans:
         registry.replan()  # the URLs were reloaded: `clear_url_caches` sends no signal
-    root = settings.ROOT_URLCONF if urlconf is None else urlconf
+    root = root_urlconf() if urlconf is None else urlconf
     is_locked = _building.acquire(timeout=_PATIENCE)  # after a fork, the thread that held it may be gone
     try:
         routes = registry.plans.routes

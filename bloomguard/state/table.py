@@ -36,6 +36,8 @@ _CLOCK: int | None = getattr(time, "CLOCK_BOOTTIME", getattr(time, "CLOCK_MONOTO
 seconds: Callable[[], float] = time.monotonic if _CLOCK is None else partial(time.clock_gettime, _CLOCK)
 
 _READ_ALONG = {"read_along": True}
+#: So begins the reason of a fence if somebody set it, in the admin or by a command.
+BY_HAND = "fenced by "
 ARMED, FENCED = GuardState.Status.ARMED.value, GuardState.Status.FENCED.value
 
 
@@ -56,9 +58,9 @@ class State:
     builder: str = ""
     host: str = ""
     mode: str = ""
-    #: The database that the generations were built from.
-    database: str = field(default="", compare=False)
+    database: str = field(default="", compare=False)  # that the generations were built from
     source: str = field(default="", compare=False)  # of their rows: see bloomguard.guards.places
+    tables: str = field(default="", compare=False)  # of their rows: see bloomguard.writes.unknown_guards
     #: Random, new with each version: a restored database uses the same version numbers again.
     token: str = field(default="", compare=False)
     #: Raw database values, only tested for equality and presence: which fence it is, and whether the standby is kept.
@@ -192,11 +194,6 @@ class StateTable:
         """Return :meth:`renewed` if ``generation`` may answer ABSENT for ``name``. May wait."""
         state = self.renewed(name)
         return state if state is not None and state.is_answered_by(generation) else None
-
-    def is_armed(self, name: str) -> bool | None:
-        """Return whether the guard ``name`` is armed and has a generation; ``None`` if unknown. May wait."""
-        state = self.renewed(name)
-        return None if state is None else bool(state.active) and state.status == ARMED
 
     def known(self, name: str) -> State:
         """Return the row of ``name`` from the copy, at any age. Not for verdicts."""

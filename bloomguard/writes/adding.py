@@ -41,6 +41,8 @@ class Adding:
         """
         guard, using = self._guard, self._using
         keys = [guard._meta.keys.key(value) for value in values]
+        if not keys and isinstance(values, Iterator):
+            return  # it was read before, by the statement itself: that is no add
         with fencing.writing(guard, using):
             confirmed = fencing.needs_no_add(guard, using) or guard._runtime.active_filter.add(
                 keys, partial(fencing.drop_standby, guard, using)

@@ -17,7 +17,7 @@ from ..forks import after_fork
 from ..guards import Guard, registry
 from ..state import table as states
 from ..state.schemas import schemas
-from . import fencing
+from . import fencing, unknown_guards
 from .catalogue import Catalogue, load
 from .observer import TransactionObserver
 from .sql.effects import ANYTHING, Effect, bare
@@ -139,6 +139,7 @@ caches: dict[str, DatabaseCache] = {}
 def current_cache(alias: str) -> DatabaseCache:
     """Return the cache of a database; make a new one if anything that it depends on has changed."""
     definitions.are_changing()
+    unknown_guards.follow()
     cache = caches.get(alias)
     if cache is not None and cache.plans is registry.plans and cache.stamp == definitions.stamp and cache.follow():
         return cache
@@ -184,7 +185,12 @@ def may_add_key(effect: Effect, guard: Guard, table: str) -> bool:
 def _keyless(guard: Guard) -> set[str]:
     """Return the columns that only remove a row's key when they become NULL."""
     fields = guard._meta.fields
-    if guard.alive or len(guard._meta.tables) > 1 or any(getattr(field, "generated", False) for field in fields):
+    if (
+        isinstance(guard, unknown_guards.UnknownGuard)
+        or guard.alive
+        or len(guard._meta.tables) > 1
+        or any(getattr(field, "generated", False) for field in fields)
+    ):
         return set()
     return {str(field.column).lower() for field in fields}
 

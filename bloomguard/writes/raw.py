@@ -21,7 +21,7 @@ from django.db import connections
 
 from ..guards import Guard, registry
 from ..state import table as states
-from . import adding, consequences, early, fencing
+from . import adding, consequences, early, fencing, unknown_guards
 from .consequences import Cause, DatabaseCache, affected_guards, current_cache, definitions
 from .rows import running
 from .sql import reader
@@ -55,7 +55,7 @@ def watch(execute: Execute, sql: Any, params: Any, many: bool, context: dict[str
         cache = current_cache(connection.alias)
     if early.is_early and not (type(sql) is str and reader.is_plain_read(sql)):
         early.record_write(read(text_of(sql, connection), connection).effects, connection.alias)
-    if not cache.tables:
+    if not cache.tables and not unknown_guards.is_due():
         return execute(sql, params, many, context)
     if type(sql) is str:
         if sql in cache.harmless or ((own := cache.own.get(sql)) is not None and own == running.table):
@@ -78,6 +78,10 @@ def watch(execute: Execute, sql: Any, params: Any, many: bool, context: dict[str
 
 def _check(execute: Execute, sql: Any, params: Any, many: bool, context: dict[str, Any], cache: DatabaseCache) -> Any:
     connection = context["connection"]
+    if unknown_guards.read_once():
+        cache = current_cache(connection.alias)
+    if not cache.tables:
+        return execute(sql, params, many, context)
     if cache.catalogue is None and cache.seem_idle(connection):
         try:
             return execute(sql, params, many, context)

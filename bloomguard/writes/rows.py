@@ -15,7 +15,7 @@ from ..guards import Guard
 from ..guards.keys import NotNormalized, OutOfRange, Unkeyable
 from ..models import GuardState
 from ..state.connection import has_own_transaction, is_aborted
-from . import discards, fencing
+from . import discards, fencing, unknown_guards
 from .discards import Alive, Before
 from .tables import Fields, TrackedTable
 from .transactions import is_over, together
@@ -170,6 +170,8 @@ def _add_leased(guard: Guard, written: WrittenRows) -> bool:
 def _problem(tracked: TrackedTable, using: str, written: WrittenRows | None) -> str:
     """Add the keys; return why that could not be confirmed, or an empty text."""
     guard = tracked.guard
+    if tracked.is_unknown:
+        return unknown_guards.REASON
     if written is not None and written.link:
         written = _read_back(tracked, using, written)
     if written is None:

@@ -8,10 +8,11 @@ alive again has its key already. Deletes are not tracked: the next rebuild drops
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
-from django.db import DatabaseError
+from django.db import DatabaseError, connections
 from django.db.models import Model, QuerySet
 from django.db.models.signals import post_save, pre_save
 from django.utils import timezone
@@ -19,7 +20,8 @@ from django.utils import timezone
 from ..exceptions import ConfigurationError, StoreError
 from ..guards import Guard, registry
 from ..guards.keys import OutOfRange, Unkeyable
-from ..models import GuardState
+from ..models import GuardState, deleting
+from ..state import table as states
 from . import fencing
 from .tables import parent_path
 
@@ -113,11 +115,27 @@ def _loaded(instance: GuardState, using: str, raw: bool = False, **kwargs: Any) 
         instance.standby, instance.standby_until, instance.building = "", None, ""
 
 
+def _deleting(sender: type[GuardState], names: Sequence[str], using: str, **kwargs: Any) -> None:
+    """Fence state rows before they are deleted: writers add nothing without a row, and others may still answer by it.
+
+    Waits two leases. Raises :class:`DatabaseError` if a row cannot be fenced; then none is deleted.
+    """
+    table = states.table
+    if not table.holds(using) or connections[using].in_atomic_block:
+        return  # a transaction's own writes wait after its COMMIT
+    in_use = [name for name in names if table.current(name).generations]
+    for name in in_use:
+        table.fence(name, "its state row was deleted")
+    if in_use:
+        table.sleep(fencing.SETTLE_SECONDS)
+
+
 def connect() -> None:
     """Receive ``post_save`` of every model while some guard needs it: that costs each ``save()`` 2 us."""
     if _listen not in registry.listeners:
         registry.listeners.append(_listen)
     pre_save.connect(_loaded, sender=GuardState, dispatch_uid=_UID)
+    deleting.connect(_deleting, sender=GuardState, dispatch_uid=_UID)
     _listen()
 
 

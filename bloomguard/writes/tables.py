@@ -14,6 +14,9 @@ from django.db.models.sql import Query
 
 from ..exceptions import ConfigurationError
 from ..guards import Guard, registry
+from ..state import table as states
+from . import unknown_guards
+from .unknown_guards import UnknownGuard
 
 Fields = tuple[Any, ...]
 
@@ -37,16 +40,23 @@ class TrackedTable:
     historical: bool
     counted: bool
 
+    @property
+    def is_unknown(self) -> bool:
+        """Whether this process does not have the guard, so that it cannot make its keys."""
+        return isinstance(self.guard, UnknownGuard)
+
 
 Tables = dict[str, tuple[Guard, ...]]
 
 
 def tracked_tables(model: type[Model]) -> tuple[TrackedTable, ...]:
     """Return what to track in statements of ``model``; made at the first call."""
-    tracked = registry.plans.tracked
-    found = tracked.get(model)
+    if states.table.copy is not unknown_guards.followed:
+        unknown_guards.follow()
+    found = registry.plans.tracked.get(model)
     if found is None:
-        table = model._meta.db_table
+        unknown_guards.read_once()
+        tracked, table = registry.plans.tracked, model._meta.db_table
         found = tuple(_track(guard, model, table) for guard in guarded_tables().get(table, ()))
         if model._meta.apps is apps:  # a migration makes models of its own
             tracked[model] = found
@@ -62,6 +72,8 @@ def guarded_tables() -> Tables:
             if guard.sync == "statements":
                 for table in guard._meta.tables:
                     tables[table] = (*tables.get(table, ()), guard)
+        for table, unknown in unknown_guards.unknown_guards(plans):
+            tables[table] = (*tables.get(table, ()), unknown)
         plans.tables = tables  # as a whole: with half of it, another thread would overlook the writes of a table
     return plans.tables
 
@@ -74,6 +86,8 @@ def columns(guard: Guard, table: str) -> frozenset[str]:
     """
     models = (guard.model, *guard.model._meta.all_parents)
     try:
+        if isinstance(guard, UnknownGuard):
+            raise FieldDoesNotExist
         found = _sources(guard)
     except Exception:  # a system check reports the missing field
         found = {field for model in models for field in model._meta.concrete_fields}
@@ -123,6 +137,9 @@ def _sources(guard: Guard) -> set[Any]:
 
 
 def _track(guard: Guard, model: type[Model], table: str) -> TrackedTable:
+    historical = model._meta.apps is not apps
+    if isinstance(guard, UnknownGuard):
+        return TrackedTable(guard, None, "pk", None, columns(guard, table), historical, counted=False)
     known: dict[Any, Any] = {field.column: field for field in model._meta.concrete_fields if _table(field) == table}
     owner = next(each for each in _family(guard.model) if each._meta.db_table == table)
     primary_key = _same(owner._meta.pk_fields, known)
@@ -133,7 +150,6 @@ def _track(guard: Guard, model: type[Model], table: str) -> TrackedTable:
         )
     except ConfigurationError:  # each write fences the guard
         whole = counted = False
-    historical = model._meta.apps is not apps
     return TrackedTable(
         guard=guard,
         fields=_same(guard._meta.fields, known) if whole else primary_key,

@@ -240,3 +240,14 @@ def test_a_guard_is_made_of_any_values():
         for value in values:
             if name != "model":
                 assert isinstance(make_guard(Product, **{name: value}).name, str)
+
+
+@pytest.mark.django_db
+def test_settings_without_a_urlconf_stop_nothing(settings):
+    """A worker's: it answers no requests, and writes rows."""
+    del settings.ROOT_URLCONF
+    registry.replan()
+
+    run_checks()
+    for command in (["guard_routes"], ["explain_guard", "/products/1/"], ["suggest_guards"]):
+        call_command(*command, stdout=io.StringIO())

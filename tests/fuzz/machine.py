@@ -384,7 +384,7 @@ class Machine:
     def _do_rebuild(self, who: int, draw: Random) -> None:
         """Some guards are rebuilt, by this process or the other, while others write."""
         armed = states.table.renewed("") is not None
-        idle = [one for one in GUARDED if not armed or not states.table.is_armed(one.name)]
+        idle = [one for one in GUARDED if not armed or not states.table.current(one.name).active]
         chosen = draw.sample(idle, min(len(idle), draw.choice([3, 6]))) if idle else draw.sample(GUARDED, 1)
         self._build(chosen, draw, writers=draw.random() < 0.7)
 

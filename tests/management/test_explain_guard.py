@@ -162,7 +162,7 @@ def test_before_the_first_build(fresh, transactional_db, capsys):
     """A cold guard is said to be, with the cure."""
     said = told(capsys, "/products/8/")
 
-    assert "verdict     unknown: there is no filter yet; run rebuild_filter" in said
+    assert "verdict     unknown (cold): there is no filter yet; run rebuild_filter" in said
     assert "fault       there is no state row" in said
 
 
@@ -197,7 +197,10 @@ def test_a_fenced_guard_says_why(shop, capsys):
     registry["product"]._runtime.active_filter.table.forget()
     said = told(capsys, "/products/8/")
 
-    assert "verdict     unknown: the guard is disabled, often after an unconfirmed add; run rebuild_filter" in said
+    assert (
+        "verdict     unknown (fenced): the guard is disabled, often after an unconfirmed add; run rebuild_filter"
+        in said
+    )
     assert "fenced a write of a test" in said
 
 

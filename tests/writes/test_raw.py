@@ -458,6 +458,16 @@ def test_keys_that_are_not_added_fence(product):
     assert status("product") == state.FENCED
 
 
+def test_an_iterator_that_is_at_its_end_is_no_add(product):
+    """The statement has read it already: the guard is fenced, as without an add."""
+    rows = iter([(7, "x"), (8, "x")])
+    with adding(product, using=database.current) as add:
+        execute(INSERT, rows, many=True)
+        add(pk for pk, name in rows)
+
+    assert status("product") == state.FENCED
+
+
 def test_only_the_guard_of_the_block_is_left_alone(product):
     """And only for as long as the block lasts."""
     with adding(product, using=database.current) as add:

@@ -15,7 +15,8 @@ from ... import __version__
 from ...guards import registry
 from ...guards.counters import AVOIDED, BLOCKED, FALSE_POSITIVE, MICROSECONDS, TIMED, counts
 from ...metrics.series import VERDICTS
-from ...state import table as states
+from ...verdicts import LEASE
+from ..health import ARMED, state_of
 
 if TYPE_CHECKING:
     Read = Callable[[CallbackOptions], Iterable[Observation]]
@@ -64,6 +65,6 @@ def _sum(*names: str) -> Read:
 
 def _armed(options: CallbackOptions) -> Iterable[Observation]:
     for guard in registry:
-        is_armed = states.table.is_armed(guard.name)
-        if is_armed is not None:
-            yield Observation(int(is_armed), {"guard": guard.name})
+        state = state_of(guard)
+        if state != LEASE.reason:
+            yield Observation(int(state == ARMED), {"guard": guard.name})

@@ -17,7 +17,8 @@ from ...guards import registry as guards
 from ...guards.counters import AVOIDED, BLOCKED, FALSE_POSITIVE, MICROSECONDS, TIMED
 from ...metrics.flush import News, flusher
 from ...metrics.series import VERDICTS
-from ...state import table as states
+from ...verdicts import CAUGHT, LEASE
+from ..health import ARMED, state_of
 
 __all__ = ["Metrics", "StateCollector", "install"]
 
@@ -30,6 +31,8 @@ class Metrics:
             return Counter(f"bloomguard_{name}", what, ["guard", *labels], registry=registry)
 
         self._verdicts = counter("verdicts", "Verdicts, by verdict and reason.", "verdict", "reason")
+        for guard in guards:  # a series that begins with its first count has no increase
+            self._verdicts.labels(guard.name, VERDICTS[CAUGHT.reason], CAUGHT.reason)
         avoided = counter("avoided_lookups", "Queries avoided.")
         blocked = counter("blocked_requests", "Requests answered 404.")
         wrong = counter("false_positives", "Requests that passed as maybe, but a guarded view answered 404.")
@@ -69,9 +72,9 @@ class StateCollector:
             "bloomguard_guard_armed", "Whether the guard has a filter that may answer.", labels=["guard"]
         )
         for guard in guards:
-            is_armed = states.table.is_armed(guard.name)
-            if is_armed is not None:
-                gauge.add_metric([guard.name], float(is_armed))
+            state = state_of(guard)
+            if state != LEASE.reason:
+                gauge.add_metric([guard.name], float(state == ARMED))
         yield gauge
 
 

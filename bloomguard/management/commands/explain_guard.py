@@ -55,11 +55,16 @@ def _route(found: Explanation) -> list[tuple[str, str]]:
     return lines
 
 
+def _with_reason(answer: GuardAnswer) -> str:
+    """The verdict as the header X-Bloomguard says it."""
+    return answer.verdict if answer.reason == answer.verdict else f"{answer.verdict} ({answer.reason})"
+
+
 def _guard(answer: GuardAnswer) -> list[tuple[str, str]]:
     lines = [
         ("guard", f"{answer.guard}, of {answer.model} by {answer.lookup}"),
         ("key", f"{answer.key or 'none'}, of {answer.value or 'nothing in the path'}"),
-        ("verdict", f"{answer.verdict}: {answer.meaning}"),
+        ("verdict", f"{_with_reason(answer)}: {answer.meaning}"),
         ("outcome", answer.outcome),
         ("store", ", ".join(filter(None, [answer.store, answer.backend]))),
     ]

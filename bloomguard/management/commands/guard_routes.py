@@ -6,7 +6,6 @@ import json
 from dataclasses import asdict
 from typing import Any
 
-from django.conf import settings
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
 from ... import conf
@@ -26,10 +25,11 @@ class Command(BaseCommand):
         parser.add_argument("--json", action="store_true", help="print one JSON object")
 
     def handle(self, *args: Any, **options: Any) -> None:
+        urlconf = options["urlconf"]
         try:
-            table = table_for(options["urlconf"] or settings.ROOT_URLCONF)
+            table = table_for(urlconf)
         except ImportError as error:
-            raise CommandError(f"there is no URLconf {options['urlconf']!r}: {error}") from error
+            raise CommandError(f"there is no URLconf {urlconf!r}: {error}") from error
         every = [pattern for pattern in table.patterns if takes_id(pattern)]
         shown = [pattern for pattern in every if options["admin"] or not is_admin(pattern)]
         rows = [row for pattern in shown for row in rows_of_pattern(table, pattern)]

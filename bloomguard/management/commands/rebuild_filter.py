@@ -128,6 +128,8 @@ class Command(BaseCommand):
         for need in needs.values():
             if need.reasons:
                 write(f"{need.guard} needs a rebuild: {'; '.join(need.reasons)}")
+            elif need.held:
+                write(f"{need.guard} stays disabled: {need.held}; rebuild_filter {need.guard} enables it")
             else:
                 write(
                     f"{need.guard} needs no rebuild: {need.rows:,} rows, {need.keys:,} keys, {need.stale_share:.1%} of "

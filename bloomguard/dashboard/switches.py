@@ -1,0 +1,49 @@
+"""Switching a guard by hand, in the admin or by ``manage.py switch_guards``: fence, shadow, enforce."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from django.utils.translation import gettext as _
+
+from ..guards import Guard
+from ..state.table import BY_HAND, FENCED
+from ..writes.fencing import table_of
+
+ENFORCE, SHADOW, FENCE = "enforce", "shadow", "fence"
+
+
+def fence(guard: Guard, by: str) -> str:
+    """Disable ``guard`` until its next rebuild; ``by`` says who did it. Raises :class:`DatabaseError`.
+
+    ``rebuild_filter --if-needed`` leaves it alone. Returns what was done, in words; so do the others.
+    """
+    table, reason = table_of(guard), BY_HAND + by
+    seen = table.current(guard.name)
+    if not seen.generations:
+        return _("There is no filter to fence.")
+    if seen.status == FENCED and not seen.building:
+        table.swap(seen, **table.fenced_values(reason))  # it is fenced already: now by hand
+    else:
+        table.fence(guard.name, reason)
+    return _("Fenced: requests pass until the next rebuild.")
+
+
+def shadow(guard: Guard, by: str = "") -> str:
+    """Let all requests pass, also after rebuilds. Raises :class:`DatabaseError`."""
+    _switch(guard, SHADOW)
+    return _("In shadow mode: requests pass, and verdicts are compared with responses.")
+
+
+def enforce(guard: Guard, by: str = "") -> str:
+    """Answer absent IDs again, if the guard has a filter. Raises :class:`DatabaseError`."""
+    _switch(guard, ENFORCE)
+    return _("Enforcing: absent IDs are answered 404.")
+
+
+def _switch(guard: Guard, mode: str) -> None:
+    table_of(guard).set_mode(guard.name, "" if mode == guard.mode else mode)
+
+
+#: By the word that names it.
+SWITCHES: dict[str, Callable[[Guard, str], str]] = {FENCE: fence, SHADOW: shadow, ENFORCE: enforce}

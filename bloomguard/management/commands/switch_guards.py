@@ -1,0 +1,58 @@
+"""``manage.py switch_guards``: switch all guards, or the named ones, off and on, without a deploy."""
+
+from __future__ import annotations
+
+import json
+from getpass import getuser
+from typing import Any
+
+from django.core.management.base import BaseCommand, CommandError, CommandParser
+from django.db import DatabaseError
+from django.utils import translation
+
+from ...dashboard.switches import ENFORCE, SWITCHES
+from ...exceptions import ConfigurationError
+from ...guards import registry
+from ...writes.fencing import table_of
+
+
+class Command(BaseCommand):
+    """``manage.py switch_guards``."""
+
+    help = (
+        "Switch all guards, or the named ones: to shadow (all requests pass, also after rebuilds), enforce (the "
+        "opposite), or fence (all pass until somebody rebuilds the filter). Every process follows within a second."
+    )
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        parser.add_argument("to", choices=sorted(SWITCHES), help="what to switch to")
+        parser.add_argument("names", nargs="*", metavar="name", help="guards to switch (default: all)")
+        parser.add_argument("--json", action="store_true", help="print one JSON object")
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        to, done = options["to"], []
+        try:
+            guards = [registry[name] for name in dict.fromkeys(options["names"])] or list(registry)
+            if not guards:
+                raise CommandError("there is no guard to switch: register one in an app's guards.py")
+            for guard in guards:
+                with translation.override(None):
+                    outcome = SWITCHES[to](guard, f"{_user()} by switch_guards")
+                state = table_of(guard).current(guard.name)
+                if to == ENFORCE and not (state.active and state.is_answered_by(state.active)):
+                    outcome = f"It answers nothing before rebuild_filter {guard.name}."
+                done.append({"name": guard.name, "outcome": outcome})
+                if options["verbosity"] and not options["json"]:
+                    self.stdout.write(f"{guard.name}: {outcome}")
+        except (ConfigurationError, DatabaseError) as error:
+            switched = ", ".join(each["name"] for each in done) or "none"
+            raise CommandError(f"{error} (switched before: {switched})") from error
+        if options["json"]:
+            self.stdout.write(json.dumps({"guards": done}))
+
+
+def _user() -> str:
+    try:
+        return getuser()
+    except (KeyError, OSError):  # a container's user without a name
+        return "somebody"

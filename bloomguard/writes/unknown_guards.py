@@ -1,0 +1,89 @@
+"""Filters of guards that this process does not have, because it runs another version of the project.
+
+Such a process cannot add the keys of the rows that it writes. So each of its statements that may make a key of such a
+guard fences it. The state row names the tables.
+
+A process reads the state rows before it makes the plans of its first ORM write. After that it follows each new copy of
+them, which it reads for its own guards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from django.apps import apps
+from django.db.models import Model
+
+from ..guards import Guard, registry
+from ..guards.registry import Plans
+from ..state import table as states
+
+#: Why a guard is fenced.
+REASON = "a process that runs a version of the project without this guard wrote to its table"
+
+#: Seconds until the next read after one that failed.
+AGAIN_SECONDS = 60.0
+
+Named = frozenset[tuple[str, str]]
+
+
+class UnknownGuard(Guard):
+    """Stands for such a guard at one of its tables. What its keys are is unknown, so all columns count."""
+
+
+#: The last copy of the state rows that the plans were compared with.
+followed: object = None
+_failed_at = float("-inf")
+
+
+def follow() -> None:
+    """Begin new plans if the last copy of the state rows names other tables than the plans were made for."""
+    global followed
+    copy = states.table.copy
+    if copy is not followed:
+        followed = copy
+        if _named() != registry.plans.named:
+            registry.replan()
+
+
+def is_due() -> bool:
+    """Return whether this process has never read the state rows, and has not just failed to."""
+    table = states.table
+    return apps.ready and table.copy.read_at == float("-inf") and table.clock() - _failed_at >= AGAIN_SECONDS
+
+
+def read_once() -> bool:
+    """Read the state rows if that :func:`is_due`; return whether it did. May wait."""
+    global _failed_at
+    if not is_due():
+        return False
+    try:
+        was_read = states.table.renew()
+    except Exception:  # a test may forbid queries to that database
+        was_read = False
+    if not was_read:
+        _failed_at = states.table.clock()
+        return False
+    follow()
+    return True
+
+
+def unknown_guards(plans: Plans) -> Iterator[tuple[str, UnknownGuard]]:
+    """Yield the table and a stand-in for each table of a guard that this process does not have, but has a model of."""
+    plans.named = named = _named()
+    if not named or not apps.ready:
+        return
+    known = {(guard.name, table) for guard in registry for table in guard._meta.tables}
+    models: dict[str, type[Model]] = {}
+    for model in apps.get_models(include_auto_created=True):
+        if not model._meta.proxy:
+            models.setdefault(model._meta.db_table, model)
+    for name, table in sorted(named - known):
+        if table in models:
+            yield table, type("UnknownGuard", (UnknownGuard,), {"name": name})(models[table])
+
+
+def _named() -> Named:
+    """Return the names and tables of the state rows."""
+    rows = states.table.copy.rows
+    return frozenset((name, table) for name, row in rows.items() if row.tables for table in row.tables.split("\n"))

@@ -1,0 +1,118 @@
+"""``manage.py switch_guards``: off and on without a deploy, and what cron must not undo."""
+
+from __future__ import annotations
+
+import io
+import json
+
+import pytest
+from django.core.management import CommandError, call_command
+
+from bloomguard.guards import registry
+from bloomguard.models import GuardState
+from bloomguard.state import table as state
+from bloomguard.verdicts import Verdict
+from tests.shop.models import Product
+from tests.support.guarding import registered
+
+pytestmark = [
+    pytest.mark.django_db(transaction=True, databases="__all__"),
+    pytest.mark.usefixtures("each_database"),
+]
+
+
+@pytest.fixture
+def armed(fresh, clock, build):
+    build("product")
+    build("order")
+    return registry["product"]
+
+
+def run(command: str, *arguments: str) -> str:
+    out = io.StringIO()
+    call_command(command, *arguments, stdout=out)
+    return out.getvalue()
+
+
+def test_shadow_lasts_until_enforce(armed, clock):
+    """Also through a rebuild, as cron does one."""
+    said = run("switch_guards", "shadow", "product", "order")
+    run("rebuild_filter", "product")
+    clock.sleep(state.LEASE_SECONDS)
+
+    assert said.startswith("product: In shadow mode: requests pass")
+    assert armed._runtime.is_shadow
+
+    assert run("switch_guards", "enforce", "product") == "product: Enforcing: absent IDs are answered 404.\n"
+    clock.sleep(state.LEASE_SECONDS)
+    assert not armed._runtime.is_shadow
+    assert registry["order"]._runtime.is_shadow
+
+
+@pytest.mark.parametrize("before", ["armed", "fenced"])
+def test_a_fence_by_hand_lasts_until_somebody_rebuilds(armed, clock, before):
+    """Not ``--if-needed``: what somebody disabled, cron does not enable."""
+    if before == "fenced":
+        state.table.fence("product", "a write was not proved")
+    run("switch_guards", "fence", "product")
+    clock.sleep(state.LEASE_SECONDS)
+    assert armed.verdict(987_654) is Verdict.UNKNOWN
+    assert GuardState.objects.get(name="product").reason.endswith(" by switch_guards")
+
+    said = run("rebuild_filter", "--if-needed", "product")
+    told = json.loads(run("rebuild_filter", "--if-needed", "--json", "-v", "0", "product"))["guards"]
+
+    assert said.startswith("product stays disabled: fenced by ")
+    assert [(each["reasons"], each["held"][:10]) for each in told] == [([], "fenced by ")]
+    assert GuardState.objects.get(name="product").status == state.FENCED
+    run("rebuild_filter", "product")
+    assert GuardState.objects.get(name="product").status == state.ARMED
+
+
+def test_what_cannot_be_switched_is_said(fresh, clock, each_database):
+    """A guard without a filter, a name that nobody has, and words that name no switch."""
+    assert run("switch_guards", "fence", "product") == "product: There is no filter to fence.\n"
+    assert "rebuild_filter product" in run("switch_guards", "enforce", "product")
+    with pytest.raises(CommandError, match="there is no guard 'nobody'"):
+        run("switch_guards", "shadow", "nobody")
+    with pytest.raises(CommandError, match="invalid choice: 'off'"):
+        run("switch_guards", "off")
+
+
+def test_programs_get_json(armed):
+    told = json.loads(run("switch_guards", "shadow", "product", "--json"))
+
+    assert [each["name"] for each in told["guards"]] == ["product"]
+
+
+def test_a_deleted_state_row_is_fenced_first(armed, clock):
+    """Writers add nothing without a row, while others may still answer by it: first all of them learn of the fence."""
+    statuses = []
+    real = state.table.sleep
+
+    def sleep(seconds: float) -> None:
+        statuses.append([row.status for row in GuardState.objects.order_by("name")])
+        real(seconds)
+
+    began = clock.now
+    state.table.sleep = sleep
+    try:
+        GuardState.objects.all().delete()
+    finally:
+        state.table.sleep = real
+
+    assert statuses[0] == [state.FENCED, state.FENCED]  # both wait together
+    assert statuses[1:] in ([], [[]])  # on SQLite a transaction that changes state rows waits after its COMMIT
+    assert clock.now - began == 2 * state.LEASE_SECONDS * len(statuses)
+    assert not GuardState.objects.exists()
+    assert armed.verdict(987_654) is Verdict.UNKNOWN
+
+
+def test_a_row_without_a_filter_is_deleted_at_once(each_database, fresh, clock):
+    with registered(Product, name="gone"):
+        run("switch_guards", "shadow", "gone")
+    began = clock.now
+
+    GuardState.objects.get(name="gone").delete()
+
+    assert clock.now == began

@@ -1,0 +1,190 @@
+"""A filter of a guard that this process does not have: the project was rolled back, or two versions serve at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+from django.contrib.auth.models import Group
+from django.db import connections, transaction
+from django.db.migrations.state import ModelState, ProjectState
+
+from bloomguard.guards import registry
+from bloomguard.models import GuardState
+from bloomguard.rebuild import Rebuild
+from bloomguard.state import table as state
+from bloomguard.verdicts import Verdict
+from bloomguard.writes.unknown_guards import REASON
+from tests.shop.models import Article, Product
+from tests.support import database
+from tests.support.guarding import registered
+
+pytestmark = pytest.mark.django_db(transaction=True, databases="__all__")
+
+LEASE = state.LEASE_SECONDS
+
+
+@contextmanager
+def without(*guards) -> Iterator[None]:
+    """Run as a version of the project without these guards."""
+    for guard in guards:
+        registry.remove(guard)
+    try:
+        yield
+    finally:
+        for guard in guards:
+            registry.add(guard)
+
+
+@contextmanager
+def alone() -> Iterator[None]:
+    """Run as a version without any guard."""
+    with without(*registry):
+        yield
+
+
+def execute(sql: str, *parameters: object) -> None:
+    with connections[database.current].cursor() as cursor:
+        cursor.execute(sql, parameters)
+
+
+def historical() -> type[Product]:
+    """The model as a migration has it."""
+    models = ProjectState()
+    models.add_model(ModelState.from_model(Product))
+    return models.apps.get_model("shop", "Product")
+
+
+#: Each may make a key of the guard of products.
+WRITES = {
+    "create": lambda: Product.objects.create(name="new"),
+    "bulk_create": lambda: Product.objects.bulk_create([Product(name="new"), Product(name="newer")]),
+    "update": lambda: Product.objects.update(name="other"),
+    "save": lambda: Product.objects.first().save(),
+    "a migration": lambda: historical().objects.using(database.current).create(name="new"),
+    "raw SQL": lambda: execute("INSERT INTO shop_product (id, name) SELECT MAX(id) + 1, 'x' FROM shop_product"),
+    "raw UPDATE": lambda: execute("UPDATE shop_product SET name = %s", "other"),
+}
+#: None of these does.
+HARMLESS = {
+    "delete": lambda: Product.objects.all().delete(),
+    "raw DELETE": lambda: execute("DELETE FROM shop_product"),
+    "another table": lambda: Group.objects.create(name="other"),
+    "raw SQL on another table": lambda: execute("UPDATE auth_group SET name = 'x'"),
+    "read": lambda: list(Product.objects.all()),
+}
+
+
+@pytest.fixture
+def armed(each_database, fresh, clock):
+    """The guard of products with a filter, built by this process."""
+    Product.objects.create(name="first")
+    Rebuild(registry["product"], sleep=clock.sleep).run()
+    assert row().status == state.ARMED
+    return registry["product"]
+
+
+def row() -> GuardState:
+    return GuardState.objects.get(name="product")
+
+
+@pytest.mark.parametrize("started", ["before", "after"])
+@pytest.mark.parametrize("version", ["without it", "without guards"])
+@pytest.mark.parametrize("write", WRITES.values(), ids=WRITES)
+def test_a_write_without_the_guard_fences_it(armed, clock, write, version, started):
+    """Also by a process that has read the state rows before, and by one that has just started."""
+    if started == "after":
+        state.table.forget()
+    with without(armed) if version == "without it" else alone():
+        began = clock.now
+        write()
+
+    assert row().status == state.FENCED
+    assert row().reason.startswith((REASON, "raw SQL wrote to shop_product"))
+    assert clock.now - began >= 2 * LEASE  # so that no process answers from before the fence
+    assert armed.verdict(987_654) is Verdict.UNKNOWN
+
+
+@pytest.mark.parametrize("write", HARMLESS.values(), ids=HARMLESS)
+def test_no_other_statement_fences(armed, clock, write):
+    with without(armed):
+        write()
+
+    assert row().status == state.ARMED
+
+
+def test_the_fence_comes_before_the_commit(armed):
+    """Whatever others see of the transaction, they see the fence no later."""
+    with without(armed), transaction.atomic(using=database.current):
+        Product.objects.create(name="new")
+        if database.current == "postgresql":  # on SQLite both are committed together
+            assert state.table.current("product").status == state.FENCED
+
+    assert state.table.current("product").status == state.FENCED
+
+
+def test_a_rolled_back_version_hides_no_row(armed, clock):
+    """The guard goes with a version, and comes back with the next one: the rows of the time between are found."""
+    with without(armed):
+        new = Product.objects.create(name="new")
+    clock.sleep(LEASE)
+
+    assert armed.verdict(new.pk) is Verdict.UNKNOWN
+
+
+def test_a_filter_that_another_version_builds_is_noticed(each_database, fresh, clock):
+    """The old version has read the state rows before; it follows each copy that it reads after that."""
+    old = Product.objects.create(name="first")
+    product = registry["product"]
+    with without(product):
+        Product.objects.create(name="second")
+    Rebuild(product, sleep=clock.sleep).run()
+    with without(product):
+        clock.sleep(LEASE)
+        registry["article"].verdict(1)  # another guard's request reads the rows
+        Product.objects.create(name="third")
+
+    assert row().status == state.FENCED
+    assert product.verdict(old.pk) is Verdict.UNKNOWN
+
+
+def test_a_guard_of_the_same_name_at_another_table(each_database, fresh, clock):
+    """What a guard's former table gets fences it as long as the filter of that table may answer somewhere."""
+    with registered(Product, name="thing") as former:
+        Rebuild(former, sleep=clock.sleep).run()
+    with registered(Article, name="thing") as now:
+        Product.objects.create(name="new")
+        assert GuardState.objects.get(name="thing").status == state.FENCED
+        Rebuild(now, sleep=clock.sleep).run()
+        assert GuardState.objects.get(name="thing").tables == "shop_article"
+        clock.sleep(LEASE)
+        assert now.verdict(987_654) is Verdict.ABSENT
+        Product.objects.create(name="newer")
+
+        assert GuardState.objects.get(name="thing").status == state.ARMED
+
+
+def test_a_row_of_a_release_that_named_no_tables_costs_nothing(each_database, fresh, clock):
+    """Nor does it help: see the page on deploying."""
+    product = registry["product"]
+    Rebuild(product, sleep=clock.sleep).run()
+    GuardState.objects.filter(name="product").update(tables="", token="x")
+    state.table.forget()
+    with without(product):
+        began = clock.now
+        Product.objects.create(name="new")
+
+    assert clock.now == began
+    assert row().status == state.ARMED
+
+
+def test_a_database_that_a_test_must_not_query_is_no_hindrance(each_database, fresh, clock, monkeypatch):
+    """A project's tests may forbid queries to the database of the state rows, and yet write to another one."""
+
+    def forbidden(self):
+        raise AssertionError("queries are not allowed in this test")
+
+    monkeypatch.setattr(state.StateTable, "_read", forbidden)
+    with alone():
+        Group.objects.create(name="new")
