@@ -9,10 +9,11 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from django.core.cache import cache
-from django.core.management import BaseCommand, call_command, load_command_class
+from django.core.management import BaseCommand, CommandError, call_command, load_command_class
 from django.db.models import Q
 from django.http import Http404
 from django.shortcuts import get_object_or_404
@@ -152,6 +153,23 @@ def test_the_messages_that_are_explained_are_given():
     assert len(shown) == 6
     for text in shown:
         assert re.search(".{1,80}".join(map(re.escape, text.split("..."))), source), text
+
+
+def test_the_periodic_task_builds_what_needs_it(gazetteer, monkeypatch):
+    """For a scheduler; a build by another process is no error."""
+    monkeypatch.setitem(sys.modules, "celery", SimpleNamespace(shared_task=lambda function: function))
+    namespace = {}
+    [block] = blocks("rebuilds.md", "python")
+    exec(block, namespace)
+    GuardState.objects.filter(name="city").update(status="fenced")
+    namespace["rebuild_filters"]()
+    assert GuardState.objects.get(name="city").status == "armed"
+
+    def call_command(*args):
+        raise CommandError("busy", returncode=75)
+
+    namespace["call_command"] = call_command
+    namespace["rebuild_filters"]()
 
 
 def test_filters_that_are_forgotten_answer_nothing_until_they_are_built(gazetteer, build, clock):
