@@ -9,8 +9,9 @@ from django.utils.translation import gettext_lazy as _
 class GuardState(models.Model):
     """The state of one guard: which generation answers for it, in which store.
 
-    Projects may read the rows, and delete one to disable its guard until the next ``rebuild_filter``. Only bloomguard
-    may change them: it compares and sets ``version`` and ``token``, see :mod:`bloomguard.state.table`.
+    Projects may read the rows. Only bloomguard may change them: it compares and sets ``version`` and ``token``, see
+    :mod:`bloomguard.state.table`. To disable a guard, use ``manage.py switch_guards fence``. The ORM fences a guard
+    before it deletes its row; delete rows by raw SQL only while no process of the site runs.
     """
 
     class Status(models.TextChoices):

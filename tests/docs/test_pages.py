@@ -339,8 +339,11 @@ def test_the_example_of_the_options_is_a_guard(fresh_registry):
     options = [name for name in Guard.__annotations__ if name != "model"]
 
     assert [name for name in (*options, "applies", "normalize") if f"`{name}" not in page] == []
-    [block] = blocks("guard.md", "python")
-    exec(block, {"City": City})
+    first, second = blocks("guard.md", "python")
+    namespace = {"City": City}
+    exec(first, namespace)
+    exec(second, namespace)
+    assert namespace["PlaceGuard"](City).normalize("ULM") == "ulm"
     assert "city-by-slug" in {guard.name for guard in registry.clashes}  # the example project has one of this name
 
 
