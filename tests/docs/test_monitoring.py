@@ -84,6 +84,18 @@ def test_every_reason_is_explained():
     assert set(re.findall(r"^\| `([^`]+)`", table, re.MULTILINE)) == unknown
 
 
+def test_the_log_lines_to_alert_on_are_logged():
+    """Each is a text of the package; dots stand for what differs."""
+    package = Path(verdicts.__file__).parent
+    source = "\n".join(file.read_text() for file in package.rglob("*.py"))
+    source = re.sub(r'"\s*\n\s*f?"', "", source)
+    shown = re.findall(r"^\| `(bloomguard [^`]+)`", PAGE, re.MULTILINE)
+
+    assert len(shown) == 10
+    for text in shown:
+        assert re.search("%s".join(map(re.escape, text.removesuffix("...").split("..."))), source), text
+
+
 def test_every_signal_stands_on_the_page():
     """With what it brings."""
     there = {name for name, each in vars(signals).items() if isinstance(each, Signal)}

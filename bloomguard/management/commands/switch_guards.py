@@ -25,21 +25,21 @@ class Command(BaseCommand):
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
-        parser.add_argument("to", choices=sorted(SWITCHES), help="what to switch to")
+        parser.add_argument("action", choices=sorted(SWITCHES), help="what to switch to")
         parser.add_argument("names", nargs="*", metavar="name", help="guards to switch (default: all)")
         parser.add_argument("--json", action="store_true", help="print one JSON object")
 
     def handle(self, *args: Any, **options: Any) -> None:
-        to, done = options["to"], []
+        action, done = options["action"], []
         try:
             guards = [registry[name] for name in dict.fromkeys(options["names"])] or list(registry)
             if not guards:
                 raise CommandError("there is no guard to switch: register one in an app's guards.py")
             for guard in guards:
                 with translation.override(None):
-                    outcome = SWITCHES[to](guard, f"{_user()} by switch_guards")
+                    outcome = SWITCHES[action](guard, f"{_user()} by switch_guards")
                 state = table_of(guard).current(guard.name)
-                if to == ENFORCE and not (state.active and state.is_answered_by(state.active)):
+                if action == ENFORCE and not (state.active and state.is_answered_by(state.active)):
                     outcome = f"It answers nothing before rebuild_filter {guard.name}."
                 done.append({"name": guard.name, "outcome": outcome})
                 if options["verbosity"] and not options["json"]:
