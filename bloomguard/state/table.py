@@ -250,7 +250,7 @@ class StateTable:
 
     def forget(self) -> None:
         """Drop the copy and the connection, as if the process had just started."""
-        self.copy = _NEVER
+        self.copy = Copy(*_NEVER)  # another object: who remembers this one starts anew too
         self._failed_at = float("-inf")
         self.connection.close()
 

@@ -10,8 +10,10 @@ them, which it reads for its own guards.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 
 from django.apps import apps
+from django.db import DatabaseError
 from django.db.models import Model
 
 from ..guards import Guard, registry
@@ -33,7 +35,8 @@ class UnknownGuard(Guard):
 
 #: The last copy of the state rows that the plans were compared with.
 followed: object = None
-_failed_at = float("-inf")
+#: The copy that there was when a read failed, and when it failed.
+_failed: tuple[object, float] = None, float("-inf")
 
 
 def follow() -> None:
@@ -49,21 +52,28 @@ def follow() -> None:
 def is_due() -> bool:
     """Return whether this process has never read the state rows, and has not just failed to."""
     table = states.table
-    return apps.ready and table.copy.read_at == float("-inf") and table.clock() - _failed_at >= AGAIN_SECONDS
+    if table.copy.read_at != float("-inf") or not apps.ready:
+        return False
+    copy, failed_at = _failed
+    return copy is not table.copy or table.clock() - failed_at >= AGAIN_SECONDS
 
 
 def read_once() -> bool:
     """Read the state rows if that :func:`is_due`; return whether it did. May wait."""
-    global _failed_at
+    global _failed
     if not is_due():
         return False
+    table = states.table
     try:
-        was_read = states.table.renew()
+        was_read = table.renew()
     except Exception:  # a test may forbid queries to that database
         was_read = False
     if not was_read:
-        _failed_at = states.table.clock()
+        _failed = table.copy, table.clock()
         return False
+    if not len(registry) or not table.copy.rows:
+        with suppress(DatabaseError):  # another thread uses it
+            table.connection.close()  # there may never be a second read
     follow()
     return True
 

@@ -138,7 +138,7 @@ def test_it_is_said(shop, off, capsys, settings):
     staff.force_login(User.objects.create_superuser("me"))
     settings.ROOT_URLCONF = "config.urls"
 
-    assert "unknown: BLOOMGUARD['ENABLED'] is not True, so no guard answers" in out
+    assert "unknown (disabled): BLOOMGUARD['ENABLED'] is not True, so no guard answers" in out
     assert "BLOOMGUARD['ENABLED'] is not True, so no guard answers now" in out
     assert state_of(shop) == "disabled"
     assert "so no guard answers; writes still update the filters" in found["bloomguard.I039"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 import pytest
 from django.contrib.auth.models import Group
@@ -188,3 +188,31 @@ def test_a_database_that_a_test_must_not_query_is_no_hindrance(each_database, fr
     monkeypatch.setattr(state.StateTable, "_read", forbidden)
     with alone():
         Group.objects.create(name="new")
+
+
+def test_a_read_that_failed_does_not_count_for_a_process_that_starts_anew(armed, clock, monkeypatch):
+    with monkeypatch.context() as patch, alone():
+        patch.setattr(state.StateTable, "renew", lambda self: False)
+        state.table.forget()
+        Product.objects.create(name="new")
+    assert row().status == state.ARMED
+
+    state.table.forget()
+    with alone():
+        Product.objects.create(name="newer")
+
+    assert row().status == state.FENCED
+
+
+@pytest.mark.parametrize("has_guards", [False, True])
+def test_a_process_that_has_nothing_to_follow_keeps_no_connection(each_database, fresh, clock, has_guards):
+    """It wrote to a database whose file may be moved, and has no guard or no filter."""
+    if not has_guards:
+        Rebuild(registry["product"], sleep=clock.sleep).run()
+    state.table.forget()
+    registry.replan()
+    with nullcontext() if has_guards else alone():
+        Group.objects.create(name="new")
+
+    assert state.table.copy.read_at > 0
+    assert state.table.connection._connection is None
