@@ -34,7 +34,7 @@ class BloomGuardConfig(AppConfig):
         if self.apps is None or not self.apps.models_ready:
             registry.discover = self._discover
             return
-        with registry.all_or_none():
+        with registry.importing():
             autodiscover_modules("guards")
 
     def ready(self) -> None:

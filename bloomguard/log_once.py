@@ -1,4 +1,4 @@
-"""Log each exception type once, so that a flood of requests does not flood the log."""
+"""Log an error once, so that a flood of requests does not flood the log."""
 
 from __future__ import annotations
 
@@ -8,17 +8,18 @@ logger = logging.getLogger("bloomguard")
 
 
 class LogOnce:
-    """A logger that logs each exception type once, with its traceback."""
+    """A logger that logs each message once for each type of exception, with the traceback."""
 
     def __init__(self) -> None:
-        self._logged: set[type[BaseException]] = set()
+        self._logged: set[tuple[object, ...]] = set()
 
     def error(self, error: Exception, message: str, *args: object) -> None:
         """Log ``error``; ``message`` and ``args`` are as for :meth:`logging.Logger.error`, without IDs."""
-        if type(error) not in self._logged:
-            self._logged.add(type(error))
+        kind = (type(error), message, *args)
+        if kind not in self._logged:
+            self._logged.add(kind)
             logger.error(message, *args, exc_info=error)
 
     def forget(self) -> None:
-        """Forget the logged types, as in a new process."""
+        """Forget what was logged, as in a new process."""
         self._logged.clear()

@@ -9,6 +9,7 @@ saves the cache query too.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import Any
 
 from asgiref.sync import iscoroutinefunction, markcoroutinefunction, sync_to_async
@@ -128,6 +129,8 @@ class BloomGuardMiddleware:
         before = scopes.get()
         scopes.set(exchange)
         try:
+            if getattr(request, "urlconf", None) not in registry.plans.routes:
+                await _abuild_table(request)
             found = _view_before_cache(request) if self.place == BEFORE_CACHE else None
             response: Any = await self._aview(request, *found) if found else None
             if response is None:
@@ -200,6 +203,12 @@ def _view_before_cache(request: HttpRequest) -> tuple[Any, Any, dict[str, Any]] 
     except Exception:  # Django resolves the path again and raises it again
         return None
     return match.func, match.args, match.kwargs
+
+
+async def _abuild_table(request: HttpRequest) -> None:
+    """Build the table of the request's routes in a thread: that takes seconds on a large site. Never raises."""
+    with suppress(Exception):  # `_aview` meets the same error, and logs it
+        await sync_to_async(table_for, thread_sensitive=False)(getattr(request, "urlconf", None))
 
 
 def _debugged(exchange: Exchange, response: HttpResponseBase) -> HttpResponseBase:

@@ -8,7 +8,6 @@ from typing import Any
 from django.conf import settings
 from django.core.signals import request_started
 
-from .. import conf
 from ..guards import registry
 from ..state.table import table
 from ..verdicts import COLD
@@ -27,14 +26,10 @@ def log_cold_guards(**kwargs: Any) -> None:
     """Log a line for each guard without a filter; never in a test run, whose guards are all cold. Never raises."""
     request_started.disconnect(dispatch_uid=_UID)
     # Test runners switch DEBUG off, and replace the database after the start.
-    if not settings.DEBUG or table.connection.is_temporary or not conf.settings.is_enabled:
+    if not settings.DEBUG or table.connection.is_temporary:
         return
     for guard in registry:
-        try:
-            is_cold = guard._runtime.active_filter.answering() is COLD
-        except Exception:  # noqa: S112  # a system check reports it
-            continue
-        if is_cold:
+        if guard._runtime.answering() is COLD:
             logger.warning(
                 "bloomguard passes every request to %s, which has no filter yet: run manage.py rebuild_filter %s",
                 guard.name,

@@ -13,7 +13,6 @@ from django.utils import formats, timezone
 from django.utils.functional import Promise
 from django.utils.translation import gettext_lazy as _
 
-from ..conf import settings
 from ..exceptions import StoreError
 from ..filters import FilterError
 from ..guards import Guard
@@ -22,9 +21,9 @@ from ..metrics import series
 from ..metrics.series import HOUR, MINUTE, Series
 from ..models import GuardState, GuardTask
 from ..rebuild.plan import days_to_capacity, rows_a_day
-from ..state.table import table
+from ..state.table import ARMED, table
 from ..stores import Generation
-from ..verdicts import COLD, DISABLED, ERROR, FENCED, IDENTITY, LEASE, SHADOW, UNREACHABLE, UNTRUSTED
+from ..verdicts import AMBIGUOUS, COLD, DISABLED, ERROR, FENCED, IDENTITY, LEASE, SHADOW, UNREACHABLE, UNTRUSTED
 from . import charts
 from .tasks import LOST_AFTER, REBUILD, command, is_under_way
 
@@ -35,7 +34,6 @@ _COUNTED_BYTES = 16 << 20
 #: Compute an error rate only from at least so many ABSENT verdicts in the period.
 _ENOUGH = 1_000
 
-ARMED = "armed"
 _UNTRUSTED = _(
     "its filter is damaged, or was built with another SECRET_KEY or for another definition: requests pass until a "
     "rebuild"
@@ -53,6 +51,10 @@ STATES: dict[str, tuple[str | Promise, str | Promise]] = {
     UNREACHABLE.reason: (_("unreachable"), _("its store does not respond: requests pass until it does")),
     UNTRUSTED.reason: (_("untrusted"), _UNTRUSTED),
     LEASE.reason: (_("unknown"), _("the database could not be read: requests pass until it can")),
+    AMBIGUOUS.reason: (
+        _("ambiguous"),
+        _("several schemas or databases have its table: requests pass, see manage.py check --database default"),
+    ),
     ERROR.reason: (_("misconfigured"), _("manage.py check shows the error: requests pass until it is fixed")),
     DISABLED.reason: (_("switched off"), _("BLOOMGUARD['ENABLED'] is not True: requests pass")),
 }
@@ -212,7 +214,7 @@ class Overview:
         left = _COUNTED_BYTES
         lines = []
         for guard in self.guards:
-            row, answers = rows.get(guard.name) or GuardState(name=guard.name), generation_or_reason(guard)
+            row, answers = rows.get(guard.name) or GuardState(name=guard.name), guard._runtime.answering()
             line = Line(
                 guard=guard,
                 state=_state(guard, answers),
@@ -301,16 +303,6 @@ def number(value: int) -> str:
 
 def _written(when: datetime) -> str:
     return formats.date_format(when, "DATETIME_FORMAT")
-
-
-def generation_or_reason(guard: Guard) -> Any:
-    """Return the generation that answers for the guard, or the decision that says why none does."""
-    if not settings.is_enabled:
-        return DISABLED
-    try:
-        return guard._runtime.active_filter.answering()
-    except Exception:  # the guard cannot be created; system checks report why
-        return ERROR
 
 
 def _state(guard: Guard, answers: Any) -> str:

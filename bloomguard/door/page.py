@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import re
 import secrets
 import threading
+from asyncio import _get_running_loop
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar, copy_context
@@ -205,17 +205,15 @@ def run_probe(run: Callable[[], Result]) -> Result:
         with _connections_closed(), _no_warnings():
             return run()
 
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
+    if _get_running_loop() is None:
         return copy_context().run(probe)
     results: list[Result] = []
-    errors: list[Exception] = []
+    errors: list[BaseException] = []
 
     def probe_in_thread() -> None:
         try:
             results.append(probe())
-        except Exception as error:
+        except BaseException as error:  # raised again below
             errors.append(error)
 
     thread = threading.Thread(target=probe_in_thread, name="bloomguard-probes")

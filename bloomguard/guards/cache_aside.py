@@ -208,7 +208,9 @@ def _load(key: str | None, timeout: float | None) -> Steps:
     except ObjectDoesNotExist:
         value = None
     if value is not None and key is not None:
-        jittered = timeout and timeout - random.randint(0, int(timeout) // 10)  # noqa: S311  # no secret
+        jittered = timeout
+        if timeout is not None and timeout > 0:
+            jittered = timeout - random.randint(0, int(timeout) // 10)  # noqa: S311  # no secret
         yield from _try("set", key, value, jittered, otherwise=None)
     return value
 

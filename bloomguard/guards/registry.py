@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
@@ -96,20 +97,27 @@ class Registry:
         return iter(list(self._guards.values()))
 
     @contextmanager
-    def all_or_none(self) -> Iterator[None]:
-        """Undo the block's registrations if it raises, and swallow the error.
+    def importing(self) -> Iterator[None]:
+        """Swallow an error of the block, and undo the registrations of the modules that it could not import.
 
-        The modules that failed are imported again later, and raise then.
+        These are imported again later, and raise then. Those that it could import are not: Python imports a module
+        once.
         """
-        before = dict(self._guards), list(self.clashes)
         try:
             yield
         except Exception:
-            self._guards, self.clashes = before
+            self._guards = {name: guard for name, guard in self._guards.items() if _is_imported(guard)}
+            self.clashes = [guard for guard in self.clashes if _is_imported(guard)]
+            self.refused = [(guard, reason) for guard, reason in self.refused if _is_imported(guard)]
+            self.classes = {guard for guard in self.classes if _is_imported(guard)}
             self.changed()
 
     def __len__(self) -> int:
         return len(self._guards)
+
+
+def _is_imported(guard: Any) -> bool:
+    return getattr(guard, "__module__", None) in sys.modules
 
 
 #: The project's guards.
@@ -139,9 +147,9 @@ def register(model: type[Model]) -> Callable[[G], G]:
 
     def decorate(guard: G) -> G:
         if not (isinstance(guard, type) and issubclass(guard, Guard)):
-            registry.refuse(guard, "it is no subclass of Guard")
+            registry.refuse(guard, "it is not a subclass of Guard")
         elif not (isinstance(model, type) and issubclass(model, Model)) or model._meta.abstract:
-            registry.refuse(guard, f"@register was given {model!r}, which is no model with a table")
+            registry.refuse(guard, f"@register was given {model!r}, which is not a model with a table")
         else:
             registry.add(guard(model))
         return guard

@@ -16,6 +16,7 @@ from ..filters import CorruptFilter
 from ..log_once import LogOnce
 from ..state.active_filter import ActiveFilter
 from ..state.table import Copy, State
+from ..stores import Generation
 from ..verdicts import (
     ABSENT,
     AMBIGUOUS,
@@ -74,6 +75,18 @@ class GuardRuntime:
     def is_shadow(self) -> bool:
         """Whether the guard is in shadow mode: set in the admin, else by ``mode``."""
         return (self.active_filter.mode or self._guard.mode) != "enforce"
+
+    def answering(self) -> Generation | Decision:
+        """Return the generation that answers now, or why every request passes. May wait. Never raises."""
+        if not settings.is_enabled:
+            return DISABLED
+        try:
+            answering = self.active_filter.answering()
+            if isinstance(answering, Generation) and not self._guard._meta.place.is_certain():
+                return AMBIGUOUS
+            return answering
+        except Exception:  # the guard is misconfigured: a system check reports it
+            return ERROR
 
     def add(self, value: Any) -> bool:
         """Add a value that exists, or is about to; return ``False`` if the add could not be confirmed."""

@@ -6,16 +6,16 @@ fenced until the next rebuild, and the request passes.
 
 from __future__ import annotations
 
-import copy
 import logging
 import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from django.db import DatabaseError, connections, router
+from django.db import DatabaseError, router
 
 from ..forks import after_fork
 from ..signals import false_negative_found, send
+from ..state.connection import DatabaseConnection
 from ..verdicts import ABSENT, CAUGHT, Decision
 from .counters import one_in
 from .keys import value_field
@@ -107,14 +107,10 @@ def _exists(guard: Guard, value: Any) -> bool:
     alias = router.db_for_write(guard.model)
     rows = guard._meta.rows().using(alias).order_by().filter(**_wanted(guard, value)).values_list("pk")[:1]
     sql, parameters = rows.query.get_compiler(alias).as_sql()
-    connection = connections.create_connection(alias)
-    connection.settings_dict = copy.deepcopy(connections[alias].settings_dict)
-    connection.settings_dict["AUTOCOMMIT"] = True
-    connection.settings_dict["OPTIONS"].pop("pool", None)
+    connection = DatabaseConnection(alias)
     try:
-        with connection.cursor() as cursor:
-            cursor.execute(sql, parameters)
-            return cursor.fetchone() is not None
+        found, _ = connection.execute(sql, parameters)
+        return bool(found)
     finally:
         connection.close()
 

@@ -1,16 +1,18 @@
-"""What several commands share: durations as options, and a progress bar per guard."""
+"""What several commands share: guards and durations as arguments, and a progress bar per guard."""
 
 from __future__ import annotations
 
 import re
 import sys
 from argparse import ArgumentTypeError
+from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import Any
 
 from tqdm import tqdm
 
-from ..guards import Guard
+from ..exceptions import ConfigurationError
+from ..guards import Guard, registry
 
 
 def seconds(text: str) -> float:
@@ -19,6 +21,17 @@ def seconds(text: str) -> float:
     if found is None:
         raise ArgumentTypeError(f"{text!r} is not a duration; write a number with s, m, h or d, as in 30m or 1h")
     return int(found[1]) * {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}[found[2]]
+
+
+def chosen(names: Sequence[str], purpose: str) -> list[Guard]:
+    """Return the guards of a command's arguments, in their order, or all.
+
+    Raises :class:`ConfigurationError` if there is no guard of a name, or none at all for the ``purpose``.
+    """
+    guards = [registry[name] for name in dict.fromkeys(names)] or list(registry)
+    if not guards:
+        raise ConfigurationError(f"there is no guard to {purpose}: register one in an app's guards.py")
+    return guards
 
 
 class ProgressBar:

@@ -88,9 +88,17 @@ class Flusher:
         with self._lock:
             news = self._new_counts()
             self._sort(news)
-            for listener in self.listeners:
-                listener(news)
-            self._write()
+            try:
+                self._write()
+            finally:
+                for listener in self.listeners:
+                    self._tell(listener, news)
+
+    def _tell(self, listener: Callable[[News], None], news: News) -> None:
+        try:
+            listener(news)
+        except Exception as error:
+            self._log.error(error, "bloomguard could not pass its counts on to a listener")
 
     def _new_counts(self) -> News:
         counted, flushed = counts.read(), self._flushed

@@ -21,9 +21,9 @@ from ..guards import Guard, registry
 from ..guards.keys import OutOfRange, Uncertain, Unkeyable
 from ..models import GuardState
 from ..rebuild.plan import open_active
-from ..state import table as states
-from ..state.table import LEASE_SECONDS
+from ..state.table import LEASE_SECONDS, StateTable
 from ..verdicts import DISABLED, ERROR, OUT_OF_RANGE, SHADOW, UNKEYABLE, Decision, Verdict
+from ..writes.fencing import table_of
 from .kwargs import kwargs_for
 from .listing import DOOR, NOWHERE, Row, rows_of_pattern, takes_id
 from .patterns import Pattern
@@ -112,7 +112,10 @@ def explain(path: str, method: str = "GET", urlconf: Any = None) -> Explanation:
         except Resolver404:
             return _unguarded(path, method, "no URL pattern matches this path")
         resolve_us = _us_since(began)
-        pattern = next(found for found in table.patterns if found.is_of(match) and found.match(path) is not None)
+        found = (each for each in table.patterns if each.is_of(match) and each.match(path) is not None)
+        pattern = next(found, None)
+        if pattern is None:
+            return _unguarded(path, method, "its URL pattern finds paths and views in its own way")
         rows = rows_of_pattern(table, pattern) if takes_id(pattern) else []
     answers = tuple(_answer(row, table, pattern, match, method) for row in rows if row.guard)
     why = "" if answers else rows[0].reason if rows else "the pattern captures nothing from the path"
@@ -139,7 +142,7 @@ def _answer(row: Row, table: RouteTable, pattern: Pattern, match: ResolverMatch,
     first_us, began = _us_since(began), time.perf_counter()
     decision, error = _decide(guard, value)
     again_us = _us_since(began)
-    lease_seconds = _lease_seconds(guard)
+    lease_seconds = _lease_seconds(table_of(guard))
     generation, state, identity, fault = _look_at(guard)
     return GuardAnswer(
         guard=guard.name,
@@ -165,7 +168,7 @@ def _answer(row: Row, table: RouteTable, pattern: Pattern, match: ResolverMatch,
 
 
 def _decide(guard: Guard, value: Any) -> tuple[Decision, str]:
-    """Return the decision of :meth:`Guard.decide` and its error, without metrics and without a spot check."""
+    """Return the decision of :meth:`GuardRuntime.decide` and its error, without metrics and without a spot check."""
     if not conf.settings.is_enabled:
         return DISABLED, ""
     try:
@@ -259,8 +262,8 @@ def _backend(guard: Guard) -> str:
     return f"{store.__module__}.{store.__name__}"
 
 
-def _lease_seconds(guard: Guard) -> float:
-    return round(max(LEASE_SECONDS - (states.table.clock() - states.table.copy.read_at), 0.0), 3)
+def _lease_seconds(table: StateTable) -> float:
+    return round(max(LEASE_SECONDS - (table.clock() - table.copy.read_at), 0.0), 3)
 
 
 def _us_since(began: float) -> float:

@@ -138,11 +138,12 @@ class StateConnection:
     def execute(self, sql: str, parameters: Sequence[Any] = ()) -> tuple[list[tuple[Any, ...]], int]:
         """Execute and commit one statement; return its rows and its row count.
 
-        A reused connection that fails is opened again, once. Raises :class:`DatabaseError`, also if the server does not
-        answer within the time limit, or if other threads hold the connection that long.
+        A reused connection that fails is opened again, once. Raises :class:`DatabaseError`, also for a driver's
+        ``InterfaceError``, if the server does not answer within the time limit, or if other threads hold the connection
+        that long.
         """
         seconds = READ_SECONDS if sql.startswith("SELECT") else CHANGE_SECONDS
-        with self._locked(seconds):
+        with self._locked(seconds), _interface_errors_converted():
             reused = self._connection is not None
             try:
                 return self._run(sql, parameters, seconds)
@@ -285,6 +286,27 @@ class StateConnection:
             connection, self._connection = self._connection, None
             if connection is not None:
                 connection.close()
+
+
+@contextmanager
+def _interface_errors_converted() -> Iterator[None]:
+    try:
+        yield
+    except InterfaceError as error:  # Django's is no DatabaseError
+        raise OperationalError(str(error)) from error
+
+
+class DatabaseConnection(StateConnection):
+    """A connection of our own to the database ``alias``, with the same time limits."""
+
+    def __init__(self, alias: str) -> None:
+        super().__init__()
+        self._alias = alias
+
+    @property
+    def alias(self) -> str:
+        """The alias of the database."""
+        return self._alias
 
 
 class TimedOut(OperationalError):

@@ -15,7 +15,7 @@ from django.db import connections
 
 from ..forks import after_fork
 from ..log_once import LogOnce
-from .connection import CONNECT_SECONDS, READ_SECONDS, StateConnection
+from .connection import CONNECT_SECONDS, READ_SECONDS, DatabaseConnection
 from .table import seconds
 
 SECONDS = 60.0
@@ -36,18 +36,6 @@ def has_schemas(alias: str, table: str) -> bool:
     """Return whether the ``search_path`` decides which table the name means: on PostgreSQL, if it has no schema."""
     connection = connections[alias]
     return connection.vendor == "postgresql" and '"."' not in connection.ops.quote_name(table)
-
-
-class _On(StateConnection):
-    """A connection to another database than that of the state rows, with the same time limits."""
-
-    def __init__(self, alias: str) -> None:
-        super().__init__()
-        self._alias = alias
-
-    @property
-    def alias(self) -> str:
-        return self._alias
 
 
 class Schemas:
@@ -88,7 +76,7 @@ class Schemas:
 
     def _read(self, alias: str, tables: Sequence[str]) -> None:
         names = sorted({*tables, *self._copies.get(alias, (0.0, {}))[1]})
-        connection = _On(alias)
+        connection = DatabaseConnection(alias)
         try:
             rows, _ = connection.execute(SQL, [names])
             until = self.clock() + SECONDS

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, partial
 from typing import Any, NamedTuple
 
-from django.db import DatabaseError, InterfaceError, OperationalError, connections
+from django.db import DatabaseError, OperationalError, connections
 from django.utils import timezone
 
 from ..forks import after_fork
@@ -217,7 +217,7 @@ class StateTable:
                 return False
             try:
                 self.copy = Copy(now, self._read())
-            except (DatabaseError, InterfaceError) as error:
+            except DatabaseError as error:
                 if self._failed_at == float("-inf"):
                     logger.warning("bloomguard cannot read its state rows, so all guards pass every request: %s", error)
                 self._failed_at = self.clock()  # the failure itself may have taken longer than a lease

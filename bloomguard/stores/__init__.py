@@ -58,7 +58,7 @@ class StoreHandler:
             why = error if isinstance(error, (ImportError, TypeError)) else type(error).__name__
             raise ConfigurationError(f"BLOOMGUARD['STORES'][{alias!r}] with BACKEND {backend!r}: {why}") from error
         if not isinstance(made, Store):
-            raise ConfigurationError(f"BLOOMGUARD['STORES'][{alias!r}]: BACKEND {backend!r} is no subclass of Store")
+            raise ConfigurationError(f"BLOOMGUARD['STORES'][{alias!r}]: BACKEND {backend!r} is not a subclass of Store")
         return made
 
     def reset(self) -> None:

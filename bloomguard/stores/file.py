@@ -50,8 +50,8 @@ class FileStore(Store):
         super().__init__(alias)
         if fcntl is None:
             raise ConfigurationError(
-                f"the store {alias!r}: a FileStore locks its files with flock, which this system ({sys.platform}) has "
-                "not; use bloomguard.stores.redis.RedisStore, or bloomguard.stores.memory.MemoryStore for one process"
+                f"the store {alias!r}: a FileStore needs flock, which this system ({sys.platform}) does not have; "
+                "use bloomguard.stores.redis.RedisStore, or bloomguard.stores.memory.MemoryStore for one process"
             )
         if path is None:
             base = getattr(django_settings, "BASE_DIR", None)

@@ -83,7 +83,7 @@ SETTINGS = [
     (store({}), "W109", "with BACKEND None"),
     (store({"BACKEND": 5}), "W109", "with BACKEND 5: AttributeError"),
     (store({"BACKEND": "no.Store"}), "W109", "No module named 'no'"),
-    (store({"BACKEND": "pathlib.Path"}), "W109", "is no subclass of Store"),
+    (store({"BACKEND": "pathlib.Path"}), "W109", "is not a subclass of Store"),
     (store({"BACKEND": FILE, "OPTIONS": ["/x"]}), "W109", "must be a mapping"),
     (store({"BACKEND": FILE, "OPTIONS": {"folder": "/x"}}), "W109", "'folder'"),
     (store({"BACKEND": FILE, "OPTIONS": {"path": 5}}), "W109", "not int"),
@@ -174,8 +174,8 @@ class Nothing(models.Model):
     ("decorate", "text"),
     [
         (register, "@register has no model"),
-        (register("shop.Product"), "@register was given 'shop.Product', which is no model with a table"),
-        (register(Nothing), "which is no model with a table"),
+        (register("shop.Product"), "@register was given 'shop.Product', which is not a model with a table"),
+        (register(Nothing), "which is not a model with a table"),
     ],
 )
 def test_a_guard_that_cannot_be_registered(decorate, text, assert_all_works):
@@ -194,7 +194,7 @@ def test_a_class_that_is_no_guard(assert_all_works):
     """A forgotten base class."""
     register(Product)(type("BareGuard", (), {}))
 
-    assert_said("W019", "BareGuard is not registered, so it guards nothing: it is no subclass of Guard")
+    assert_said("W019", "BareGuard is not registered, so it guards nothing: it is not a subclass of Guard")
     assert_all_works()
 
 

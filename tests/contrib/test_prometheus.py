@@ -153,3 +153,17 @@ def test_the_app_is_all_that_it_takes(build, settings, clock, start, tmp_path, p
     assert found["bloomguard_blocked_requests_total", "product"] == 20 * processes
     assert found["bloomguard_verdicts_total", "product", "absent", "absent"] == 20 * processes
     assert found["bloomguard_guard_armed", "product"] == 1
+
+
+def test_the_app_may_be_readied_again(monkeypatch):
+    """``override_settings(INSTALLED_APPS=...)`` does so in a project's test."""
+    from bloomguard.contrib.prometheus import metrics as module
+    from bloomguard.contrib.prometheus.apps import PrometheusConfig
+
+    installed = []
+    monkeypatch.setattr(module, "install", lambda: installed.append(True))
+    monkeypatch.setattr(PrometheusConfig, "_is_installed", False)
+    for _ in range(2):
+        PrometheusConfig("bloomguard.contrib.prometheus", module).ready()
+
+    assert installed == [True]

@@ -11,6 +11,7 @@ from django.core.management import CommandError, call_command
 from django.db import connections
 
 from bloomguard import get_or_load
+from bloomguard.contrib.health import state_of
 from bloomguard.exceptions import RebuildError
 from bloomguard.guards import registry, runtime
 from bloomguard.guards.places import databases_of
@@ -21,6 +22,7 @@ from bloomguard.routes import explain
 from bloomguard.state import schemas
 from bloomguard.state import table as state
 from bloomguard.state.active_filter import ActiveFilter
+from bloomguard.state.connection import DatabaseConnection
 from bloomguard.state.table import ARMED
 from bloomguard.verdicts import ABSENT, AMBIGUOUS, LEASE, MAYBE
 from tests.shop.models import Product
@@ -80,6 +82,7 @@ def test_a_table_of_two_schemas_is_not(tenants, clock):
     clock.sleep(schemas.SECONDS)
 
     assert decisions(1, 7, 8) == [MAYBE, AMBIGUOUS, AMBIGUOUS]
+    assert state_of(registry["product"]) == "ambiguous"
     run("SET search_path TO tenant, public")
     assert decisions(7, 8) == [AMBIGUOUS, AMBIGUOUS]
     assert state.table.current("product").status == ARMED
@@ -93,8 +96,8 @@ def test_a_table_of_two_schemas_is_not(tenants, clock):
 def test_the_catalogue_is_read_once_a_minute(tenants, clock, monkeypatch):
     """A miss under attack costs no query of its own."""
     read = []
-    execute = schemas._On.execute
-    monkeypatch.setattr(schemas._On, "execute", lambda self, *given: read.append(given) or execute(self, *given))
+    execute = DatabaseConnection.execute
+    monkeypatch.setattr(DatabaseConnection, "execute", lambda self, *given: read.append(given) or execute(self, *given))
 
     schemas.schemas.forget()
     for number in range(100):

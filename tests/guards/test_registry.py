@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from django.urls import clear_url_caches
 
-from bloomguard.guards import registry
+from bloomguard.guards import Guard, registry
 from bloomguard.lookups.select import lookups_of
 from bloomguard.routes import table
 from bloomguard.routes.table import table_for
@@ -48,3 +48,26 @@ def test_a_table_of_guards_that_have_changed_meanwhile_is_not_kept(monkeypatch):
 
     assert [table_for() for _ in range(3)] == [built[0], built[1], built[1]]
     registry.changed()
+
+
+def test_an_import_that_fails_costs_no_other_guard_its_registration(monkeypatch):
+    """Python imports a module once: what it has registered stays. The one that failed is imported again later."""
+    monkeypatch.setattr(registry, "_guards", dict(registry._guards))
+    monkeypatch.setattr(registry, "classes", set(registry.classes))
+    before = set(registry.classes)
+
+    class Imported(Guard):
+        name = "imported"
+
+    class Failed(Guard):
+        name = "failed"
+
+    Failed.__module__ = "tests.of_a_module_that_python_has_dropped"
+    with registry.importing():
+        registry.add(Imported(Product))
+        registry.add(Failed(Product))
+        raise ImportError("for a test")
+
+    assert "imported" in registry._guards
+    assert "failed" not in registry._guards
+    assert registry.classes - before == {Imported}

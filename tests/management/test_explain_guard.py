@@ -8,7 +8,7 @@ import pytest
 from asgiref.sync import async_to_sync
 from django.core.management import CommandError, call_command
 from django.test import AsyncClient, Client
-from django.urls import path
+from django.urls import URLPattern, path
 
 from bloomguard import verdicts
 from bloomguard.guards import registry
@@ -274,3 +274,20 @@ def test_without_debug_nobody_is_told(shop, settings):
     settings.MIDDLEWARE = ["bloomguard.middleware.BloomGuardMiddleware"]
 
     assert headers(Client, "/products/7/", "/products/8/", "/decorated/7/", "/decorated/8/") == [None] * 4
+
+
+class OwnPattern(URLPattern):
+    """Finds its view itself, and gives another one than it has."""
+
+    def resolve(self, path):
+        match = super().resolve(path)
+        if match is not None:
+            match.func = lambda request, **kwargs: None
+        return match
+
+
+def test_a_pattern_that_finds_its_view_itself_is_named(shop, settings, capsys):
+    """Whose route it is cannot be told."""
+    settings.ROOT_URLCONF = urlconf(OwnPattern(path("own/<int:pk>/", views.product).pattern, views.product))
+
+    assert "its URL pattern finds paths and views in its own way" in told(capsys, "/own/8/")

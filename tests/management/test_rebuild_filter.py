@@ -14,7 +14,6 @@ from django.db import connection
 
 from bloomguard.guards import Registry, registry
 from bloomguard.management import output
-from bloomguard.management.commands import rebuild_filter
 from bloomguard.models import GuardState
 from bloomguard.rebuild import Rebuild, rebuild
 from bloomguard.rebuild import source as sources
@@ -173,7 +172,7 @@ def test_an_unknown_name_is_refused_with_those_there_are():
 
 def test_a_project_without_guards_is_told_how_to_have_one(monkeypatch):
     """Nothing registered: no success, but where to register."""
-    monkeypatch.setattr(rebuild_filter, "registry", Registry())
+    monkeypatch.setattr(output, "registry", Registry())
 
     with pytest.raises(CommandError, match=r"no guard to build: register one in an app's guards\.py"):
         run()

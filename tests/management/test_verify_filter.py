@@ -12,7 +12,7 @@ import pytest
 from django.core.management import CommandError, call_command
 from django.db import connections
 
-from bloomguard.exceptions import StoreError
+from bloomguard.exceptions import RebuildError, StoreError
 from bloomguard.guards import registry
 from bloomguard.rebuild import Rebuild, rebuild, verify
 from bloomguard.rebuild import source as sources
@@ -139,6 +139,30 @@ def test_one_that_cannot_be_verified_stops_no_other(monkeypatch):
 
     assert registry["product"].verdict(5_000) is Verdict.MAYBE
     assert registry["product"].verdict(6_000) is Verdict.ABSENT
+
+
+@pytest.mark.usefixtures("rows")
+def test_one_that_cannot_be_rebuilt_hides_no_figures(monkeypatch, capsys):
+    """What was found, and what was built anew, is printed all the same."""
+    insert_unseen("shop_product", id=5_000, name="x")
+    insert_unseen("shop_order", id=f"{77:032x}")
+    refuse = Rebuild.refuse
+
+    def fail(self):
+        if self.guard.name == "order":
+            raise RebuildError("order: for a test")
+        return refuse(self)
+
+    monkeypatch.setattr(Rebuild, "refuse", fail)
+
+    with pytest.raises(CommandError, match=r"^order: for a test\nrows are missing from the filter of order"):
+        call_command("verify_filter", "order", "product", "--repair", "--json")
+
+    figures = json.loads(capsys.readouterr().out)["guards"]
+    assert [(each["name"], each["missing"], each["repaired"]) for each in figures] == [
+        ("order", 1, False),
+        ("product", 1, True),
+    ]
 
 
 @pytest.mark.usefixtures("rows")

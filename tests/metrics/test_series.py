@@ -281,14 +281,28 @@ def test_the_thread_flushes_at_the_end(flusher):
     assert not flusher._thread.is_alive()
 
 
-def test_a_mistake_of_ours_is_said_once(flusher, caplog):
+def test_a_mistake_of_ours_is_said_once(flusher, caplog, monkeypatch):
     """Whatever goes wrong in the thread, it goes on, and says so once."""
-    flusher.listeners.append(lambda news: 1 / 0)
+    monkeypatch.setattr(flusher, "_new_counts", lambda: 1 / 0)
     for _ in range(3):
         flusher._flush_quietly()
 
     assert [record.getMessage() for record in caplog.records] == [
         "bloomguard could not write its counts, because of an internal error"
+    ]
+
+
+def test_a_listener_that_raises_keeps_no_count_from_the_store(flusher, memory, caplog):
+    heard = []
+    flusher.listeners += [lambda news: 1 / 0, heard.append]
+    for _ in range(3):
+        counts.of("product")["maybe"]()
+        flusher.flush()
+
+    assert len(heard) == 3
+    assert flusher._waiting["product"] == {}
+    assert [record.getMessage() for record in caplog.records] == [
+        "bloomguard could not pass its counts on to a listener"
     ]
 
 
@@ -485,10 +499,10 @@ def test_servers_bring_their_figures_when_they_end(shop, start, server):
 def test_a_project_without_guards_is_told_how_to_have_one(memory, monkeypatch):
     """Nothing registered: no empty table, but where to register."""
     from bloomguard.guards import Registry
-    from bloomguard.management.commands import filter_stats
+    from bloomguard.management import output
 
-    monkeypatch.setattr(filter_stats, "registry", Registry())
-    with pytest.raises(CommandError, match=r"no guard: register one in an app's guards\.py"):
+    monkeypatch.setattr(output, "registry", Registry())
+    with pytest.raises(CommandError, match=r"no guard to show: register one in an app's guards\.py"):
         call_command("filter_stats")
 
 

@@ -85,6 +85,13 @@ def test_nobody_holds_a_lock_while_he_waits_for_a_disk_or_a_server(file):
     assert slow == []
 
 
+def test_every_connection_of_our_own_has_limits():
+    """Only the connection that sets them opens one."""
+    opening = {file for file in FILES for call in calls(parsed(file)) if name_of(call) == "create_connection"}
+
+    assert opening == {"state/connection.py"}
+
+
 def test_a_thread_does_not_wait_for_ever_for_one_that_opens_a_filter(monkeypatch):
     """It hears that the store is not to be had just now."""
     monkeypatch.setattr(turns, "OPEN_SECONDS", 0.01)

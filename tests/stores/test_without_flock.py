@@ -86,7 +86,7 @@ def test_the_file_store_says_what_to_use_instead(tmp_path):
     """The default store cannot be used there: one message, and the site works as without guards."""
     said = run(tmp_path, {})
 
-    assert said["checks"].count("a FileStore locks its files with flock, which this system") == 1
+    assert said["checks"].count("a FileStore needs flock, which this system") == 1
     assert "use bloomguard.stores.redis.RedisStore, or bloomguard.stores.memory.MemoryStore" in said["checks"]
     assert (said["there"], said["not there"]) == (200, 404)
     assert "passes" in said["explained"]

@@ -34,12 +34,7 @@ def install(meter_provider: MeterProvider | None = None) -> None:
     counter("verdicts", _verdicts, "{verdict}", "Verdicts, by verdict and reason.")
     counter("requests.blocked", _sum(BLOCKED), "{request}", "Requests answered 404.")
     counter("lookups.avoided", _sum(BLOCKED, AVOIDED), "{lookup}", "Queries avoided.")
-    counter(
-        "false_positives",
-        _sum(FALSE_POSITIVE),
-        "{request}",
-        "Requests that passed as maybe, but a view answered 404.",
-    )
+    counter("false_positives", _sum(FALSE_POSITIVE), "{query}", "Queries that passed as maybe and found no row.")
     counter("checks.timed", _sum(TIMED), "{check}", "Checks whose duration was measured (a sample).")
     counter("checks.duration", _sum(MICROSECONDS), "us", "Total duration of the timed checks.")
     meter.create_observable_gauge("bloomguard.guard.armed", [_armed], "1", "Whether the guard's filter may answer.")

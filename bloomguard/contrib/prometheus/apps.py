@@ -12,7 +12,12 @@ class PrometheusConfig(AppConfig):
     label = "bloomguard_prometheus"
     verbose_name = "Bloomguard's metrics for Prometheus"
 
+    _is_installed = False
+
     def ready(self) -> None:
+        """Install the metrics, once: a test that overrides ``INSTALLED_APPS`` calls this again."""
         from .metrics import install
 
-        install()
+        if not PrometheusConfig._is_installed:
+            install()
+            PrometheusConfig._is_installed = True

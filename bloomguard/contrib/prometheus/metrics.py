@@ -35,7 +35,7 @@ class Metrics:
             self._verdicts.labels(guard.name, VERDICTS[CAUGHT.reason], CAUGHT.reason)
         avoided = counter("avoided_lookups", "Queries avoided.")
         blocked = counter("blocked_requests", "Requests answered 404.")
-        wrong = counter("false_positives", "Requests that passed as maybe, but a guarded view answered 404.")
+        wrong = counter("false_positives", "Queries that passed as maybe and found no row.")
         timed = counter("timed_checks", "Checks whose duration was measured (a sample).")
         seconds = counter("timed_check_seconds", "Total duration of the timed checks.")
         self._others: dict[str, list[tuple[Counter, float]]] = {

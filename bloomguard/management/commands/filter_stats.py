@@ -12,10 +12,10 @@ from typing import Any
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
 from ...exceptions import ConfigurationError
-from ...guards import Guard, registry
+from ...guards import Guard
 from ...guards.counters import FALSE_ABSENCE, FALSE_POSITIVE, WOULD_BLOCK, WOULD_HARM
 from ...metrics.series import DAY, HOUR, MINUTE, Series, read_series
-from ..output import seconds
+from ..output import chosen, seconds
 
 _MONTH = 31 * DAY
 _CLEAR = "\x1b[H\x1b[2J"
@@ -57,11 +57,9 @@ class Command(BaseCommand):
 
     def handle(self, *args: Any, **options: Any) -> None:
         try:
-            guards = [registry[name] for name in dict.fromkeys(options["names"])] or list(registry)
+            guards = chosen(options["names"], "show")
         except ConfigurationError as error:
             raise CommandError(str(error)) from error
-        if not guards:
-            raise CommandError("there is no guard: register one in an app's guards.py")
         try:
             while True:
                 self._print(guards, options)

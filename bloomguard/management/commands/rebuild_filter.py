@@ -13,13 +13,13 @@ from django.db import DEFAULT_DB_ALIAS, DatabaseError
 
 from ...exceptions import BuilderBusy, ConfigurationError, RebuildError, StoreError
 from ...filters import FilterError
-from ...guards import Guard, registry
+from ...guards import Guard
 from ...models import GuardState
 from ...rebuild import Rebuild, clear_away, roll_back_all, run_all
 from ...rebuild.copy import Copy
 from ...rebuild.plan import Need, Plan, Report, assess
 from ...state.table import table
-from ..output import ProgressBar, seconds, size_in_words
+from ..output import ProgressBar, chosen, seconds, size_in_words
 
 EX_TEMPFAIL = 75  # sysexits.h: try again later
 
@@ -65,9 +65,7 @@ class Command(BaseCommand):
 
     def handle(self, *args: Any, **options: Any) -> None:
         try:
-            guards = [registry[name] for name in dict.fromkeys(options["names"])] or list(registry)
-            if not guards:
-                raise CommandError("there is no guard to build: register one in an app's guards.py")
+            guards = chosen(options["names"], "build")
             if options["max_age"] is not None and not options["if_needed"]:
                 raise CommandError("--max-age is a condition for a rebuild: give it with --if-needed")
             if options["from_store"] is not None and (options["roll_back"] or options["if_needed"]):

@@ -12,8 +12,8 @@ from django.utils import translation
 
 from ...dashboard.switches import ENFORCE, SWITCHES
 from ...exceptions import ConfigurationError
-from ...guards import registry
 from ...writes.fencing import table_of
+from ..output import chosen
 
 
 class Command(BaseCommand):
@@ -32,10 +32,7 @@ class Command(BaseCommand):
     def handle(self, *args: Any, **options: Any) -> None:
         action, done = options["action"], []
         try:
-            guards = [registry[name] for name in dict.fromkeys(options["names"])] or list(registry)
-            if not guards:
-                raise CommandError("there is no guard to switch: register one in an app's guards.py")
-            for guard in guards:
+            for guard in chosen(options["names"], "switch"):
                 with translation.override(None):
                     outcome = SWITCHES[action](guard, f"{_user()} by switch_guards")
                 state = table_of(guard).current(guard.name)

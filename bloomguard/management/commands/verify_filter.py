@@ -13,10 +13,10 @@ from django.db import DatabaseError
 
 from ...exceptions import ConfigurationError, RebuildError, StoreError
 from ...filters import FilterError
-from ...guards import Guard, registry
+from ...guards import Guard
 from ...rebuild import Rebuild, run_all
 from ...rebuild.verify import MOST_MISSING, Findings, Verification
-from ..output import ProgressBar
+from ..output import ProgressBar, chosen
 
 _EXPECTED = (ConfigurationError, RebuildError, StoreError, FilterError, DatabaseError)
 
@@ -37,12 +37,12 @@ class Command(BaseCommand):
 
     def handle(self, *args: Any, **options: Any) -> None:
         try:
-            guards = [registry[name] for name in dict.fromkeys(options["names"])] or list(registry)
-            if not guards:
-                raise CommandError("there is no guard to verify: register one in an app's guards.py")
-            found, failed = self._verify(guards, options)
+            found, failed = self._verify(chosen(options["names"], "verify"), options)
             wrong = [guard for guard, findings in found.items() if findings.missing]
-            repaired = self._rebuild(wrong, options) if options["repair"] else []
+            repaired = list[Guard]()
+            if options["repair"]:
+                repaired, unrepaired = self._rebuild(wrong, options)
+                failed += unrepaired
         except _EXPECTED as error:
             raise CommandError(str(error)) from error
         except KeyboardInterrupt:
@@ -79,17 +79,20 @@ class Command(BaseCommand):
                 self.stdout.write(_summary(found[guard]))
         return found, failed
 
-    def _rebuild(self, guards: list[Guard], options: dict[str, Any]) -> list[Guard]:
-        """Rebuild and return ``guards``; raises :class:`RebuildError` if one could not be rebuilt."""
+    def _rebuild(self, guards: list[Guard], options: dict[str, Any]) -> tuple[list[Guard], list[RebuildError]]:
+        """Rebuild ``guards``; return those that were rebuilt, and the errors of the others."""
         quiet = options["verbosity"] == 0
         with ExitStack() as bars:
             outcomes = run_all([Rebuild(guard, progress=ProgressBar(guard, bars, quiet)) for guard in guards])
-        for outcome in outcomes:
+        done, failed = list[Guard](), list[RebuildError]()
+        for guard, outcome in zip(guards, outcomes, strict=True):
             if isinstance(outcome, RebuildError):
-                raise outcome
+                failed.append(outcome)
+                continue
+            done.append(guard)
             if not quiet and not options["json"]:
                 self.stdout.write(f"{outcome.guard}: rebuilt from {outcome.rows:,} rows")
-        return guards
+        return done, failed
 
 
 def _summary(findings: Findings) -> str:
