@@ -12,8 +12,12 @@ deleting = Signal()
 
 class _States(models.QuerySet["GuardState"]):
     def delete(self) -> tuple[int, dict[str, int]]:
-        deleting.send(GuardState, names=list(self.values_list("name", flat=True)), using=self.db)
+        rows = self.all()
+        rows._for_write = True  # the DELETE goes to this database; a replica, to which reads go, may lag
+        deleting.send(GuardState, names=list(rows.values_list("name", flat=True)), using=rows.db)
         return super().delete()
+
+    delete.queryset_only = True  # type: ignore[attr-defined]  # as Django's: `objects.delete()` must not exist
 
 
 class GuardState(models.Model):

@@ -18,7 +18,8 @@ class Plans:
 
     ``lookups``: model -> how its queries look up one row of a guard. ``routes``: URLconf -> its guarded routes.
     ``tables``: table -> the guards that follow its statements. ``tracked``: model -> how its statements concern guards.
-    ``saved``: model -> the guards that follow its signals. ``named``: the tables that the state rows named by then.
+    ``saved``: model -> the guards that follow its signals. ``known``: the guards' names and tables. ``named``:
+    those that the state rows named besides by then.
     """
 
     def __init__(self) -> None:
@@ -27,6 +28,7 @@ class Plans:
         self.tables: dict[str, tuple[Guard, ...]] | None = None
         self.tracked: dict[type[Model], tuple[Any, ...]] = {}
         self.saved: dict[type[Model], tuple[Guard, ...]] = {}
+        self.known: frozenset[tuple[str, str]] | None = None
         self.named: frozenset[tuple[str, str]] = frozenset()
 
 

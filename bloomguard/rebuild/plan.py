@@ -160,10 +160,10 @@ def assess(guard: Guard, max_age: float | None = None) -> Need:
     if row is not None and row.published_at is not None:
         age = max((timezone.now() - row.published_at).total_seconds(), 0.0)
     reasons = []
+    why = row.reason if row is not None and state.status != ARMED else ""
+    if why.startswith(BY_HAND):  # maybe during the first build: then there is no active generation
+        return Need(guard=guard.name, reasons=(), held=why, age_seconds=age)
     if state.active and state.status != ARMED:
-        why = row.reason if row is not None else ""
-        if why.startswith(BY_HAND):
-            return Need(guard=guard.name, reasons=(), held=why, age_seconds=age)
         reasons.append(f"it is fenced: {why}")
     if max_age is not None and age is not None and age > max_age:
         reasons.append(f"it is {age / 3600:,.1f} hours old, more than {max_age / 3600:,.1f}")

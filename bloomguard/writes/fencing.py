@@ -18,6 +18,7 @@ from typing import Any
 
 from django.db import DatabaseError, InterfaceError, connections
 from django.db.models import F
+from django.db.transaction import TransactionManagementError
 
 from ..exceptions import ConfigurationError, StoreError
 from ..guards import Guard
@@ -193,6 +194,29 @@ def before_state_rows_change(using: str) -> None:
         known = TransactionObserver.over(connection).committed
         for name, state in table.visible_to(using).items():
             known.setdefault(name, PendingFence(table, name, state, ""))
+
+
+def before_state_rows_go(names: Iterable[str], using: str) -> None:
+    """Fence the state rows that are about to be deleted on ``using``, and wait until every process knows.
+
+    Also inside a transaction: after its COMMIT other writers find no row to add to or to wait for. Raises
+    :class:`DatabaseError` if one cannot be fenced, as when the transaction itself keeps others from changing the row.
+    """
+    table = states.table
+    if not table.holds(using):
+        return
+    in_use = [state for state in map(table.current, names) if state.generations]
+    for state in in_use:
+        if not state.takes_adds:
+            continue  # fenced already
+        if has_begun(connections[using]) and (_locks_out(table, using) or _holds_row(table, state.name, using)):
+            raise TransactionManagementError(
+                f"the state row of {state.name} cannot be deleted inside this transaction, as its filter is in use: "
+                "delete it outside, or run manage.py switch_guards fence before"
+            )
+        table.fence(state.name, "its state row was deleted")
+    if in_use:
+        table.sleep(SETTLE_SECONDS)
 
 
 def drop_standby(guard: Guard, using: str, seen: State) -> bool:

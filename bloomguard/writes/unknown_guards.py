@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from django.apps import apps
 from django.db.models import Model
 
+from ..forks import after_fork
 from ..guards import Guard, registry
 from ..guards.registry import Plans
 from ..state import table as states
@@ -30,26 +31,52 @@ Named = frozenset[tuple[str, str]]
 class UnknownGuard(Guard):
     """Stands for such a guard at one of its tables. What its keys are is unknown, so all columns count."""
 
+    #: No fields: as for a guard with a configuration error, its fences are waited for by its name, once in a process.
+    lookup = ()
+
+
+class _Forks:
+    """What a forked child has read: nothing, as a parent that preloads the site may have read the rows days ago."""
+
+    def __init__(self) -> None:
+        self.at = float("-inf")
+        after_fork(self._after_fork)
+
+    def _after_fork(self) -> None:
+        global followed, _failed_at
+        self.at, followed, _failed_at = states.table.clock(), None, float("-inf")
+        registry.replan()  # else no write would come to `read_once`
+
 
 #: The last copy of the state rows that the plans were compared with.
 followed: object = None
+#: Whether all ``guards.py`` are imported: before that, a guard may only be unknown as yet.
+is_complete = False
 _failed_at = float("-inf")
+_forks = _Forks()
 
 
 def follow() -> None:
-    """Begin new plans if the last copy of the state rows names other tables than the plans were made for."""
+    """Begin new plans if the last copy of the state rows names other unknown guards than the plans were made for."""
     global followed
     copy = states.table.copy
     if copy is not followed:
-        followed = copy
         if _named() != registry.plans.named:
             registry.replan()
+        followed = copy  # last: until the old plans are gone, other threads must not rely on them
+
+
+def begin() -> None:
+    """Look for unknown guards from now on: all ``guards.py`` are imported."""
+    global is_complete, followed
+    is_complete, followed = True, None
+    follow()
 
 
 def is_due() -> bool:
     """Return whether this process has never read the state rows, and has not just failed to."""
     table = states.table
-    return apps.ready and table.copy.read_at == float("-inf") and table.clock() - _failed_at >= AGAIN_SECONDS
+    return is_complete and table.copy.read_at <= _forks.at and table.clock() - _failed_at >= AGAIN_SECONDS
 
 
 def read_once() -> bool:
@@ -58,7 +85,7 @@ def read_once() -> bool:
     if not is_due():
         return False
     try:
-        was_read = states.table.renew()
+        was_read = states.table.renew(after=_forks.at)
     except Exception:  # a test may forbid queries to that database
         was_read = False
     if not was_read:
@@ -71,19 +98,23 @@ def read_once() -> bool:
 def unknown_guards(plans: Plans) -> Iterator[tuple[str, UnknownGuard]]:
     """Yield the table and a stand-in for each table of a guard that this process does not have, but has a model of."""
     plans.named = named = _named()
-    if not named or not apps.ready:
+    if not named:
         return
-    known = {(guard.name, table) for guard in registry for table in guard._meta.tables}
     models: dict[str, type[Model]] = {}
     for model in apps.get_models(include_auto_created=True):
         if not model._meta.proxy:
             models.setdefault(model._meta.db_table, model)
-    for name, table in sorted(named - known):
+    for name, table in sorted(named):
         if table in models:
             yield table, type("UnknownGuard", (UnknownGuard,), {"name": name})(models[table])
 
 
 def _named() -> Named:
-    """Return the names and tables of the state rows."""
-    rows = states.table.copy.rows
-    return frozenset((name, table) for name, row in rows.items() if row.tables for table in row.tables.split("\n"))
+    """Return the names and tables of the state rows, without those that this process has a guard for."""
+    if not is_complete:
+        return frozenset()
+    plans, rows = registry.plans, states.table.copy.rows
+    if plans.known is None:
+        plans.known = frozenset((guard.name, table) for guard in registry for table in guard._meta.tables)
+    named = ((name, table) for name, row in rows.items() if row.tables for table in row.tables.split("\n"))
+    return frozenset(each for each in named if each not in plans.known)
