@@ -233,17 +233,21 @@ def drop_standby(guard: Guard, using: str, seen: State) -> bool:
         return False
 
 
-#: Guard name -> the last fence that was waited for, of guards with a configuration error.
-_waited_for: dict[str, Any] = {}
+#: Guard name -> the last fence, and when this process saw it, for guards with a configuration error and unknown ones.
+_seen: dict[str, tuple[Any, float]] = {}
 
 
 def _wait_for_fence(guard: Guard, state: State) -> None:
     try:
         guard._runtime.active_filter.wait_for_fence(state)
     except ConfigurationError:
-        if _waited_for.get(guard.name, "") != state.fenced_at:
-            table_of(guard).sleep(SETTLE_SECONDS)
-            _waited_for[guard.name] = state.fenced_at
+        table = table_of(guard)
+        for each in (*table.copy.rows.values(), state):  # what one read has found is waited for together
+            if each.status == FENCED and _seen.get(each.name, ("", 0.0))[0] != each.fenced_at:
+                _seen[each.name] = each.fenced_at, table.clock()
+        wait = _seen[guard.name][1] + SETTLE_SECONDS - table.clock()
+        if wait > 0:
+            table.sleep(wait)
 
 
 def table_of(guard: Guard) -> StateTable:

@@ -187,3 +187,18 @@ def test_a_router_that_reads_elsewhere_prevents_no_fence(armed, each_database, m
 def test_a_manager_deletes_nothing():
     """As Django's: who deletes all rows says ``all()``."""
     assert not hasattr(GuardState.objects, "delete")
+
+
+def test_a_fence_by_hand_after_the_decision_to_rebuild_lasts_too(armed, clock, monkeypatch):
+    """To decide takes long: the whole filter is read."""
+    state.table.fence("product", "a write was not proved")
+
+    def then_by_hand(self):
+        run("switch_guards", "fence", "product")
+
+    monkeypatch.setattr(Rebuild, "prepare", then_by_hand)
+    with pytest.raises(CommandError, match="stays disabled: fenced by") as caught:
+        run("rebuild_filter", "--if-needed", "product")
+
+    assert caught.value.returncode == 75
+    assert GuardState.objects.get(name="product").status == state.FENCED

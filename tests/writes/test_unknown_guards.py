@@ -196,11 +196,15 @@ def test_a_database_that_a_test_must_not_query_is_no_hindrance(each_database, fr
 
 
 def test_a_process_waits_once_for_a_guard(each_database, fresh, clock):
-    """Not for each of its tables, and not again when plans are made anew: the row of a guard may stay for ever."""
-    with registered(Bundle, name="thing", lookup="name") as thing:
-        assert len(thing._meta.tables) == 2
-        Rebuild(thing, sleep=clock.sleep).run()
-    state.table.fence("thing", "by another process")
+    """Not for each of its tables, and not again when plans are made anew: the row of a guard may stay for ever.
+
+    For several guards it waits once, too.
+    """
+    for name in ("thing", "other"):
+        with registered(Bundle, name=name, lookup="name") as thing:
+            assert len(thing._meta.tables) == 2
+            Rebuild(thing, sleep=clock.sleep).run()
+        state.table.fence(name, "by another process")
     state.table.forget()
     waits = []
     for _ in range(3):
