@@ -187,11 +187,7 @@ def may_add_key(effect: Effect, guard: Guard, table: str) -> bool:
 def _keyless(guard: Guard) -> set[str]:
     """Return the columns that only remove a row's key when they become NULL."""
     fields = guard._meta.fields
-    if (
-        guard.alive
-        or len(guard._meta.tables) > 1
-        or any(getattr(field, "generated", False) for field in fields)
-    ):
+    if guard.alive or len(guard._meta.tables) > 1 or any(getattr(field, "generated", False) for field in fields):
         return set()
     return {str(field.column).lower() for field in fields}
 
