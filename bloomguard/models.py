@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from django.db import models, router
 from django.dispatch import Signal
 from django.utils.translation import gettext_lazy as _
@@ -12,15 +14,20 @@ deleting = Signal()
 
 class _States(models.QuerySet["GuardState"]):
     def delete(self) -> tuple[int, dict[str, int]]:
-        deleting.send(GuardState, names=list(self.values_list("name", flat=True)), using=self.db)
+        rows: Any = self.all()
+        rows._for_write = True  # where the DELETE goes; the router may send reads to a replica
+        deleting.send(GuardState, names=list(rows.values_list("name", flat=True)), using=rows.db)
         return super().delete()
+
+    delete.queryset_only = True  # type: ignore[attr-defined]  # as Django's: `objects.delete()` must not exist
 
 
 class GuardState(models.Model):
     """The state of one guard: which generation answers for it, in which store.
 
     Projects may read the rows, and delete those of guards that are gone; these are fenced first, which takes two
-    seconds. Only bloomguard may change them. To disable a guard use ``manage.py switch_guards``.
+    seconds. On SQLite one that is in use cannot be deleted inside a transaction. Only bloomguard may change the rows.
+    To disable a guard use ``manage.py switch_guards``.
     """
 
     class Status(models.TextChoices):

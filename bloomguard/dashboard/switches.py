@@ -19,13 +19,14 @@ def fence(guard: Guard, by: str) -> str:
     ``rebuild_filter --if-needed`` leaves it alone. Returns what was done, in words; so do the others.
     """
     table, reason = table_of(guard), BY_HAND + by
-    seen = table.current(guard.name)
-    if not seen.generations:
-        return _("There is no filter to fence.")
-    if seen.status == FENCED and not seen.building:
-        table.swap(seen, **table.fenced_values(reason))  # it is fenced already: now by hand
-    else:
-        table.fence(guard.name, reason)
+    while True:  # a rebuild or a fence of others may change the row meanwhile
+        seen = table.current(guard.name)
+        if not seen.generations:
+            return _("There is no filter to fence.")
+        if table.swap(seen, **table.fenced_values(reason)):  # also if it is fenced already: now it is by hand
+            break
+    if seen.status != FENCED or seen.building:
+        table.log_fenced(guard.name, reason)
     return _("Fenced: requests pass until the next rebuild.")
 
 

@@ -19,7 +19,8 @@ class Plans:
 
     ``lookups``: model -> how its queries look up one row of a guard. ``routes``: URLconf -> its guarded routes.
     ``tables``: table -> the guards that follow its statements. ``tracked``: model -> how its statements concern guards.
-    ``saved``: model -> the guards that follow its signals. ``named``: the tables that the state rows named by then.
+    ``saved``: model -> the guards that follow its signals. ``known``: the guards' names and tables. ``named``:
+    those that the state rows named besides by then.
     """
 
     def __init__(self) -> None:
@@ -28,6 +29,7 @@ class Plans:
         self.tables: dict[str, tuple[Guard, ...]] | None = None
         self.tracked: dict[type[Model], tuple[Any, ...]] = {}
         self.saved: dict[type[Model], tuple[Guard, ...]] = {}
+        self.known: frozenset[tuple[str, str]] | None = None
         self.named: frozenset[tuple[str, str]] = frozenset()
 
 
@@ -80,6 +82,12 @@ class Registry:
     def replan(self) -> None:
         """Begin new :attr:`plans`, because the guards, the settings or the URLs have changed."""
         self.plans = Plans()
+
+    def replan_writes(self) -> None:
+        """Begin new :attr:`plans` of writes; keep those of requests, as finding all routes again takes long."""
+        plans = Plans()
+        plans.lookups, plans.routes, plans.saved = self.plans.lookups, self.plans.routes, self.plans.saved
+        self.plans = plans
 
     def __getitem__(self, name: str) -> Guard:
         """Return the guard ``name``; raises :class:`ConfigurationError` with the known names if there is none."""

@@ -15,7 +15,7 @@ from ..filters.kinds import Choice, KeysSummary, choose
 from ..filters.layout import Layout
 from ..guards import Guard
 from ..models import GuardState
-from ..state.table import ARMED, BY_HAND, State
+from ..state.table import ARMED, BY_HAND, FENCED, State
 from ..stores import Generation
 from .source import Source
 
@@ -160,11 +160,10 @@ def assess(guard: Guard, max_age: float | None = None) -> Need:
     if row is not None and row.published_at is not None:
         age = max((timezone.now() - row.published_at).total_seconds(), 0.0)
     reasons = []
+    if held := held_by_hand(guard):
+        return Need(guard=guard.name, reasons=(), held=held, age_seconds=age)
     if state.active and state.status != ARMED:
-        why = row.reason if row is not None else ""
-        if why.startswith(BY_HAND):
-            return Need(guard=guard.name, reasons=(), held=why, age_seconds=age)
-        reasons.append(f"it is fenced: {why}")
+        reasons.append(f"it is fenced: {row.reason if row is not None else ''}")
     if max_age is not None and age is not None and age > max_age:
         reasons.append(f"it is {age / 3600:,.1f} hours old, more than {max_age / 3600:,.1f}")
     try:
@@ -198,6 +197,13 @@ def assess(guard: Guard, max_age: float | None = None) -> Need:
         stale_share=round(_stale(keys, rows), 4),
         age_seconds=age,
     )
+
+
+def held_by_hand(guard: Guard) -> str:
+    """Return who has fenced the guard by hand, maybe during its first build; empty if nobody has."""
+    rows = GuardState.objects.using(guard._runtime.active_filter.table.connection.alias)
+    row = rows.filter(name=guard.name, status=FENCED, reason__startswith=BY_HAND).first()
+    return row.reason if row is not None else ""
 
 
 def open_active(guard: Guard, state: State) -> Generation:

@@ -33,7 +33,7 @@ from ..state.table import ARMED, FENCED, LEASE_SECONDS, State
 from ..stores import Generation
 from . import refusals, standby
 from .locks import builder_id, refuse_if_alive, wait_for_writers
-from .plan import Plan, Report, growth_baseline, plan_layout
+from .plan import Plan, Report, growth_baseline, held_by_hand, plan_layout
 from .source import Source, fill
 from .verify import PROBES, Progress, PublishCheck
 
@@ -48,6 +48,7 @@ class Rebuild:
     """One rebuild of one guard. ``progress(rows done, rows in all)`` is called after every page.
 
     For a roll-back, the previous generation is kept, and written to, for at least ``keep_standby`` seconds.
+    ``unless_held``: refuse if somebody has fenced the guard by hand, maybe since the decision to rebuild it.
     ``probes`` keys measure the error rate. :func:`run_all` calls :meth:`refuse` to :meth:`retire`, in their order.
     """
 
@@ -57,6 +58,7 @@ class Rebuild:
         *,
         progress: Progress = lambda done, total: None,
         keep_standby: float = 0.0,
+        unless_held: bool = False,
         probes: int = PROBES,
         sleep: Callable[[float], None] = time.sleep,
         clock: Callable[[], float] = time.monotonic,
@@ -66,7 +68,7 @@ class Rebuild:
         self.store = guard._runtime.active_filter.store
         self.table = guard._runtime.active_filter.table
         self._progress = progress
-        self._keep_standby, self._probes = keep_standby, probes
+        self._keep_standby, self._unless_held, self._probes = keep_standby, unless_held, probes
         self._sleep = sleep
         self._clock = clock
         self._last_beat, self._name = clock(), ""
@@ -159,6 +161,8 @@ class Rebuild:
         seen = self.table.current(self.guard.name)
         if seen.building:
             refuse_if_alive(self.table, seen)
+        if self._unless_held and (held := held_by_hand(self.guard)):  # if later, the announcement fails
+            raise BuilderBusy(f"{self.guard.name}: stays disabled: {held}")
         self._seen, self._stored = seen, self.store.names(self.guard.name)
         self._name = standby.new_name(secrets.token_hex(12), seen.here)
         self._generation = self.store.create(self.guard.name, self._name, layout)

@@ -176,6 +176,8 @@ def may_add_key(effect: Effect, guard: Guard, table: str) -> bool:
         return False
     if effect.columns is None:
         return True
+    if isinstance(guard, unknown_guards.UnknownGuard) and effect.verb == "update":
+        return True  # also of a column that no model of this process has
     key_columns = {column.lower() for column in columns(guard, table)}
     if effect.verb == "copy":
         return not key_columns <= effect.columns
@@ -185,12 +187,7 @@ def may_add_key(effect: Effect, guard: Guard, table: str) -> bool:
 def _keyless(guard: Guard) -> set[str]:
     """Return the columns that only remove a row's key when they become NULL."""
     fields = guard._meta.fields
-    if (
-        isinstance(guard, unknown_guards.UnknownGuard)
-        or guard.alive
-        or len(guard._meta.tables) > 1
-        or any(getattr(field, "generated", False) for field in fields)
-    ):
+    if guard.alive or len(guard._meta.tables) > 1 or any(getattr(field, "generated", False) for field in fields):
         return set()
     return {str(field.column).lower() for field in fields}
 

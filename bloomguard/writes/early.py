@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import logging
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from django.db import DatabaseError, connections
 
 from ..exceptions import ConfigurationError, StoreError
 from ..guards import Guard, registry
-from . import fencing
+from . import fencing, unknown_guards
 from .consequences import affected_guards
 from .sql.effects import Effect
 
@@ -30,8 +32,12 @@ def complete() -> None:
     """Fence the guards whose tables were written before; call it when all ``guards.py`` are imported."""
     global is_early
     is_early = False
-    if _writes and _fence not in registry.listeners:
-        registry.listeners.append(_fence)  # for guards that are declared elsewhere, later
+    unknown_guards.begin()
+    if _writes:
+        with _without_warnings():
+            unknown_guards.read_once()
+        if _fence not in registry.listeners:
+            registry.listeners.append(_fence)  # for guards that are declared elsewhere, later
     _fence()
 
 
@@ -42,14 +48,20 @@ def record_write(effects: frozenset[Effect], alias: str) -> None:
         _writes.append(write)
 
 
+@contextmanager
+def _without_warnings() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # Django warns of queries in ready()
+        yield
+
+
 def _fence() -> None:
     for alias, effects, known in list(_writes):
         connection = connections[alias]
         new = {guard: cause for guard, cause in affected_guards(effects, connection).items() if guard not in known}
         for guard, cause in new.items():
             try:
-                with warnings.catch_warnings():
-                    warnings.simplefilter("ignore", RuntimeWarning)  # Django warns of queries in ready()
+                with _without_warnings():
                     fencing.fence(guard, alias, f"{cause.table} was written before the guard was registered")
             except (StoreError, ConfigurationError, DatabaseError) as error:
                 logger.critical(

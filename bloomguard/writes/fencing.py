@@ -18,6 +18,7 @@ from typing import Any
 
 from django.db import DatabaseError, InterfaceError, connections
 from django.db.models import F
+from django.db.transaction import TransactionManagementError
 
 from ..exceptions import ConfigurationError, StoreError
 from ..guards import Guard
@@ -195,6 +196,29 @@ def before_state_rows_change(using: str) -> None:
             known.setdefault(name, PendingFence(table, name, state, ""))
 
 
+def before_state_rows_go(names: Iterable[str], using: str) -> None:
+    """Fence the state rows that are about to be deleted on ``using``, and wait until every process knows.
+
+    Also inside a transaction: after its COMMIT other writers find no row to add to or to wait for. Raises
+    :class:`DatabaseError` if one cannot be fenced, as when the transaction itself keeps others from changing the row.
+    """
+    table = states.table
+    if not table.holds(using):
+        return
+    in_use = [state for state in map(table.current, names) if state.generations]
+    for state in in_use:
+        if not state.takes_adds:
+            continue  # fenced already
+        if has_begun(connections[using]) and (_locks_out(table, using) or _holds_row(table, state.name, using)):
+            raise TransactionManagementError(
+                f"the state row of {state.name} cannot be deleted inside this transaction, as its filter is in use: "
+                "delete it outside, or run manage.py switch_guards fence before"
+            )
+        table.fence(state.name, "its state row was deleted")
+    if in_use:
+        table.sleep(SETTLE_SECONDS)
+
+
 def drop_standby(guard: Guard, using: str, seen: State) -> bool:
     """Remove the standby from the state row, so that an add which did not reach it counts; ``False`` if that fails.
 
@@ -209,17 +233,21 @@ def drop_standby(guard: Guard, using: str, seen: State) -> bool:
         return False
 
 
-#: Guard name -> the last fence that was waited for, of guards with a configuration error.
-_waited_for: dict[str, Any] = {}
+#: Guard name -> the last fence, and when this process saw it, for guards with a configuration error and unknown ones.
+_seen: dict[str, tuple[Any, float]] = {}
 
 
 def _wait_for_fence(guard: Guard, state: State) -> None:
     try:
         guard._runtime.active_filter.wait_for_fence(state)
     except ConfigurationError:
-        if _waited_for.get(guard.name, "") != state.fenced_at:
-            table_of(guard).sleep(SETTLE_SECONDS)
-            _waited_for[guard.name] = state.fenced_at
+        table = table_of(guard)
+        for each in (*table.copy.rows.values(), state):  # what one read has found is waited for together
+            if each.status == FENCED and _seen.get(each.name, ("", 0.0))[0] != each.fenced_at:
+                _seen[each.name] = each.fenced_at, table.clock()
+        wait = _seen[guard.name][1] + SETTLE_SECONDS - table.clock()
+        if wait > 0:
+            table.sleep(wait)
 
 
 def table_of(guard: Guard) -> StateTable:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
-from django.db import DatabaseError, connections
+from django.db import DatabaseError
 from django.db.models import Model, QuerySet
 from django.db.models.signals import post_save, pre_save
 from django.utils import timezone
@@ -21,7 +21,6 @@ from ..exceptions import ConfigurationError, StoreError
 from ..guards import Guard, registry
 from ..guards.keys import OutOfRange, Unkeyable
 from ..models import GuardState, deleting
-from ..state import table as states
 from . import fencing
 from .tables import parent_path
 
@@ -120,14 +119,7 @@ def _deleting(sender: type[GuardState], names: Sequence[str], using: str, **kwar
 
     Waits two leases. Raises :class:`DatabaseError` if a row cannot be fenced; then none is deleted.
     """
-    table = states.table
-    if not table.holds(using) or connections[using].in_atomic_block:
-        return  # a transaction's own writes wait after its COMMIT
-    in_use = [name for name in names if table.current(name).generations]
-    for name in in_use:
-        table.fence(name, "its state row was deleted")
-    if in_use:
-        table.sleep(fencing.SETTLE_SECONDS)
+    fencing.before_state_rows_go(names, using)
 
 
 def connect() -> None:

@@ -86,8 +86,6 @@ def columns(guard: Guard, table: str) -> frozenset[str]:
     """
     models = (guard.model, *guard.model._meta.all_parents)
     try:
-        if isinstance(guard, UnknownGuard):
-            raise FieldDoesNotExist
         found = _sources(guard)
     except Exception:  # a system check reports the missing field
         found = {field for model in models for field in model._meta.concrete_fields}
@@ -138,9 +136,9 @@ def _sources(guard: Guard) -> set[Any]:
 
 def _track(guard: Guard, model: type[Model], table: str) -> TrackedTable:
     historical = model._meta.apps is not apps
-    if isinstance(guard, UnknownGuard):
-        return TrackedTable(guard, None, "pk", None, columns(guard, table), historical, counted=False)
     known: dict[Any, Any] = {field.column: field for field in model._meta.concrete_fields if _table(field) == table}
+    if isinstance(guard, UnknownGuard):  # any column may be one of its key, also if only this model of the table has it
+        return TrackedTable(guard, None, "pk", None, frozenset(known), historical, counted=False)
     owner = next(each for each in _family(guard.model) if each._meta.db_table == table)
     primary_key = _same(owner._meta.pk_fields, known)
     try:

@@ -16,6 +16,7 @@ from django.apps import apps
 from django.db import DatabaseError
 from django.db.models import Model
 
+from ..forks import after_fork
 from ..guards import Guard, registry
 from ..guards.registry import Plans
 from ..state import table as states
@@ -32,27 +33,53 @@ Named = frozenset[tuple[str, str]]
 class UnknownGuard(Guard):
     """Stands for such a guard at one of its tables. What its keys are is unknown, so all columns count."""
 
+    #: No fields: as for a guard with a configuration error, its fences are waited for by its name, once in a process.
+    lookup = ()
+
+
+class _Forks:
+    """What a forked child has read: nothing, as a parent that preloads the site may have read the rows days ago."""
+
+    def __init__(self) -> None:
+        self.at = float("-inf")
+        after_fork(self._after_fork)
+
+    def _after_fork(self) -> None:
+        global followed, _failed
+        self.at, followed, _failed = states.table.clock(), None, (None, float("-inf"))
+        registry.replan_writes()  # else no write would come to `read_once`
+
 
 #: The last copy of the state rows that the plans were compared with.
 followed: object = None
+#: Whether all ``guards.py`` are imported: before that, a guard may only be unknown as yet.
+is_complete = False
 #: The copy that there was when a read failed, and when it failed.
 _failed: tuple[object, float] = None, float("-inf")
+_forks = _Forks()
 
 
 def follow() -> None:
-    """Begin new plans if the last copy of the state rows names other tables than the plans were made for."""
+    """Begin new plans if the last copy of the state rows names other unknown guards than the plans were made for."""
     global followed
     copy = states.table.copy
     if copy is not followed:
-        followed = copy
         if _named() != registry.plans.named:
-            registry.replan()
+            registry.replan_writes()
+        followed = copy  # last: until the old plans are gone, other threads must not rely on them
+
+
+def begin() -> None:
+    """Look for unknown guards from now on: all ``guards.py`` are imported."""
+    global is_complete, followed
+    is_complete, followed = True, None
+    follow()
 
 
 def is_due() -> bool:
     """Return whether this process has never read the state rows, and has not just failed to."""
     table = states.table
-    if table.copy.read_at != float("-inf") or not apps.ready:
+    if not is_complete or table.copy.read_at > _forks.at:
         return False
     copy, failed_at = _failed
     return copy is not table.copy or table.clock() - failed_at >= AGAIN_SECONDS
@@ -65,7 +92,7 @@ def read_once() -> bool:
         return False
     table = states.table
     try:
-        was_read = table.renew()
+        was_read = table.renew(after=_forks.at)
     except Exception:  # a test may forbid queries to that database
         was_read = False
     if not was_read:
@@ -81,19 +108,23 @@ def read_once() -> bool:
 def unknown_guards(plans: Plans) -> Iterator[tuple[str, UnknownGuard]]:
     """Yield the table and a stand-in for each table of a guard that this process does not have, but has a model of."""
     plans.named = named = _named()
-    if not named or not apps.ready:
+    if not named:
         return
-    known = {(guard.name, table) for guard in registry for table in guard._meta.tables}
     models: dict[str, type[Model]] = {}
     for model in apps.get_models(include_auto_created=True):
         if not model._meta.proxy:
             models.setdefault(model._meta.db_table, model)
-    for name, table in sorted(named - known):
+    for name, table in sorted(named):
         if table in models:
             yield table, type("UnknownGuard", (UnknownGuard,), {"name": name})(models[table])
 
 
 def _named() -> Named:
-    """Return the names and tables of the state rows."""
-    rows = states.table.copy.rows
-    return frozenset((name, table) for name, row in rows.items() if row.tables for table in row.tables.split("\n"))
+    """Return the names and tables of the state rows, without those that this process has a guard for."""
+    if not is_complete:
+        return frozenset()
+    plans, rows = registry.plans, states.table.copy.rows
+    if plans.known is None:
+        plans.known = frozenset((guard.name, table) for guard in registry for table in guard._meta.tables)
+    named = ((name, table) for name, row in rows.items() if row.tables for table in row.tables.split("\n"))
+    return frozenset(each for each in named if each not in plans.known)

@@ -253,10 +253,10 @@ def test_a_database_that_fails_is_said_and_not_raised(staff, build, monkeypatch)
     build("product")
     client = staff("operate_guardstate")
 
-    def fail(*args):
+    def fail(*args, **changes):
         raise OperationalError("the key 7 is broken")
 
-    monkeypatch.setattr(states.table, "fence", fail)
+    monkeypatch.setattr(states.table, "swap", fail)
     post(client, OPERATE, action="fence", guard="product")
 
     page = client.get(PAGE).content.decode()

@@ -7,12 +7,16 @@ import json
 
 import pytest
 from django.core.management import CommandError, call_command
+from django.db import transaction
+from django.db.models import F
 
 from bloomguard.guards import registry
 from bloomguard.models import GuardState
+from bloomguard.rebuild import Rebuild
 from bloomguard.state import table as state
 from bloomguard.verdicts import Verdict
 from tests.shop.models import Product
+from tests.support import database
 from tests.support.guarding import registered
 
 pytestmark = [
@@ -116,3 +120,85 @@ def test_a_row_without_a_filter_is_deleted_at_once(each_database, fresh, clock):
     GuardState.objects.get(name="gone").delete()
 
     assert clock.now == began
+
+
+def test_a_fence_by_hand_is_not_lost_to_another_change(armed, monkeypatch):
+    """A rebuild that announces itself at the same moment, or a write that fences: the reason is still the hand's."""
+    real, calls = state.StateTable.swap, []
+
+    def swap(table, seen, **changes):
+        if not calls:
+            GuardState.objects.filter(name="product").update(version=F("version") + 1, status=state.FENCED)
+        calls.append(seen)
+        return real(table, seen, **changes)
+
+    monkeypatch.setattr(state.StateTable, "swap", swap)
+    run("switch_guards", "fence", "product")
+
+    assert GuardState.objects.get(name="product").reason.startswith("fenced by ")
+
+
+def test_a_fence_by_hand_during_the_first_build_lasts_too(each_database, fresh, clock):
+    Rebuild(registry["product"], sleep=clock.sleep).announce()
+    run("switch_guards", "fence", "product")
+
+    assert run("rebuild_filter", "--if-needed", "product").startswith("product stays disabled: fenced by ")
+
+
+def test_a_state_row_is_fenced_before_a_transaction_deletes_it(armed, clock, each_database):
+    """After its COMMIT other writers find no row to wait for. On SQLite nobody can fence it, so it stays."""
+    with transaction.atomic(using=database.current):
+        if each_database == "sqlite":
+            with pytest.raises(transaction.TransactionManagementError, match="switch_guards fence"):
+                GuardState.objects.get(name="product").delete()
+        else:
+            began = clock.now
+            GuardState.objects.get(name="product").delete()
+            assert clock.now - began == 2 * state.LEASE_SECONDS
+            assert state.table.current("product").status == state.FENCED
+
+    assert GuardState.objects.filter(name="product").exists() == (each_database == "sqlite")
+
+
+def test_a_fenced_state_row_is_deleted_within_a_transaction(armed, each_database):
+    run("switch_guards", "fence", "product")
+    with transaction.atomic(using=database.current):
+        GuardState.objects.filter(name="product").delete()
+
+    assert not GuardState.objects.filter(name="product").exists()
+
+
+def test_a_router_that_reads_elsewhere_prevents_no_fence(armed, each_database, monkeypatch):
+    """The rows are deleted where the router writes, not where it reads."""
+    replica = {"default": "postgresql", "postgresql": "default"}[database.current]
+    monkeypatch.setattr(database.Router, "db_for_read", lambda self, model, **hints: replica)
+    fenced, real = [], state.StateTable.fence
+
+    def fence(table, name, reason):
+        fenced.append(name)
+        real(table, name, reason)
+
+    monkeypatch.setattr(state.StateTable, "fence", fence)
+    GuardState.objects.all().delete()
+
+    assert sorted(fenced) == ["order", "product"]
+
+
+def test_a_manager_deletes_nothing():
+    """As Django's: who deletes all rows says ``all()``."""
+    assert not hasattr(GuardState.objects, "delete")
+
+
+def test_a_fence_by_hand_after_the_decision_to_rebuild_lasts_too(armed, clock, monkeypatch):
+    """To decide takes long: the whole filter is read."""
+    state.table.fence("product", "a write was not proved")
+
+    def then_by_hand(self):
+        run("switch_guards", "fence", "product")
+
+    monkeypatch.setattr(Rebuild, "prepare", then_by_hand)
+    with pytest.raises(CommandError, match="stays disabled: fenced by") as caught:
+        run("rebuild_filter", "--if-needed", "product")
+
+    assert caught.value.returncode == 75
+    assert GuardState.objects.get(name="product").status == state.FENCED

@@ -41,10 +41,23 @@ class EarlyConfig(AppConfig):
     def ready(self):
         if step == "write":
             early.Plan.objects.get_or_create(slug="free")
+        if step == "write another":
+            from django.contrib.contenttypes.models import ContentType
+
+            ContentType.objects.create(app_label="early", model="another")
 
 
 def declare():
+    from django.contrib.contenttypes.models import ContentType
+
     from bloomguard.guards import Guard, register
+
+    @register(ContentType)
+    class AnotherGuard(Guard):
+        pass
+
+    if where == "not at all":
+        return
 
     @register(early.Plan)
     class PlanGuard(Guard):
@@ -57,7 +70,7 @@ EarlyConfig.__module__ = "early.apps"
 apps = sys.modules["early.apps"] = types.ModuleType("early.apps")
 apps.EarlyConfig = EarlyConfig
 (folder / "early").mkdir(exist_ok=True)
-source = "import __main__; __main__.declare()" if where == "guards.py" else ""
+source = "import __main__; __main__.declare()" if where in ("guards.py", "not at all") else ""
 if where == "late guards.py":
     source = "import __main__; assert __main__.is_our_turn(), 'not yet'; __main__.declare()"
 (folder / "early" / "guards.py").write_text(source)
@@ -84,6 +97,10 @@ django.setup()
 if where == "elsewhere":
     declare()
 from bloomguard.guards import guards
+if step == "write another":
+    early.Plan.objects.get_or_create(slug="free")
+if where == "not at all":
+    sys.exit()
 if step == "build":
     from django.core.management import call_command
     from django.db import connection
@@ -124,3 +141,12 @@ def test_a_row_that_another_app_writes_first_is_never_absent(tmp_path, where, af
     assert run(tmp_path, "build", where) == ["free ABSENT absent", "paid MAYBE maybe", "none ABSENT absent"]
 
     assert run(tmp_path, "write", where) == after
+
+
+@pytest.mark.parametrize("step", ["write", "write another"])
+def test_a_guard_that_the_process_does_not_have_is_fenced(tmp_path, step):
+    """Also if the state rows were read while the apps were not ready yet."""
+    run(tmp_path, "build", "guards.py")
+    run(tmp_path, step, "not at all")
+
+    assert run(tmp_path, "ask", "guards.py") == FENCED

@@ -8,15 +8,21 @@ from contextlib import contextmanager, nullcontext
 import pytest
 from django.contrib.auth.models import Group
 from django.db import connections, transaction
+from django.db import models as fields
 from django.db.migrations.state import ModelState, ProjectState
 
 from bloomguard.guards import registry
 from bloomguard.models import GuardState
 from bloomguard.rebuild import Rebuild
+from bloomguard.routes.table import table_for
 from bloomguard.state import table as state
 from bloomguard.verdicts import Verdict
+from bloomguard.writes import unknown_guards
+from bloomguard.writes.consequences import may_add_key
+from bloomguard.writes.sql.effects import Effect
+from bloomguard.writes.tables import tracked_tables
 from bloomguard.writes.unknown_guards import REASON
-from tests.shop.models import Article, Product
+from tests.shop.models import Article, Bundle, Product
 from tests.support import database
 from tests.support.guarding import registered
 
@@ -192,7 +198,7 @@ def test_a_database_that_a_test_must_not_query_is_no_hindrance(each_database, fr
 
 def test_a_read_that_failed_does_not_count_for_a_process_that_starts_anew(armed, clock, monkeypatch):
     with monkeypatch.context() as patch, alone():
-        patch.setattr(state.StateTable, "renew", lambda self: False)
+        patch.setattr(state.StateTable, "renew", lambda self, after: False)
         state.table.forget()
         Product.objects.create(name="new")
     assert row().status == state.ARMED
@@ -216,3 +222,92 @@ def test_a_process_that_has_nothing_to_follow_keeps_no_connection(each_database,
 
     assert state.table.copy.read_at > 0
     assert state.table.connection._connection is None
+
+
+def test_a_process_waits_once_for_a_guard(each_database, fresh, clock):
+    """Not for each of its tables, and not again when plans are made anew: the row of a guard may stay for ever.
+
+    For several guards it waits once, too.
+    """
+    for name in ("thing", "other"):
+        with registered(Bundle, name=name, lookup="name") as thing:
+            assert len(thing._meta.tables) == 2
+            Rebuild(thing, sleep=clock.sleep).run()
+        state.table.fence(name, "by another process")
+    state.table.forget()
+    waits = []
+    for _ in range(3):
+        began = clock.now
+        Bundle.objects.create(name="new")
+        waits.append(clock.now - began)
+        registry.replan()
+
+    assert waits == [2 * LEASE, 0, 0]
+
+
+def test_a_column_that_only_another_model_of_the_table_has(armed):
+    """The guard may look its rows up by it."""
+    models = ProjectState()
+    models.add_model(
+        ModelState("shop", "Product", [("id", fields.BigAutoField(primary_key=True)), ("slug", fields.SlugField())])
+    )
+    with without(armed):
+        state.table.renew(after=state.table.clock())
+        (tracked,) = tracked_tables(models.apps.get_model("shop", "Product"))
+        effect = Effect("update", "shop_product", frozenset({"slug"}))
+
+        assert "slug" in tracked.columns
+        assert may_add_key(effect, tracked.guard, "shop_product")
+
+
+def test_the_rows_of_guards_that_this_process_has_make_no_new_plans(each_database, fresh, clock):
+    """New plans find all routes again."""
+    Product.objects.create(name="first")
+    plans = registry.plans
+    Rebuild(registry["product"], sleep=clock.sleep).run()
+    clock.sleep(LEASE)
+    Product.objects.create(name="second")
+
+    assert registry.plans is plans
+
+
+def test_an_unknown_guard_costs_no_route_table(armed):
+    with without(armed):
+        routes = table_for()
+        state.table.forget()
+        Product.objects.create(name="second")
+
+        assert table_for() is routes
+
+
+def test_no_thread_relies_on_old_plans(armed, monkeypatch):
+    """A copy counts as followed when the old plans are gone, not before."""
+    seen = []
+    monkeypatch.setattr(registry, "replan_writes", lambda: seen.append(unknown_guards.followed is state.table.copy))
+    monkeypatch.setattr(unknown_guards, "followed", None)
+    monkeypatch.setattr(unknown_guards, "_named", lambda: frozenset({("gone", "shop_product")}))
+    unknown_guards.follow()
+
+    assert seen == [False]
+    assert unknown_guards.followed is state.table.copy
+
+
+@pytest.mark.parametrize("write", [WRITES["create"], WRITES["raw SQL"]], ids=["ORM", "raw"])
+def test_a_forked_child_has_read_nothing(each_database, fresh, clock, write, monkeypatch):
+    """Its parent may have read the state rows long before the filter was built."""
+    product = registry["product"]
+    Product.objects.create(name="first")
+    with without(product):
+        write()
+    old = state.table.copy
+    Rebuild(product, sleep=clock.sleep).run()
+    clock.sleep(LEASE)
+    with alone():
+        monkeypatch.setattr(state.table, "copy", old)
+        monkeypatch.setattr(unknown_guards._forks, "at", unknown_guards._forks.at)
+        write()  # the parent's texts and models are known
+        assert row().status == state.ARMED
+        unknown_guards._forks._after_fork()
+        write()
+
+    assert row().status == state.FENCED

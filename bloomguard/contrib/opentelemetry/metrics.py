@@ -15,8 +15,9 @@ from ... import __version__
 from ...guards import registry
 from ...guards.counters import AVOIDED, BLOCKED, FALSE_POSITIVE, MICROSECONDS, TIMED, counts
 from ...metrics.series import VERDICTS
+from ...state.table import ARMED
 from ...verdicts import LEASE
-from ..health import ARMED, state_of
+from ..health import state_of
 
 if TYPE_CHECKING:
     Read = Callable[[CallbackOptions], Iterable[Observation]]

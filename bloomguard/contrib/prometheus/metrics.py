@@ -17,8 +17,9 @@ from ...guards import registry as guards
 from ...guards.counters import AVOIDED, BLOCKED, FALSE_POSITIVE, MICROSECONDS, TIMED
 from ...metrics.flush import News, flusher
 from ...metrics.series import VERDICTS
+from ...state.table import ARMED
 from ...verdicts import CAUGHT, LEASE
-from ..health import ARMED, state_of
+from ..health import state_of
 
 __all__ = ["Metrics", "StateCollector", "install"]
 

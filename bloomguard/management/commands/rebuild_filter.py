@@ -98,7 +98,9 @@ class Command(BaseCommand):
 
     def _rebuild(self, guard: Guard, options: dict[str, Any], **more: Any) -> Rebuild:
         origin = options["from_store"]
-        return Copy(guard, origin, **more) if origin is not None else Rebuild(guard, **more)
+        if origin is not None:
+            return Copy(guard, origin, **more)
+        return Rebuild(guard, unless_held=options["if_needed"], **more)
 
     def _plans(self, guards: list[Guard], options: dict[str, Any], write: Write) -> list[dict[str, Any] | RebuildError]:
         plans = [self._rebuild(guard, options).plan() for guard in guards]
