@@ -17,7 +17,7 @@ from .guards import Guard, registry
 from .log_once import LogOnce
 from .lookups.scope import Scope, current
 from .metrics.outcomes import ablocked, blocked
-from .routes.kwargs import kwargs_for
+from .routes.kwargs import kwargs_for, kwargs_of_arg
 from .verdicts import Verdict
 
 View = TypeVar("View", bound=Callable[..., Any])
@@ -132,10 +132,7 @@ def _names(
     """Return the view's arguments with the ID, in field order. Raises :class:`ConfigurationError` if one is missing."""
     if arg is None:
         return kwargs_for(guard, f"@guarded({guard.name!r})", (*given, *_parameters(view)))
-    named = {guard._meta.fields[0].name: arg} if isinstance(arg, str) else arg
-    if missing := [field.name for field in guard._meta.fields if field.name not in named]:
-        raise ConfigurationError(f"@guarded({guard.name!r}): arg is {arg!r}; add the arguments for {missing}")
-    return tuple(named[field.name] for field in guard._meta.fields)
+    return kwargs_of_arg(guard, arg)
 
 
 def _parameters(view: Callable[..., Any]) -> tuple[str, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 
 from django.utils.translation import gettext as _
@@ -9,6 +10,8 @@ from django.utils.translation import gettext as _
 from ..guards import Guard
 from ..state.table import BY_HAND, FENCED
 from ..writes.fencing import table_of
+
+logger = logging.getLogger("bloomguard")
 
 ENFORCE, SHADOW, FENCE = "enforce", "shadow", "fence"
 
@@ -30,20 +33,21 @@ def fence(guard: Guard, by: str) -> str:
     return _("Fenced: requests pass until the next rebuild.")
 
 
-def shadow(guard: Guard, by: str = "") -> str:
+def shadow(guard: Guard, by: str) -> str:
     """Let all requests pass, also after rebuilds. Raises :class:`DatabaseError`."""
-    _switch(guard, SHADOW)
+    _switch(guard, SHADOW, by)
     return _("In shadow mode: requests pass, and verdicts are compared with responses.")
 
 
-def enforce(guard: Guard, by: str = "") -> str:
+def enforce(guard: Guard, by: str) -> str:
     """Answer absent IDs again, if the guard has a filter. Raises :class:`DatabaseError`."""
-    _switch(guard, ENFORCE)
+    _switch(guard, ENFORCE, by)
     return _("Enforcing: absent IDs are answered 404.")
 
 
-def _switch(guard: Guard, mode: str) -> None:
+def _switch(guard: Guard, mode: str, by: str) -> None:
     table_of(guard).set_mode(guard.name, "" if mode == guard.mode else mode)
+    logger.warning("bloomguard: guard %s switched to %s by %s", guard.name, mode, by)
 
 
 #: By the word that names it.

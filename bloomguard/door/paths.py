@@ -35,11 +35,12 @@ class DoorRoute:
         self.guard: Guard = route.guard
         self.pattern = route.pattern
         self.kwargs = route.kwargs
+        self._route = route
         self.methods = route.methods & {"GET", "HEAD"}
         self.overlapping = known.overlapping(route.pattern)
         start = route.pattern.literal
         self.prefix = start[: start.rindex("/") + 1]
-        self.read: Callable[[str], Any] = _reader(route.pattern, route.kwargs) or self._value
+        self.read: Callable[[str], Any] = _reader(route) or self._value
         self._match = matcher(route.pattern)
         self._overlapping = [(other.literal, matcher(other)) for other in self.overlapping]
 
@@ -63,14 +64,7 @@ class DoorRoute:
 
     def _value(self, path: str) -> Any:
         captured = self._match(path)
-        if captured is None:
-            return NO_ID
-        try:
-            if len(self.kwargs) == 1:
-                return captured[self.kwargs[0]]
-            return tuple([captured[name] for name in self.kwargs])
-        except KeyError:  # an optional group that did not match
-            return NO_ID
+        return NO_ID if captured is None else self._route.value(captured)
 
 
 class Index:
@@ -149,8 +143,9 @@ def _have_same_key(guard: Guard, one: Any, other: Any) -> bool:
 # -- the fast first read
 
 
-def _reader(pattern: Pattern, names: tuple[str, ...]) -> Callable[[str], Any] | None:
+def _reader(route: GuardedRoute) -> Callable[[str], Any] | None:
     """Return ``read(path)`` if the pattern is a ``path()`` with one ID of Django's own converters, else ``None``."""
+    pattern, names = route.pattern, route.kwargs
     before, _, after = pattern.text.partition("<")
     after = after.partition(">")[2]
     steps = pattern.steps[1:]

@@ -44,8 +44,8 @@ class GuardMeta:
                 field = options.pk if name == "pk" else options.get_field(name)
             except FieldDoesNotExist as error:
                 raise ConfigurationError(f"{options.label} has no field {name!r}") from error
-            if isinstance(field, getattr(models, "CompositePrimaryKey", ())):
-                found += field.fields  # type: ignore[union-attr]
+            if isinstance(field, models.CompositePrimaryKey):
+                found += field.fields  # type: ignore[arg-type]
             elif isinstance(field, models.Field) and field.concrete:
                 found.append(field)
             else:

@@ -28,18 +28,13 @@ logger = logging.getLogger("bloomguard")
 EVERY = 1_000
 SECONDS = 1.0
 
-#: ``drawn()`` returns whether to check this ABSENT; tests put ``always`` or ``never`` here.
+#: ``drawn()`` returns whether to check this ABSENT; tests put :func:`never` here.
 drawn: Callable[[], bool] = one_in(EVERY)
 
 
 def never() -> bool:
     """A value of :data:`drawn` that checks nothing."""
     return False
-
-
-def always() -> bool:
-    """A value of :data:`drawn` that checks everything, at most once per second."""
-    return True
 
 
 class SpotChecks:

@@ -155,12 +155,12 @@ def assess(guard: Guard, max_age: float | None = None) -> Need:
     and :class:`RebuildError` if a rebuild would not fit into the store.
     """
     state = guard._runtime.active_filter.table.current(guard.name)
-    row = GuardState.objects.using(guard._runtime.active_filter.table.connection.alias).filter(name=guard.name).first()
+    row = guard._runtime.active_filter.table.row(guard.name)
     age = None
     if row is not None and row.published_at is not None:
         age = max((timezone.now() - row.published_at).total_seconds(), 0.0)
     reasons = []
-    if held := held_by_hand(guard):
+    if held := held_by_hand(row):
         return Need(guard=guard.name, reasons=(), held=held, age_seconds=age)
     if state.active and state.status != ARMED:
         reasons.append(f"it is fenced: {row.reason if row is not None else ''}")
@@ -199,11 +199,10 @@ def assess(guard: Guard, max_age: float | None = None) -> Need:
     )
 
 
-def held_by_hand(guard: Guard) -> str:
-    """Return who has fenced the guard by hand, maybe during its first build; empty if nobody has."""
-    rows = GuardState.objects.using(guard._runtime.active_filter.table.connection.alias)
-    row = rows.filter(name=guard.name, status=FENCED, reason__startswith=BY_HAND).first()
-    return row.reason if row is not None else ""
+def held_by_hand(row: GuardState | None) -> str:
+    """Return who has fenced a guard by hand, maybe during its first build; empty if nobody has."""
+    is_held = row is not None and row.status == FENCED and row.reason.startswith(BY_HAND)
+    return row.reason if row is not None and is_held else ""
 
 
 def open_active(guard: Guard, state: State) -> Generation:

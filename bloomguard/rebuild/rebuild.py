@@ -26,10 +26,9 @@ from ..filters.codec import new_tag
 from ..filters.kinds import KeysSummary
 from ..filters.layout import Layout
 from ..guards import Guard
-from ..models import GuardState
 from ..signals import generation_published, send
 from ..state.connection import has_own_transaction
-from ..state.table import ARMED, FENCED, LEASE_SECONDS, State
+from ..state.table import ARMED, EXPIRY_SECONDS, FENCED, State
 from ..stores import Generation
 from . import refusals, standby
 from .locks import builder_id, refuse_if_alive, wait_for_writers
@@ -39,8 +38,6 @@ from .verify import PROBES, Progress, PublishCheck
 
 logger = logging.getLogger("bloomguard")
 
-#: After this time every process has read a committed state row, or answers nothing.
-SETTLE_SECONDS = 2 * LEASE_SECONDS
 _BEAT_SECONDS = 10.0
 
 
@@ -128,7 +125,7 @@ class Rebuild:
         """Fence an active generation of another store, database, or life of it; return whether there was one.
 
         Writers stop adding to it when the row names our store, while processes with a lease on the older row still
-        answer from it. So :data:`SETTLE_SECONDS` must pass before :meth:`announce`.
+        answer from it. So :data:`EXPIRY_SECONDS` must pass before :meth:`announce`.
         """
         self._refuse_transaction()
         seen = self.table.current(self.guard.name)
@@ -161,7 +158,9 @@ class Rebuild:
         seen = self.table.current(self.guard.name)
         if seen.building:
             refuse_if_alive(self.table, seen)
-        if self._unless_held and (held := held_by_hand(self.guard)):  # if later, the announcement fails
+        if self._unless_held and (
+            held := held_by_hand(self.table.row(self.guard.name))
+        ):  # if later, the announcement fails
             raise BuilderBusy(f"{self.guard.name}: stays disabled: {held}")
         self._seen, self._stored = seen, self.store.names(self.guard.name)
         self._name = standby.new_name(secrets.token_hex(12), seen.here)
@@ -169,7 +168,7 @@ class Rebuild:
         return self._generation
 
     def wait_for_writers(self) -> None:
-        """Wait for transactions from before the announcement; call it :data:`SETTLE_SECONDS` after that."""
+        """Wait for transactions from before the announcement; call it :data:`EXPIRY_SECONDS` after that."""
 
         def sleep(seconds: float) -> None:
             self._sleep(seconds)
@@ -231,7 +230,7 @@ class Rebuild:
         return state if state.active == self._name else None
 
     def retire(self, state: State) -> None:
-        """Drop or keep the previous generation, :data:`SETTLE_SECONDS` after publishing: no process answers from it."""
+        """Drop or keep the previous generation, :data:`EXPIRY_SECONDS` after publishing: no process answers from it."""
         standby.retire(self.guard, state, self._keep_standby)
 
     def heartbeat(self) -> None:
@@ -300,7 +299,7 @@ class Rebuild:
     def _publish(self, mine: State, rows: int, measured: float) -> None:
         assert self._generation is not None
         layout = self._generation.layout
-        row = GuardState.objects.using(self.table.connection.alias).filter(name=mine.name).first()
+        row = self.table.row(mine.name)
         published = self.table.swap(
             mine,
             active=mine.building,
@@ -368,15 +367,15 @@ def run_all(rebuilds: Sequence[Rebuild], sleep: Callable[[float], None] = time.s
         each(lambda one: one.prepare())
         each(fence_replaced)
         if replaced:
-            wait(lambda: sleep(SETTLE_SECONDS))
+            wait(lambda: sleep(EXPIRY_SECONDS))
         each(lambda one: one.announce())
         if len(outcomes) < len(rebuilds):
-            wait(lambda: sleep(SETTLE_SECONDS))
+            wait(lambda: sleep(EXPIRY_SECONDS))
         wait(lambda: each(lambda one: one.wait_for_writers()))
         each(lambda one: one.complete(waited))
         retiring = [(one, state) for one in rebuilds if (state := one.former()) is not None]
         if any(state.standby for _, state in retiring):
-            wait(lambda: sleep(SETTLE_SECONDS))
+            wait(lambda: sleep(EXPIRY_SECONDS))
         for one, state in retiring:
             one.retire(state)
     except BaseException:
@@ -408,6 +407,6 @@ def clear_away(guards: Sequence[Guard], sleep: Callable[[float], None] = time.sl
 def _retire_after_all(states: Sequence[tuple[Guard, State | RebuildError]], sleep: Callable[[float], None]) -> None:
     retiring = [(guard, state) for guard, state in states if isinstance(state, State)]
     if retiring:
-        sleep(SETTLE_SECONDS)
+        sleep(EXPIRY_SECONDS)
     for guard, state in retiring:
         standby.retire(guard, state)

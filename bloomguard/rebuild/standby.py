@@ -19,7 +19,6 @@ from django.utils import timezone
 from ..exceptions import RebuildError, StoreError
 from ..filters import FilterError
 from ..guards import Guard
-from ..models import GuardState
 from ..signals import generation_published, send
 from ..state.table import ARMED, State
 from ..stores import Store
@@ -133,9 +132,8 @@ def roll_back(guard: Guard) -> State:
 
 def is_over(guard: Guard, state: State) -> bool:
     """Return whether there is a standby to drop: its time is over, or its builder died before it could drop it."""
-    rows = GuardState.objects.using(guard._runtime.active_filter.table.connection.alias)
-    row = rows.filter(name=guard.name, version=state.version).exclude(standby="").first()
-    if row is None:
+    row = guard._runtime.active_filter.table.row(guard.name)
+    if row is None or row.version != state.version or not row.standby:
         return False
     until = row.standby_until or (row.published_at or timezone.now()) + _BUILDER_DIES_AFTER
     return until <= timezone.now()

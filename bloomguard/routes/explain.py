@@ -19,12 +19,11 @@ from ..exceptions import BloomGuardError, ConfigurationError
 from ..filters import FilterError
 from ..guards import Guard, registry
 from ..guards.keys import OutOfRange, Uncertain, Unkeyable
-from ..models import GuardState
 from ..rebuild.plan import open_active
 from ..state.table import LEASE_SECONDS, StateTable
 from ..verdicts import DISABLED, ERROR, OUT_OF_RANGE, SHADOW, UNKEYABLE, Decision, Verdict
 from ..writes.fencing import table_of
-from .kwargs import kwargs_for
+from .kwargs import kwargs_for, kwargs_of_arg
 from .listing import DOOR, NOWHERE, Row, rows_of_pattern, takes_id
 from .patterns import Pattern
 from .table import NO_ID, RouteTable, table_for
@@ -196,8 +195,7 @@ def _value(row: Row, table: RouteTable, pattern: Pattern, match: ResolverMatch) 
         if arg is None:
             names = kwargs_for(guard, pattern.view_name, pattern.captured)
         else:
-            named = {guard._meta.fields[0].name: arg} if isinstance(arg, str) else arg
-            names = tuple(named[field.name] for field in guard._meta.fields)
+            names = kwargs_of_arg(guard, arg)
         values = [match.kwargs[name] for name in names]
     except (ConfigurationError, KeyError):
         return NO_ID
@@ -234,8 +232,7 @@ def _look_at(guard: Guard) -> tuple[dict[str, Any], dict[str, Any], str, str]:
     identity = ""
     try:
         identity = guard._runtime.active_filter.store.identity
-        rows = GuardState.objects.using(guard._runtime.active_filter.table.connection.alias)
-        row = rows.filter(name=guard.name).first()
+        row = guard._runtime.active_filter.table.row(guard.name)
         if row is None:
             return {}, {}, identity, "there is no state row"
         state = model_to_dict(row)

@@ -32,6 +32,17 @@ def kwargs_for(guard: Guard, route: str, captured: Iterable[str]) -> tuple[str, 
     return tuple(chosen)
 
 
+def kwargs_of_arg(guard: Guard, arg: str | Mapping[str, str]) -> tuple[str, ...]:
+    """Return the view's arguments that ``@guarded(arg=...)`` names, in the order of the lookup's fields.
+
+    Raises :class:`ConfigurationError` if a field has none.
+    """
+    named = {guard._meta.fields[0].name: arg} if isinstance(arg, str) else arg
+    if missing := [field.name for field in guard._meta.fields if field.name not in named]:
+        raise ConfigurationError(f"@guarded({guard.name!r}): arg is {arg!r}; add the arguments for {missing}")
+    return tuple(named[field.name] for field in guard._meta.fields)
+
+
 def _usual_kwargs(guard: Guard, field: models.Field[Any, Any]) -> list[str]:
     names = [field.name, field.attname]
     if len(guard._meta.fields) == 1 and (field.primary_key or field is guard.model._meta.pk):

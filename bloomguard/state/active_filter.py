@@ -25,7 +25,7 @@ from . import table as states
 from .awaited import Awaited
 from .locate import all_stores, describe_location, locate_store
 from .negative_cache import NegativeCache
-from .table import ARMED, LEASE_SECONDS, State, StateTable
+from .table import ARMED, EXPIRY_SECONDS, LEASE_SECONDS, State, StateTable
 
 logger = logging.getLogger("bloomguard")
 
@@ -325,7 +325,7 @@ class ActiveFilter(Awaited):
         fence, since = self._fence
         if fence != state.fenced_at:  # this process may have missed the fences in between
             fence, since = self._fence = state.fenced_at, self.table.clock()
-        wait = since + 2 * LEASE_SECONDS - self.table.clock()
+        wait = since + EXPIRY_SECONDS - self.table.clock()
         if wait > 0:
             self.table.sleep(wait)
             self.table.renew()

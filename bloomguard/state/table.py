@@ -27,6 +27,8 @@ from .connection import StateConnection, is_locked
 logger = logging.getLogger("bloomguard")
 
 LEASE_SECONDS = 1.0
+#: After this time every process has read a committed state row, or answers nothing.
+EXPIRY_SECONDS = 2 * LEASE_SECONDS
 #: Seconds to wait for another thread of this process that reads the rows.
 _RENEWAL_PATIENCE = 0.25
 
@@ -247,6 +249,10 @@ class StateTable:
         rows = self._read()
         self.copy = Copy(asked, rows)
         return rows.get(name) or State(name, here=self._here)
+
+    def row(self, name: str) -> GuardState | None:
+        """Return the whole state row, ``None`` if there is none. Raises :class:`DatabaseError`."""
+        return GuardState.objects.using(self.connection.alias).filter(name=name).first()
 
     def forget(self) -> None:
         """Drop the copy and the connection, as if the process had just started."""

@@ -84,7 +84,7 @@ def lock(compiler: Any, tracked: TrackedTable) -> Alive:
     chosen.clear_ordering(force=True)
     chosen.extra = {}
     chosen.select = ()
-    chosen.add_fields([each.name for each in _primary_key(chosen.get_meta())])
+    chosen.add_fields([each.name for each in chosen.get_meta().pk_fields])
     return _lock(compiler, tracked, [chosen])
 
 
@@ -98,10 +98,6 @@ def lock_conflicting(compiler: Any, tracked: TrackedTable) -> Alive:
     every: Any = QuerySet(query.model, using=compiler.using).order_by()
     chunks = [each_row[start : start + _AT_ONCE] for start in range(0, len(each_row), _AT_ONCE)]
     return _lock(compiler, tracked, [every.filter(reduce(or_, some)).values("pk") for some in chunks])
-
-
-def _primary_key(meta: Any) -> Sequence[Any]:
-    return getattr(meta, "pk_fields", None) or [meta.pk]
 
 
 def _lock(compiler: Any, tracked: TrackedTable, chosen: Iterable[Any]) -> Alive:

@@ -24,11 +24,10 @@ from ..exceptions import ConfigurationError, StoreError
 from ..guards import Guard
 from ..models import GuardState
 from ..state import table as states
-from ..state.table import FENCED, LEASE_SECONDS, Rows, State, StateTable
+from ..state.table import EXPIRY_SECONDS, FENCED, LEASE_SECONDS, Rows, State, StateTable
 from .observer import TransactionObserver
 from .transactions import has_begun
 
-SETTLE_SECONDS = 2 * LEASE_SECONDS
 #: Half a lease less, as clocks differ in speed.
 IDLE_SECONDS = 1.5 * LEASE_SECONDS
 
@@ -57,7 +56,7 @@ class PendingFence:
             now = None
         if now is not None and now.version == self.before.version and now.version:
             return
-        wait = self._since + SETTLE_SECONDS - self.table.clock()
+        wait = self._since + EXPIRY_SECONDS - self.table.clock()
         if wait > 0:
             self.table.sleep(wait)
         if now is not None and now.status == FENCED and now.version > self.before.version:
@@ -177,7 +176,7 @@ def fence(guard: Guard, using: str, reason: str) -> bool:
                 _fence_within(table, guard.name, using, reason)
             else:
                 table.fence(guard.name, reason)
-                table.sleep(SETTLE_SECONDS)
+                table.sleep(EXPIRY_SECONDS)
     except DatabaseError as error:
         raise StoreError(
             f"{guard.name}: a row could not be added to its filter, and the guard could not be fenced; the write is "
@@ -216,7 +215,7 @@ def before_state_rows_go(names: Iterable[str], using: str) -> None:
             )
         table.fence(state.name, "its state row was deleted")
     if in_use:
-        table.sleep(SETTLE_SECONDS)
+        table.sleep(EXPIRY_SECONDS)
 
 
 def drop_standby(guard: Guard, using: str, seen: State) -> bool:
@@ -245,7 +244,7 @@ def _wait_for_fence(guard: Guard, state: State) -> None:
         for each in (*table.copy.rows.values(), state):  # what one read has found is waited for together
             if each.status == FENCED and _seen.get(each.name, ("", 0.0))[0] != each.fenced_at:
                 _seen[each.name] = each.fenced_at, table.clock()
-        wait = _seen[guard.name][1] + SETTLE_SECONDS - table.clock()
+        wait = _seen[guard.name][1] + EXPIRY_SECONDS - table.clock()
         if wait > 0:
             table.sleep(wait)
 

@@ -56,7 +56,7 @@ def commands(page):
 @pytest.fixture
 def gazetteer(build, settings, monkeypatch):
     """The example project, with one city and its listing, guarded."""
-    monkeypatch.setattr(rebuild, "SETTLE_SECONDS", 0.0)
+    monkeypatch.setattr(rebuild, "EXPIRY_SECONDS", 0.0)
     settings.ROOT_URLCONF = "config.urls"
     city = City.objects.create(
         pk=7, name="Ulm", slug="ulm", country="DE", timezone="Europe/Berlin", population=1, latitude=0, longitude=0

@@ -101,7 +101,7 @@ def forgets_who_is_alive() -> Iterator[None]:
 def waits_for_nobody() -> Iterator[None]:
     """A rebuild scans at once: writers do not know of it yet, and others have not committed."""
     with (
-        mock.patch.object(rebuild, "SETTLE_SECONDS", 0.0),
+        mock.patch.object(rebuild, "EXPIRY_SECONDS", 0.0),
         mock.patch.object(rebuild, "wait_for_writers", return_value=None),
     ):
         yield

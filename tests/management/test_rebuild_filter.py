@@ -33,7 +33,7 @@ SHOP = ["product", "order", "article", "place", "price", "diary"]
 @pytest.fixture
 def hasty(monkeypatch) -> None:
     """No waiting: nobody else writes here."""
-    monkeypatch.setattr(rebuild, "SETTLE_SECONDS", 0.0)
+    monkeypatch.setattr(rebuild, "EXPIRY_SECONDS", 0.0)
 
 
 def run(*arguments: str) -> str:
@@ -363,7 +363,7 @@ def test_times_are_written_with_a_unit():
 
 def test_all_waits_are_told(monkeypatch, clock):
     """Two seconds before the scan, and two after the publication if a previous filter is dropped."""
-    monkeypatch.setattr(rebuild, "SETTLE_SECONDS", 2.0)
+    monkeypatch.setattr(rebuild, "EXPIRY_SECONDS", 2.0)
     monkeypatch.setattr(rebuild.time, "monotonic", clock)
     waited = [Rebuild(registry["product"], sleep=clock.sleep).run().waited_seconds for _ in range(2)]
 

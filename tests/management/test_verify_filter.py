@@ -32,7 +32,7 @@ pytestmark = [
 @pytest.fixture(autouse=True)
 def hasty(monkeypatch) -> None:
     """No waiting: nobody else writes here."""
-    monkeypatch.setattr(rebuild, "SETTLE_SECONDS", 0.0)
+    monkeypatch.setattr(rebuild, "EXPIRY_SECONDS", 0.0)
 
 
 def run(*arguments: str) -> str:

@@ -302,7 +302,7 @@ def test_a_kind_whose_bits_cannot_be_joined_is_refused(shop, move, clock, monkey
 
 def test_the_command_copies(shop, move, clock, monkeypatch, capsys):
     """``rebuild_filter product --from-store files``, and its errors."""
-    monkeypatch.setattr(rebuild, "SETTLE_SECONDS", 0.0)
+    monkeypatch.setattr(rebuild, "EXPIRY_SECONDS", 0.0)
     shop("files")
     move("shared")
     for arguments, says in (

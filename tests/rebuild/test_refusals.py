@@ -35,7 +35,7 @@ pytestmark = [
 @pytest.fixture
 def hasty(monkeypatch):
     """No waiting: nobody else writes here."""
-    monkeypatch.setattr(rebuild, "SETTLE_SECONDS", 0.0)
+    monkeypatch.setattr(rebuild, "EXPIRY_SECONDS", 0.0)
 
 
 @pytest.fixture

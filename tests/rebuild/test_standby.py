@@ -267,4 +267,4 @@ def test_what_a_dead_builder_did_not_drop_is_cleared_away(kept, clock, monkeypat
     clear_away([registry["product"]], waited.append)
 
     assert (before, lying()) == ({*kept}, {kept[0]})
-    assert waited == [rebuild.SETTLE_SECONDS]
+    assert waited == [rebuild.EXPIRY_SECONDS]

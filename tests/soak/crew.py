@@ -95,7 +95,8 @@ def haste(lease: float = LEASE) -> None:
 
     for module in (state, active_filter, verify):
         module.LEASE_SECONDS = lease
-    rebuild.SETTLE_SECONDS = fencing.SETTLE_SECONDS = 2 * lease
+    for module in (state, active_filter, rebuild, fencing):
+        module.EXPIRY_SECONDS = 2 * lease
 
 
 # -- traps

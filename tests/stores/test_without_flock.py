@@ -61,7 +61,7 @@ print(json.dumps(said))
 
 BUILD = """
 from bloomguard.rebuild import Rebuild, rebuild
-rebuild.SETTLE_SECONDS = 0
+rebuild.EXPIRY_SECONDS = 0
 Rebuild(registry["city"]).run()
 said["built"] = [registry["city"].verdict(value).value for value in (7, 8)]
 """

@@ -68,7 +68,7 @@ def main() -> None:
     if os.environ.get("BLOOMGUARD_HASTE"):
         from bloomguard.rebuild import rebuild
 
-        rebuild.SETTLE_SECONDS = 0.0
+        rebuild.EXPIRY_SECONDS = 0.0
     if os.environ.get("BLOOMGUARD_STOP"):
         stop_before(os.environ["BLOOMGUARD_STOP"])
     execute_from_command_line(["manage.py", *sys.argv[1:]])

@@ -96,7 +96,7 @@ def test_a_commit_by_hand_waits_for_its_fence(broken, clock, caplog, block):
         Product.objects.create(pk=90_070)
         began = clock.now
 
-    assert clock.now - began >= (fencing.SETTLE_SECONDS if database.current == "default" else 0)
+    assert clock.now - began >= (fencing.EXPIRY_SECONDS if database.current == "default" else 0)
     assert GuardState.objects.get(name="product").status == state.FENCED
     assert broken.verdict(90_070) is Verdict.UNKNOWN
     assert len(lines(caplog)) == 1
@@ -201,7 +201,7 @@ def test_a_state_row_that_the_transaction_deletes_is_not_waited_for(product, clo
         GuardState.objects.filter(name="product").delete()
         execute("INSERT INTO shop_product (id, name) VALUES (90076, 'imported')")
 
-    assert clock.now - began >= fencing.SETTLE_SECONDS
+    assert clock.now - began >= fencing.EXPIRY_SECONDS
     assert not GuardState.objects.filter(name="product").exists()
     assert product.verdict(90_076) is Verdict.UNKNOWN
 
