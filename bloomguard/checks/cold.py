@@ -31,7 +31,7 @@ def log_cold_guards(**kwargs: Any) -> None:
     for guard in registry:
         if guard._runtime.answering() is COLD:
             logger.warning(
-                "bloomguard passes every request to %s, which has no filter yet: run manage.py rebuild_filter %s",
+                "bloomguard: guard %s has no filter yet and passes every request: run manage.py rebuild_filter %s",
                 guard.name,
                 guard.name,
             )

@@ -281,7 +281,7 @@ class GuardRuntime:
 
     def log_once(self, error: Exception) -> None:
         """Log an error of a type that this guard has not logged yet."""
-        self._log.error(error, "bloomguard passes requests to %s because of an internal error", self._guard.name)
+        self._log.error(error, "bloomguard: guard %s passes requests because of an internal error", self._guard.name)
 
 
 def _has_absent(decisions: Sequence[Decision]) -> bool:

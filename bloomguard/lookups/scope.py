@@ -68,7 +68,7 @@ class Scope:
                 raise TypeError("applies() returned an awaitable; define it without async")
             return applies
         except Exception as error:
-            _log.error(error, "bloomguard passes requests to %s, because its applies() failed", guard.name)
+            _log.error(error, "bloomguard: guard %s passes requests, because its applies() failed", guard.name)
             return False
 
     # A guard checks each key once per scope: the route and the view's query share the answer. ABSENT is not shared: the

@@ -158,9 +158,8 @@ class Rebuild:
         seen = self.table.current(self.guard.name)
         if seen.building:
             refuse_if_alive(self.table, seen)
-        if self._unless_held and (
-            held := held_by_hand(self.table.row(self.guard.name))
-        ):  # if later, the announcement fails
+        held = held_by_hand(self.table.row(self.guard.name)) if self._unless_held else ""
+        if held:  # if it is fenced after this, the announcement fails
             raise BuilderBusy(f"{self.guard.name}: stays disabled: {held}")
         self._seen, self._stored = seen, self.store.names(self.guard.name)
         self._name = standby.new_name(secrets.token_hex(12), seen.here)

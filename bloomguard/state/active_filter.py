@@ -235,7 +235,9 @@ class ActiveFilter(Awaited):
         """Log once per change of the row that it names another store or database, or this one before a restart."""
         if self._warned != state.change:
             self._warned = state.change
-            logger.warning("bloomguard passes every request to %s: %s", self.name, describe_location(state, self.store))
+            logger.warning(
+                "bloomguard: guard %s passes every request: %s", self.name, describe_location(state, self.store)
+            )
         return IDENTITY
 
     def why_not_added(self) -> str:
@@ -257,7 +259,7 @@ class ActiveFilter(Awaited):
             forever = isinstance(error, (CorruptFilter, UnknownGeneration))
             self._refused[name] = self.table.clock() + (float("inf") if forever else _REOPEN_SECONDS)
         if first:
-            logger.warning("bloomguard passes every request to %s; rebuild_filter repairs it: %s", self.name, error)
+            logger.warning("bloomguard: guard %s passes every request; rebuild_filter repairs it: %s", self.name, error)
 
     def _generation(self, state: State, name: str) -> Generation | None:
         """Return the generation, opened; ``None`` if it is not to be used, for a reason that others log."""

@@ -396,7 +396,7 @@ class StateTable:
     @staticmethod
     def log_fenced(name: str, reason: str) -> None:
         """Log that ``name`` is fenced, with the reason, and send ``guard_fenced``."""
-        logger.error("bloomguard passes every request to %s until it is rebuilt: %s", name, reason)
+        logger.error("bloomguard: guard %s passes every request until it is rebuilt: %s", name, reason)
         send(guard_fenced, GuardState, name=name, reason=reason)
 
 

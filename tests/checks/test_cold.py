@@ -50,7 +50,7 @@ def test_a_cold_guard_is_told_of_at_the_first_request(developing, build, caplog)
 
     said = hints(caplog)
     assert (
-        "bloomguard passes every request to order, which has no filter yet: run manage.py rebuild_filter order" in said
+        "bloomguard: guard order has no filter yet and passes every request: run manage.py rebuild_filter order" in said
     )
     assert len(said) == len(registry) - 1
     assert not any("product," in each for each in said)
