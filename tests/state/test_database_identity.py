@@ -202,8 +202,8 @@ def test_a_copy_of_the_database_takes_nothing_out_of_the_filter(copied, counted,
 
     assert verdicts == [UNKNOWN] * 3
     assert [line.getMessage() for line in caplog.records if line.levelname == "WARNING"] == [
-        "bloomguard: guard counted passes every request: its filter was built from another database: this one is a copy "
-        "of that, or was restored, or another server took over; run rebuild_filter"
+        "bloomguard: guard counted passes every request: its filter was built from another database: this one is a "
+        "copy of that, or was restored, or another server took over; run rebuild_filter"
     ]
     assert generation.approximate_size() == before
     assert [generation.might_contain(guard._meta.keys.key(pk)) for pk in (1, 2, 9)] == [True, True, False]
