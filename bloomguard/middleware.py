@@ -32,7 +32,7 @@ from .lookups.scope import Answer, Scope, scopes
 from .lookups.shadow import compare_status
 from .routes.table import not_found, routes_of, table_for
 from .signals import asend, request_blocked, send
-from .verdicts import SHADOW, Verdict
+from .verdicts import SHADOW, Verdict, in_words
 
 GetResponse = Callable[[HttpRequest], HttpResponseBase | Awaitable[HttpResponseBase]]
 
@@ -214,13 +214,11 @@ async def _abuild_table(request: HttpRequest) -> None:
 def _debugged(exchange: Exchange, response: HttpResponseBase) -> HttpResponseBase:
     """Add the answers of the guards as a header."""
     if exchange.answers:
-        response.headers[HEADER] = ", ".join(map(_text, exchange.answers.values()))
+        answers = exchange.answers.values()
+        response.headers[HEADER] = ", ".join(
+            f"{each.guard.name}: {in_words(each.verdict.value, each.reason)}" for each in answers
+        )
     return response
-
-
-def _text(answer: Answer) -> str:
-    verdict = answer.verdict.value
-    return f"{answer.guard.name}: " + (verdict if answer.reason == verdict else f"{verdict} ({answer.reason})")
 
 
 def place_in_settings(cls: type) -> str:

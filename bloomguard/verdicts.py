@@ -21,6 +21,11 @@ class Decision(NamedTuple):
     reason: str
 
 
+def in_words(verdict: str, reason: str) -> str:
+    """Return ``"absent"``, or ``"unknown (cold)"`` if the reason says more than the verdict."""
+    return verdict if reason == verdict else f"{verdict} ({reason})"
+
+
 ABSENT = Decision(Verdict.ABSENT, "absent")
 OUT_OF_RANGE = Decision(Verdict.ABSENT, "out of range")
 REMEMBERED = Decision(Verdict.ABSENT, "remembered")
@@ -38,3 +43,6 @@ CAUGHT = Decision(Verdict.UNKNOWN, "false absence")
 ERROR = Decision(Verdict.UNKNOWN, "error")
 #: ``BLOOMGUARD["ENABLED"]`` is ``False``. Not counted.
 DISABLED = Decision(Verdict.UNKNOWN, "disabled")
+
+#: All of them.
+DECISIONS = tuple(each for each in list(globals().values()) if isinstance(each, Decision))

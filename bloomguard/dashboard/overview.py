@@ -20,15 +20,13 @@ from ..guards.counters import FALSE_ABSENCE, WOULD_BLOCK, WOULD_HARM
 from ..metrics import series
 from ..metrics.series import HOUR, MINUTE, Series
 from ..models import GuardState, GuardTask
-from ..rebuild.plan import days_to_capacity, rows_a_day
+from ..rebuild.plan import FULL, days_to_capacity, rows_a_day
 from ..state.table import ARMED, table
 from ..stores import Generation
 from ..verdicts import AMBIGUOUS, COLD, DISABLED, ERROR, FENCED, IDENTITY, LEASE, SHADOW, UNREACHABLE, UNTRUSTED
 from . import charts
 from .tasks import LOST_AFTER, REBUILD, command, is_under_way
 
-#: A filter is shown as nearly full from this share of its capacity on.
-NEARLY_FULL = 0.9
 #: Count the set bits of so many bytes of filters for one page; for other filters show the rows of the last build.
 _COUNTED_BYTES = 16 << 20
 #: Compute an error rate only from at least so many ABSENT verdicts in the period.
@@ -175,7 +173,7 @@ class Line:
     @property
     def is_nearly_full(self) -> bool:
         """Whether the filter needs a larger capacity soon."""
-        return self.fill is not None and self.fill >= NEARLY_FULL
+        return self.fill is not None and self.fill >= FULL
 
     @property
     def is_busy(self) -> bool:

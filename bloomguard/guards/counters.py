@@ -15,9 +15,10 @@ from itertools import cycle
 from time import perf_counter_ns
 
 from ..forks import after_fork
+from ..verdicts import CAUGHT, DECISIONS, DISABLED, Verdict
 
 #: A guard answered ABSENT for a row that exists.
-FALSE_ABSENCE = "false absence"
+FALSE_ABSENCE = CAUGHT.reason
 #: A request was answered 404 because of a guard: at the door, at the route, or after a query that the guard answered.
 BLOCKED = "blocked"
 #: A guard answered a query, and the request continued.
@@ -29,32 +30,16 @@ WOULD_BLOCK, WOULD_HARM = "would-be 404", "would-be false 404"
 #: The number of timed checks, and their total duration.
 TIMED, MICROSECONDS = "timed", "microseconds"
 
-#: The filter has the key, but the negative cache knows that the database does not have the row.
-REMEMBERED = "remembered"
-
-#: It is not certain that the filter has the rows of the table that the request reads.
-AMBIGUOUS = "ambiguous"
-
 #: The reasons of the verdicts ABSENT and UNKNOWN.
-ABSENCES = ("absent", "out of range", REMEMBERED)
-UNKNOWNS = (
-    "unkeyable",
-    "cold",
-    "fenced",
-    "lease",
-    "identity",
-    "unreachable",
-    "untrusted",
-    "error",
-    FALSE_ABSENCE,
-    "shadow",
-    AMBIGUOUS,
+ABSENCES, UNKNOWNS = (
+    tuple(each.reason for each in DECISIONS if each.verdict is verdict and each is not DISABLED)
+    for verdict in (Verdict.ABSENT, Verdict.UNKNOWN)
 )
 #: The counters that stores keep, in the order of their columns: add a new name at the end.
 NAMES = (
-    *("absent", "out of range", "maybe"),
-    *(name for name in UNKNOWNS if name != AMBIGUOUS),
-    *(BLOCKED, AVOIDED, FALSE_POSITIVE, WOULD_BLOCK, WOULD_HARM, TIMED, MICROSECONDS, REMEMBERED, AMBIGUOUS),
+    *("absent", "out of range", "maybe", "unkeyable", "cold", "fenced", "lease", "identity", "unreachable"),
+    *("untrusted", "error", FALSE_ABSENCE, "shadow", BLOCKED, AVOIDED, FALSE_POSITIVE, WOULD_BLOCK, WOULD_HARM),
+    *(TIMED, MICROSECONDS, "remembered", "ambiguous"),
 )
 
 #: One check in this many is timed.

@@ -11,6 +11,7 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 
 from ...exceptions import ConfigurationError
 from ...routes.explain import Explanation, GuardAnswer, explain
+from ...verdicts import in_words
 
 
 class Command(BaseCommand):
@@ -55,16 +56,11 @@ def _route(found: Explanation) -> list[tuple[str, str]]:
     return lines
 
 
-def _with_reason(answer: GuardAnswer) -> str:
-    """The verdict as the header X-Bloomguard says it."""
-    return answer.verdict if answer.reason == answer.verdict else f"{answer.verdict} ({answer.reason})"
-
-
 def _guard(answer: GuardAnswer) -> list[tuple[str, str]]:
     lines = [
         ("guard", f"{answer.guard}, of {answer.model} by {answer.lookup}"),
         ("key", f"{answer.key or 'none'}, of {answer.value or 'nothing in the path'}"),
-        ("verdict", f"{_with_reason(answer)}: {answer.meaning}"),
+        ("verdict", f"{in_words(answer.verdict, answer.reason)}: {answer.meaning}"),
         ("outcome", answer.outcome),
         ("store", ", ".join(filter(None, [answer.store, answer.backend]))),
     ]

@@ -18,7 +18,7 @@ from ..base import Generation
 from .bits import GET, Answers, Bits, CheckReplies
 from .commands import Command, Words
 from .cuckoo import MOST_BUCKETS, Fingerprints
-from .loading import Draft, join_bits, join_fingerprints
+from .loading import PIECE, Draft, join_bits, join_fingerprints
 
 if TYPE_CHECKING:
     import numpy as np
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
     from ...filters.base import Keys
 
-PIECE = 1 << 18  # bytes that one command of a bulk transfer carries: other clients wait for about 5 ms
 _HEADERS = 256  # headers to read in one round trip
 _DIGESTS = 1_000  # keys to add in one round trip
 _POSITIONS = 8_000  # bits to set in one round trip

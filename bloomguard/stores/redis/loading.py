@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ...filters.base import Keys
     from .cuckoo import Fingerprints
 
-_PIECE = 1 << 18  # bytes that one command of a bulk transfer carries: other clients wait for about 5 ms
+PIECE = 1 << 18  # bytes that one command of a bulk transfer carries: other clients wait for about 5 ms
 _ENTRIES = 10_000  # entries of a journal to read at once
 _STEP = 1 << 20  # bytes of zeros by which one command extends a new key
 
@@ -132,8 +132,8 @@ def gather(store: BulkTransport, key: str, frame: Frame, identity: str) -> str:
     gathered = load_key(key)
     start, body = frame.header.body_offset, frame.body
     store.load([(key, ("UNLINK", gathered)), (key, ("SETRANGE", gathered, start - 1, b"\0"))], identity)
-    for at in range(0, len(body), _PIECE):
-        (size,) = store.load([(key, ("APPEND", gathered, bytes(body[at : at + _PIECE])))], identity)
+    for at in range(0, len(body), PIECE):
+        (size,) = store.load([(key, ("APPEND", gathered, bytes(body[at : at + PIECE])))], identity)
     if size != start + len(body):
         raise StoreError(f"{gathered} has {size:,} bytes where {start + len(body):,} were sent")
     return gathered
