@@ -19,9 +19,10 @@ class BloomGuardConfig(AppConfig):
         """Hook into writes now, because another app's ``ready()`` may run before ours and write rows."""
         super().import_models()
         from .guards import registry
-        from .writes import cursors, early, signals, statements
+        from .writes import cursors, early, signals, state_rows, statements
 
         signals.connect()
+        state_rows.connect()
         statements.connect()
         cursors.connect()
         early.begin()

@@ -18,7 +18,6 @@ from typing import Any
 
 from django.db import DatabaseError, InterfaceError, connections
 from django.db.models import F
-from django.db.transaction import TransactionManagementError
 
 from ..exceptions import ConfigurationError, StoreError
 from ..guards import Guard
@@ -66,7 +65,7 @@ class PendingFence:
 def writing(guard: Guard, using: str) -> AbstractContextManager[None]:
     """Return a context manager for reading the state row after a statement on ``using``, before its COMMIT."""
     table = table_of(guard)
-    if _locks_out(table, using) and has_begun(connections[using]):
+    if locks_out(table, using) and has_begun(connections[using]):
         return table.reading_by(partial(_committed, table, using))
     return _NOTHING
 
@@ -128,7 +127,7 @@ def refresh(guard: Guard, using: str) -> None:
     table = table_of(guard)
     if table.lease(guard.name) is not None:
         return
-    alone = _locks_out(table, using)
+    alone = locks_out(table, using)
     observer = TransactionObserver.of(connections[using]) if alone else None
     if observer is not None and observer.is_alone:
         return
@@ -172,7 +171,7 @@ def fence(guard: Guard, using: str, reason: str) -> bool:
             if needs_no_add(guard, using):
                 state = table.lease(guard.name)
                 return state is None or bool(state.generations)
-            if _locks_out(table, using) or _holds_row(table, guard.name, using):
+            if locks_out(table, using) or holds_row(table, guard.name, using):
                 _fence_within(table, guard.name, using, reason)
             else:
                 table.fence(guard.name, reason)
@@ -186,48 +185,16 @@ def fence(guard: Guard, using: str, reason: str) -> bool:
     return True
 
 
-def before_state_rows_change(using: str) -> None:
-    """On SQLite, record the committed state rows: the project's transaction is about to change some."""
-    table, connection = states.table, connections[using]
-    if _locks_out(table, using) and has_begun(connection):
-        known = TransactionObserver.over(connection).committed
-        for name, state in table.visible_to(using).items():
-            known.setdefault(name, PendingFence(table, name, state, ""))
-
-
-def before_state_rows_go(names: Iterable[str], using: str) -> None:
-    """Fence the state rows that are about to be deleted on ``using``, and wait until every process knows.
-
-    Also inside a transaction: after its COMMIT other writers find no row to add to or to wait for. Raises
-    :class:`DatabaseError` if one cannot be fenced, as when the transaction itself keeps others from changing the row.
-    """
-    table = states.table
-    if not table.holds(using):
-        return
-    in_use = [state for state in map(table.current, names) if state.generations]
-    for state in in_use:
-        if not state.takes_adds:
-            continue  # fenced already
-        if has_begun(connections[using]) and (_locks_out(table, using) or _holds_row(table, state.name, using)):
-            raise TransactionManagementError(
-                f"the state row of {state.name} cannot be deleted inside this transaction, as its filter is in use: "
-                "delete it outside, or run manage.py switch_guards fence before"
-            )
-        table.fence(state.name, "its state row was deleted")
-    if in_use:
-        table.sleep(EXPIRY_SECONDS)
-
-
 def drop_standby(guard: Guard, using: str, seen: State) -> bool:
     """Remove the standby from the state row, so that an add which did not reach it counts; ``False`` if that fails.
 
     A rollback to the standby compares and sets the row's version too: of it and this change, the second one fails.
     """
     table = table_of(guard)
-    if _locks_out(table, using):
+    if locks_out(table, using):
         return False  # only this transaction could do it, and its rollback would undo it after others relied on it
     try:
-        return not _holds_row(table, guard.name, using) and table.swap(seen, standby="", standby_until=None) is not None
+        return not holds_row(table, guard.name, using) and table.swap(seen, standby="", standby_until=None) is not None
     except DatabaseError:
         return False
 
@@ -257,12 +224,13 @@ def table_of(guard: Guard) -> StateTable:
         return states.table
 
 
-def _locks_out(table: StateTable, using: str) -> bool:
+def locks_out(table: StateTable, using: str) -> bool:
+    """Return whether a transaction on ``using`` keeps all others from changing state rows: on SQLite."""
     return connections[using].vendor == "sqlite" and table.connection.alias == using
 
 
-def _holds_row(table: StateTable, name: str, using: str) -> bool:
-    """Whether the open transaction on ``using`` has locked the state row, so that other connections wait for it."""
+def holds_row(table: StateTable, name: str, using: str) -> bool:
+    """Return whether the open transaction on ``using`` has locked the state row, so that all others wait for it."""
     connection: Any = connections[using]
     if (
         table.connection.alias != using
@@ -304,7 +272,7 @@ def _fenced_within(table: StateTable, name: str, using: str) -> bool:
 
 def _visible_to(table: StateTable, using: str) -> Rows:
     """Return the state rows as the writer's connection sees them, with its own changes."""
-    if _locks_out(table, using):
+    if locks_out(table, using):
         return table.visible_to(using)
     with connections[using].cursor() as cursor:
         cursor.execute(table.query)
@@ -318,7 +286,7 @@ def _committed(table: StateTable, using: str) -> Rows:
 
 def _fence_within(table: StateTable, name: str, using: str, reason: str) -> None:
     connection = connections[using]
-    if _locks_out(table, using):
+    if locks_out(table, using):
         before = _committed(table, using).get(name) or State(name)
     else:
         before = table.current(name)

@@ -15,7 +15,7 @@ from ..guards import Guard
 from ..guards.keys import NotNormalized, OutOfRange, Unkeyable
 from ..models import GuardState
 from ..state.connection import has_own_transaction, is_aborted
-from . import discards, fencing, unknown_guards
+from . import discards, fencing, state_rows, unknown_guards
 from .discards import Alive, Before
 from .tables import Fields, TrackedTable
 from .transactions import is_over, together
@@ -69,7 +69,7 @@ def run(execute: Execute, compiler: Any, *arguments: Any) -> Any:
 def run_untracked(execute: Execute, compiler: Any, *arguments: Any) -> Any:
     """Execute the statement of a model without guards, which may be the one of the state rows."""
     if compiler.query.model is GuardState:
-        fencing.before_state_rows_change(compiler.using)
+        state_rows.before_change(compiler.using)
     return execute(compiler, *arguments)
 
 

@@ -8,19 +8,16 @@ alive again has its key already. Deletes are not tracked: the next rebuild drops
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
 from django.db import DatabaseError
 from django.db.models import Model, QuerySet
-from django.db.models.signals import post_save, pre_save
-from django.utils import timezone
+from django.db.models.signals import post_save
 
 from ..exceptions import ConfigurationError, StoreError
 from ..guards import Guard, registry
 from ..guards.keys import OutOfRange, Unkeyable
-from ..models import GuardState, deleting
 from . import fencing
 from .tables import parent_path
 
@@ -101,33 +98,10 @@ def _try_add(guard: Guard, instance: Model, using: str, *, stored: bool) -> bool
     return True
 
 
-def _loaded(instance: GuardState, using: str, raw: bool = False, **kwargs: Any) -> None:
-    """Fence a state row that is loaded from a dump: rows may have been written, or the guard fenced, since the dump.
-
-    Its version becomes one more than the highest version known, so that no process takes it for a row it has read.
-    """
-    if raw:
-        known = GuardState.objects.using(using).filter(pk=instance.pk).values_list("version", flat=True).first()
-        instance.version = max(known or 0, instance.version) + 1
-        instance.status, instance.fenced_at = GuardState.Status.FENCED, timezone.now()
-        instance.reason = "its state row was loaded from a dump"
-        instance.standby, instance.standby_until, instance.building = "", None, ""
-
-
-def _deleting(sender: type[GuardState], names: Sequence[str], using: str, **kwargs: Any) -> None:
-    """Fence state rows before they are deleted: writers add nothing without a row, and others may still answer by it.
-
-    Waits two leases. Raises :class:`DatabaseError` if a row cannot be fenced; then none is deleted.
-    """
-    fencing.before_state_rows_go(names, using)
-
-
 def connect() -> None:
     """Receive ``post_save`` of every model while some guard needs it: that costs each ``save()`` 2 us."""
     if _listen not in registry.listeners:
         registry.listeners.append(_listen)
-    pre_save.connect(_loaded, sender=GuardState, dispatch_uid=_UID)
-    deleting.connect(_deleting, sender=GuardState, dispatch_uid=_UID)
     _listen()
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from django.db import connections
 
 from bloomguard.models import GuardState
-from bloomguard.writes import signals
+from bloomguard.writes import state_rows
 
 from .scheduler import TICK
 from .world import World
@@ -70,7 +70,7 @@ class Mishaps:
             self.dump = self._row()
             return
         row = GuardState(**dict(zip(_COLUMNS, self.dump)))
-        signals._loaded(row, using="default", raw=True)
+        state_rows._loaded(row, using="default", raw=True)
         values = [getattr(row, column) for column in _COLUMNS]
         plain = tuple(str(value) if hasattr(value, "isoformat") else value for value in values)
         self._write(connections["default"].connection, plain)

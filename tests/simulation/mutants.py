@@ -15,7 +15,7 @@ from bloomguard.rebuild import Rebuild, rebuild
 from bloomguard.state.active_filter import ActiveFilter
 from bloomguard.state.negative_cache import NegativeCache
 from bloomguard.state.table import Copy, State, StateTable
-from bloomguard.writes import fencing, signals
+from bloomguard.writes import fencing, state_rows
 
 from .database import SimulatedConnection
 from .servers import Server, SimulatedGeneration, SimulatedStore
@@ -109,7 +109,7 @@ def rows_of_a_standby() -> Patches:
 @mutant(33)
 def dump_that_is_believed() -> Patches:
     """A state row that was loaded is as good as one that was written."""
-    return [patch.object(signals, "_loaded", lambda *arguments, **options: None)]
+    return [patch.object(state_rows, "_loaded", lambda *arguments, **options: None)]
 
 
 # -- the write

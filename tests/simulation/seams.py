@@ -39,7 +39,7 @@ def install() -> None:
     from bloomguard.rebuild import locks, rebuild, standby
     from bloomguard.state import active_filter, connection, locate, negative_cache
     from bloomguard.state import table as state
-    from bloomguard.writes import fencing, signals
+    from bloomguard.writes import fencing, state_rows
 
     from .world import World
 
@@ -50,7 +50,7 @@ def install() -> None:
     for module in (active_filter, state, connection):
         _put(module, after_fork=lambda method: None)
     wall = SimpleNamespace(now=lambda: World.current.running().wall())
-    for module in (locks, rebuild, signals, standby, state):
+    for module in (locks, rebuild, standby, state, state_rows):
         _put(module, timezone=wall)
     network = SimpleNamespace(gethostname=lambda: World.current.running().host)
     for module in (locate, locks, rebuild):

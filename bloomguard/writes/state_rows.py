@@ -1,0 +1,72 @@
+"""What the project itself does to state rows: it loads them from a dump, deletes or changes them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from django.db import connections
+from django.db.models.signals import pre_save
+from django.db.transaction import TransactionManagementError
+from django.utils import timezone
+
+from ..models import GuardState, deleting
+from ..state import table as states
+from ..state.table import EXPIRY_SECONDS
+from .fencing import PendingFence, holds_row, locks_out
+from .observer import TransactionObserver
+from .transactions import has_begun
+
+_UID = "bloomguard.writes.state_rows"
+
+
+def connect() -> None:
+    """Follow saves and deletes of state rows."""
+    pre_save.connect(_loaded, sender=GuardState, dispatch_uid=_UID)
+    deleting.connect(_deleting, sender=GuardState, dispatch_uid=_UID)
+
+
+def _loaded(instance: GuardState, using: str, raw: bool = False, **kwargs: Any) -> None:
+    """Fence a state row that is loaded from a dump: rows may have been written, or the guard fenced, since the dump.
+
+    Its version becomes one more than the highest version known, so that no process takes it for a row it has read.
+    """
+    if raw:
+        known = GuardState.objects.using(using).filter(pk=instance.pk).values_list("version", flat=True).first()
+        instance.version = max(known or 0, instance.version) + 1
+        instance.status, instance.fenced_at = GuardState.Status.FENCED, timezone.now()
+        instance.reason = "its state row was loaded from a dump"
+        instance.standby, instance.standby_until, instance.building = "", None, ""
+
+
+def _deleting(sender: type[GuardState], names: Iterable[str], using: str, **kwargs: Any) -> None:
+    """Fence the state rows that are about to be deleted on ``using``, and wait until every process knows.
+
+    Without a row writers add nothing and wait for nothing, while others may still answer by it; so also inside a
+    transaction. Raises :class:`DatabaseError` if one cannot be fenced, as when the transaction itself keeps others from
+    changing the row; then none is deleted.
+    """
+    table = states.table
+    if not table.holds(using):
+        return
+    in_use = [state for state in map(table.current, names) if state.generations]
+    for state in in_use:
+        if not state.takes_adds:
+            continue  # fenced already
+        if has_begun(connections[using]) and (locks_out(table, using) or holds_row(table, state.name, using)):
+            raise TransactionManagementError(
+                f"the state row of {state.name} cannot be deleted inside this transaction, as its filter is in use: "
+                "delete it outside, or run manage.py switch_guards fence before"
+            )
+        table.fence(state.name, "its state row was deleted")
+    if in_use:
+        table.sleep(EXPIRY_SECONDS)
+
+
+def before_change(using: str) -> None:
+    """On SQLite, record the committed state rows: the project's transaction is about to change some."""
+    table, connection = states.table, connections[using]
+    if locks_out(table, using) and has_begun(connection):
+        known = TransactionObserver.over(connection).committed
+        for name, state in table.visible_to(using).items():
+            known.setdefault(name, PendingFence(table, name, state, ""))
