@@ -4,7 +4,7 @@ BIN := .venv/bin
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 
-.PHONY: help demo test coverage test-browser pictures browser chromium lint format soak bench api docs dist clean
+.PHONY: help demo test coverage test-browser pictures browser chromium mariadb lint format soak bench api docs dist clean
 
 help: ## list the commands
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -65,6 +65,16 @@ chromium:
 	  test "$$(id -u)" = 0 && command -v apt-get >/dev/null && apt-get update --quiet --quiet && \
 	  DEBIAN_FRONTEND=noninteractive apt-get install --quiet --quiet --yes --no-install-recommends chromium >/dev/null; \
 	} || { echo "install Chromium first: as root on Debian, apt-get install chromium"; exit 1; }
+
+# The same of MariaDB's server, and Django's driver of it, which is built here. Tests that find none are skipped.
+mariadb: .venv/test.installed ## a MariaDB server and its driver, for the tests on MariaDB
+	@PATH="$$PATH:/usr/sbin"; command -v mariadbd >/dev/null || { \
+	  test "$$(id -u)" = 0 && command -v apt-get >/dev/null && apt-get update --quiet --quiet && \
+	  DEBIAN_FRONTEND=noninteractive apt-get install --quiet --quiet --yes --no-install-recommends \
+	    mariadb-server libmariadb-dev pkg-config gcc libc6-dev >/dev/null; \
+	} || { echo "install MariaDB first: as root on Debian, apt-get install mariadb-server libmariadb-dev"; exit 1; }
+	@$(BIN)/python -c "import MySQLdb" 2>/dev/null || \
+	  $(BIN)/python -m pip install --quiet --disable-pip-version-check "mysqlclient>=2.2"
 
 soak: .venv/test.installed ## the long proofs
 	$(BIN)/python -m pytest -m slow --timeout=7200

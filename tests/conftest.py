@@ -100,12 +100,11 @@ class Counting(StateConnection):
         return super().has_table(name)
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
+@pytest.fixture(params=database.ALL)
 def each_database(request: pytest.FixtureRequest) -> Iterator[str]:
-    """The test runs on both databases: ask for it, and mark the test ``django_db(databases="__all__")``."""
-    database.current = {"sqlite": "default", "postgresql": "postgresql"}[request.param]
-    yield request.param
-    database.current = "default"
+    """The test runs on each database: ask for it, and mark the test ``django_db(databases="__all__")``."""
+    with database.on(request.param):
+        yield request.param
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -1,4 +1,4 @@
-"""The example project's settings, with two databases and a folder that goes away."""
+"""The example project's settings, with each database that is there, and a folder that goes away."""
 
 import tempfile
 from pathlib import Path
@@ -7,6 +7,7 @@ from typing import Any
 from config.settings import *  # noqa: F403
 from config.settings import INSTALLED_APPS, TEMPLATES
 
+from tests.support.mariadb import is_missing, mariadb
 from tests.support.servers import at_end, postgresql, quick_folder
 
 _folder = tempfile.TemporaryDirectory(prefix="bloomguard-tests-", dir=quick_folder())
@@ -32,4 +33,6 @@ DATABASES: dict[str, Any] = {
     },
     "postgresql": postgresql(),
 }
+if not is_missing():
+    DATABASES["mariadb"] = mariadb()
 DATABASE_ROUTERS = ["tests.support.database.Router"]

@@ -14,14 +14,14 @@ from .. import conf
 from ..exceptions import ConfigurationError
 from ..guards import AUTO, Guard, registry
 from ..guards.keys import kind_of, value_field
-from ..rebuild.columns import CURE
+from ..rebuild.columns import CURE, EXACT_COLLATIONS
 from ..rebuild.refusals import SEVERAL_TABLES, database_refusals, declaration_refusals
 from ..routes.patterns import patterns
 from ..routes.table import guarded_routes
 from .tags import TAG
 
 #: Databases whose catalogue shows whether a column compares different texts as equal; `check_columns` reads it.
-_ASKED = ("postgresql", "sqlite")
+_ASKED = ("postgresql", "sqlite", "mysql")
 
 
 @register(TAG)
@@ -147,7 +147,7 @@ def _equality(guard: Guard, field: models.Field[Any, Any], error: Any) -> Iterat
     target = value_field(field)
     collation = getattr(target, "db_collation", None)
     vendor = connections[router.db_for_write(guard.model)].vendor
-    if collation:
+    if collation and collation not in EXACT_COLLATIONS:
         text = f"{field.name!r} has the collation {collation!r}, by which different texts may be equal"
         yield error(6, text, CURE)
     elif vendor not in _ASKED and kind_of(field) == "text":

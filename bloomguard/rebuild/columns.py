@@ -1,8 +1,8 @@
 """Check that the database compares a column as keys are compared: values that it treats as equal must have one key.
 
-On PostgreSQL the catalogue gives a column's type and collation. On SQLite, and if a guard normalizes, the database
-compares sample values with each other as values of the column: values that collations fold or pad, or that a column's
-affinity converts to numbers.
+On PostgreSQL and MariaDB the catalogue gives a column's type and collation. On SQLite, and if a guard normalizes, the
+database compares sample values with each other as values of the column: values that collations fold or pad, or that a
+column's affinity converts to numbers.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from ..guards import Guard
 from ..guards.keys import OutOfRange, Uncertain, Unkeyable, kind_of, value_field
 
+#: The collations of MariaDB that compare texts byte by byte. Those without ``nopad`` ignore spaces at the end.
+EXACT_COLLATIONS = {"utf8mb4_nopad_bin", "utf8mb3_nopad_bin"}
 CURE = (
     "Give the guard a normalize(self, value) that maps equal texts to one, such as value.rstrip(' ') for char(n), or "
     "value.casefold().replace('i\\u0307', 'i') for a case-insensitive column."
@@ -31,6 +33,14 @@ _EXACT_TYPES = {
     "uuid": {"uuid"},
     "text": {"text", "varchar"},
     "decimal": {"numeric"},
+    "date": {"date"},
+}
+#: The same of MySQL and MariaDB; of texts the collation has to be exact too.
+_MYSQL_TYPES = {
+    "integer": {"tinyint", "smallint", "mediumint", "int", "bigint"},
+    "uuid": {"uuid", "char"},
+    "text": {"varchar", "tinytext", "text", "mediumtext", "longtext"},
+    "decimal": {"decimal"},
     "date": {"date"},
 }
 #: Sample values that a collation, a type or an affinity may treat as equal though their keys differ: case, accents,
@@ -63,12 +73,13 @@ def difference(connection: BaseDatabaseWrapper, guard: Guard, field: models.Fiel
     """
     kind, normalizes = str(kind_of(field)), type(guard).normalize is not Guard.normalize
     cast = "%s"
-    if connection.vendor == "postgresql":
-        found, cast = _by_catalogue(connection, field, kind)
+    if connection.vendor in ("postgresql", "mysql"):
+        ask = _by_catalogue if connection.vendor == "postgresql" else _by_mysql_catalogue
+        found, cast = ask(connection, field, kind)
         if not found or kind != "text" or not normalizes:
             return found
     elif connection.vendor != "sqlite":
-        # Neither the catalogue nor a comparison is implemented here. By default MySQL treats A and a as equal.
+        # Neither the catalogue nor a comparison is implemented here.
         text = kind == "text" and not normalizes
         return f"is text in {connection.vendor}, which may treat different texts as equal" if text else ""
     return _by_asking(connection, guard, field, kind, cast)
@@ -97,6 +108,28 @@ def _by_catalogue(connection: BaseDatabaseWrapper, field: models.Field[Any, Any]
     if is_exact is False:
         return f"is of the nondeterministic collation {collation!r}", cast
     return "", cast
+
+
+def _by_mysql_catalogue(connection: BaseDatabaseWrapper, field: models.Field[Any, Any], kind: str) -> tuple[str, str]:
+    """Return what is inexact about the type or collation of a column of MySQL or MariaDB, and ``%s``: it needs no cast.
+
+    By default both treat A and a as equal.
+    """
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT data_type, collation_name FROM information_schema.columns "
+            "WHERE table_schema = DATABASE() AND table_name = %s AND column_name = %s",
+            [field.model._meta.db_table, field.column],
+        )
+        row = cursor.fetchone()
+    if row is None:
+        return "", "%s"  # no such column: the statement that reads it fails
+    name, collation = row
+    if name not in _MYSQL_TYPES[kind]:
+        return f"is of the type {name}", "%s"
+    if kind == "text" and collation not in EXACT_COLLATIONS:
+        return f"is of the collation {collation}", "%s"
+    return "", "%s"
 
 
 def _by_asking(

@@ -12,12 +12,14 @@ import socket
 import time
 from collections.abc import Callable, Collection
 from datetime import timedelta
+from typing import Any
 
-from django.db import connections, transaction
+from django.db import OperationalError, connections, transaction
 from django.utils import timezone
 
 from ..exceptions import BuilderBusy, RebuildError
 from ..models import GuardState
+from ..state.connection import has_own_transaction
 from ..state.table import State, StateTable
 
 #: A builder is dead if its last heartbeat is older than this.
@@ -25,6 +27,9 @@ DEAD_AFTER_SECONDS = 60.0
 #: How long a rebuild waits for the transactions of other processes.
 MAX_WAIT_SECONDS = 3_600.0
 _POLL_SECONDS = 0.05
+#: On MySQL and MariaDB: the locks that are tried in turn, and for how many seconds.
+_TRIES = (("READ", 5), ("WRITE", 1))
+_LOCK_WAIT_TIMEOUT = 1205
 
 
 def builder_id() -> str:
@@ -64,8 +69,8 @@ def wait_for_writers(using: str, tables: Collection[str], sleep: Callable[[float
 
     Raises :class:`RebuildError` if one of them is still open after :data:`MAX_WAIT_SECONDS`.
 
-    PostgreSQL lists the holders of the lock that every write takes. On other databases, this takes a write lock for a
-    moment, which is granted after all earlier holders are done: SQLite has one lock for the file, MySQL one per table.
+    PostgreSQL lists the holders of the lock that every write takes. On other databases, this takes a lock for a moment
+    that is granted after all earlier writers are done: SQLite has one for the file, MySQL and MariaDB one per table.
     """
     connection = connections[using]
     if connection.vendor == "postgresql":
@@ -73,20 +78,17 @@ def wait_for_writers(using: str, tables: Collection[str], sleep: Callable[[float
         polls = 0
         while holders:
             if polls * _POLL_SECONDS >= MAX_WAIT_SECONDS:
-                raise RebuildError(
-                    f"a transaction that wrote {', '.join(sorted(tables))} has been open for "
-                    f"{MAX_WAIT_SECONDS / 3600:g} hours; end it, then run rebuild_filter again"
-                )
+                raise _never_ended(tables)
             polls += 1
             sleep(_POLL_SECONDS)
             holders &= _postgresql_writers(using, tables)
     elif connection.vendor == "sqlite":
         _take_sqlite_lock(using)
     elif connection.vendor == "mysql":
-        locks = ", ".join(f"{connection.ops.quote_name(table)} WRITE" for table in sorted(tables))
-        with connection.cursor() as cursor:
-            cursor.execute(f"LOCK TABLES {locks}")
-            cursor.execute("UNLOCK TABLES")
+        if connection.in_atomic_block or has_own_transaction(connection):
+            raise transaction.TransactionManagementError("a barrier inside a transaction would commit it")
+        for table in sorted(tables):  # not all at once: whoever holds one lock while waiting for others may deadlock
+            _wait_for_mysql_writers(using, table, sleep)
 
 
 def _postgresql_writers(using: str, tables: Collection[str]) -> set[str]:
@@ -101,6 +103,50 @@ def _postgresql_writers(using: str, tables: Collection[str]) -> set[str]:
             [[connection.ops.quote_name(table) for table in sorted(tables)]],
         )
         return {row[0] for row in cursor.fetchall()}
+
+
+def _wait_for_mysql_writers(using: str, table: str, sleep: Callable[[float], None]) -> None:
+    """Take a lock that excludes all writers of ``table``, and release it.
+
+    A READ lock holds up nobody while it waits, but as long as writers overlap it never comes. All others wait behind a
+    WRITE lock, which also waits for readers: so it is tried for a second only, now and then.
+    """
+    connection, waited = connections[using], 0.0
+    variables = ("autocommit", "innodb_lock_wait_timeout", "lock_wait_timeout")
+    with connection.cursor() as cursor:
+        cursor.execute(f"SELECT {', '.join(f'@@SESSION.{name}' for name in variables)}")
+        usual = cursor.fetchone()
+        try:
+            # Without autocommit InnoDB locks the table too: a prepared transaction has no other lock.
+            cursor.execute("SET autocommit = 0, innodb_lock_wait_timeout = 1")
+            while not any(_is_locked(cursor, connection.ops.quote_name(table), *each) for each in _TRIES):
+                if waited >= MAX_WAIT_SECONDS:
+                    raise _never_ended([table])
+                waited += _POLL_SECONDS + sum(seconds for _, seconds in _TRIES)
+                sleep(_POLL_SECONDS)
+        finally:
+            cursor.execute(f"SET {', '.join(f'{name} = %s' for name in variables)}", usual)
+
+
+def _is_locked(cursor: Any, table: str, kind: str, seconds: int) -> bool:
+    """Lock and unlock ``table``; ``False`` if that took too long."""
+    cursor.execute("SET lock_wait_timeout = %s", [seconds])
+    try:
+        cursor.execute(f"LOCK TABLES {table} {kind}")
+    except OperationalError as error:
+        if error.args[:1] != (_LOCK_WAIT_TIMEOUT,):
+            raise
+        return False
+    finally:
+        cursor.execute("UNLOCK TABLES")
+    return True
+
+
+def _never_ended(tables: Collection[str]) -> RebuildError:
+    return RebuildError(
+        f"a transaction that wrote {', '.join(sorted(tables))} has been open for {MAX_WAIT_SECONDS / 3600:g} hours; "
+        "end it, then run rebuild_filter again"
+    )
 
 
 def _take_sqlite_lock(using: str) -> None:

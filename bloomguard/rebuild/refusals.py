@@ -104,11 +104,22 @@ _RELATIONS = {
 }
 
 
+_INNODB = "Convert it to InnoDB: others have no transactions, or store their rows elsewhere."
+
+
 def _of_table(connection: BaseDatabaseWrapper, table: str) -> Iterator[Refusal]:
     if connection.vendor == "postgresql":
         yield from _of_postgresql(connection, table)
         return
     with connection.cursor() as cursor:
+        if connection.vendor == "mysql":
+            cursor.execute(
+                "SELECT engine FROM information_schema.tables WHERE table_schema = DATABASE() AND table_name = %s",
+                [table],
+            )
+            for (engine,) in cursor.fetchall():
+                if engine not in (None, "InnoDB"):
+                    yield Refusal("bloomguard.W136", f"{table!r} is of the engine {engine}", _INNODB)
         for relation in connection.introspection.get_table_list(cursor):
             if relation.name.lower() == table.lower() and relation.type == "v":
                 yield _of_relation(table, "v")

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import random
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
@@ -153,6 +154,8 @@ class Source:
         first, last = self.end("pk"), self.end("-pk")
         pk: Callable[[int], Any] = int
         kind = kind_of(self.guard.model._meta.pk)
+        if kind == "uuid" and self.connection.vendor == "mysql":
+            return  # MariaDB orders them by other bytes than the first
         if kind == "uuid" and last is not None:
             first, last, pk = first.int, last.int, lambda number: uuid.UUID(int=number)
         elif kind != "integer" or last is None:
@@ -221,17 +224,19 @@ class Source:
         size = min(PAGE_ROWS, _CHUNK_ROWS)
         keys: list[bytes] = []
         rows = keyed = keyless = 0
-        for values in self.rows().order_by().values_list(*names).iterator(chunk_size=size):
-            rows += 1
-            key = key_of_row(guard, values)
-            if key is not None:
-                keys.append(key)
-            elif None not in values:
-                keyless += 1
-            if rows == size:
-                yield KeyPage(rows, partial(list, keys))
-                keyed += len(keys)
-                keys, rows = [], 0
+        rows_read: Any = self.rows().order_by().values_list(*names).iterator(chunk_size=size)
+        with closing(rows_read) as found:
+            for values in found:
+                rows += 1
+                key = key_of_row(guard, values)
+                if key is not None:
+                    keys.append(key)
+                elif None not in values:
+                    keyless += 1
+                if rows == size:
+                    yield KeyPage(rows, partial(list, keys))
+                    keyed += len(keys)
+                    keys, rows = [], 0
         if rows:
             yield KeyPage(rows, partial(list, keys))
         if keyless and not keyed + len(keys):
@@ -352,7 +357,9 @@ def fill(generation: Generation, pages: Iterable[KeyPage], read: Callable[[int],
     ``read(rows so far)`` is called after every page. Exceptions of the pages and the generation are raised here.
     """
     rows = 0
-    with ThreadPoolExecutor(1) as hasher:
+    with ThreadPoolExecutor(1) as hasher, ExitStack() as stack:
+        if isinstance(pages, Generator):
+            stack.callback(pages.close)  # not when it is collected: its connection may be closed by then
         pending: Future[None] | None = None
         batch: list[KeyPage] = []
         held = 0

@@ -3,8 +3,8 @@
 A request or a command may be inside a transaction. Its snapshot can be older than the row's last change, and its writes
 are invisible to others until it commits. So state rows are never read or changed through the caller's connection.
 
-Each use checks that the connection leads to the SQLite file that Django would open now, or to a PostgreSQL server that
-is no standby. The identity of the database is read with the rows, so that a copy is never taken for the original.
+Each use checks that the connection leads to the SQLite file that Django would open now, or to a server that is no
+standby. The identity of the database is read with the rows, so that a copy is never taken for the original.
 All waits have a time limit, after which the caller gets an error.
 """
 
@@ -51,7 +51,22 @@ def has_own_transaction(connection: Any) -> bool:
         return True
     if connection.vendor == "sqlite":
         return bool(raw.in_transaction)
+    if connection.vendor == "mysql":
+        return bool(mariadb_has_transaction(connection))
     return connection.vendor == "postgresql" and bool(raw.info.transaction_status)
+
+
+def mariadb_has_transaction(connection: Any) -> bool | None:
+    """Return whether MariaDB reports an open transaction; ``None`` if it does not answer. MySQL cannot be asked."""
+    raw = connection.connection
+    if not connection.mysql_is_mariadb or not hasattr(raw, "store_result"):
+        return None
+    try:
+        # Not by Django's cursor, which would count and log it as a query of the project.
+        raw.query("SELECT @@in_transaction")
+        return bool(raw.store_result().fetch_row()[0][0])
+    except connection.Database.Error:
+        return None
 
 
 def is_aborted(connection: Any) -> bool:
@@ -183,7 +198,7 @@ class StateConnection:
                 connection.connection.execute(f"PRAGMA busy_timeout = {int(1_000 * patience)}")
         with _cut_off(connection, seconds), connection.cursor() as cursor:
             cursor.execute(sql, parameters)
-            found = (cursor.fetchall() if cursor.description else []), cursor.rowcount
+            found = list(cursor.fetchall() if cursor.description else ()), cursor.rowcount
         self._used_at = self.clock()
         return found
 
@@ -218,7 +233,9 @@ class StateConnection:
     @property
     def is_standby(self) -> str:
         """SQL expression: is the server a standby, whose rows may be old?"""
-        return "pg_is_in_recovery()" if connections[self.alias].vendor == "postgresql" else "0"
+        # A replica of MySQL or MariaDB is to be read-only; newer servers give a word.
+        found = {"postgresql": "pg_is_in_recovery()", "mysql": "@@read_only NOT IN ('0', 'OFF')"}
+        return found.get(connections[self.alias].vendor, "0")
 
     @property
     def proofs(self) -> str:
@@ -285,7 +302,8 @@ class StateConnection:
         with self._locked(READ_SECONDS):
             connection, self._connection = self._connection, None
             if connection is not None:
-                connection.close()
+                with suppress(DatabaseError):  # mysqlclient refuses to close what is closed already
+                    connection.close()
 
 
 @contextmanager

@@ -337,4 +337,47 @@ def _inherit_triggers(catalogue: Catalogue, parents: dict[str, set[str]]) -> Non
             catalogue.flows.setdefault(child, []).extend(own)
 
 
-_READERS: dict[str, Callable[[Catalogue, Query], None]] = {"sqlite": _read_sqlite, "postgresql": _read_postgresql}
+# -- MySQL and MariaDB
+
+_MYSQL_KEYS = """
+    SELECT r.referenced_table_name, r.table_name, r.delete_rule, r.update_rule, k.column_name, k.referenced_column_name
+    FROM information_schema.referential_constraints r JOIN information_schema.key_column_usage k
+    ON k.constraint_schema = r.constraint_schema AND k.constraint_name = r.constraint_name
+    AND k.table_name = r.table_name WHERE r.constraint_schema = DATABASE()"""
+
+
+def _read_mysql(catalogue: Catalogue, query: Query) -> None:
+    """Read what the login may see; a text that is hidden from it may do anything."""
+    for name, text in query(
+        "SELECT routine_name, routine_definition FROM information_schema.routines WHERE routine_schema <> 'sys'"
+    ):
+        known = catalogue.functions.get(name.lower(), frozenset())
+        catalogue.functions[name.lower()] = known | _mysql_effects(text)
+    triggers = "SELECT event_object_table, event_manipulation, trigger_name, action_statement "
+    for table, event, name, text in query(f"{triggers} FROM information_schema.triggers WHERE trigger_schema <> 'sys'"):
+        catalogue.add_trigger(table, frozenset({event.lower()}), _mysql_effects(text), f"the trigger {name!r}")
+    relations = [
+        name for (name,) in query("SELECT table_name FROM information_schema.tables WHERE table_schema = DATABASE()")
+    ]
+    for view, text in query(
+        "SELECT table_name, view_definition FROM information_schema.views WHERE table_schema <> 'sys'"
+    ):
+        words = set(re.findall(r"\w+", (text or "").lower()))
+        for base in {name for name in relations if not text or words.issuperset(re.findall(r"\w+", name.lower()))}:
+            if base != view:
+                catalogue.add_shown(base, view, is_view=True)
+                for verb in sorted(_ALL):
+                    catalogue.add(view, frozenset({verb}), Effect(verb, bare(base)))
+    for parent, child, deleted, updated, column, referenced in query(_MYSQL_KEYS):
+        add_action(catalogue, parent, child, [column], [referenced], deleted, updated)
+
+
+def _mysql_effects(text: str | None) -> frozenset[Effect]:
+    return read_body(text, "mysql") if text else frozenset({ANYTHING})
+
+
+_READERS: dict[str, Callable[[Catalogue, Query], None]] = {
+    "sqlite": _read_sqlite,
+    "postgresql": _read_postgresql,
+    "mysql": _read_mysql,
+}

@@ -39,6 +39,8 @@ _USUAL = re.compile(
 )
 #: What Django sends around writes; each savepoint has its own name, so these texts are not cached.
 _BORDERS = ("BEGIN", "SAVEPOINT ", "RELEASE SAVEPOINT ", "ROLLBACK TO SAVEPOINT ")
+#: What may commit on MySQL and MariaDB by itself, or run what does.
+_MYSQL_COMMITS = r"\b(?:ALTER|RENAME|CREATE|CALL|EXECUTE|ATOMIC)\b"
 _warned: set[tuple[str, str]] = set()
 
 
@@ -202,8 +204,8 @@ def _reason(cause: Cause, site: str) -> str:
 def _commits_by_itself(text: str, connection: Any) -> bool:
     """Whether a transaction around the statement cannot make its COMMIT come after the fence.
 
-    Under autocommit SQLite commits a statement that returns rows only when they have been fetched; MySQL commits an
-    ALTER at once; several statements in one text may contain a COMMIT.
+    Under autocommit SQLite commits a statement that returns rows only when they have been fetched; several statements
+    in one text may contain a COMMIT. MySQL and MariaDB commit at definitions, and at statements that seldom come along.
     """
     if ";" in text and re.search(r"\b(?:COMMIT|END)\b", text, re.IGNORECASE):
         return True
@@ -211,7 +213,9 @@ def _commits_by_itself(text: str, connection: Any) -> bool:
         return re.match(r"\s*(?:CALL|DO)\b", text, re.IGNORECASE) is not None  # a procedure may commit
     if connection.vendor == "sqlite" and not connection.in_atomic_block:
         return re.search(r"\bRETURNING\b|^\s*PRAGMA\b", text, re.IGNORECASE) is not None
-    return connection.vendor == "mysql" and re.search(r"\b(?:ALTER|RENAME|CREATE)\b", text, re.IGNORECASE) is not None
+    return connection.vendor == "mysql" and (
+        ";" in text.rstrip("; \n") or re.search(_MYSQL_COMMITS, text, re.IGNORECASE) is not None
+    )
 
 
 def _warn(cause: Cause, site: str) -> None:

@@ -133,7 +133,9 @@ def _more_to_return(
             if not missing or fencing.has_nothing_to_add_to(tracked.guard):
                 continue
             # The instance does not show whether its row existed before.
-            if _instances_hold(compiler.query, fields) and not (tracked in counting and compiler.query.on_conflict):
+            upserts = tracked in counting and compiler.query.on_conflict
+            # MySQL and MariaDB may store less than an instance holds: without strict mode, or by INSERT IGNORE.
+            if _instances_hold(compiler.query, fields) and not upserts and compiler.connection.vendor != "mysql":
                 continue
             more += missing
     return more if more and _converts(compiler, more) else []

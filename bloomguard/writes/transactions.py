@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
 from django.db import DatabaseError, Error, connections, transaction
 
-from ..state.connection import has_own_transaction, is_aborted
+from ..state.connection import has_own_transaction, is_aborted, mariadb_has_transaction
 
 _NAME = "bloomguard_write"
+_numbers = itertools.count()
 
 
 def has_begun(connection: Any) -> bool:
@@ -25,6 +27,8 @@ def is_over(connection: Any) -> bool:
         return True
     if connection.vendor == "sqlite":
         return not raw.in_transaction
+    if connection.vendor == "mysql":  # after DDL, for example, which commits
+        return mariadb_has_transaction(connection) is False
     return connection.vendor == "postgresql" and not raw.info.transaction_status
 
 
@@ -62,19 +66,21 @@ def together(using: str, *, undo: bool = False) -> Iterator[None]:
         with transaction.atomic(using=using, savepoint=undo):
             yield
         return
-    if is_over(connection) and connection.vendor == "sqlite":
+    if connection.vendor == "sqlite" and is_over(connection):
         _execute(connection, "BEGIN")  # as Python's driver does before an INSERT; else the RELEASE would commit
-    _execute(connection, f"SAVEPOINT {_NAME}")
+    # MySQL and MariaDB drop a savepoint when another one gets its name, also if the second is inside the first.
+    name = f"{_NAME}_{next(_numbers)}" if connection.vendor == "mysql" else _NAME
+    _execute(connection, f"SAVEPOINT {name}")
     try:
         yield
     except BaseException as error:
         with suppress(DatabaseError):
             if undo or not isinstance(error, Error):
-                _execute(connection, f"ROLLBACK TO SAVEPOINT {_NAME}")
+                _execute(connection, f"ROLLBACK TO SAVEPOINT {name}")
             if not is_over(connection) and not is_aborted(connection):
-                _execute(connection, f"RELEASE SAVEPOINT {_NAME}")
+                _execute(connection, f"RELEASE SAVEPOINT {name}")
         raise
-    _execute(connection, f"RELEASE SAVEPOINT {_NAME}")
+    _execute(connection, f"RELEASE SAVEPOINT {name}")
 
 
 def _execute(connection: Any, sql: str) -> None:

@@ -127,6 +127,8 @@ def _send(compiler: Any, tables: Sequence[TrackedTable], sql: str, parameters: A
     if connection.vendor not in ("postgresql", "sqlite") or not connection.features.can_return_columns_from_insert:
         keys = _locked(compiler)
         changed: int = run(_execute_returning, compiler, sql, parameters, [], None)
+        if keys is not None and changed != len(keys):
+            keys = None  # at READ COMMITTED a locking read keeps no other row from coming to match
         add_all(tables, using, lambda tracked: _looked_up(tracked, compiler, keys, before))
         return changed
     returned = _fields_to_return(tables, before)
@@ -189,10 +191,17 @@ def _locked(compiler: Any) -> Values | None:
     ``None`` if they are more than ``MOST_ROWS``.
     """
     model = compiler.query.model
-    rows: Any = models.QuerySet(model, using=compiler.using).select_for_update()
+    rows: Any = models.QuerySet(model, using=compiler.using).order_by()
     rows.query.where = compiler.query.where
-    keys = rows.order_by().values_list(*(field.attname for field in model._meta.pk_fields))[: discards.MOST_ROWS + 1]
-    return list(keys) if len(keys) <= discards.MOST_ROWS else None
+    chosen = rows.values_list(*(field.attname for field in model._meta.pk_fields))[: discards.MOST_ROWS + 1]
+    if compiler.connection.get_autocommit():  # a transaction begun by hand, in which Django refuses to lock rows
+        sql, parameters = chosen.query.get_compiler(compiler.using).as_sql()
+        with compiler.connection.cursor() as cursor:
+            cursor.execute(f"{sql} FOR UPDATE", parameters)
+            keys = list(cursor.fetchall())
+    else:
+        keys = list(chosen.select_for_update())
+    return keys if len(keys) <= discards.MOST_ROWS else None
 
 
 def _looked_up(tracked: TrackedTable, compiler: Any, keys: Values | None, before: Before) -> WrittenRows | None:

@@ -128,17 +128,24 @@ def test_a_collation_with_a_normaliser_is_fine(only):
     assert messages() == []
 
 
+def test_a_collation_that_compares_bytes_is_fine(only):
+    """MariaDB's own collation that treats no two texts as equal needs no normaliser."""
+    only(slug_with(db_collation="utf8mb4_nopad_bin"), lookup="slug")
+
+    assert messages() == []
+
+
 def test_a_database_that_compares_without_case_needs_a_normaliser(only, monkeypatch):
-    """MySQL takes ``A`` for ``a`` unless told otherwise, so text needs a normaliser there."""
+    """Of a database whose columns are not read text needs a normaliser."""
     from django.db import connection
 
-    monkeypatch.setattr(connection, "vendor", "mysql")
+    monkeypatch.setattr(connection, "vendor", "oracle")
     only(Article, lookup="slug")
 
     found, message, hint = the_message()
 
     assert found == "bloomguard.W106"
-    assert "the guard 'mine': 'slug' is text in mysql" in message
+    assert "the guard 'mine': 'slug' is text in oracle" in message
     assert "normalize" in hint
 
 

@@ -210,6 +210,7 @@ INSERTS = "INSERT INTO shop_product (id, name) VALUES (NEW.id, 'x')"
 
 
 @pytest.mark.usefixtures("each_database")
+@database.without_mariadb
 def test_a_trigger_that_makes_rows(mine, trigger):
     """A row that a trigger makes is in no filter, so the trigger and its table are named."""
     trigger(INSERTS)
@@ -225,6 +226,7 @@ def test_a_trigger_that_makes_rows(mine, trigger):
 @pytest.mark.parametrize(
     "body", ["UPDATE shop_product SET name = 'x'", "UPDATE shop_place SET slug = 'x'", "DELETE FROM shop_product"]
 )
+@database.without_mariadb
 def test_a_trigger_that_writes_no_key(mine, trigger, body):
     """Other columns, other tables and deletes make no absent row present."""
     trigger(body, when="AFTER UPDATE")

@@ -14,6 +14,7 @@ from types import SimpleNamespace
 import pytest
 from django.core.cache import cache
 from django.core.management import BaseCommand, CommandError, call_command, load_command_class
+from django.db import models
 from django.db.models import Q
 from django.http import Http404
 from django.shortcuts import get_object_or_404
@@ -234,7 +235,7 @@ def test_the_router_and_the_tenants_of_the_page(gazetteer, fresh_registry, setti
     """State rows and scans are on the primary; a slug counts for its tenant alone."""
     from django.http import HttpResponse
 
-    router, tenants, view = blocks("databases.md", "python")
+    router, tenants, view, _ = blocks("databases.md", "python")
     namespace = {"Listing": Listing, "HttpResponse": HttpResponse, "get_object_or_404": get_object_or_404}
     for block in (router, tenants, view):
         exec(block, namespace)
@@ -250,6 +251,16 @@ def test_the_router_and_the_tenants_of_the_page(gazetteer, fresh_registry, setti
 
     settings.DATABASE_ROUTERS = [namespace["Router"]()]
     assert (StateConnection().alias, Source(guards["city"]).using) == ("default", "default")
+
+
+def test_the_column_of_the_page_compares_bytes():
+    """Its collation is one that a guard may look up by on MariaDB."""
+    from bloomguard.rebuild.columns import EXACT_COLLATIONS
+
+    namespace = {"models": models}
+    exec(blocks("databases.md", "python")[-1], namespace)
+
+    assert namespace["slug"].db_collation in EXACT_COLLATIONS
 
 
 def test_the_stores_of_the_page_can_be_made(settings, tmp_path):

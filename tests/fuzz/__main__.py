@@ -20,17 +20,23 @@ def fuzz(
     kind: str, seeds: list[int], length: int, without: list[str], explain: bool, broken: list[str]
 ) -> dict[str, Any]:
     """Run programs on a database of its own; what was counted, and the first failure, shrunk."""
-    from tests.support import servers
+    from tests.support.mariadb import EXACT, MariaDB
+    from tests.support.servers import postgresql
 
     from .databases import database_for, set_up
 
-    with tempfile.TemporaryDirectory(prefix="bloomguard-fuzz-") as name:
-        folder = Path(name)
-        server = servers.postgresql() if kind == "postgresql" else {}
-        if server:
+    with tempfile.TemporaryDirectory(prefix="bloomguard-fuzz-") as path:
+        folder = Path(path)
+        server: dict[str, Any] = {}
+        if kind == "postgresql":
+            server = postgresql()
             create_databases(server, ["fuzz", "fuzz_twin"])
-        path = str(folder / "filters")
-        store = {"BACKEND": "bloomguard.stores.file.FileStore", "OPTIONS": {"path": path}}
+        elif kind == "mariadb":
+            made = MariaDB("--innodb-flush-log-at-trx-commit=0")
+            server = made.settings
+            for name in ("fuzz", "fuzz_twin"):
+                made.run(f"CREATE DATABASE {name} CHARACTER SET utf8mb4 COLLATE {EXACT}")
+        store = {"BACKEND": "bloomguard.stores.file.FileStore", "OPTIONS": {"path": str(folder / "filters")}}
         if seeds[0] % 2:
             store = {"BACKEND": "bloomguard.stores.memory.MemoryStore"}
         set_up(database_for(folder, kind, "fuzz", server), guarded=True, store=store)
@@ -103,7 +109,7 @@ def create_databases(server: dict[str, str], names: list[str]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description="Write at random, with and without.")
-    parser.add_argument("--database", choices=["sqlite", "postgresql"], default="sqlite")
+    parser.add_argument("--database", choices=["sqlite", "postgresql", "mariadb"], default="sqlite")
     parser.add_argument("--seed", type=int, help="this one program")
     parser.add_argument("--steps", type=int, default=5_000, help="so many steps, in programs of some hundreds")
     parser.add_argument("--length", type=int, default=LENGTH, help="steps of one program")

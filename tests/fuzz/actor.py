@@ -9,7 +9,7 @@ from queue import SimpleQueue
 from random import Random
 from typing import Any
 
-from django.db import connection, models, transaction
+from django.db import DatabaseError, connection, models, transaction
 
 from .models import Article, Author, Place, Price, Tag
 from .raw import Raw
@@ -97,6 +97,9 @@ class Actor(Writes, Raw):
             return False
         if connection.in_atomic_block:
             return True
+        if connection.vendor == "mysql":
+            raw.query("SELECT @@in_transaction")
+            return bool(raw.store_result().fetch_row()[0][0])
         return bool(raw.in_transaction if connection.vendor == "sqlite" else raw.info.transaction_status)
 
     @property
@@ -181,7 +184,9 @@ class Actor(Writes, Raw):
         connection.savepoint_ids, connection.atomic_blocks = [], []
         connection.run_on_commit, connection.savepoint_state = [], 0
         connection.closed_in_transaction = False
-        connection.close()
+        with suppress(DatabaseError):  # mysqlclient's, if it was closed above
+            connection.close()
+        connection.connection = None
 
     # -- columns
 

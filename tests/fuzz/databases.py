@@ -11,7 +11,7 @@ import django
 
 #: How long a lock is waited for, in milliseconds: whoever holds one here is waiting for us. SQLite's is also held for
 #: an instant by the other process.
-LOCK_MS = {"postgresql": 200, "sqlite": 2_000}
+LOCK_MS = {"postgresql": 200, "sqlite": 2_000, "mariadb": 1_000}
 
 
 def set_up(database: dict[str, Any], *, guarded: bool, store: dict[str, Any] | None = None) -> None:
@@ -21,11 +21,15 @@ def set_up(database: dict[str, Any], *, guarded: bool, store: dict[str, Any] | N
     django.setup()
 
 
-def database_for(folder: Path, kind: str, name: str, server: dict[str, str]) -> dict[str, Any]:
+def database_for(folder: Path, kind: str, name: str, server: dict[str, Any]) -> dict[str, Any]:
     """Django's settings for a database ``name`` of this run."""
     if kind == "sqlite":
         pragmas = "PRAGMA journal_mode=WAL; PRAGMA synchronous=OFF;"
         options = {"timeout": LOCK_MS[kind] / 1_000, "init_command": pragmas}
         return {"ENGINE": "django.db.backends.sqlite3", "NAME": str(folder / f"{name}.sqlite3"), "OPTIONS": options}
+    if kind == "mariadb":
+        seconds = LOCK_MS[kind] // 1_000
+        limits = f"SET lock_wait_timeout = {seconds}, innodb_lock_wait_timeout = {seconds}"
+        return {**server, "NAME": name, "OPTIONS": {**server["OPTIONS"], "init_command": limits}}
     options = {"options": f"-c lock_timeout={LOCK_MS[kind]} -c synchronous_commit=off"}
     return {**server, "NAME": name, "OPTIONS": options}

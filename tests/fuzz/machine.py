@@ -25,7 +25,7 @@ from bloomguard.guards import Guard, spot_checks
 from bloomguard.guards.keys import OutOfRange, Unkeyable
 from bloomguard.lookups import guarded_lookups
 from bloomguard.models import GuardState
-from bloomguard.rebuild import Rebuild, roll_back_all, run_all, verify
+from bloomguard.rebuild import Rebuild, locks, roll_back_all, run_all, verify
 from bloomguard.state import table as states
 from bloomguard.state.active_filter import ActiveFilter
 from bloomguard.state.table import ARMED, StateTable
@@ -104,6 +104,7 @@ class Machine:
 
     def __init__(self, database: dict[str, Any], twin: dict[str, Any]) -> None:
         be_patient()
+        locks._TRIES = tuple((kind, 0) for kind, _ in locks._TRIES)  # whoever holds one is waiting for us
         spot_checks.drawn = spot_checks.never
         # What a build proves of itself takes most of its time, and here the oracle proves more.
         verify.PublishCheck.verify_rows = verify.PublishCheck.error_rate = lambda *arguments: 0  # type: ignore[assignment, method-assign]
@@ -216,8 +217,11 @@ class Machine:
             self._write(who, "finish", seed)  # nobody can read the table until then
 
     def _make_room(self, other: int, name: str, seed: int) -> None:
-        """SQLite has one writer; and whoever alters a table waits for all others."""
-        if name == "alter" or (self.vendor == "sqlite" and self.wrote[other]):
+        """SQLite has one writer; and whoever alters a table waits for all others.
+
+        On MariaDB an UPDATE locks more rows with bloomguard than without, until the end of its transaction.
+        """
+        if name == "alter" or (self.vendor in ("sqlite", "mysql") and self.wrote[other]):
             self._write(other, "finish", seed)
 
     def _same(self, who: int, name: str, mine: Outcome, twin: Outcome) -> None:
@@ -247,10 +251,11 @@ class Machine:
     # -- what is asked
 
     def _all_keys(self) -> str:
-        """One query for the keys of all guards; PostgreSQL wants one type a column."""
+        """One query for the keys of all guards; PostgreSQL and MariaDB want one type a column."""
         parts = []
         for number, one in enumerate(GUARDED):
-            columns = [f"CAST({column} AS TEXT)" if self.vendor == "postgresql" else column for column in one.columns]
+            text = {"postgresql": "TEXT", "mysql": "CHAR"}.get(self.vendor)
+            columns = [f"CAST({column} AS {text})" if text else column for column in one.columns]
             columns += ["NULL"] * (2 - len(columns))
             parts.append(f"SELECT {number}, {', '.join(columns)} FROM {one.rows}")
         return " UNION ALL ".join(parts)
@@ -332,7 +337,12 @@ class Machine:
         if raw is None or actor.is_broken or (not actor.is_open and not connection.get_autocommit()):
             return
         with connection.wrap_database_errors:
-            rows = raw.execute(f"{one.sql} LIMIT 2").fetchall()
+            if connection.vendor == "mysql":
+                with raw.cursor() as cursor:
+                    cursor.execute(f"{one.sql} LIMIT 2")
+                    rows = cursor.fetchall()
+            else:
+                rows = raw.execute(f"{one.sql} LIMIT 2").fetchall()
         guard = self.guards[one.name]
         for values in rows:
             if None in values:

@@ -17,9 +17,17 @@ class Plain:
     def __init__(self) -> None:
         self._lite: sqlite3.Connection | None = None
         self._post: Any = None
+        self._maria: Any = None
         settings = connection.settings_dict
         if connection.vendor == "sqlite":
             self._lite = sqlite3.connect(settings["NAME"], isolation_level=None, timeout=20, check_same_thread=False)
+        elif connection.vendor == "mysql":
+            import MySQLdb
+
+            self._maria = MySQLdb.connect(
+                unix_socket=settings["HOST"], user=settings["USER"], db=settings["NAME"], autocommit=True,
+                charset="utf8mb4",
+            )  # fmt: skip
         else:
             self._post = psycopg.connect(
                 dbname=settings["NAME"], user=settings["USER"], host=settings["HOST"], port=settings["PORT"] or None,
@@ -31,16 +39,16 @@ class Plain:
     def fetch(self, sql: str) -> list[tuple[Any, ...]]:
         if self._lite is not None:
             return self._lite.execute(sql).fetchall()
-        with self._post.cursor() as cursor:
+        with (self._maria or self._post).cursor() as cursor:
             cursor.execute(sql)
-            return cursor.fetchall() if cursor.description else []
+            return list(cursor.fetchall()) if cursor.description else []
 
     def execute(self, sql: str) -> None:
         self.fetch(sql)
 
     def rows(self) -> dict[str, list[str]]:
         """Every row of every table."""
-        if self._lite is not None:
+        if self._post is None:
             return {table: sorted(map(repr, self.fetch(f"SELECT * FROM {table}"))) for table in self.tables}
         union = " UNION ALL ".join(f"SELECT '{table}', t::text FROM {table} t" for table in self.tables)
         found: dict[str, list[str]] = {table: [] for table in self.tables}
@@ -55,8 +63,12 @@ class Plain:
             for table in self.tables:
                 self.execute(f"DELETE FROM {table}")
             self.execute("DELETE FROM sqlite_sequence")
+        elif self._maria is not None:
+            self.execute("SET FOREIGN_KEY_CHECKS = 0")
+            for table in self.tables:
+                self.execute(f"TRUNCATE {table}")
         else:
             self.execute(f"TRUNCATE {', '.join(self.tables)} RESTART IDENTITY CASCADE")
 
     def close(self) -> None:
-        (self._lite or self._post).close()
+        (self._lite or self._maria or self._post).close()

@@ -22,7 +22,7 @@ VIEW = "fuzz_tag_view"
 
 
 def create_views() -> None:
-    """A view whose rows can be written, on both databases."""
+    """A view whose rows can be written, on each database."""
     with connection.cursor() as cursor:
         cursor.execute(f"CREATE VIEW {VIEW} AS SELECT id, slug, weight FROM fuzz_tag")
         if connection.vendor == "sqlite":
@@ -127,7 +127,7 @@ class Raw:
             lambda sql: f"-- it's a comment\n{sql}",
             lambda sql: sql.replace("INSERT INTO", "insert  into").replace("UPDATE ", "update\n"),
             lambda sql: sql.replace(" fuzz_", f" {self.schema}.fuzz_"),
-            lambda sql: sql.replace(" fuzz_", f' "{self.schema}" . fuzz_'),
+            lambda sql: sql.replace(" fuzz_", f" {self.quoted(self.schema)} . fuzz_"),
             lambda sql: sql.replace(" SET ", " /* ' */ SET ").replace(" VALUES ", ' -- "\n VALUES '),
             lambda sql: f"{sql};",
             lambda sql: f"SELECT 1; {sql}",
@@ -137,7 +137,12 @@ class Raw:
 
     @property
     def schema(self) -> str:
-        return "main" if connection.vendor == "sqlite" else "public"
+        names = {"sqlite": "main", "postgresql": "public", "mysql": connection.settings_dict["NAME"]}
+        return names[connection.vendor]
+
+    @staticmethod
+    def quoted(name: str) -> str:
+        return connection.ops.quote_name(name)
 
     # -- the grammar
 
@@ -154,14 +159,19 @@ class Raw:
     def insert_quoted(self, draw: Random) -> str:
         model = draw.choice(TABLES)
         columns, values = self.row(model, draw)
-        names = ", ".join(f'"{name}"' for name in columns.split(", "))
-        return f'INSERT INTO "{model._meta.db_table}"({names}) VALUES({values})'
+        names = ", ".join(map(self.quoted, columns.split(", ")))
+        into = "" if connection.vendor == "mysql" and draw.random() < 0.5 else " INTO"
+        return f"INSERT{into} {self.quoted(model._meta.db_table)}({names}) VALUES({values})"
 
     def upsert(self, draw: Random) -> str:
         model = draw.choice([Tag, Place, Entry, Diary])
         columns, values = self.row(model, draw)
         column, value = self.column(model, draw)
         pk = model._meta.pk.column
+        if connection.vendor == "mysql":
+            sets = ", ".join(f"{name} = {one}" for name, one in zip(columns.split(", "), values.split(", ")))
+            given = draw.choice([f"({columns}) VALUES ({values})", f"SET {sets}"])
+            return f"INSERT INTO {model._meta.db_table} {given} ON DUPLICATE KEY UPDATE {column} = {value}"
         return (
             f"INSERT INTO {model._meta.db_table} ({columns}) VALUES ({values}) "
             f"ON CONFLICT ({pk}) DO UPDATE SET {column} = {value}"
@@ -170,7 +180,10 @@ class Raw:
     def replace(self, draw: Random) -> str:
         model = draw.choice([Tag, Place, Entry, Diary])
         columns, values = self.row(model, draw)
-        verb = draw.choice(["REPLACE", "INSERT OR REPLACE"]) if connection.vendor == "sqlite" else "INSERT"
+        verb = draw.choice({
+            "sqlite": ["REPLACE", "INSERT OR REPLACE"], "postgresql": ["INSERT"],
+            "mysql": ["REPLACE", "REPLACE", "INSERT IGNORE"],
+        }[connection.vendor])  # fmt: skip
         return f"{verb} INTO {model._meta.db_table} ({columns}) VALUES ({values})"
 
     def change(self, draw: Random) -> str:
@@ -188,7 +201,7 @@ class Raw:
 
     def change_text(self, draw: Random) -> str:
         """A new key that is made of the old one."""
-        return draw.choice([
+        sql = draw.choice([
             "UPDATE fuzz_tag SET slug = slug || 'r'",
             "UPDATE fuzz_place SET slug = slug || 'r', closed = FALSE",
             "UPDATE fuzz_place SET closed = NOT closed WHERE slug IS NOT NULL",
@@ -199,6 +212,10 @@ class Raw:
             "UPDATE fuzz_page SET kept = TRUE WHERE hidden",
             "UPDATE fuzz_seat SET free = TRUE",
         ])  # fmt: skip
+        if connection.vendor == "mysql":
+            sql = sql.replace("slug || 'r'", "CONCAT(slug, 'r')")
+            sql = sql.replace("deleted IS DISTINCT FROM FALSE", "NOT deleted <=> FALSE")
+        return sql
 
     def delete_where(self, draw: Random) -> str:
         model = draw.choice([Token, Diary, Page, Entry, Seat])
@@ -215,6 +232,10 @@ class Raw:
                 f"WITH gone AS (DELETE FROM {table} WHERE {self.where(model, draw)} RETURNING *) "
                 f"INSERT INTO {table} ({columns}) SELECT {values}",
             ])  # fmt: skip
+        if connection.vendor == "mysql":
+            return (
+                f"INSERT INTO {table} ({columns}) WITH new ({columns}) AS (SELECT {values}) SELECT {columns} FROM new"
+            )
         return draw.choice([
             f"WITH new ({columns}) AS (SELECT {values}) INSERT INTO {table} ({columns}) SELECT {columns} FROM new",
             f"WITH old AS (SELECT {pk} AS one FROM {table}) "
@@ -232,8 +253,16 @@ class Raw:
         ])  # fmt: skip
 
     def block(self, draw: Random) -> str:
-        """What only PostgreSQL has."""
+        """What only PostgreSQL has, or MariaDB."""
         sql = self.insert(draw)
+        if connection.vendor == "mysql":
+            change = self.change(draw)
+            return draw.choice([
+                f"BEGIN NOT ATOMIC {sql}; {change}; END", f"ANALYZE {sql}", f"/*! {sql} */",
+                f"SET STATEMENT max_statement_time = 100 FOR {change}",
+                "EXECUTE IMMEDIATE '{}'".format(sql.replace("'", "''")),
+                f"UPDATE fuzz_author, fuzz_tag SET fuzz_tag.slug = 'j{draw.randrange(9)}' WHERE fuzz_tag.id = 3",
+            ])  # fmt: skip
         if connection.vendor != "postgresql":
             return sql
         return draw.choice([

@@ -13,18 +13,21 @@ from typing import Any
 
 import pytest
 
+from tests.support.mariadb import is_missing
 from tests.support.processes import end, spawn
 
 from .broken import BROKEN, RARE
 
 pytestmark = [pytest.mark.filterwarnings("default"), pytest.mark.timeout(1200)]
 
-DATABASES = ["sqlite", "postgresql"]
+DATABASES = ["sqlite", "postgresql", "mariadb"]
 #: What nothing is proved without.
 EVERYTHING = ("denied", "done", "failed", "checks", "looked up", "built", "went back", "restored", "dropped")
 
 
 def fuzz(*arguments: object) -> dict[str, Any]:
+    if "mariadb" in arguments and is_missing():
+        pytest.skip(is_missing())
     # Without coverage, which would take most of the time.
     ours = {name: value for name, value in os.environ.items() if not name.startswith("COV")}
     command = [sys.executable, "-m", "tests.fuzz", *map(str, arguments)]

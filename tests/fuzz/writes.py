@@ -10,7 +10,7 @@ from typing import Any
 from asgiref.sync import async_to_sync
 from django.apps import apps as real_apps
 from django.core import serializers
-from django.db import IntegrityError, models, transaction
+from django.db import IntegrityError, connection, models, transaction
 from django.db.migrations.state import ModelState, ProjectState
 from django.db.models import Case, F, Model, Value, When
 from django.db.models.functions import Concat
@@ -183,7 +183,9 @@ class Writes:
                 if field is not target and not field.primary_key and not getattr(field, "generated", False)
             ]  # fmt: skip
             if names:
-                options = {"update_conflicts": True, "unique_fields": [target.name], "update_fields": names}
+                options = {"update_conflicts": True, "update_fields": names}
+                if connection.features.supports_update_conflicts_with_target:
+                    options["unique_fields"] = [target.name]
         try:
             return [shape(row) for row in model._base_manager.bulk_create(rows, **options)]
         except AssertionError as error:  # Django's: a rule of the table made fewer rows

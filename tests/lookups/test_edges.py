@@ -70,6 +70,7 @@ def test_an_empty_set_beside_a_row_is_no_missing_row(lookups, on_postgresql, whe
      lambda found: found.filter(name="tea"), lambda found: found[1:], lambda found: found.select_related()],
     ids=["annotation", "order", "condition", "offset", "relations"],
 )  # fmt: skip
+@database.without_mariadb
 def test_only_the_key_alone_proves_an_absence(lookups, narrow):  # noqa: F811
     """Whatever else a query asks for, its finding nothing is not remembered; that of the plain one is."""
     Product.objects.filter(pk=7).delete()  # which leaves its key in the filter
@@ -157,6 +158,7 @@ def test_a_cache_in_front_of_the_guard_keeps_it_in_place(shop, monkeypatch):  # 
      lambda: Length("pk", function="MAX"), lambda: own_max("pk")],
     ids=["Func", "RawSQL", "another function", "own class"],
 )  # fmt: skip
+@database.without_mariadb
 def test_an_aggregate_that_django_does_not_know_gives_a_row_for_none(lookups, biggest):  # noqa: F811
     """Any SQL of the project's own may be one."""
     found = rows.filter(pk=ABSENT).annotate(biggest=biggest()).values_list("biggest", flat=True)
@@ -285,6 +287,7 @@ def test_the_state_rows_of_a_locked_file_are_not_waited_for(shop, clock, monkeyp
     assert guard._runtime.decide(ABSENT).reason == "absent"
 
 
+@database.without_mariadb
 def test_a_query_in_a_transaction_of_its_own_is_no_proof(lookups):  # noqa: F811
     """What a transaction does not see may have been committed since it began."""
     Product.objects.filter(pk=7).delete()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 import pytest
 from asgiref.sync import async_to_sync
@@ -61,7 +61,9 @@ def sent():
             found.append(sql)
         return execute(sql, params, many, context)
 
-    with connections["default"].execute_wrapper(note), connections["postgresql"].execute_wrapper(note):
+    with ExitStack() as stack:
+        for connection in map(connections.__getitem__, connections):
+            stack.enter_context(connection.execute_wrapper(note))
         yield found
 
 
@@ -205,6 +207,8 @@ NOT_ALIVE = {
     "alive is one of two": lambda: Article.objects.filter(Q(deleted=False) | Q(pk=1), slug="none").first(),
     "not alive": lambda: Article.objects.exclude(deleted=False).filter(slug="none").first(),
 }
+#: In a column that MariaDB compares by its bytes, letters have their case for it.
+ULM = {"default": "ULM", "postgresql": "ULM", "mariadb": "ulm"}
 LEFT = {
     **NOT_ALIVE,
     "count": lambda: rows.filter(pk=ABSENT).count() == 0 or 1 / 0,
@@ -221,7 +225,7 @@ LEFT = {
     "F": lambda: rows.filter(pk=F("id")).first().pk == 7 or 1 / 0,
     "expression": lambda: rows.filter(pk=Value(ABSENT)).first() is None or 1 / 0,
     "sum": lambda: rows.filter(pk=F("id") + 0).first().pk == 7 or 1 / 0,
-    "iexact": lambda: Article.objects.filter(slug__iexact="ULM", deleted=False).first().pk or 1 / 0,
+    "iexact": lambda: Article.objects.filter(slug__iexact=ULM[database.current], deleted=False).first().pk or 1 / 0,
     "greater": lambda: rows.filter(pk__gte=ABSENT).first() is None or 1 / 0,
     "another field": lambda: rows.filter(name="none").first() is None or 1 / 0,
     "half of the key": lambda: Place.objects.filter(slug="none").first() is None or 1 / 0,
@@ -236,7 +240,7 @@ def test_what_is_no_query_for_one_row_is_sent(lookups):
     sent_each = {name: queries(look) for name, look in LEFT.items()}
 
     assert sent_each == dict.fromkeys(LEFT, 1)
-    assert "shop_product" in rows.filter(pk=ABSENT).explain() or database.current == "default"
+    assert "shop_product" in rows.filter(pk=ABSENT).explain() or database.current != "postgresql"
 
 
 def test_dead_rows_are_found_by_those_who_ask_for_all(lookups):
@@ -361,6 +365,7 @@ def test_a_broken_transaction_says_so(lookups):
         transaction.set_rollback(True, using=database.current)
 
 
+@database.without_mariadb
 def test_an_aborted_transaction_says_so(lookups):
     """PostgreSQL refuses every statement after an error that nobody rolled back to a savepoint."""
     if database.current == "default":
@@ -373,6 +378,7 @@ def test_an_aborted_transaction_says_so(lookups):
         transaction.set_rollback(True, using="postgresql")
 
 
+@database.without_mariadb
 def test_text_with_a_nul_is_the_databases(lookups):
     """PostgreSQL refuses it; no 404 hides that."""
     look = lambda: Article.objects.filter(slug="a\0b", deleted=False).first()  # noqa: E731

@@ -116,7 +116,9 @@ class Writes:
             model.objects.bulk_create(rows, ignore_conflicts=True)
         else:
             names = [field.name for field in model._meta.local_concrete_fields if not field.primary_key]
-            model.objects.bulk_create(rows, update_conflicts=True, unique_fields=["id"], update_fields=names)
+            model.objects.bulk_create(
+                rows, update_conflicts=True, unique_fields=database.conflicting("id"), update_fields=names
+            )
 
     def get_or_create(self, number: int) -> None:
         Tag.objects.get_or_create(slug=f"a{number}", defaults={"id": number})

@@ -7,6 +7,7 @@ import json
 import re
 import signal
 import uuid
+from contextlib import closing
 
 import pytest
 from django.core.management import CommandError, call_command
@@ -46,7 +47,8 @@ def insert_unseen(table: str, **columns: object) -> None:
     connection = connections[database.current]
     connection.ensure_connection()
     names, values = ", ".join(columns), ", ".join(map(repr, columns.values()))
-    connection.connection.execute(f"INSERT INTO {table} ({names}) VALUES ({values})")
+    with closing(connection.connection.cursor()) as cursor:
+        cursor.execute(f"INSERT INTO {table} ({names}) VALUES ({values})")
 
 
 @pytest.fixture

@@ -7,8 +7,9 @@ import threading
 import pytest
 from django.db import OperationalError, connections, transaction
 
+from bloomguard.exceptions import RebuildError
 from bloomguard.guards import registry
-from bloomguard.rebuild import Rebuild
+from bloomguard.rebuild import Rebuild, locks
 from bloomguard.rebuild.locks import wait_for_writers
 from tests.shop.models import Bundle, Order, Product
 from tests.support import database
@@ -49,9 +50,18 @@ class Other:
         self._thread.join()
 
 
+@pytest.fixture(params=["postgresql", "mariadb"])
+def server(request, monkeypatch):
+    """The alias of a database where several write at a time. Of MariaDB no lock is waited for within a try."""
+    monkeypatch.setattr(locks, "_TRIES", [(kind, 0) for kind, _ in locks._TRIES])
+    with database.on(request.param) as name:
+        yield name
+
+
 @pytest.fixture
-def postgresql(monkeypatch):
-    monkeypatch.setattr(database, "current", "postgresql")
+def postgresql():
+    with database.on("postgresql"):
+        yield
 
 
 def polls_until(end, after=3):
@@ -75,26 +85,26 @@ WRITES = {
 
 
 @pytest.mark.parametrize("write", WRITES.values(), ids=WRITES)
-def test_an_open_writer_is_waited_for(write, postgresql):
+def test_an_open_writer_is_waited_for(write, server):
     """A transaction that has written to the table holds the barrier until it ends."""
     Product.objects.create(pk=1)
     with Other(write) as other:
         polls, sleep = polls_until(other.end)
-        wait_for_writers("postgresql", TABLE, sleep)
+        wait_for_writers(server, TABLE, sleep)
 
     assert len(polls) >= 3
 
 
-def test_a_writer_that_rolls_back_is_waited_for_no_longer(postgresql):
+def test_a_writer_that_rolls_back_is_waited_for_no_longer(server):
     """However the transaction ends, the barrier opens."""
 
     def work():
         Product.objects.create(pk=2)
-        transaction.set_rollback(True, using="postgresql")
+        transaction.set_rollback(True, using=server)
 
     with Other(work) as other:
         polls, sleep = polls_until(other.end)
-        wait_for_writers("postgresql", TABLE, sleep)
+        wait_for_writers(server, TABLE, sleep)
 
     assert len(polls) >= 3
     assert not Product.objects.exists()
@@ -102,20 +112,26 @@ def test_a_writer_that_rolls_back_is_waited_for_no_longer(postgresql):
 
 OTHERS = {
     "reader": lambda: list(Product.objects.all()),
-    "locked rows": lambda: list(Product.objects.select_for_update()),
     "another table": lambda: Order.objects.create(),
 }
 
 
 @pytest.mark.parametrize("work", OTHERS.values(), ids=OTHERS)
-def test_nobody_else_is_waited_for(work, postgresql):
+def test_nobody_else_is_waited_for(work, server):
     """Readers, and writers of other tables, are not waited for, however long they take."""
     Product.objects.create(pk=1)
     with Other(work):
+        wait_for_writers(server, TABLE, lambda seconds: pytest.fail("waited"))
+
+
+def test_locked_rows_are_not_waited_for(postgresql):
+    """Nor is whoever has only locked rows."""
+    Product.objects.create(pk=1)
+    with Other(lambda: list(Product.objects.select_for_update())):
         wait_for_writers("postgresql", TABLE, lambda seconds: pytest.fail("waited"))
 
 
-def test_every_table_of_a_guard_is_waited_for(postgresql, fresh, clock):
+def test_every_table_of_a_guard_is_waited_for(server, fresh, clock):
     """A key may lie in a parent's table: its writers are waited for as well."""
     with registered(Bundle, name="bundle", lookup="name") as guard:
         bundle = Bundle.objects.create(name="old")
@@ -188,7 +204,7 @@ def test_on_sqlite_a_barrier_in_a_transaction_is_refused():
         wait_for_writers("default", TABLE)
 
 
-def test_a_waiting_builder_says_that_it_is_alive(postgresql, fresh, clock):
+def test_a_waiting_builder_says_that_it_is_alive(server, fresh, clock):
     """However long a writer takes, its builder is not held for dead."""
     beats = []
     rebuild = Rebuild(registry["product"], sleep=clock.sleep, clock=clock)
@@ -220,3 +236,77 @@ def test_a_writer_that_never_ends_stops_a_rebuild_on_sqlite(fresh, clock, impati
 
     assert rebuild.store.names("product") == []
     assert rebuild.table.current("product").building == ""
+
+
+# -- MariaDB
+
+
+@pytest.fixture
+def mariadb(monkeypatch):
+    monkeypatch.setattr(locks, "_TRIES", [(kind, 0) for kind, _ in locks._TRIES])
+    with database.on("mariadb"):
+        yield
+
+
+def session():
+    """What the barrier sets for its session."""
+    with connections["mariadb"].cursor() as cursor:
+        cursor.execute("SELECT @@autocommit, @@lock_wait_timeout, @@innodb_lock_wait_timeout")
+        return cursor.fetchone()
+
+
+def test_on_mariadb_the_session_is_as_it_was(mariadb):
+    """The limits of the barrier's locks are not those of the statements after it."""
+    before = session()
+    with Other(lambda: Product.objects.create(pk=2)) as other:
+        _, sleep = polls_until(other.end)
+        wait_for_writers("mariadb", TABLE, sleep)
+
+    assert session() == before
+    Product.objects.create(pk=3)
+    assert Product.objects.using("mariadb").count() == 2
+
+
+def test_on_mariadb_a_barrier_in_a_transaction_is_refused(mariadb):
+    """A lock on a table would commit it."""
+    with (
+        transaction.atomic(using="mariadb"),
+        pytest.raises(transaction.TransactionManagementError, match="would commit it"),
+    ):
+        wait_for_writers("mariadb", TABLE)
+    with connections["mariadb"].cursor() as cursor:
+        cursor.execute("BEGIN")
+        with pytest.raises(transaction.TransactionManagementError, match="would commit it"):
+            wait_for_writers("mariadb", TABLE)
+        cursor.execute("ROLLBACK")
+
+
+def test_on_mariadb_a_writer_that_never_ends_stops_a_rebuild(mariadb, monkeypatch):
+    """After its limit the rebuild says which table it waits for."""
+    monkeypatch.setattr(locks, "MAX_WAIT_SECONDS", 1)
+    polls = []
+    with Other(lambda: Product.objects.create(pk=2)), pytest.raises(RebuildError, match="shop_product has been open"):
+        wait_for_writers("mariadb", TABLE, polls.append)
+
+    assert sum(polls) >= locks.MAX_WAIT_SECONDS
+
+
+def test_on_mariadb_a_prepared_transaction_is_waited_for(mariadb):
+    """Its session may be gone, and still it will be committed."""
+    Product.objects.create(pk=1)
+    with connections["mariadb"].cursor() as cursor:
+        for sql in ("XA START 'x'", "UPDATE shop_product SET name = 'x'", "XA END 'x'", "XA PREPARE 'x'"):
+            cursor.execute(sql)
+    connections["mariadb"].close()
+
+    def sleep(seconds):
+        other = connections["mariadb"].copy()
+        with other.cursor() as cursor:
+            cursor.execute("XA COMMIT 'x'")
+        other.close()
+        polls.append(seconds)
+
+    polls = []
+    wait_for_writers("mariadb", TABLE, sleep)
+
+    assert len(polls) == 1

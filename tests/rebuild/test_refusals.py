@@ -279,6 +279,7 @@ def test_columns_of_another_type_than_the_fields(monkeypatch, page, alias, field
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, models.Field) else None,
 )
+@database.without_mariadb
 def test_columns_that_compare_as_keys_do(page, field, column, value):
     """Nothing that Django, or a database's own tool, usually makes of a field is refused."""
     if column == "uuid" and database.current == "default":

@@ -27,6 +27,13 @@ pytestmark = [
 ]
 
 
+@pytest.fixture(params=database.FORGETTING)
+def each_database(request):
+    """Where the database gathers a page; MariaDB's scan is tested in test_mariadb.py."""
+    with database.on(request.param):
+        yield request.param
+
+
 def keys_of(page: sources.KeyPage, guard: Guard) -> list[bytes]:
     """A page's keys, one by one, from whatever form it has."""
     if isinstance(page.keys, np.ndarray):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from contextlib import closing
 from itertools import islice
 
 import numpy as np
@@ -31,7 +32,8 @@ def insert_unseen(pk: int) -> None:
     """A row as another program writes it."""
     connection = connections[database.current]
     connection.ensure_connection()
-    connection.connection.execute(f"INSERT INTO shop_product (id, name) VALUES ({pk}, '')")
+    with closing(connection.connection.cursor()) as cursor:
+        cursor.execute(f"INSERT INTO shop_product (id, name) VALUES ({pk}, '')")
 
 
 def rebuild(name: str, clock, **options):

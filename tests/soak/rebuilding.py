@@ -76,7 +76,7 @@ def write(member: int, pause: float) -> None:
     """One write after another, each ``pause`` seconds after the one before: rows are made, by one or five, and go."""
     from tests.shop.models import Product
 
-    due, pk = time.monotonic(), member * ROWS_A_WRITER
+    due, pk = time.monotonic(), member * ROWS_A_WRITER or 1  # MariaDB takes no 0
     while not orphaned():
         due += pause
         time.sleep(max(due - time.monotonic(), 0))

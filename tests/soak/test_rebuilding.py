@@ -1,9 +1,9 @@
-"""Builders that are killed while rows are written on PostgreSQL: no row is lost, and what was served is served on."""
+"""Builders that are killed while rows are written on a server: no row is lost, and what was served is served on."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -14,10 +14,9 @@ from tests.support.child import STEPS
 pytestmark = pytest.mark.django_db(transaction=True, databases="__all__")
 
 
-@pytest.fixture
-def rebuild(start) -> Callable[..., dict[str, Any]]:
+@pytest.fixture(params=["postgresql", "mariadb"])
+def rebuild(request, start) -> Iterator[Callable[..., dict[str, Any]]]:
     """``rebuild(rounds=..., ...)`` lets builders build and die, and returns what came of it."""
-    database.current = "postgresql"
 
     def run(**wanted: Any) -> dict[str, Any]:
         director = start(json.dumps(wanted), code="from tests.soak.rebuilding import main; main()")
@@ -27,8 +26,8 @@ def rebuild(start) -> Callable[..., dict[str, Any]]:
         print(json.dumps(found))
         return found
 
-    yield run
-    database.current = "default"
+    with database.on(request.param):
+        yield run
 
 
 def hold(found: dict[str, Any], rounds: int) -> None:

@@ -60,7 +60,7 @@ def test_a_temporary_database_can_be_dropped(kept, each_database, monkeypatch):
     kept.adopt_databases()
     kept.execute("SELECT 1")
     assert kept._connection is not None
-    another = {"sqlite": ":memory:", "postgresql": "postgres"}[each_database]
+    another = {"sqlite": ":memory:", "postgresql": "postgres", "mariadb": "mysql"}[each_database]
     monkeypatch.setitem(connections[kept.alias].settings_dict, "NAME", another)
 
     kept.adopt_databases()  # as `ready()` does again for a test that overrides INSTALLED_APPS

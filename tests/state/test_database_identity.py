@@ -185,6 +185,7 @@ def copied(each_database: str, tmp_path: Path) -> Iterator[Callable[[], None]]:
     connection.settings_dict.update(before)
 
 
+@database.without_mariadb
 def test_a_copy_of_the_database_takes_nothing_out_of_the_filter(copied, counted, clock, caplog):
     """A staging site on a copy that reaches the same store: it passes, says so once, and changes nothing there."""
     Product.objects.bulk_create(Product(pk=pk) for pk in (1, 2))
@@ -209,6 +210,7 @@ def test_a_copy_of_the_database_takes_nothing_out_of_the_filter(copied, counted,
     assert [generation.might_contain(guard._meta.keys.key(pk)) for pk in (1, 2, 9)] == [True, True, False]
 
 
+@database.without_mariadb
 def test_a_copys_rebuild_leaves_the_originals_filter(copied, counted, clock, caplog):
     """Databases that share a store by mistake: neither removes what the other answers from, and each hears of it."""
     Product.objects.create(pk=1)
@@ -319,6 +321,7 @@ def test_a_generation_is_bound_when_it_is_announced(each_database, fresh):
     assert not published.is_ours
 
 
+@database.without_mariadb
 def test_every_guard_is_bound(each_database, fresh, clock):
     """Whatever a rebuild makes names the database in its row."""
     Rebuild(registry["product"], sleep=clock.sleep).run()

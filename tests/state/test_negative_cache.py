@@ -265,6 +265,7 @@ def test_in_every_store(kind, build, settings, monkeypatch, tmp_path, django_ass
 
 @pytest.mark.django_db(transaction=True, databases="__all__")
 @pytest.mark.usefixtures("fresh", "each_database")
+@database.without_mariadb
 def test_on_every_database(clock, monkeypatch):
     """The same on PostgreSQL as on SQLite."""
     from bloomguard.rebuild import Rebuild

@@ -1,10 +1,43 @@
-"""Sends every query of a test to one database, SQLite unless the test says PostgreSQL."""
+"""Sends every query of a test to one database, SQLite unless the test says another."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
+import pytest
+from django.db import connections
+
+from tests.support.mariadb import is_missing
+
 current = "default"
+
+ALL = ["sqlite", "postgresql", "mariadb"]
+#: Those that cannot lose a COMMIT unnoticed: on these alone keys are forgotten.
+FORGETTING = ["sqlite", "postgresql"]
+
+
+#: Marks a test of what MariaDB does not have, or has in another way; it asks for ``each_database``.
+without_mariadb = pytest.mark.parametrize("each_database", FORGETTING, indirect=True)
+
+
+@contextmanager
+def on(name: str) -> Iterator[str]:
+    """Work on the database ``name`` of :data:`ALL`."""
+    global current
+    if name == "mariadb" and is_missing():
+        pytest.skip(is_missing())
+    current = "default" if name == "sqlite" else name
+    try:
+        yield name
+    finally:
+        current = "default"
+
+
+def conflicting(*names: str) -> list[str] | None:
+    """The ``unique_fields`` of an upsert. MariaDB takes none: any row in its way is updated."""
+    return list(names) if connections[current].features.supports_update_conflicts_with_target else None
 
 
 class Router:

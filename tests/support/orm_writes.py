@@ -132,7 +132,7 @@ def bulk_create_updating(model, new, change, n):
     model.objects.bulk_create(
         [model(**new(n)), model(**new(n + 100))],
         update_conflicts=True,
-        unique_fields=unique,
+        unique_fields=database.conflicting(*unique),
         update_fields=list(change(n)),
     )
 
@@ -269,6 +269,21 @@ def sent() -> Iterator[list[str]]:
         # Read past Django's cursor, in a transaction, where the file is locked against every other connection.
         found[:] = [each for each in found if "bloomguard_guardstate" not in each]
         return
+    if connection.vendor == "mysql":
+        with connection.connection.cursor() as cursor:
+            cursor.execute("SET GLOBAL log_output = 'TABLE'")
+            cursor.execute("TRUNCATE mysql.general_log")
+            cursor.execute("SET GLOBAL general_log = 1")
+            try:
+                yield found
+            finally:
+                cursor.execute("SET GLOBAL general_log = 0")
+            cursor.execute(
+                "SELECT CONVERT(argument USING utf8mb4) FROM mysql.general_log "
+                "WHERE thread_id = CONNECTION_ID() AND command_type = 'Query' ORDER BY event_time"
+            )
+            found += [text for (text,) in cursor.fetchall() if "general_log" not in text and "@@in_tr" not in text]
+        return
     from psycopg import pq
 
     with tempfile.TemporaryFile("w+") as file:
@@ -315,6 +330,11 @@ def empty() -> None:
     with connection.cursor() as cursor:
         if connection.vendor == "postgresql":
             cursor.execute(f"TRUNCATE {', '.join(sorted(tables))} RESTART IDENTITY CASCADE")
+        elif connection.vendor == "mysql":
+            cursor.execute("SET FOREIGN_KEY_CHECKS = 0")
+            for table in sorted(tables):
+                cursor.execute(f"TRUNCATE {table}")
+            cursor.execute("SET FOREIGN_KEY_CHECKS = 1")
         else:
             cursor.execute("PRAGMA foreign_keys = OFF")
             for table in sorted(tables):

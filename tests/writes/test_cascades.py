@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 from django.db.models import Q
 
@@ -9,9 +11,16 @@ from bloomguard.guards import Guard
 from bloomguard.rebuild import Rebuild
 from bloomguard.verdicts import Verdict
 from tests.shop.models import Article, Product, Review
+from tests.support import database
 from tests.support.guarding import registered
 
 pytestmark = pytest.mark.django_db(transaction=True, databases="__all__")
+
+
+@pytest.fixture(params=database.FORGETTING)
+def each_database(request: pytest.FixtureRequest) -> Iterator[str]:
+    with database.on(request.param):
+        yield request.param
 
 
 @pytest.fixture

@@ -29,6 +29,12 @@ ABSENT, MAYBE = Verdict.ABSENT, Verdict.MAYBE
 on_one_database = pytest.mark.parametrize("each_database", ["sqlite"], indirect=True)
 
 
+@pytest.fixture(params=database.FORGETTING)
+def each_database(request: pytest.FixtureRequest) -> Iterator[str]:
+    with database.on(request.param):
+        yield request.param
+
+
 @pytest.fixture
 def made(each_database: str, fresh: None, clock: Any) -> Iterator[Callable[..., Guard]]:
     """``made(Model, ...)``: a counting guard of a model, built."""
@@ -134,7 +140,10 @@ def soft_delete_by_bulk_update() -> None:
 
 def soft_delete_by_upsert() -> None:
     Article.objects.bulk_create(
-        [Article(slug="a", deleted=True)], update_conflicts=True, unique_fields=["slug"], update_fields=["deleted"]
+        [Article(slug="a", deleted=True)],
+        update_conflicts=True,
+        unique_fields=database.conflicting("slug"),
+        update_fields=["deleted"],
     )
 
 
@@ -248,7 +257,7 @@ def upsert_as_it_is() -> None:
     Article.objects.bulk_create(
         [Article(slug="a"), Article(slug="b")],
         update_conflicts=True,
-        unique_fields=["slug"],
+        unique_fields=database.conflicting("slug"),
         update_fields=["deleted"],
     )
 

@@ -98,7 +98,11 @@ def test_the_docs_say_what_is_added(each_database, build, clock, name, without, 
         Article.objects.create(slug="old")
 
     assert statements["without"] == re.findall("`(.+?)`", without)
-    assert statements["with"] == re.findall("`(.+?)`", armed)
+    expected = re.findall("`(.+?)`", armed)
+    if each_database == "mariadb":  # as the page says below the table
+        place = expected.index("UPDATE RETURNING") if "UPDATE RETURNING" in expected else len(expected)
+        expected[place : place + 1] = ["SELECT", "UPDATE", "SELECT"][: 3 * (place < len(expected))]
+    assert statements["with"] == expected
 
 
 def test_the_docs_table_is_read():

@@ -351,6 +351,13 @@ def harmless(vendor):
         yield f"  {each.replace(' ', '  ', 1)}"
 
 
+@pytest.fixture(params=["sqlite", "postgresql"])
+def each_database(request):
+    """MariaDB's grammar is tested in test_mariadb.py."""
+    with database.on(request.param):
+        yield request.param
+
+
 @pytest.fixture
 def guards(each_database, fresh, clock, monkeypatch):
     """Guards of tables and partitions, all armed; and the list of what would be fenced."""

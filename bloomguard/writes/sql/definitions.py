@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from .effects import ANYTHING, Effect
 from .tokens import MARK, Tokens
-from .words import COLUMN_SETTINGS, KINDS, TABLE_SETTINGS
+from .words import BEFORE_ASSIGNMENT, COLUMN_SETTINGS, KINDS, TABLE_SETTINGS
 
 
 class Definition(Tokens):
@@ -107,3 +107,9 @@ class Definition(Tokens):
         """Whether an ALTER COLUMN keeps the values."""
         first, second = self.word(at), self.word(at + 1) or self.mark(at + 1)
         return first in ("drop", "add", "reset", "restart") or (first == "set" and second in COLUMN_SETTINGS)
+
+    def is_assigned(self, at: int) -> bool:
+        """Whether a trigger assigns to the NEW at ``at``."""
+        if self.vendor == "mysql" and (self.word(at - 1) == "set" or self.mark(at - 1) == ","):
+            return True
+        return self.mark(at - 1) in ("", ";", ">") and self.word(at - 1) in BEFORE_ASSIGNMENT

@@ -13,7 +13,7 @@ from functools import lru_cache
 from .definitions import Definition
 from .effects import ANEW, ANYTHING, NOTHING, Effect, Reading, bare
 from .tokens import MARK, NAME, TEXT, WORD, Token, Unclear, tokens
-from .words import BEFORE_ASSIGNMENT, BEFORE_INTO, HARMLESS, MODIFIERS, NEVER_FUNCTIONS, PRAGMAS, SCANNED, TRANSACTIONS
+from .words import BEFORE_INTO, HARMLESS, MODIFIERS, NEVER_FUNCTIONS, PRAGMAS, SCANNED, TRANSACTIONS
 
 _LAST_NAME = re.compile(r"[\w$]+\Z")
 #: Marks before a bracket that make no call of it.
@@ -142,6 +142,10 @@ class _Statement(Definition):
             return (self.scan(at + 1), False) if self.has("analyze", "analyse") else (set(), False)
         if head == "begin" and self.word(at + 1) not in TRANSACTIONS and at + 1 < len(self.found):
             return self.scan(at), False
+        if self.vendor == "mysql" and self.word(at + 1) == "statement" and self.has("for"):
+            return _Statement(self.found[self.found.index(Token(WORD, "for")) + 1 :], self.vendor).read()
+        if self.vendor == "mysql" and (head in ("analyze", "set") or self.has("atomic")):
+            return self.scan(at), False  # ANALYZE INSERT, SET @a = f(), BEGIN NOT ATOMIC INSERT
         if head in ("commit", "end", "rollback", "xa") and self.has("prepared"):
             return {ANYTHING}, False
         if head in HARMLESS:
@@ -207,9 +211,7 @@ class _Statement(Definition):
             place += 1
         if self.word(place) == "into":
             place += 1
-        elif (
-            self.vendor in ("postgresql", "sqlite") or self.mark(place) or self.word(place) in ("values", "default", "")
-        ):
+        elif self.vendor in ("postgresql", "sqlite") or self.token(place).kind == MARK or place >= len(self.found):
             return ""  # of a MERGE, or a function
         name, _ = self.name(place)
         self.add("insert", name)
@@ -344,7 +346,7 @@ class _Statement(Definition):
             end = next((place for place in range(at, len(self.found)) if self.mark(place) == ";"), len(self.found))
             did, _ = _Statement(self.found[at:end], self.vendor).read()
             self.effects |= did
-        elif word == "new" and (self.mark(at - 1) in ("", ";", ">") and self.word(at - 1) in BEFORE_ASSIGNMENT):
+        elif word == "new" and self.is_assigned(at):
             column = self.token(at + 2).value.lower()
             self.effects.add(Effect("set", columns=frozenset({column}) if following == "." else None))
         elif word == "return" and self.word(at + 1) not in ("new", "old", "null", "") and self.mark(at + 2) == ";":

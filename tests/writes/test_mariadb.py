@@ -1,0 +1,326 @@
+"""What is MariaDB's own: its statements, its catalogue, its implicit commits, and values that it cuts short."""
+
+from __future__ import annotations
+
+import itertools
+from contextlib import ExitStack, suppress
+
+import pytest
+from django.db import IntegrityError, OperationalError, connections, transaction
+from django.db.models import F
+
+from bloomguard.guards import registry
+from bloomguard.rebuild import Rebuild
+from bloomguard.state import table as state
+from bloomguard.verdicts import Verdict
+from bloomguard.writes import consequences, updates
+from bloomguard.writes.sql import reader
+from tests.shop.models import Article, Place, Product
+from tests.support import database
+
+pytestmark = pytest.mark.django_db(transaction=True, databases="__all__")
+
+INSERT = "INSERT INTO shop_article (slug, deleted) VALUES"
+SEVERAL = [
+    "CREATE TABLE raw_source (id integer PRIMARY KEY, note varchar(50))",
+    "CREATE TABLE raw_parent (code varchar(50) PRIMARY KEY)",
+    "CREATE TABLE raw_log (id integer, note varchar(50))",
+    f"CREATE TRIGGER raw_copies AFTER INSERT ON raw_source FOR EACH ROW {INSERT} (NEW.note, 0)",
+    "CREATE TRIGGER raw_logs AFTER UPDATE ON raw_source FOR EACH ROW BEGIN "
+    "IF NEW.id > 0 THEN INSERT INTO raw_log VALUES (NEW.id, 'shop_article'); END IF; END",
+    "CREATE VIEW raw_window AS SELECT id, slug, deleted FROM shop_article",
+    "CREATE VIEW raw_second AS SELECT * FROM raw_window",
+    f"CREATE FUNCTION raw_make(word text) RETURNS integer BEGIN {INSERT} (word, 0); RETURN 1; END",
+    "CREATE FUNCTION raw_pure(word text) RETURNS text DETERMINISTIC RETURN CONCAT('INSERT INTO shop_article', word)",
+    "CREATE PROCEDURE raw_procedure(word text) BEGIN DECLARE x integer; SET x = raw_make(word); COMMIT; END",
+]
+AWAY = [
+    "DROP VIEW IF EXISTS raw_window, raw_second",
+    "DROP TABLE IF EXISTS raw_source, raw_parent, raw_log",
+    "DROP FUNCTION IF EXISTS raw_make",
+    "DROP FUNCTION IF EXISTS raw_pure",
+    "DROP PROCEDURE IF EXISTS raw_procedure",
+    "DROP TRIGGER IF EXISTS raw_shouts",
+]
+
+
+@pytest.fixture
+def mariadb():
+    """The test runs on MariaDB alone."""
+    with database.on("mariadb"):
+        yield connections["mariadb"]
+
+
+@pytest.fixture
+def built(mariadb, build):
+    """Some articles and products, and their filters."""
+    Article.objects.create(pk=1, slug="old")
+    Product.objects.create(pk=1)
+    for name in ("article", "product", "place"):
+        build(name)
+
+
+@pytest.fixture
+def several(built):
+    """Tables, triggers, views and routines whose writes end in the table of articles."""
+    for sql in [*AWAY, *SEVERAL]:
+        execute(sql)
+    yield
+    for sql in AWAY:
+        execute(sql)
+
+
+def execute(sql, parameters=None):
+    with connections["mariadb"].cursor() as cursor:
+        cursor.execute(sql, parameters)
+        while cursor.nextset():
+            pass
+
+
+def status(name):
+    return state.table.current(name).status
+
+
+NAMES = ["shop_article", "`shop_article`", "test_bloomguard.shop_article", "/* raw_log */ shop_article"]
+GAINS = [
+    *(
+        f"{head} {name} {row}"
+        for head, name, row in itertools.product(
+            ["INSERT INTO", "INSERT", "insert\n\tignore into", "REPLACE INTO", "REPLACE LOW_PRIORITY"],
+            NAMES,
+            ["(slug, deleted) VALUES ('a;b', 0)", "SET slug = 'it''s', deleted = 0"],
+        )
+    ),
+    *(f"{INSERT} ({word}, 0)" for word in ("'-- no'", "'# no'", "'/* no'", '"it\'s"', "_utf8mb4'x'", "'a\\\\'")),
+    f"# don't\n{INSERT} ('x', 0)",
+    f"/*! {INSERT} ('x', 0) */",
+    f"/*M! {INSERT} ('x', 0) */",
+    f"SELECT 1; {INSERT} ('x', 0)",
+    f"{INSERT} ('x', 0);",
+    f"{INSERT} ('x', 0) RETURNING id",
+    f"ANALYZE {INSERT} ('x', 0)",
+    f"ANALYZE FORMAT=JSON {INSERT} ('x', 0)",
+    f"SET STATEMENT max_statement_time = 1000 FOR {INSERT} ('x', 0)",
+    "SET STATEMENT max_statement_time = 1000 FOR UPDATE shop_article SET slug = 'x'",
+    f"BEGIN NOT ATOMIC {INSERT} ('x', 0); END",
+    f"EXECUTE IMMEDIATE \"{INSERT} ('x', 0)\"",
+    f"PREPARE raw_one FROM \"{INSERT} ('x', 0)\"; EXECUTE raw_one",
+    "INSERT INTO shop_article (id, slug, deleted) VALUES (1, 'x', 0) ON DUPLICATE KEY UPDATE slug = 'up'",
+    "INSERT INTO shop_article (slug, deleted) WITH a AS (SELECT 'w' AS b) SELECT b, 0 FROM a",
+    "INSERT INTO raw_source VALUES (1, 'by trigger')",
+    "INSERT INTO raw_window (slug, deleted) VALUES ('by view', 0)",
+    "INSERT INTO raw_second (slug, deleted) VALUES ('by two views', 0)",
+    "UPDATE raw_second SET slug = 'by two views'",
+    "SELECT raw_make('by function')",
+    "SET @made = raw_make('by variable')",
+    "DO raw_make('by do')",
+    "CALL raw_procedure('by procedure')",
+    "UPDATE shop_article SET slug = 'new'",
+    "UPDATE IGNORE shop_article SET slug = 'new'",
+    "UPDATE shop_article, shop_product SET slug = 'joined'",
+    "UPDATE shop_product JOIN shop_article ON TRUE SET shop_article.slug = 'joined'",
+    "UPDATE shop_article AS a SET a.slug = CONCAT('x', a.id)",
+    "WITH a AS (SELECT 1) SELECT raw_make('by query') FROM a",
+    "ALTER TABLE shop_article MODIFY slug varchar(60) NOT NULL",
+    "RENAME TABLE shop_article TO raw_article; RENAME TABLE raw_article TO shop_article",
+]
+
+
+@pytest.fixture
+def kept(several):
+    """The table of articles is as it was, afterwards."""
+    yield
+    execute("ALTER TABLE shop_article MODIFY slug varchar(50) NOT NULL")
+
+
+def test_whatever_brings_up_a_key_fences(kept, clock):
+    """Each statement leaves the guard fenced, under autocommit and in a transaction."""
+    silent = []
+    for sql, block in itertools.product(GAINS, ("autocommit", "atomic")):
+        Article.objects.all().delete()
+        execute("DELETE FROM raw_source")
+        Article.objects.create(pk=1, slug="old")
+        clock.now += 10
+        Rebuild(registry["article"], sleep=clock.sleep).run()
+        with suppress(OperationalError), transaction.atomic(using="mariadb") if block == "atomic" else ExitStack():
+            execute(sql)
+        if status("article") != state.FENCED:
+            silent.append((block, sql))
+
+    assert silent == []
+
+
+NOTHING = [
+    "SELECT * FROM raw_window",
+    "SELECT raw_pure('x')",
+    "UPDATE raw_source SET note = 'x'",
+    "INSERT INTO raw_log VALUES (1, 'shop_article')",
+    "DELETE FROM shop_article",
+    "ANALYZE TABLE shop_article",
+    "EXPLAIN UPDATE shop_article SET slug = 'x'",
+    "SET @x = 1, SESSION lock_wait_timeout = 50",
+    "SET STATEMENT max_statement_time = 1000 FOR SELECT * FROM shop_article",
+    "BEGIN; COMMIT",
+    "SHOW TABLES",
+    "LOCK TABLES shop_article READ; UNLOCK TABLES",
+    "UPDATE shop_product SET name = 'x'",
+    "ALTER TABLE shop_article AUTO_INCREMENT = 50",
+]
+
+
+def test_what_brings_up_none_fences_nothing(several, caplog):
+    """Reads, deletes and other tables."""
+    for sql in NOTHING:
+        execute(sql)
+        assert (sql, status("article")) == (sql, state.ARMED)
+
+
+def test_a_trigger_that_assigns_a_key_fences(built):
+    """The row that is stored has another key than the instance; who writes by the ORM is told by RETURNING as well."""
+    execute("CREATE TRIGGER raw_shouts BEFORE INSERT ON shop_article FOR EACH ROW SET NEW.slug = UPPER(NEW.slug)")
+    consequences.definitions.changed(connections["mariadb"])
+    try:
+        Article.objects.create(slug="loud")
+    finally:
+        execute("DROP TRIGGER raw_shouts")
+
+    assert registry["article"].verdict("LOUD") is not Verdict.ABSENT
+
+
+def test_a_foreign_key_of_the_database_is_followed(built, clock):
+    """ON UPDATE CASCADE changes the key of rows that no statement names."""
+    for sql in (
+        "CREATE TABLE raw_parent (code varchar(50) PRIMARY KEY)",
+        "INSERT INTO raw_parent VALUES ('old')",
+        "ALTER TABLE shop_article ADD CONSTRAINT raw_key FOREIGN KEY (slug) REFERENCES raw_parent (code) "
+        "ON UPDATE CASCADE",
+    ):
+        execute(sql)
+    Rebuild(registry["article"], sleep=clock.sleep).run()
+    try:
+        execute("UPDATE raw_parent SET code = 'moved'")
+    finally:
+        execute("ALTER TABLE shop_article DROP FOREIGN KEY raw_key")
+        execute("ALTER TABLE shop_article DROP KEY IF EXISTS raw_key")
+        execute("DROP TABLE raw_parent")
+
+    assert Article.objects.filter(slug="moved").exists()
+    assert status("article") == state.FENCED
+
+
+# -- values that are not stored as they were given
+
+
+@pytest.fixture
+def lenient(mariadb):
+    """A session without strict mode."""
+    execute("SET SESSION sql_mode = ''")
+    yield
+    mariadb.close()
+
+
+WAYS = {
+    "create": lambda slug: Article.objects.create(slug=slug),
+    "several": lambda slug: Article.objects.bulk_create([Article(slug=slug), Article(slug="x" * 70)]),
+    "upsert": lambda slug: Article.objects.bulk_create(
+        [Article(slug=slug)], update_conflicts=True, update_fields=["deleted"]
+    ),
+    "ignoring": lambda slug: Article.objects.bulk_create([Article(slug=slug)], ignore_conflicts=True),
+    "several ignoring": lambda slug: Article.objects.bulk_create(
+        [Article(slug=slug), Article(slug="old")], ignore_conflicts=True
+    ),
+}
+
+
+@pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
+def test_what_is_stored_is_what_is_added(built, lenient, way):
+    """Without strict mode, and by INSERT IGNORE, a text is cut to the length of its column."""
+    way("y" * 60)
+
+    assert Article.objects.filter(slug="y" * 50).exists()
+    assert registry["article"].verdict("y" * 50) is not Verdict.ABSENT
+
+
+@pytest.mark.parametrize("way", [WAYS["ignoring"], WAYS["several ignoring"]])
+def test_ignored_errors_cut_in_strict_mode_too(built, way):
+    """INSERT IGNORE makes warnings of errors."""
+    way("y" * 60)
+
+    assert Article.objects.filter(slug="y" * 50).exists()
+    assert registry["article"].verdict("y" * 50) is not Verdict.ABSENT
+
+
+def test_spaces_that_do_not_fit_are_cut_in_strict_mode_too(built):
+    """No mode makes that an error."""
+    Article.objects.create(slug="z" * 50 + "  ")
+
+    assert Article.objects.filter(slug="z" * 50).exists()
+    assert registry["article"].verdict("z" * 50) is not Verdict.ABSENT
+
+
+# -- transactions
+
+
+def test_a_begin_by_hand_is_noticed(built, clock):
+    """A write joins it, and a ROLLBACK takes it back."""
+    execute("BEGIN")
+    Article.objects.create(slug="new")
+    execute("ROLLBACK")
+
+    assert not Article.objects.filter(slug="new").exists()
+
+    execute("START TRANSACTION")
+    Article.objects.create(slug="new")
+    execute("COMMIT")
+
+    assert Article.objects.filter(slug="new").exists()
+    assert registry["article"].verdict("new") is Verdict.MAYBE
+
+
+def test_a_definition_that_commits_leaves_no_row_behind(built, clock):
+    """What was written before it is committed by it, and was added before."""
+    with transaction.atomic(using="mariadb"):
+        Article.objects.create(slug="before")
+        execute("CREATE OR REPLACE TABLE raw_log (id integer)")
+        Article.objects.create(slug="after")
+        transaction.set_rollback(True, using="mariadb")
+    execute("DROP TABLE raw_log")
+
+    assert set(Article.objects.values_list("slug", flat=True)) == {"old", "before"}
+    assert registry["article"].verdict("before") is Verdict.MAYBE
+
+
+def test_rows_that_come_to_match_between_lock_and_update_fence(built, monkeypatch):
+    """At READ COMMITTED the UPDATE may change a row that was not there when its rows were locked."""
+    Place.objects.create(country="de", slug="ulm")
+    locked = updates._locked
+
+    def then_another(compiler):
+        keys = locked(compiler)
+        if compiler.query.model is Place:
+            other = connections["mariadb"].copy()
+            with other.cursor() as cursor:
+                cursor.execute("INSERT INTO shop_place (country, slug) VALUES ('de', 'bonn')")
+            other.close()
+        return keys
+
+    monkeypatch.setattr(updates, "_locked", then_another)
+    Place.objects.filter(country="de").update(country="fr")
+
+    assert Place.objects.filter(country="fr").count() == 2
+    assert registry["place"].verdict(("fr", "bonn")) is not Verdict.ABSENT
+
+
+def test_an_error_fences_nothing(built):
+    """A statement that fails raises what it did."""
+    with pytest.raises(IntegrityError):
+        execute("INSERT INTO shop_article (id, slug, deleted) VALUES (1, 'x', 0)")
+    Article.objects.filter(pk=1).update(slug=F("slug"))
+
+    assert status("article") == state.ARMED
+
+
+@pytest.mark.parametrize("sql", GAINS[-12:])
+def test_nothing_is_taken_for_a_plain_read(sql):
+    """No statement of the grammar is skipped before it is read."""
+    assert not reader.is_plain_read(sql) or sql.startswith("SELECT raw_make")
