@@ -6,7 +6,9 @@ import functools
 import getpass
 import os
 import shutil
+import signal
 import subprocess
+import sys
 import tempfile
 from contextlib import suppress
 from importlib.util import find_spec
@@ -78,13 +80,16 @@ class MariaDB:
         import MySQLdb
 
         if self._process.poll() is not None:
-            with open(os.path.join(self._folder, "log")) as log:
-                raise AssertionError(log.read()[-2_000:])
+            raise AssertionError(self._log())
         try:
             self.run("SELECT 1")
         except MySQLdb.OperationalError:
             return False
         return True
+
+    def _log(self) -> str:
+        with open(os.path.join(self._folder, "log"), errors="replace") as log:
+            return log.read()[-4_000:]
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -117,6 +122,8 @@ class MariaDB:
 
     def stop(self) -> None:
         if hasattr(self, "_process"):
+            if self._process.poll() not in (None, -signal.SIGKILL):  # by itself: its log says why
+                sys.stderr.write(f"mariadbd has ended with {self._process.returncode}\n{self._log()}")
             self.kill()
         shutil.rmtree(self._folder, ignore_errors=True)
         shutil.rmtree(self._sockets, ignore_errors=True)
