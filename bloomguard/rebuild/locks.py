@@ -28,7 +28,9 @@ DEAD_AFTER_SECONDS = 60.0
 MAX_WAIT_SECONDS = 3_600.0
 _POLL_SECONDS = 0.05
 #: On MySQL and MariaDB: the locks that are tried in turn, and for how many seconds.
-_TRIES = (("READ", 5), ("WRITE", 1))
+_READ_LOCK_SECONDS = 5
+_WRITE_LOCK_SECONDS = 1
+_TRIES = (("READ", _READ_LOCK_SECONDS), ("WRITE", _WRITE_LOCK_SECONDS))
 _LOCK_WAIT_TIMEOUT = 1205
 
 

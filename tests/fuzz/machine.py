@@ -371,6 +371,8 @@ class Machine:
 
         if self.open[who]:
             return
+        if self.vendor == "mysql" and not self.peer.hands[who](connection.get_autocommit):
+            return  # it would begin a transaction, which the twin does not
         found, there = self.peer.hands[who](ask)
         if found != there:
             raise Wrong(f"a lookup of {one.name} {values} found {found}, and it is {there}")

@@ -147,6 +147,7 @@ LIMITS = {
     "its last figures": [("metrics/flush.py", "_PATIENCE")],
     "every process to know of the new filter": [("state/table.py", "2 * LEASE_SECONDS")],
     "transactions that wrote the table before": [("rebuild/locks.py", "MAX_WAIT_SECONDS")],
+    "a rebuild's lock, while such a transaction is open": [("rebuild/locks.py", "_WRITE_LOCK_SECONDS")],
 }
 
 
