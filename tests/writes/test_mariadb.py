@@ -86,11 +86,12 @@ GAINS = [
     *(
         f"{head} {name} {row}"
         for head, name, row in itertools.product(
-            ["INSERT INTO", "INSERT", "insert\n\tignore into", "REPLACE INTO", "REPLACE LOW_PRIORITY"],
-            NAMES,
-            ["(slug, deleted) VALUES ('a;b', 0)", "SET slug = 'it''s', deleted = 0"],
+            ["INSERT INTO", "INSERT"], NAMES, ["(slug, deleted) VALUES ('a;b', 0)", "SET slug = 'it''s', deleted = 0"]
         )
     ),
+    "insert\n\tignore into shop_article SET slug = 'x'",
+    "REPLACE INTO shop_article SET slug = 'x', deleted = 0",
+    "REPLACE LOW_PRIORITY `shop_article` (slug, deleted) VALUES ('x', 0)",
     *(f"{INSERT} ({word}, 0)" for word in ("'-- no'", "'# no'", "'/* no'", '"it\'s"', "_utf8mb4'x'", "'a\\\\'")),
     f"# don't\n{INSERT} ('x', 0)",
     f"/*! {INSERT} ('x', 0) */",
@@ -122,7 +123,7 @@ GAINS = [
     "UPDATE shop_article AS a SET a.slug = CONCAT('x', a.id)",
     "WITH a AS (SELECT 1) SELECT raw_make('by query') FROM a",
     "ALTER TABLE shop_article MODIFY slug varchar(60) NOT NULL",
-    "RENAME TABLE shop_article TO raw_article; RENAME TABLE raw_article TO shop_article",
+    "RENAME TABLE shop_article TO raw_article, raw_article TO shop_article",
 ]
 
 
