@@ -170,7 +170,7 @@ def test_a_fenced_state_row_is_deleted_within_a_transaction(armed, each_database
 
 def test_a_router_that_reads_elsewhere_prevents_no_fence(armed, each_database, monkeypatch):
     """The rows are deleted where the router writes, not where it reads."""
-    replica = {"default": "postgresql", "postgresql": "default"}[database.current]
+    replica = "postgresql" if database.current == "default" else "default"
     monkeypatch.setattr(database.Router, "db_for_read", lambda self, model, **hints: replica)
     fenced, real = [], state.StateTable.fence
 
