@@ -71,8 +71,9 @@ def several(built):
 
 
 def execute(sql, parameters=None):
-    with connections["mariadb"].cursor() as cursor:
-        cursor.execute(sql, parameters)
+    connection = connections["mariadb"]
+    with connection.cursor() as cursor:
+        cursor.execute(sql.replace("test_bloomguard.", f"{connection.settings_dict['NAME']}."), parameters)
         while cursor.nextset():
             pass
 
