@@ -25,7 +25,7 @@ pytestmark = pytest.mark.django_db(transaction=True, databases="__all__")
 
 
 @pytest.fixture
-def guarded(each_database, fresh):
+def guarded(each_database, fresh, clock):
     """A guard on every table that is written to, two on some, none of which has a filter; some would discard."""
     with ExitStack() as stack:
         for number, model in enumerate([*MODELS, Group.permissions.through]):
