@@ -129,7 +129,7 @@ class Rebuild:
         """
         self._refuse_transaction()
         seen = self.table.current(self.guard.name)
-        if not seen.active or not self._is_elsewhere(seen):
+        if not seen.active or not self._is_elsewhere(seen, self.store.identity):
             return False
         if seen.building:
             refuse_if_alive(self.table, seen)
@@ -245,19 +245,23 @@ class Rebuild:
             "builder_seen_at": timezone.now(),
             "tables": self._tables(),
         }
-        if self._is_elsewhere(seen):
-            changes |= {"identity": self.store.identity, "host": socket.gethostname(), **self._replacing(seen)}
+        identity = self.store.identity
+        if self._generation is not None and self._generation.identity not in ("", identity):
+            # The connection that created it still leads to the server from before a failover.
+            raise RebuildError(f"{self.guard.name}: the store was replaced at the same moment; run it again")
+        if self._is_elsewhere(seen, identity):
+            changes |= {"identity": identity, "host": socket.gethostname(), **self._replacing(seen)}
             changes["source"] = self._source()
         mine = self.table.swap(seen, **changes)
         if mine is None:
             raise BuilderBusy(f"{self.guard.name}: its state row changed at the same moment; run it again later")
         return mine
 
-    def _is_elsewhere(self, seen: State) -> bool:
+    def _is_elsewhere(self, seen: State, identity: str) -> bool:
         """Return whether the generations of ``seen`` are in another store, or of rows in another place."""
         if seen.tables not in ("", self._tables()):
             return True
-        return seen.identity != self.store.identity or not seen.is_ours or seen.source != self._source()
+        return seen.identity != identity or not seen.is_ours or seen.source != self._source()
 
     def _tables(self) -> str:
         return "\n".join(sorted(self.guard._meta.tables))

@@ -48,6 +48,8 @@ class Generation(ABC):
 
     name: str
     layout: Layout
+    #: The store's identity when it was created or opened; empty if the store cannot be replaced meanwhile.
+    identity: str = ""
     #: Whether an event loop can await :meth:`amight_contain`. If not, checks of a remote store run in a thread.
     supports_async: bool = False
     #: ``might_contain(key: bytes) -> bool``. Raises :class:`CorruptFilter` if a shard cannot be trusted and

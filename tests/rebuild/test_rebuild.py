@@ -729,3 +729,21 @@ def test_a_guard_of_another_width_has_no_bitmap(fresh):
 
     with pytest.raises(RebuildError, match="only integers and dates"):
         Rebuild(Orders(Order)).plan()
+
+
+def test_a_generation_on_another_server_than_the_row_would_name_is_refused(fresh, clock, monkeypatch):
+    """A failover came in between: the connection that created it still leads to the former primary."""
+    store = stores["default"]
+    create = type(store).create
+
+    def elsewhere(self, *arguments):
+        made = create(self, *arguments)
+        made.identity = "the former primary"
+        return made
+
+    monkeypatch.setattr(type(store), "create", elsewhere)
+    with pytest.raises(RebuildError, match="the store was replaced at the same moment"):
+        Rebuild(registry["product"], sleep=clock.sleep).run()
+
+    assert store.names("product") == []
+    assert states.table.current("product").building == ""

@@ -177,7 +177,7 @@ class SimulatedGeneration(Generation):
         self.name = name
         self.layout = layout
         self._store = store
-        self._identity = identity
+        self.identity = self._identity = identity
         self._draft = draft  # what its builder has added in bulk, until it is sealed
         self._cell: Callable[[bytes], int] = layout.cell
         self.might_contain = self._might_contain
