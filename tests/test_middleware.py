@@ -16,6 +16,7 @@ from django.urls import path
 
 from bloomguard.guards import registry
 from bloomguard.middleware import BloomGuardMiddleware
+from bloomguard.routes import table
 from bloomguard.state import table as state
 from bloomguard.stores.file import FileStore
 from tests.shop import views
@@ -272,9 +273,14 @@ def test_a_row_of_another_process_is_seen_when_the_lease_ends(browser, shop, clo
 
 
 def test_under_asgi_nothing_blocks_the_loop(shop, clock, monkeypatch):
-    """State rows and filters are read, and the 404 page is made, in threads that are not the loop's."""
-    seen: dict[str, set[int]] = {"rows": set(), "filter": set(), "page": set()}
+    """Routes are found, state rows and filters read, and the 404 page is made, in threads that are not the loop's."""
+    seen: dict[str, set[int]] = {"routes": set(), "rows": set(), "filter": set(), "page": set()}
     execute, open_ = state.table.connection.execute, FileStore.open
+
+    class WatchedTable(table.RouteTable):
+        def __init__(self, urlconf):
+            seen["routes"].add(threading.get_ident())
+            super().__init__(urlconf)
 
     def watched_execute(*args):
         seen["rows"].add(threading.get_ident())
@@ -291,6 +297,8 @@ def test_under_asgi_nothing_blocks_the_loop(shop, clock, monkeypatch):
     monkeypatch.setattr(state.table.connection, "execute", watched_execute)
     monkeypatch.setattr(FileStore, "open", watched_open)
     monkeypatch.setattr("tests.shop.urls.handler404", watched_page, raising=False)
+    monkeypatch.setattr(table, "RouteTable", WatchedTable)
+    registry.replan()
     live = registry["product"]._runtime.active_filter
 
     async def visit():

@@ -13,7 +13,7 @@ from django.test import AsyncClient, Client
 from bloomguard import signals
 from bloomguard.guards import guards, spot_checks
 from bloomguard.models import GuardState
-from bloomguard.rebuild import rebuild
+from bloomguard.rebuild import rebuild, roll_back_all
 from bloomguard.rebuild.verify import Verification
 from bloomguard.state import table as state
 from tests.door.site import Asgi, Wsgi
@@ -145,7 +145,7 @@ def test_a_roll_back_is_told(shop, clock):
     before = GuardState.objects.get(name="product").active
     rebuild.Rebuild(guards["product"], keep_standby=3_600, sleep=clock.sleep).run()
     with listening(signals.generation_published) as sent:
-        rebuild.roll_back_all([guards["product"]], clock.sleep)
+        roll_back_all([guards["product"]], clock.sleep)
 
     assert [(each["generation"], each["rows"]) for each in sent] == [(before, None)]
 

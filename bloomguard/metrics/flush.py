@@ -92,9 +92,9 @@ class Flusher:
                 self._write()
             finally:
                 for listener in self.listeners:
-                    self._tell(listener, news)
+                    self._send(listener, news)
 
-    def _tell(self, listener: Callable[[News], None], news: News) -> None:
+    def _send(self, listener: Callable[[News], None], news: News) -> None:
         try:
             listener(news)
         except Exception as error:

@@ -31,7 +31,7 @@ _POLL_SECONDS = 0.05
 _READ_LOCK_SECONDS = 5
 _WRITE_LOCK_SECONDS = 1
 _TRIES = (("READ", _READ_LOCK_SECONDS), ("WRITE", _WRITE_LOCK_SECONDS))
-_LOCK_WAIT_TIMEOUT = 1205
+_LOCK_WAIT_TIMEOUT = 1205  # the server's error ER_LOCK_WAIT_TIMEOUT
 
 
 def builder_id() -> str:
@@ -88,7 +88,7 @@ def wait_for_writers(using: str, tables: Collection[str], sleep: Callable[[float
         _take_sqlite_lock(using)
     elif connection.vendor == "mysql":
         if connection.in_atomic_block or has_own_transaction(connection):
-            raise transaction.TransactionManagementError("a barrier inside a transaction would commit it")
+            raise transaction.TransactionManagementError("LOCK TABLES inside a transaction would commit it")
         for table in sorted(tables):  # not all at once: whoever holds one lock while waiting for others may deadlock
             _wait_for_mysql_writers(using, table, sleep)
 
@@ -155,6 +155,6 @@ def _take_sqlite_lock(using: str) -> None:
     connection = connections[using]
     with connection.cursor() as cursor:
         if connection.in_atomic_block:
-            raise transaction.TransactionManagementError("a barrier inside a transaction would wait for itself")
+            raise transaction.TransactionManagementError("a rebuild inside a transaction would wait for itself")
         cursor.execute("BEGIN IMMEDIATE")
         cursor.execute("COMMIT")

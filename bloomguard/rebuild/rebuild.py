@@ -387,29 +387,3 @@ def run_all(rebuilds: Sequence[Rebuild], sleep: Callable[[float], None] = time.s
         raise
     found = [outcomes[one] for one in rebuilds]
     return [replace(each, waited_seconds=waited) if isinstance(each, Report) else each for each in found]
-
-
-def roll_back_all(guards: Sequence[Guard], sleep: Callable[[float], None] = time.sleep) -> list[State | RebuildError]:
-    """Roll several guards back with one wait for all; return the state row or an error for each, in their order."""
-    outcomes: list[State | RebuildError] = []
-    for guard in guards:
-        try:
-            outcomes.append(standby.roll_back(guard))
-        except RebuildError as error:
-            outcomes.append(error)
-    _retire_after_all(list(zip(guards, outcomes)), sleep)
-    return outcomes
-
-
-def clear_away(guards: Sequence[Guard], sleep: Callable[[float], None] = time.sleep) -> None:
-    """Drop the standbys whose time is over."""
-    states = [(guard, guard._runtime.active_filter.table.current(guard.name)) for guard in guards]
-    _retire_after_all([(guard, state) for guard, state in states if standby.is_over(guard, state)], sleep)
-
-
-def _retire_after_all(states: Sequence[tuple[Guard, State | RebuildError]], sleep: Callable[[float], None]) -> None:
-    retiring = [(guard, state) for guard, state in states if isinstance(state, State)]
-    if retiring:
-        sleep(EXPIRY_SECONDS)
-    for guard, state in retiring:
-        standby.retire(guard, state)

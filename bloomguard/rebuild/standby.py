@@ -10,7 +10,8 @@ from __future__ import annotations
 import hashlib
 import logging
 import socket
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 
 from django.db import DatabaseError
@@ -20,7 +21,7 @@ from ..exceptions import RebuildError, StoreError
 from ..filters import FilterError
 from ..guards import Guard
 from ..signals import generation_published, send
-from ..state.table import ARMED, State
+from ..state.table import ARMED, EXPIRY_SECONDS, State
 from ..stores import Store
 
 logger = logging.getLogger("bloomguard")
@@ -137,3 +138,29 @@ def is_over(guard: Guard, state: State) -> bool:
         return False
     until = row.standby_until or (row.published_at or timezone.now()) + _BUILDER_DIES_AFTER
     return until <= timezone.now()
+
+
+def roll_back_all(guards: Sequence[Guard], sleep: Callable[[float], None] = time.sleep) -> list[State | RebuildError]:
+    """Roll several guards back with one wait for all; return the state row or an error for each, in their order."""
+    outcomes: list[State | RebuildError] = []
+    for guard in guards:
+        try:
+            outcomes.append(roll_back(guard))
+        except RebuildError as error:
+            outcomes.append(error)
+    _retire_after_all(list(zip(guards, outcomes)), sleep)
+    return outcomes
+
+
+def clear_away(guards: Sequence[Guard], sleep: Callable[[float], None] = time.sleep) -> None:
+    """Drop the standbys whose time is over."""
+    states = [(guard, guard._runtime.active_filter.table.current(guard.name)) for guard in guards]
+    _retire_after_all([(guard, state) for guard, state in states if is_over(guard, state)], sleep)
+
+
+def _retire_after_all(states: Sequence[tuple[Guard, State | RebuildError]], sleep: Callable[[float], None]) -> None:
+    retiring = [(guard, state) for guard, state in states if isinstance(state, State)]
+    if retiring:
+        sleep(EXPIRY_SECONDS)
+    for guard, state in retiring:
+        retire(guard, state)

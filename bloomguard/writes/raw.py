@@ -39,8 +39,8 @@ _USUAL = re.compile(
 )
 #: What Django sends around writes; each savepoint has its own name, so these texts are not cached.
 _BORDERS = ("BEGIN", "SAVEPOINT ", "RELEASE SAVEPOINT ", "ROLLBACK TO SAVEPOINT ")
-#: What may commit on MySQL and MariaDB by itself, or run what does.
-_MYSQL_COMMITS = r"\b(?:ALTER|RENAME|CREATE|CALL|EXECUTE|ATOMIC)\b"
+#: On MySQL and MariaDB, the beginning of a statement that certainly does not commit, nor runs one that does.
+_MYSQL_STAYS_OPEN = re.compile(r"\s*(?:INSERT|REPLACE|UPDATE|DELETE|LOAD|WITH)\b", re.IGNORECASE)
 _warned: set[tuple[str, str]] = set()
 
 
@@ -205,7 +205,7 @@ def _commits_by_itself(text: str, connection: Any) -> bool:
     """Whether a transaction around the statement cannot make its COMMIT come after the fence.
 
     Under autocommit SQLite commits a statement that returns rows only when they have been fetched; several statements
-    in one text may contain a COMMIT. MySQL and MariaDB commit at definitions, and at statements that seldom come along.
+    in one text may contain a COMMIT. MySQL and MariaDB commit at definitions, among others.
     """
     if ";" in text and re.search(r"\b(?:COMMIT|END)\b", text, re.IGNORECASE):
         return True
@@ -213,9 +213,7 @@ def _commits_by_itself(text: str, connection: Any) -> bool:
         return re.match(r"\s*(?:CALL|DO)\b", text, re.IGNORECASE) is not None  # a procedure may commit
     if connection.vendor == "sqlite" and not connection.in_atomic_block:
         return re.search(r"\bRETURNING\b|^\s*PRAGMA\b", text, re.IGNORECASE) is not None
-    return connection.vendor == "mysql" and (
-        ";" in text.rstrip("; \n") or re.search(_MYSQL_COMMITS, text, re.IGNORECASE) is not None
-    )
+    return connection.vendor == "mysql" and (";" in text.rstrip("; \n") or _MYSQL_STAYS_OPEN.match(text) is None)
 
 
 def _warn(cause: Cause, site: str) -> None:

@@ -11,7 +11,7 @@ from unittest import mock
 from django.db import transaction
 from django.db.models import QuerySet
 
-from bloomguard.rebuild import rebuild
+from bloomguard.rebuild import rebuild, standby
 from bloomguard.state import table as state
 from bloomguard.writes import discards, fencing, observer, raw, statements, updates
 
@@ -102,6 +102,7 @@ def waits_for_nobody() -> Iterator[None]:
     """A rebuild scans at once: writers do not know of it yet, and others have not committed."""
     with (
         mock.patch.object(rebuild, "EXPIRY_SECONDS", 0.0),
+        mock.patch.object(standby, "EXPIRY_SECONDS", 0.0),
         mock.patch.object(rebuild, "wait_for_writers", return_value=None),
     ):
         yield

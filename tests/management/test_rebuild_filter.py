@@ -15,7 +15,7 @@ from django.db import connection
 from bloomguard.guards import Registry, registry
 from bloomguard.management import output
 from bloomguard.models import GuardState
-from bloomguard.rebuild import Rebuild, rebuild
+from bloomguard.rebuild import Rebuild, rebuild, standby
 from bloomguard.rebuild import source as sources
 from bloomguard.state import table as states
 from bloomguard.state.table import ARMED, FENCED
@@ -33,7 +33,8 @@ SHOP = ["product", "order", "article", "place", "price", "diary"]
 @pytest.fixture
 def hasty(monkeypatch) -> None:
     """No waiting: nobody else writes here."""
-    monkeypatch.setattr(rebuild, "EXPIRY_SECONDS", 0.0)
+    for module in (rebuild, standby):
+        monkeypatch.setattr(module, "EXPIRY_SECONDS", 0.0)
 
 
 def run(*arguments: str) -> str:

@@ -11,7 +11,7 @@ from django.utils import timezone
 from bloomguard.exceptions import RebuildError
 from bloomguard.guards import registry
 from bloomguard.models import GuardState
-from bloomguard.rebuild import Rebuild, clear_away, rebuild, roll_back_all
+from bloomguard.rebuild import Rebuild, clear_away, roll_back_all
 from bloomguard.state import table as states
 from bloomguard.state.table import ARMED, FENCED
 from bloomguard.stores import stores
@@ -267,4 +267,4 @@ def test_what_a_dead_builder_did_not_drop_is_cleared_away(kept, clock, monkeypat
     clear_away([registry["product"]], waited.append)
 
     assert (before, lying()) == ({*kept}, {kept[0]})
-    assert waited == [rebuild.EXPIRY_SECONDS]
+    assert waited == [states.EXPIRY_SECONDS]

@@ -9,7 +9,7 @@ import threading
 import time
 
 import pytest
-from django.db import OperationalError, connections
+from django.db import DatabaseError, InterfaceError, OperationalError, connections
 
 from bloomguard.models import GuardState
 from bloomguard.state import connection as connection_module
@@ -53,6 +53,17 @@ def test_a_database_file_that_was_replaced_is_opened_anew(kept, each_database, t
 
     assert table.current("city").active == "b"
     other.forget()
+
+
+def test_an_interface_error_is_a_database_error(kept, each_database, monkeypatch):
+    """Django's is none, and whoever reads or changes state rows expects a ``DatabaseError``."""
+
+    def fails(*args):
+        raise InterfaceError("connection already closed")
+
+    monkeypatch.setattr(kept, "_run", fails)
+    with pytest.raises(DatabaseError, match="connection already closed"):
+        kept.execute("SELECT 1")
 
 
 def test_a_temporary_database_can_be_dropped(kept, each_database, monkeypatch):
