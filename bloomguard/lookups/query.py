@@ -20,6 +20,7 @@ from django.db.models.sql import Query
 from django.db.models.sql.where import AND, WhereNode
 
 from ..guards.conditions import is_of_row
+from .scope import passing
 
 if TYPE_CHECKING:
     from django.db.models import Model
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from ..guards import Guard
 
 #: Lookups that only compare a column with a value. Not their subclasses, which may redefine ``exact``.
-_EXACT = frozenset({Exact, IntegerFieldExact, RelatedExact})
+EXACT = frozenset({Exact, IntegerFieldExact, RelatedExact})
 
 #: Returned in place of a value for a query without the guard's key.
 NO_KEY: Any = object()
@@ -38,18 +39,20 @@ class RowLookup:
 
     def __init__(self, guard: Guard, model: type[Model]) -> None:
         self.guard = guard
+        self.active_filter = guard._runtime.active_filter
+        self.passes = passing(guard)
         self._width = len(guard._meta.fields)
         #: ``id`` of a field -> its index in the key. A link to a parent has the same value as the parent's key.
-        self._places: dict[int, int] = {}
+        self.places: dict[int, int] = {}
         self._fields: list[Any] = []  # references, so that each `id` stays valid
         for place, field in enumerate(guard._meta.fields):
             for column in (field, *_links_to(field, model)):
-                self._places[id(column)] = place
+                self.places[id(column)] = place
                 self._fields.append(column)
 
     def compares(self, field: Any) -> bool:
         """Return whether ``field`` is the key or a part of it."""
-        return id(field) in self._places
+        return id(field) in self.places
 
     @cached_property
     def _alive(self) -> tuple[Any, ...]:
@@ -71,10 +74,10 @@ class RowLookup:
             return NO_KEY
         where = query.where
         conditions: list[Any] = where.children
-        if len(conditions) != 1 or where.negated or type(conditions[0]) not in _EXACT:
+        if len(conditions) != 1 or where.negated or type(conditions[0]) not in EXACT:
             return self._value_among(query)
         column, value = conditions[0].lhs, conditions[0].rhs
-        if type(column) is not Col or id(column.target) not in self._places or self._width != 1:
+        if type(column) is not Col or id(column.target) not in self.places or self._width != 1:
             return NO_KEY
         table: Any = query.alias_map.get(column.alias)
         if table is None or (table.parent_alias is not None and not is_of_row(query, column.alias)):
@@ -86,7 +89,7 @@ class RowLookup:
         found: list[Any] = [NO_KEY] * self._width
         for condition in _conditions(query.where):
             for column, value in _compared(condition):
-                place = self._places.get(id(column.target))
+                place = self.places.get(id(column.target))
                 if place is not None and _is_value(value) and is_of_row(query, column.alias):
                     found[place] = value
         if NO_KEY in found:
@@ -121,7 +124,7 @@ class RowLookup:
         compared = 0
         for condition in _conditions(query.where):
             columns = [column for column, _ in _compared(condition)]
-            if columns and all(id(column.target) in self._places for column in columns):
+            if columns and all(id(column.target) in self.places for column in columns):
                 compared += len(columns)
             elif not any(condition == each for each in self._alive):
                 return False
@@ -160,7 +163,7 @@ def _may_aggregate(expression: Any) -> bool:
 def _compared(condition: Any) -> Iterable[tuple[Col, Any]]:
     """Return the columns that ``condition`` compares with values, and the values; none for other conditions."""
     kind = type(condition)
-    if kind in _EXACT:
+    if kind in EXACT:
         return ((condition.lhs, condition.rhs),) if type(condition.lhs) is Col else ()
     if kind is TupleExact and type(condition.lhs) is ColPairs and isinstance(condition.rhs, (tuple, list)):
         return zip(condition.lhs.get_cols(), condition.rhs)

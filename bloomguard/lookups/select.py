@@ -32,7 +32,7 @@ from ..state.connection import has_own_transaction, is_aborted
 from ..verdicts import OUT_OF_RANGE, SHADOW, Verdict
 from ..writes import adding, fencing
 from . import shadow
-from .query import NO_KEY, RowLookup
+from .query import EXACT, NO_KEY, RowLookup
 from .scope import Answer, Scope, scopes, unguarded
 
 Execute = Callable[..., Any]
@@ -109,7 +109,7 @@ def _selecting(execute: Execute) -> Execute:
         try:
             asked = _ask(scope, self, lookups)
             if asked is not None:
-                last_check = asked[0].guard._runtime.active_filter.last_check  # before the query
+                last_check = asked[0].active_filter.last_check  # before the query
         except Exception as error:
             _log.error(error, "bloomguard sends queries that it could answer, because of an internal error")
         if asked is None:
@@ -135,6 +135,19 @@ def _ask(scope: Scope, compiler: Any, lookups: tuple[RowLookup, ...]) -> tuple[R
     ABSENT takes precedence, and then the first guard.
     """
     query, request = compiler.query, scope.request
+    # Hot path: ``get(pk=1)`` of a row that exists. MAYBE lets any query pass, so the other parts are not inspected.
+    conditions: list[Any] = query.where.children
+    if len(conditions) == 1 and len(lookups) == 1 and not compiler.connection.in_atomic_block:
+        lookup, condition = lookups[0], conditions[0]
+        if (
+            type(condition) in EXACT
+            and type(condition.rhs) is int
+            and id(getattr(condition.lhs, "target", None)) in lookup.places
+            and (request is None or request.method in lookup.guard.methods)
+        ):
+            answer = lookup.passes(scope, condition.rhs)
+            if answer is not None:
+                return lookup, answer
     asked = None
     for lookup in lookups:
         guard = lookup.guard

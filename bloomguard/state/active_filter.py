@@ -59,7 +59,8 @@ class ActiveFilter(Awaited):
         self._definition = definition
         self._width = width
         self._counted = counted
-        self._is_remote: bool | None = None  # the store's ``is_remote``, once known
+        #: The store's ``is_remote``, ``None`` until the store is needed.
+        self.is_remote: bool | None = None
         #: The published generation that was checked last, and its check. One tuple: threads replace it concurrently.
         self.last_check: tuple[str, Callable[[bytes], bool]] | None = None
         self._change = NONE  # the ``State.change`` for which the next two dicts were last tidied
@@ -104,9 +105,9 @@ class ActiveFilter(Awaited):
 
     def ask_now(self, key: bytes) -> Decision | None:
         """Check ``key`` without I/O; return ``None`` if the check needs database, disk or network."""
-        if self._is_remote is None:
-            self._is_remote = self.store.is_remote
-        return None if self._is_remote else self.ask_leased(key)
+        if self.is_remote is None:
+            self.is_remote = self.store.is_remote
+        return None if self.is_remote else self.ask_leased(key)
 
     def ask_many(self, keys: Sequence[bytes]) -> list[Decision]:
         """Check ``keys`` in one round trip to the store; return their decisions in the same order."""
@@ -278,7 +279,7 @@ class ActiveFilter(Awaited):
             if generation is None:
                 generation = store.open(self.name, name, self.find_key_hash, state.identity)
                 with self._lock:
-                    self._is_remote = store.is_remote
+                    self.is_remote = store.is_remote
                     self._opened[name] = generation
         return generation
 
@@ -396,5 +397,5 @@ class ActiveFilter(Awaited):
             self._refused = {}
             self._change = self._warned = NONE
             self._looked_at = float("-inf")
-            self._is_remote = None
+            self.is_remote = None
         self.negative_cache.forget()
