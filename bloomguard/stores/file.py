@@ -15,7 +15,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 
 from django.conf import settings as django_settings
@@ -274,7 +274,7 @@ class FileGeneration(FrameGeneration):
 
 
 class _WriteLock:
-    """A thread lock and ``flock`` on a file in the guard's folder, in this order.
+    """A thread lock and ``flock`` on a file in the guard's folder, in this order; ``with`` takes the exclusive one.
 
     ``flock`` belongs to the open file, so it does not exclude threads that share one, nor a child that inherited it:
     after a fork, the child opens the file again.
@@ -298,18 +298,19 @@ class _WriteLock:
             close(self._fd)
             self._fd = None
 
-    def __call__(self, exclusive: bool) -> _Held:
+    def __call__(self, exclusive: bool) -> AbstractContextManager[None]:
         """Return a context manager for the exclusive or shared lock; raises :class:`StoreError` after a timeout."""
-        return _Held(self, fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH)
+        return self if exclusive else _shared(self)
 
-    def lock(self, how: int) -> int:
+    def __enter__(self, *, exclusive: bool = True) -> None:
+        how = fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH
         if not self._thread.acquire(timeout=_LOCK_SECONDS):
             raise StoreError(f"another thread has held {self._path} for {_LOCK_SECONDS:g} s")
         try:
             fd, was_checked = self._fd, self._checks_done == self._checks_due
             if fd is not None and was_checked and _try_lock(fd, how) and os.fstat(fd).st_nlink:
-                return fd  # hot path: nobody else has the lock
-            return self._locked(how)
+                return  # hot path: nobody else has the lock
+            self._lock(how)
         except BaseException as error:
             try:
                 self._close()  # which unlocks the file, if it was locked
@@ -319,9 +320,10 @@ class _WriteLock:
                 raise StoreError(f"cannot lock {self._path}: {error.strerror}") from error
             raise
 
-    def unlock(self, fd: int) -> None:
+    def __exit__(self, *exception: object) -> None:
         try:
-            fcntl.flock(fd, fcntl.LOCK_UN)
+            if self._fd is not None:
+                fcntl.flock(self._fd, fcntl.LOCK_UN)
         finally:
             self._thread.release()
 
@@ -329,7 +331,7 @@ class _WriteLock:
         """Check at the next lock whether the path still names the open file: the folder may have been replaced."""
         self._checks_due += 1
 
-    def _locked(self, how: int) -> int:
+    def _lock(self, how: int) -> None:
         """Lock the file that the path names now. A lock on the file of a removed folder would exclude no process."""
         deadline = time.monotonic() + _LOCK_SECONDS
         while True:
@@ -341,7 +343,7 @@ class _WriteLock:
             with suppress(FileNotFoundError):
                 if about.st_nlink and (self._checks_done == due or os.path.samestat(about, os.stat(self._path))):
                     self._checks_done = due
-                    return self._fd
+                    return
             self._close()
 
     def _flock(self, fd: int, how: int, deadline: float) -> None:
@@ -357,20 +359,13 @@ class _WriteLock:
         self._close()
 
 
-class _Held:
-    """Context manager of a :class:`_WriteLock`: a class, since a generator would add 2 us to each INSERT."""
-
-    __slots__ = ("_fd", "_how", "_lock")
-
-    def __init__(self, lock: _WriteLock, how: int) -> None:
-        self._lock = lock
-        self._how = how
-
-    def __enter__(self) -> None:
-        self._fd = self._lock.lock(self._how)
-
-    def __exit__(self, *exception: object) -> None:
-        self._lock.unlock(self._fd)
+@contextmanager
+def _shared(lock: _WriteLock) -> Iterator[None]:
+    lock.__enter__(exclusive=False)
+    try:
+        yield
+    finally:
+        lock.__exit__()
 
 
 def _try_lock(fd: int, how: int) -> bool:

@@ -125,7 +125,13 @@ class FrameGeneration(Generation):
             self._check_added(frame, attached, low, high)
 
     def _places(self, keys: Iterable[bytes]) -> Places:
-        return [(*self._shard(shard), digest) for shard, digest in map(self.layout.locate, keys)]
+        places: Places = []
+        for shard, digest in map(self.layout.locate, keys):
+            frame, attached = self._frames[shard], self._filters[shard]
+            if frame is None or attached is None:
+                frame, attached = self._shard(shard)
+            places.append((frame, attached, digest))
+        return places
 
     @property
     def _lost(self) -> str:

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
-from django.db import DEFAULT_DB_ALIAS
+from django.db import DEFAULT_DB_ALIAS, connections
 
 from ..guards import Guard
 from . import fencing
@@ -62,7 +62,7 @@ def adding(guard: Guard, using: str = DEFAULT_DB_ALIAS) -> Iterator[Adding]:
     guard cannot be fenced when it has to be; then the transaction must be rolled back.
     """
     key, block = (guard, using), Adding(guard, using)
-    with together(using, undo=True):
+    with together(connections[using], undo=True):
         outer = _blocks.open.get(key)
         _blocks.open[key] = block
         try:

@@ -183,7 +183,11 @@ def connect() -> None:
 
 
 def _observers(connection: BaseDatabaseWrapper) -> list[TransactionObserver]:
-    return [known for known in connection.execute_wrappers if isinstance(known, TransactionObserver)]
+    found = []
+    for known in connection.execute_wrappers:
+        if isinstance(known, TransactionObserver):
+            found.append(known)
+    return found
 
 
 def _committing(commit: Callable[[Any], None]) -> Callable[[Any], None]:

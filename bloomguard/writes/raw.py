@@ -175,10 +175,10 @@ def _fencing(written: dict[Guard, Cause], text: str, connection: Any, *, apart: 
             _fence(written, connection)
     elif connection.in_atomic_block:  # the statement may fail without undoing all of it
         yield written
-        with together(connection.alias):  # a refused write must undo it
+        with together(connection):  # a refused write must undo it
             _fence(written, connection)
     else:
-        with together(connection.alias):
+        with together(connection):
             yield written
             _fence(written, connection)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from functools import partial
-from operator import attrgetter, itemgetter
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 from django.db import DatabaseError, connections, models, transaction
@@ -13,9 +13,8 @@ from django.db import DatabaseError, connections, models, transaction
 from ..exceptions import StoreError
 from ..guards import Guard
 from ..guards.keys import NotNormalized, OutOfRange, Unkeyable
-from ..models import GuardState
 from ..state.connection import has_own_transaction, is_aborted
-from . import discards, fencing, state_rows, unknown_guards
+from . import discards, fencing, unknown_guards
 from .discards import Alive, Before
 from .tables import Fields, TrackedTable
 from .transactions import is_over, together
@@ -23,7 +22,7 @@ from .transactions import is_over, together
 Execute = Callable[..., Any]
 Values = Sequence[tuple[Any, ...]]
 
-_first, _guard = itemgetter(0), attrgetter("guard")
+_first = itemgetter(0)
 
 #: How many rows are read back by one query: below every database's limit of parameters.
 _PAGE = 500
@@ -66,18 +65,6 @@ def run(execute: Execute, compiler: Any, *arguments: Any) -> Any:
         running.table = outer
 
 
-def run_untracked(execute: Execute, compiler: Any, *arguments: Any) -> Any:
-    """Execute the statement of a model without guards, which may be the one of the state rows."""
-    if compiler.query.model is GuardState:
-        state_rows.before_change(compiler.using)
-    return execute(compiler, *arguments)
-
-
-def find_idle(tables: Sequence[TrackedTable], using: str) -> dict[Guard, float] | None:
-    """Return :func:`bloomguard.writes.fencing.all_idle` for the guards of ``tables``."""
-    return fencing.all_idle(map(_guard, tables), using)
-
-
 def lock_alive(compiler: Any, counting: Sequence[TrackedTable], lock: Callable[[Any, TrackedTable], Alive]) -> Before:
     """Read and lock the rows that the statement is about to change, by ``lock``."""
     return discards.before(counting, compiler.using, lambda tracked: run(lock, compiler, tracked))
@@ -96,7 +83,7 @@ def add_if_late(tables: Sequence[TrackedTable], idle: dict[Guard, float], using:
         return
     connection: Any = connections[using]
     if connection.in_atomic_block:
-        with together(using):
+        with together(connection):
             add_all(late, using, written_to)
         return
     try:

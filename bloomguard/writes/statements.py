@@ -18,7 +18,7 @@ rebuild.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import lru_cache, partial, wraps
 from typing import Any
 
@@ -26,7 +26,8 @@ from django.db import models
 from django.db.models.constants import OnConflict
 from django.db.models.sql import compiler as compilers
 
-from . import discards, fencing, observer
+from ..models import GuardState
+from . import discards, fencing, observer, state_rows
 from .discards import Before
 from .rows import (
     Execute,
@@ -35,16 +36,16 @@ from .rows import (
     add,
     add_all,
     add_if_late,
-    find_idle,
     finish,
     lock_alive,
     returned_rows,
     run,
-    run_untracked,
 )
-from .tables import Fields, TrackedTable, tracked_tables
+from .tables import Fields, TrackedTable, guard_of, tracked_tables
 from .transactions import together
 from .updates import wrap_update, wrap_update_returning
+
+_AS_IT_IS = nullcontext()
 
 
 def connect() -> None:
@@ -70,17 +71,19 @@ def _wrap_insert(execute: Execute) -> Execute:
     def execute_sql(self: Any, returning_fields: Any = None) -> Any:
         tables = tracked_tables(self.query.model)
         if not tables:
-            return run_untracked(execute, self, returning_fields)
+            if self.query.model is GuardState:
+                state_rows.before_change(self.using)
+            return execute(self, returning_fields)
         asked = list(returning_fields or ())
-        idle = find_idle(tables, self.using)
+        idle = fencing.all_idle(map(guard_of, tables), self.using)
         if idle is not None:
             rows = run(execute, self, returning_fields)
             add_if_late(tables, idle, self.using, lambda tracked: _inserted(tracked, self, asked, _present(rows), {}))
             return rows
-        unclear = [tracked for tracked in tables if tracked.counted and _is_partial(tracked, self)]
-        counting = discards.counting(unclear, self.using) if unclear else ()
+        counting = _counting(tables, self)
         returned = [*asked, *_more_to_return(self, tables, asked, counting)]
-        with _compiled(self, returned), together(self.using):
+        is_alone = not self.connection.in_atomic_block
+        with _compiled(self, returned) if is_alone or counting else _AS_IT_IS, together(self.connection):
             before = lock_alive(self, counting, discards.lock_conflicting) if counting else {}
             rows = run(execute, self, returned or None)
             if None in rows:
@@ -101,7 +104,10 @@ def _present(rows: Any) -> Any:
 
 @contextmanager
 def _compiled(compiler: Any, returned: Sequence[Any]) -> Iterator[None]:
-    """Compile an INSERT before the transaction: a field's ``pre_save`` may store files, or must run outside it."""
+    """Compile an INSERT before its transaction: a field's ``pre_save`` may store files, or must run outside it.
+
+    And before rows are locked by values that ``pre_save`` may change.
+    """
     compiler.returning_fields = returned or None
     statements = compiler.as_sql()
     compiler.as_sql = lambda *args, **kwargs: statements
@@ -111,9 +117,19 @@ def _compiled(compiler: Any, returned: Sequence[Any]) -> Iterator[None]:
         del compiler.as_sql
 
 
-def _is_partial(tracked: TrackedTable, compiler: Any) -> bool:
-    """Whether a row sent may be not alive, not new, or only a part of the guard's row (a parent table)."""
-    return bool(tracked.guard.alive or compiler.query.on_conflict or tracked.link)
+def _counting(tables: Sequence[TrackedTable], compiler: Any) -> Sequence[TrackedTable]:
+    """Return the tables whose filter counts its keys, and has to know which of the rows are new and whole.
+
+    A row that is sent may be not alive, not new, or only a part of the guard's row (a parent table).
+    """
+    for tracked in tables:
+        if tracked.counted:
+            break
+    else:
+        return ()  # nearly always
+    on_conflict = compiler.query.on_conflict
+    unclear = [each for each in tables if each.counted and (each.guard.alive or on_conflict or each.link)]
+    return discards.counting(unclear, compiler.using) if unclear else ()
 
 
 def _more_to_return(
@@ -162,6 +178,10 @@ def _inserted(
     by_primary_key = tracked.primary_key, tracked.link or "pk"
     if tracked in before and (written := _written_rows(by_primary_key, compiler, returned, rows)):
         return finish(before, tracked, compiler.using, written)
+    if rows and tracked.fields is not None and tracked not in before:  # nearly always
+        written = returned_rows(tracked.fields, tracked.link, returned, rows)
+        if written is not None:
+            return written
     by_key = tracked.fields, tracked.link
     return _written_rows(by_key, compiler, returned, rows) or _written_rows(by_primary_key, compiler, returned, rows)
 
@@ -209,14 +229,16 @@ def _wrap_delete(execute: Execute) -> Execute:
     def execute_sql(self: Any, *args: Any, **kwargs: Any) -> Any:
         tables = tracked_tables(self.query.model)
         if not tables:
-            return run_untracked(partial(execute, **kwargs), self, *args)
+            if self.query.model is GuardState:
+                state_rows.before_change(self.using)
+            return execute(self, *args, **kwargs)
         counted = [tracked for tracked in tables if tracked.counted]
         for tracked in counted:
             fencing.refresh(tracked.guard, self.using)
         counting = discards.counting(counted, self.using)
         if not counting:
             return execute(self, *args, **kwargs)
-        with together(self.using):
+        with together(self.connection):
             before = lock_alive(self, counting, discards.lock)
             result = run(partial(execute, **kwargs), self, *args)
             nothing = WrittenRows((), "pk", stored=True)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 
 from django.apps import apps
@@ -45,6 +46,8 @@ class TrackedTable:
         """Whether this process does not have the guard, so that it cannot make its keys."""
         return isinstance(self.guard, UnknownGuard)
 
+
+guard_of: Callable[[TrackedTable], Guard] = attrgetter("guard")
 
 Tables = dict[str, tuple[Guard, ...]]
 

@@ -9,7 +9,8 @@ from typing import Any
 from django.core.exceptions import EmptyResultSet
 from django.db import models
 
-from . import discards, fencing
+from ..models import GuardState
+from . import discards, fencing, state_rows
 from .discards import Before
 from .rows import (
     Execute,
@@ -18,14 +19,12 @@ from .rows import (
     add,
     add_all,
     add_if_late,
-    find_idle,
     finish,
     lock_alive,
     returned_rows,
     run,
-    run_untracked,
 )
-from .tables import TrackedTable, tracked_tables
+from .tables import TrackedTable, guard_of, tracked_tables
 from .transactions import together
 
 #: How many of the rows that an UPDATE returns are in memory at a time.
@@ -39,11 +38,13 @@ def wrap_update(execute: Execute) -> Execute:
     def execute_sql(self: Any, result_type: Any) -> Any:
         tables = tracked_tables(self.query.model)
         if not tables:
-            return run_untracked(execute, self, result_type)
+            if self.query.model is GuardState:
+                state_rows.before_change(self.using)
+            return execute(self, result_type)
         touched = _touched(tables, self.query)
         if not touched:
             return run(execute, self, result_type)
-        idle = find_idle(touched, self.using)
+        idle = fencing.all_idle(map(guard_of, touched), self.using)
         if idle is None:
             return _update(self, touched, result_type)
         changed = run(execute, self, result_type)
@@ -61,13 +62,13 @@ def wrap_update_returning(execute: Execute) -> Execute:
         touched = _touched(tracked_tables(self.query.model), self.query)
         if not touched or not returning_fields or not self.connection.features.can_return_rows_from_update:
             return execute(self, returning_fields)
-        idle = find_idle(touched, self.using)
+        idle = fencing.all_idle(map(guard_of, touched), self.using)
         if idle is not None:
             rows = run(execute, self, returning_fields)
             add_if_late(touched, idle, self.using, lambda tracked: None)
             return rows
         counting = discards.counting(touched, self.using)
-        with together(self.using):
+        with together(self.connection):
             before = lock_alive(self, counting, discards.lock)
             more = [field for field in _fields_to_return(touched, before) if field not in returning_fields]
             returned = [*returning_fields, *more]
@@ -111,7 +112,7 @@ def _update(compiler: Any, tables: Sequence[TrackedTable], result_type: Any) -> 
         sql = ""
     changed: int | None = None
     if sql:
-        with together(compiler.using):
+        with together(compiler.connection):
             changed = _send(compiler, tables, sql, parameters)
     # As in Django, the parents' tables come next; under autocommit each has a transaction of its own.
     for query in compiler.query.get_related_updates():
