@@ -302,14 +302,21 @@ class _WriteLock:
         """Return a context manager for the exclusive or shared lock; raises :class:`StoreError` after a timeout."""
         return self if exclusive else _shared(self)
 
-    def __enter__(self, *, exclusive: bool = True) -> None:
-        how = fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH
+    def __enter__(self) -> None:
+        self._take(fcntl.LOCK_EX)
+
+    def _take(self, how: int) -> None:
         if not self._thread.acquire(timeout=_LOCK_SECONDS):
             raise StoreError(f"another thread has held {self._path} for {_LOCK_SECONDS:g} s")
         try:
-            fd, was_checked = self._fd, self._checks_done == self._checks_due
-            if fd is not None and was_checked and _try_lock(fd, how) and os.fstat(fd).st_nlink:
-                return  # hot path: nobody else has the lock
+            if self._fd is not None and self._checks_done == self._checks_due:
+                try:
+                    fcntl.flock(self._fd, how | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    pass  # another process has the lock
+                else:
+                    if os.fstat(self._fd).st_nlink:
+                        return  # hot path
             self._lock(how)
         except BaseException as error:
             try:
@@ -349,7 +356,9 @@ class _WriteLock:
     def _flock(self, fd: int, how: int, deadline: float) -> None:
         """Lock the file; raises :class:`StoreError` after the deadline, since a stopped process may hold the lock."""
         pause = 0.00002
-        while not _try_lock(fd, how):
+        while True:
+            with suppress(BlockingIOError):
+                return fcntl.flock(fd, how | fcntl.LOCK_NB)
             if time.monotonic() > deadline:
                 raise StoreError(f"{self._path} has been locked for {_LOCK_SECONDS:g} s; is a writing process stopped?")
             time.sleep(pause)
@@ -361,19 +370,11 @@ class _WriteLock:
 
 @contextmanager
 def _shared(lock: _WriteLock) -> Iterator[None]:
-    lock.__enter__(exclusive=False)
+    lock._take(fcntl.LOCK_SH)
     try:
         yield
     finally:
         lock.__exit__()
-
-
-def _try_lock(fd: int, how: int) -> bool:
-    try:
-        fcntl.flock(fd, how | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 
 @contextmanager
