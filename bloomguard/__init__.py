@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .decorators import guarded
-    from .exceptions import BloomGuardError, BuilderBusy, ConfigurationError, RebuildError, StoreError
+    from .exceptions import BloomGuardError, ConfigurationError, StoreError
     from .guards import Guard, register, registry
     from .guards.cache_aside import aget_or_load, cache_key, get_or_load
     from .lookups import guarded_lookups
@@ -47,10 +47,8 @@ __version__ = "0.2.0"
 __all__ = [
     "BloomGuardError",
     "BloomGuardMiddleware",
-    "BuilderBusy",
     "ConfigurationError",
     "Guard",
-    "RebuildError",
     "Series",
     "StoreError",
     "Verdict",
@@ -71,7 +69,7 @@ __all__ = [
 
 _MODULES = {
     "decorators": ["guarded"],
-    "exceptions": ["BloomGuardError", "BuilderBusy", "ConfigurationError", "RebuildError", "StoreError"],
+    "exceptions": ["BloomGuardError", "ConfigurationError", "StoreError"],
     "guards": ["Guard", "register", "registry"],
     "guards.cache_aside": ["aget_or_load", "cache_key", "get_or_load"],
     "lookups": ["guarded_lookups"],

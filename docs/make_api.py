@@ -46,7 +46,7 @@ SECTIONS: dict[str, tuple[str, dict[str, list[str]]]] = {
     ),
     "Exceptions": (
         "",
-        {"bloomguard": ["BloomGuardError", "ConfigurationError", "StoreError", "RebuildError", "BuilderBusy"]},
+        {"bloomguard": ["BloomGuardError", "ConfigurationError", "StoreError"]},
     ),
     "Tests": (
         "pytest has the fixture `armed_guards`, which arms every guard for one test; see [](testing.md).",
