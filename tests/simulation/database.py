@@ -11,6 +11,7 @@ from typing import Any
 from django.db import OperationalError, connections
 
 from bloomguard.filters.kinds import KeysSummary
+from bloomguard.models import GuardState
 from bloomguard.rebuild.source import KeyPage
 from bloomguard.state.connection import StateConnection
 
@@ -19,6 +20,9 @@ from .scheduler import TICK, Scheduler
 PAGE_ROWS = 3
 #: The database of the guarded rows; the state rows are in another, so a fence never waits for a writer.
 ROWS = "rows"
+
+_COLUMNS = [field.column for field in GuardState._meta.concrete_fields]
+_ASSIGNMENTS = ", ".join(f"{column} = ?" for column in _COLUMNS)
 
 
 class Transaction:
@@ -128,6 +132,19 @@ class Database:
 @cache
 def _plain(sql: str) -> str:
     return sql.replace("%s", "?")
+
+
+def write_row(alias: str, row: GuardState) -> None:
+    """Make ``row`` the state row of the database ``alias``, past everything that is simulated."""
+    values = [getattr(row, column) for column in _COLUMNS]
+    plain = [str(value) if hasattr(value, "isoformat") else value for value in values]
+    connections[alias].connection.execute(f"UPDATE bloomguard_guardstate SET {_ASSIGNMENTS}", plain)
+
+
+def read_row(alias: str) -> GuardState:
+    """The state row of the database ``alias``."""
+    sql = f"SELECT {', '.join(_COLUMNS)} FROM bloomguard_guardstate"
+    return GuardState(**dict(zip(_COLUMNS, connections[alias].connection.execute(sql).fetchone())))
 
 
 def state_words() -> str:

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 from unittest.mock import patch
+from weakref import WeakKeyDictionary
 
 from bloomguard.exceptions import StoreError
 from bloomguard.filters import FilterError
@@ -368,18 +369,18 @@ def adds_without_the_recent_bits() -> Patches:
 @mutant(75)
 def a_counter_in_place_of_the_recent_bits() -> Patches:
     """What was found to be absent counts until the next add of its key: but the last one may not be committed yet."""
-    before: dict[tuple[int, str, bytes], int] = {}
+    before: WeakKeyDictionary[SimulatedStore, dict[tuple[str, bytes], int]] = WeakKeyDictionary()
 
     def might_contain(self: SimulatedGeneration, key: bytes) -> bool:
         times = self.times_added(key)  # before the check, and so before the statement that finds nothing
-        before[id(self._store), self.name, key] = times
+        before.setdefault(self._store, {})[self.name, key] = times
         return real(self, key)
 
     def remember(self: NegativeCache, key: bytes, name: str, using: str) -> None:
         generation: Any = self._opened(name)
         if generation is not None:
             generation.remembered = getattr(generation, "remembered", {})
-            generation.remembered[key] = before.get((id(generation._store), name, key))
+            generation.remembered[key] = before.get(generation._store, {}).get((name, key))
         really_remember(self, key, name, using)
 
     def is_recent(self: NegativeCache, name: str, key: bytes) -> bool:

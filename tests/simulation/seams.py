@@ -52,6 +52,7 @@ def install() -> None:
     wall = SimpleNamespace(now=lambda: World.current.running().wall())
     for module in (locks, rebuild, standby, state, state_rows):
         _put(module, timezone=wall)
+    _put(state, new_token=lambda: World.current.new_token())
     network = SimpleNamespace(gethostname=lambda: World.current.running().host)
     for module in (locate, locks, rebuild):
         _put(module, socket=network)

@@ -21,15 +21,10 @@ from bloomguard.writes import fencing
 from tests.shop.models import Product
 from tests.support.guarding import make_guard
 
-from .database import ROWS, Database, SimulatedConnection, SimulatedSource
+from .database import ROWS, Database, SimulatedConnection, SimulatedSource, write_row
 from .scheduler import PACES, START, TICK, Lock, Scheduler
 from .servers import Network, Server, SimulatedStore
 
-_FIRST = (
-    "UPDATE bloomguard_guardstate SET version=1, status='armed', identity='life0', active=?, standby='', "
-    "database='database', standby_until=NULL, "
-    "building='', builder='', builder_seen_at=NULL, host='', fenced_at=NULL, reason=''"
-)
 _EPOCH = datetime(2026, 1, 1, tzinfo=timezone.utc)
 
 GUARD = make_guard(Product, name="simulated", filter="bloom")
@@ -55,6 +50,14 @@ def _layout(counted: bool) -> Any:
 
 
 EXACT, COUNTED = _layout(False), _layout(True)
+
+
+def _first_row(active: str) -> GuardState:
+    """The state row that a schedule begins with: all its columns, or one would be left of the schedule before."""
+    row = GuardState(name=GUARD.name, identity="life0", database="database", active=active)
+    if active:  # as a rebuild has left it
+        row.source, row.tables = f"{ROWS}/", "\n".join(sorted(GUARD._meta.tables))
+    return row
 
 
 class FalseNotFound(Exception):
@@ -223,7 +226,7 @@ class World:
         #: Called after each discard.
         self.discarded: Callable[[int], None] = lambda key: None
         self._pids = 100
-        self._names = 0
+        self._names = self._tokens = 0
         self._lives = 0
         #: Whether every host is quick; most races need one that is not, some need all.
         self.swift = self.rng.random() < 0.5
@@ -237,7 +240,7 @@ class World:
         #: Whether the guard has no filter yet.
         idle = self.rng.random() < 0.3
         for alias in ("default", "rows"):
-            connections[alias].connection.execute(_FIRST, ["" if idle else "rg0"])
+            write_row(alias, _first_row("" if idle else "rg0"))
 
     def process(self, host: str) -> Process:
         """The host's process; a new one if the last was killed."""
@@ -264,6 +267,10 @@ class World:
     def new_name(self) -> str:
         self._names += 1
         return f"g{self._names}"
+
+    def new_token(self) -> str:
+        self._tokens += 1
+        return f"t{self._tokens}"
 
     def new_life(self) -> str:
         self._lives += 1
