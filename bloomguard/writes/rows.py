@@ -8,23 +8,33 @@ from functools import partial
 from operator import attrgetter, itemgetter
 from typing import Any, NamedTuple
 
-from django.db import DatabaseError, connections, models, transaction
+from django.db import (
+    DatabaseError,
+    DataError,
+    Error,
+    IntegrityError,
+    ProgrammingError,
+    connections,
+    models,
+    transaction,
+)
 
-from ..exceptions import StoreError
 from ..guards import Guard
 from ..guards.keys import NotNormalized, OutOfRange, Unkeyable
 from ..models import GuardState
-from ..state.connection import has_own_transaction, is_aborted
+from ..state.connection import is_aborted
 from . import discards, fencing, state_rows, unknown_guards
 from .discards import Alive, Before
 from .tables import Fields, TrackedTable
-from .transactions import is_over, together
+from .transactions import has_begun, is_over
 
 Execute = Callable[..., Any]
 Values = Sequence[tuple[Any, ...]]
 
 _first, _guard = itemgetter(0), attrgetter("guard")
 
+#: Errors of a statement that certainly wrote nothing.
+_REFUSED = (IntegrityError, DataError, ProgrammingError)
 #: How many rows are read back by one query: below every database's limit of parameters.
 _PAGE = 500
 
@@ -91,20 +101,25 @@ def add_if_late(tables: Sequence[TrackedTable], idle: dict[Guard, float], using:
 
     Under autocommit the rows are visible by then, but the COMMIT is not acknowledged to anyone yet.
     """
-    late = [tracked for tracked in tables if not fencing.was_idle(tracked.guard, idle[tracked.guard])]
-    if not late:
-        return
-    connection: Any = connections[using]
-    if connection.in_atomic_block:
-        with together(using):
+    late = _late(tables, idle)
+    if late:
+        with fencing.catching_up(list(map(_guard, late)), connections[using]):
             add_all(late, using, written_to)
-        return
-    try:
-        add_all(late, using, written_to)
-    except StoreError:
-        if has_own_transaction(connection):
-            connection.rollback()  # nothing else makes sure that the rows are not committed
-        raise
+
+
+def fence_if_late(tables: Sequence[TrackedTable], idle: dict[Guard, float], using: str, error: BaseException) -> None:
+    """After a statement that failed while all guards were idle: fence them if a scan may have missed its rows.
+
+    Under autocommit the database may have committed it all the same: the connection was lost, or the program was
+    interrupted, before the answer came.
+    """
+    if isinstance(error, _REFUSED) or (isinstance(error, Error) and has_begun(connections[using])):
+        return  # nothing of it is left
+    fencing.fence_soon(map(_guard, _late(tables, idle)))
+
+
+def _late(tables: Sequence[TrackedTable], idle: dict[Guard, float]) -> list[TrackedTable]:
+    return [tracked for tracked in tables if not fencing.was_idle(tracked.guard, idle[tracked.guard])]
 
 
 def add_all(tables: Sequence[TrackedTable], using: str, written_to: WrittenTo) -> None:

@@ -35,6 +35,7 @@ from .rows import (
     add,
     add_all,
     add_if_late,
+    fence_if_late,
     find_idle,
     finish,
     lock_alive,
@@ -74,7 +75,11 @@ def _wrap_insert(execute: Execute) -> Execute:
         asked = list(returning_fields or ())
         idle = find_idle(tables, self.using)
         if idle is not None:
-            rows = run(execute, self, returning_fields)
+            try:
+                rows = run(execute, self, returning_fields)
+            except BaseException as error:
+                fence_if_late(tables, idle, self.using, error)
+                raise
             add_if_late(tables, idle, self.using, lambda tracked: _inserted(tracked, self, asked, _present(rows), {}))
             return rows
         unclear = [tracked for tracked in tables if tracked.counted and _is_partial(tracked, self)]

@@ -18,6 +18,7 @@ from .rows import (
     add,
     add_all,
     add_if_late,
+    fence_if_late,
     find_idle,
     finish,
     lock_alive,
@@ -46,7 +47,11 @@ def wrap_update(execute: Execute) -> Execute:
         idle = find_idle(touched, self.using)
         if idle is None:
             return _update(self, touched, result_type)
-        changed = run(execute, self, result_type)
+        try:
+            changed = run(execute, self, result_type)
+        except BaseException as error:
+            fence_if_late(touched, idle, self.using, error)
+            raise
         add_if_late(touched, idle, self.using, lambda tracked: None)
         return changed
 
@@ -63,7 +68,11 @@ def wrap_update_returning(execute: Execute) -> Execute:
             return execute(self, returning_fields)
         idle = find_idle(touched, self.using)
         if idle is not None:
-            rows = run(execute, self, returning_fields)
+            try:
+                rows = run(execute, self, returning_fields)
+            except BaseException as error:
+                fence_if_late(touched, idle, self.using, error)
+                raise
             add_if_late(touched, idle, self.using, lambda tracked: None)
             return rows
         counting = discards.counting(touched, self.using)
