@@ -97,4 +97,5 @@ def test_none_of_200_000_schedules_ends_in_a_false_404():
     print(json.dumps(found))
 
     assert found["schedules"] == 200_000
+    assert found["saved with an error"] > 0
     hold(found)
