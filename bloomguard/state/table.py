@@ -165,6 +165,8 @@ class StateTable:
         self.sleep: Callable[[float], None] = time.sleep
         #: The last copy. Replaced as a whole.
         self.copy = _NEVER
+        #: Guard name -> reason of each fence that this process still has to set, before it reads the rows again.
+        self.overdue: dict[str, str] = {}
         self._failed_at = float("-inf")
         self._here = ""  # the identity of the database that was read last
         self._lock = threading.Lock()
@@ -213,11 +215,14 @@ class StateTable:
             return False
         try:
             now = self.clock()
-            if self.copy.read_at > (now - LEASE_SECONDS if after is None else after):
+            if self.copy.read_at > (now - LEASE_SECONDS if after is None else after) and not self.overdue:
                 return True
             if now - self._failed_at < LEASE_SECONDS:
                 return False
             try:
+                if self.overdue:
+                    self._fence_overdue()
+                    now = self.clock()
                 self.copy = Copy(now, self._read())
             except DatabaseError as error:
                 if self._failed_at == float("-inf"):
@@ -257,6 +262,7 @@ class StateTable:
     def forget(self) -> None:
         """Drop the copy and the connection, as if the process had just started."""
         self.copy = Copy(*_NEVER)  # another object: who remembers this one starts anew too
+        self.overdue.clear()
         self._failed_at = float("-inf")
         self.connection.close()
 
@@ -385,6 +391,23 @@ class StateTable:
             if self.swap(seen, **self.fenced_values(reason)):
                 self.log_fenced(name, reason)
                 return
+
+    def fence_soon(self, name: str, reason: str) -> None:
+        """Disable the guard; if the database refuses, do it when it answers again. Does not wait, never raises.
+
+        For rows that are committed already, though their keys could not be added.
+        """
+        self.overdue[name] = reason
+        self.copy = Copy(*_NEVER)  # so that the next lease needs a read, before which the fence is set
+        try:
+            self._fence_overdue()
+        except DatabaseError as error:
+            logger.error("bloomguard could not disable guard %s, and goes on trying: %s", name, error)
+
+    def _fence_overdue(self) -> None:
+        for name, reason in list(self.overdue.items()):
+            self.fence(name, reason)
+            self.overdue.pop(name, None)
 
     @staticmethod
     def fenced_values(reason: str) -> dict[str, Any]:

@@ -11,18 +11,19 @@ On PostgreSQL the transaction may have changed or deleted that row.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
-from django.db import DatabaseError, InterfaceError, connections
+from django.db import DatabaseError, Error, InterfaceError, connections
 from django.db.models import F
 
 from ..exceptions import ConfigurationError, StoreError
 from ..guards import Guard
 from ..models import GuardState
 from ..state import table as states
+from ..state.connection import has_own_transaction
 from ..state.table import EXPIRY_SECONDS, FENCED, LEASE_SECONDS, Rows, State, StateTable
 from .observer import TransactionObserver
 from .transactions import has_begun
@@ -138,6 +139,40 @@ def refresh(guard: Guard, using: str) -> None:
 def was_idle(guard: Guard, since: float) -> bool:
     """Whether a statement that began after :func:`all_idle`, and has ended now, came before every scan."""
     return table_of(guard).clock() - since < IDLE_SECONDS
+
+
+@contextmanager
+def catching_up(guards: Collection[Guard], connection: Any, *, committed: bool = False) -> Iterator[None]:
+    """Around the add, or the fence, that follows a statement of idle guards which took too long.
+
+    If it fails, the statement must not be committed. If it may be already, as under autocommit, nothing can undo it:
+    its guards are fenced now or, if the state rows cannot be reached, when this process reaches them again. Until then
+    others may answer 404 for the rows, whose writer gets the error. ``committed``: whatever Django says, it may be.
+    """
+    try:
+        yield
+    except BaseException as error:
+        if committed or not (connection.in_atomic_block or has_own_transaction(connection)):
+            fence_soon(guards)
+            if isinstance(error, StoreError):
+                names = ", ".join(guard.name for guard in guards)
+                raise StoreError(
+                    f"{names}: rows were saved, but could not be added to the filter, and the guard could not be "
+                    "fenced in time; requests for them may be answered 404 until this process reaches the database of "
+                    "the state rows. Do not write them again"
+                ) from error
+        elif not isinstance(error, Error):  # what a database error leaves is up to the project, as in Django
+            if connection.in_atomic_block:
+                connection.set_rollback(True)
+            else:
+                connection.rollback()
+        raise
+
+
+def fence_soon(guards: Iterable[Guard]) -> None:
+    """Fence guards for rows that may be committed already, though their keys were not added. Does not wait."""
+    for guard in guards:
+        table_of(guard).fence_soon(guard.name, "a row was saved, and its key could not be added")
 
 
 def needs_no_add(guard: Guard, using: str) -> bool:

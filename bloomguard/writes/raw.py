@@ -89,7 +89,7 @@ def _check(execute: Execute, sql: Any, params: Any, many: bool, context: dict[st
             return execute(sql, params, many, context)
         finally:
             if not cache.are_idle(connection):  # a build has begun meanwhile
-                _fence(_follow(read(text_of(sql, connection), connection), connection), connection)
+                _fence_late(_follow(read(text_of(sql, connection), connection), connection), connection)
     text = text_of(sql, connection)
     reading = read(text, connection)
     if not reading.effects and not reading.defines:
@@ -148,7 +148,7 @@ def following(
                 yield None
             finally:
                 if not cache.are_idle(connection):
-                    _fence(_follow(reading, connection), connection)
+                    _fence_late(_follow(reading, connection), connection)
         else:
             with _fencing(_follow(reading, connection), text, connection, apart=apart) as fenced:
                 yield fenced
@@ -165,14 +165,14 @@ def _fencing(written: dict[Guard, Cause], text: str, connection: Any, *, apart: 
             yield written
         finally:
             if not all(fencing.was_idle(guard, since) for guard, since in idle.items()):
-                _fence(written, connection)
+                _fence_late(written, connection)
     elif apart or connections[connection.alias] is not connection or _commits_by_itself(text, connection):
         # No transaction can be put around it: fence again what was built between the first fence and the statement.
         _fence(written, connection)
         try:
             yield written
         finally:
-            _fence(written, connection)
+            _fence_late(written, connection, committed=True)
     elif connection.in_atomic_block:  # the statement may fail without undoing all of it
         yield written
         with together(connection):  # a refused write must undo it
@@ -191,6 +191,12 @@ def _fence(written: dict[Guard, Cause], connection: Any) -> None:
             continue
         if fencing.fence(guard, connection.alias, reason):
             _warn(cause, site)
+
+
+def _fence_late(written: dict[Guard, Cause], connection: Any, *, committed: bool = False) -> None:
+    """Fence for a statement that is over; ``committed``: it may be, whatever Django says."""
+    with fencing.catching_up(written, connection, committed=committed):
+        _fence(written, connection)
 
 
 def _reason(cause: Cause, site: str) -> str:

@@ -8,22 +8,32 @@ from functools import partial
 from operator import itemgetter
 from typing import Any, NamedTuple
 
-from django.db import DatabaseError, connections, models, transaction
+from django.db import (
+    DatabaseError,
+    DataError,
+    Error,
+    IntegrityError,
+    ProgrammingError,
+    connections,
+    models,
+    transaction,
+)
 
-from ..exceptions import StoreError
 from ..guards import Guard
 from ..guards.keys import NotNormalized, OutOfRange, Unkeyable
-from ..state.connection import has_own_transaction, is_aborted
+from ..state.connection import is_aborted
 from . import discards, fencing, unknown_guards
 from .discards import Alive, Before
-from .tables import Fields, TrackedTable
-from .transactions import is_over, together
+from .tables import Fields, TrackedTable, guard_of
+from .transactions import has_begun, is_over
 
 Execute = Callable[..., Any]
 Values = Sequence[tuple[Any, ...]]
 
 _first = itemgetter(0)
 
+#: Errors of a statement that certainly wrote nothing.
+_REFUSED = (IntegrityError, DataError, ProgrammingError)
 #: How many rows are read back by one query: below every database's limit of parameters.
 _PAGE = 500
 
@@ -73,25 +83,48 @@ def lock_alive(compiler: Any, counting: Sequence[TrackedTable], lock: Callable[[
 # -- adding the keys
 
 
+def run_idle(
+    execute: Execute,
+    compiler: Any,
+    arguments: Sequence[Any],
+    tables: Sequence[TrackedTable],
+    idle: dict[Guard, float],
+    written_to: Callable[[TrackedTable, Any], WrittenRows | None],
+) -> Any:
+    """:func:`run` a statement of guards that were idle before it. ``written_to`` gets its result to tell the rows."""
+    try:
+        result = run(execute, compiler, *arguments)
+    except BaseException as error:
+        fence_if_late(tables, idle, compiler.using, error)
+        raise
+    add_if_late(tables, idle, compiler.using, lambda tracked: written_to(tracked, result))
+    return result
+
+
 def add_if_late(tables: Sequence[TrackedTable], idle: dict[Guard, float], using: str, written_to: WrittenTo) -> None:
     """After a statement sent while all guards were idle: add its keys if a scan that began meanwhile may miss its rows.
 
     Under autocommit the rows are visible by then, but the COMMIT is not acknowledged to anyone yet.
     """
-    late = [tracked for tracked in tables if not fencing.was_idle(tracked.guard, idle[tracked.guard])]
-    if not late:
-        return
-    connection: Any = connections[using]
-    if connection.in_atomic_block:
-        with together(connection):
+    late = _late(tables, idle)
+    if late:
+        with fencing.catching_up(list(map(guard_of, late)), connections[using]):
             add_all(late, using, written_to)
-        return
-    try:
-        add_all(late, using, written_to)
-    except StoreError:
-        if has_own_transaction(connection):
-            connection.rollback()  # nothing else makes sure that the rows are not committed
-        raise
+
+
+def fence_if_late(tables: Sequence[TrackedTable], idle: dict[Guard, float], using: str, error: BaseException) -> None:
+    """After a statement that failed while all guards were idle: fence them if a scan may have missed its rows.
+
+    Under autocommit the database may have committed it all the same: the connection was lost, or the program was
+    interrupted, before the answer came.
+    """
+    if isinstance(error, _REFUSED) or (isinstance(error, Error) and has_begun(connections[using])):
+        return  # nothing of it is left
+    fencing.fence_soon(map(guard_of, _late(tables, idle)))
+
+
+def _late(tables: Sequence[TrackedTable], idle: dict[Guard, float]) -> list[TrackedTable]:
+    return [tracked for tracked in tables if not fencing.was_idle(tracked.guard, idle[tracked.guard])]
 
 
 def add_all(tables: Sequence[TrackedTable], using: str, written_to: WrittenTo) -> None:

@@ -35,11 +35,11 @@ from .rows import (
     WrittenRows,
     add,
     add_all,
-    add_if_late,
     finish,
     lock_alive,
     returned_rows,
     run,
+    run_idle,
 )
 from .tables import Fields, TrackedTable, guard_of, tracked_tables
 from .transactions import together
@@ -77,9 +77,10 @@ def _wrap_insert(execute: Execute) -> Execute:
         asked = list(returning_fields or ())
         idle = fencing.all_idle(map(guard_of, tables), self.using)
         if idle is not None:
-            rows = run(execute, self, returning_fields)
-            add_if_late(tables, idle, self.using, lambda tracked: _inserted(tracked, self, asked, _present(rows), {}))
-            return rows
+            return run_idle(
+                *(execute, self, (returning_fields,), tables, idle),
+                lambda tracked, rows: _inserted(tracked, self, asked, _present(rows), {}),
+            )
         counting = _counting(tables, self)
         returned = [*asked, *_more_to_return(self, tables, asked, counting)]
         is_alone = not self.connection.in_atomic_block

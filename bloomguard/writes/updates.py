@@ -18,11 +18,11 @@ from .rows import (
     WrittenRows,
     add,
     add_all,
-    add_if_late,
     finish,
     lock_alive,
     returned_rows,
     run,
+    run_idle,
 )
 from .tables import TrackedTable, guard_of, tracked_tables
 from .transactions import together
@@ -47,9 +47,7 @@ def wrap_update(execute: Execute) -> Execute:
         idle = fencing.all_idle(map(guard_of, touched), self.using)
         if idle is None:
             return _update(self, touched, result_type)
-        changed = run(execute, self, result_type)
-        add_if_late(touched, idle, self.using, lambda tracked: None)
-        return changed
+        return run_idle(execute, self, (result_type,), touched, idle, _unknown)
 
     return execute_sql
 
@@ -64,9 +62,7 @@ def wrap_update_returning(execute: Execute) -> Execute:
             return execute(self, returning_fields)
         idle = fencing.all_idle(map(guard_of, touched), self.using)
         if idle is not None:
-            rows = run(execute, self, returning_fields)
-            add_if_late(touched, idle, self.using, lambda tracked: None)
-            return rows
+            return run_idle(execute, self, (returning_fields,), touched, idle, _unknown)
         counting = discards.counting(touched, self.using)
         with together(self.connection):
             before = lock_alive(self, counting, discards.lock)
@@ -77,6 +73,10 @@ def wrap_update_returning(execute: Execute) -> Execute:
         return [row[: len(returning_fields)] for row in rows]
 
     return execute_returning_sql
+
+
+def _unknown(tracked: TrackedTable, result: Any) -> None:
+    """The rows that an idle guard's UPDATE changed: nobody asked for them."""
 
 
 def _touched(tables: Sequence[TrackedTable], query: Any) -> list[TrackedTable]:

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import os
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Iterable
 from typing import Any
 
 #: A mutant that survives so many schedules is not caught; a rare one may survive more.
 MOST_SCHEDULES = 2_000
 MOST_SCHEDULES_OF_RARE = 20_000
+#: So often a long run says how far it is, to who reads its stderr: it may be stopped before it ends.
+SCHEDULES_OF_A_REPORT = 1_000
 
 
-def trace(seed: int, mutant: str | None) -> None:
+def trace(seed: int, mutant: str | None = None) -> list[str]:
     """One schedule, line by line, up to the false 404 if there is one."""
     from .agents import run
     from .mutants import mutated
@@ -27,7 +31,12 @@ def trace(seed: int, mutant: str | None) -> None:
             run(seed, lines)
         except FalseNotFound as error:
             lines.append(f"FALSE 404: {error}")
-    print("\n".join(lines))
+    return lines
+
+
+def digests(seeds: Iterable[int]) -> dict[int, str]:
+    """A digest of the trace of each schedule, which are run in this order."""
+    return {seed: hashlib.sha256("\n".join(trace(seed)).encode()).hexdigest()[:16] for seed in seeds}
 
 
 def schedules(first: int, number: int) -> dict[str, Any]:
@@ -36,12 +45,14 @@ def schedules(first: int, number: int) -> dict[str, Any]:
     from .world import FalseNotFound
 
     counts: Counter[str] = Counter()
-    found = []
-    for seed in range(first, first + number):
+    found: list[int] = []
+    for done, seed in enumerate(range(first, first + number), start=1):
         try:
             counts.update(run(seed).counts)
         except FalseNotFound:
             found.append(seed)
+        if done % SCHEDULES_OF_A_REPORT == 0:
+            print(f"{done:,} schedules from {first} to {seed}, false 404s: {found}", file=sys.stderr, flush=True)
     return {"schedules": number, "false_404s": found, **counts}
 
 
@@ -94,6 +105,8 @@ def main() -> None:
     parser.add_argument("--mutants", action="store_true", help="find a schedule that catches each mutant")
     parser.add_argument("--rare", action="store_true", help="also of those that few schedules catch")
     parser.add_argument("--schedules", type=int, default=1_000, help="run so many schedules")
+    parser.add_argument("--digests", action="store_true", help="of them, print a digest of the trace of each")
+    parser.add_argument("--backwards", action="store_true", help="and run the last one first")
     parser.add_argument("--first", type=int, default=0, help="the seed of the first of them")
     parser.add_argument("--processes", type=int, default=1, help="by so many processes")
     wanted = parser.parse_args()
@@ -111,7 +124,10 @@ def main() -> None:
 
     prepare()
     if wanted.seed is not None:
-        trace(wanted.seed, wanted.mutant)
+        print("\n".join(trace(wanted.seed, wanted.mutant)))
+    elif wanted.digests:
+        seeds = range(wanted.first, wanted.first + wanted.schedules)
+        print(json.dumps(digests(reversed(seeds) if wanted.backwards else seeds)))
     else:
         print(json.dumps(mutants(wanted.rare) if wanted.mutants else schedules(wanted.first, wanted.schedules)))
 

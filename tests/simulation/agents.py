@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import nullcontext
 
-from django.db import DatabaseError
+from django.db import DatabaseError, IntegrityError, OperationalError
 
 from bloomguard.exceptions import BuilderBusy, RebuildError, StoreError
 from bloomguard.rebuild import clear_away, roll_back_all
@@ -47,7 +47,7 @@ def write(world: World, process: Process) -> None:
                 going = [key for each in database.open.values() for key in each.deleted]
                 process.delete(rng.choice(going if going and rng.random() < 0.6 else list(database.rows)))
             else:
-                process.insert(sorted(rng.sample(free, min(len(free), rng.choice([1, 1, 2])))))
+                insert(world, process, sorted(rng.sample(free, min(len(free), rng.choice([1, 1, 2])))))
             if rng.random() < 0.1:
                 world.scheduler.sleep(rng.randrange(64) * TICK)
             if rng.random() < 0.1:
@@ -56,6 +56,18 @@ def write(world: World, process: Process) -> None:
         world.scheduler.note("ROLLBACK")
     except StoreError:
         world.counts["refused"] += 1
+    except (IntegrityError, OperationalError) as error:
+        world.scheduler.note("fails:", error)
+        world.counts["failed"] += 1
+
+
+def insert(world: World, process: Process, keys: list[int]) -> None:
+    """An INSERT. In a transaction some go on after an error, as if nothing were."""
+    try:
+        process.insert(keys)
+    except StoreError:
+        if not world.database.is_open() or world.rng.random() < 0.5:
+            raise
 
 
 def reader(world: World, process: Process) -> None:

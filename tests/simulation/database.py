@@ -6,11 +6,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
+from types import SimpleNamespace
 from typing import Any
 
 from django.db import OperationalError, connections
 
 from bloomguard.filters.kinds import KeysSummary
+from bloomguard.models import GuardState
 from bloomguard.rebuild.source import KeyPage
 from bloomguard.state.connection import StateConnection
 
@@ -19,6 +21,9 @@ from .scheduler import TICK, Scheduler
 PAGE_ROWS = 3
 #: The database of the guarded rows; the state rows are in another, so a fence never waits for a writer.
 ROWS = "rows"
+
+_COLUMNS = [field.column for field in GuardState._meta.concrete_fields]
+_ASSIGNMENTS = ", ".join(f"{column} = ?" for column in _COLUMNS)
 
 
 class Transaction:
@@ -29,6 +34,7 @@ class Transaction:
         self.wrote = False
         self.inserted: set[int] = set()
         self.deleted: set[int] = set()
+        self.doomed = False
         self.on_commit: list[Callable[[], None]] = []
 
 
@@ -46,21 +52,24 @@ class Database:
         #: Called after each commit of rows, and after each change of the state row.
         self.committed: Callable[[Transaction], None] = lambda done: None
         self.changed: Callable[[], None] = lambda: None
-        #: Committed, or about to be, by a statement whose writer has not been told yet.
+        #: The numbers of transactions whose writers have not heard of the COMMIT yet, or have got an error.
         self.unacknowledged: set[int] = set()
         self.commits = 0
         self.published = 0
         self._numbers = 0
 
     @contextmanager
-    def atomic(self, using: str | None = None, savepoint: bool = True) -> Iterator[None]:
-        """``transaction.atomic`` of the agent that is running."""
+    def atomic(self, number: int | None = None) -> Iterator[None]:
+        """``transaction.atomic`` of the agent that is running, by default with the next number."""
         agent = self.scheduler.current
         if agent in self.open:
-            yield
+            try:
+                yield
+            except BaseException:
+                self.open[agent].doomed = True
+                raise
             return
-        self._numbers += 1
-        mine = self.open[agent] = Transaction(self._numbers)
+        mine = self.open[agent] = Transaction(number or self.new_number())
         try:
             yield
             self.scheduler.hop()
@@ -68,6 +77,9 @@ class Database:
             del self.open[agent]
             raise
         del self.open[agent]
+        if mine.doomed:
+            self.scheduler.note("ROLLBACK")
+            return
         self.rows.update(dict.fromkeys(mine.inserted, mine.number))
         for key in mine.deleted:
             self.rows.pop(key, None)
@@ -76,6 +88,17 @@ class Database:
         self.committed(mine)
         for function in mine.on_commit:
             function()
+
+    def new_number(self) -> int:
+        """The number of a transaction that is about to begin."""
+        self._numbers += 1
+        return self._numbers
+
+    def lose_answer(self) -> None:
+        """The connection may end before a writer hears how its statement ended."""
+        if self.lossy and self.scheduler.random() < self.lossy:
+            self.scheduler.note("loses the answer")
+            raise OperationalError("the connection was lost before the answer came")
 
     def is_open(self) -> bool:
         """Whether the agent that is running is in a transaction."""
@@ -120,8 +143,7 @@ class Database:
         scheduler.hop()
         if scheduler.random() < self.slow and sql.startswith("SELECT") and scheduler.current.name.startswith("web"):
             scheduler.sleep(scheduler.rng.randrange(14, 56) * TICK)
-        if self.lossy and scheduler.random() < self.lossy:
-            raise OperationalError("the connection was lost before the answer came")
+        self.lose_answer()
         return found
 
 
@@ -130,11 +152,49 @@ def _plain(sql: str) -> str:
     return sql.replace("%s", "?")
 
 
+def write_row(alias: str, row: GuardState) -> None:
+    """Make ``row`` the state row of the database ``alias``, past everything that is simulated."""
+    values = [getattr(row, column) for column in _COLUMNS]
+    plain = [str(value) if hasattr(value, "isoformat") else value for value in values]
+    connections[alias].connection.execute(f"UPDATE bloomguard_guardstate SET {_ASSIGNMENTS}", plain)
+
+
+def read_row(alias: str) -> GuardState:
+    """The state row of the database ``alias``."""
+    sql = f"SELECT {', '.join(_COLUMNS)} FROM bloomguard_guardstate"
+    return GuardState(**dict(zip(_COLUMNS, connections[alias].connection.execute(sql).fetchone())))
+
+
 def state_words() -> str:
     """The state row in a few words."""
     names = ("version", "status", "identity", "active", "standby", "building")
     row = connections["default"].connection.execute(f"SELECT {', '.join(names)} FROM bloomguard_guardstate").fetchone()
     return " ".join(f"{name}={value}" for name, value in zip(names, row) if value != "")
+
+
+class SimulatedRows:
+    """The connection of the agent that is running to the database of the guarded rows, as far as the code asks it."""
+
+    vendor = "postgresql"
+    execute_wrappers = ()
+
+    def __init__(self, current: Callable[[], Database]) -> None:
+        self._current = current
+
+    @property
+    def in_atomic_block(self) -> bool:
+        return self._current().is_open()
+
+    @property
+    def connection(self) -> Any:
+        """The driver's: its status as libpq has it, in a transaction or idle."""
+        return SimpleNamespace(info=SimpleNamespace(transaction_status=2 if self.in_atomic_block else 0))
+
+    def get_autocommit(self) -> bool:
+        return not self.in_atomic_block
+
+    def set_rollback(self, rollback: bool) -> None:
+        self._current().mine.doomed = rollback
 
 
 class SimulatedConnection(StateConnection):

@@ -5,19 +5,15 @@ Drawn apart from everything else, and in a third of the schedules alone, so that
 
 from __future__ import annotations
 
+from copy import copy
 from datetime import datetime
 from random import Random
-from typing import Any
 
-from django.db import connections
-
-from bloomguard.models import GuardState
 from bloomguard.writes import state_rows
 
+from .database import read_row, write_row
 from .scheduler import TICK
 from .world import World
-
-_COLUMNS = [field.column for field in GuardState._meta.concrete_fields]
 
 
 class Mishaps:
@@ -33,7 +29,7 @@ class Mishaps:
         self.rng = Random(f"mishaps of {seed}")
         kinds = [self.suspend, self.lag, self.load]
         self.kinds = [kind for kind in kinds if self.rng.random() < 0.6] if self.rng.random() < 0.34 else []
-        self.dump: tuple[Any, ...] = self._row()
+        self.dump = read_row("default")
 
     def wall(self) -> datetime:
         """The time of day, as who loads a dump has it."""
@@ -57,7 +53,7 @@ class Mishaps:
         """The standby catches up, or hosts find it in place of the primary, or no longer."""
         database, rng = self.world.database, self.rng
         if rng.random() < 0.4:
-            self._write(connections["rows"].connection, self._row())
+            write_row("rows", read_row("default"))
         elif database.behind and rng.random() < 0.5:
             database.behind.clear()
         else:
@@ -67,21 +63,10 @@ class Mishaps:
     def load(self) -> None:
         """A dump of the state row is made, or loaded again, as ``loaddata`` does it."""
         if self.rng.random() < 0.6:
-            self.dump = self._row()
+            self.dump = read_row("default")
             return
-        row = GuardState(**dict(zip(_COLUMNS, self.dump)))
+        row = copy(self.dump)
         state_rows._loaded(row, using="default", raw=True)
-        values = [getattr(row, column) for column in _COLUMNS]
-        plain = tuple(str(value) if hasattr(value, "isoformat") else value for value in values)
-        self._write(connections["default"].connection, plain)
+        write_row("default", row)
         self.world.counts["loaded"] += 1
         self.world.scheduler.note("loads a dump")
-
-    def _row(self) -> tuple[Any, ...]:
-        sql = f"SELECT {', '.join(_COLUMNS)} FROM bloomguard_guardstate"
-        return tuple(connections["default"].connection.execute(sql).fetchone())
-
-    @staticmethod
-    def _write(raw: Any, row: tuple[Any, ...]) -> None:
-        marks = ", ".join(f"{column} = ?" for column in _COLUMNS)
-        raw.execute(f"UPDATE bloomguard_guardstate SET {marks}", row)

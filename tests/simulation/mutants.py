@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 from unittest.mock import patch
+from weakref import WeakKeyDictionary
 
 from bloomguard.exceptions import StoreError
 from bloomguard.filters import FilterError
@@ -65,7 +66,7 @@ def mutated(name: str | None) -> Iterator[None]:
 # -- the lease
 
 
-@mutant(1)
+@mutant(4)
 def no_lease_on_reading() -> Patches:
     """Readers and writers go by their copy of the row, however old."""
 
@@ -75,7 +76,7 @@ def no_lease_on_reading() -> Patches:
     return [patch.object(StateTable, "lease", lease)]
 
 
-@mutant(90)
+@mutant(3)
 def lease_from_the_answer() -> Patches:
     """The lease counts from when the row arrived, not from when it was asked for."""
 
@@ -106,7 +107,7 @@ def rows_of_a_standby() -> Patches:
     return [patch.object(SimulatedConnection, "is_standby", "0")]
 
 
-@mutant(33)
+@mutant(30)
 def dump_that_is_believed() -> Patches:
     """A state row that was loaded is as good as one that was written."""
     return [patch.object(state_rows, "_loaded", lambda *arguments, **options: None)]
@@ -115,7 +116,7 @@ def dump_that_is_believed() -> Patches:
 # -- the write
 
 
-@mutant(214)
+@mutant(53)
 def add_before_the_statement() -> Patches:
     """A key is added before its transaction holds a lock that a barrier waits for."""
 
@@ -127,7 +128,7 @@ def add_before_the_statement() -> Patches:
     return [patch.object(Process, "insert", insert)]
 
 
-@mutant(1)
+@mutant(3)
 def add_after_the_commit() -> Patches:
     """A key is added when its row can be seen already."""
 
@@ -153,7 +154,7 @@ def add_to_the_active_alone() -> Patches:
     return _writes_only(lambda state: replace(state, standby="", building=""))
 
 
-@mutant(3)
+@mutant(16)
 def no_add_to_the_standby() -> Patches:
     """Writers leave out the generation that some processes still answer from."""
     return _writes_only(lambda state: replace(state, standby=""))
@@ -194,7 +195,7 @@ def idle_by_a_copy_of_any_age() -> Patches:
 # -- the fence
 
 
-@mutant(2)
+@mutant(3)
 def no_fence() -> Patches:
     """A failed add is ignored."""
     return [patch.object(fencing, "fence", lambda guard, using, reason: None)]
@@ -219,16 +220,22 @@ def _impatient(owner: Any, name: str) -> Patches:
     return [patch.object(owner, name, hurry), patch.object(Process, "sleep", wait)]
 
 
-@mutant(1)
+@mutant(17)
 def no_wait_after_the_fence() -> Patches:
     """The writer who fences commits at once."""
     return _impatient(fencing, "fence")
 
 
-@mutant(13)
+@mutant(18)
 def fence_of_others_not_heeded() -> Patches:
     """A writer who finds a fence of somebody else commits at once."""
-    return _impatient(ActiveFilter, "add")
+    return _impatient(ActiveFilter, "wait_for_fence")
+
+
+@mutant(2701, rare=True)
+def fence_that_failed_is_forgotten() -> Patches:
+    """A fence that came too late for rows which are saved all the same is not set when it can be."""
+    return [patch.object(StateTable, "fence_soon", lambda self, name, reason: None)]
 
 
 # -- the store
@@ -243,7 +250,7 @@ def identity_not_checked() -> Patches:
     ]
 
 
-@mutant(24)
+@mutant(22)
 def missing_is_empty() -> Patches:
     """A generation that a server does not have is an empty one, and an add creates it."""
     return [
@@ -266,10 +273,19 @@ def _hurried(hurries: Callable[[Rebuild], bool]) -> Patches:
     return [patch.object(Rebuild, "run", run)]
 
 
-@mutant(1324, rare=True)
+@mutant(675, rare=True)
 def no_wait_after_fencing_a_replaced_store() -> Patches:
-    """The row names another store while some processes still answer from the one before."""
-    return _hurried(lambda one: one._mine is None)
+    """The row names another store while some processes still answer from the one before, and writers trust the wait.
+
+    They wait by themselves for each fence that is new to them. Either wait is enough.
+    """
+    wait = ActiveFilter.wait_for_fence
+
+    def wait_for_fence(self: ActiveFilter, state: State) -> None:
+        if state.active or not state.building:
+            wait(self, state)
+
+    return [*_hurried(lambda one: one._mine is None), patch.object(ActiveFilter, "wait_for_fence", wait_for_fence)]
 
 
 @mutant(8)
@@ -278,19 +294,19 @@ def no_wait_after_the_announcement() -> Patches:
     return _hurried(lambda one: one._mine is not None and not one.published)
 
 
-@mutant(245)
+@mutant(60)
 def standby_dropped_at_once() -> Patches:
     """The former generation goes while some processes still answer from it."""
     return _hurried(lambda one: one.published)
 
 
-@mutant(1)
+@mutant(31)
 def no_barrier() -> Patches:
     """The scan begins while transactions are open that know nothing of the new generation."""
     return [patch.object(rebuild, "wait_for_writers", lambda *arguments: None)]
 
 
-@mutant(24)
+@mutant(14)
 def publish_without_compare_and_set() -> Patches:
     """A builder publishes whatever happened to the row meanwhile."""
     real = StateTable.swap
@@ -304,7 +320,7 @@ def publish_without_compare_and_set() -> Patches:
     return [patch.object(StateTable, "swap", swap)]
 
 
-@mutant(9509, rare=True)
+@mutant(4614, rare=True)
 def standby_kept_though_an_add_missed_it() -> Patches:
     """A roll-back returns to a generation that lacks what was written when it could not be reached."""
     return [patch.object(fencing, "drop_standby", lambda guard, using, seen: True)]
@@ -313,14 +329,14 @@ def standby_kept_though_an_add_missed_it() -> Patches:
 # -- discards
 
 
-@mutant(70)
+@mutant(192)
 def discard_without_a_token() -> Patches:
     """A deleted row leaves whatever generation answers by then, whether it was ever added there or not."""
     real = ActiveFilter.discard
     return [patch.object(ActiveFilter, "discard", lambda self, keys, name: real(self, keys, self.active()))]
 
 
-@mutant(181)
+@mutant(672)
 def discard_by_every_deleter() -> Patches:
     """Of two that delete one row, both discard it."""
     return [patch.object(Process, "finds", lambda self, key: True)]
@@ -352,7 +368,7 @@ def memory_without_the_recent_bits() -> Patches:
     return [patch.object(NegativeCache, "_is_recent", lambda self, name, key: False)]
 
 
-@mutant(9)
+@mutant(4)
 def adds_without_the_recent_bits() -> Patches:
     """A write adds its key to the filter alone."""
 
@@ -368,18 +384,18 @@ def adds_without_the_recent_bits() -> Patches:
 @mutant(75)
 def a_counter_in_place_of_the_recent_bits() -> Patches:
     """What was found to be absent counts until the next add of its key: but the last one may not be committed yet."""
-    before: dict[tuple[int, str, bytes], int] = {}
+    before: WeakKeyDictionary[SimulatedStore, dict[tuple[str, bytes], int]] = WeakKeyDictionary()
 
     def might_contain(self: SimulatedGeneration, key: bytes) -> bool:
         times = self.times_added(key)  # before the check, and so before the statement that finds nothing
-        before[id(self._store), self.name, key] = times
+        before.setdefault(self._store, {})[self.name, key] = times
         return real(self, key)
 
     def remember(self: NegativeCache, key: bytes, name: str, using: str) -> None:
         generation: Any = self._opened(name)
         if generation is not None:
             generation.remembered = getattr(generation, "remembered", {})
-            generation.remembered[key] = before.get((id(generation._store), name, key))
+            generation.remembered[key] = before.get(generation._store, {}).get((name, key))
         really_remember(self, key, name, using)
 
     def is_recent(self: NegativeCache, name: str, key: bytes) -> bool:

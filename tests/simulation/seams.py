@@ -39,8 +39,9 @@ def install() -> None:
     from bloomguard.rebuild import locks, rebuild, standby
     from bloomguard.state import active_filter, connection, locate, negative_cache
     from bloomguard.state import table as state
-    from bloomguard.writes import fencing, state_rows
+    from bloomguard.writes import fencing, rows, state_rows
 
+    from .database import SimulatedRows
     from .world import World
 
     def kill(pid: int, signal: int) -> None:
@@ -52,6 +53,7 @@ def install() -> None:
     wall = SimpleNamespace(now=lambda: World.current.running().wall())
     for module in (locks, rebuild, standby, state, state_rows):
         _put(module, timezone=wall)
+    _put(state, new_token=lambda: World.current.new_token())
     network = SimpleNamespace(gethostname=lambda: World.current.running().host)
     for module in (locate, locks, rebuild):
         _put(module, socket=network)
@@ -66,13 +68,14 @@ def install() -> None:
             unreadable_columns=lambda guard, connection: "",
         ),
     )
-    rows = {"rows": SimpleNamespace(vendor="postgresql", execute_wrappers=())}
-    _put(negative_cache, connections=rows)
-    _put(fencing, connections=rows | {"default": connections["default"]})
+    simulated = {"rows": SimulatedRows(lambda: World.current.database)}
+    for module in (negative_cache, rows):
+        _put(module, connections=simulated)
+    _put(fencing, connections=simulated | {"default": connections["default"]})
     _put(
         locks,
         os=SimpleNamespace(getpid=lambda: World.current.running().pid, kill=kill, name="posix"),
-        connections=rows,
+        connections=simulated,
         _postgresql_writers=lambda using, table: World.current.database.writers(),
         _POLL_SECONDS=0.25,
     )

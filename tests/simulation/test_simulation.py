@@ -67,6 +67,18 @@ def test_a_seed_is_a_schedule():
     assert "COMMIT" in traces.pop()
 
 
+def test_a_schedule_depends_on_its_seed_alone():
+    """Not on the schedules that the same process has run before: else a false 404 could not be found again."""
+    schedules = ("--digests", "--schedules", 40)
+    forwards = json.loads(simulate(*schedules, PYTHONHASHSEED="1"))
+    backwards = json.loads(simulate(*schedules, "--backwards", PYTHONHASHSEED="2"))
+    alone = json.loads(simulate("--digests", "--schedules", 1, "--first", 20))
+
+    assert len(set(forwards.values())) == 40
+    assert [seed for seed in forwards if forwards[seed] != backwards[seed]] == []
+    assert alone["20"] == forwards["20"]
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 def test_every_mutant_is_caught_and_the_rare_ones_too():
@@ -85,4 +97,5 @@ def test_none_of_200_000_schedules_ends_in_a_false_404():
     print(json.dumps(found))
 
     assert found["schedules"] == 200_000
+    assert found["saved with an error"] > 0
     hold(found)

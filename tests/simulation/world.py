@@ -5,31 +5,27 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from datetime import datetime, timedelta, timezone
-from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
-from django.db import connections
+from django.db import IntegrityError, OperationalError, connections
 
+from bloomguard.exceptions import StoreError
 from bloomguard.guards import Guard
 from bloomguard.models import GuardState
 from bloomguard.rebuild import Rebuild
 from bloomguard.state.active_filter import ActiveFilter
-from bloomguard.state.table import StateTable
+from bloomguard.state.table import EXPIRY_SECONDS, StateTable
 from bloomguard.verdicts import MAYBE, Decision, Verdict
-from bloomguard.writes import fencing
+from bloomguard.writes import fencing, rows
+from bloomguard.writes.rows import WrittenRows
 from tests.shop.models import Product
 from tests.support.guarding import make_guard
 
-from .database import ROWS, Database, SimulatedConnection, SimulatedSource
+from .database import ROWS, Database, SimulatedConnection, SimulatedSource, write_row
 from .scheduler import PACES, START, TICK, Lock, Scheduler
 from .servers import Network, Server, SimulatedStore
 
-_FIRST = (
-    "UPDATE bloomguard_guardstate SET version=1, status='armed', identity='life0', active=?, standby='', "
-    "database='database', standby_until=NULL, "
-    "building='', builder='', builder_seen_at=NULL, host='', fenced_at=NULL, reason=''"
-)
 _EPOCH = datetime(2026, 1, 1, tzinfo=timezone.utc)
 
 GUARD = make_guard(Product, name="simulated", filter="bloom")
@@ -57,8 +53,29 @@ def _layout(counted: bool) -> Any:
 EXACT, COUNTED = _layout(False), _layout(True)
 
 
+def _first_row(active: str) -> GuardState:
+    """The state row that a schedule begins with: all its columns, or one would be left of the schedule before."""
+    row = GuardState(name=GUARD.name, identity="life0", database="database", active=active)
+    if active:  # as a rebuild has left it
+        row.source, row.tables = f"{ROWS}/", "\n".join(sorted(GUARD._meta.tables))
+    return row
+
+
 class FalseNotFound(Exception):
     """A guard said ABSENT of a row that was committed before it was asked."""
+
+
+class _Tracked:
+    """What the code looks at of a tracked table."""
+
+    is_unknown = False
+
+    def __init__(self, guard: Guard) -> None:
+        self.guard = guard
+
+
+def _written(keys: list[int]) -> WrittenRows:
+    return WrittenRows([(key,) for key in keys], "", stored=False)
 
 
 class SimulatedLive(ActiveFilter):
@@ -132,7 +149,6 @@ class Process:
         While the guard is idle the statement is sent as it is, and looked at again when it is over.
         """
         database = self.world.database
-        database.unacknowledged.difference_update(keys)  # of a process that was killed
         idle = fencing.all_idle([self.guard], ROWS)
         if idle is None:
             with database.atomic():
@@ -142,34 +158,63 @@ class Process:
         self.world.counts["idle"] += 1
         if self.world.rng.random() < 0.15:  # held up for as long as a rebuild takes, before the database knows of it
             self.sleep(self.world.rng.randrange(128) * TICK)
-        unacknowledged = not database.is_open()
-        if unacknowledged:
-            database.unacknowledged.update(keys)  # under autocommit: committed before we look again
-        with database.atomic():
-            self.statement(keys)
+        if database.is_open():
+            self.send_idle(keys, idle)
+            return
+        number = database.new_number()
+        database.unacknowledged.add(number)  # under autocommit: committed before we look again
+        try:
+            self.send_idle(keys, idle, number)
+        except (StoreError, OperationalError):
+            self.world.scheduler.spawn(f"{self.host}.debt", self, self.await_fence, keys, number)
+            raise
+        database.unacknowledged.discard(number)
+
+    def send_idle(self, keys: list[int], idle: dict[Guard, float], number: int | None = None) -> None:
+        """Send the statement of idle guards, then look again whether they still are, as the project's code does it."""
+        database = self.world.database
+        tracked: Any = _Tracked(self.guard)
+        try:
+            with database.atomic(number):
+                self.statement(keys)
+            database.lose_answer()
+        except BaseException as error:
+            rows.fence_if_late([tracked], idle, ROWS, error)
+            raise
         if not fencing.was_idle(self.guard, idle[self.guard]):
             self.world.counts["idle too long"] += 1
-            with fencing.writing(self.guard, ROWS):
-                if not fencing.needs_no_add(self.guard, ROWS):
-                    self.add(keys)
-        if unacknowledged:
-            database.unacknowledged.difference_update(keys)
+        rows.add_if_late([tracked], idle, ROWS, lambda tracked: _written(keys))
+
+    def await_fence(self, keys: list[int], number: int) -> None:
+        """Ask for rows whose writer got an error, though they are there: once the fence is set, as for all others."""
+        world = self.world
+        world.counts["saved with an error"] += 1
+        while self.table.overdue:
+            self.sleep(TICK)
+        self.sleep(EXPIRY_SECONDS)
+        world.database.unacknowledged.discard(number)
+        while True:
+            for process in list(world.processes.values()):
+                world.scheduler.spawn(f"{process.host}.asker", process, world.ask, process, keys[-1])
+            self.sleep(EXPIRY_SECONDS / 4)
 
     def statement(self, keys: list[int]) -> None:
-        """INSERT."""
+        """INSERT. Raises :class:`IntegrityError` if a row is there, after whoever is writing it has ended."""
         self.world.scheduler.hop()
-        mine = self.world.database.mine
-        mine.wrote = True
-        mine.inserted.update(keys)
+        database = self.world.database
+        database.mine.wrote = True
+        for key in keys:
+            database.lock(key)
+            if key in database.rows:
+                raise IntegrityError(f"row {key} is there")
+            database.mine.inserted.add(key)
         self.world.scheduler.note("INSERT", *keys)
         self.world.scheduler.hop()
 
     def add(self, keys: list[int]) -> None:
         """What follows an INSERT. Raises :class:`StoreError`: then it must not be committed."""
-        live, made = self.guard._runtime.active_filter, [KEYS[key] for key in keys]
-        known = live.add(made, may_read=False)
-        if not (known or live.add(made, partial(fencing.drop_standby, self.guard, ROWS))):
-            fencing.fence(self.guard, ROWS, live.why_not_added())
+        tracked: Any = _Tracked(self.guard)
+        rows.add(tracked, ROWS, lambda tracked: _written(keys))
 
     def delete(self, key: int) -> None:
         """DELETE, with a token for the generation that answers, which is redeemed after the COMMIT."""
@@ -223,7 +268,7 @@ class World:
         #: Called after each discard.
         self.discarded: Callable[[int], None] = lambda key: None
         self._pids = 100
-        self._names = 0
+        self._names = self._tokens = 0
         self._lives = 0
         #: Whether every host is quick; most races need one that is not, some need all.
         self.swift = self.rng.random() < 0.5
@@ -237,7 +282,7 @@ class World:
         #: Whether the guard has no filter yet.
         idle = self.rng.random() < 0.3
         for alias in ("default", "rows"):
-            connections[alias].connection.execute(_FIRST, ["" if idle else "rg0"])
+            write_row(alias, _first_row("" if idle else "rg0"))
 
     def process(self, host: str) -> Process:
         """The host's process; a new one if the last was killed."""
@@ -265,18 +310,22 @@ class World:
         self._names += 1
         return f"g{self._names}"
 
+    def new_token(self) -> str:
+        self._tokens += 1
+        return f"t{self._tokens}"
+
     def new_life(self) -> str:
         self._lives += 1
         return f"life{self._lives}"
 
     def ask(self, process: Process, key: int) -> Decision:
         """Ask for ``key`` as a request does, and hold the answer against what was committed when it began."""
-        committed, unacknowledged = self.database.rows.get(key), set(self.database.unacknowledged)
+        committed = self.database.rows.get(key)
+        acknowledged = committed is not None and committed not in self.database.unacknowledged
         self.scheduler.note("asks for", key)
         decision = process.guard._runtime.active_filter.ask(KEYS[key])
         self.scheduler.note("hears of", key, decision.reason)
         self.counts[decision.reason] += 1
-        acknowledged = committed is not None and key not in unacknowledged
         if decision.verdict is Verdict.ABSENT and acknowledged and self.database.rows.get(key) == committed:
             raise FalseNotFound(f"row {key} was there all the time, and was answered 404")
         if decision is MAYBE:
