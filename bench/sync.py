@@ -164,12 +164,13 @@ class Site:
         """The filters were written to all along, and have what was written with the hooks in place."""
         from bloomguard.guards import registry
         from bloomguard.state import table as state
+        from bloomguard.state.row import ARMED
         from bloomguard.verdicts import Verdict
 
         self.hooks.on()
         for store, model in self.guarded.items():
             guard = registry[f"{store}-{self.alias}".lower()]
-            assert state.table.current(guard.name).status == state.ARMED
+            assert state.table.current(guard.name).status == ARMED
             assert guard.verdict(model.objects.create(name="the last").pk) is Verdict.MAYBE
             assert guard.verdict(-1) is Verdict.ABSENT
 

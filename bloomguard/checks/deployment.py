@@ -14,7 +14,8 @@ from ..filters import FilterError
 from ..guards import Guard, registry
 from ..models import GuardState
 from ..rebuild.plan import open_active
-from ..state.table import ARMED, table
+from ..state.row import ARMED
+from ..state.table import table
 from ..stores import Generation
 from .tags import TAG
 

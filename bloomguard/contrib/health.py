@@ -15,7 +15,7 @@ from django.http import HttpRequest, JsonResponse
 from django.views import View
 
 from ..guards import Guard, registry
-from ..state.table import ARMED
+from ..state.row import ARMED
 from ..verdicts import Decision
 
 

@@ -21,7 +21,8 @@ from ..metrics import series
 from ..metrics.series import HOUR, MINUTE, Series
 from ..models import GuardState, GuardTask
 from ..rebuild.plan import FULL, days_to_capacity, rows_a_day
-from ..state.table import ARMED, table
+from ..state.row import ARMED
+from ..state.table import table
 from ..stores import Generation
 from ..verdicts import AMBIGUOUS, COLD, DISABLED, ERROR, FENCED, IDENTITY, LEASE, SHADOW, UNREACHABLE, UNTRUSTED
 from . import charts

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from django.utils.translation import gettext as _
 
 from ..guards import Guard
-from ..state.table import BY_HAND, FENCED
+from ..state.row import BY_HAND, FENCED
 from ..writes.fencing import table_of
 
 logger = logging.getLogger("bloomguard")

@@ -15,7 +15,8 @@ from ..exceptions import StoreError
 from ..filters import CorruptFilter
 from ..log_once import LogOnce
 from ..state.active_filter import ActiveFilter
-from ..state.table import Copy, State
+from ..state.row import State
+from ..state.table import Copy
 from ..stores import Generation
 from ..verdicts import (
     ABSENT,

@@ -23,7 +23,7 @@ from ..filters.kinds import KeysSummary
 from ..filters.layout import Layout
 from ..guards import Guard
 from ..models import GuardState
-from ..state.table import ARMED, FENCED, State
+from ..state.row import ARMED, FENCED, State
 from ..stores import Generation, Store, stores
 from . import standby
 from .rebuild import Rebuild

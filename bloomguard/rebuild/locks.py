@@ -20,7 +20,8 @@ from django.utils import timezone
 from ..exceptions import BuilderBusy, RebuildError
 from ..models import GuardState
 from ..state.connection import has_own_transaction
-from ..state.table import State, StateTable
+from ..state.row import State
+from ..state.table import StateTable
 
 #: A builder is dead if its last heartbeat is older than this.
 DEAD_AFTER_SECONDS = 60.0

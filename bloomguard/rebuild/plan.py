@@ -15,7 +15,7 @@ from ..filters.kinds import Choice, KeysSummary, choose
 from ..filters.layout import Layout
 from ..guards import Guard
 from ..models import GuardState
-from ..state.table import ARMED, BY_HAND, FENCED, State
+from ..state.row import ARMED, BY_HAND, FENCED, State
 from ..stores import Generation
 from .source import Source
 

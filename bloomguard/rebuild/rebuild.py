@@ -28,7 +28,8 @@ from ..filters.layout import Layout
 from ..guards import Guard
 from ..signals import generation_published, send
 from ..state.connection import has_own_transaction
-from ..state.table import ARMED, EXPIRY_SECONDS, FENCED, State
+from ..state.row import ARMED, FENCED, State
+from ..state.table import EXPIRY_SECONDS
 from ..stores import Generation
 from . import refusals, standby
 from .locks import builder_id, refuse_if_alive, wait_for_writers

@@ -21,7 +21,8 @@ from ..exceptions import RebuildError, StoreError
 from ..filters import FilterError
 from ..guards import Guard
 from ..signals import generation_published, send
-from ..state.table import ARMED, EXPIRY_SECONDS, State
+from ..state.row import ARMED, State
+from ..state.table import EXPIRY_SECONDS
 from ..stores import Store
 
 logger = logging.getLogger("bloomguard")

@@ -25,7 +25,8 @@ from . import table as states
 from .awaited import Awaited
 from .locate import all_stores, describe_location, locate_store
 from .negative_cache import NegativeCache
-from .table import ARMED, EXPIRY_SECONDS, LEASE_SECONDS, State, StateTable
+from .row import ARMED, State
+from .table import EXPIRY_SECONDS, LEASE_SECONDS, StateTable
 
 logger = logging.getLogger("bloomguard")
 
@@ -59,15 +60,13 @@ class ActiveFilter(Awaited):
         self._definition = definition
         self._width = width
         self._counted = counted
-        #: The store's ``is_remote``, ``None`` until the store is needed.
-        self.is_remote: bool | None = None
-        #: The published generation that was checked last, and its check. One tuple: threads replace it concurrently.
+        self.is_remote: bool | None = None  # the store's, once known
+        #: The generation that was checked last, and its check. One tuple: threads replace it concurrently.
         self.last_check: tuple[str, Callable[[bytes], bool]] | None = None
-        self._change = NONE  # the ``State.change`` for which the next two dicts were last tidied
+        self._change = self._warned = NONE  # `_change`: the row for which the next two dicts were last tidied
         self._opened: dict[str, Generation] = {}
         self._refused: dict[str, float] = {}
         self._looked_at, self._looked = float("-inf"), COLD
-        self._warned = NONE
         #: The false positives that this process has found.
         self.negative_cache = NegativeCache(name, self.table, lambda name: self._opened.get(name))
         # ``fenced_at`` of the last fence that this process read, and when it read it first, by the table's clock.

@@ -10,7 +10,8 @@ from ..filters import CorruptFilter
 from ..stores import Generation
 from ..verdicts import ABSENT, MAYBE, Decision
 from .negative_cache import NegativeCache
-from .table import LEASE_SECONDS, State, StateTable
+from .row import State
+from .table import LEASE_SECONDS, StateTable
 
 
 class Awaited:

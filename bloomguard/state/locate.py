@@ -9,7 +9,7 @@ from contextlib import suppress
 from ..conf import settings
 from ..exceptions import ConfigurationError, StoreError
 from ..stores import Store, stores
-from .table import State
+from .row import State
 
 
 def all_stores(own: Store) -> Iterator[Store]:

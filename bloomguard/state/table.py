@@ -12,8 +12,8 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field, fields, replace
-from functools import cached_property, partial
+from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
 from django.db import DatabaseError, OperationalError, connections
@@ -23,6 +23,7 @@ from ..forks import after_fork
 from ..models import GuardState
 from ..signals import guard_fenced, send
 from .connection import StateConnection, is_locked
+from .row import COLUMNS, FENCED, Rows, State
 
 logger = logging.getLogger("bloomguard")
 
@@ -36,84 +37,6 @@ _RENEWAL_PATIENCE = 0.25
 _CLOCK: int | None = getattr(time, "CLOCK_BOOTTIME", getattr(time, "CLOCK_MONOTONIC", None))
 #: Returns monotonic seconds that include the host's sleep, so that no process trusts an old copy on wake-up.
 seconds: Callable[[], float] = time.monotonic if _CLOCK is None else partial(time.clock_gettime, _CLOCK)
-
-_READ_ALONG = {"read_along": True}
-#: So begins the reason of a fence if somebody set it, in the admin or by a command.
-BY_HAND = "fenced by "
-ARMED, FENCED = GuardState.Status.ARMED.value, GuardState.Status.FENCED.value
-
-
-@dataclass(frozen=True)
-class State:
-    """One guard's row as it was read; ``version`` 0 if there is no row.
-
-    Each INSERT reads the properties several times, so they are computed once.
-    """
-
-    name: str
-    version: int = 0
-    status: str = ARMED
-    identity: str = ""
-    active: str = ""
-    standby: str = ""
-    building: str = ""
-    builder: str = ""
-    host: str = ""
-    mode: str = ""
-    database: str = field(default="", compare=False)  # that the generations were built from
-    source: str = field(default="", compare=False)  # of their rows: see bloomguard.guards.places
-    tables: str = field(default="", compare=False)  # of their rows: see bloomguard.writes.unknown_guards
-    #: Random, new with each version: a restored database uses the same version numbers again.
-    token: str = field(default="", compare=False)
-    #: Raw database values, only tested for equality and presence: which fence it is, and whether the standby is kept.
-    fenced_at: Any = field(default=None, compare=False)
-    standby_until: Any = field(default=None, compare=False)
-    #: No columns: the database that the row was read from, and whether it can lose no COMMIT unnoticed.
-    here: str = field(default="", compare=False, metadata=_READ_ALONG)
-    is_durable: bool = field(default=True, compare=False, metadata=_READ_ALONG)
-
-    @cached_property
-    def change(self) -> tuple[int, str]:
-        """Identifies this version of the row."""
-        return self.version, self.token
-
-    @cached_property
-    def is_ours(self) -> bool:
-        """Whether the generations were built from this database, not from one that it is a copy of."""
-        return self.database == self.here or not self.generations
-
-    @property
-    def may_forget(self) -> bool:
-        """Whether keys of deleted rows may be discarded: a database that loses the delete changes its identity."""
-        return self.is_ours and self.is_durable
-
-    @property
-    def kept(self) -> str:
-        """The standby if it is kept for a roll-back: complete, gets adds, checked by no process any more."""
-        return self.standby if self.standby_until else ""
-
-    @cached_property
-    def generations(self) -> tuple[str, ...]:
-        """All generations that get adds."""
-        return tuple(name for name in (self.active, self.standby, self.building) if name)
-
-    @cached_property
-    def takes_adds(self) -> bool:
-        """Whether it names a generation that answers, or may answer later; if fenced, only the one being built."""
-        return bool(self.building if self.status == FENCED else self.generations)
-
-    def is_answered_by(self, generation: str) -> bool:
-        """Return whether ``generation`` is the one that may answer ABSENT."""
-        return self.active == generation and self.status == ARMED and self.is_ours
-
-    def is_covered_by(self, earlier: State) -> bool:
-        """Return whether adds to all generations of ``earlier`` have reached all generations of this row."""
-        same = self.identity == earlier.identity and self.is_ours
-        return same and set(self.generations) <= set(earlier.generations)
-
-
-_COLUMNS = tuple(field.name for field in fields(State) if not field.metadata)
-Rows = dict[str, State]
 
 
 class Copy(NamedTuple):
@@ -288,7 +211,7 @@ class StateTable:
     def query(self) -> str:
         """The SELECT of all rows, with the columns of :class:`State`."""
         quote = self.connection.quote
-        columns = ", ".join(map(quote, _COLUMNS))
+        columns = ", ".join(map(quote, COLUMNS))
         return f"SELECT {columns} FROM {quote(GuardState._meta.db_table)}"  # noqa: S608
 
     def _read(self) -> Rows:
@@ -312,7 +235,7 @@ class StateTable:
     def _proved_query(self) -> str:
         """:attr:`query` with the columns of :attr:`StateConnection.proofs` in front, in one row at least."""
         quote = self.connection.quote
-        columns = ", ".join(f"found.{quote(column)}" for column in _COLUMNS)
+        columns = ", ".join(f"found.{quote(column)}" for column in COLUMNS)
         return (
             f"SELECT server.is_standby, server.here, server.is_durable, {columns} "  # noqa: S608
             f"FROM (SELECT {self.connection.proofs}) server "
@@ -326,7 +249,7 @@ class StateTable:
         if changes.get("building") or (changes.get("active") and not seen.generations):
             changes["database"] = self._here_of(seen)
         changes["token"] = new_token()
-        after = replace(seen, version=seen.version + 1, **{name: changes[name] for name in _COLUMNS if name in changes})
+        after = replace(seen, version=seen.version + 1, **{name: changes[name] for name in COLUMNS if name in changes})
         values = {**changes, "version": after.version}
         if seen.version == 0:
             return self._insert(after, values)

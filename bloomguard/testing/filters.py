@@ -20,7 +20,8 @@ from ..filters.layout import Layout
 from ..guards import Guard, registry, spot_checks
 from ..guards.keys import OutOfRange, Unkeyable
 from ..state.active_filter import ActiveFilter
-from ..state.table import Rows, State, StateTable
+from ..state.row import Rows, State
+from ..state.table import StateTable
 from ..stores import Generation, Store
 from ..stores.base import FindKeyHash
 from ..stores.memory import MemoryStore

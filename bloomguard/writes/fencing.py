@@ -24,7 +24,8 @@ from ..guards import Guard
 from ..models import GuardState
 from ..state import table as states
 from ..state.connection import has_own_transaction
-from ..state.table import EXPIRY_SECONDS, FENCED, LEASE_SECONDS, Rows, State, StateTable
+from ..state.row import FENCED, Rows, State
+from ..state.table import EXPIRY_SECONDS, LEASE_SECONDS, StateTable
 from .observer import TransactionObserver
 from .transactions import has_begun
 

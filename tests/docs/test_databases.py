@@ -8,6 +8,7 @@ from django.db import connections
 from bloomguard.exceptions import RebuildError
 from bloomguard.guards import registry
 from bloomguard.state import table as state
+from bloomguard.state.row import FENCED
 from bloomguard.verdicts import Verdict
 from tests.shop.models import Product
 from tests.support import database
@@ -60,4 +61,4 @@ def test_a_table_of_several_schemas_is_refused(build, schema):
 
     registry["product"]._runtime.active_filter.forget()
     assert registry["product"].verdict(50) is Verdict.UNKNOWN
-    assert state.table.current("product").status == state.FENCED
+    assert state.table.current("product").status == FENCED

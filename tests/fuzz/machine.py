@@ -28,7 +28,8 @@ from bloomguard.models import GuardState
 from bloomguard.rebuild import Rebuild, locks, roll_back_all, run_all, verify
 from bloomguard.state import table as states
 from bloomguard.state.active_filter import ActiveFilter
-from bloomguard.state.table import ARMED, StateTable
+from bloomguard.state.row import ARMED
+from bloomguard.state.table import StateTable
 from bloomguard.stores import stores
 from bloomguard.verdicts import Verdict
 from bloomguard.writes import fencing

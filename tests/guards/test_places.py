@@ -23,7 +23,7 @@ from bloomguard.state import schemas
 from bloomguard.state import table as state
 from bloomguard.state.active_filter import ActiveFilter
 from bloomguard.state.connection import DatabaseConnection
-from bloomguard.state.table import ARMED
+from bloomguard.state.row import ARMED
 from bloomguard.verdicts import ABSENT, AMBIGUOUS, LEASE, MAYBE
 from tests.shop.models import Product
 from tests.support import database

@@ -16,6 +16,7 @@ from bloomguard.guards import registry, spot_checks
 from bloomguard.rebuild import Rebuild
 from bloomguard.signals import false_negative_found
 from bloomguard.state import table as states
+from bloomguard.state.row import ARMED, FENCED
 from bloomguard.verdicts import Verdict
 from tests.management.test_verify_filter import insert_unseen
 from tests.shop.models import Article, Order, Place, Product
@@ -83,7 +84,7 @@ def test_a_false_absence_is_caught(name, table, columns, value, url, clock, capl
 
     assert response.status_code == 200
     assert registry[name]._meta.keys.key(told.pop()) == registry[name]._meta.keys.key(value)
-    assert states.table.current(name).status == states.FENCED
+    assert states.table.current(name).status == FENCED
     assert times_counted(name) == before + 1
     assert "would have been answered 404" in caplog.text
     assert "5000" not in caplog.text
@@ -97,7 +98,7 @@ def test_a_true_absence_stays_one(clock, asked):
 
     assert Client().get("/products/5/").status_code == 404
     assert len(asked) == 1
-    assert states.table.current("product").status == states.ARMED
+    assert states.table.current("product").status == ARMED
 
 
 def test_at_most_one_a_second(clock, asked, django_assert_num_queries):
@@ -192,7 +193,7 @@ def test_a_row_that_was_just_created_is_no_mistake(clock, monkeypatch):
 
     registry["product"].verdict(5)
 
-    assert states.table.current("product").status == states.ARMED
+    assert states.table.current("product").status == ARMED
     assert registry["product"].verdict(5) is Verdict.MAYBE
 
 
@@ -211,7 +212,7 @@ def test_a_row_that_was_just_deleted_is_no_mistake(clock, monkeypatch):
         monkeypatch.setattr(spot_checks, "_exists", then_deleted)
 
         assert guard.verdict(5) is Verdict.ABSENT
-        assert states.table.current(guard.name).status == states.ARMED
+        assert states.table.current(guard.name).status == ARMED
 
 
 def test_a_soft_deleted_row_is_absent(clock):

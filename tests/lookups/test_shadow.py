@@ -14,6 +14,7 @@ from bloomguard.lookups import shadow
 from bloomguard.lookups.scope import Scope
 from bloomguard.rebuild import Rebuild
 from bloomguard.state import table as states
+from bloomguard.state.row import FENCED
 from bloomguard.verdicts import ABSENT, MAYBE, REMEMBERED, Verdict
 from tests.management.test_verify_filter import insert_unseen
 from tests.shop import views
@@ -157,7 +158,7 @@ def test_an_absence_is_held_against_the_database(browser, guard, monkeypatch, cl
     assert browser.get("/one/4321/").status_code == 200
 
     assert counted(counts.FALSE_ABSENCE) == before + 1
-    assert states.table.current("watched").status == states.FENCED
+    assert states.table.current("watched").status == FENCED
 
 
 @pytest.mark.parametrize("decision", [ABSENT, REMEMBERED, MAYBE], ids=lambda each: each.reason)

@@ -18,7 +18,7 @@ from bloomguard.models import GuardState
 from bloomguard.rebuild import Rebuild, rebuild, standby
 from bloomguard.rebuild import source as sources
 from bloomguard.state import table as states
-from bloomguard.state.table import ARMED, FENCED
+from bloomguard.state.row import ARMED, FENCED
 from bloomguard.stores import stores
 from tests.shop.models import Article, Product
 

@@ -14,6 +14,7 @@ from bloomguard.guards import registry
 from bloomguard.models import GuardState
 from bloomguard.rebuild import Rebuild
 from bloomguard.state import table as state
+from bloomguard.state.row import ARMED, FENCED
 from bloomguard.verdicts import Verdict
 from tests.shop.models import Product
 from tests.support import database
@@ -68,9 +69,9 @@ def test_a_fence_by_hand_lasts_until_somebody_rebuilds(armed, clock, before):
 
     assert said.startswith("product stays disabled: fenced by ")
     assert [(each["reasons"], each["held"][:10]) for each in told] == [([], "fenced by ")]
-    assert GuardState.objects.get(name="product").status == state.FENCED
+    assert GuardState.objects.get(name="product").status == FENCED
     run("rebuild_filter", "product")
-    assert GuardState.objects.get(name="product").status == state.ARMED
+    assert GuardState.objects.get(name="product").status == ARMED
 
 
 def test_what_cannot_be_switched_is_said(fresh, clock, each_database):
@@ -105,7 +106,7 @@ def test_a_deleted_state_row_is_fenced_first(armed, clock):
     finally:
         state.table.sleep = real
 
-    assert statuses[0] == [state.FENCED, state.FENCED]  # both wait together
+    assert statuses[0] == [FENCED, FENCED]  # both wait together
     assert statuses[1:] in ([], [[]])  # on SQLite a transaction that changes state rows waits after its COMMIT
     assert clock.now - began == 2 * state.LEASE_SECONDS * len(statuses)
     assert not GuardState.objects.exists()
@@ -128,7 +129,7 @@ def test_a_fence_by_hand_is_not_lost_to_another_change(armed, monkeypatch):
 
     def swap(table, seen, **changes):
         if not calls:
-            GuardState.objects.filter(name="product").update(version=F("version") + 1, status=state.FENCED)
+            GuardState.objects.filter(name="product").update(version=F("version") + 1, status=FENCED)
         calls.append(seen)
         return real(table, seen, **changes)
 
@@ -155,7 +156,7 @@ def test_a_state_row_is_fenced_before_a_transaction_deletes_it(armed, clock, eac
             began = clock.now
             GuardState.objects.get(name="product").delete()
             assert clock.now - began == 2 * state.LEASE_SECONDS
-            assert state.table.current("product").status == state.FENCED
+            assert state.table.current("product").status == FENCED
 
     assert GuardState.objects.filter(name="product").exists() == (each_database == "sqlite")
 
@@ -201,4 +202,4 @@ def test_a_fence_by_hand_after_the_decision_to_rebuild_lasts_too(armed, clock, m
         run("rebuild_filter", "--if-needed", "product")
 
     assert caught.value.returncode == 75
-    assert GuardState.objects.get(name="product").status == state.FENCED
+    assert GuardState.objects.get(name="product").status == FENCED

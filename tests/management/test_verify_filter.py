@@ -19,6 +19,7 @@ from bloomguard.rebuild import Rebuild, rebuild, verify
 from bloomguard.rebuild import source as sources
 from bloomguard.rebuild.verify import Verification
 from bloomguard.state import table as states
+from bloomguard.state.row import FENCED
 from bloomguard.verdicts import Verdict
 from tests.shop.models import Article, Order, Place, Product
 from tests.support import database
@@ -102,7 +103,7 @@ def test_a_missing_row_is_found_and_fences(name, table, columns, value, caplog):
     states.table.forget()
 
     assert raised.value.returncode == 1
-    assert states.table.current(name).status == states.FENCED
+    assert states.table.current(name).status == FENCED
     assert registry[name].verdict(value) is Verdict.UNKNOWN
     assert "5000" not in caplog.text
     assert "nice" not in caplog.text

@@ -16,6 +16,7 @@ from bloomguard.rebuild import Rebuild, rebuild
 from bloomguard.rebuild.copy import Copy
 from bloomguard.rebuild.source import Source
 from bloomguard.state import table as state
+from bloomguard.state.row import ARMED
 from bloomguard.stores import stores
 from bloomguard.stores.redis import RedisStore
 from bloomguard.verdicts import Verdict
@@ -120,7 +121,7 @@ def test_a_guard_goes_on_answering_from_where_its_filter_lies(shop, move, clock,
 
     Product.objects.create(pk=ROWS + 1)
 
-    assert state.table.current("product").status == state.ARMED
+    assert state.table.current("product").status == ARMED
     assert registry["product"].verdict(ROWS + 1) is Verdict.MAYBE
     assert registry["product"].verdict(ROWS + 2) is Verdict.ABSENT
     runtime = registry["product"]._runtime

@@ -19,7 +19,8 @@ from bloomguard.rebuild import Rebuild, locks, run_all
 from bloomguard.rebuild import source as sources
 from bloomguard.state import table as states
 from bloomguard.state.active_filter import ActiveFilter
-from bloomguard.state.table import ARMED, FENCED, State, StateTable
+from bloomguard.state.row import ARMED, FENCED, State
+from bloomguard.state.table import StateTable
 from bloomguard.stores import stores
 from bloomguard.verdicts import ABSENT, MAYBE
 from tests.conftest import Counting, forget

@@ -19,7 +19,7 @@ from bloomguard.guards import registry
 from bloomguard.guards.keys import OutOfRange, Uncertain, Unkeyable
 from bloomguard.rebuild import columns, rebuild
 from bloomguard.state import table as state
-from bloomguard.state.table import ARMED, FENCED
+from bloomguard.state.row import ARMED, FENCED
 from bloomguard.verdicts import UNKEYABLE, Verdict
 from tests.conftest import forget
 from tests.shop.models import Article, Bundle, Product

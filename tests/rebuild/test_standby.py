@@ -13,7 +13,7 @@ from bloomguard.guards import registry
 from bloomguard.models import GuardState
 from bloomguard.rebuild import Rebuild, clear_away, roll_back_all
 from bloomguard.state import table as states
-from bloomguard.state.table import ARMED, FENCED
+from bloomguard.state.row import ARMED, FENCED
 from bloomguard.stores import stores
 from bloomguard.verdicts import ABSENT, MAYBE
 from tests.conftest import forget

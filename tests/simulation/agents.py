@@ -9,7 +9,7 @@ from django.db import DatabaseError, IntegrityError, OperationalError
 
 from bloomguard.exceptions import BuilderBusy, RebuildError, StoreError
 from bloomguard.rebuild import clear_away, roll_back_all
-from bloomguard.state.table import State
+from bloomguard.state.row import State
 from bloomguard.verdicts import MAYBE
 
 from .database import Transaction

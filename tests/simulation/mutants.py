@@ -15,7 +15,8 @@ from bloomguard.filters import FilterError
 from bloomguard.rebuild import Rebuild, rebuild
 from bloomguard.state.active_filter import ActiveFilter
 from bloomguard.state.negative_cache import NegativeCache
-from bloomguard.state.table import Copy, State, StateTable
+from bloomguard.state.row import State
+from bloomguard.state.table import Copy, StateTable
 from bloomguard.writes import fencing, state_rows
 
 from .database import SimulatedConnection

@@ -9,7 +9,7 @@ import pytest
 from bloomguard.guards import registry
 from bloomguard.models import GuardState
 from bloomguard.rebuild import Rebuild
-from bloomguard.state.table import ARMED, FENCED
+from bloomguard.state.row import ARMED, FENCED
 from bloomguard.verdicts import ABSENT, IDENTITY, MAYBE
 from tests.conftest import forget
 from tests.shop.models import Product

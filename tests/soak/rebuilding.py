@@ -168,6 +168,7 @@ def look() -> dict[str, Any]:
     """What answers now, whether it does, and how many of all acknowledged rows it denies."""
     from bloomguard.guards import registry
     from bloomguard.state import table as state
+    from bloomguard.state.row import ARMED
     from bloomguard.verdicts import Verdict
 
     guard = registry["product"]
@@ -176,7 +177,7 @@ def look() -> dict[str, Any]:
     row = state.table.current("product")
     return {
         "active": row.active,
-        "armed": row.status == state.ARMED,
+        "armed": row.status == ARMED,
         "answers": any(guard.verdict(ABSENT_FROM + number) is Verdict.ABSENT for number in range(9)),
         "denied": sum(journal[pk] for pk in denied),  # unless it was deleted since
     }

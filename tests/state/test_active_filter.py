@@ -14,7 +14,8 @@ from bloomguard.guards import Guard, registry
 from bloomguard.rebuild import Rebuild
 from bloomguard.state import table as states
 from bloomguard.state.active_filter import ActiveFilter
-from bloomguard.state.table import FENCED, State, StateTable
+from bloomguard.state.row import FENCED, State
+from bloomguard.state.table import StateTable
 from bloomguard.stores import stores
 from bloomguard.verdicts import ABSENT, COLD, ERROR, IDENTITY, LEASE, MAYBE, UNTRUSTED, Verdict
 from bloomguard.verdicts import FENCED as FENCED_DECISION

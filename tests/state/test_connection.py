@@ -14,7 +14,8 @@ from django.db import DatabaseError, InterfaceError, OperationalError, connectio
 from bloomguard.models import GuardState
 from bloomguard.state import connection as connection_module
 from bloomguard.state.connection import StateConnection, TimedOut
-from bloomguard.state.table import State, StateTable, seconds
+from bloomguard.state.row import State
+from bloomguard.state.table import StateTable, seconds
 from tests.conftest import Clock, Counting
 
 pytestmark = [

@@ -20,7 +20,8 @@ from bloomguard.models import GuardState
 from bloomguard.rebuild import Rebuild
 from bloomguard.rebuild.standby import is_of
 from bloomguard.state import table as states
-from bloomguard.state.table import FENCED, State, StateTable
+from bloomguard.state.row import FENCED, State
+from bloomguard.state.table import StateTable
 from bloomguard.stores import stores
 from bloomguard.verdicts import Verdict
 from tests.conftest import Counting, forget

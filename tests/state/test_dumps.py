@@ -9,7 +9,7 @@ from django.db import connections
 from bloomguard.guards import registry
 from bloomguard.models import GuardState
 from bloomguard.rebuild import Rebuild
-from bloomguard.state.table import FENCED
+from bloomguard.state.row import FENCED
 from bloomguard.verdicts import Verdict
 from tests.shop.models import Product
 from tests.support import database

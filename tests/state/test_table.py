@@ -12,7 +12,8 @@ from django.utils import timezone
 
 from bloomguard.models import GuardState
 from bloomguard.state.connection import StateConnection
-from bloomguard.state.table import ARMED, FENCED, State, StateTable
+from bloomguard.state.row import ARMED, FENCED, State
+from bloomguard.state.table import StateTable
 from tests.conftest import Clock, Counting
 
 pytestmark = [

@@ -210,7 +210,7 @@ def test_a_lease_that_ends_while_a_task_waits_is_renewed(site, monkeypatch):
 
     async def late(*args):
         replies = await aread(*args)
-        await GuardState.objects.aupdate(status=state.FENCED, version=1_000)
+        await GuardState.objects.aupdate(status=GuardState.Status.FENCED, version=1_000)
         site.clock.sleep(5)
         return replies
 
@@ -261,7 +261,7 @@ def test_a_spot_check_asks_the_database_in_a_thread(site, monkeypatch):
     site.guard._runtime.decide(1)
 
     assert site(999) == [CAUGHT]
-    assert state.table.current("product").status == state.FENCED
+    assert state.table.current("product").status == GuardState.Status.FENCED
 
 
 def test_a_shadow_keeps_absences_to_itself_on_a_loop(site, monkeypatch):

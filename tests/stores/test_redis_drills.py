@@ -7,6 +7,7 @@ import pytest
 from bloomguard.guards import registry
 from bloomguard.rebuild import Rebuild
 from bloomguard.state import table as state
+from bloomguard.state.row import ARMED, FENCED
 from bloomguard.stores import stores
 from bloomguard.stores.redis.commands import PROBE_SECONDS
 from bloomguard.verdicts import Verdict
@@ -163,7 +164,7 @@ def test_an_add_that_fails_fences(site, mode):
         site.recover()
         site.clock.sleep(PROBE_SECONDS)
 
-        assert state.table.current("product").status == state.FENCED
+        assert state.table.current("product").status == FENCED
         assert site.all_found()
         assert site.absent is Verdict.UNKNOWN
         site.rebuild()
@@ -178,7 +179,7 @@ def test_one_lost_reply_does_not_fence(site):
 
     site.create()
 
-    assert state.table.current("product").status == state.ARMED
+    assert state.table.current("product").status == ARMED
     assert site.absent is Verdict.ABSENT
     assert site.all_found()
 
@@ -241,7 +242,7 @@ def test_a_replica_that_lost_adds_is_not_trusted(replica, site, primary, proxy):
         until(lambda: admin.dbsize() > 1)
         admin.replicaof("NO", "ONE")  # from here on it gets nothing
     lost = [site.create() for _ in range(5)]
-    assert state.table.current("product").status == state.ARMED
+    assert state.table.current("product").status == ARMED
     proxy._target = replica.port
     proxy.cut()
 
@@ -306,6 +307,6 @@ def test_split_brain_is_no_false_404(replica, site, primary, proxy):
 
     pk = site.create()
 
-    assert state.table.current("product").status == state.FENCED
+    assert state.table.current("product").status == FENCED
     assert site.get(pk) == 200
     assert site.absent is Verdict.UNKNOWN

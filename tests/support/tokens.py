@@ -18,7 +18,8 @@ from typing import Any
 
 from bloomguard.filters.layout import Layout
 from bloomguard.state.active_filter import ActiveFilter
-from bloomguard.state.table import ARMED, LEASE_SECONDS, State, StateTable
+from bloomguard.state.row import ARMED, State
+from bloomguard.state.table import LEASE_SECONDS, StateTable
 from bloomguard.verdicts import ABSENT, MAYBE
 
 NAME = "tokens"

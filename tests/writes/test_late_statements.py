@@ -9,6 +9,7 @@ from django.db import DatabaseError, IntegrityError, OperationalError, connectio
 
 from bloomguard.exceptions import StoreError
 from bloomguard.state import table as state
+from bloomguard.state.row import FENCED
 from bloomguard.writes import consequences, fencing, rows
 from tests.shop.models import Product
 from tests.support import database
@@ -90,7 +91,7 @@ def test_what_is_saved_without_add_and_fence_is_fenced_as_soon_as_possible(late,
     assert state.table.renew()
 
     assert not building()
-    assert state.table.lease("product").status == state.FENCED
+    assert state.table.lease("product").status == FENCED
     assert state.table.overdue == {}
 
 

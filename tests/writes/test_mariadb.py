@@ -12,6 +12,7 @@ from django.db.models import F
 from bloomguard.guards import registry
 from bloomguard.rebuild import Rebuild
 from bloomguard.state import table as state
+from bloomguard.state.row import ARMED, FENCED
 from bloomguard.verdicts import Verdict
 from bloomguard.writes import consequences, updates
 from bloomguard.writes.sql import reader
@@ -146,7 +147,7 @@ def test_whatever_brings_up_a_key_fences(kept, clock):
         Rebuild(registry["article"], sleep=clock.sleep).run()
         with suppress(OperationalError), transaction.atomic(using="mariadb") if block == "atomic" else ExitStack():
             execute(sql)
-        if status("article") != state.FENCED:
+        if status("article") != FENCED:
             silent.append((block, sql))
 
     assert silent == []
@@ -174,7 +175,7 @@ def test_what_brings_up_none_fences_nothing(several, caplog):
     """Reads, deletes and other tables."""
     for sql in NOTHING:
         execute(sql)
-        assert (sql, status("article")) == (sql, state.ARMED)
+        assert (sql, status("article")) == (sql, ARMED)
 
 
 def test_a_trigger_that_assigns_a_key_fences(built):
@@ -207,7 +208,7 @@ def test_a_foreign_key_of_the_database_is_followed(built, clock):
         execute("DROP TABLE raw_parent")
 
     assert Article.objects.filter(slug="moved").exists()
-    assert status("article") == state.FENCED
+    assert status("article") == FENCED
 
 
 # -- values that are not stored as they were given
@@ -319,7 +320,7 @@ def test_an_error_fences_nothing(built):
         execute("INSERT INTO shop_article (id, slug, deleted) VALUES (1, 'x', 0)")
     Article.objects.filter(pk=1).update(slug=F("slug"))
 
-    assert status("article") == state.ARMED
+    assert status("article") == ARMED
 
 
 @pytest.mark.parametrize("sql", GAINS[-12:])

@@ -21,6 +21,7 @@ from psycopg.errors import UndefinedColumn, UniqueViolation
 from bloomguard.guards import registry
 from bloomguard.rebuild import Rebuild
 from bloomguard.state import table as state
+from bloomguard.state.row import ARMED, FENCED
 from bloomguard.verdicts import Verdict
 from bloomguard.writes import catalogue, consequences, fencing, raw, tables
 from bloomguard.writes.adding import adding
@@ -69,9 +70,9 @@ def test_a_raw_insert_fences(built, clock, where):
         execute(INSERT, [7, "x"])
 
     assert clock.now - began >= 2 * state.LEASE_SECONDS
-    assert status("product") == state.FENCED
+    assert status("product") == FENCED
     assert registry["product"].verdict(7) is Verdict.UNKNOWN
-    assert status("article") == state.ARMED
+    assert status("article") == ARMED
     Rebuild(registry["product"], sleep=clock.sleep).run()
     assert [registry["product"].verdict(pk) for pk in (7, 8)] == [Verdict.MAYBE, Verdict.ABSENT]
 
@@ -139,7 +140,7 @@ def test_every_way_to_send_it_is_seen(built, write):
     write()
 
     assert Product.objects.filter(pk=7).exists()
-    assert status("product") == state.FENCED
+    assert status("product") == FENCED
 
 
 def test_rows_that_are_returned_can_be_fetched(built):
@@ -151,7 +152,7 @@ def test_rows_that_are_returned_can_be_fetched(built):
     assert list(rows) == [(7,), (8,)]
     assert connections[database.current].get_autocommit()
     assert Product.objects.count() == 3
-    assert status("product") == state.FENCED
+    assert status("product") == FENCED
 
 
 @on_postgresql
@@ -160,7 +161,7 @@ def test_a_composed_statement_is_seen(built):
     table = composing.Identifier("public", "shop_product")
     execute(composing.SQL("INSERT INTO {} (id, name) VALUES (%s, %s)").format(table), [7, "x"])
 
-    assert status("product") == state.FENCED
+    assert status("product") == FENCED
 
 
 OTHERS = {
@@ -183,7 +184,7 @@ def test_nothing_else_fences(built, work, caplog):
     with caplog.at_level(logging.WARNING, logger="bloomguard"):
         work()
 
-    assert {status(name) for name in ("product", "article", "order", "place")} == {state.ARMED}
+    assert {status(name) for name in ("product", "article", "order", "place")} == {ARMED}
     assert caplog.records == []
 
 
@@ -191,7 +192,7 @@ def test_a_raw_update_of_what_decides_who_is_alive_fences(built):
     """A row that comes to life brings up a key."""
     execute("UPDATE shop_article SET deleted = %s", [False])
 
-    assert status("article") == state.FENCED
+    assert status("article") == FENCED
 
 
 def test_a_parents_table_counts_for_its_children(built, clock):
@@ -201,8 +202,8 @@ def test_a_parents_table_counts_for_its_children(built, clock):
 
         execute("UPDATE shop_product SET name = 'x'")
 
-        assert status("bundle") == state.FENCED
-        assert status("product") == state.ARMED
+        assert status("bundle") == FENCED
+        assert status("product") == ARMED
 
 
 def test_a_guard_without_a_filter_is_left_alone(each_database, fresh, clock, transactional_db, caplog):
@@ -234,7 +235,7 @@ def test_an_error_stays_one(built):
         execute(INSERT, [1, "x"])
 
     assert connections[database.current].get_autocommit()
-    assert status("product") == state.ARMED
+    assert status("product") == ARMED
     assert Article.objects.create(pk=7, slug="next").pk
 
 
@@ -268,7 +269,7 @@ def test_every_connection_is_watched(built):
     thread.join()
 
     assert found == [1]
-    assert status("product") == state.FENCED
+    assert status("product") == FENCED
 
 
 def test_threads_that_begin_at_once_overlook_no_table(monkeypatch):
@@ -355,7 +356,7 @@ def test_copy_fences(copy, settings, debug, statement):
     copy(composing.SQL(text) if statement == "composed" else text)
 
     assert Product.objects.filter(pk=7).exists()
-    assert status("product") == state.FENCED
+    assert status("product") == FENCED
     assert connections["postgresql"].get_autocommit()
 
 
@@ -374,7 +375,7 @@ def test_copying_out_or_elsewhere_fences_nothing(copy):
         with cursor.copy("COPY auth_group (name) FROM STDIN") as rows:
             rows.write_row(("editors",))
 
-    assert status("product") == state.ARMED
+    assert status("product") == ARMED
 
 
 def test_a_copy_that_fails_fences_nothing(copy):
@@ -382,7 +383,7 @@ def test_a_copy_that_fails_fences_nothing(copy):
     with pytest.raises(UniqueViolation):
         copy(ids=(7, 1))
 
-    assert status("product") == state.ARMED
+    assert status("product") == ARMED
     assert not Product.objects.filter(pk=7).exists()
 
 
@@ -392,7 +393,7 @@ def test_copied_keys_can_be_added(copy):
         copy(ids=range(100, 200))
         add(range(100, 200))
 
-    assert status("product") == state.ARMED
+    assert status("product") == ARMED
     assert all(registry["product"].verdict(pk) is Verdict.MAYBE for pk in range(100, 200))
 
 
@@ -407,7 +408,7 @@ def test_streamed_rows_fence(built):
             assert row == (7,)
             break
 
-    assert status("product") == state.FENCED
+    assert status("product") == FENCED
 
 
 @on_sqlite
@@ -417,7 +418,7 @@ def test_a_script_fences(built):
         cursor.executescript("SELECT 1; INSERT INTO shop_product (id, name) VALUES (7, 'x');")
 
     assert Product.objects.filter(pk=7).exists()
-    assert status("product") == state.FENCED
+    assert status("product") == FENCED
 
 
 @on_postgresql
@@ -432,7 +433,7 @@ def test_a_procedure_fences(built):
         execute("DROP FUNCTION makes")
 
     assert Product.objects.filter(pk=7).exists()
-    assert status("product") == state.FENCED
+    assert status("product") == FENCED
 
 
 # -- who adds the keys
@@ -451,7 +452,7 @@ def test_keys_that_are_added_keep_the_guard_in_use(product, caplog):
         add([7])
         add(iter([8, 9]))
 
-    assert status("product") == state.ARMED
+    assert status("product") == ARMED
     assert [product.verdict(pk) for pk in (7, 8, 9, 10)] == [Verdict.MAYBE] * 3 + [Verdict.ABSENT]
     assert caplog.records == []
 
@@ -463,7 +464,7 @@ def test_keys_that_are_not_added_fence(product):
         add([7])
         execute(INSERT, [8, "x"])
 
-    assert status("product") == state.FENCED
+    assert status("product") == FENCED
 
 
 def test_an_iterator_that_is_at_its_end_is_no_add(product):
@@ -473,7 +474,7 @@ def test_an_iterator_that_is_at_its_end_is_no_add(product):
         execute(INSERT, rows, many=True)
         add(pk for pk, name in rows)
 
-    assert status("product") == state.FENCED
+    assert status("product") == FENCED
 
 
 def test_only_the_guard_of_the_block_is_left_alone(product):
@@ -481,11 +482,11 @@ def test_only_the_guard_of_the_block_is_left_alone(product):
     with adding(product, using=database.current) as add:
         execute("UPDATE shop_article SET slug = 'else'")
         add([])
-    assert (status("product"), status("article")) == (state.ARMED, state.FENCED)
+    assert (status("product"), status("article")) == (ARMED, FENCED)
 
     execute(INSERT, [7, "x"])
 
-    assert status("product") == state.FENCED
+    assert status("product") == FENCED
 
 
 def test_blocks_can_be_nested(product):
@@ -497,7 +498,7 @@ def test_blocks_can_be_nested(product):
         execute(INSERT, [8, "x"])
         outer([8])
 
-    assert status("product") == state.ARMED
+    assert status("product") == ARMED
 
 
 def test_a_block_that_fails_is_rolled_back(product):
@@ -511,7 +512,7 @@ def test_a_block_that_fails_is_rolled_back(product):
     with pytest.raises(ValueError, match="not a value"):
         work()
 
-    assert status("product") == state.ARMED
+    assert status("product") == ARMED
     assert not Product.objects.filter(pk=7).exists()
 
 
@@ -524,7 +525,7 @@ def test_an_add_that_cannot_be_proved_fences(product):
         execute(INSERT, [7, "x"])
         add([7])
 
-    assert status("product") == state.FENCED
+    assert status("product") == FENCED
 
 
 # -- migrations
@@ -562,7 +563,7 @@ def test_a_migration_of_other_columns_fences_nothing(restored):
         RemoveField("Article", "extra"),
     )
 
-    assert status("article") == state.ARMED
+    assert status("article") == ARMED
     assert registry["article"].verdict("old") is Verdict.MAYBE
 
 
@@ -576,14 +577,14 @@ def test_a_migration_of_the_keys_column_fences(restored):
         RenameField("Article", "handle", "slug"),
     )
 
-    assert status("article") == state.FENCED
+    assert status("article") == FENCED
 
 
 def test_run_sql_fences(restored):
     """A migration's own SQL is raw SQL."""
     migrate(RunSQL("UPDATE shop_article SET slug = 'written'"))
 
-    assert status("article") == state.FENCED
+    assert status("article") == FENCED
 
 
 # -- the page
@@ -602,7 +603,7 @@ def test_the_pages_block_does_what_it_says(build):
 
     namespace["rename_cities"]()
 
-    assert status("city-by-slug") == state.ARMED
+    assert status("city-by-slug") == ARMED
     assert registry["city-by-slug"].verdict(("DE", "munich")) is Verdict.MAYBE
 
 
@@ -619,7 +620,7 @@ def test_what_sqlite_refuses_leaves_no_trace(built):
         connection.rollback()
         connection.set_autocommit(True)
 
-    assert status("product") == state.ARMED
+    assert status("product") == ARMED
 
 
 @pytest.fixture
@@ -650,7 +651,7 @@ def test_a_script_that_fails_may_have_committed_something(begin_build):
         connections["default"].close()
 
     assert Product.objects.filter(pk=7).exists()
-    assert status("product") == state.FENCED
+    assert status("product") == FENCED
 
 
 @on_postgresql
@@ -667,7 +668,7 @@ def test_a_statement_that_fails_may_have_committed_something(begin_build, monkey
         execute("INSERT INTO shop_product (id, name) VALUES (7, 'x'); COMMIT; SELECT nonsense")
 
     assert Product.objects.filter(pk=7).exists()
-    assert status("product") == state.FENCED
+    assert status("product") == FENCED
 
 
 def test_a_change_of_definitions_is_over_with_its_transaction(built, monkeypatch):

@@ -20,6 +20,7 @@ from django.db.models.signals import post_save
 from bloomguard.guards import registry
 from bloomguard.rebuild import Rebuild
 from bloomguard.state import table as state
+from bloomguard.state.row import FENCED
 from bloomguard.stores import stores
 from bloomguard.verdicts import Verdict
 from bloomguard.writes import fencing, signals
@@ -295,7 +296,7 @@ def test_an_add_that_is_not_proved_fences(build_all, trouble, monkeypatch, caplo
     Product.objects.create(pk=7)
 
     row = table.current("product")
-    assert row.status == state.FENCED
+    assert row.status == FENCED
     assert registry["product"].verdict(8) is Verdict.UNKNOWN
 
 

@@ -20,6 +20,7 @@ from django.db.models.functions import Concat, Lower
 
 from bloomguard.guards import registry
 from bloomguard.state import table as state
+from bloomguard.state.row import FENCED
 from bloomguard.verdicts import Verdict
 from tests.shop.models import Article, Bargain, Bundle, Diary, Order, Place, Price, Product
 from tests.support import database
@@ -336,7 +337,7 @@ def test_an_unproved_add_fences_before_the_row_is_told_of(old_rows, clock, monke
     made = Product.objects.create()
 
     assert clock.now - began >= 2 * state.LEASE_SECONDS
-    assert state.table.current("product").status == state.FENCED
+    assert state.table.current("product").status == FENCED
     assert guard.verdict(made.pk) is Verdict.UNKNOWN
 
 

@@ -19,6 +19,7 @@ from bloomguard.models import GuardState
 from bloomguard.rebuild import Rebuild
 from bloomguard.state import table as state
 from bloomguard.state.connection import StateConnection
+from bloomguard.state.row import ARMED, FENCED, State
 from bloomguard.verdicts import Verdict
 from tests.shop.models import Article, Bargain, Bundle, Exhibit, Price, Product, Shelved, Tag, Ticket
 from tests.support import database
@@ -113,7 +114,7 @@ def test_an_upsert_fences_where_the_database_does_not_tell(built, no_returning):
         update_fields=["deleted"],
     )
 
-    assert status("article") == state.FENCED
+    assert status("article") == FENCED
 
 
 # -- without RETURNING
@@ -127,7 +128,7 @@ def test_an_update_of_the_primary_key_fences_where_the_database_does_not_tell(bu
 
     Product.objects.filter(pk=1).update(id=2)
 
-    assert status("product") == state.FENCED
+    assert status("product") == FENCED
 
 
 def test_ignored_conflicts_without_returning_ask_for_nothing(built, no_returning):
@@ -140,7 +141,7 @@ def test_ignored_conflicts_without_returning_ask_for_nothing(built, no_returning
     assert verdicts("article", "old", "new", "other") == [Verdict.MAYBE, Verdict.MAYBE, Verdict.ABSENT]
 
     Product.objects.bulk_create([Product()], ignore_conflicts=True)
-    assert status("product") == state.FENCED
+    assert status("product") == FENCED
 
 
 def test_a_key_from_the_database_is_read_back_without_returning(built, no_returning):
@@ -204,7 +205,7 @@ def test_a_decimal_is_added_as_it_is_stored(built):
 
     stored = Price.objects.values_list("amount", flat=True)
     assert verdicts("price", *stored) == [Verdict.MAYBE] * 3
-    assert status("price") == state.ARMED
+    assert status("price") == ARMED
 
 
 def test_an_attribute_that_was_not_loaded_hides_nothing(built):
@@ -261,7 +262,7 @@ def test_a_composite_primary_key(built, with_returning):
 
         known = [(1, 2), (1, 3), (2, 3), (4, 4), (5, 4)]
         assert verdicts(guard, *known, (2, 2)) == [Verdict.MAYBE] * 5 + [Verdict.ABSENT]
-        assert status("ticket") == state.ARMED
+        assert status("ticket") == ARMED
 
 
 def test_a_composite_primary_key_without_returning(built, no_returning):
@@ -451,20 +452,20 @@ def test_a_migration_may_write_before_the_column_is_there(before_the_column):
     past.objects.filter(pk=made.pk).update(title="d", id=77)
 
     assert past.objects.count() == 3
-    assert status("later") == state.ARMED
+    assert status("later") == ARMED
 
 
 def test_a_migration_that_cannot_know_the_key_fences(before_the_column):
     """A guard that has a filter, of before the table was made anew, goes out of use."""
     past = historical("shop_later", title=models.CharField(max_length=10))
-    row = state.table.swap(state.State("later"), active="a")
+    row = state.table.swap(State("later"), active="a")
     state.table.forget()
 
     past.objects.create(title="a")
 
     assert row is not None
     assert past.objects.count() == 1
-    assert status("later") == state.FENCED
+    assert status("later") == FENCED
 
 
 def test_a_historical_model_is_matched_by_column(built):
@@ -499,7 +500,7 @@ def test_an_unexpected_error_fences_and_the_write_goes_on(built, monkeypatch, fa
     Article.objects.create(slug="kept")
 
     assert Article.objects.get().slug == "kept"
-    assert status("article") == state.FENCED
+    assert status("article") == FENCED
     assert verdicts("article", "kept") == [Verdict.UNKNOWN]
 
 
@@ -516,7 +517,7 @@ def test_a_guard_that_no_longer_works_fences(built, monkeypatch):
     monkeypatch.undo()
     guard._runtime.__dict__.pop("active_filter", None)
     assert Article.objects.get().slug == "kept"
-    assert status("article") == state.FENCED
+    assert status("article") == FENCED
 
 
 # -- SQLite, where a writer locks out everybody
@@ -551,7 +552,7 @@ def test_nobody_is_told_of_the_commit_before_the_wait(sqlite, unproved, told):
         Product.objects.create()
 
     assert told == ["wait", "hook"]
-    assert status("product") == state.FENCED
+    assert status("product") == FENCED
 
 
 def test_a_fence_that_an_inner_block_took_back_is_set_again(sqlite, unproved, told):
@@ -563,7 +564,7 @@ def test_a_fence_that_an_inner_block_took_back_is_set_again(sqlite, unproved, to
         Product.objects.create()
 
     assert told == ["wait"]
-    assert status("product") == state.FENCED
+    assert status("product") == FENCED
 
 
 def test_a_fence_that_a_savepoint_took_back_is_set_again(sqlite, unproved, told):
@@ -575,7 +576,7 @@ def test_a_fence_that_a_savepoint_took_back_is_set_again(sqlite, unproved, told)
         Product.objects.create()
 
     assert told == ["wait"]
-    assert status("product") == state.FENCED
+    assert status("product") == FENCED
 
 
 def test_a_fence_in_a_savepoint_that_holds_is_enough(sqlite, unproved, told):
@@ -603,7 +604,7 @@ def test_a_fence_that_is_rolled_back_leaves_this_process_as_it_was(sqlite, built
     made = Product.objects.create()
 
     assert guard.verdict(made.pk) is Verdict.MAYBE
-    assert status("product") == state.ARMED
+    assert status("product") == ARMED
 
 
 @pytest.fixture
@@ -646,7 +647,7 @@ def test_a_big_transaction_reads_the_state_rows_itself(rollback_journal, built, 
 
     assert len(refused) == 1
     assert verdicts("product", 1, 10_000, 100_019) == [Verdict.MAYBE] * 3
-    assert status("product") == state.ARMED
+    assert status("product") == ARMED
 
 
 def test_a_locked_database_is_not_asked_twice(transactional_db):

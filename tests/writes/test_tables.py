@@ -10,6 +10,7 @@ from django.test.utils import isolate_apps
 
 from bloomguard.rebuild import Rebuild
 from bloomguard.state import table as state
+from bloomguard.state.row import FENCED
 from bloomguard.verdicts import Verdict
 from bloomguard.writes import discards, tables, updates
 from tests.shop.models import Article, Product, Ticket
@@ -99,6 +100,6 @@ def test_a_big_update_is_added_in_parts_or_fences(each_database, fresh, clock, m
         Product.objects.create(name="n10-a")
         assert Product.objects.update(name=Concat("name", Value("-b"))) == 11
 
-        assert state.table.current("big").status == state.FENCED
+        assert state.table.current("big").status == FENCED
         assert guard.verdict("n10-a-b") is not Verdict.ABSENT
         assert Product.objects.using(database.current).filter(name__endswith="-b").count() == 11

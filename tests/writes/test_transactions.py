@@ -16,6 +16,7 @@ from bloomguard.guards import registry
 from bloomguard.models import GuardState
 from bloomguard.rebuild import Rebuild
 from bloomguard.state import table as state
+from bloomguard.state.row import FENCED
 from bloomguard.verdicts import Verdict
 from bloomguard.writes import fencing
 from bloomguard.writes.adding import adding
@@ -97,7 +98,7 @@ def test_a_commit_by_hand_waits_for_its_fence(broken, clock, caplog, block):
         began = clock.now
 
     assert clock.now - began >= (fencing.EXPIRY_SECONDS if database.current == "default" else 0)
-    assert GuardState.objects.get(name="product").status == state.FENCED
+    assert GuardState.objects.get(name="product").status == FENCED
     assert broken.verdict(90_070) is Verdict.UNKNOWN
     assert len(lines(caplog)) == 1
 
@@ -189,7 +190,7 @@ def test_a_fence_is_logged_when_it_can_be_read(broken, monkeypatch):
     with transaction.atomic(using=database.current):
         Product.objects.create(pk=90_075)
 
-    assert seen == [state.FENCED]
+    assert seen == [FENCED]
 
 
 def test_a_state_row_that_the_transaction_deletes_is_not_waited_for(product, clock, each_database):
@@ -214,7 +215,7 @@ def test_a_state_row_that_the_transaction_has_locked_is_not_waited_for(product, 
         execute("INSERT INTO shop_product (id, name) VALUES (90077, 'imported')")
         assert lines(caplog) == []
 
-    assert GuardState.objects.get(name="product").status == state.FENCED
+    assert GuardState.objects.get(name="product").status == FENCED
     assert len(lines(caplog)) == 1
 
 
@@ -238,7 +239,7 @@ def test_a_fence_without_a_filter_is_waited_for_once(each_database, fresh, clock
     Product.objects.create()
     if building:
         Rebuild(registry["product"], sleep=clock.sleep).announce()
-    fenced = {"status": state.FENCED, "fenced_at": timezone.now(), "token": "x"}
+    fenced = {"status": FENCED, "fenced_at": timezone.now(), "token": "x"}
     row, _ = GuardState.objects.get_or_create(name="product")
     GuardState.objects.filter(name="product").update(version=row.version + 1, **fenced)
     clock.sleep(state.LEASE_SECONDS)
@@ -254,7 +255,7 @@ def test_a_fence_without_a_filter_is_waited_for_once(each_database, fresh, clock
 
 def test_a_fence_that_came_during_the_statement_is_waited_for(each_database, fresh, clock):
     """What was sent as it is, because there was no filter, and took long, looks again before its COMMIT."""
-    GuardState.objects.update_or_create(name="product", defaults={"status": state.FENCED, "fenced_at": timezone.now()})
+    GuardState.objects.update_or_create(name="product", defaults={"status": FENCED, "fenced_at": timezone.now()})
     clock.sleep(state.LEASE_SECONDS)
 
     began = clock.now

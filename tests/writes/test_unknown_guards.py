@@ -16,6 +16,7 @@ from bloomguard.models import GuardState
 from bloomguard.rebuild import Rebuild
 from bloomguard.routes.table import table_for
 from bloomguard.state import table as state
+from bloomguard.state.row import ARMED, FENCED
 from bloomguard.verdicts import Verdict
 from bloomguard.writes import unknown_guards
 from bloomguard.writes.consequences import may_add_key
@@ -87,7 +88,7 @@ def armed(each_database, fresh, clock):
     """The guard of products with a filter, built by this process."""
     Product.objects.create(name="first")
     Rebuild(registry["product"], sleep=clock.sleep).run()
-    assert row().status == state.ARMED
+    assert row().status == ARMED
     return registry["product"]
 
 
@@ -106,7 +107,7 @@ def test_a_write_without_the_guard_fences_it(armed, clock, write, version, start
         began = clock.now
         write()
 
-    assert row().status == state.FENCED
+    assert row().status == FENCED
     assert row().reason.startswith((REASON, "raw SQL wrote to shop_product"))
     assert clock.now - began >= 2 * LEASE  # so that no process answers from before the fence
     assert armed.verdict(987_654) is Verdict.UNKNOWN
@@ -117,7 +118,7 @@ def test_no_other_statement_fences(armed, clock, write):
     with without(armed):
         write()
 
-    assert row().status == state.ARMED
+    assert row().status == ARMED
 
 
 def test_the_fence_comes_before_the_commit(armed):
@@ -125,9 +126,9 @@ def test_the_fence_comes_before_the_commit(armed):
     with without(armed), transaction.atomic(using=database.current):
         Product.objects.create(name="new")
         if database.current == "postgresql":  # on SQLite both are committed together
-            assert state.table.current("product").status == state.FENCED
+            assert state.table.current("product").status == FENCED
 
-    assert state.table.current("product").status == state.FENCED
+    assert state.table.current("product").status == FENCED
 
 
 def test_a_rolled_back_version_hides_no_row(armed, clock):
@@ -151,7 +152,7 @@ def test_a_filter_that_another_version_builds_is_noticed(each_database, fresh, c
         registry["article"].verdict(1)  # another guard's request reads the rows
         Product.objects.create(name="third")
 
-    assert row().status == state.FENCED
+    assert row().status == FENCED
     assert product.verdict(old.pk) is Verdict.UNKNOWN
 
 
@@ -161,14 +162,14 @@ def test_a_guard_of_the_same_name_at_another_table(each_database, fresh, clock):
         Rebuild(former, sleep=clock.sleep).run()
     with registered(Article, name="thing") as now:
         Product.objects.create(name="new")
-        assert GuardState.objects.get(name="thing").status == state.FENCED
+        assert GuardState.objects.get(name="thing").status == FENCED
         Rebuild(now, sleep=clock.sleep).run()
         assert GuardState.objects.get(name="thing").tables == "shop_article"
         clock.sleep(LEASE)
         assert now.verdict(987_654) is Verdict.ABSENT
         Product.objects.create(name="newer")
 
-        assert GuardState.objects.get(name="thing").status == state.ARMED
+        assert GuardState.objects.get(name="thing").status == ARMED
 
 
 def test_a_row_of_a_release_that_named_no_tables_costs_nothing(each_database, fresh, clock):
@@ -182,7 +183,7 @@ def test_a_row_of_a_release_that_named_no_tables_costs_nothing(each_database, fr
         Product.objects.create(name="new")
 
     assert clock.now == began
-    assert row().status == state.ARMED
+    assert row().status == ARMED
 
 
 def test_a_database_that_a_test_must_not_query_is_no_hindrance(each_database, fresh, clock, monkeypatch):
@@ -201,13 +202,13 @@ def test_a_read_that_failed_does_not_count_for_a_process_that_starts_anew(armed,
         patch.setattr(state.StateTable, "renew", lambda self, after: False)
         state.table.forget()
         Product.objects.create(name="new")
-    assert row().status == state.ARMED
+    assert row().status == ARMED
 
     state.table.forget()
     with alone():
         Product.objects.create(name="newer")
 
-    assert row().status == state.FENCED
+    assert row().status == FENCED
 
 
 @pytest.mark.parametrize("has_guards", [False, True])
@@ -306,8 +307,8 @@ def test_a_forked_child_has_read_nothing(each_database, fresh, clock, write, mon
         monkeypatch.setattr(state.table, "copy", old)
         monkeypatch.setattr(unknown_guards._forks, "at", unknown_guards._forks.at)
         write()  # the parent's texts and models are known
-        assert row().status == state.ARMED
+        assert row().status == ARMED
         unknown_guards._forks._after_fork()
         write()
 
-    assert row().status == state.FENCED
+    assert row().status == FENCED

@@ -15,7 +15,7 @@ from ... import __version__
 from ...guards import registry
 from ...guards.counters import AVOIDED, BLOCKED, FALSE_POSITIVE, MICROSECONDS, TIMED, counts
 from ...metrics.series import VERDICTS
-from ...state.table import ARMED
+from ...state.row import ARMED
 from ...verdicts import LEASE
 from ..health import state_of
 

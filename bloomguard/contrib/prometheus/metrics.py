@@ -17,7 +17,7 @@ from ...guards import registry as guards
 from ...guards.counters import AVOIDED, BLOCKED, FALSE_POSITIVE, MICROSECONDS, TIMED
 from ...metrics.flush import News, flusher
 from ...metrics.series import VERDICTS
-from ...state.table import ARMED
+from ...state.row import ARMED
 from ...verdicts import CAUGHT, LEASE
 from ..health import state_of
 

@@ -1,0 +1,90 @@
+"""One guard's state row as a process has read it: which generation answers, which ones get adds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+from functools import cached_property
+from typing import Any
+
+from ..models import GuardState
+
+ARMED, FENCED = GuardState.Status.ARMED.value, GuardState.Status.FENCED.value
+#: So begins the reason of a fence if somebody set it, in the admin or by a command.
+BY_HAND = "fenced by "
+
+_READ_ALONG = {"read_along": True}
+
+
+@dataclass(frozen=True)
+class State:
+    """One guard's row as it was read; ``version`` 0 if there is no row.
+
+    Each INSERT reads the properties several times, so they are computed once.
+    """
+
+    name: str
+    version: int = 0
+    status: str = ARMED
+    identity: str = ""
+    active: str = ""
+    standby: str = ""
+    building: str = ""
+    builder: str = ""
+    host: str = ""
+    mode: str = ""
+    database: str = field(default="", compare=False)  # that the generations were built from
+    source: str = field(default="", compare=False)  # of their rows: see bloomguard.guards.places
+    tables: str = field(default="", compare=False)  # of their rows: see bloomguard.writes.unknown_guards
+    #: Random, new with each version: a restored database uses the same version numbers again.
+    token: str = field(default="", compare=False)
+    #: Raw database values, only tested for equality and presence: which fence it is, and whether the standby is kept.
+    fenced_at: Any = field(default=None, compare=False)
+    standby_until: Any = field(default=None, compare=False)
+    #: No columns: the database that the row was read from, and whether it can lose no COMMIT unnoticed.
+    here: str = field(default="", compare=False, metadata=_READ_ALONG)
+    is_durable: bool = field(default=True, compare=False, metadata=_READ_ALONG)
+
+    @cached_property
+    def change(self) -> tuple[int, str]:
+        """Identifies this version of the row."""
+        return self.version, self.token
+
+    @cached_property
+    def is_ours(self) -> bool:
+        """Whether the generations were built from this database, not from one that it is a copy of."""
+        return self.database == self.here or not self.generations
+
+    @property
+    def may_forget(self) -> bool:
+        """Whether keys of deleted rows may be discarded: a database that loses the delete changes its identity."""
+        return self.is_ours and self.is_durable
+
+    @property
+    def kept(self) -> str:
+        """The standby if it is kept for a roll-back: complete, gets adds, checked by no process any more."""
+        return self.standby if self.standby_until else ""
+
+    @cached_property
+    def generations(self) -> tuple[str, ...]:
+        """All generations that get adds."""
+        return tuple(name for name in (self.active, self.standby, self.building) if name)
+
+    @cached_property
+    def takes_adds(self) -> bool:
+        """Whether it names a generation that answers, or may answer later; if fenced, only the one being built."""
+        return bool(self.building if self.status == FENCED else self.generations)
+
+    def is_answered_by(self, generation: str) -> bool:
+        """Return whether ``generation`` is the one that may answer ABSENT."""
+        return self.active == generation and self.status == ARMED and self.is_ours
+
+    def is_covered_by(self, earlier: State) -> bool:
+        """Return whether adds to all generations of ``earlier`` have reached all generations of this row."""
+        same = self.identity == earlier.identity and self.is_ours
+        return same and set(self.generations) <= set(earlier.generations)
+
+
+#: The columns that each read fetches, in the order of the fields of :class:`State`.
+COLUMNS = tuple(field.name for field in fields(State) if not field.metadata)
+#: The rows of all guards, by name.
+Rows = dict[str, State]
