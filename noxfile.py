@@ -1,6 +1,7 @@
 """The suite on every Python and Django that bloomguard supports: ``nox``; ``nox --list`` says which there are.
 
-``nox -s wheel`` runs it on the wheel that ``make dist`` has built, with no source of the package in sight.
+``nox -s compatibility`` runs guards of the models of apps from PyPI. ``nox -s wheel`` runs the suite on the wheel that
+``make dist`` has built, with no source of the package in sight.
 """
 
 import shutil
@@ -28,6 +29,16 @@ def tests(session: nox.Session, django: str) -> None:
     """The suite, from the source."""
     session.install("--editable", ".[test]", f"django~={django}.0")
     session.run("python", "-m", "pytest", "-n", "2", "--dist", "loadfile", "-m", "not slow", *session.posargs)
+
+
+@nox.session
+@nox.parametrize("python,django", [("3.10", "5.2"), ("3.12", "6.1")])
+def compatibility(session: nox.Session, django: str) -> None:
+    """Apps from PyPI, each with guards of its models, on SQLite and on PostgreSQL."""
+    session.install("--editable", ".[compatibility]", f"django~={django}.0")
+    command = ["python", "-m", "pytest", "tests/compatibility", "--ds", "tests.compatibility.settings"]
+    for database in ("default", "postgresql"):
+        session.run(*command, *session.posargs, env={"BLOOMGUARD_COMPATIBILITY_DATABASE": database})
 
 
 @nox.session

@@ -125,11 +125,13 @@ def django_db_setup(django_db_setup: None, django_db_blocker: Any) -> Iterator[N
     flush.delete_rows_alone()
     state.table.connection.adopt_databases(anew=True)  # the connection to the state rows stays open, as on a site
     yield
-    with django_db_blocker.unblock(), connections["postgresql"].cursor() as cursor:
-        cursor.execute(
-            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
-            "WHERE datname = current_database() AND pid <> pg_backend_pid()"
-        )
+    for connection in connections.all():
+        if connection.vendor == "postgresql":
+            with django_db_blocker.unblock(), connection.cursor() as cursor:
+                cursor.execute(
+                    "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+                    "WHERE datname = current_database() AND pid <> pg_backend_pid()"
+                )
 
 
 def forget_content_types(**given: Any) -> None:

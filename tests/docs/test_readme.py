@@ -135,6 +135,19 @@ def test_the_packages_of_the_compatibility_page_are_tested():
     assert {name for name in named if f'"{name}' not in extras} == set()
 
 
+def test_the_apps_of_the_compatibility_page_are_tried():
+    """Each has a folder of tests, and is installed from the version on that the page names; no other app is."""
+    page = (ROOT / "docs" / "compatibility.md").read_text().partition("| app |")[2].partition("\n\n")[0]
+    named = dict(re.findall(r"^\| `([\w-]+)` \| ([\d.]+) \|", page, re.MULTILINE))
+    extra = (ROOT / "pyproject.toml").read_text().partition("\ncompatibility = [")[2].partition("\n]")[0]
+    folders = {path.name for path in (ROOT / "tests" / "compatibility").glob("with_*")}
+
+    assert named == dict(re.findall(r'"((?:django|easy)-[\w-]+)>=([\d.]+)"', extra))
+    tried = {f"with_{name.removeprefix('django-').replace('-', '_')}" for name in named}
+    assert tried - folders == {"with_easy_thumbnails"}  # it is tried with django-filer
+    assert folders <= tried
+
+
 def test_the_map_names_files_that_exist():
     """CONTRIBUTING names each folder and file of the package by its path; each way has at most twelve steps."""
     page = (ROOT / "CONTRIBUTING.md").read_text().partition("## Where things are")[2]

@@ -250,7 +250,7 @@ def test_a_replica_that_lost_adds_is_not_trusted(make_store):
         with primary.client() as admin, replica.client() as follower:
             servers.until(lambda: admin.info("replication")["slave0"]["lag"] == 0)
             admin.execute_command("ACL SETUSER default -psync -sync")
-            admin.client_kill_filter(_type="replica")
+            admin.execute_command("CLIENT", "KILL", "TYPE", "replica")
             servers.until(lambda: follower.info("replication")["master_link_status"] == "down")
             lost = one_on(cluster, made, primary)
             added = next(

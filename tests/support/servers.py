@@ -227,7 +227,7 @@ class Sentinel:
         """The port of the server that it names as primary."""
         with redis.Redis(port=self.port, socket_timeout=60) as admin:
             try:
-                return int(admin.sentinel_get_master_addr_by_name("mymaster")[1])
+                return int(admin.execute_command("SENTINEL", "GET-MASTER-ADDR-BY-NAME", "mymaster")[1])
             except redis.ConnectionError:
                 return None
 

@@ -1,0 +1,3 @@
+"""No pages: each test has those of its own app."""
+
+urlpatterns: list[object] = []
