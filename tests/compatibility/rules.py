@@ -18,7 +18,7 @@ from django.views.generic import DetailView
 
 from bloomguard import Guard, Verdict, guarded_lookups, registry
 from bloomguard.models import GuardState
-from bloomguard.state.table import ARMED, FENCED
+from bloomguard.state.row import ARMED, FENCED
 from bloomguard.testing import assert_blocked, assert_passes
 
 
