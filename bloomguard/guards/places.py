@@ -13,11 +13,11 @@ from django.db import connections, router
 
 from ..state.schemas import has_schemas, schemas
 
-#: The schemas of the tables that these names mean on this connection.
+#: The schemas of the tables that these names mean on this connection. Without joins, which take twice as long.
 _MEANT = (
-    "SELECT nspname::text FROM unnest(%s::text[]) WITH ORDINALITY AS asked (name, number) "
-    "LEFT JOIN pg_class ON pg_class.oid = to_regclass(asked.name) "
-    "LEFT JOIN pg_namespace ON pg_namespace.oid = relnamespace ORDER BY number"
+    "SELECT (SELECT (SELECT nspname FROM pg_namespace WHERE oid = relnamespace)::text FROM pg_class "
+    "WHERE oid = to_regclass(asked.name)) FROM unnest(%s::text[]) WITH ORDINALITY AS asked (name, number) "
+    "ORDER BY number"
 )
 
 if TYPE_CHECKING:

@@ -40,9 +40,17 @@ DATABASE, SCHEMA = "database", "schema"
 
 
 def database_of(alias: str) -> str:
-    """Return the first alias that has the same settings as ``alias``: both lead to one database."""
-    given = connections.settings
-    return next(each for each in given if name_of_database(given[each]) == name_of_database(given[alias]))
+    """Return the first alias with the settings of ``alias``: both lead to the same tables.
+
+    Not one with another user or other options: these may lead to another schema of the same database.
+    """
+    every = connections.settings
+
+    def settings_of(each: str) -> tuple[Any, ...]:
+        return (*name_of_database(every[each]), every[each]["USER"], every[each]["OPTIONS"])
+
+    wanted = settings_of(alias)
+    return next(each for each in every if settings_of(each) == wanted)
 
 
 def sets_schema(connection: Any) -> bool:

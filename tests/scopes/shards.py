@@ -73,8 +73,11 @@ def decisions(alias, *values, guard="ware"):
 def second_alias():
     """Another name for the database of ``shard1``, which nothing in the settings tells."""
     given = connections.settings["shard1"]
-    connections.settings["direct"] = {**given, "NAME": f"file:{given['NAME']}?", "OPTIONS": {**given["OPTIONS"]}}
-    connections.settings["direct"]["OPTIONS"]["uri"] = True
+    if connections["shard1"].vendor == "sqlite":
+        other = {"NAME": f"file:{given['NAME']}?", "OPTIONS": {**given["OPTIONS"], "uri": True}}
+    else:
+        other = {"HOST": f"{given['HOST']}/"}
+    connections.settings["direct"] = {**given, **other}
     try:
         yield "direct"
     finally:
@@ -187,6 +190,20 @@ def test_another_alias_with_the_same_settings_is_the_same_database(wares):
     finally:
         connections["again"].close()
         del connections["again"], connections.settings["again"]
+
+
+def test_another_user_of_a_database_fences(wares):
+    """The user may have a schema of its own, so that the name means another table."""
+    connections.settings["clerk"] = {**connections.settings["shard1"], "USER": "clerk"}
+    try:
+        assert decisions("clerk", 53) == ["ambiguous"]
+        if connections["shard1"].vendor == "sqlite":  # elsewhere there is no such user
+            Ware.objects.using("clerk").create(pk=53)
+            assert decisions("shard1", 53) == ["fenced"]
+    finally:
+        connections["clerk"].close()
+        del connections["clerk"], connections.settings["clerk"]
+    build("ware")
 
 
 def test_a_shard_that_is_newer_than_the_filter_passes(wares, tmp_path):

@@ -4,7 +4,7 @@ from .settings import *  # noqa: F403
 from .settings import given
 
 SCOPE = given.get("scope", "database")
-DATABASES = {
+DATABASES = given.get("shards") or {
     alias: {
         "ENGINE": "django.db.backends.sqlite3",
         "NAME": f"{given['folder']}/{alias}.sqlite3",

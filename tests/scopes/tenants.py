@@ -15,6 +15,7 @@ from django.core.checks import run_checks  # noqa: E402
 from django.core.management import CommandError, call_command  # noqa: E402
 from django.db import connection, transaction  # noqa: E402
 from django.test import Client, override_settings  # noqa: E402
+from django_tenants.clone import CloneSchema  # noqa: E402
 from django_tenants.utils import schema_context, schema_rename  # noqa: E402
 
 from bloomguard import adding  # noqa: E402
@@ -150,6 +151,17 @@ def test_a_schema_that_another_program_makes_passes(wares, clock):
         assert decisions("cloned", 7, 8) == ["ambiguous"] * 2
     finally:
         past_django("DROP SCHEMA cloned CASCADE")
+
+
+def test_a_clone_fences(wares):
+    """It copies rows by functions, of which nobody can tell what they write. The next build has the clone too."""
+    CloneSchema().clone_schema("one", "clone")
+    try:
+        assert decisions("clone", 1) == decisions("one", 1) == ["fenced"]
+        build("ware")
+        assert decisions("clone", 1, 2) == ["maybe", "absent"]
+    finally:
+        past_django("DROP SCHEMA clone CASCADE")
 
 
 def test_a_table_that_is_made_anew_passes(wares, clock):

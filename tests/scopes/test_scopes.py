@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import psycopg
@@ -81,6 +81,14 @@ def test_tenants_with_filters_on_a_server(tmp_path):
 def test_shards(tmp_path):
     """Eight databases and a router."""
     run("shards", tmp_path, "-m", "not slow")
+
+
+def test_shards_on_postgresql(tmp_path):
+    """A filter knows which table of a database it was built from."""
+    with ExitStack() as stack:
+        names = ["default", *(f"shard{number}" for number in range(1, 8))]
+        made = {name: stack.enter_context(database(f"scopes_{name}_{os.getpid()}")) for name in names}
+        _run("shards", {"folder": str(tmp_path), "shards": made}, "-m", "not slow", "-k", "not newer")
 
 
 @pytest.mark.slow
