@@ -80,6 +80,12 @@ def plain(value: Any) -> Any:
     return value.value if type(value) is Scoped else value
 
 
+def head_of(scope: str) -> bytes:
+    """Return what the keys of ``scope`` begin with."""
+    name = scope.encode()
+    return len(name).to_bytes(4, "little") + name
+
+
 def scope_of(key: bytes) -> str:
     """Return the scope in a key of a guard with a ``scope``."""
     return key[4 : 4 + int.from_bytes(key[:4], "little")].decode()
@@ -193,8 +199,7 @@ def _scoped(encode: Encode, current_scope: Callable[[], str]) -> Encode:
         scope, value = (value.scope, value.value) if type(value) is Scoped else (current_scope(), value)
         if scope is None:
             raise NoScope("it is not certain which scope is asked")
-        name: bytes = scope.encode()
-        return len(name).to_bytes(4, "little") + name + encode(value)
+        return head_of(scope) + encode(value)
 
     return key
 

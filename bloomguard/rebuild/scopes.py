@@ -6,6 +6,7 @@ import os
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from copy import copy
+from functools import partial
 from typing import Any
 
 from django.db import connections
@@ -14,7 +15,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from ..exceptions import RebuildError
 from ..filters.kinds import KeysSummary
 from ..guards import Guard
-from ..guards.keys import NoScope, Scoped
+from ..guards.keys import NoScope, Scoped, head_of
 from ..guards.places import name_of_database
 from ..guards.scopes import DATABASE, database_of, sets_schema
 from ..state.connection import DatabaseConnection
@@ -42,8 +43,28 @@ class ScopedSource(Source):
     def value(self, values: Sequence[Any]) -> Any:
         return Scoped(self.scope, super().value(values))
 
-    def _scan(self) -> None:
-        return None  # its keys are no integers, nor UUIDs
+    @property
+    def is_gathered(self) -> bool:
+        return False  # the keys of its pages are no integers, nor UUIDs
+
+    def pages(self) -> Iterator[KeyPage]:
+        for page in super().pages():
+            yield KeyPage(page.rows, partial(_keys_of, page, head_of(self.scope)))
+
+    def _fetch(self, sql: str, parameters: Any) -> tuple[Any, int, Any]:
+        self._check_schema()  # it is not sent by the cursor that sets the search_path
+        return super()._fetch(sql, parameters)
+
+    def _check_schema(self) -> None:
+        """Raise :class:`RebuildError` if the table's name does not mean the one in the schema."""
+        if self._is_database:
+            return
+        try:
+            meant = self.guard._meta.scopes.of_write(self.using)
+        except NoScope:
+            meant = ""
+        if meant != self.scope:
+            raise RebuildError(f"{self.guard.name}: the schema {self.scope!r} has no table for it")
 
     def marks(self) -> list[bytes]:
         marks = self.guard._meta.scopes.marks(self.scope)
@@ -66,15 +87,19 @@ class ScopedSource(Source):
         connection.set_schema(self.scope)
         try:
             connection.cursor().close()  # which sets the search_path
-            try:
-                meant = self.guard._meta.scopes.of_write(self.using)
-            except NoScope:
-                meant = ""
-            if meant != self.scope:
-                raise RebuildError(f"{self.guard.name}: the schema {self.scope!r} has no table for it")
+            self._check_schema()
             yield
         finally:
             connection.set_tenant(tenant, include_public)
+
+
+def _keys_of(page: KeyPage, head: bytes) -> list[bytes]:
+    """Return the keys of a page, with ``head`` in front of integers and UUIDs that were gathered; runs in a thread."""
+    keys: Any = page.keys
+    if isinstance(keys, list):
+        return keys
+    width, data = (16, keys) if isinstance(keys, bytes) else (8, keys.astype("<i8").tobytes())
+    return [head + data[start : start + width] for start in range(0, len(data), width)]
 
 
 class Sources:

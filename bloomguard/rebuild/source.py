@@ -193,7 +193,7 @@ class Source:
             first, last, pk = first.int, last.int, lambda number: uuid.UUID(int=number)
         elif kind != "integer" or last is None:
             return
-        places = max(_PLACES, rows // _RUN_ROWS)
+        places = min(max(_PLACES, rows // _RUN_ROWS), max(rows, 1))
         width = (last - first) // places + 1
         length = rows // places
         for start in range(first, last + 1, width):

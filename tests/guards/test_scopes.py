@@ -15,10 +15,11 @@ from bloomguard.exceptions import RebuildError
 from bloomguard.guards import registry
 from bloomguard.guards.keys import KeyMaker, NoScope, Scoped, marks_of, scope_of
 from bloomguard.rebuild import rebuild
+from bloomguard.rebuild.scopes import ScopedSource
 from bloomguard.signals import false_negative_found
 from bloomguard.state import table as state
 from bloomguard.verdicts import ABSENT, AMBIGUOUS, MAYBE
-from tests.shop.models import Place, Product
+from tests.shop.models import Article, Order, Place, Product
 from tests.support import database
 from tests.support.guarding import registered
 
@@ -87,6 +88,23 @@ def test_databases_of_different_servers_are_scopes(everywhere):
         assert decisions(everywhere, alias, number, number % len(list(connections)) + 1) == [MAYBE, ABSENT]
         Product.objects.using(alias).create(pk=10 + number)
         assert decisions(everywhere, alias, 10 + number, 20) == [MAYBE, ABSENT]
+
+
+@pytest.mark.parametrize(("model", "lookup"), [(Product, "pk"), (Order, "pk"), (Article, "slug")])
+def test_a_scan_makes_the_keys_of_writes(each_database, transactional_db, model, lookup):
+    """Of integers and UUIDs that the database gathers, and of all others."""
+    alias = database.current
+    if model is Product:
+        model.objects.bulk_create([Product(pk=pk) for pk in (1, 2, 2**40)])
+    else:
+        model.objects.bulk_create([model(**{} if lookup == "pk" else {"slug": f"a{number}"}) for number in range(3)])
+    with registered(model, scope="database", lookup=lookup, name="scanned") as guard:
+        source = ScopedSource(guard, alias)
+        scanned = [key for page in source.pages() for key in page.keys]
+
+        assert len(scanned) == 3
+        for value in model.objects.values_list(lookup, flat=True):
+            assert guard._meta.keys.key(Scoped(alias, value)) in scanned
 
 
 def test_a_table_of_two_schemas_is_in_no_database(everywhere, clock):
