@@ -7,13 +7,14 @@ from contextlib import suppress
 from difflib import get_close_matches
 from typing import Any
 
-from django.core.checks import CheckMessage, Warning, register
+from django.core.checks import CheckMessage, Error, Warning, register
 from django.db import DatabaseError, connections, models, router
 
 from .. import conf
 from ..exceptions import ConfigurationError
 from ..guards import AUTO, Guard, registry
 from ..guards.keys import kind_of, value_field
+from ..guards.scopes import SCHEMA, sets_schema
 from ..rebuild.columns import CURE, EXACT_COLLATIONS
 from ..rebuild.refusals import SEVERAL_TABLES, database_refusals, declaration_refusals
 from ..routes.patterns import patterns
@@ -76,7 +77,14 @@ def _guard(guard: Guard) -> Iterator[CheckMessage]:
                 f"BLOOMGUARD['STORES'] has {', '.join(sorted(conf.settings.stores)) or 'none'}.",
             )
     if guard.filter == "bitmap" and guard._meta.keys.width != 8:
-        yield error(11, "filter is 'bitmap'", "Set another one: a bitmap can only contain integers and dates.")
+        hint = "Set another one: a bitmap can only contain integers and dates, of a guard without a scope."
+        yield error(11, "filter is 'bitmap'", hint)
+    if guard.scope == SCHEMA and not sets_schema(connections[router.db_for_write(guard.model)]):
+        yield error(
+            38,
+            "scope is 'schema', but the database backend does not set the search_path before each statement",
+            "Use django_tenants.postgresql_backend. Of whatever else sets the search_path, no guard can be certain.",
+        )
     if guard.sync == "signals":
         yield Warning(
             f"the guard {guard.name!r} tracks writes only by signals: bulk_create, QuerySet.update, raw SQL and "
@@ -173,7 +181,7 @@ def check_columns(app_configs: Any, databases: Sequence[str] | None = None, **kw
         with suppress(ConfigurationError, DatabaseError):  # reported as W101, or as W034 for the state rows' database
             reported = {message.id for field in guard._meta.fields for message in _equality(guard, field, _error)}
             messages += [
-                Warning(
+                (Error if refusal.id == SEVERAL_TABLES else Warning)(
                     f"the guard {guard.name!r}: {refusal.reason}.",
                     hint=refusal.cure,
                     obj=guard.model,

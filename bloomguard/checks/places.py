@@ -6,12 +6,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import Any
 
-from django.core.checks import CheckMessage, Warning, register
+from django.core.checks import CheckMessage, Error, register
 from django.db import DatabaseError, connections, router
 
 from ..exceptions import ConfigurationError
 from ..guards import Guard, registry
 from ..guards.places import databases_of
+from ..guards.scopes import DATABASE
 from ..rebuild.refusals import SEVERAL_TABLES, database_refusals
 from .tags import TAG
 
@@ -23,7 +24,7 @@ def check_places(app_configs: Any, databases: Sequence[str] | None = None, **kwa
     for guard in registry:
         with suppress(ConfigurationError, DatabaseError):  # other checks report these
             messages += [
-                Warning(f"the guard {guard.name!r}: {text}.", hint=hint, obj=guard.model, id=SEVERAL_TABLES)
+                Error(f"the guard {guard.name!r}: {text}.", hint=hint, obj=guard.model, id=SEVERAL_TABLES)
                 for text, hint in _of(guard, databases or ())
             ]
     return messages
@@ -31,13 +32,13 @@ def check_places(app_configs: Any, databases: Sequence[str] | None = None, **kwa
 
 def _of(guard: Guard, databases: Sequence[str]) -> Iterator[tuple[str, str]]:
     home = router.db_for_write(guard.model)
-    if home in databases:
-        for refusal in database_refusals(guard, connections[home]):
-            if refusal.id == SEVERAL_TABLES:
-                yield refusal.reason, refusal.cure
     table = guard.model._meta.db_table
     named = [alias for alias in databases_of(guard.model) if alias in databases]
-    if len(named) < 2:
+    for alias in named if guard.scope == DATABASE else {home} & set(databases):
+        for refusal in database_refusals(guard, connections[alias]):
+            if refusal.id == SEVERAL_TABLES:
+                yield refusal.reason, refusal.cure
+    if len(named) < 2 or guard.scope == DATABASE:
         return
     having = [alias for alias in named if table in connections[alias].introspection.table_names()]
     if len(having) > 1:
@@ -45,5 +46,5 @@ def _of(guard: Guard, databases: Sequence[str]) -> Iterator[tuple[str, str]]:
             f"the databases {', '.join(map(repr, having))} each have a table {table!r}; its filter knows the rows of "
             f"{home!r} alone",
             "If one of them has the rows and the others are no replicas, let allow_migrate of your router say so, and "
-            "drop the other tables; else remove the guard.",
+            "drop the other tables. If each has rows of its own, set scope = 'database'.",
         )

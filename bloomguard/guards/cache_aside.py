@@ -282,12 +282,13 @@ async def aget_or_load(
 ) -> Any:
     """Async :func:`get_or_load` with an async ``load``; never blocks the event loop. Raises the same exceptions."""
     guard = registry[name]
-    decision = await guard._runtime.adecide(value)
+    (scoped,) = await guard._runtime.ascoped([value])
+    decision = await guard._runtime.adecide(scoped)
     if decision.verdict is Verdict.ABSENT:
         guard._runtime.counters[AVOIDED]()
         return None
     waiter = AsyncWaiter(cache, lambda: load(value))
-    return await arun(_steps(guard, value, decision, waiter, timeout, patience), waiter)
+    return await arun(_steps(guard, scoped, decision, waiter, timeout, patience), waiter)
 
 
 def _key(guard: Guard, value: Any) -> str | None:

@@ -49,6 +49,9 @@ class Guard:
     capacity: int | None = None
     #: The alias of the store in ``BLOOMGUARD["STORES"]``. See docs/settings.md.
     store: str = "default"
+    #: Which tables the table's name means: one (``None``); one in each database, for shards (``"database"``); or one in
+    #: each schema of PostgreSQL, for tenants (``"schema"``). See docs/tenants.md.
+    scope: str | None = None
     #: How writes reach the filter. ``"statements"``: every ORM write, before its COMMIT; ``"signals"``: ``post_save``
     #: alone, maybe after the COMMIT, and the guard then answers no queries.
     sync: str = "statements"
@@ -95,6 +98,14 @@ class Guard:
         the same. Any other error counts as temporary: requests pass, and writing such a row fences the guard.
         """
         return value
+
+    def scopes(self) -> Iterable[str]:
+        """Return the scopes that a rebuild reads, if the guard has a ``scope``; requests for all others pass.
+
+        They are the aliases of the databases in which the routers allow the table, without replicas, or the schemas
+        that have it. Override it to leave some out.
+        """
+        return () if self.scope is None else self._meta.scopes.found()
 
     # -- for projects to call
 

@@ -3,7 +3,7 @@
 Values that the database treats as equal must give the same bytes. Both the value from a URL and the value from a row go
 through the field's own ``to_python``. Then integers and dates become 8 bytes, UUIDs 16 bytes, text its UTF-8 and
 decimals their shortest form. The parts of several fields are joined with their lengths, so that two different tuples
-never give the same bytes.
+never give the same bytes. A key of a guard with a ``scope`` begins with that, and its length.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import datetime
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
 from uuid import UUID
@@ -38,6 +39,8 @@ _TRIED: dict[str, tuple[Any, ...]] = {
     "decimal": (Decimal(1), "1"),
     "date": (datetime.date(2024, 2, 29), "2024-02-29"),
 }
+#: The number of keys that mark a scope.
+MARKS = 128
 _EXACT_DIGITS = 15  # SQLite stores decimals as doubles: with more digits, different decimals compare as equal
 
 
@@ -58,6 +61,43 @@ class Uncertain(ValueError):
 
 class OutOfRange(ValueError):
     """An integer that does not fit any column: certainly absent, without a query (Django sends none either)."""
+
+
+class NoScope(ValueError):
+    """It is not certain in which scope the row is: a request passes, a written row fences the guard."""
+
+
+@dataclass(frozen=True)
+class Scoped:
+    """A value of a guard with a ``scope``, and the scope that it is looked up in; ``None`` if that is not certain."""
+
+    scope: str | None
+    value: Any
+
+
+def plain(value: Any) -> Any:
+    """Return ``value`` without its scope."""
+    return value.value if type(value) is Scoped else value
+
+
+def head_of(scope: str) -> bytes:
+    """Return what the keys of ``scope`` begin with."""
+    name = scope.encode()
+    return len(name).to_bytes(4, "little") + name
+
+
+def scope_of(key: bytes) -> str:
+    """Return the scope in a key of a guard with a ``scope``."""
+    return key[4 : 4 + int.from_bytes(key[:4], "little")].decode()
+
+
+def marks_of(text: str) -> list[bytes]:
+    """Return keys that no row has, which a build adds for ``text``: a filter that has all of them was built for it.
+
+    So many that a filter has them by chance once in 2**128 times if it is so full that half of all keys pass, and once
+    in 2**53 times if three quarters pass.
+    """
+    return [b"\xff\xff\xff\xff" + bytes([number]) + text.encode() for number in range(MARKS)]
 
 
 def value_field(field: models.Field[Any, Any]) -> models.Field[Any, Any]:
@@ -111,9 +151,16 @@ class KeyMaker:
 
     ``width`` is the size of a key in bytes if all keys have the same size (8 or 16), else ``None``. ``normalize`` is
     applied to text after ``to_python``, for URLs and rows alike; ``normalizes`` tells whether there is one.
+    ``current_scope``, for a guard with a scope, returns the first part of the key of a value that is not
+    :class:`Scoped`.
     """
 
-    def __init__(self, fields: Sequence[models.Field[Any, Any]], normalize: Callable[[str], str] | None = None) -> None:
+    def __init__(
+        self,
+        fields: Sequence[models.Field[Any, Any]],
+        normalize: Callable[[str], str] | None = None,
+        current_scope: Callable[[], str] | None = None,
+    ) -> None:
         self.names = tuple(field.name for field in fields)
         kinds = tuple(kind_of(field) for field in fields)
         #: One ``encode(value) -> bytes`` for each field.
@@ -131,6 +178,9 @@ class KeyMaker:
         else:
             self.width = None
             self.key = self._joined(encoders)
+        if current_scope is not None:
+            self.width = None
+            self.key = _scoped(self.key, current_scope)
 
     def _joined(self, encoders: Sequence[Encode]) -> Encode:
         names = self.names
@@ -142,6 +192,16 @@ class KeyMaker:
             return b"".join([len(part).to_bytes(4, "little") + part for part in parts])
 
         return key
+
+
+def _scoped(encode: Encode, current_scope: Callable[[], str]) -> Encode:
+    def key(value: Any) -> bytes:
+        scope, value = (value.scope, value.value) if type(value) is Scoped else (current_scope(), value)
+        if scope is None:
+            raise NoScope("it is not certain which scope is asked")
+        return head_of(scope) + encode(value)
+
+    return key
 
 
 def _encoder(

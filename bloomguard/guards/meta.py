@@ -13,8 +13,9 @@ from django.db.models import Model
 from ..exceptions import ConfigurationError
 from ..filters.kinds import KINDS
 from .conditions import Unstable, as_text, refusal_reasons
-from .keys import KeyMaker, value_field
+from .keys import KeyMaker, Scoped, plain, scope_of, value_field
 from .places import Place
+from .scopes import DATABASE, Scopes
 
 if TYPE_CHECKING:
     from .guard import Guard
@@ -63,9 +64,19 @@ class GuardMeta:
     def keys(self) -> KeyMaker:
         """The maker of the guard's keys; raises :class:`ConfigurationError` if a field cannot be a key."""
         try:
-            return KeyMaker(self.fields, self._normalize)
+            return KeyMaker(self.fields, self._normalize, self.scopes.current if self._guard.scope else None)
         except TypeError as error:
             raise ConfigurationError(str(error)) from error
+
+    def key_written(self, using: str) -> Callable[[Any], bytes]:
+        """Return the function that makes the keys of rows that a statement on ``using`` has just written.
+
+        Raises :class:`NoScope` if it is not certain in which scope they are. May query ``using`` if there are scopes.
+        """
+        if self._guard.scope is None:
+            return self.keys.key
+        scope = self.scopes.of_write(using)
+        return lambda value: self.keys.key(Scoped(scope, value))
 
     @property
     def tables(self) -> set[str]:
@@ -101,7 +112,8 @@ class GuardMeta:
         counted = "|counted" if self.discards else ""
         # No filter is built for such a condition; one that another release has built must not be queried.
         uncertain = "|uncertain" if next(refusal_reasons(self.model, guard.alive), "") else ""
-        return f"{guard.name}|{self.model._meta.db_table}({columns})|{alive}|{normalize}{counted}{uncertain}"
+        scope = f"|scope={guard.scope}" if guard.scope else ""
+        return f"{guard.name}|{self.model._meta.db_table}({columns})|{alive}|{normalize}{counted}{uncertain}{scope}"
 
     @property
     def discards(self) -> bool:
@@ -114,10 +126,19 @@ class GuardMeta:
         """The alias of the database that the model's writes go to; the filter holds the keys of its rows."""
         return router.db_for_write(self.model)
 
+    def database_of(self, key: bytes) -> str:
+        """Return the alias of the database that has the row with ``key``, if there is one."""
+        return scope_of(key) if self._guard.scope == DATABASE else self.database
+
     @cached_property
     def place(self) -> Place:
         """Where the guard's table is."""
-        return Place(self._guard)
+        return Place(self._guard) if self._guard.scope is None else self.scopes
+
+    @cached_property
+    def scopes(self) -> Scopes:
+        """Where the guard's tables are, if it has a ``scope``."""
+        return Scopes(self._guard)
 
     @property
     def is_exact(self) -> bool:
@@ -141,6 +162,7 @@ class GuardMeta:
 
     def conditions(self, value: Any) -> dict[str, Any]:
         """Return ``value``, or the values of several fields, as keyword arguments for ``filter``."""
+        value = plain(value)
         if len(self.fields) == 1:
             return {self.attnames[0]: value}
         if isinstance(value, Mapping):

@@ -21,8 +21,8 @@ def remember_missing(guard: Guard, value: Any, generation: str, using: str) -> N
     :mod:`bloomguard.state.negative_cache`.
     """
     try:
-        if _is_exact(guard, value) and guard._meta.place.was_asked(using):
-            key = guard._meta.keys.key(value)
+        key = guard._meta.keys.key(value)
+        if _is_exact(guard, value) and guard._meta.place.was_asked(using, key):
             guard._runtime.active_filter.negative_cache.remember(key, generation, using)
     except (Unkeyable, OutOfRange):
         pass
@@ -38,15 +38,16 @@ def confirm_missing(guard: Guard, value: Any) -> None:
     """
     try:
         meta, active = guard._meta, guard._runtime.active_filter
-        generation, connection = active.answered_last, connections[meta.database]
+        key, generation = meta.keys.key(value), active.answered_last
+        using = meta.database_of(key)
+        connection = connections[using]
         if not generation or connection.in_atomic_block or has_own_transaction(connection):
             return
-        key = meta.keys.key(value)
         if guard._runtime.ask(key).verdict is not Verdict.MAYBE or not active.negative_cache.worth_asking(
             key, generation
         ):
             return
-        rows = meta.rows().using(meta.database)
+        rows = meta.rows().using(using)
         if not rows.filter(**meta.conditions(value)).exists():
             remember_missing(guard, value, generation, rows.db)
     except (Unkeyable, OutOfRange):

@@ -18,6 +18,7 @@ from ..filters.sizing import check_capacity, check_error_rate
 
 MODES = ("enforce", "shadow")
 SYNCS = ("statements", "signals")
+SCOPES = (None, "database", "schema")
 KINDS = ("auto", "bloom", "bitmap", "cuckoo")
 
 
@@ -112,6 +113,10 @@ _OPTIONS = {
         f"{_either(KINDS)}; a bitmap can only contain integers and dates", True,
     ),
     "sync": _Option("bloomguard.W112", _one_of(*SYNCS), "statements", _either(SYNCS), True),
+    "scope": _Option(
+        "bloomguard.W118", _one_of(*SCOPES), None,
+        "Set 'schema' if each tenant has a schema, 'database' for shards or a database for each tenant", True,
+    ),
     "normalize": _Option("bloomguard.W118", _is_function, None, "Write def normalize(self, value): return ...", True),
     "routes": _Option(
         "bloomguard.W102", _are_routes, (),

@@ -6,23 +6,29 @@ filter of the rows of one of them knows nothing of the others, so its ABSENT is 
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from django.db import connections, router
 
 from ..state.schemas import has_schemas, schemas
 
-#: The schemas of the tables that these names mean on this connection.
+#: The schemas of the tables that these names mean on this connection. Without joins, which take twice as long.
 _MEANT = (
-    "SELECT nspname::text FROM unnest(%s::text[]) WITH ORDINALITY AS asked (name, number) "
-    "LEFT JOIN pg_class ON pg_class.oid = to_regclass(asked.name) "
-    "LEFT JOIN pg_namespace ON pg_namespace.oid = relnamespace ORDER BY number"
+    "SELECT (SELECT (SELECT nspname FROM pg_namespace WHERE oid = relnamespace)::text FROM pg_class "
+    "WHERE oid = to_regclass(asked.name)) FROM unnest(%s::text[]) WITH ORDINALITY AS asked (name, number) "
+    "ORDER BY number"
 )
 
 if TYPE_CHECKING:
     from django.db.models import Model
 
     from .guard import Guard
+
+
+def name_of_database(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Return what names a database in the settings ``given``."""
+    return tuple(given[name] for name in ("ENGINE", "HOST", "PORT", "NAME"))
 
 
 def databases_of(model: type[Model]) -> list[str]:
@@ -33,7 +39,7 @@ def databases_of(model: type[Model]) -> list[str]:
         given = connections[alias].settings_dict
         is_replica = alias in replica or given["TEST"].get("MIRROR")
         if not is_replica and router.allow_migrate_model(alias, model):
-            found.setdefault(tuple(given[name] for name in ("ENGINE", "HOST", "PORT", "NAME")), alias)
+            found.setdefault(name_of_database(given), alias)
     return list(found.values())
 
 
@@ -82,17 +88,22 @@ class Place:
         """Return whether this process would read the table that the guard's filter was built from. May query."""
         return bool(self.certain_alias(self._guard._runtime.active_filter.table.known(self._guard.name).source))
 
-    def was_asked(self, using: str) -> bool:
-        """Return whether a query that was just sent by ``using`` read that table. Queries PostgreSQL's catalogue."""
+    def was_asked(self, using: str, key: bytes) -> bool:
+        """Return whether a query for ``key``, just sent by ``using``, read that table. Queries the catalogue."""
         if not self.is_certain() or using != self._guard._meta.database:
             return False
         loose = self._loose(using)
         if not loose:
             return True
+        return all(schema in each for schema, each in zip(self._meant(using), schemas.of(using, loose), strict=True))
+
+    def _meant(self, using: str) -> Sequence[str | None]:
+        """Return the schemas of the tables that the guard's tables have just been on ``using``, as PostgreSQL says."""
         connection: Any = connections[using]
-        names = [connection.ops.quote_name(table) for table in loose]
+        names = [connection.ops.quote_name(table) for table in self._loose(using)]
+        if not names:
+            return ()
         # Not by Django's cursor, which would count and log it as a query of the project.
         with connection.wrap_database_errors, connection.connection.cursor() as cursor:
             cursor.execute(_MEANT, [names])
-            meant = [schema for (schema,) in cursor.fetchall()]
-        return all(schema in each for schema, each in zip(meant, schemas.of(using, loose), strict=True))
+            return [schema for (schema,) in cursor.fetchall()]

@@ -8,7 +8,7 @@ from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
 from asgiref.sync import sync_to_async
-from django.db import router
+from django.db import DEFAULT_DB_ALIAS, router
 
 from ..conf import settings
 from ..exceptions import StoreError
@@ -32,7 +32,7 @@ from ..verdicts import (
     Verdict,
 )
 from . import counters, spot_checks
-from .keys import KeyMaker, OutOfRange, Uncertain, Unkeyable
+from .keys import KeyMaker, NoScope, OutOfRange, Uncertain, Unkeyable
 from .verdict_log import listeners, notify
 
 if TYPE_CHECKING:
@@ -89,9 +89,11 @@ class GuardRuntime:
         except Exception:  # the guard is misconfigured: a system check reports it
             return ERROR
 
-    def add(self, value: Any) -> bool:
-        """Add a value that exists, or is about to; return ``False`` if the add could not be confirmed."""
-        return self.active_filter.add([self.keys.key(value)])
+    def add(self, value: Any, using: str = DEFAULT_DB_ALIAS) -> bool:
+        """Add a value just written by ``using``; return ``False`` if the add could not be confirmed."""
+        if self._guard.scope is not None:
+            self.active_filter.table.renewed(self._guard.name)  # `key_written` may need it
+        return self.active_filter.add([self._guard._meta.key_written(using)(value)])
 
     # -- one value
 
@@ -125,7 +127,7 @@ class GuardRuntime:
                     decision, is_enforced = ABSENT, True
             if decision is None:
                 decision = self.ask(key)
-                if decision is ABSENT and self._guard.mode == "enforce":
+                if decision is ABSENT and self._guard.mode == "enforce" and self._guard.scope is None:
                     self._keep_absent(key)
         except Exception as error:
             decision = self._decision_for(error)
@@ -143,7 +145,7 @@ class GuardRuntime:
         active = self.active_filter
         copy = active.table.copy
         decision = active.ask_leased(key) or active.ask(key)
-        return decision if decision is MAYBE else self._placed([decision], copy)[0]
+        return decision if decision is MAYBE else self._placed([decision], copy, [key])[0]
 
     def _keep_absent(self, key: bytes) -> None:
         """Store what an ABSENT rests on, for :meth:`decide`: the generation's check, and the leased row that names it.
@@ -164,13 +166,15 @@ class GuardRuntime:
         began = perf_counter_ns() if counters.drawn() else 0
         try:
             if key is None:
+                if self._guard.scope is not None:
+                    (value,) = await self.ascoped([value])
                 key = self.keys.key(value)
             active = self.active_filter
             copy = active.table.copy
             decision = active.ask_now(key) or await active.aask(key)
             if decision is None:  # the state rows or a filter must be read
                 decision = await sync_to_async(active.ask, thread_sensitive=False)(key)
-            (decision,) = await self._aplaced([decision], copy)
+            (decision,) = await self._aplaced([decision], copy, [key])
         except Exception as error:
             decision = self._decision_for(error)
         if began:
@@ -188,7 +192,7 @@ class GuardRuntime:
         keys, decided = self._keyed(values)
         try:
             copy = self.active_filter.table.copy
-            answers = self._placed(self.active_filter.ask_many(keys), copy)
+            answers = self._placed(self.active_filter.ask_many(keys), copy, keys)
         except Exception as error:
             answers = self._errors(keys, error)
         found = _filled(decided, answers)
@@ -201,6 +205,8 @@ class GuardRuntime:
         """Async :meth:`decide_many`. More than 500 values are checked in a thread."""
         if not settings.is_enabled:
             return [DISABLED] * len(values)
+        if self._guard.scope is not None:
+            values = await self.ascoped(values)
         if len(values) > _ON_LOOP:
             return await sync_to_async(self.decide_many, thread_sensitive=False)(values)
         keys, decided = self._keyed(values)
@@ -209,7 +215,7 @@ class GuardRuntime:
             answers = await self.active_filter.aask_many(keys)
             if answers is None:
                 answers = await sync_to_async(self.active_filter.ask_many, thread_sensitive=False)(keys)
-            answers = await self._aplaced(answers, copy)
+            answers = await self._aplaced(answers, copy, keys)
         except Exception as error:
             answers = self._errors(keys, error)
         found = _filled(decided, answers)
@@ -233,8 +239,16 @@ class GuardRuntime:
 
     # -- from the filter's answer to the decision
 
+    async def ascoped(self, values: Sequence[Any]) -> Sequence[Any]:
+        """Return ``values``, each with its scope if the guard has one: only the thread of the ORM knows it."""
+        if self._guard.scope is None:
+            return values
+        return await sync_to_async(lambda: [self._guard._meta.scopes.at(value) for value in values])()
+
     def _decision_for(self, error: Exception) -> Decision:
         """Map an exception to a decision."""
+        if isinstance(error, NoScope):
+            return AMBIGUOUS
         if isinstance(error, (Unkeyable, Uncertain)):
             return UNKEYABLE
         if isinstance(error, OutOfRange):
@@ -246,7 +260,7 @@ class GuardRuntime:
         self.log_once(error)
         return [ERROR] * len(keys)
 
-    def _placed(self, decisions: list[Decision], copy: Copy) -> list[Decision]:
+    def _placed(self, decisions: list[Decision], copy: Copy, keys: Sequence[bytes]) -> list[Decision]:
         """Return ``decisions``, each ABSENT replaced if the filter that gave it may be that of another table.
 
         ``copy`` is that of the state rows from before the filter was asked: the filter may have been replaced since.
@@ -256,16 +270,24 @@ class GuardRuntime:
         before, row = copy.rows.get(self._guard.name), self.active_filter.table.renewed(self._guard.name)
         if row is None or (before is not None and before.source != row.source):
             return [LEASE if each.verdict is Verdict.ABSENT else each for each in decisions]
+        if self._guard.scope is not None:
+            if before is None or before.change != row.change:  # another generation may have given the answer
+                return [LEASE if each.verdict is Verdict.ABSENT else each for each in decisions]
+            covers = self._guard._meta.scopes.covers
+            return [
+                AMBIGUOUS if each.verdict is Verdict.ABSENT and not covers(row, key) else each
+                for each, key in zip(decisions, keys)
+            ]
         if self._guard._meta.place.certain_alias(row.source):
             return decisions
         return [AMBIGUOUS if each.verdict is Verdict.ABSENT else each for each in decisions]
 
-    async def _aplaced(self, decisions: list[Decision], copy: Copy) -> list[Decision]:
+    async def _aplaced(self, decisions: list[Decision], copy: Copy, keys: Sequence[bytes]) -> list[Decision]:
         if _has_absent(decisions):
             is_leased = self.active_filter.table.lease(self._guard.name) is not None
             if not is_leased or self._guard._meta.place.must_read():
-                return await sync_to_async(self._placed, thread_sensitive=False)(decisions, copy)
-        return self._placed(decisions, copy)
+                return await sync_to_async(self._placed, thread_sensitive=False)(decisions, copy, keys)
+        return self._placed(decisions, copy, keys)
 
     def _is_check_due(self) -> bool:
         """Return whether to compare an ABSENT with the database; in shadow mode all are, as far as time allows."""

@@ -11,14 +11,15 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from django.db import DatabaseError, router
+from django.db import DatabaseError
 
 from ..forks import after_fork
 from ..signals import false_negative_found, send
 from ..state.connection import DatabaseConnection
 from ..verdicts import ABSENT, CAUGHT, Decision
 from .counters import one_in
-from .keys import value_field
+from .keys import plain, scope_of, value_field
+from .scopes import SCHEMA
 
 if TYPE_CHECKING:
     from .guard import Guard
@@ -62,10 +63,11 @@ class SpotChecks:
                 return ABSENT
             self._last = guard._runtime.active_filter.table.clock()
             key = guard._meta.keys.key(value)
-            if not is_denied(lambda: _exists(guard, value), lambda: guard._runtime.active_filter.ask(key) is ABSENT):
+            active = guard._runtime.active_filter
+            if not is_denied(lambda: _exists(guard, value, key), lambda: active.ask(key) is ABSENT):
                 return ABSENT
             self._fence(guard)
-            send(false_negative_found, type(guard), guard=guard, value=value)
+            send(false_negative_found, type(guard), guard=guard, value=plain(value))
             return CAUGHT
         except Exception as error:
             if type(error) not in self._failures:  # without its text, which may name the value
@@ -94,15 +96,15 @@ def is_denied(exists: Callable[[], bool], denies: Callable[[], bool]) -> bool:
     return all(exists() and denies() for _ in range(2))
 
 
-def _exists(guard: Guard, value: Any) -> bool:
-    """Query the database that writes go to, on a new connection.
+def _exists(guard: Guard, value: Any, key: bytes) -> bool:
+    """Query the database that writes go to, in the scope of ``key`` if the guard has one, on a new connection.
 
     The request's own connection may be in a failed transaction, or in one that sees an old snapshot.
     """
-    alias = router.db_for_write(guard.model)
+    alias = guard._meta.database_of(key)
     rows = guard._meta.rows().using(alias).order_by().filter(**_wanted(guard, value)).values_list("pk")[:1]
     sql, parameters = rows.query.get_compiler(alias).as_sql()
-    connection = DatabaseConnection(alias)
+    connection = DatabaseConnection(alias, scope_of(key) if guard.scope == SCHEMA else "")
     try:
         found, _ = connection.execute(sql, parameters)
         return bool(found)

@@ -157,7 +157,10 @@ def passing(guard: Guard) -> Passes:
     Hot path: nearly every request is for such a row. The rest of the request has filled the processor's caches, so
     each call and each object on the way costs a microsecond: all of them are bound here. It checks the generation that
     was checked last, in this process or on its disk: MAYBE needs no more (:mod:`bloomguard.state.active_filter`).
+    For a guard with a ``scope`` it returns ``None``: its key depends on the connection.
     """
+    if guard.scope is not None:
+        return lambda scope, value: None
     active, counters, key_of = guard._runtime.active_filter, guard._runtime.counters, guard._runtime.keys.key
     cache, name, reason = active.negative_cache, guard.name, MAYBE.reason
 

@@ -27,6 +27,7 @@ from ..exceptions import ConfigurationError
 from ..guards import Guard, registry
 from ..guards.counters import FALSE_POSITIVE
 from ..guards.misses import remember_missing
+from ..guards.scopes import DATABASE
 from ..log_once import LogOnce
 from ..state.connection import has_own_transaction, is_aborted
 from ..verdicts import OUT_OF_RANGE, SHADOW, Verdict
@@ -159,7 +160,7 @@ def _ask(scope: Scope, compiler: Any, lookups: tuple[RowLookup, ...]) -> tuple[R
             continue
         if compiler.connection.in_atomic_block and not _is_current(guard, compiler):
             continue  # its answer would not be used
-        answer = scope.ask(guard, value)
+        answer = scope.ask(guard, value if guard.scope is None else guard._meta.scopes.at(value, compiler.connection))
         if answer.verdict is Verdict.MAYBE:
             asked = asked or (lookup, answer)
         elif answer.reason == OUT_OF_RANGE.reason or _is_beyond(value):
@@ -183,7 +184,8 @@ def _is_beyond(value: Any) -> bool:
 def _is_current(guard: Guard, compiler: Any) -> bool:
     """Return whether the query sees the rows in the filter: on the guard's database, in no transaction with others."""
     connection, using = compiler.connection, compiler.using
-    if using != guard._meta.database and using != router.db_for_read(guard.model):
+    # Of a guard of several databases, the key has the alias.
+    if guard.scope != DATABASE and using != guard._meta.database and using != router.db_for_read(guard.model):
         return False  # the router's database for reads is allowed: a replica of the guard's
     if connection.needs_rollback or connection.closed_in_transaction:
         return False  # Django raises an error for the query
@@ -235,15 +237,15 @@ def _is_proof(compiler: Any, lookup: RowLookup) -> bool:
     connection = compiler.connection
     return (
         lookup.is_pure(compiler.query)
-        and compiler.using == lookup.guard._meta.database
+        and (compiler.using == lookup.guard._meta.database or lookup.guard.scope == DATABASE)
         and not connection.in_atomic_block
         and not has_own_transaction(connection)
         and not _has_row_security(connection, lookup.guard.model._meta.db_table)
     )
 
 
-#: (database, table) -> whether PostgreSQL's row security hides rows, and until when this is cached.
-_row_security: dict[tuple[str, str], tuple[bool, float]] = {}
+#: (database, schema of a tenant, table) -> whether PostgreSQL's row security hides rows, and until when this is cached.
+_row_security: dict[tuple[str, str, str], tuple[bool, float]] = {}
 
 
 def _has_row_security(connection: Any, table: str) -> bool:
@@ -251,12 +253,13 @@ def _has_row_security(connection: Any, table: str) -> bool:
     if connection.vendor != "postgresql":
         return False
     now = time.monotonic()
-    found, until = _row_security.get((connection.alias, table), (True, 0.0))
+    place = connection.alias, getattr(connection, "schema_name", ""), table
+    found, until = _row_security.get(place, (True, 0.0))
     if until <= now:
         name = connection.ops.quote_name(table)
         # Not by Django's cursor, which would count and log it as a query of the project.
         with connection.wrap_database_errors, connection.connection.cursor() as cursor:
             cursor.execute("SELECT relrowsecurity FROM pg_class WHERE oid = %s::regclass", [name])
             found = bool(cursor.fetchone()[0])
-        _row_security[connection.alias, table] = found, now + _ROW_SECURITY_SECONDS
+        _row_security[place] = found, now + _ROW_SECURITY_SECONDS
     return found

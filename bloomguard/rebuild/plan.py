@@ -17,7 +17,7 @@ from ..guards import Guard
 from ..models import GuardState
 from ..state.row import ARMED, BY_HAND, FENCED, State
 from ..stores import Generation
-from .source import Source
+from .scopes import Sources
 
 #: Capacity of a new filter as a multiple of today's rows, unless the guard declares one.
 HEADROOM = 1.5
@@ -140,7 +140,7 @@ def _choice(guard: Guard, summary: KeysSummary) -> Choice:
     if wanted != "bitmap":
         return Choice(kind=wanted, capacity=capacity)
     if guard._meta.keys.width != 8:
-        raise RebuildError(f"{guard.name}: filter is 'bitmap', which holds only integers and dates")
+        raise RebuildError(f"{guard.name}: filter is 'bitmap', which holds only integers and dates, without scopes")
     low = 1 if summary.low is None else summary.low
     high = low if summary.high is None else summary.high
     # The range is extended upwards in the same proportion as the number of rows may grow.
@@ -178,11 +178,13 @@ def assess(guard: Guard, max_age: float | None = None) -> Need:
             f"it is a {layout.kind} filter for an error rate of {layout.error_rate:g}; the guard declares "
             f"{guard.filter!r} and {guard.error_rate:g}"
         )
-    source = Source(guard)
-    summary = source.summary()
+    sources = Sources(guard)
+    summary = sources.summary()
+    if unread := sources.split(generation)[1]:
+        reasons.append(f"it was built without {', '.join(unread[:5])}{', ...' if len(unread) > 5 else ''}")
     keys, rows = generation.approximate_size(), summary.count
     if _stale(keys, rows) > STALE:
-        rows = source.rows().count()  # the number in the summary may be an estimate
+        rows = sources.count()  # the number in the summary may be an estimate
     if _stale(keys, rows) > STALE:
         reasons.append(f"{_stale(keys, rows):.0%} of its keys belong to rows that are gone")
     # A full filter is no reason if a rebuild would not make it larger.

@@ -15,6 +15,7 @@ import socket
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import cached_property
 from typing import Any
 
 from django.db import DatabaseError, connections
@@ -34,7 +35,8 @@ from ..stores import Generation
 from . import refusals, standby
 from .locks import builder_id, refuse_if_alive, wait_for_writers
 from .plan import Plan, Report, growth_baseline, held_by_hand, plan_layout
-from .source import Source, fill
+from .scopes import Sources
+from .source import fill
 from .verify import PROBES, Progress, PublishCheck
 
 logger = logging.getLogger("bloomguard")
@@ -62,7 +64,6 @@ class Rebuild:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.guard = guard
-        self.source = Source(guard)
         self.store = guard._runtime.active_filter.store
         self.table = guard._runtime.active_filter.table
         self._progress = progress
@@ -77,10 +78,15 @@ class Rebuild:
         self._mine: State | None = None
         self._seconds = 0.0
         self._expected = KeysSummary(count=0)
-        self._check: PublishCheck | None = None
+        self._checks: list[PublishCheck] = []
         self.published = False
         #: All rebuilds of this run: a long scan sends the heartbeats of those that wait for their turn.
         self.companions: Sequence[Rebuild] = (self,)
+
+    @cached_property
+    def sources(self) -> Sources:
+        """What is read; raises :class:`RebuildError`."""
+        return Sources(self.guard)
 
     def plan(self) -> Plan:
         """Return what :meth:`run` would make. Raises :class:`RebuildError`, with figures, if it does not fit."""
@@ -91,7 +97,7 @@ class Rebuild:
         return Plan.of(layout, self.guard.name, summary.count)
 
     def _summary(self) -> KeysSummary:
-        return self.source.summary()
+        return self.sources.summary()
 
     def _layout(self, summary: KeysSummary, tag: int) -> Layout:
         return plan_layout(self.guard, summary, tag=tag)
@@ -109,15 +115,15 @@ class Rebuild:
         if refused := self._refusals():
             self.table.fence(self.guard.name, refused.partition(": ")[2])
             raise RebuildError(refused)
-        if denied := refusals.unreadable_columns(self.guard, self.source.connection):
-            raise RebuildError(f"{self.guard.name}: {denied}")
+        for source in self.sources:
+            if denied := refusals.unreadable_columns(self.guard, source.connection):
+                raise RebuildError(f"{self.guard.name}: {denied}")
 
     def _refusals(self) -> str:
-        found = [
-            *refusals.declaration_refusals(self.guard),
-            *refusals.database_refusals(self.guard, self.source.connection),
-        ]
-        return f"{self.guard.name}: {' '.join(map(str, found))}" if found else ""
+        found = list(map(str, refusals.declaration_refusals(self.guard)))
+        for source in self.sources:
+            found += map(str, refusals.database_refusals(self.guard, source.connection))
+        return f"{self.guard.name}: {' '.join(dict.fromkeys(found))}" if found else ""
 
     def prepare(self) -> None:
         """Do what takes long and can be done before the announcement: nothing here."""
@@ -143,7 +149,9 @@ class Rebuild:
         """Create an empty generation and name it in the state row, so that every writer adds to it."""
         began = self._clock()
         if self._seen is None:
-            self._create()
+            made = self._create()
+            if marks := self.sources.marks():
+                made.add(marks)  # no process has opened it yet
         assert self._seen is not None
         self._mine = self._announce(self._seen)
         standby.sweep(self.guard, self._stored, self._mine)
@@ -152,7 +160,8 @@ class Rebuild:
     def _create(self) -> Generation:
         self._refuse_transaction()
         self._expected = self._summary()
-        self._check = PublishCheck(self.source, self._sleep, self._probes)
+        count = len(self.sources)
+        self._checks = [PublishCheck(source, self._sleep, self._probes, count) for source in self.sources]
         layout = self._layout(self._expected, new_tag())
         # In this order: another builder lists the store, changes the row, then sweeps. If its list has what we create
         # after reading the row, the row has changed since we read it, and our announcement fails.
@@ -175,18 +184,19 @@ class Rebuild:
             for one in self.companions:
                 one.heartbeat()  # a writer may take longer than the time after which a builder counts as dead
 
-        wait_for_writers(self.source.using, self.guard._meta.tables, sleep)
+        for source in self.sources:
+            wait_for_writers(source.using, self.guard._meta.tables, sleep)
 
     def complete(self, waited: float) -> Report:
         """Scan, verify and publish; ``waited`` is the time spent waiting before, in seconds."""
         assert self._generation is not None
-        assert self._check is not None
+        assert self._checks
         assert self._mine is not None
         began = self._clock()
         rows = self._fill(self._generation, self._expected.count)
         self._generation.seal()
-        verified = self._check.verify_rows(self._generation)
-        measured = self._check.error_rate(self._generation)
+        verified = sum(check.verify_rows(self._generation) for check in self._checks)
+        measured = self._checks[0].error_rate(self._generation)
         self._publish(self._mine, rows, measured)
         self.published = True
         layout = self._generation.layout
@@ -268,7 +278,7 @@ class Rebuild:
         return "\n".join(sorted(self.guard._meta.tables))
 
     def _source(self) -> str:
-        found = self.guard._meta.place.source(self.source.using)
+        found = self.guard._meta.place.source(self.sources.aliases[0])
         if found is None:
             raise RebuildError(f"{self.guard.name}: cannot find out which schema its table is in; see the log")
         return found
@@ -279,10 +289,11 @@ class Rebuild:
         return {"status": FENCED, "active": "", "standby": "", "standby_until": None}
 
     def _refuse_transaction(self) -> None:
-        connection = connections[self.source.using]
-        connection.ensure_connection()
-        if connection.in_atomic_block or has_own_transaction(connection):
-            raise RebuildError("a rebuild inside a transaction would not see what others commit; call it outside")
+        for alias in self.sources.aliases:
+            connection = connections[alias]
+            connection.ensure_connection()
+            if connection.in_atomic_block or has_own_transaction(connection):
+                raise RebuildError("a rebuild inside a transaction would not see what others commit; call it outside")
 
     def _fill(self, generation: Generation, expected: int) -> int:
         def read(done: int) -> None:
@@ -290,7 +301,7 @@ class Rebuild:
             for one in self.companions:
                 one.heartbeat()
 
-        rows = fill(generation, self.source.pages(), read)
+        rows = fill(generation, self.sources.pages(), read)
         if rows < expected:
             self._progress(rows, rows)  # there were fewer than expected
         if rows > generation.layout.capacity:

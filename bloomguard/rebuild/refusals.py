@@ -16,10 +16,11 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from ..guards import Guard
 from ..guards import conditions as alive
 from ..guards.keys import kind_of, own_class, value_field
+from ..guards.scopes import SCHEMA
 from . import columns
 
 #: ID of the check for a table name that means several tables.
-SEVERAL_TABLES = "bloomguard.W137"
+SEVERAL_TABLES = "bloomguard.E137"
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,9 @@ def declaration_refusals(guard: Guard) -> Iterator[Refusal]:
 def database_refusals(guard: Guard, connection: BaseDatabaseWrapper) -> Iterator[Refusal]:
     """Yield the reasons that are found in the database; raises :class:`DatabaseError`."""
     for table in sorted(guard._meta.tables):
-        yield from _of_table(connection, table)
+        for refusal in _of_table(connection, table):
+            if refusal.id != SEVERAL_TABLES or guard.scope != SCHEMA:
+                yield refusal
     for field in guard._meta.fields:
         if reason := columns.difference(connection, guard, field):
             found_in = f"{field.name!r} {reason} in the database {connection.alias!r}"
@@ -166,7 +169,8 @@ def _of_postgresql(connection: BaseDatabaseWrapper, table: str) -> Iterator[Refu
             SEVERAL_TABLES,
             f"{table!r} is a table of the schema {schema!r}, and of {', '.join(map(repr, others))}: with another "
             "search_path a process reads other rows",
-            "If the other is an unused copy, rename it, or REVOKE USAGE ON its SCHEMA; else remove the guard.",
+            "If the other is an unused copy, rename it, or REVOKE USAGE ON its SCHEMA. If each tenant has one, set "
+            "scope = 'schema'.",
         )
     if is_standby:
         yield Refusal(

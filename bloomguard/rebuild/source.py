@@ -11,7 +11,7 @@ import random
 import uuid
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack, closing
+from contextlib import AbstractContextManager, ExitStack, closing, nullcontext
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
@@ -25,6 +25,7 @@ from ..filters.kinds import KeysSummary
 from ..guards import Guard
 from ..guards.keys import OutOfRange, Uncertain, Unkeyable, kind_of, value_field
 from ..stores import Generation
+from .scans import SCANS, Scan
 
 if TYPE_CHECKING:
     from ..filters.base import Keys
@@ -66,7 +67,12 @@ class KeyPage:
 
 
 class Source:
-    """The keys of all rows that match the guard's ``alive``, read from the database that its writes go to."""
+    """The keys of all rows that match the guard's ``alive``, read from the database that its writes go to.
+
+    ``scope`` is empty for a guard that has none.
+    """
+
+    scope = ""
 
     def __init__(self, guard: Guard, using: str | None = None) -> None:
         self.guard = guard
@@ -81,6 +87,33 @@ class Source:
         """Return the rows to scan, unordered."""
         return self.guard._meta.rows().using(self.using)
 
+    def entered(self) -> AbstractContextManager[None]:
+        """Return the context in which all other methods are called."""
+        return nullcontext()
+
+    def marks(self) -> list[bytes]:
+        """Return the keys that tell that a filter was built from this source: none without scopes."""
+        return []
+
+    def value(self, values: Sequence[Any]) -> Any:
+        """Return the value that a row with these ``values`` of :attr:`GuardMeta.attnames` is looked up by."""
+        return values[0] if len(values) == 1 else values
+
+    def key(self, values: Sequence[Any]) -> bytes | None:
+        """Return the key of a row with these ``values``, ``None`` if no request can ask for it.
+
+        Raises :class:`RebuildError` if that is uncertain.
+        """
+        try:
+            return self.guard._meta.keys.key(self.value(values))
+        except (Unkeyable, OutOfRange):  # NULL, or a value that no request is converted to
+            return None
+        except Uncertain as error:
+            raise RebuildError(
+                f"{self.guard.name}: no key can be made of a row: {error}. Let to_python return a plain value, and "
+                "normalize() raise ValueError for a value that has no normal form; or look rows up by another field"
+            ) from None
+
     def _every(self) -> models.QuerySet[Any]:
         """Return all rows, alive or not."""
         return models.QuerySet(self.guard.model, using=self.using)
@@ -93,7 +126,7 @@ class Source:
         # scan. One query for each end: SQLite answers MIN or MAX alone from the index, and scans for both together.
         every, field = self._every(), self.guard._meta.fields[0].attname
         ends = [every.aggregate(end=end(field))["end"] for end in (Min, Max)]
-        keys = [key_of_row(self.guard, [end]) for end in ends]
+        keys = [self.key([end]) for end in ends]
         low, high = (int.from_bytes(key or b"", "little", signed=True) for key in keys)
         # The table has no rows, or only NULL, or numbers from 2**63 on in an unsigned column of MySQL.
         if None in keys or low > high:
@@ -160,7 +193,7 @@ class Source:
             first, last, pk = first.int, last.int, lambda number: uuid.UUID(int=number)
         elif kind != "integer" or last is None:
             return
-        places = max(_PLACES, rows // _RUN_ROWS)
+        places = min(max(_PLACES, rows // _RUN_ROWS), max(rows, 1))
         width = (last - first) // places + 1
         length = rows // places
         for start in range(first, last + 1, width):
@@ -220,7 +253,7 @@ class Source:
         return gathered, rows, last
 
     def _one_by_one(self) -> Iterator[KeyPage]:
-        guard, names = self.guard, self.guard._meta.attnames
+        names = self.guard._meta.attnames
         size = min(PAGE_ROWS, _CHUNK_ROWS)
         keys: list[bytes] = []
         rows = keyed = keyless = 0
@@ -228,7 +261,7 @@ class Source:
         with closing(rows_read) as found:
             for values in found:
                 rows += 1
-                key = key_of_row(guard, values)
+                key = self.key(values)
                 if key is not None:
                     keys.append(key)
                 elif None not in values:
@@ -241,25 +274,9 @@ class Source:
             yield KeyPage(rows, partial(list, keys))
         if keyless and not keyed + len(keys):
             raise RebuildError(
-                f"{guard.name}: no key can be made of any of {keyless:,} rows, so nothing would be guarded. Check what "
-                "normalize(), or the field's to_python, returns for a row's value"
+                f"{self.guard.name}: no key can be made of any of {keyless:,} rows, so nothing would be guarded. Check "
+                "what normalize(), or the field's to_python, returns for a row's value"
             )
-
-
-def key_of_row(guard: Guard, values: Sequence[Any]) -> bytes | None:
-    """Return the key of a row with these ``values`` of :attr:`Guard.attnames`, ``None`` if no request can ask for it.
-
-    Raises :class:`RebuildError` if that is uncertain.
-    """
-    try:
-        return guard._meta.keys.key(values[0] if len(values) == 1 else values)
-    except (Unkeyable, OutOfRange):  # NULL, or a value that no request is converted to
-        return None
-    except Uncertain as error:
-        raise RebuildError(
-            f"{guard.name}: no key can be made of a row: {error}. Let to_python return a plain value, and normalize() "
-            "raise ValueError for a value that has no normal form; or look rows up by another field"
-        ) from None
 
 
 def _binary_cursor(connection: BaseDatabaseWrapper, sql: str, parameters: Any) -> Callable[[], Any] | None:
@@ -280,75 +297,6 @@ def _binary_cursor(connection: BaseDatabaseWrapper, sql: str, parameters: Any) -
         return Cursor(raw).execute(ClientCursor(raw).mogrify(sql, parameters), binary=True)
 
     return run
-
-
-@dataclass(frozen=True)
-class Scan:
-    """How a database aggregates a page of keys into one value.
-
-    ``gather`` is the SQL aggregate over ``bloomguard_key``; ``unpack(value, rows)`` returns the keys, and raises
-    :class:`RebuildError` if some are missing. ``last`` is the SQL aggregate of the greatest key, unless
-    ``find_last(value)`` returns it.
-    """
-
-    gather: str
-    unpack: Callable[[Any, int], Any]
-    last: str = "max(bloomguard_key)"
-    find_last: Callable[[Any], Any] | None = None
-
-
-def _integers(numbers: Any, rows: int) -> Any:
-    if len(numbers) != rows:
-        raise RebuildError(f"{rows} rows of a page hold {len(numbers)} integers: the column has other values too")
-    return numbers
-
-
-def _binary_integers(gathered: Any, rows: int) -> Any:
-    import numpy as np
-
-    return _integers(np.frombuffer(gathered, ">i8").astype(np.int64), rows)
-
-
-def _decimal_integers(gathered: Any, rows: int) -> Any:
-    import numpy as np
-
-    try:
-        numbers: Any = np.fromstring(gathered, np.int64, sep=",")
-    except (ValueError, DeprecationWarning):
-        numbers = []
-    # Older versions of numpy only warn, and return the part that they could parse.
-    whole = len(numbers) > 0 and gathered.rpartition(",")[2] == str(numbers[-1])
-    return _integers(numbers if whole else numbers[:-1], rows)
-
-
-def _uuids(data: bytes, rows: int) -> bytes:
-    if len(data) != 16 * rows:
-        raise RebuildError(f"{rows} rows of a page hold {len(data)} bytes of UUIDs: the column has other values too")
-    return data
-
-
-def _greatest_uuid(data: bytes) -> uuid.UUID:
-    import numpy as np
-
-    words = np.frombuffer(data, ">u8").reshape(-1, 2)
-    first = words[:, 0].max()
-    second = words[words[:, 0] == first, 1].max()
-    return uuid.UUID(int=int(first) << 64 | int(second))
-
-
-SCANS = {
-    ("postgresql", "integer"): Scan("string_agg(int8send(bloomguard_key::int8), ''::bytea)", _binary_integers),
-    ("postgresql", "uuid"): Scan(
-        "string_agg(uuid_send(bloomguard_key), ''::bytea)",
-        lambda gathered, rows: _uuids(bytes(gathered), rows),
-        last="NULL",  # max(uuid) exists since PostgreSQL 18
-        find_last=_greatest_uuid,
-    ),
-    ("sqlite", "integer"): Scan("group_concat(bloomguard_key, ',')", _decimal_integers),
-    ("sqlite", "uuid"): Scan(
-        "group_concat(bloomguard_key, '')", lambda gathered, rows: _uuids(bytes.fromhex(gathered), rows)
-    ),
-}
 
 
 def fill(generation: Generation, pages: Iterable[KeyPage], read: Callable[[int], None]) -> int:

@@ -15,7 +15,7 @@ import uuid
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from itertools import islice
 from math import sqrt
 from typing import TYPE_CHECKING, Any
@@ -24,12 +24,14 @@ from ..exceptions import RebuildError
 from ..filters.base import BodyFilter
 from ..filters.layout import Layout
 from ..guards import Guard
+from ..guards.keys import plain
 from ..guards.spot_checks import is_denied
 from ..signals import false_negative_found, send
 from ..state.table import LEASE_SECONDS
 from ..stores import Generation
 from ..verdicts import ABSENT
-from .source import KeyPage, Source, key_of_row
+from .scopes import Sources
+from .source import KeyPage, Source
 
 if TYPE_CHECKING:
     from ..filters.base import Keys
@@ -55,7 +57,8 @@ class Findings:
 
     ``generation`` is empty if the guard has no usable filter; then nothing was verified. ``rows`` were checked, of
     which ``missing`` are not in the filter. ``error_rate_measured`` is the share of random absent keys that pass.
-    ``stale_share`` is the approximate share of the filter's keys that have no row any more.
+    ``stale_share`` is the approximate share of the filter's keys that have no row any more. ``unread_scopes`` are those
+    of a guard with a ``scope`` that the filter was not built from; requests for their rows pass.
     """
 
     guard: str
@@ -65,6 +68,7 @@ class Findings:
     error_rate: float = 0.0
     error_rate_measured: float = 0.0
     stale_share: float = 0.0
+    unread_scopes: tuple[str, ...] = ()
     seconds: float = 0.0
 
 
@@ -93,11 +97,14 @@ class Verification:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.guard = guard
-        self._source = Source(guard)
         self._sample = sample
         self._progress = progress
         self._sleep = sleep
         self._clock = clock
+
+    @cached_property
+    def _sources(self) -> Sources:
+        return Sources(self.guard)
 
     def run(self) -> Findings:
         """Verify, and fence the guard at the first missing row.
@@ -108,16 +115,24 @@ class Verification:
         generation = self._answering()
         if generation is None:
             return Findings(guard=self.guard.name, generation="")
-        expected = self._source.summary().count
+        sources, unread = self._sources.split(generation)
+        marks = len(sources.marks())
+        expected = sources.summary().count - marks
         total = expected if self._sample is None else min(self._sample, expected)
-        rows, missing = self._scan(generation, total)
-        keys = generation.approximate_size()
+        rows = missing = 0
+        for source in sources:
+            if missing < MOST_MISSING:
+                rows, missing = self._scan(source, generation, total, rows, missing)
+        if rows < total and missing < MOST_MISSING:
+            self._progress(rows, rows)  # there were fewer than expected
+        keys = generation.approximate_size() - marks
         alive = rows if self._sample is None and missing < MOST_MISSING else expected
         return Findings(
             guard=self.guard.name,
             generation=generation.name,
             rows=rows,
             missing=missing,
+            unread_scopes=tuple(unread),
             error_rate=generation.layout.error_rate,
             error_rate_measured=generation.measure_error_rate(),
             stale_share=max(0.0, 1 - alive / keys) if keys else 0.0,
@@ -129,7 +144,7 @@ class Verification:
         state = live.table.current(self.guard.name)
         if not state.active or not state.is_answered_by(state.active) or live.store.identity != state.identity:
             return None
-        place = self.guard._meta.place.source(self._source.using)
+        place = self.guard._meta.place.source(self._sources.aliases[0])
         if state.source and state.source != place:
             raise RebuildError(
                 f"{self.guard.name}: its filter was built from {state.source!r} (database/schema), but rows would be "
@@ -137,46 +152,46 @@ class Verification:
             )
         return live.store.open(self.guard.name, state.active, live.find_key_hash, state.identity)
 
-    def _scan(self, generation: Generation, total: int) -> tuple[int, int]:
-        """Return the number of rows read and of rows missing; the next page is read while a thread checks the last."""
-        rows = missing = 0
+    def _scan(self, source: Source, generation: Generation, total: int, rows: int, missing: int) -> tuple[int, int]:
+        """Return the number of rows read and of rows missing, added to those of the sources before.
+
+        The next page is read while a thread checks the last.
+        """
         filters = list(generation.filters())
         with ThreadPoolExecutor(1) as checker:
             pending: Future[list[Any]] | None = None
-            for batch in self._batches():
+            for batch in self._batches(source):
                 if pending is not None:
-                    missing = self._missing(generation, pending.result(), missing)
+                    missing = self._missing(source, generation, pending.result(), missing)
                     if missing >= MOST_MISSING:
                         return rows, missing
                 pending = checker.submit(_suspects, generation.layout, filters, batch)
                 rows += batch.rows
                 self._progress(rows, max(rows, total))
             if pending is not None:
-                missing = self._missing(generation, pending.result(), missing)
-        if rows < total:
-            self._progress(rows, rows)  # there were fewer than expected
+                missing = self._missing(source, generation, pending.result(), missing)
         return rows, missing
 
-    def _batches(self) -> Iterator[_Batch]:
-        if self._source.is_gathered and self._sample is None:
-            for page in self._source.pages():
+    def _batches(self, source: Source) -> Iterator[_Batch]:
+        if source.is_gathered and self._sample is None:
+            for page in source.pages():
                 yield _Batch(page.rows, partial(getattr, page, "keys"), partial(_at, page))
             return
         names = self.guard._meta.attnames
         if self._sample is None:
-            found = self._source.rows().order_by().values_list(*names).iterator(chunk_size=_ROWS_AT_ONCE)
+            found = source.rows().order_by().values_list(*names).iterator(chunk_size=_ROWS_AT_ONCE)
         else:
-            found = self._source.random_values(self._sample)
+            found = source.random_values(-(-self._sample // len(self._sources)))
         while some := list(islice(found, _ROWS_AT_ONCE)):
             keys, values = [], []
             for each in some:
-                key = key_of_row(self.guard, each)
+                key = source.key(each)
                 if key is not None:
                     keys.append(key)
-                    values.append(each[0] if len(each) == 1 else each)
+                    values.append(source.value(each))
             yield _Batch(len(some), partial(list, keys), values.__getitem__)
 
-    def _missing(self, generation: Generation, suspects: list[Any], missing: int) -> int:
+    def _missing(self, source: Source, generation: Generation, suspects: list[Any], missing: int) -> int:
         """Return ``missing`` plus the number of these values that have a row and are not in the filter.
 
         Fences the guard at its first missing row.
@@ -187,20 +202,19 @@ class Verification:
             key = self.guard._meta.keys.key(value)
             # Until it is fenced, ask the guard itself: its filter may have been replaced meanwhile.
             denies = partial(_lacks, generation, key) if missing else partial(self._is_absent, key)
-            if is_denied(partial(self._exists, value), denies):
+            if is_denied(partial(_exists, source, value), denies):
                 missing += 1
                 if missing == 1:
                     self.guard._runtime.active_filter.table.fence(self.guard.name, "rows are missing from its filter")
-                send(false_negative_found, type(self.guard), guard=self.guard, value=value)
+                send(false_negative_found, type(self.guard), guard=self.guard, value=plain(value))
         return missing
 
     def _is_absent(self, key: bytes) -> bool:
         return self.guard._runtime.active_filter.ask(key) is ABSENT
 
-    def _exists(self, value: Any) -> bool:
-        names = self.guard._meta.attnames
-        wanted = dict(zip(names, [value] if len(names) == 1 else value))
-        return self._source.rows().filter(**wanted).exists()
+
+def _exists(source: Source, value: Any) -> bool:
+    return source.rows().filter(**source.guard._meta.conditions(value)).exists()
 
 
 def _lacks(generation: Generation, key: bytes) -> bool:
@@ -224,38 +238,45 @@ def _at(page: KeyPage, index: int) -> Any:
 class PublishCheck:
     """Checks a new generation before it is published; created before the generation is announced.
 
+    ``source`` is one of ``sources``.
+
     Reads two kinds of rows again, one by one through the ORM, and makes their keys as a write does, independently of
     the scan:
 
     - The newest, 100,000 at most: rows whose primary key is above the greatest one of before the announcement. Where
       primary keys grow, as with ``AutoField``, these were inserted during the build; the scan may have missed them, but
       their writers have added them.
-    - 10,000 random rows: read at places spread evenly over the primary key if it is an integer or a UUID; the rest of
-      the 10,000 are read from both ends.
+    - 10,000 random rows, of all scopes together: read at places spread evenly over the primary key if it is an integer
+      or a UUID; the rest of the 10,000 are read from both ends.
 
     Rows that existed before and changed during the build, and new rows where primary keys do not grow, are read no more
     often than other rows. The error rate is measured with random absent keys; chance deviations are allowed for.
     """
 
-    def __init__(self, source: Source, sleep: Callable[[float], None], probes: int = PROBES) -> None:
-        self._source = source
+    def __init__(self, source: Source, sleep: Callable[[float], None], probes: int = PROBES, sources: int = 1) -> None:
+        self.source = source
+        self._share = sources
         self._sleep = sleep
         self._probes = probes
-        self._newest = self._source.end("-pk")
+        self._newest = self.source.end("-pk")
 
     def verify_rows(self, generation: Generation) -> int:
         """Return the number of rows that were read again; raises :class:`RebuildError` if one is not in it."""
+        with self.source.entered():
+            return self._verify_rows(generation)
+
+    def _verify_rows(self, generation: Generation) -> int:
         keys, read, missing = self._keys(), 0, 0
         while batch := list(islice(keys, _BATCH_ROWS)):
             read += len(batch)
             absent = self._absent(generation, batch)
-            if absent and self._source.guard.sync == "signals":
+            if absent and self.source.guard.sync == "signals":
                 self._sleep(LEASE_SECONDS)  # signals add a key after the commit, so maybe after the row was read
                 absent = self._absent(generation, absent)
             missing += len(absent)
         if missing:
             raise RebuildError(
-                f"{self._source.guard.name}: of {read:,} rows that were read again, {missing:,} are not in the new "
+                f"{self.source.guard.name}: of {read:,} rows that were read again, {missing:,} are not in the new "
                 "generation, which was not published. COPY, a trigger, another program or a process that was started "
                 "before the guard existed may have written rows during the build: run it again"
             )
@@ -268,7 +289,7 @@ class PublishCheck:
         # Allow six standard deviations, and a few keys if almost none are expected.
         if measured > promised + 6 * sqrt(promised / self._probes) + 5 / self._probes:
             raise RebuildError(
-                f"{self._source.guard.name}: the new generation lets {measured:.4%} of absent keys pass where "
+                f"{self.source.guard.name}: the new generation lets {measured:.4%} of absent keys pass where "
                 f"{promised:.4%} were promised, and was not published"
             )
         return measured
@@ -279,20 +300,20 @@ class PublishCheck:
         return [key for some in trips for key, held in zip(some, generation.might_contain_many(some)) if not held]
 
     def _keys(self) -> Iterator[bytes]:
-        guard, seen = self._source.guard, set()
+        seen = set()
         for values in self._values():
-            key = key_of_row(guard, values)
+            key = self.source.key(values)
             if key is not None and key not in seen:
                 seen.add(key)
                 yield key
 
     def _values(self) -> Iterator[tuple[Any, ...]]:
         """Yield the values of the guard's fields for every row that is read again."""
-        names, rows = self._source.guard._meta.attnames, self._source.rows()
-        last = self._source.end("-pk")
+        names, rows = self.source.guard._meta.attnames, self.source.rows()
+        last = self.source.end("-pk")
         if last is None:
             return
         if last != self._newest:
             newest = rows if self._newest is None else rows.filter(pk__gt=self._newest)
             yield from newest.order_by("pk").values_list(*names)[:NEWEST_ROWS]
-        yield from self._source.random_values(RANDOM_ROWS)
+        yield from self.source.random_values(RANDOM_ROWS // self._share)

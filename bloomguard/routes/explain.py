@@ -18,10 +18,10 @@ from .. import conf
 from ..exceptions import BloomGuardError, ConfigurationError
 from ..filters import FilterError
 from ..guards import Guard, registry
-from ..guards.keys import OutOfRange, Uncertain, Unkeyable
+from ..guards.keys import NoScope, OutOfRange, Uncertain, Unkeyable
 from ..rebuild.plan import open_active
 from ..state.table import LEASE_SECONDS, StateTable
-from ..verdicts import DISABLED, ERROR, OUT_OF_RANGE, SHADOW, UNKEYABLE, Decision, Verdict
+from ..verdicts import AMBIGUOUS, DISABLED, ERROR, OUT_OF_RANGE, SHADOW, UNKEYABLE, Decision, Verdict
 from ..writes.fencing import table_of
 from .kwargs import kwargs_for, kwargs_of_arg
 from .listing import DOOR, NOWHERE, Row, rows_of_pattern, takes_id
@@ -41,7 +41,7 @@ MEANING = {
     "identity": "the filter is in another store, or the store was restarted since the build; run rebuild_filter",
     "unreachable": "the store does not answer",
     "untrusted": "the filter is damaged, or was built for another definition or SECRET_KEY; run rebuild_filter",
-    "ambiguous": "several schemas or databases have the table, and the filter has the rows of one of them",
+    "ambiguous": "several schemas or databases have the table, and the filter does not have the rows of this one",
     "shadow": 'the filter does not contain it, but mode = "shadow" lets the request pass',
     "false absence": "the row exists, but the filter does not contain it; run rebuild_filter",
     "error": "an error inside bloomguard",
@@ -176,6 +176,8 @@ def _decide(guard: Guard, value: Any) -> tuple[Decision, str]:
         decision = UNKEYABLE
     except Uncertain as error:
         return UNKEYABLE, str(error)
+    except NoScope as error:
+        return AMBIGUOUS, str(error)
     except OutOfRange:
         decision = OUT_OF_RANGE
     except Exception as error:

@@ -165,6 +165,8 @@ def _why_not_at_door(
         return "its guard and its view have neither GET nor HEAD in common"
     if type(guard).applies is not Guard.applies:
         return f"{type(guard).__name__}.applies needs the request"
+    if guard.scope is not None:
+        return f"the {guard.scope} that the view reads is not in the path"
     if pattern.fixed.intersection(kwargs):
         return "the URLconf sets the ID, not the path"
     for each in (pattern, *known.overlapping(pattern)):

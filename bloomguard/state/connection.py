@@ -315,11 +315,21 @@ def _interface_errors_converted() -> Iterator[None]:
 
 
 class DatabaseConnection(StateConnection):
-    """A connection of our own to the database ``alias``, with the same time limits."""
+    """A connection of our own to the database ``alias``, with the same time limits.
 
-    def __init__(self, alias: str) -> None:
+    ``schema`` is that of a tenant, for a database backend that has them, such as the one of django-tenants.
+    """
+
+    def __init__(self, alias: str, schema: str = "") -> None:
         super().__init__()
         self._alias = alias
+        self._schema = schema
+
+    def _open(self) -> BaseDatabaseWrapper:
+        connection: Any = super()._open()
+        if self._schema:
+            connection.set_schema(self._schema)
+        return connection  # type: ignore[no-any-return]
 
     @property
     def alias(self) -> str:

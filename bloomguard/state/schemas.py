@@ -9,7 +9,7 @@ another program moves into a schema, or grants, is overlooked for that long.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from django.db import connections
 
@@ -24,7 +24,8 @@ AGAIN_SECONDS = 1.0
 
 #: The tables of these names, in schemas that the login may use, or a role that it can SET; temporary ones are in none.
 SQL = (
-    "SELECT relname::text, nspname::text FROM pg_class JOIN pg_namespace ON pg_namespace.oid = relnamespace "
+    "SELECT relname::text, nspname::text, pg_class.oid "
+    "FROM pg_class JOIN pg_namespace ON pg_namespace.oid = relnamespace "
     "WHERE relname = ANY(%s) AND relkind IN ('r', 'p', 'v', 'm', 'f') AND nspname !~ '^pg_' "
     "AND nspname <> 'information_schema' "
     "AND EXISTS (SELECT FROM pg_roles WHERE pg_has_role(session_user, pg_roles.oid, 'MEMBER') "
@@ -38,13 +39,17 @@ def has_schemas(alias: str, table: str) -> bool:
     return connection.vendor == "postgresql" and '"."' not in connection.ops.quote_name(table)
 
 
+#: Schema -> the OID of its table, which is another one if the table is dropped and made anew.
+Tables = Mapping[str, int]
+
+
 class Schemas:
     """One process's copy for all tables that it was asked for. ``clock`` returns monotonic seconds."""
 
     def __init__(self, clock: Callable[[], float] = seconds) -> None:
         self.clock = clock
-        #: By alias: when the copy is to be read again, and table -> schemas. Each is replaced as a whole.
-        self._copies: dict[str, tuple[float, dict[str, frozenset[str]]]] = {}
+        #: By alias: when the copy is to be read again, and name -> tables. Each is replaced as a whole.
+        self._copies: dict[str, tuple[float, dict[str, Tables]]] = {}
         self._log = LogOnce()
         self._lock = threading.Lock()
         after_fork(self._after_fork)
@@ -61,18 +66,18 @@ class Schemas:
         until, copy = self._copies.get(alias, (float("-inf"), {}))
         return bool(tables) and (self.clock() >= until or any(table not in copy for table in tables))
 
-    def of(self, alias: str, tables: Sequence[str]) -> list[frozenset[str]]:
-        """Return the schemas of each table, none if they cannot be read. May wait. Never raises."""
+    def of(self, alias: str, tables: Sequence[str]) -> list[Tables]:
+        """Return the schemas that have each table, none if they cannot be read. May wait. Never raises."""
         if self.is_due(alias, tables):
             if not self._lock.acquire(timeout=CONNECT_SECONDS + READ_SECONDS):
-                return [frozenset()] * len(tables)
+                return [{}] * len(tables)
             try:
                 if self.is_due(alias, tables):  # another thread may have read it
                     self._read(alias, tables)
             finally:
                 self._lock.release()
         _, copy = self._copies.get(alias, (0.0, {}))
-        return [copy.get(table, frozenset()) for table in tables]
+        return [copy.get(table, {}) for table in tables]
 
     def _read(self, alias: str, tables: Sequence[str]) -> None:
         names = sorted({*tables, *self._copies.get(alias, (0.0, {}))[1]})
@@ -85,10 +90,10 @@ class Schemas:
             rows, until = [], self.clock() + AGAIN_SECONDS
         finally:
             connection.close()
-        found: dict[str, set[str]] = {name: set() for name in names}
-        for table, schema in rows:
-            found[table].add(schema)
-        self._copies[alias] = until, {table: frozenset(some) for table, some in found.items()}
+        found: dict[str, dict[str, int]] = {name: {} for name in names}
+        for table, schema, oid in rows:
+            found[table][schema] = oid
+        self._copies[alias] = until, dict(found)
 
 
 schemas = Schemas()

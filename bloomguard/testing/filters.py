@@ -18,7 +18,7 @@ from ..filters.codec import Frame
 from ..filters.hashing import KeyHash
 from ..filters.layout import Layout
 from ..guards import Guard, registry, spot_checks
-from ..guards.keys import OutOfRange, Unkeyable
+from ..rebuild.scopes import Sources
 from ..state.active_filter import ActiveFilter
 from ..state.row import Rows, State
 from ..state.table import StateTable
@@ -197,12 +197,15 @@ def _fill(guard: Guard, made: _TestFilter, table: _Rows) -> None:
     made.keys.add_many(_keys(guard))
     table.rows[guard.name] = State(guard.name, version=1, identity=made.store.identity, active=_GENERATION)
     table.forget()
+    table.renew()
 
 
 def _keys(guard: Guard) -> Iterator[bytes]:
-    # One SELECT and nothing else: ``iterator()`` would need a transaction, or in one a savepoint.
-    for values in guard._meta.rows().using(guard._meta.database).order_by().values_list(*guard._meta.attnames):
-        try:
-            yield guard._meta.keys.key(values[0] if len(values) == 1 else values)
-        except (Unkeyable, OutOfRange):
-            continue  # such as NULL: no request can look it up
+    sources = Sources(guard)
+    yield from sources.marks()
+    for source in sources:
+        # One SELECT and nothing else: ``iterator()`` would need a transaction, or in one a savepoint.
+        for values in source.rows().order_by().values_list(*guard._meta.attnames):
+            key = source.key(values)
+            if key is not None:  # such as NULL: no request can look it up
+                yield key

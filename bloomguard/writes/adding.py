@@ -11,6 +11,7 @@ from typing import Any
 from django.db import DEFAULT_DB_ALIAS, connections
 
 from ..guards import Guard
+from ..guards.keys import NoScope
 from . import fencing
 from .transactions import together
 
@@ -40,15 +41,18 @@ class Adding:
         Raises :class:`ValueError` if one cannot be a value of the guard's fields.
         """
         guard, using = self._guard, self._using
-        keys = [guard._meta.keys.key(value) for value in values]
-        if not keys and isinstance(values, Iterator):
-            return  # it was read before, by the statement itself: that is no add
         with fencing.writing(guard, using):
-            confirmed = fencing.needs_no_add(guard, using) or guard._runtime.active_filter.add(
-                keys, partial(fencing.drop_standby, guard, using)
-            )
+            needs_none = fencing.needs_no_add(guard, using)  # reads the state row, which `key_written` may need
+            try:
+                keys, problem = list(map(guard._meta.key_written(using), values)), ""
+            except NoScope as error:
+                keys, problem = [], str(error)
+            if not (keys or problem) and isinstance(values, Iterator):
+                return  # it was read before, by the statement itself: that is no add
+            add = guard._runtime.active_filter.add
+            confirmed = needs_none or (not problem and add(keys, partial(fencing.drop_standby, guard, using)))
         if not confirmed:
-            fencing.fence(guard, using, guard._runtime.active_filter.why_not_added())
+            fencing.fence(guard, using, problem or guard._runtime.active_filter.why_not_added())
         self.missing = ""
 
 

@@ -15,6 +15,7 @@ from django.db import DatabaseError, InterfaceError, connections, router
 
 from ..forks import after_fork
 from ..guards import Guard, registry
+from ..guards.scopes import DATABASE
 from ..state import table as states
 from ..state.schemas import schemas
 from . import fencing, unknown_guards
@@ -194,6 +195,8 @@ def _keyless(guard: Guard) -> set[str]:
 
 def _is_in(guard: Guard, connection: Any) -> bool:
     """Whether the guard's rows are in the database of ``connection``, under any alias."""
+    if guard.scope == DATABASE:
+        return True
     other = connections[router.db_for_write(guard.model)].settings_dict
     names = ("ENGINE", "NAME", "HOST", "PORT")
     return all(other.get(name) == connection.settings_dict.get(name) for name in names)

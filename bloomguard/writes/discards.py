@@ -15,7 +15,7 @@ other key's row a false 404, while one add too many is a harmless false positive
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import reduce
@@ -29,7 +29,8 @@ from django.db.models.constants import OnConflict
 from django.db.models.sql import Query
 
 from ..guards import Guard
-from ..guards.keys import OutOfRange, Unkeyable
+from ..guards.keys import NoScope, OutOfRange, Unkeyable
+from ..guards.scopes import DATABASE
 from ..state.connection import has_own_transaction
 from . import fencing
 from .observer import TransactionObserver
@@ -103,8 +104,8 @@ def lock_conflicting(compiler: Any, tracked: TrackedTable) -> Alive:
 def _lock(compiler: Any, tracked: TrackedTable, chosen: Iterable[Any]) -> Alive:
     """Lock the guard's living rows; each query of ``chosen`` selects primary keys of the statement's table."""
     guard = tracked.guard
-    # Rebuilds read one database only: rows of another one are not discarded.
-    at_home = compiler.using == router.db_for_write(guard.model)
+    # Without scopes, rebuilds read one database only: rows of another one are not discarded.
+    at_home = guard.scope == DATABASE or compiler.using == router.db_for_write(guard.model)
     if compiler.connection.vendor == "sqlite":
         # It has no row locks, and a transaction that reads first cannot wait for the write lock: so write first.
         table = compiler.connection.ops.quote_name(compiler.query.get_meta().db_table)
@@ -122,6 +123,8 @@ def _lock(compiler: Any, tracked: TrackedTable, chosen: Iterable[Any]) -> Alive:
         rows |= _values(guard, living.filter(**{f"{tracked.link or 'pk'}__in": some}))
         if len(rows) > MOST_ROWS:
             return Alive()
+    if generation and guard.scope is not None and not guard._meta.scopes.has_written(compiler.using, generation):
+        generation = ""  # it may not have the keys of these rows
     return Alive(generation, rows)
 
 
@@ -141,8 +144,8 @@ def finish(
             some = chosen[start : start + _AT_ONCE]
             after |= _values(guard, guard._meta.rows().using(using).filter(**{f"{path}__in": some}))
     was, now = Counter(before.rows.values()), Counter(after.values())
-    gone = [key for value in (was - now).elements() for key in _key(guard, value)]
-    if gone and before.generation:
+    gone = _keys(guard, using, (was - now).elements()) if before.generation else []
+    if gone:
         PendingDelete.issue(guard, gone, before.generation, connections[using])
     return list((now - was).elements())
 
@@ -152,11 +155,15 @@ def _values(guard: Guard, rows: QuerySet[Any]) -> dict[Any, tuple[Any, ...]]:
     return {row[0]: row[1:] for row in rows.order_by().values_list("pk", *guard._meta.attnames)[: MOST_ROWS + 1]}
 
 
-def _key(guard: Guard, value: tuple[Any, ...]) -> Sequence[bytes]:
-    """Return the row's key in a list, empty if it has none: then it was never added."""
-    with suppress(Unkeyable, OutOfRange):
-        return [guard._meta.keys.key(value[0] if len(value) == 1 else value)]
-    return []
+def _keys(guard: Guard, using: str, values: Iterable[tuple[Any, ...]]) -> list[bytes]:
+    """Return the keys of rows that are gone. A row without a key was never added."""
+    found: list[bytes] = []
+    with suppress(NoScope):
+        key = guard._meta.key_written(using)
+        for value in values:
+            with suppress(Unkeyable, OutOfRange):
+                found.append(key(value[0] if len(value) == 1 else value))
+    return found
 
 
 @dataclass(eq=False)

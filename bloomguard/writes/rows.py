@@ -20,7 +20,7 @@ from django.db import (
 )
 
 from ..guards import Guard
-from ..guards.keys import NotNormalized, OutOfRange, Unkeyable
+from ..guards.keys import NoScope, NotNormalized, OutOfRange, Unkeyable
 from ..state.connection import is_aborted
 from . import discards, fencing, unknown_guards
 from .discards import Alive, Before
@@ -141,7 +141,7 @@ def add(tracked: TrackedTable, using: str, written_to: WrittenTo) -> None:
     """
     try:
         written = written_to(tracked)
-        if written is not None and not written.link and _add_leased(tracked.guard, written):
+        if written is not None and not written.link and _add_leased(tracked.guard, using, written):
             return
         with fencing.writing(tracked.guard, using):
             if fencing.needs_no_add(tracked.guard, using):
@@ -179,10 +179,10 @@ def returned_rows(fields: Fields, link: str, returned: Sequence[Any], rows: Valu
     return WrittenRows(values, link, stored=True)
 
 
-def _add_leased(guard: Guard, written: WrittenRows) -> bool:
+def _add_leased(guard: Guard, using: str, written: WrittenRows) -> bool:
     """Add the keys without a look at the state rows; ``False`` if that is not enough, for whatever reason."""
     try:
-        return guard._runtime.active_filter.add(_keys(guard, written), may_read=False)
+        return guard._runtime.active_filter.add(_keys(guard, using, written), may_read=False)
     except Exception:
         return False  # `_problem` meets the same error
 
@@ -197,17 +197,19 @@ def _problem(tracked: TrackedTable, using: str, written: WrittenRows | None) -> 
     if written is None:
         return "rows were written whose keys the database did not return"
     try:
-        keys = _keys(guard, written)
+        keys = _keys(guard, using, written)
     except (Unkeyable, OutOfRange):
         return "a row was written whose key cannot be made"
+    except NoScope as error:
+        return str(error)
     if keys and not guard._runtime.active_filter.add(keys, partial(fencing.drop_standby, guard, using)):
         return guard._runtime.active_filter.why_not_added()
     return ""
 
 
-def _keys(guard: Guard, written: WrittenRows) -> list[bytes]:
-    """Return the keys of the rows that have one; raises :class:`Unkeyable` and :class:`OutOfRange`."""
-    key = guard._meta.keys.key
+def _keys(guard: Guard, using: str, written: WrittenRows) -> list[bytes]:
+    """Return the keys of the rows that have one; raises :class:`Unkeyable`, :class:`OutOfRange`, :class:`NoScope`."""
+    key = guard._meta.keys.key if guard.scope is None else guard._meta.key_written(using)
     values: Sequence[Any] = list(map(_first, written.values)) if len(guard._meta.fields) == 1 else written.values
     try:
         return list(map(key, values))

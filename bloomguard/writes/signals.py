@@ -85,7 +85,7 @@ def _try_add(guard: Guard, instance: Model, using: str, *, stored: bool) -> bool
     if isinstance(instance, guard.model) and not stored:
         # An expression, or a value that the field converts, has no key: then read the stored row.
         with suppress(Unkeyable, OutOfRange):
-            return guard._runtime.add(guard._meta.value_of(instance))
+            return guard._runtime.add(guard._meta.value_of(instance), using)
     if isinstance(instance, guard.model):
         where = {"pk": getattr(instance, guard.model._meta.pk.attname)}
     else:
@@ -93,7 +93,7 @@ def _try_add(guard: Guard, instance: Model, using: str, *, stored: bool) -> bool
     for values in QuerySet(guard.model, using=using).filter(**where).values_list(*guard._meta.attnames):
         # NULL, or a value that no request converts to, cannot be looked up.
         with suppress(Unkeyable, OutOfRange):
-            if not guard._runtime.add(values[0] if len(values) == 1 else values):
+            if not guard._runtime.add(values[0] if len(values) == 1 else values, using):
                 return False
     return True
 

@@ -53,11 +53,13 @@ GUARDS = [
     ({"public": "yes"}, "W118", "public is 'yes'"),
     ({"normalize": "casefold"}, "W118", "normalize is 'casefold'"),
     ({"applies": True}, "W118", "applies is True"),
+    ({"scope": "schemas"}, "W118", "scope is 'schemas'"),
+    ({"scope": "schema"}, "W138", "scope is 'schema', but the database backend"),
     ({"name": "My Guard"}, "W118", "name is 'My Guard'"),
     ({"fp_rate": 0.01}, "W018", "has an attribute 'fp_rate', which is not an option"),
 ]
 #: Options that decide what a key means: with a mistake in one, no filter can be trusted.
-DECIDING = {"lookup", "alive", "store", "filter", "sync", "normalize"}
+DECIDING = {"lookup", "alive", "store", "filter", "sync", "normalize", "scope"}
 OF_KEYS = [given for given, *_ in GUARDS if DECIDING & set(given) and given != {"store": "redis"}]
 #: Not what is only misspelt.
 REFUSED = [

@@ -32,9 +32,9 @@ make_api = load(DOCS / "make_api.py")
 
 OPTIONS = {
     *("name", "lookup", "routes", "alive", "filter", "error_rate", "capacity", "store", "sync", "mode", "methods"),
-    *("lookups", "public"),
+    *("lookups", "public", "scope"),
 }
-OVERRIDDEN = {"applies", "normalize"}
+OVERRIDDEN = {"applies", "normalize", "scopes"}
 CALLED = {"verdict", "averdict", "filter_existing", "afilter_existing"}
 
 
@@ -43,10 +43,10 @@ def public(owner):
 
 
 def test_a_guard_has_what_a_project_declares_and_calls():
-    """Exactly the options, the methods to override and to call, and on an instance its model: twenty names."""
+    """Exactly the options, the methods to override and to call, and on an instance its model: 22 names."""
     assert public(Guard) == OPTIONS | OVERRIDDEN | CALLED
     assert public(make_guard(Product)) == OPTIONS | OVERRIDDEN | CALLED | {"model"}
-    assert len(public(make_guard(Product))) == 20
+    assert len(public(make_guard(Product))) == 22
 
 
 def test_the_package_gives_its_public_names():

@@ -8,6 +8,7 @@ import re
 import shlex
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -261,6 +262,19 @@ def test_the_column_of_the_page_compares_bytes():
     exec(blocks("databases.md", "python")[-1], namespace)
 
     assert namespace["slug"].db_collation in EXACT_COLLATIONS
+
+
+def test_the_guards_with_a_scope_can_be_declared(fresh_registry):
+    """Of tenants, and of the databases that they name."""
+    page = (DOCS / "tenants.md").read_text()
+    declared = [textwrap.dedent(text) for text in re.findall(r"^ *```python\n(.*?)^ *```", page, re.M | re.S)]
+    namespace = {"Listing": Listing}
+    for number, block in enumerate(declared):
+        exec(block.replace("ListingGuard", f"Listing{number}Guard"), namespace)
+
+    assert [guards[f"listing{number}"].scope for number in range(2)] == ["schema", "database"]
+    assert list(guards["listing1"].scopes()) == ["default", "berlin", "paris"]
+    assert blocks("tenants.md", "python") == declared[:1]
 
 
 def test_the_stores_of_the_page_can_be_made(settings, tmp_path):

@@ -119,7 +119,7 @@ def test_threads_that_come_meanwhile_go_on(clock, monkeypatch):
     Rebuild(registry["product"], sleep=clock.sleep).run()
     waiting, release = threading.Event(), threading.Event()
 
-    def exists(guard, value):
+    def exists(*args):
         waiting.set()
         assert release.wait(60)
         return False
@@ -185,9 +185,9 @@ def test_a_row_that_was_just_created_is_no_mistake(clock, monkeypatch):
     Rebuild(registry["product"], sleep=clock.sleep).run()
     exists = spot_checks._exists
 
-    def just_created(guard, value):
+    def just_created(*args):
         Product.objects.get_or_create(pk=5)
-        return exists(guard, value)
+        return exists(*args)
 
     monkeypatch.setattr(spot_checks, "_exists", just_created)
 
@@ -204,8 +204,8 @@ def test_a_row_that_was_just_deleted_is_no_mistake(clock, monkeypatch):
         insert_unseen("shop_product", id=5, name="x")
         exists = spot_checks._exists
 
-        def then_deleted(guard, value):
-            found = exists(guard, value)
+        def then_deleted(*args):
+            found = exists(*args)
             Product.objects.filter(pk=5).delete()
             return found
 

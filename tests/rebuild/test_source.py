@@ -16,6 +16,7 @@ from django.db.models import Q
 from bloomguard.exceptions import RebuildError
 from bloomguard.guards import Guard, registry
 from bloomguard.guards.keys import Unkeyable
+from bloomguard.rebuild import scans
 from bloomguard.rebuild import source as sources
 from bloomguard.rebuild.source import Source
 from tests.shop.models import Article, Bundle, Diary, Order, Place, Price, Product
@@ -336,7 +337,7 @@ def test_what_the_database_refuses_is_djangos_error(monkeypatch):
 def test_uuids_of_another_length_stop_the_scan(each_database):
     """The same for UUIDs."""
     with pytest.raises(RebuildError, match="other values"):
-        sources._uuids(b"123", 1)
+        scans._uuids(b"123", 1)
 
 
 def test_psycopg_2_is_read_too(monkeypatch, each_database):

@@ -104,8 +104,9 @@ def _summary(findings: Findings) -> str:
             f"{findings.guard}: {at_least}{findings.missing:,} of {findings.rows:,} rows are missing from its filter; "
             "requests pass until it is rebuilt"
         )
+    without = f", which was built without {', '.join(findings.unread_scopes)}" if findings.unread_scopes else ""
     return (
-        f"{findings.guard}: all {findings.rows:,} rows are in its filter; error rate "
+        f"{findings.guard}: all {findings.rows:,} rows are in its filter{without}; error rate "
         f"{findings.error_rate_measured:.4%} now, {findings.error_rate:.4%} when full; {findings.stale_share:.1%} of "
         f"its keys are stale; {findings.seconds:.1f} s"
     )

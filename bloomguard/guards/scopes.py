@@ -1,0 +1,205 @@
+"""Which of several tables the rows of a guard with a ``scope`` are in: its scope is the first part of their keys.
+
+A scope is a database, by its alias, or a schema of PostgreSQL. One filter has the keys of all scopes, each with the
+scope in front. An ABSENT is trusted if both of these are certain:
+
+- the scope that a query would read. It is the alias; or the schema that django-tenants' connection sets before each
+  statement. What any other code may do to the ``search_path`` is not known without a query, so the request passes.
+- that the filter has all rows of the scope. A build adds the marks of each scope that it is going to read, before it
+  announces the generation: keys that no row has. So a tenant or a shard that is newer than the filter has no marks, and
+  its requests pass until the next build. The marks contain the OID of the table: one that was dropped and made anew
+  under the same name has others.
+
+The key of a row that was written begins with the scope that it was certainly written to: PostgreSQL says which schema
+the table's name has just meant. Otherwise the guard is fenced. Two aliases may lead to one database, so a write by an
+alias whose marks the filter lacks fences too.
+"""
+
+from __future__ import annotations
+
+from asyncio import _get_running_loop
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
+
+from django.conf import settings
+from django.db import connections, router
+
+from ..exceptions import StoreError
+from ..filters import FilterError
+from ..state.row import ARMED, State
+from ..state.schemas import schemas
+from .keys import NoScope, Scoped, marks_of, scope_of
+from .places import Place, databases_of, name_of_database
+
+if TYPE_CHECKING:
+    from ..stores import Generation
+    from .guard import Guard
+
+DATABASE, SCHEMA = "database", "schema"
+
+
+def database_of(alias: str) -> str:
+    """Return the first alias with the settings of ``alias``: both lead to the same tables.
+
+    Not one with another user or other options: these may lead to another schema of the same database.
+    """
+    every = connections.settings
+
+    def settings_of(each: str) -> tuple[Any, ...]:
+        return (*name_of_database(every[each]), every[each]["USER"], every[each]["OPTIONS"])
+
+    wanted = settings_of(alias)
+    return next(each for each in every if settings_of(each) == wanted)
+
+
+def sets_schema(connection: Any) -> bool:
+    """Return whether the connection itself sets the ``search_path`` before each statement, as django-tenants' does."""
+    return hasattr(connection, "set_schema") and hasattr(connection, "search_path_set_schemas")
+
+
+class Scopes(Place):
+    """The places of the tables of a guard with a ``scope``."""
+
+    def __init__(self, guard: Guard) -> None:
+        super().__init__(guard)
+        #: Generation -> text of marks -> whether it has them. It got its marks before any process opened it, so both
+        #: answers last.
+        self._known: WeakKeyDictionary[Generation, dict[str, bool]] = WeakKeyDictionary()
+
+    def _is_by_database(self) -> bool:
+        return self._guard.scope == DATABASE
+
+    def found(self) -> Iterable[str]:
+        """Return the scopes that have the guard's tables: databases, or schemas of its database. May query."""
+        if self._is_by_database():
+            return databases_of(self._guard.model)
+        alias = self._guard._meta.database
+        having = [set(each) for each in schemas.of(alias, self._loose(alias))]
+        return sorted(set.intersection(*having)) if having else []
+
+    # -- the scope of a statement; all of these raise :class:`NoScope`
+
+    def current(self) -> str:
+        """Return the scope that a query of this thread, without ``using()``, would read now."""
+        if _get_running_loop() is not None:
+            raise NoScope("it is certain only in the thread of the request, not on an event loop")
+        return self.of_query(connections[router.db_for_read(self._guard.model)])
+
+    def of_query(self, connection: Any) -> str:
+        """Return the scope that the next query of ``connection`` would read."""
+        if not self._is_by_database():
+            return self._next_schema(connection)
+        alias, model = connection.alias, self._guard.model
+        written = router.db_for_write(model)
+        if alias != written and alias == router.db_for_read(model) and alias not in self._guard.scopes():
+            alias = written  # of which it is a replica
+        return database_of(alias)
+
+    def at(self, value: Any, connection: Any = None) -> Scoped:
+        """Return ``value`` with the scope of the next query of ``connection``, by default :meth:`current`.
+
+        Never raises: the key of a value without a scope does.
+        """
+        if type(value) is Scoped:
+            return value
+        try:
+            return Scoped(self.current() if connection is None else self.of_query(connection), value)
+        except Exception:  # a router may fail too
+            return Scoped(None, value)
+
+    @staticmethod
+    def _next_schema(connection: Any) -> str:
+        name = connection.schema_name if sets_schema(connection) else None
+        if not isinstance(name, str) or not name:
+            raise NoScope("the database backend does not set the search_path before each statement")
+        # It may have set the path long ago; since then raw SQL may have changed it.
+        if connection.search_path_set_schemas and getattr(settings, "TENANT_LIMIT_SET_CALLS", False):
+            raise NoScope("with TENANT_LIMIT_SET_CALLS the search_path was set before an earlier statement")
+        return name
+
+    def of_write(self, using: str) -> str:
+        """Return the scope that the last statement sent by ``using`` has written or read. May query it."""
+        if self._is_by_database():
+            scope = database_of(using)
+            if not self._is_known(scope):
+                raise NoScope(f"its filter does not have the database {using!r}")
+            return scope
+        found = set(self._meant(using))
+        name = found.pop() if len(found) == 1 else None
+        if name is None:
+            raise NoScope("it is not certain in which schema a row was written")
+        return name
+
+    def _is_known(self, scope: str) -> bool:
+        """Return whether all generations that will answer have the marks of ``scope``."""
+        state = self._guard._runtime.active_filter.table.lease(self._guard.name)
+        if state is None:
+            return False
+        names = (state.active if state.status == ARMED else "", state.building)
+        return all(self._holds(state, name, scope) for name in names if name)
+
+    # -- the scopes of a filter
+
+    def marks(self, scope: str) -> list[bytes]:
+        """Return the marks of ``scope``; empty if its tables cannot be found. May query the catalogue."""
+        text = self._text(scope)
+        return marks_of(text) if text else []
+
+    def _text(self, scope: str) -> str:
+        alias = scope if self._is_by_database() else self._guard._meta.database
+        found = []
+        for tables in schemas.of(alias, loose) if (loose := self._loose(alias)) else ():
+            schema = next(iter(tables), "") if self._is_by_database() else scope
+            if schema not in tables or (self._is_by_database() and len(tables) > 1):
+                return ""
+            found.append(f"{schema}:{tables[schema]}")
+        return "\0".join([scope, *found])
+
+    def covers(self, state: State, key: bytes) -> bool:
+        """Return whether the active generation of ``state`` was built from the scope of ``key`` too."""
+        return bool(self.certain_alias(state.source)) and self._holds(state, state.active, scope_of(key))
+
+    def has_written(self, using: str, generation: str) -> bool:
+        """Return whether ``generation``, the active one, was built from the scope of the last statement of ``using``.
+
+        Raises :class:`NoScope`.
+        """
+        state = self._guard._runtime.active_filter.table.lease(self._guard.name)
+        scope = self.of_write(using)
+        return state is not None and state.active == generation and self._holds(state, generation, scope)
+
+    def _holds(self, state: State, name: str, scope: str) -> bool:
+        text = self._text(scope)
+        if not text:
+            return False
+        try:
+            generation = self._guard._runtime.active_filter._generation(state, name)
+            if generation is None:
+                return False
+            known = self._known.setdefault(generation, {})
+            if text not in known:
+                known[text] = all(generation.might_contain_many(marks_of(text)))
+            return known[text]
+        except (FilterError, StoreError):  # a check or an add meets the same error, and handles it
+            return False
+
+    # -- what a guard without a scope has too
+
+    def source(self, alias: str) -> str | None:
+        return "*/*" if self._is_by_database() else f"{alias}/*"
+
+    def must_read(self) -> bool:
+        return True
+
+    def certain_alias(self, source: str) -> str:
+        alias = self._guard._meta.database
+        return alias if source in ("", self.source(alias)) else ""
+
+    def was_asked(self, using: str, key: bytes) -> bool:
+        if not self.is_certain() or not (self._is_by_database() or using == self._guard._meta.database):
+            return False
+        try:
+            return self.of_write(using) == scope_of(key)
+        except NoScope:
+            return False

@@ -1,0 +1,79 @@
+"""How PostgreSQL and SQLite aggregate the keys of a page into one value, and how that is unpacked."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from ..exceptions import RebuildError
+
+
+@dataclass(frozen=True)
+class Scan:
+    """How a database aggregates a page of keys into one value.
+
+    ``gather`` is the SQL aggregate over ``bloomguard_key``; ``unpack(value, rows)`` returns the keys, and raises
+    :class:`RebuildError` if some are missing. ``last`` is the SQL aggregate of the greatest key, unless
+    ``find_last(value)`` returns it.
+    """
+
+    gather: str
+    unpack: Callable[[Any, int], Any]
+    last: str = "max(bloomguard_key)"
+    find_last: Callable[[Any], Any] | None = None
+
+
+def _integers(numbers: Any, rows: int) -> Any:
+    if len(numbers) != rows:
+        raise RebuildError(f"{rows} rows of a page hold {len(numbers)} integers: the column has other values too")
+    return numbers
+
+
+def _binary_integers(gathered: Any, rows: int) -> Any:
+    import numpy as np
+
+    return _integers(np.frombuffer(gathered, ">i8").astype(np.int64), rows)
+
+
+def _decimal_integers(gathered: Any, rows: int) -> Any:
+    import numpy as np
+
+    try:
+        numbers: Any = np.fromstring(gathered, np.int64, sep=",")
+    except (ValueError, DeprecationWarning):
+        numbers = []
+    # Older versions of numpy only warn, and return the part that they could parse.
+    whole = len(numbers) > 0 and gathered.rpartition(",")[2] == str(numbers[-1])
+    return _integers(numbers if whole else numbers[:-1], rows)
+
+
+def _uuids(data: bytes, rows: int) -> bytes:
+    if len(data) != 16 * rows:
+        raise RebuildError(f"{rows} rows of a page hold {len(data)} bytes of UUIDs: the column has other values too")
+    return data
+
+
+def _greatest_uuid(data: bytes) -> uuid.UUID:
+    import numpy as np
+
+    words = np.frombuffer(data, ">u8").reshape(-1, 2)
+    first = words[:, 0].max()
+    second = words[words[:, 0] == first, 1].max()
+    return uuid.UUID(int=int(first) << 64 | int(second))
+
+
+SCANS = {
+    ("postgresql", "integer"): Scan("string_agg(int8send(bloomguard_key::int8), ''::bytea)", _binary_integers),
+    ("postgresql", "uuid"): Scan(
+        "string_agg(uuid_send(bloomguard_key), ''::bytea)",
+        lambda gathered, rows: _uuids(bytes(gathered), rows),
+        last="NULL",  # max(uuid) exists since PostgreSQL 18
+        find_last=_greatest_uuid,
+    ),
+    ("sqlite", "integer"): Scan("group_concat(bloomguard_key, ',')", _decimal_integers),
+    ("sqlite", "uuid"): Scan(
+        "group_concat(bloomguard_key, '')", lambda gathered, rows: _uuids(bytes.fromhex(gathered), rows)
+    ),
+}

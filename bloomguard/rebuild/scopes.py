@@ -1,0 +1,189 @@
+"""The scans of a guard with a ``scope``: one for each database, or for each schema of PostgreSQL."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager
+from copy import copy
+from functools import partial
+from typing import Any
+
+from django.db import connections
+from django.db.backends.base.base import BaseDatabaseWrapper
+
+from ..exceptions import RebuildError
+from ..filters.kinds import KeysSummary
+from ..guards import Guard
+from ..guards.keys import NoScope, Scoped, head_of
+from ..guards.places import name_of_database
+from ..guards.scopes import DATABASE, database_of, sets_schema
+from ..state.connection import DatabaseConnection
+from ..state.schemas import schemas
+from ..stores import Generation
+from .source import KeyPage, Source
+
+#: What is the same for all connections to one database. Two databases never have it in common, nor a server and its
+#: standby; but a standby is refused.
+_IDENTITIES = {
+    "postgresql": "SELECT pg_postmaster_start_time()::text, current_database()",
+    "mysql": "SELECT @@hostname, @@port, @@datadir, DATABASE()",
+    "sqlite": "SELECT * FROM pragma_database_list WHERE name = 'main' AND file <> ''",  # none in memory
+}
+
+
+class ScopedSource(Source):
+    """The keys of the rows in one scope. Its methods are called inside :meth:`entered`."""
+
+    def __init__(self, guard: Guard, scope: str) -> None:
+        self._is_database = guard.scope == DATABASE
+        super().__init__(guard, scope if self._is_database else None)
+        self.scope: str = database_of(scope) if self._is_database else scope
+
+    def value(self, values: Sequence[Any]) -> Any:
+        return Scoped(self.scope, super().value(values))
+
+    @property
+    def is_gathered(self) -> bool:
+        return False  # the keys of its pages are no integers, nor UUIDs
+
+    def pages(self) -> Iterator[KeyPage]:
+        for page in super().pages():
+            yield KeyPage(page.rows, partial(_keys_of, page, head_of(self.scope)))
+
+    def _fetch(self, sql: str, parameters: Any) -> tuple[Any, int, Any]:
+        self._check_schema()  # it is not sent by the cursor that sets the search_path
+        return super()._fetch(sql, parameters)
+
+    def _check_schema(self) -> None:
+        """Raise :class:`RebuildError` if the table's name does not mean the one in the schema."""
+        if self._is_database:
+            return
+        try:
+            meant = self.guard._meta.scopes.of_write(self.using)
+        except NoScope:
+            meant = ""
+        if meant != self.scope:
+            raise RebuildError(f"{self.guard.name}: the schema {self.scope!r} has no table for it")
+
+    def marks(self) -> list[bytes]:
+        marks = self.guard._meta.scopes.marks(self.scope)
+        if not marks:
+            raise RebuildError(f"{self.guard.name}: {self.scope!r} has no table for it, or several")
+        return marks
+
+    @contextmanager
+    def entered(self) -> Iterator[None]:
+        if self._is_database:
+            yield
+            return
+        connection: Any = self.connection
+        if not sets_schema(connection):
+            raise RebuildError(
+                f"{self.guard.name}: scope is 'schema', but the database backend of {self.using!r} does not set the "
+                "search_path before each statement; use django_tenants.postgresql_backend"
+            )
+        tenant, include_public = connection.tenant, connection.include_public_schema
+        connection.set_schema(self.scope)
+        try:
+            connection.cursor().close()  # which sets the search_path
+            self._check_schema()
+            yield
+        finally:
+            connection.set_tenant(tenant, include_public)
+
+
+def _keys_of(page: KeyPage, head: bytes) -> list[bytes]:
+    """Return the keys of a page, with ``head`` in front of integers and UUIDs that were gathered; runs in a thread."""
+    keys: Any = page.keys
+    if isinstance(keys, list):
+        return keys
+    width, data = (16, keys) if isinstance(keys, bytes) else (8, keys.astype("<i8").tobytes())
+    return [head + data[start : start + width] for start in range(0, len(data), width)]
+
+
+class Sources:
+    """The scans that together read all rows of ``guard``: one, or one for each scope.
+
+    Iterating enters the scope of each source. Raises :class:`RebuildError` if there is no scope, or if two of them lead
+    to one database.
+    """
+
+    def __init__(self, guard: Guard) -> None:
+        self._sources = [Source(guard)] if guard.scope is None else _scoped(guard)
+        #: The databases that are read.
+        self.aliases = list(dict.fromkeys(source.using for source in self._sources))
+
+    def __len__(self) -> int:
+        return len(self._sources)
+
+    def __iter__(self) -> Iterator[Source]:
+        for source in self._sources:
+            with source.entered():
+                yield source
+
+    def marks(self) -> list[bytes]:
+        """Return the marks of all scopes."""
+        return [mark for source in self for mark in source.marks()]
+
+    def summary(self) -> KeysSummary:
+        """Return the summary of all keys, with the marks."""
+        found = [(source.summary(), len(source.marks())) for source in self]
+        if len(found) == 1 and not found[0][1]:
+            return found[0][0]
+        return KeysSummary(count=sum(summary.count + marks for summary, marks in found))
+
+    def count(self) -> int:
+        """Return the exact number of keys, with the marks."""
+        return sum(source.rows().count() + len(source.marks()) for source in self)
+
+    def pages(self) -> Generator[KeyPage]:
+        """Yield the keys of all sources, page by page."""
+        for source in self:
+            yield from source.pages()
+
+    def split(self, generation: Generation) -> tuple[Sources, list[str]]:
+        """Return the sources that ``generation`` was built from, and the scopes that it was not."""
+        read, unread = copy(self), []
+        read._sources = []
+        for source in self:
+            marks = source.marks()
+            if not marks or all(generation.might_contain_many(marks)):
+                read._sources.append(source)
+            else:
+                unread.append(source.scope)
+        return read, unread
+
+
+def _scoped(guard: Guard) -> list[Source]:
+    schemas.forget()  # a tenant may have been added a moment ago
+    scopes = list(guard.scopes())
+    if guard.scope == DATABASE and (unknown := set(scopes) - set(connections)):
+        raise RebuildError(f"{guard.name}: scopes() names {min(unknown)!r}, which is not in DATABASES")
+    if not scopes:
+        raise RebuildError(f"{guard.name}: scopes() names none, so there is nothing to read; is its table made?")
+    known: dict[Any, str] = {}
+    for scope in scopes if guard.scope == DATABASE else ():
+        with connections[scope].cursor() as cursor:
+            cursor.execute(f"SELECT {DatabaseConnection(scope).is_standby}")
+            if bool(int(cursor.fetchone()[0])):
+                raise RebuildError(f"{guard.name}: {scope!r} is a standby. Let scopes() leave it out")
+        if (same := known.setdefault(_identity(connections[scope]), scope)) != scope:
+            raise RebuildError(
+                f"{guard.name}: {same!r} and {scope!r} lead to one database. Let scopes() name one of them, or "
+                "allow_migrate of your router allow one"
+            )
+    return [ScopedSource(guard, scope) for scope in scopes]
+
+
+def _identity(connection: BaseDatabaseWrapper) -> Any:
+    """Return what is the same for all aliases of one database, whatever their settings."""
+    found = None
+    if connection.vendor in _IDENTITIES:
+        with connection.cursor() as cursor:
+            cursor.execute(_IDENTITIES[connection.vendor])
+            found = cursor.fetchone()
+    if connection.vendor == "sqlite" and found:
+        about = os.stat(found[2])
+        found = about.st_dev, about.st_ino
+    return found or name_of_database(connection.settings_dict)
