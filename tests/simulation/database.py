@@ -4,7 +4,7 @@ end, and the state rows, which are real rows of a real in-memory SQLite, one sta
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache
 from types import SimpleNamespace
 from typing import Any
@@ -13,6 +13,7 @@ from django.db import OperationalError, connections
 
 from bloomguard.filters.kinds import KeysSummary
 from bloomguard.models import GuardState
+from bloomguard.rebuild.scopes import Sources
 from bloomguard.rebuild.source import KeyPage
 from bloomguard.state.connection import StateConnection
 
@@ -221,6 +222,14 @@ class SimulatedConnection(StateConnection):
         self._connection = None
 
 
+class SimulatedSources(Sources):
+    """The only source of a guard without scopes, and all of its sources."""
+
+    def __init__(self, database: Database, make_key: Callable[[int], bytes]) -> None:
+        self._sources: Any = [SimulatedSource(database, make_key)]
+        self.aliases = [ROWS]
+
+
 class SimulatedSource:
     """Scans the rows in key order, a page at a time; each page sees what is committed when it is read."""
 
@@ -229,6 +238,12 @@ class SimulatedSource:
         self.connection = None  # of what the database itself refuses nothing is simulated
         self._database = database
         self._make_key = make_key
+
+    def entered(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def marks(self) -> list[bytes]:
+        return []
 
     def summary(self) -> KeysSummary:
         self._database.scheduler.hop()

@@ -84,7 +84,7 @@ def install() -> None:
 class Unproved:
     """Instead of the proof before publishing: nothing but the protocol is to keep rows."""
 
-    def __init__(self, source: Any, sleep: Any, probes: int) -> None:
+    def __init__(self, source: Any, sleep: Any, probes: int, sources: int) -> None:
         pass
 
     def verify_rows(self, generation: Any) -> int:
