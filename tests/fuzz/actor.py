@@ -77,7 +77,7 @@ class Actor(Writes, Raw):
         except (TypeError, AttributeError, LookupError, AssertionError):
             raise  # a step that is made wrongly
         except Exception as error:
-            result = f"{type(error).__name__}"
+            result = f"{type(error).__name__}" + (" lock timeout" if "lock timeout" in str(error) else "")
             if self.statements is not None:
                 self.statements.append(f"!! {type(error).__name__}: {str(error)[:300]}")
         if connection.in_atomic_block and not self._atomics:
@@ -170,6 +170,9 @@ class Actor(Writes, Raw):
         if connection.connection is not None and self.is_open:
             with suppress(Exception), connection.cursor() as cursor:
                 cursor.execute("ROLLBACK" if give_up else "COMMIT")
+            if self.is_open:  # SQLite refuses a COMMIT that breaks a foreign key, and goes on with the transaction
+                with suppress(Exception), connection.cursor() as cursor:
+                    cursor.execute("ROLLBACK")
         if not connection.get_autocommit():
             with suppress(Exception):
                 transaction.rollback()
