@@ -68,8 +68,7 @@ class Rebuild:
         self.table = guard._runtime.active_filter.table
         self._progress = progress
         self._keep_standby, self._unless_held, self._probes = keep_standby, unless_held, probes
-        self._sleep = sleep
-        self._clock = clock
+        self._sleep, self._clock = sleep, clock
         self._last_beat, self._name = clock(), ""
         self._replaced = ""  # the active generation of another store, which this rebuild has fenced
         self._generation: Generation | None = None

@@ -41,6 +41,10 @@ _USUAL = re.compile(
 _BORDERS = ("BEGIN", "SAVEPOINT ", "RELEASE SAVEPOINT ", "ROLLBACK TO SAVEPOINT ")
 #: On MySQL and MariaDB, the beginning of a statement that certainly does not commit, nor runs one that does.
 _MYSQL_STAYS_OPEN = re.compile(r"\s*(?:INSERT|REPLACE|UPDATE|DELETE|LOAD|WITH)\b", re.IGNORECASE)
+#: Python's SQLite driver begins a transaction for these alone, unless under autocommit. Not for a WITH, for example.
+_DRIVER_BEGINS = re.compile(
+    r"(?:\s|--[^\n]*\n|/\*.*?\*/)*(?:INSERT|UPDATE|DELETE|REPLACE)\b", re.IGNORECASE | re.DOTALL
+)
 _warned: set[tuple[str, str]] = set()
 
 
@@ -178,7 +182,7 @@ def _fencing(written: dict[Guard, Cause], text: str, connection: Any, *, apart: 
         with together(connection):  # a refused write must undo it
             _fence(written, connection)
     else:
-        with together(connection):
+        with together(connection, alone=_DRIVER_BEGINS.match(text) is None):
             yield written
             _fence(written, connection)
 

@@ -42,13 +42,14 @@ def is_under_way(connection: Any) -> bool:
     return has_begun(connection)
 
 
-def together(connection: Any, *, undo: bool = False) -> AbstractContextManager[None]:
+def together(connection: Any, *, undo: bool = False, alone: bool = False) -> AbstractContextManager[None]:
     """Commit what the block does as one, with the open transaction or in one of its own.
 
     After a database error the transaction is left to the project, as Django leaves it. After any other error, such as
     a refused write or Ctrl-C, the block's writes must not be committed: an ``atomic`` block is marked for rollback; in
     a transaction that the project began by hand, a savepoint is rolled back. With ``undo`` any error rolls back what
-    the block did, and nothing else.
+    the block did, and nothing else. ``alone``: Python's SQLite driver begins no transaction for the block's statement,
+    also under ``set_autocommit(False)``; so if none is open, none is left open.
     """
     connection.ensure_connection()
     connection.validate_no_broken_transaction()  # an outermost `atomic` block would forget that it is broken
@@ -56,7 +57,7 @@ def together(connection: Any, *, undo: bool = False) -> AbstractContextManager[N
         return _Within(connection)
     if not has_own_transaction(connection):
         return transaction.atomic(using=connection.alias, savepoint=undo)
-    return _savepoint(connection, undo)
+    return _savepoint(connection, undo, alone)
 
 
 class _Within:
@@ -76,9 +77,10 @@ class _Within:
 
 
 @contextmanager
-def _savepoint(connection: Any, undo: bool) -> Iterator[None]:
-    """A savepoint in a transaction that the project began by hand."""
-    if connection.vendor == "sqlite" and is_over(connection):
+def _savepoint(connection: Any, undo: bool, alone: bool) -> Iterator[None]:
+    """A savepoint in a transaction that the project began by hand, or would begin with the block's statement."""
+    begins = connection.vendor == "sqlite" and is_over(connection)
+    if begins:
         _execute(connection, "BEGIN")  # as Python's driver does before an INSERT; else the RELEASE would commit
     # MySQL and MariaDB drop a savepoint when another one gets its name, also if the second is inside the first.
     name = f"{_NAME}_{next(_numbers)}" if connection.vendor == "mysql" else _NAME
@@ -91,8 +93,16 @@ def _savepoint(connection: Any, undo: bool) -> Iterator[None]:
                 _execute(connection, f"ROLLBACK TO SAVEPOINT {name}")
             if not is_over(connection) and not is_aborted(connection):
                 _execute(connection, f"RELEASE SAVEPOINT {name}")
+            if begins and alone and not is_over(connection):
+                _execute(connection, "ROLLBACK")
         raise
     _execute(connection, f"RELEASE SAVEPOINT {name}")
+    if begins and alone:
+        try:
+            _execute(connection, "COMMIT")
+        except DatabaseError:
+            _execute(connection, "ROLLBACK")
+            raise
 
 
 def _execute(connection: Any, sql: str) -> None:

@@ -7,6 +7,7 @@ import os
 import re
 import sqlite3
 import threading
+from contextlib import nullcontext
 from pathlib import Path
 from unittest import mock
 
@@ -621,6 +622,27 @@ def test_what_sqlite_refuses_leaves_no_trace(built):
         connection.set_autocommit(True)
 
     assert status("product") == ARMED
+
+
+@on_sqlite
+@pytest.mark.parametrize("head", ["", "/* x */ ", "WITH old AS (SELECT 1) "])
+@pytest.mark.parametrize("fails", [False, True])
+def test_under_manual_commits_a_statement_begins_what_it_would_begin(built, head, fails):
+    """Python's driver begins no transaction for a WITH, so such a statement is committed at once."""
+    connection = connections[database.current]
+    Product.objects.create(pk=7, name="x")
+    connection.set_autocommit(False)
+    sql = f"{head}UPDATE shop_product SET id = {'NULL' if fails else 8} WHERE id = 7"
+    try:
+        with pytest.raises(IntegrityError) if fails else nullcontext():
+            execute(sql)
+        assert connection.connection.in_transaction == (not head.startswith("WITH"))
+    finally:
+        connection.commit()
+        connection.set_autocommit(True)
+
+    assert status("product") == (ARMED if fails else FENCED)
+    assert Product.objects.filter(pk=8).exists() is not fails
 
 
 @pytest.fixture
