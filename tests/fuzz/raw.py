@@ -75,6 +75,8 @@ class Raw:
         """A statement whose keys are told."""
         model = draw.choice([Tag, Article, Diary, Entry])
         row = made(model, self.first + draw.randrange(NUMBERS), draw)
+        if hasattr(row.pk, "resolve_expression"):
+            row.pk = value_of(model._meta.pk, self.first)  # as `parts` has it
         columns, values = self.parts(row)
         with transaction.atomic(), self.adding(model) as add:
             with connection.cursor() as cursor:
