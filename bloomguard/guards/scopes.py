@@ -93,8 +93,21 @@ class Scopes(Place):
         alias, model = connection.alias, self._guard.model
         written = router.db_for_write(model)
         if alias != written and alias == router.db_for_read(model) and alias not in self._guard.scopes():
+            if self._may_have_own_rows(alias):
+                raise NoScope(f"{alias!r} may be a replica of {written!r}, or a database with rows of its own")
             alias = written  # of which it is a replica
         return database_of(alias)
+
+    def _may_have_own_rows(self, alias: str) -> bool:
+        """Return whether ``alias``, from which the routers only read now, may be another database than a replica.
+
+        A router may read from one shard and write to another, for example while it moves rows.
+        """
+        from .guard import Guard
+
+        if type(self._guard).scopes is not Guard.scopes or connections.settings[alias]["TEST"].get("MIRROR"):
+            return False  # the project says that it is none
+        return router.allow_migrate_model(alias, self._guard.model)
 
     def at(self, value: Any, connection: Any = None) -> Scoped:
         """Return ``value`` with the scope of the next query of ``connection``, by default :meth:`current`.

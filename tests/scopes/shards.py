@@ -165,6 +165,17 @@ def test_a_replica_is_asked_for_its_shard(wares, monkeypatch):
     assert decisions("shard7", 3) == ["ambiguous"]
 
 
+def test_a_shard_that_the_router_only_reads_from_is_no_replica(wares):
+    """While rows move from one to another, for example: the filter has the rows of both."""
+    with at("shard1"):
+        token = router.replica.set("shard7")
+        try:
+            assert decide("ware", 8) == decide("ware", 9) == "ambiguous"
+            assert queried(connections["shard7"], Ware.objects.filter(pk=8).first)[0].name == "shard7"
+        finally:
+            router.replica.reset(token)
+
+
 # -- databases that the filter does not have
 
 
