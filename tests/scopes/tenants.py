@@ -227,6 +227,7 @@ def test_a_path_that_was_set_by_hand_does_not_last(wares):
 def test_a_path_that_was_set_by_hand_may_last(wares):
     """With fewer SET statements nobody knows the schema after the first: then requests pass, and writes ask."""
     with schema_context("one"):
+        assert [each.id for each in run_checks() if "TENANT_LIMIT_SET_CALLS" in each.msg] == ["bloomguard.W138"] * 2
         assert decide("ware", 2) == "absent"
         with connection.cursor() as cursor:
             cursor.execute("SET search_path TO two")
