@@ -7,6 +7,7 @@ from contextlib import suppress
 from difflib import get_close_matches
 from typing import Any
 
+from django.conf import settings
 from django.core.checks import CheckMessage, Error, Warning, register
 from django.db import DatabaseError, connections, models, router
 
@@ -84,6 +85,13 @@ def _guard(guard: Guard) -> Iterator[CheckMessage]:
             38,
             "scope is 'schema', but the database backend does not set the search_path before each statement",
             "Use django_tenants.postgresql_backend. Of whatever else sets the search_path, no guard can be certain.",
+        )
+    elif guard.scope == SCHEMA and getattr(settings, "TENANT_LIMIT_SET_CALLS", False):
+        yield error(
+            38,
+            "scope is 'schema', but with TENANT_LIMIT_SET_CALLS the search_path is set only before a request's first "
+            "query, so all later ones pass",
+            "Remove TENANT_LIMIT_SET_CALLS.",
         )
     if guard.sync == "signals":
         yield Warning(

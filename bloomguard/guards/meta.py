@@ -68,14 +68,15 @@ class GuardMeta:
         except TypeError as error:
             raise ConfigurationError(str(error)) from error
 
-    def key_written(self, using: str) -> Callable[[Any], bytes]:
+    def key_written(self, using: str, *, by_orm: bool = True) -> Callable[[Any], bytes]:
         """Return the function that makes the keys of rows that a statement on ``using`` has just written.
 
-        Raises :class:`NoScope` if it is not certain in which scope they are. May query ``using`` if there are scopes.
+        ``by_orm``: not raw SQL. Raises :class:`NoScope` if it is not certain in which scope they are. May query
+        ``using`` if there are scopes.
         """
         if self._guard.scope is None:
             return self.keys.key
-        scope = self.scopes.of_write(using)
+        scope = self.scopes.of_rows(using, by_orm=by_orm)
         return lambda value: self.keys.key(Scoped(scope, value))
 
     @property

@@ -12,13 +12,14 @@ scope in front. An ABSENT is trusted if both of these are certain:
 
 The key of a row that was written begins with the scope that it was certainly written to: PostgreSQL says which schema
 the table's name has just meant. Otherwise the guard is fenced. Two aliases may lead to one database, so a write by an
-alias whose marks the filter lacks fences too.
+alias whose marks the filter lacks fences too. So does one to a table that the filter has in a schema of another name:
+when it gets that name back, the filter would lack the row. The marks of the OIDs without the name tell.
 """
 
 from __future__ import annotations
 
 from asyncio import _get_running_loop
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
@@ -29,7 +30,7 @@ from ..exceptions import StoreError
 from ..filters import FilterError
 from ..state.row import ARMED, State
 from ..state.schemas import schemas
-from .keys import NoScope, Scoped, marks_of, scope_of
+from .keys import MARKS, NoScope, Scoped, marks_of, scope_of
 from .places import Place, databases_of, name_of_database
 
 if TYPE_CHECKING:
@@ -56,6 +57,19 @@ def database_of(alias: str) -> str:
 def sets_schema(connection: Any) -> bool:
     """Return whether the connection itself sets the ``search_path`` before each statement, as django-tenants' does."""
     return hasattr(connection, "set_schema") and hasattr(connection, "search_path_set_schemas")
+
+
+def _answering(state: State) -> list[str]:
+    """Return the generations that answer, or will."""
+    return [name for name in (state.active if state.status == ARMED else "", state.building) if name]
+
+
+def _text_of(schema: str, oids: Iterable[int]) -> str:
+    return "\0".join([schema, *(f"{schema}:{oid}" for oid in oids)])
+
+
+#: In place of a name, for marks that tell only the tables. Fewer: a filter that has them by chance is only fenced.
+_NAMELESS, _NAMELESS_MARKS = "", 16
 
 
 class Scopes(Place):
@@ -93,8 +107,21 @@ class Scopes(Place):
         alias, model = connection.alias, self._guard.model
         written = router.db_for_write(model)
         if alias != written and alias == router.db_for_read(model) and alias not in self._guard.scopes():
+            if self._may_have_own_rows(alias):
+                raise NoScope(f"{alias!r} may be a replica of {written!r}, or a database with rows of its own")
             alias = written  # of which it is a replica
         return database_of(alias)
+
+    def _may_have_own_rows(self, alias: str) -> bool:
+        """Return whether ``alias``, from which the routers only read now, may be another database than a replica.
+
+        A router may read from one shard and write to another, for example while it moves rows.
+        """
+        from .guard import Guard
+
+        if type(self._guard).scopes is not Guard.scopes or connections.settings[alias]["TEST"].get("MIRROR"):
+            return False  # the project says that it is none
+        return router.allow_migrate_model(alias, self._guard.model)
 
     def at(self, value: Any, connection: Any = None) -> Scoped:
         """Return ``value`` with the scope of the next query of ``connection``, by default :meth:`current`.
@@ -125,26 +152,63 @@ class Scopes(Place):
             if not self._is_known(scope):
                 raise NoScope(f"its filter does not have the database {using!r}")
             return scope
-        found = set(self._meant(using))
-        name = found.pop() if len(found) == 1 else None
+        return self._schema_written(using)[0]
+
+    def _schema_written(self, using: str) -> tuple[str, list[int]]:
+        """Return the schema that the last statement sent by ``using`` has written or read, and the tables' OIDs."""
+        meant = self._meant(using)
+        names = {schema for schema, _ in meant}
+        name = names.pop() if len(names) == 1 else None
         if name is None:
             raise NoScope("it is not certain in which schema a row was written")
+        return name, [oid for _, oid in meant if oid is not None]
+
+    def of_rows(self, using: str, *, by_orm: bool) -> str:
+        """Return the scope for the keys of rows that the last statement sent by ``using`` has written.
+
+        ``by_orm``: in the schema that the connection is set to, unless other code has changed that since.
+        """
+        if self._is_by_database():
+            return self.of_write(using)
+        if by_orm and getattr(connections[using], "search_path_set_schemas", True) is None:
+            raise NoScope("after a row was written, other code sent statements in another schema, or undid some")
+        name, oids = self._schema_written(using)
+        if self._was_renamed(name, oids):
+            raise NoScope(f"the schema {name!r} had another name when the filter was built")
         return name
+
+    def _was_renamed(self, name: str, oids: Sequence[int]) -> bool:
+        """Return whether a generation that will answer may have these tables in a schema of another name than ``name``.
+
+        It answers for them again when they get that name back, and rows written meanwhile have keys of this one.
+        """
+        state = self._guard._runtime.active_filter.table.lease(self._guard.name)
+        try:
+            return state is not None and any(
+                not self._has(state, each, _text_of(name, oids))
+                and self._has(state, each, _text_of(_NAMELESS, oids), _NAMELESS_MARKS)
+                for each in _answering(state)
+            )
+        except (FilterError, StoreError):
+            return True
 
     def _is_known(self, scope: str) -> bool:
         """Return whether all generations that will answer have the marks of ``scope``."""
         state = self._guard._runtime.active_filter.table.lease(self._guard.name)
         if state is None:
             return False
-        names = (state.active if state.status == ARMED else "", state.building)
-        return all(self._holds(state, name, scope) for name in names if name)
+        return all(self._holds(state, name, scope) for name in _answering(state))
 
     # -- the scopes of a filter
 
     def marks(self, scope: str) -> list[bytes]:
         """Return the marks of ``scope``; empty if its tables cannot be found. May query the catalogue."""
         text = self._text(scope)
-        return marks_of(text) if text else []
+        if not text or self._is_by_database():
+            return marks_of(text) if text else []
+        alias = self._guard._meta.database
+        oids = [tables[scope] for tables in schemas.of(alias, self._loose(alias)) if scope in tables]
+        return marks_of(text) + marks_of(_text_of(_NAMELESS, oids))[:_NAMELESS_MARKS]
 
     def _text(self, scope: str) -> str:
         alias = scope if self._is_by_database() else self._guard._meta.database
@@ -163,26 +227,31 @@ class Scopes(Place):
     def has_written(self, using: str, generation: str) -> bool:
         """Return whether ``generation``, the active one, was built from the scope of the last statement of ``using``.
 
-        Raises :class:`NoScope`.
+        Raises :class:`NoScope`, and what a check of the generation raises.
         """
         state = self._guard._runtime.active_filter.table.lease(self._guard.name)
-        scope = self.of_write(using)
-        return state is not None and state.active == generation and self._holds(state, generation, scope)
+        if self._is_by_database():
+            scope = self.of_write(using)
+            return state is not None and state.active == generation and self._holds(state, generation, scope)
+        text = _text_of(*self._schema_written(using))
+        return state is not None and state.active == generation and self._has(state, generation, text)
 
     def _holds(self, state: State, name: str, scope: str) -> bool:
         text = self._text(scope)
-        if not text:
-            return False
         try:
-            generation = self._guard._runtime.active_filter._generation(state, name)
-            if generation is None:
-                return False
-            known = self._known.setdefault(generation, {})
-            if text not in known:
-                known[text] = all(generation.might_contain_many(marks_of(text)))
-            return known[text]
+            return bool(text) and self._has(state, name, text)
         except (FilterError, StoreError):  # a check or an add meets the same error, and handles it
             return False
+
+    def _has(self, state: State, name: str, text: str, number: int = MARKS) -> bool:
+        """Return whether the generation ``name`` has so many marks of ``text``."""
+        generation = self._guard._runtime.active_filter._generation(state, name)
+        if generation is None:
+            return False
+        known = self._known.setdefault(generation, {})
+        if text not in known:
+            known[text] = all(generation.might_contain_many(marks_of(text)[:number]))
+        return known[text]
 
     # -- what a guard without a scope has too
 

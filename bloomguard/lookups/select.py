@@ -33,7 +33,7 @@ from ..state.connection import has_own_transaction, is_aborted
 from ..verdicts import OUT_OF_RANGE, SHADOW, Verdict
 from ..writes import adding, fencing
 from . import shadow
-from .query import EXACT, NO_KEY, RowLookup
+from .query import EXACT, NO_KEY, RowLookup, is_plain
 from .scope import Answer, Scope, scopes, unguarded
 
 Execute = Callable[..., Any]
@@ -236,7 +236,8 @@ def _is_proof(compiler: Any, lookup: RowLookup) -> bool:
     """Return whether an empty result proves that no row exists: key only, no transaction, the guard's database."""
     connection = compiler.connection
     return (
-        lookup.is_pure(compiler.query)
+        is_plain(compiler.query)  # the hot path of `_ask` has not looked
+        and lookup.is_pure(compiler.query)
         and (compiler.using == lookup.guard._meta.database or lookup.guard.scope == DATABASE)
         and not connection.in_atomic_block
         and not has_own_transaction(connection)

@@ -20,10 +20,12 @@ from django.utils import timezone
 from ..exceptions import RebuildError, StoreError
 from ..filters import FilterError
 from ..guards import Guard
+from ..guards.scopes import DATABASE
 from ..signals import generation_published, send
 from ..state.row import ARMED, State
 from ..state.table import EXPIRY_SECONDS
 from ..stores import Store
+from .scopes import Sources
 
 logger = logging.getLogger("bloomguard")
 
@@ -120,9 +122,11 @@ def roll_back(guard: Guard) -> State:
     try:
         if seen.identity != store.identity or not seen.is_ours:
             raise StoreError("its store, or the database, was replaced since")
-        store.open(
-            guard.name, seen.kept, guard._runtime.active_filter.find_key_hash, seen.identity
-        ).fill()  # reads and checks all of it
+        kept = store.open(guard.name, seen.kept, guard._runtime.active_filter.find_key_hash, seen.identity)
+        kept.fill()  # reads and checks all of it
+        if guard.scope == DATABASE and (unread := Sources(guard).split(kept)[1]):
+            # One of them may be another name of a database that it has: their rows are not in it under that name.
+            raise StoreError(f"it was built without {', '.join(unread)}")
     except (StoreError, FilterError) as error:
         raise RebuildError(f"{guard.name}: the previous generation cannot be trusted: {error}") from error
     after = table.swap(seen, active=seen.kept, standby=seen.active, standby_until=None, published_at=timezone.now())

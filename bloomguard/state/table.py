@@ -146,7 +146,7 @@ class StateTable:
                 if self.overdue:
                     self._fence_overdue()
                     now = self.clock()
-                self.copy = Copy(now, self._read())
+                self._keep(Copy(now, self._read()))
             except DatabaseError as error:
                 if self._failed_at == float("-inf"):
                     logger.warning("bloomguard cannot read its state rows, so all guards pass every request: %s", error)
@@ -171,11 +171,16 @@ class StateTable:
                 return False
         return True
 
+    def _keep(self, copy: Copy) -> None:
+        self.copy = copy
+        if self.overdue:  # in this order: another thread adds to it, and then drops the copy
+            self.copy = Copy(*_NEVER)
+
     def current(self, name: str) -> State:
         """Read and return the row of ``name``. Raises :class:`DatabaseError`."""
         asked = self.clock()
         rows = self._read()
-        self.copy = Copy(asked, rows)
+        self._keep(Copy(asked, rows))
         return rows.get(name) or State(name, here=self._here)
 
     def row(self, name: str) -> GuardState | None:

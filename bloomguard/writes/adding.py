@@ -44,7 +44,7 @@ class Adding:
         with fencing.writing(guard, using):
             needs_none = fencing.needs_no_add(guard, using)  # reads the state row, which `key_written` may need
             try:
-                keys, problem = list(map(guard._meta.key_written(using), values)), ""
+                keys, problem = list(map(guard._meta.key_written(using, by_orm=False), values)), ""
             except NoScope as error:
                 keys, problem = [], str(error)
             if not (keys or problem) and isinstance(values, Iterator):

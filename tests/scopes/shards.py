@@ -16,6 +16,7 @@ from django.db import connections, transaction  # noqa: E402
 from bloomguard import adding, get_or_load  # noqa: E402
 from bloomguard.exceptions import RebuildError  # noqa: E402
 from bloomguard.guards import registry, spot_checks  # noqa: E402
+from bloomguard.rebuild import Rebuild, roll_back_all  # noqa: E402
 from bloomguard.state import table  # noqa: E402
 from tests.scopes import router  # noqa: E402
 from tests.scopes.drill import Drill  # noqa: E402
@@ -165,6 +166,17 @@ def test_a_replica_is_asked_for_its_shard(wares, monkeypatch):
     assert decisions("shard7", 3) == ["ambiguous"]
 
 
+def test_a_shard_that_the_router_only_reads_from_is_no_replica(wares):
+    """While rows move from one to another, for example: the filter has the rows of both."""
+    with at("shard1"):
+        token = router.replica.set("shard7")
+        try:
+            assert decide("ware", 8) == decide("ware", 9) == "ambiguous"
+            assert queried(connections["shard7"], Ware.objects.filter(pk=8).first)[0].name == "shard7"
+        finally:
+            router.replica.reset(token)
+
+
 # -- databases that the filter does not have
 
 
@@ -177,6 +189,22 @@ def test_a_write_by_another_name_of_a_database_fences(wares):
         assert "does not have the database 'direct'" in table.table.row("ware").reason
         with pytest.raises(RebuildError, match="'shard1' and 'direct' lead to one database"):
             build("ware")
+    build("ware")
+
+
+def test_no_roll_back_to_a_filter_without_a_database(wares, clock, monkeypatch):
+    """It may have the same database by another name, and lack what was written since."""
+    with second_alias() as alias, monkeypatch.context() as renamed:
+        renamed.setattr(type(registry["ware"]), "scopes", lambda self: ["default", alias])
+        Rebuild(registry["ware"], sleep=clock.sleep, probes=1_000, keep_standby=3_600.0).run()
+        table.table.current("ware")
+        Ware.objects.using(alias).create(pk=42)
+        (outcome,) = roll_back_all([registry["ware"]], clock.sleep)
+        table.table.current("ware")
+
+        assert "built without direct" in str(outcome)
+        assert decisions(alias, 42) == ["maybe"]
+        assert decisions("shard1", 42) == ["ambiguous"]
     build("ware")
 
 

@@ -227,6 +227,7 @@ def test_a_path_that_was_set_by_hand_does_not_last(wares):
 def test_a_path_that_was_set_by_hand_may_last(wares):
     """With fewer SET statements nobody knows the schema after the first: then requests pass, and writes ask."""
     with schema_context("one"):
+        assert [each.id for each in run_checks() if "TENANT_LIMIT_SET_CALLS" in each.msg] == ["bloomguard.W138"] * 2
         assert decide("ware", 2) == "absent"
         with connection.cursor() as cursor:
             cursor.execute("SET search_path TO two")
@@ -244,11 +245,44 @@ def test_a_write_to_no_certain_schema_fences(wares, monkeypatch):
     from bloomguard.guards import places
 
     with schema_context("one"), monkeypatch.context() as patch:
-        patch.setattr(places, "_MEANT", "SELECT NULL FROM unnest(%s::text[])")
+        patch.setattr(places, "_MEANT", "SELECT NULL, NULL FROM unnest(%s::text[])")
         Ware.objects.create(pk=31)
 
     assert decisions("one", 31) == ["fenced"]
     assert "not certain in which schema" in table.table.row("ware").reason
+    build("ware")
+
+
+def test_a_write_fences_if_other_code_has_changed_the_schema_since(wares):
+    """Here an execute wrapper: the ``search_path`` is that of its own query."""
+
+    def audit(execute, *given):
+        result = execute(*given)
+        if "INSERT" in given[0]:
+            with schema_context("two"):
+                Customer.objects.count()
+        return result
+
+    with schema_context("one"), connection.execute_wrapper(audit):
+        Ware.objects.create(pk=32)
+
+    assert decisions("one", 32) == ["fenced"]
+    assert "in another schema" in table.table.row("ware").reason
+    build("ware")
+
+
+def test_a_write_to_a_schema_that_was_renamed_fences(wares, clock):
+    """When it gets its name back, its table is that of the filter again, which would lack the row."""
+    past_django("ALTER SCHEMA two RENAME TO away")
+    try:
+        with schema_context("away"):
+            Ware.objects.create(pk=33)
+    finally:
+        past_django("ALTER SCHEMA away RENAME TO two")
+    clock.sleep(schemas.SECONDS)
+
+    assert decisions("two", 33) == ["fenced"]
+    assert "'away' had another name" in table.table.row("ware").reason
     build("ware")
 
 

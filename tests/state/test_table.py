@@ -304,6 +304,21 @@ def test_a_fence_is_seen_within_a_lease(table):
     assert row.fenced_at is not None
 
 
+def test_no_lease_is_valid_while_a_fence_is_overdue(table, monkeypatch):
+    """Also not by a read of the rows for another purpose, such as a rebuild's: the next lease sets the fence first."""
+    table.swap(State("city"), active="one")
+
+    def refused(seen, **changes):
+        raise OperationalError("the database refuses")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(table, "swap", refused)
+        table.fence_soon("city", "a row was saved")
+    assert table.current("city").status == ARMED
+    assert table.lease("city") is None
+    assert table.renewed("city").status == FENCED
+
+
 def test_a_fence_is_built_once(table, caplog):
     """A guard that is fenced already, or that has no generation, is left as it is."""
     table.swap(State("city"), active="a")
