@@ -68,7 +68,7 @@ def run(machine: Any, seeds: list[int], length: int, explain: bool) -> dict[str,
             found = {"seed": seed, "error": str(error)}
             short = shrunk(machine, steps)
             if short is not None:
-                found |= {"program": short.program, "error": short.error, "explained": short.explained}
+                found |= {"program": short.program, "shrunk": short.error, "explained": short.explained}
             return {**machine.counts, "wrong": found}
     return {**machine.counts, "wrong": None}
 

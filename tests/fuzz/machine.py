@@ -385,7 +385,7 @@ class Machine:
                 found = rows.exists()
             return found, guard._meta.rows().filter(**values).exists()
 
-        if self.open[who]:
+        if self.open[who] or self.peer.hands[who](lambda: self.peer.actors[who].is_broken):
             return
         if self.vendor == "mysql" and not self.peer.hands[who](lambda: connection.get_autocommit()):
             return  # it would begin a transaction, which the twin does not
