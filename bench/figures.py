@@ -40,13 +40,13 @@ def counting() -> Seconds:
     from bloomguard.guards import counters as counts
     from bloomguard.guards.runtime import GuardRuntime
     from bloomguard.guards.verdict_log import listeners
-    from bloomguard.lookups.scope import Scope
+    from bloomguard.lookups.context import LookupContext
     from bloomguard.metrics.outcomes import blocked
     from bloomguard.verdicts import ABSENT, MAYBE, Decision
 
     guard, request = Thing(), Thing()
     guard._runtime = runtime = Thing()
-    scope = Scope(request)  # type: ignore[arg-type]
+    context = LookupContext(request)  # type: ignore[arg-type]
     runtime.counters = counts.Counts().of("city")
     runtime.is_shadow = False
     told = GuardRuntime._record
@@ -60,7 +60,7 @@ def counting() -> Seconds:
             guard._runtime.counters.time(began)
         if decision is MAYBE and not listeners:
             guard._runtime.counters["maybe"]()
-        scope.close(200)  # and the middleware
+        context.close(200)  # and the middleware
         return decision
 
     def a_block(decision: Decision) -> Decision:
@@ -68,8 +68,8 @@ def counting() -> Seconds:
         if began:
             guard._runtime.counters.time(began)
         decision = told(runtime, None, decision)  # type: ignore[arg-type]
-        scope.note_avoided(guard)  # type: ignore[arg-type]  # as a lookup does it
-        blocked(scope.close(404), request)  # type: ignore[arg-type]  # and the middleware
+        context.note_avoided(guard)  # type: ignore[arg-type]  # as a lookup does it
+        blocked(context.close(404), request)  # type: ignore[arg-type]  # and the middleware
         return decision
 
     def run(work: Callable[[Decision], Decision], decision: Decision) -> Callable[[], object]:

@@ -15,7 +15,7 @@ from .door.page import probing
 from .exceptions import ConfigurationError
 from .guards import Guard, registry
 from .log_once import LogOnce
-from .lookups.scope import Scope, current
+from .lookups.context import LookupContext, current
 from .metrics.outcomes import ablocked, blocked
 from .routes.kwargs import kwargs_for, kwargs_of_arg
 from .verdicts import Verdict
@@ -43,8 +43,8 @@ def guarded(name: str, *, arg: str | Mapping[str, str] | None = None) -> Callabl
             _check(view, (arg,) if isinstance(arg, str) else tuple(arg.values()))
         place = _place_of_request(view)
 
-        def asked(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Scope, Guard, Any] | None:
-            """Return the request's scope, the guard and the value; ``None`` if there is nothing to check."""
+        def asked(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[LookupContext, Guard, Any] | None:
+            """Return the request's context, the guard and the value; ``None`` if there is nothing to check."""
             # The door needs the site's own response.
             if probing.get() or not settings.is_enabled:
                 return None
@@ -56,19 +56,19 @@ def guarded(name: str, *, arg: str | Mapping[str, str] | None = None) -> Callabl
                 if not all(argument in kwargs for argument in wanted):
                     return None
                 value = kwargs[wanted[0]] if len(wanted) == 1 else tuple(kwargs[argument] for argument in wanted)
-                return current() or Scope(getattr(request, "_request", request)), guard, value
+                return current() or LookupContext(getattr(request, "_request", request)), guard, value
             except Exception as error:
                 log.error(error, "bloomguard passes requests to a view guarded by %r because of an error", name)
                 return None
 
-        async def aanswer(question: tuple[Scope, Guard, Any], *args: Any, **kwargs: Any) -> Any:
-            scope, guard, value = question
-            answer = await scope.aask(guard, value)
-            if answer.verdict is Verdict.ABSENT and scope.applies(guard):
-                if scope is current():
-                    scope.note_avoided(guard)  # the middleware counts the request
+        async def aanswer(question: tuple[LookupContext, Guard, Any], *args: Any, **kwargs: Any) -> Any:
+            context, guard, value = question
+            answer = await context.aask(guard, value)
+            if answer.verdict is Verdict.ABSENT and context.applies(guard):
+                if context is current():
+                    context.note_avoided(guard)  # the middleware counts the request
                 else:
-                    await ablocked(guard, scope.request)
+                    await ablocked(guard, context.request)
                 raise _missing(guard)
             return await view(*args, **kwargs)
 
@@ -88,13 +88,13 @@ def guarded(name: str, *, arg: str | Mapping[str, str] | None = None) -> Callabl
                 return view(*args, **kwargs)
             if _is_awaited(view, args):
                 return aanswer(question, *args, **kwargs)
-            scope, guard, value = question
-            answer = scope.ask(guard, value)
-            if answer.verdict is Verdict.ABSENT and scope.applies(guard):
-                if scope is current():
-                    scope.note_avoided(guard)
+            context, guard, value = question
+            answer = context.ask(guard, value)
+            if answer.verdict is Verdict.ABSENT and context.applies(guard):
+                if context is current():
+                    context.note_avoided(guard)
                 else:
-                    blocked(guard, scope.request)
+                    blocked(guard, context.request)
                 raise _missing(guard)
             return view(*args, **kwargs)
 

@@ -28,7 +28,7 @@ from .door.page import probing
 from .guards import Guard, registry
 from .guards.counters import BLOCKED
 from .log_once import LogOnce
-from .lookups.scope import Answer, Scope, scopes
+from .lookups.context import Answer, LookupContext, contexts
 from .lookups.shadow import compare_status
 from .routes.table import not_found, routes_of, table_for
 from .signals import asend, request_blocked, send
@@ -44,7 +44,7 @@ LAST, BEFORE_CACHE, ELSEWHERE = "last", "before the cache", "elsewhere"
 _log = LogOnce()
 
 
-class Exchange(Scope):
+class Exchange(LookupContext):
     """One request in the middleware, with the answers of its guards."""
 
     request: HttpRequest
@@ -103,15 +103,15 @@ class BloomGuardMiddleware:
         if request.method not in registry.methods or not conf.settings.is_enabled or probing.get():
             return self.get_response(request)
         exchange = Exchange(request)
-        before = scopes.get()
-        scopes.set(exchange)
+        before = contexts.get()
+        contexts.set(exchange)
         try:
             found = _view_before_cache(request) if self.place == BEFORE_CACHE else None
             response: Any = self._view(request, *found) if found else None
             if response is None:
                 response = self.get_response(request)
         finally:
-            scopes.set(before)
+            contexts.set(before)
             exchange.is_over = True
         response = exchange.response or response
         if exchange.answer is not None or response.status_code == 404 or exchange.avoided:
@@ -126,8 +126,8 @@ class BloomGuardMiddleware:
         if request.method not in registry.methods or not conf.settings.is_enabled or probing.get():
             return await self.get_response(request)  # type: ignore[misc, no-any-return]
         exchange = Exchange(request)
-        before = scopes.get()
-        scopes.set(exchange)
+        before = contexts.get()
+        contexts.set(exchange)
         try:
             if getattr(request, "urlconf", None) not in registry.plans.routes:
                 await _abuild_table(request)
@@ -136,7 +136,7 @@ class BloomGuardMiddleware:
             if response is None:
                 response = await self.get_response(request)  # type: ignore[misc]
         finally:
-            scopes.set(before)
+            contexts.set(before)
             exchange.is_over = True
         response = exchange.response or response
         if exchange.answer is not None or response.status_code == 404 or exchange.avoided:
@@ -152,7 +152,7 @@ class BloomGuardMiddleware:
 
     def _view(self, request: HttpRequest, view: Any, args: Any, kwargs: Any) -> HttpResponseBase | None:
         try:
-            routes, exchange = routes_of(request, view, kwargs), scopes.get()
+            routes, exchange = routes_of(request, view, kwargs), contexts.get()
             if not routes or type(exchange) is not Exchange or exchange.request is not request or exchange.is_over:
                 return None
             for route, value in routes:
@@ -172,7 +172,7 @@ class BloomGuardMiddleware:
 
     async def _aview(self, request: HttpRequest, view: Any, args: Any, kwargs: Any) -> HttpResponseBase | None:
         try:
-            routes, exchange = routes_of(request, view, kwargs), scopes.get()
+            routes, exchange = routes_of(request, view, kwargs), contexts.get()
             if not routes or type(exchange) is not Exchange or exchange.request is not request or exchange.is_over:
                 return None
             for route, value in routes:

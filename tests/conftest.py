@@ -20,7 +20,7 @@ from django.db.models.signals import post_migrate
 from bloomguard import middleware
 from bloomguard.guards import registry, spot_checks
 from bloomguard.guards.counters import counts
-from bloomguard.lookups import scope, select, shadow
+from bloomguard.lookups import context, select, shadow
 from bloomguard.metrics.flush import flusher
 from bloomguard.rebuild import rebuild
 from bloomguard.routes import table as routes
@@ -157,7 +157,7 @@ def no_spot_checks(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(autouse=True)
 def nothing_logged() -> None:
     """No error was logged before: each test sees those of its own."""
-    for module in (middleware, scope, select, shadow, routes):
+    for module in (middleware, context, select, shadow, routes):
         module._log.forget()
 
 

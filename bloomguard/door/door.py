@@ -18,7 +18,7 @@ from django.urls import get_resolver
 from .. import conf
 from ..exceptions import ConfigurationError
 from ..log_once import LogOnce
-from ..lookups.scope import Answer
+from ..lookups.context import Answer
 from ..routes.table import NO_ID, table_for
 from ..verdicts import Verdict
 from .page import DoorClosed, NotFoundPage

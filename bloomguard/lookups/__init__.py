@@ -1,5 +1,5 @@
 """Lookups: a guard answers a SELECT for one row in place of the database."""
 
-from .scope import guarded_lookups
+from .context import guarded_lookups
 
 __all__ = ["guarded_lookups"]

@@ -20,7 +20,7 @@ from django.db.models.sql import Query
 from django.db.models.sql.where import AND, WhereNode
 
 from ..guards.conditions import is_of_row
-from .scope import passing
+from .context import passing
 
 if TYPE_CHECKING:
     from django.db.models import Model

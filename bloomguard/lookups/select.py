@@ -33,8 +33,8 @@ from ..state.connection import has_own_transaction, is_aborted
 from ..verdicts import OUT_OF_RANGE, SHADOW, Verdict
 from ..writes import adding, fencing
 from . import shadow
+from .context import Answer, LookupContext, contexts, unguarded
 from .query import EXACT, NO_KEY, RowLookup, is_plain
-from .scope import Answer, Scope, scopes, unguarded
 
 Execute = Callable[..., Any]
 
@@ -97,8 +97,8 @@ def _selecting(execute: Execute) -> Execute:
         chunked_fetch: bool = False,
         chunk_size: int = GET_ITERATOR_CHUNK_SIZE,
     ) -> Any:
-        scope = scopes.get()
-        if scope is None or scope.is_over:
+        context = contexts.get()
+        if context is None or context.is_over:
             return execute(self, result_type, chunked_fetch, chunk_size)
         model = self.query.model
         lookups = registry.plans.lookups.get(model)
@@ -108,7 +108,7 @@ def _selecting(execute: Execute) -> Execute:
             return execute(self, result_type, chunked_fetch, chunk_size)
         asked = last_check = None
         try:
-            asked = _ask(scope, self, lookups)
+            asked = _ask(context, self, lookups)
             if asked is not None:
                 last_check = asked[0].active_filter.last_check  # before the query
         except Exception as error:
@@ -117,25 +117,25 @@ def _selecting(execute: Execute) -> Execute:
             return execute(self, result_type, chunked_fetch, chunk_size)
         lookup, answer = asked
         if answer.verdict is Verdict.ABSENT:
-            scope.note_avoided(lookup.guard)
+            context.note_avoided(lookup.guard)
             return _empty_result(self, lookup, result_type)
         result = execute(self, result_type, chunked_fetch, chunk_size)
         if not chunked_fetch:
             if answer.verdict is not Verdict.MAYBE:  # in shadow mode
-                _compare(scope, answer, found=bool(result))
+                _compare(context, answer, found=bool(result))
             elif not result and sees_database and last_check is not None:
-                _record_false_positive(scope, self, lookup, answer, last_check[0])
+                _record_false_positive(context, self, lookup, answer, last_check[0])
         return result
 
     return execute_sql
 
 
-def _ask(scope: Scope, compiler: Any, lookups: tuple[RowLookup, ...]) -> tuple[RowLookup, Answer] | None:
+def _ask(context: LookupContext, compiler: Any, lookups: tuple[RowLookup, ...]) -> tuple[RowLookup, Answer] | None:
     """Return the answer on the query, and the lookup by which it asks, ``None`` if no guard has one.
 
     ABSENT takes precedence, and then the first guard.
     """
-    query, request = compiler.query, scope.request
+    query, request = compiler.query, context.request
     # Hot path: ``get(pk=1)`` of a row that exists. MAYBE lets any query pass, so the other parts are not inspected.
     conditions: list[Any] = query.where.children
     if len(conditions) == 1 and len(lookups) == 1 and not compiler.connection.in_atomic_block:
@@ -146,7 +146,7 @@ def _ask(scope: Scope, compiler: Any, lookups: tuple[RowLookup, ...]) -> tuple[R
             and id(getattr(condition.lhs, "target", None)) in lookup.places
             and (request is None or request.method in lookup.guard.methods)
         ):
-            answer = lookup.passes(scope, condition.rhs)
+            answer = lookup.passes(context, condition.rhs)
             if answer is not None:
                 return lookup, answer
     asked = None
@@ -160,14 +160,14 @@ def _ask(scope: Scope, compiler: Any, lookups: tuple[RowLookup, ...]) -> tuple[R
             continue
         if compiler.connection.in_atomic_block and not _is_current(guard, compiler):
             continue  # its answer would not be used
-        answer = scope.ask(guard, value if guard.scope is None else guard._meta.scopes.at(value, compiler.connection))
+        answer = context.ask(guard, value if guard.scope is None else guard._meta.scopes.at(value, compiler.connection))
         if answer.verdict is Verdict.MAYBE:
             asked = asked or (lookup, answer)
         elif answer.reason == OUT_OF_RANGE.reason or _is_beyond(value):
             continue  # Django sends no query either, or the database reports the number as out of range
         elif answer.verdict is not Verdict.ABSENT and answer.reason != SHADOW.reason:
             continue  # UNKNOWN; another guard of the table may have a verdict
-        elif lookup.is_alive(query) and _is_current(guard, compiler) and scope.applies(guard):
+        elif lookup.is_alive(query) and _is_current(guard, compiler) and context.applies(guard):
             if answer.verdict is Verdict.ABSENT:
                 return lookup, answer
             asked = asked or (lookup, answer)
@@ -212,22 +212,24 @@ def _empty_result(compiler: Any, lookup: RowLookup, result_type: str) -> Any:
 # The result of a query that was sent shows whether the guard's decision was right. Neither function raises.
 
 
-def _compare(scope: Scope, answer: Answer, *, found: bool) -> None:
+def _compare(context: LookupContext, answer: Answer, *, found: bool) -> None:
     """Compare the result with the ABSENT of a guard in shadow mode."""
     try:
-        shadow.compare_rows(scope, answer.guard, answer.value, found=found)
+        shadow.compare_rows(context, answer.guard, answer.value, found=found)
     except Exception as error:
         _log.error(error, "bloomguard could not compare a query in shadow mode, because of an internal error")
 
 
-def _record_false_positive(scope: Scope, compiler: Any, lookup: RowLookup, answer: Answer, generation: str) -> None:
+def _record_false_positive(
+    context: LookupContext, compiler: Any, lookup: RowLookup, answer: Answer, generation: str
+) -> None:
     """Count and cache a false positive: ``generation`` gave MAYBE, and the query found no row."""
     guard = answer.guard
     try:
         if _is_proof(compiler, lookup):
             guard._runtime.counters[FALSE_POSITIVE]()
             remember_missing(guard, answer.value, generation, compiler.using)
-            scope.forget(answer)  # the next check finds it in the negative cache
+            context.forget(answer)  # the next check finds it in the negative cache
     except Exception as error:
         _log.error(error, "bloomguard could not record a false positive, because of an internal error")
 

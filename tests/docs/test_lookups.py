@@ -18,7 +18,7 @@ from django.utils import timezone
 from gazetteer.models import City, Listing
 
 from bloomguard.guards import registry
-from bloomguard.lookups import scope
+from bloomguard.lookups import context
 from bloomguard.routes.openness import why_closed
 from bloomguard.verdicts import Verdict
 from tests.support.guarding import make_guard, urlconf
@@ -55,14 +55,14 @@ class Block:
         return self
 
     def __enter__(self):
-        self._scope = scope.guarded_lookups()
+        self._block = context.guarded_lookups()
         self._capture = CaptureQueriesContext(connection)
-        self._scope.__enter__()
+        self._block.__enter__()
         self._capture.__enter__()
 
     def __exit__(self, *error):
         self._capture.__exit__(*error)
-        self._scope.__exit__(*error)
+        self._block.__exit__(*error)
         self.queries.append([query["sql"] for query in self._capture.captured_queries])
 
 

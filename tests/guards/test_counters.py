@@ -18,8 +18,8 @@ from bloomguard.guards import counters as counts
 from bloomguard.guards import guards
 from bloomguard.guards.cache_aside import get_or_load
 from bloomguard.guards.counters import Counts
+from bloomguard.lookups.context import guarded_lookups
 from bloomguard.lookups.query import RowLookup
-from bloomguard.lookups.scope import guarded_lookups
 from bloomguard.stores.pages import COLUMNS
 from tests.door.site import Asgi, Wsgi
 from tests.shop.models import Product

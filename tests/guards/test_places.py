@@ -16,7 +16,7 @@ from bloomguard.exceptions import RebuildError
 from bloomguard.guards import registry, runtime
 from bloomguard.guards.places import databases_of
 from bloomguard.lookups import guarded_lookups
-from bloomguard.lookups.scope import Scope, scopes
+from bloomguard.lookups.context import LookupContext, contexts
 from bloomguard.rebuild import Rebuild
 from bloomguard.routes import explain
 from bloomguard.state import schemas
@@ -190,14 +190,14 @@ def test_a_row_that_another_schema_lacks_is_not_remembered(tenants):
 
 def test_an_answer_is_not_used_for_another_database(two):
     """The view may read another one than the one that the routes' guard was asked for."""
-    scope = Scope()
-    token = scopes.set(scope)
+    context = LookupContext()
+    token = contexts.set(context)
     try:
-        scope.note_counted(scope.ask(registry["product"], 7))
+        context.note_counted(context.ask(registry["product"], 7))
         two("default")
         assert Product.objects.filter(pk=7).exists()
     finally:
-        scopes.reset(token)
+        contexts.reset(token)
 
 
 def test_commands_say_so(two):

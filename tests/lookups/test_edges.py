@@ -15,7 +15,7 @@ from django.db.models.sql.compiler import SQLCompiler
 from bloomguard.guards import counters as counts
 from bloomguard.guards import registry
 from bloomguard.lookups import select
-from bloomguard.lookups.scope import guarded_lookups
+from bloomguard.lookups.context import guarded_lookups
 from bloomguard.rebuild import Rebuild
 from bloomguard.routes.table import guarded_routes
 from bloomguard.state import table as state

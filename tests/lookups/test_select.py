@@ -16,7 +16,7 @@ from django.shortcuts import aget_object_or_404, get_object_or_404
 from bloomguard.guards import counters as counts
 from bloomguard.guards import registry
 from bloomguard.lookups import select
-from bloomguard.lookups.scope import guarded_lookups
+from bloomguard.lookups.context import guarded_lookups
 from bloomguard.rebuild import Rebuild
 from bloomguard.writes import adding
 from tests.management.test_verify_filter import insert_unseen
@@ -46,7 +46,7 @@ def shop(clock):
 
 @pytest.fixture
 def lookups(shop):
-    """The test's own code is in scope, as a view's is."""
+    """The test's own code may ask guards, as a view may."""
     with guarded_lookups():
         yield
 

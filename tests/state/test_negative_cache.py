@@ -25,7 +25,7 @@ from bloomguard.guards import guards
 from bloomguard.guards.cache_aside import get_or_load
 from bloomguard.guards.meta import GuardMeta
 from bloomguard.guards.misses import confirm_missing
-from bloomguard.lookups.scope import guarded_lookups
+from bloomguard.lookups.context import guarded_lookups
 from bloomguard.state import negative_cache as remembered
 from bloomguard.state import table as state
 from bloomguard.verdicts import ABSENT, MAYBE, REMEMBERED, Verdict

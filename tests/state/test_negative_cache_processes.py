@@ -26,7 +26,7 @@ from django.db import connections
 from django.test import Client
 from bloomguard.state import negative_cache as remembered
 from bloomguard.guards import guards
-from bloomguard.lookups.scope import guarded_lookups
+from bloomguard.lookups.context import guarded_lookups
 from bloomguard.verdicts import REMEMBERED
 from tests.support import database
 from tests.shop.models import Product

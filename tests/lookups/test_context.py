@@ -19,7 +19,7 @@ from rest_framework import serializers
 from rest_framework.generics import RetrieveAPIView
 
 from bloomguard.guards import registry
-from bloomguard.lookups.scope import guarded_lookups
+from bloomguard.lookups.context import guarded_lookups
 from tests.lookups.test_select import ABSENT, queries, rows, sent
 from tests.shop.models import Bundle, Diary, Product
 from tests.support import database
@@ -99,7 +99,7 @@ async def threaded(request, pk):
 
 
 async def gathered(request, pk):
-    """Tasks of the request are in its scope."""
+    """Tasks of the request are in its context."""
     found, _ = await asyncio.gather(rows.filter(pk=pk).afirst(), rows.filter(pk=pk).aexists())
     return HttpResponse(status=200 if found else 404)
 
@@ -199,7 +199,7 @@ def test_a_thread_of_a_view_is_left_alone(ask, settings):
 
 
 def test_a_task_that_outlives_its_request_is_left_alone(shop, settings):
-    """It has the request's context, and no longer its scope."""
+    """It has the request's context variables, but that context of lookups is over."""
 
     async def visit():
         over, tasks = asyncio.Event(), []

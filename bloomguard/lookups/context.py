@@ -1,4 +1,4 @@
-"""The scope of guarded lookups: a request that passed the middleware, or a block of :func:`guarded_lookups`.
+"""The context of guarded lookups: a request that passed the middleware, or a block of :func:`guarded_lookups`.
 
 A context variable holds it. Coroutines and threads of ``sync_to_async`` inherit the one of their request. Threads that
 a view starts, tasks of a queue and management commands have none, and their queries go to the database.
@@ -34,7 +34,7 @@ _MOST_KNOWN = 1_000
 
 
 class Answer(NamedTuple):
-    """What a guard says of the row with ``value``, in one scope: its verdict and the reason."""
+    """What a guard says of the row with ``value``, in one context: its verdict and the reason."""
 
     guard: Guard
     value: Any
@@ -42,7 +42,7 @@ class Answer(NamedTuple):
     reason: str
 
 
-class Scope:
+class LookupContext:
     """One request, or one block without a request, with the answers of its guards.
 
     ``answers``: the last answer of each guard, by name.
@@ -74,8 +74,8 @@ class Scope:
             _log.error(error, "bloomguard: guard %s passes requests, because its applies() failed", guard.name)
             return False
 
-    # A guard checks each key once per scope: the route and the view's query share the answer. ABSENT is not shared: the
-    # same request may have created the row since.
+    # A guard checks each key once per context: the route and the view's query share the answer. ABSENT is not shared:
+    # the same request may have created the row since.
 
     def ask(self, guard: Guard, value: Any) -> Answer:
         """Return the answer on ``value``: the one known, or that of :meth:`GuardRuntime.decide`, which counts it."""
@@ -136,7 +136,7 @@ class Scope:
             self.avoided.append(guard)
 
     def close(self, status: int = 0) -> Guard | None:
-        """End the scope; return the guard that caused a response with ``status`` 404, if any.
+        """End the context; return the guard that caused a response with ``status`` 404, if any.
 
         Its last answered query counts as part of the blocked request, each other one as an avoided query.
         """
@@ -148,11 +148,11 @@ class Scope:
         return blocked
 
 
-Passes = Callable[[Scope, Any], "Answer | None"]
+Passes = Callable[[LookupContext, Any], "Answer | None"]
 
 
 def passing(guard: Guard) -> Passes:
-    """Return ``passes(scope, value)``, :meth:`Scope.ask` for a row that exists: its MAYBE, else ``None``.
+    """Return ``passes(context, value)``, :meth:`LookupContext.ask` for a row that exists: its MAYBE, else ``None``.
 
     Hot path: nearly every request is for such a row. The rest of the request has filled the processor's caches, so
     each call and each object on the way costs a microsecond: all of them are bound here. It checks the generation that
@@ -160,15 +160,15 @@ def passing(guard: Guard) -> Passes:
     For a guard with a ``scope`` it returns ``None``: its key depends on the connection.
     """
     if guard.scope is not None:
-        return lambda scope, value: None
+        return lambda context, value: None
     active, counters, key_of = guard._runtime.active_filter, guard._runtime.counters, guard._runtime.keys.key
     cache, name, reason = active.negative_cache, guard.name, MAYBE.reason
 
-    def passes(scope: Scope, value: Any) -> Answer | None:
+    def passes(context: LookupContext, value: Any) -> Answer | None:
         asked = active.last_check
         if asked is None or active.is_remote is not False or listeners or not settings.is_enabled:
             return None
-        known, began = scope._known, perf_counter_ns() if drawn() else 0
+        known, began = context._known, perf_counter_ns() if drawn() else 0
         try:
             key = key_of(value)
             answer = known.get((guard, key))
@@ -176,13 +176,13 @@ def passing(guard: Guard) -> Passes:
                 return answer if answer.verdict is Verdict.MAYBE else None
             if not asked[1](key) or hash(key) in cache.marks:
                 return None
-        except Exception:  # :meth:`Scope.ask` meets the same error, and handles it
+        except Exception:  # :meth:`LookupContext.ask` meets the same error, and handles it
             return None
         if began:
             counters.time(began)
         counters[reason]()
         answer = tuple.__new__(Answer, (guard, value, *MAYBE))  # a call fewer than `Answer()`
-        scope.answers[name] = answer
+        context.answers[name] = answer
         if len(known) < _MOST_KNOWN:
             known[guard, key] = answer
         return answer
@@ -190,14 +190,14 @@ def passing(guard: Guard) -> Passes:
     return passes
 
 
-#: The scope of the current context. It may be over: a task can outlive its request.
-scopes: ContextVar[Scope | None] = ContextVar("bloomguard_lookups", default=None)
+#: That of the running code. It may be over: a task can outlive its request.
+contexts: ContextVar[LookupContext | None] = ContextVar("bloomguard_lookups", default=None)
 
 
-def current() -> Scope | None:
-    """Return the open scope of the current context, if any; a task that outlives its request has none."""
-    scope = scopes.get()
-    return None if scope is None or scope.is_over else scope
+def current() -> LookupContext | None:
+    """Return the open context of the running code, if any; a task that outlives its request has none."""
+    context = contexts.get()
+    return None if context is None or context.is_over else context
 
 
 @contextmanager
@@ -209,14 +209,14 @@ def guarded_lookups() -> Iterator[None]:
         with guarded_lookups():
             city = City.objects.filter(pk=pk).first()
     """
-    scope = Scope()
-    before = scopes.get()
-    scopes.set(scope)
+    context = LookupContext()
+    before = contexts.get()
+    contexts.set(context)
     try:
         yield
     finally:
-        scopes.set(before)
-        scope.close()
+        contexts.set(before)
+        context.close()
 
 
 def unguarded(method: Callable[..., Any]) -> Callable[..., Any]:
@@ -224,13 +224,13 @@ def unguarded(method: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(method)
     def fetch(*args: Any, **kwargs: Any) -> Any:
-        before = scopes.get()
+        before = contexts.get()
         if before is None:
             return method(*args, **kwargs)
-        scopes.set(None)
+        contexts.set(None)
         try:
             return method(*args, **kwargs)
         finally:
-            scopes.set(before)
+            contexts.set(before)
 
     return fetch
