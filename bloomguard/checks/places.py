@@ -1,4 +1,4 @@
-"""Check that each guard's table is one table: not one of several schemas, nor of several databases."""
+"""Check that each guard's table is one table, not one of several schemas or databases; and the state rows' too."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import Any
 
-from django.core.checks import CheckMessage, Error, register
+from django.conf import settings
+from django.core.checks import CheckMessage, Error, Warning, register
 from django.db import DatabaseError, connections, router
 
 from ..exceptions import ConfigurationError
@@ -28,6 +29,16 @@ def check_places(app_configs: Any, databases: Sequence[str] | None = None, **kwa
                 for text, hint in _of(guard, databases or ())
             ]
     return messages
+
+
+@register(TAG)
+def check_tenant_apps(app_configs: Any, **kwargs: Any) -> list[CheckMessage]:
+    """Check that django-tenants gives no tenant state rows of its own."""
+    apps = getattr(settings, "TENANT_APPS", ())
+    if not any(str(each).partition(".apps.")[0] == "bloomguard" for each in apps):
+        return []
+    text = "TENANT_APPS has bloomguard, so each schema has state rows of its own: a guard may read the wrong ones"
+    return [Warning(f"{text}.", hint="Leave it in SHARED_APPS alone.", id="bloomguard.W139")]
 
 
 def _of(guard: Guard, databases: Sequence[str]) -> Iterator[tuple[str, str]]:
