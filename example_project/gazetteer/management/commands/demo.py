@@ -77,6 +77,8 @@ class Command(BaseCommand):
         report.write(result, options["report"])
         files = f"{options['report'] / 'demo-report'}.json, .png, -light.svg and -dark.svg"
         say(f"\n{report.as_table(result)}\n\nWritten: {files}")
+        if shortfalls := report.shortfalls(result):
+            say("\n".join(["Was the machine busy with something else?", *shortfalls]))
         if failures := report.failures(result):
             raise CommandError("\n".join(["The demo did not show what it should:", *failures]))
 
