@@ -280,6 +280,21 @@ def test_a_begin_by_hand_is_noticed(built, clock):
     assert registry["article"].verdict("new") is Verdict.MAYBE
 
 
+def test_a_statement_that_may_commit_is_sent_under_a_fence(several):
+    """Its rows may be committed before it returns."""
+    seen = []
+
+    def look(run, sql, *rest):
+        if sql.startswith("CALL"):
+            seen.append(state.table.current("article").status)
+        return run(sql, *rest)
+
+    with connections["mariadb"].execute_wrapper(look):
+        execute("CALL raw_procedure('new')")
+
+    assert seen == [FENCED]
+
+
 def test_a_definition_that_commits_leaves_no_row_behind(built, clock):
     """What was written before it is committed by it, and was added before."""
     with transaction.atomic(using="mariadb"):
