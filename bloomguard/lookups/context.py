@@ -190,7 +190,8 @@ def passing(guard: Guard) -> Passes:
     return passes
 
 
-#: That of the running code. It may be over: a task can outlive its request.
+#: The context of the running code, ``None`` outside of requests and blocks. It may be over: a task can outlive its
+#: request.
 contexts: ContextVar[LookupContext | None] = ContextVar("bloomguard_lookups", default=None)
 
 

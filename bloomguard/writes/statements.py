@@ -45,6 +45,7 @@ from .tables import Fields, TrackedTable, guard_of, tracked_tables
 from .transactions import together
 from .updates import wrap_update, wrap_update_returning
 
+#: In place of :func:`_compiled` inside of the project's own transaction, where nothing can run before it.
 _AS_IT_IS = nullcontext()
 
 

@@ -19,6 +19,7 @@ from rest_framework import serializers
 from rest_framework.generics import RetrieveAPIView
 
 from bloomguard.guards import registry
+from bloomguard.guards.verdict_log import listeners
 from bloomguard.lookups.context import guarded_lookups
 from tests.lookups.test_select import ABSENT, queries, rows, sent
 from tests.shop.models import Bundle, Diary, Product
@@ -312,3 +313,21 @@ def test_a_maybe_is_asked_for_once_a_request(shop, settings, monkeypatch):
 
     assert Client().get("/p/7/").content == b"tea"
     assert len(asked) == 1
+
+
+def test_listeners_hear_of_rows_that_exist(shop):
+    """Also after the first one, which has opened the filter."""
+    heard = []
+
+    def listen(guard, value, decision):
+        heard.append((guard.name, value, decision.reason))
+
+    listeners.append(listen)
+    try:
+        for _ in range(2):
+            with guarded_lookups():
+                assert rows.get(pk=7).pk == 7
+    finally:
+        listeners.remove(listen)
+
+    assert heard == [("product", 7, "maybe")] * 2

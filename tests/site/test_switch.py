@@ -90,6 +90,16 @@ def test_no_guard_answers_a_call(shop, off):
     assert len(sent) == 1
 
 
+def test_a_row_that_exists_is_not_counted(shop, off):
+    """Nor is the filter asked for it."""
+    for is_off in (False, True):
+        off(is_off)
+        before = counted()
+        with guarded_lookups():
+            assert Product.objects.get(pk=7).pk == 7
+        assert (counted() == before) is is_off
+
+
 def test_the_door_stays_shut(shop, off, caplog, settings):
     """No probe is sent, and the log has the reason."""
     from django.core.wsgi import get_wsgi_application
