@@ -331,3 +331,18 @@ def test_listeners_hear_of_rows_that_exist(shop):
         listeners.remove(listen)
 
     assert heard == [("product", 7, "maybe")] * 2
+
+
+def test_a_server_is_asked_once_for_an_absent_row(shop, monkeypatch):
+    """A look that decides nothing would be a round trip more."""
+    active, asked = registry["product"]._runtime.active_filter, []
+    with guarded_lookups():
+        assert rows.get(pk=7).pk == 7  # opens the filter
+    name, check = active.last_check
+    monkeypatch.setattr(type(active.store), "is_remote", True)
+    monkeypatch.setattr(active, "is_remote", True)
+    monkeypatch.setattr(active, "last_check", (name, lambda key: asked.append(key) or check(key)))
+    with guarded_lookups():
+        assert queries(lambda: rows.filter(pk=ABSENT).first()) == 0
+
+    assert len(asked) == 1
