@@ -6,7 +6,7 @@ are kept here. Between processes that share a cache, an entry made by ``cache.ad
 - A loaded value is cached for ``timeout`` seconds minus up to a tenth, so that entries made together do not expire
   together. ``None`` is not cached, so a flood of IDs that do not exist does not fill the cache.
 - A load that returns ``None`` answers only the callers that were waiting when it began, because the row may have been
-  created since. Later callers wait for the next load.
+  created since. Later callers wait for the next load. In a transaction it answers its own caller alone.
 - An exception goes only to the caller that ran the load. The next waiting caller tries again itself.
 - No caller waits longer than twice ``patience``. A flight older than ``patience`` is abandoned: the next caller to
   arrive, or to run out of patience, loads instead. A caller that has waited twice ``patience`` loads for itself alone.
@@ -30,10 +30,12 @@ from asgiref.sync import sync_to_async
 from django.conf import settings as django_settings
 from django.core.cache import caches
 from django.core.exceptions import ObjectDoesNotExist
+from django.db import connections
 
 from ..conf import settings
 from ..forks import after_fork
 from ..log_once import LogOnce
+from ..state.connection import has_own_transaction
 from ..stores.steps import Steps, arun, run
 from ..verdicts import Decision, Verdict
 from .counters import AVOIDED
@@ -79,6 +81,13 @@ class Waiter:
         """Call a function that queries the database."""
         return function()
 
+    def is_in_transaction(self) -> bool:
+        """Return whether a load may find no row although it was committed before: it may read an older snapshot."""
+        return any(
+            connection.in_atomic_block or has_own_transaction(connection)
+            for connection in connections.all(initialized_only=True)
+        )
+
 
 class AsyncWaiter(Waiter):
     """The I/O of a load, awaited in a task of an event loop."""
@@ -96,13 +105,17 @@ class AsyncWaiter(Waiter):
         return asyncio.sleep(seconds)
 
     async def wait(self, event: Any, seconds: float) -> Any:
+        waiting = asyncio.ensure_future(event.wait())
         try:
-            await asyncio.wait_for(event.wait(), seconds)
-        except (TimeoutError, asyncio.TimeoutError):  # two different classes before Python 3.11
-            return
+            await asyncio.wait({waiting}, timeout=seconds)  # `wait_for` can lose a cancellation before Python 3.12
+        finally:
+            waiting.cancel()
 
     def call(self, function: Callable[[], Any]) -> Any:
         return sync_to_async(function)()
+
+    def is_in_transaction(self) -> bool:
+        return False  # Django's transactions are those of threads
 
 
 class Flight:
@@ -166,10 +179,12 @@ def _get_or_load(key: str | None, waiter: Waiter, timeout: float | None, patienc
         flight, mine = flights.join(waiter.scope, key, now, patience, waiter.event)
         if mine:
             try:
-                flight.result = yield from _load_for_all(key, timeout, patience)
+                found = yield from _load_for_all(key, timeout, patience)
+                if found is not None or not waiter.is_in_transaction():
+                    flight.result = found
             finally:
                 flights.land(waiter.scope, key, flight)
-            return flight.result
+            return found
         seconds = min(flight.began + patience, deadline) - now
         yield methodcaller("wait", flight.done, seconds)
         if flight.result is None:

@@ -30,7 +30,7 @@ from ..guards.misses import remember_missing
 from ..guards.scopes import DATABASE
 from ..log_once import LogOnce
 from ..state.connection import has_own_transaction, is_aborted
-from ..verdicts import OUT_OF_RANGE, SHADOW, Verdict
+from ..verdicts import OUT_OF_RANGE, REMEMBERED, SHADOW, Verdict
 from ..writes import adding, fencing
 from . import shadow
 from .context import Answer, LookupContext, contexts, unguarded
@@ -167,6 +167,8 @@ def _ask(context: LookupContext, compiler: Any, lookups: tuple[RowLookup, ...]) 
             continue  # Django sends no query either, or the database reports the number as out of range
         elif answer.verdict is not Verdict.ABSENT and answer.reason != SHADOW.reason:
             continue  # UNKNOWN; another guard of the table may have a verdict
+        elif answer.reason == REMEMBERED.reason and compiler.connection.in_atomic_block:
+            continue  # found out after the transaction began: it may still see a row that others have deleted since
         elif lookup.is_alive(query) and _is_current(guard, compiler) and context.applies(guard):
             if answer.verdict is Verdict.ABSENT:
                 return lookup, answer

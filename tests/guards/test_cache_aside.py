@@ -12,7 +12,7 @@ import pytest
 from asgiref.sync import async_to_sync
 from django.core.cache import caches
 from django.core.cache.backends.locmem import LocMemCache
-from django.db import connections
+from django.db import connections, transaction
 
 from bloomguard.guards import cache_aside, guards
 from bloomguard.guards.cache_aside import _key, aget_or_load, cache_key, get_or_load
@@ -243,6 +243,46 @@ def test_nothing_is_no_answer_for_who_came_during_the_load(shop, monkeypatch):
         made.set()
 
         assert (first.result(60), second.result(60)) == (None, "tea")
+
+
+@pytest.mark.django_db(transaction=True)
+def test_nothing_found_in_a_transaction_is_no_answer_for_others(shop, monkeypatch):
+    """It may read a snapshot that is older than the row, so each caller looks for itself."""
+    size = 5
+    waiting, wait = threading.Semaphore(0), cache_aside.Waiter.wait
+    monkeypatch.setattr(cache_aside.Waiter, "wait", lambda *args: waiting.release() or wait(*args))
+    left = iter(range(size - 1, -1, -1))  # each load ends when all who are left wait for it
+    loader = Loader(lambda value: all([waiting.acquire(timeout=60) for _ in range(next(left))]) and None)
+
+    def load():
+        with transaction.atomic():
+            return get_or_load("product", 7, loader, patience=60)
+
+    assert crowd(load, size) == [None] * size
+    assert loader.calls == size
+
+
+def test_a_cancelled_task_does_not_go_on(shop):
+    """Also if what it waits for comes in the same turn of the loop."""
+
+    async def scene():
+        waiter, event, went_on = cache_aside.AsyncWaiter("default", None), asyncio.Event(), []
+
+        async def worker():
+            await waiter.wait(event, 60)
+            went_on.append(True)
+
+        task = asyncio.create_task(worker())
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        event.set()
+        await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        return went_on
+
+    assert asyncio.run(scene()) == []
 
 
 def test_what_is_loaded_for_another_cache_is_something_else(shop):

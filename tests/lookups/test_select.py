@@ -340,6 +340,17 @@ def test_a_guard_that_discards_answers_in_no_transaction(shop, clock):
             registry.add(product)
 
 
+@database.without_mariadb  # which does not say which server it is, so nothing is remembered there
+def test_what_others_found_missing_is_asked_for_in_a_transaction(lookups):
+    """A row that was deleted after the transaction began is still there for it, if it reads a snapshot."""
+    rows.filter(pk=7).delete()
+    rows.filter(pk=7).first()
+
+    assert queries(lambda: rows.filter(pk=7).first()) == 0  # remembered
+    with transaction.atomic(using=database.current):
+        assert queries(lambda: rows.filter(pk=7).first()) == 1
+
+
 def test_a_transaction_begun_by_hand_is_left_alone(lookups):
     """``set_autocommit(False)`` and ``BEGIN``: nobody knows what it sees."""
     transaction.set_autocommit(False, using=database.current)

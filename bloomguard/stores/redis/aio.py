@@ -150,12 +150,18 @@ class AsyncLink:
         if not free.locked():
             await free.acquire()
             return
+        acquired = asyncio.ensure_future(free.acquire())
         try:
-            await asyncio.wait_for(free.acquire(), self._timeout)
-        except (TimeoutError, asyncio.TimeoutError):  # two classes before Python 3.11
-            raise StoreUnavailable(
-                f"all {_MAX_CONNECTIONS} connections of the event loop were in use for {self._timeout:g} s", "crowded"
-            ) from None
+            # Not `asyncio.wait_for`, which before Python 3.12 can lose the cancellation of a task.
+            if not (await asyncio.wait({acquired}, timeout=self._timeout))[0]:
+                raise StoreUnavailable(
+                    f"all {_MAX_CONNECTIONS} connections of the event loop were in use for {self._timeout:g} s",
+                    "crowded",
+                )
+        except BaseException:
+            acquired.cancel()  # it may get a connection nonetheless
+            acquired.add_done_callback(lambda done: done.cancelled() or free.release())
+            raise
 
     async def _talk(self, connection: Any, commands: Sequence[Command]) -> tuple[ServerId, list[Any]]:
         replies: list[Any] = []
@@ -172,8 +178,7 @@ class AsyncLink:
 
     async def _connected(self, connection: Any) -> None:
         """Log in with the user's options, then read the server's identity."""
-        # _ReplyTimeout allows for a blocked loop. And redis-py's own timeout uses asyncio.wait_for, which before Python
-        # 3.12 can lose the cancellation of a task.
+        # _ReplyTimeout allows for a blocked loop. And redis-py's own timeout uses asyncio.wait_for.
         connection.socket_timeout = None
         try:
             with _ReplyTimeout(connection, self._timeout) as timeout:
