@@ -252,7 +252,7 @@ def test_nothing_found_in_a_transaction_is_no_answer_for_others(shop, monkeypatc
     waiting, wait = threading.Semaphore(0), cache_aside.Waiter.wait
     monkeypatch.setattr(cache_aside.Waiter, "wait", lambda *args: waiting.release() or wait(*args))
     left = iter(range(size - 1, -1, -1))  # each load ends when all who are left wait for it
-    loader = Loader(lambda value: all([waiting.acquire(timeout=60) for _ in range(next(left))]) and None)
+    loader = Loader(lambda value: all(waiting.acquire(timeout=60) for _ in range(next(left))) and None)
 
     def load():
         with transaction.atomic():

@@ -159,8 +159,8 @@ class AsyncLink:
                     "crowded",
                 )
         except BaseException:
-            acquired.cancel()  # it may get a connection nonetheless
-            acquired.add_done_callback(lambda done: done.cancelled() or free.release())
+            acquired.cancel()
+            acquired.add_done_callback(lambda done: None if done.cancelled() else free.release())  # it came in time
             raise
 
     async def _talk(self, connection: Any, commands: Sequence[Command]) -> tuple[ServerId, list[Any]]:
