@@ -97,12 +97,15 @@ def wait_for_writers(using: str, tables: Collection[str], sleep: Callable[[float
 def _postgresql_writers(using: str, tables: Collection[str]) -> set[str]:
     connection = connections[using]
     with connection.cursor() as cursor:
+        # Who writes to a partition, or to a table that inherits, locks only that.
         cursor.execute(
+            "WITH RECURSIVE family AS (SELECT unnest(%s::regclass[])::oid AS oid UNION "
+            "SELECT inhrelid FROM pg_inherits JOIN family ON inhparent = family.oid) "
             "SELECT DISTINCT virtualtransaction FROM pg_locks WHERE locktype = 'relation' AND granted "
             "AND mode IN ('RowExclusiveLock', 'ShareRowExclusiveLock', 'ExclusiveLock', 'AccessExclusiveLock') "
             "AND database = (SELECT oid FROM pg_database WHERE datname = current_database()) "
             # A prepared transaction has no pid.
-            "AND relation = ANY(%s::regclass[]) AND pid IS DISTINCT FROM pg_backend_pid()",
+            "AND relation IN (SELECT oid FROM family) AND pid IS DISTINCT FROM pg_backend_pid()",
             [[connection.ops.quote_name(table) for table in sorted(tables)]],
         )
         return {row[0] for row in cursor.fetchall()}

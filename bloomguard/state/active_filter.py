@@ -317,17 +317,16 @@ class ActiveFilter(Awaited):
             self.table.renew(after=began)
         return False
 
-    def wait_for_fence(self, state: State) -> None:
+    def wait_for_fence(self, state: State, *, was_waited_for: bool = False) -> None:
         """Wait, once per fence, before a row becomes visible: for two leases a process may still miss the fence.
 
         Also for a fence without an active generation: a loaded dump may have replaced a row that had one.
         """
         if state.status == ARMED:
             return
-        fence, since = self._fence
-        if fence != state.fenced_at:  # this process may have missed the fences in between
-            fence, since = self._fence = state.fenced_at, self.table.clock()
-        wait = since + EXPIRY_SECONDS - self.table.clock()
+        if self._fence[0] != state.fenced_at:  # this process may have missed the fences in between
+            self._fence = state.fenced_at, float("-inf") if was_waited_for else self.table.clock()
+        wait = self._fence[1] + EXPIRY_SECONDS - self.table.clock()
         if wait > 0:
             self.table.sleep(wait)
             self.table.renew()

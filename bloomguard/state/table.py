@@ -92,6 +92,7 @@ class StateTable:
         self.overdue: dict[str, str] = {}
         self._failed_at = float("-inf")
         self._here = ""  # the identity of the database that was read last
+        self._vanished: dict[str, tuple[float, State]] = {}  # see :meth:`_with_vanished`
         self._lock = threading.Lock()
         self._within = _Within()
         after_fork(self._after_fork)
@@ -166,7 +167,7 @@ class StateTable:
         read_at = max(self.copy.read_at, self._within.copy.read_at)
         if read_at <= (now - LEASE_SECONDS if after is None else after):
             try:
-                self._within.copy = Copy(now, read())
+                self._within.copy = Copy(now, self._with_vanished(read()))
             except DatabaseError:
                 return False
         return True
@@ -183,6 +184,22 @@ class StateTable:
         self._keep(Copy(asked, rows))
         return rows.get(name) or State(name, here=self._here)
 
+    def _with_vanished(self, rows: Rows) -> Rows:
+        """Return ``rows``, and those that this process has read before and that are gone, as fenced ones.
+
+        Whoever deletes them by SQL, as ``manage.py flush`` does, tells nobody: others answer by them for a lease. So a
+        writer waits as for a fence, for two leases, although there is nothing to add to any more.
+        """
+        now = self.clock()
+        for name, before in self.copy.rows.items():
+            if name not in rows and before.generations:
+                fence = before.fenced_at if before.status == FENCED else f"vanished {new_token()}"
+                self._vanished[name] = now, State(name, status=FENCED, fenced_at=fence, tables=before.tables)
+        for name, (since, _) in list(self._vanished.items()):
+            if name in rows or now - since >= EXPIRY_SECONDS:
+                self._vanished.pop(name, None)
+        return {**rows, **{name: state for name, (_, state) in self._vanished.items()}} if self._vanished else rows
+
     def row(self, name: str) -> GuardState | None:
         """Return the whole state row, ``None`` if there is none. Raises :class:`DatabaseError`."""
         return GuardState.objects.using(self.connection.alias).filter(name=name).first()
@@ -190,6 +207,7 @@ class StateTable:
     def forget(self) -> None:
         """Drop the copy and the connection, as if the process had just started."""
         self.copy = Copy(*_NEVER)  # another object: who remembers this one starts anew too
+        self._vanished = {}
         self.overdue.clear()
         self._failed_at = float("-inf")
         self.connection.close()
@@ -227,14 +245,14 @@ class StateTable:
                 return self._read()
             if is_locked(error) or self.connection.has_table(GuardState._meta.db_table):
                 raise
-            return {}  # not migrated yet
+            return self._with_vanished({})  # not migrated yet, or no more
         is_standby, here, is_durable = rows[0][:3]
         if is_standby:
             self.connection.close()
             raise OperationalError("the state rows were read from a standby server, which may lag behind")
         self._here = here or self.connection.here
         along: dict[str, Any] = {"here": self._here, "is_durable": bool(is_durable)}
-        return {row[3]: State(*row[3:], **along) for row in rows if row[3] is not None}
+        return self._with_vanished({row[3]: State(*row[3:], **along) for row in rows if row[3] is not None})
 
     @property
     def _proved_query(self) -> str:

@@ -12,7 +12,7 @@ On PostgreSQL the transaction may have changed or deleted that row.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import partial
 from typing import Any
 
@@ -62,6 +62,43 @@ class PendingFence:
             self.table.sleep(wait)
         if now is not None and now.status == FENCED and now.version > self.before.version:
             self.table.log_fenced(self.name, self._reason)
+
+
+class HeldFence:
+    """The fence of ``guard`` at the COMMIT on ``using``, for rows that its transaction may write as late as then."""
+
+    def __init__(self, guard: Guard, using: str, reason: str) -> None:
+        self._guard = guard
+        self._using = using
+        self._reason = reason
+        self._since = float("-inf")
+
+    def hold(self) -> None:
+        """Fence the guard if it takes adds again. Raises :class:`StoreError`."""
+        fence(self._guard, self._using, self._reason)
+        self._since = table_of(self._guard).copy.read_at
+
+    def check(self) -> None:
+        """Fence the guard if the COMMIT took so long that a build may have begun before it. Never raises."""
+        if not was_idle(self._guard, self._since):
+            table = table_of(self._guard)
+            if not table.renew(after=table.clock()) or table.known(self._guard.name).takes_adds:
+                fence_soon([self._guard])
+
+
+def hold(guard: Guard, connection: Any, reason: str) -> None:
+    """Fence ``guard`` again at the COMMIT of the open transaction, if there is one and a filter is built until then."""
+    if may_write_later(connection):
+        TransactionObserver.over(connection).fences.setdefault(guard.name, HeldFence(guard, connection.alias, reason))
+
+
+def may_write_later(connection: Any) -> bool:
+    """Return whether a transaction is open that may get rows of a guard without a lock for which a build waits.
+
+    On PostgreSQL deferred triggers write at the COMMIT, open cursors when they are fetched from, and an attached
+    partition has rows already. On other databases a statement locks all tables that it may write.
+    """
+    return connection.vendor == "postgresql" and has_begun(connection)
 
 
 def writing(guard: Guard, using: str) -> AbstractContextManager[None]:
@@ -212,6 +249,7 @@ def fence(guard: Guard, using: str, reason: str) -> bool:
             else:
                 table.fence(guard.name, reason)
                 table.sleep(EXPIRY_SECONDS)
+                _has_waited(guard)
     except DatabaseError as error:
         raise StoreError(
             f"{guard.name}: a row could not be added to its filter, and the guard could not be fenced; the write is "
@@ -250,6 +288,14 @@ def _wait_for_fence(guard: Guard, state: State) -> None:
         wait = _seen[guard.name][1] + EXPIRY_SECONDS - table.clock()
         if wait > 0:
             table.sleep(wait)
+
+
+def _has_waited(guard: Guard) -> None:
+    """Note that the fence which is set now needs no second wait, such as that of :meth:`HeldFence.hold`."""
+    state = table_of(guard).renewed(guard.name)
+    with suppress(ConfigurationError):
+        if state is not None:
+            guard._runtime.active_filter.wait_for_fence(state, was_waited_for=True)
 
 
 def table_of(guard: Guard) -> StateTable:

@@ -51,6 +51,16 @@ class Committed(Protocol):
         """Called after :meth:`begin` was called for all."""
 
 
+class Fence(Protocol):
+    """A fence that has to hold at the COMMIT: the rows may be written, or become visible, only then."""
+
+    def hold(self) -> None:
+        """Called before the COMMIT: fence again if a filter was built since. May raise; then nothing is committed."""
+
+    def check(self) -> None:
+        """Called after the COMMIT: fence if it took so long that a build may have missed its rows."""
+
+
 class TransactionObserver:
     """An ``execute_wrapper`` that follows one transaction from now on."""
 
@@ -58,6 +68,8 @@ class TransactionObserver:
         self.connection = connection
         self.undoable: list[Undoable] = []
         self.committed: dict[str, Committed] = {}
+        #: By the guard's name.
+        self.fences: dict[str, Fence] = {}
         #: Whether the file is locked against every other connection of this process as well (SQLite).
         self.is_alone = False
         #: Whether an error may have undone all since the last rollback to a savepoint.
@@ -98,6 +110,8 @@ class TransactionObserver:
 
     def __call__(self, execute: Callable[..., Any], sql: Any, params: Any, many: bool, context: Any) -> Any:
         """Run one statement."""
+        if self.fences and not (isinstance(sql, str) and _never_commits(sql)):
+            self.hold_fences()
         try:
             result = execute(sql, params, many, context)
         except Exception:
@@ -142,6 +156,12 @@ class TransactionObserver:
         for each in self.undoable[kept:]:
             each.void = True
 
+    def hold_fences(self) -> None:
+        """Called before each statement that may be a COMMIT. Raises what :meth:`Fence.hold` raises."""
+        if not is_aborted(self.connection):
+            for fence in list(self.fences.values()):
+                fence.hold()
+
     def committing(self) -> None:
         """Called before the COMMIT: make everything void if the database will roll it back, or may lose it."""
         if self.connection.vendor == "postgresql":
@@ -166,11 +186,18 @@ class TransactionObserver:
         if self in self.connection.execute_wrappers:
             self.connection.execute_wrappers.remove(self)
         due, self.committed = list(self.committed.values()), {}
+        fences, self.fences = list(self.fences.values()), {}
         if committed:
+            for fence in fences:
+                fence.check()
             for each in due:
                 each.begin()
             for each in due:
                 each.finish()
+
+
+def _never_commits(sql: str) -> bool:
+    return bool(_PLAIN.fullmatch(sql) or _SAVEPOINT.fullmatch(sql) or _ROLLBACK.fullmatch(sql))
 
 
 def connect() -> None:
@@ -194,6 +221,12 @@ def _committing(commit: Callable[[Any], None]) -> Callable[[Any], None]:
     @wraps(commit)
     def check_and_commit(self: BaseDatabaseWrapper) -> None:
         observers = _observers(self)
+        try:
+            for observer in observers:
+                observer.hold_fences()
+        except BaseException:
+            self.rollback()  # as Django does if the COMMIT fails
+            raise
         for observer in observers:
             observer.committing()
         commit(self)

@@ -23,9 +23,10 @@ from ..guards import Guard, registry
 from ..state import table as states
 from . import adding, consequences, early, fencing, unknown_guards
 from .consequences import Cause, DatabaseCache, affected_guards, current_cache, definitions
+from .observer import TransactionObserver
 from .rows import running
 from .sql import reader
-from .sql.effects import Reading, bare
+from .sql.effects import ANYTHING, Reading, bare
 from .transactions import is_under_way, together
 
 logger = logging.getLogger("bloomguard")
@@ -45,6 +46,8 @@ _MYSQL_STAYS_OPEN = re.compile(r"\s*(?:INSERT|REPLACE|UPDATE|DELETE|LOAD|WITH)\b
 _DRIVER_BEGINS = re.compile(
     r"(?:\s|--[^\n]*\n|/\*.*?\*/)*(?:INSERT|UPDATE|DELETE|REPLACE)\b", re.IGNORECASE | re.DOTALL
 )
+#: The limit of the texts that are kept until their COMMIT.
+_MOST_UNREAD = 1_000
 _warned: set[tuple[str, str]] = set()
 
 
@@ -94,6 +97,8 @@ def _check(execute: Execute, sql: Any, params: Any, many: bool, context: dict[st
         finally:
             if not cache.are_idle(connection):  # a build has begun meanwhile
                 _fence_late(_follow(read(text_of(sql, connection), connection), connection), connection)
+            elif fencing.may_write_later(connection):
+                _Unread.of(connection).add(text_of(sql, connection))
     text = text_of(sql, connection)
     reading = read(text, connection)
     if not reading.effects and not reading.defines:
@@ -123,6 +128,36 @@ def text_of(sql: Any, connection: Any) -> str:
         return sql.decode(errors="replace")
     as_string = getattr(sql, "as_string", None)
     return as_string(connection.connection) if as_string is not None else str(sql)
+
+
+class _Unread:
+    """Statements of a transaction in which every guard was idle, so nobody has looked what they write."""
+
+    def __init__(self, connection: Any) -> None:
+        self._connection = connection
+        self._texts: set[str] = set()
+
+    @classmethod
+    def of(cls, connection: Any) -> _Unread:
+        """Return those of the open transaction."""
+        found: Any = TransactionObserver.over(connection).fences.setdefault("", cls(connection))
+        return found  # type: ignore[no-any-return]
+
+    def add(self, text: str) -> None:
+        """Record one. Texts are few, as they have placeholders for values."""
+        if len(self._texts) < _MOST_UNREAD:
+            self._texts.add(text)
+
+    def hold(self) -> None:
+        """Fence the guards that may have new keys, if a filter is built by now."""
+        if not current_cache(self._connection.alias).are_idle(self._connection):
+            effects = {effect for text in self._texts for effect in read(text, self._connection).effects}
+            if len(self._texts) >= _MOST_UNREAD:
+                effects.add(ANYTHING)
+            _fence(affected_guards(effects, self._connection), self._connection)
+
+    def check(self) -> None:
+        """Do nothing: a build that begins after :meth:`hold` has two leases to wait first."""
 
 
 def _follow(reading: Reading, connection: Any) -> dict[Guard, Cause]:
@@ -170,6 +205,8 @@ def _fencing(written: dict[Guard, Cause], text: str, connection: Any, *, apart: 
         finally:
             if not all(fencing.was_idle(guard, since) for guard, since in idle.items()):
                 _fence_late(written, connection)
+            else:
+                _hold(written, connection)
     elif apart or connections[connection.alias] is not connection or _commits_by_itself(text, connection):
         # No transaction can be put around it: fence again what was built between the first fence and the statement.
         _fence(written, connection)
@@ -195,6 +232,13 @@ def _fence(written: dict[Guard, Cause], connection: Any) -> None:
             continue
         if fencing.fence(guard, connection.alias, reason):
             _warn(cause, site)
+        fencing.hold(guard, connection, reason)
+
+
+def _hold(written: dict[Guard, Cause], connection: Any) -> None:
+    """For a statement of idle guards: fence those for which a filter is built before its COMMIT."""
+    for guard, cause in written.items():
+        fencing.hold(guard, connection, _reason(cause, _site()))
 
 
 def _fence_late(written: dict[Guard, Cause], connection: Any, *, committed: bool = False) -> None:

@@ -131,6 +131,29 @@ def test_locked_rows_are_not_waited_for(postgresql):
         wait_for_writers("postgresql", TABLE, lambda seconds: pytest.fail("waited"))
 
 
+def test_who_writes_to_a_partition_is_waited_for(postgresql):
+    """He locks that alone. The same for a table that inherits, and for one below another."""
+    run(
+        "CREATE TABLE parted (id bigint) PARTITION BY RANGE (id)",
+        "CREATE TABLE parted_1 PARTITION OF parted FOR VALUES FROM (0) TO (1000) PARTITION BY RANGE (id)",
+        "CREATE TABLE parted_1_1 PARTITION OF parted_1 FOR VALUES FROM (0) TO (1000)",
+    )
+    try:
+        with Other(lambda: run("INSERT INTO parted_1_1 VALUES (7)")) as other:
+            polls, sleep = polls_until(other.end)
+            wait_for_writers("postgresql", ["parted"], sleep)
+    finally:
+        run("DROP TABLE parted")
+
+    assert len(polls) >= 3
+
+
+def run(*statements):
+    with connections["postgresql"].cursor() as cursor:
+        for sql in statements:
+            cursor.execute(sql)
+
+
 def test_every_table_of_a_guard_is_waited_for(server, fresh, clock):
     """A key may lie in a parent's table: its writers are waited for as well."""
     with registered(Bundle, name="bundle", lookup="name") as guard:

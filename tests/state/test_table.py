@@ -319,6 +319,33 @@ def test_no_lease_is_valid_while_a_fence_is_overdue(table, monkeypatch):
     assert table.renewed("city").status == FENCED
 
 
+def test_a_row_that_vanishes_is_a_fence_for_two_leases(table):
+    """Others may still answer by it: so a writer that has known it waits, as for a fence."""
+    table.swap(State("city"), active="a")
+    table.renew()
+    GuardState.objects.using(table.connection.alias).all()._raw_delete(table.connection.alias)
+    table.clock.now += 1
+
+    found = [(table.renewed("city").status, table.lease("city").generations)]
+    table.clock.now += 1.9
+    found += [(table.renewed("city").status, table.lease("city").generations)]
+    table.clock.now += 1
+    assert found == [(FENCED, ())] * 2
+    assert table.renewed("city") == State("city")
+    assert another(table).renewed("city") == State("city")
+
+
+def test_a_row_that_comes_back_is_as_it_is(table):
+    """Whatever vanished before."""
+    table.swap(State("city"), active="a")
+    table.renew()
+    GuardState.objects.using(table.connection.alias).all()._raw_delete(table.connection.alias)
+    assert table.current("city").status == FENCED
+    table.swap(table.current("city"), active="b", status=ARMED)
+
+    assert table.current("city") == State("city", version=1, active="b")
+
+
 def test_a_fence_is_built_once(table, caplog):
     """A guard that is fenced already, or that has no generation, is left as it is."""
     table.swap(State("city"), active="a")

@@ -112,7 +112,8 @@ def test_nobody_sees_the_row_before_the_fence(seen_at_the_fence):
     """Not even under autocommit: another connection sees neither, or both."""
     execute(INSERT, [7, "x"])
 
-    assert seen_at_the_fence == [[]]
+    assert seen_at_the_fence
+    assert not any(seen_at_the_fence)
     assert Product.objects.filter(pk=7).exists()
 
 
@@ -370,7 +371,8 @@ def test_nobody_sees_a_copied_row_before_the_fence(copy, seen_at_the_fence):
     """Not even under autocommit."""
     copy()
 
-    assert seen_at_the_fence == [[]]
+    assert seen_at_the_fence
+    assert not any(seen_at_the_fence)
 
 
 def test_copying_out_or_elsewhere_fences_nothing(copy):

@@ -1,0 +1,168 @@
+"""Rows that come with the COMMIT, on PostgreSQL: of deferred triggers, open cursors and tables that inherit by now.
+
+A build may begin and end between the statement that causes them and its COMMIT, as nothing tells it to wait.
+"""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+from django.contrib.auth.models import Group
+from django.db import DatabaseError, connections, transaction
+
+from bloomguard.exceptions import StoreError
+from bloomguard.guards import registry
+from bloomguard.rebuild import Rebuild
+from bloomguard.state import table as state
+from bloomguard.state.row import ARMED, FENCED
+from bloomguard.verdicts import Verdict
+from tests.shop.models import Product
+from tests.support.orm_writes import atomic, by_hand
+
+pytestmark = [
+    pytest.mark.django_db(transaction=True, databases="__all__"),
+    pytest.mark.parametrize("each_database", ["postgresql"], indirect=True),
+]
+
+WRITES = "INSERT INTO shop_product (id, name) VALUES (7, 'x')"
+MADE = f"""
+CREATE FUNCTION later() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN {WRITES}; RETURN NULL; END $$;
+CREATE CONSTRAINT TRIGGER later AFTER INSERT ON auth_group DEFERRABLE INITIALLY DEFERRED
+FOR EACH ROW EXECUTE FUNCTION later();
+CREATE FUNCTION makes() RETURNS bigint LANGUAGE plpgsql AS $$ BEGIN {WRITES}; RETURN 7; END $$
+"""
+
+
+def run(sql):
+    with connections["postgresql"].cursor() as cursor:
+        cursor.execute(sql)
+
+
+@pytest.fixture
+def site(each_database, fresh, clock):
+    """The guard of products, and a database that writes them later."""
+    Product.objects.create(pk=1, name="one")
+    run(MADE)
+    clock.now += 10
+    yield registry["product"]
+    run("DROP FUNCTION later CASCADE; DROP FUNCTION makes; DROP TABLE IF EXISTS child")
+
+
+@pytest.fixture
+def rebuild(site, clock):
+    """Build its filter, as another process does it."""
+
+    def rebuild():
+        def work():
+            try:
+                Rebuild(site, sleep=clock.sleep).run()
+            finally:
+                connections.close_all()
+
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join(60)
+        assert status() == ARMED
+        clock.now += 10
+
+    return rebuild
+
+
+def status():
+    return state.table.current("product").status
+
+
+def attached():
+    """By a table that becomes a partition, with the rows that it has. Elsewhere the build waits for the partition."""
+    run("CREATE TABLE child (id bigint NOT NULL, name varchar(100) NOT NULL)")
+    run("INSERT INTO child VALUES (7, 'x')")
+    run("ALTER TABLE child INHERIT shop_product")
+    yield
+
+
+def fetched():
+    """By a cursor that was opened before the rebuild."""
+    run("DECLARE mine CURSOR FOR SELECT makes()")
+    yield
+    run("FETCH 1 FROM mine")
+
+
+def deferred():
+    """By a trigger that fires at the COMMIT."""
+    Group.objects.create(name="x")
+    yield
+
+
+@pytest.mark.parametrize("begin", [atomic, by_hand])
+@pytest.mark.parametrize("is_armed", [True, False], ids=["armed", "idle"])
+@pytest.mark.parametrize("write", [deferred, fetched, attached])
+def test_a_build_that_ends_before_the_commit_does_not_answer(site, rebuild, write, is_armed, begin):
+    """The guard is fenced again, before the row can be seen."""
+    if is_armed:
+        rebuild()
+    with begin():
+        steps = write()
+        next(steps)
+        rebuild()
+        next(steps, None)
+
+    assert Product.objects.filter(pk=7).exists()
+    assert status() == FENCED
+    assert site.verdict(7) is Verdict.UNKNOWN
+
+
+@pytest.mark.parametrize("is_armed", [True, False], ids=["armed", "idle"])
+def test_without_a_build_nothing_is_fenced_again(site, rebuild, clock, is_armed):
+    """Who waited at the statement does not wait at the COMMIT."""
+    if is_armed:
+        rebuild()
+    with atomic():
+        Group.objects.create(name="x")
+        before, waited = state.table.current("product"), clock.now
+    assert state.table.current("product") == before
+    assert clock.now == waited
+
+
+def test_what_is_rolled_back_fences_nothing(site, rebuild):
+    """Not at its end."""
+    with atomic():
+        Group.objects.create(name="x")
+        rebuild()
+        transaction.set_rollback(True, using="postgresql")
+
+    assert status() == ARMED
+
+
+def test_a_fence_that_fails_stops_the_commit(site, rebuild, monkeypatch):
+    """The writer gets the error, and no row is left."""
+
+    def refuse(*arguments):
+        raise DatabaseError("the database is gone")
+
+    def write():
+        with atomic():
+            Group.objects.create(name="x")
+            rebuild()
+            monkeypatch.setattr(state.StateTable, "fence", refuse)
+
+    with pytest.raises(StoreError):
+        write()
+    assert not Group.objects.exists()
+    assert not connections["postgresql"].in_atomic_block
+    assert not connections["postgresql"].connection.info.transaction_status
+
+
+def test_a_commit_that_takes_longer_than_a_build_fences_afterwards(site, rebuild, clock, monkeypatch):
+    """The row was seen for a moment."""
+    rebuild()
+    commit = connections["postgresql"]._commit
+    with atomic():
+        Group.objects.create(name="x")
+
+        def slow():
+            rebuild()
+            commit()
+
+        monkeypatch.setattr(connections["postgresql"], "_commit", slow)
+    assert status() == FENCED
