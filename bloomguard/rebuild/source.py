@@ -34,8 +34,6 @@ if TYPE_CHECKING:
 PAGE_ROWS = 200_000
 #: The page size for rows that are fetched one by one, as Python objects.
 _CHUNK_ROWS = 50_000
-#: Keys that are added to a generation at once.
-_BATCH_KEYS = 400_000
 #: A table with fewer rows than this, by the planner's statistics, is counted: that takes no time.
 _COUNT_BELOW = 200_000
 #: To tell whether a range of integers is dense: the number and length of the samples, and the share that must exist.
@@ -228,29 +226,25 @@ class Source:
         while True:
             page = ordered if last is None else ordered.filter(**{f"{field}__gt": last})
             sql, parameters = page[:PAGE_ROWS].query.sql_with_params()
-            gathered, rows, last = self._fetch(
-                f"SELECT {scan.gather}, count(*), {scan.last} FROM ({sql}) AS page",  # noqa: S608
-                parameters,
-            )
+            gathered, rows = self._fetch(f"SELECT {scan.gather}, count(*) FROM ({sql}) AS page", parameters)  # noqa: S608
             if rows:
                 yield KeyPage(rows, partial(scan.unpack, gathered, rows))
             if rows < PAGE_ROWS:
                 return
-            if scan.find_last is not None:
-                last = scan.find_last(gathered)
+            last = scan.last(gathered)
 
-    def _fetch(self, sql: str, parameters: Any) -> tuple[Any, int, Any]:
+    def _fetch(self, sql: str, parameters: Any) -> tuple[Any, int]:
         connection = self.connection
         connection.ensure_connection()
         binary = _binary_cursor(connection, sql, parameters)
         if binary is None:
             with connection.cursor() as cursor:
                 cursor.execute(sql, parameters)
-                gathered, rows, last = cursor.fetchone()
+                gathered, rows = cursor.fetchone()
         else:
             with connection.wrap_database_errors, binary() as cursor:
-                gathered, rows, last = cursor.fetchone()
-        return gathered, rows, last
+                gathered, rows = cursor.fetchone()
+        return gathered, rows
 
     def _one_by_one(self) -> Iterator[KeyPage]:
         names = self.guard._meta.attnames
@@ -309,34 +303,16 @@ def fill(generation: Generation, pages: Iterable[KeyPage], read: Callable[[int],
         if isinstance(pages, Generator):
             stack.callback(pages.close)  # not when it is collected: its connection may be closed by then
         pending: Future[None] | None = None
-        batch: list[KeyPage] = []
-        held = 0
         for page in pages:
-            batch.append(page)
-            held += page.rows
             rows += page.rows
-            if held >= _BATCH_KEYS:
-                if pending is not None:
-                    pending.result()
-                pending = hasher.submit(_add, generation, batch)
-                batch, held = [], 0
+            if pending is not None:
+                pending.result()
+            pending = hasher.submit(_add, generation, page)
             read(rows)
         if pending is not None:
             pending.result()
-        _add(generation, batch)
     return rows
 
 
-def _add(generation: Generation, batch: list[KeyPage]) -> None:
-    import numpy as np
-
-    keys: list[Any] = [page.keys for page in batch]
-    if not keys:
-        return
-    if isinstance(keys[0], np.ndarray):
-        generation.add_many(np.concatenate(keys), more=True)
-    elif isinstance(keys[0], bytes):
-        generation.add_many(b"".join(keys), more=True)
-    else:
-        for some in keys:
-            generation.add_many(some, more=True)
+def _add(generation: Generation, page: KeyPage) -> None:
+    generation.add_many(page.keys, more=True)
