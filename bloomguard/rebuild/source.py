@@ -14,6 +14,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, closing, nullcontext
 from dataclasses import dataclass
 from functools import cached_property, partial
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from django.db import connections, models, router
@@ -208,16 +209,26 @@ class Source:
     def pages(self) -> Iterator[KeyPage]:
         """Yield all keys, page by page. Rows written during the scan may be missed: their writers add them."""
         scan = self._scan()
-        return self._one_by_one() if scan is None else self._gathered(scan)
+        if scan is not None:
+            return self._gathered(scan)
+        return self._texts() if self._is_plain_text() else self._one_by_one()
 
     def _scan(self) -> Scan | None:
         """Return the aggregating scan for the field, if any: the field must be unique, so indexed, and not NULL."""
-        if len(self.guard._meta.fields) != 1:
-            return None
         field = self.guard._meta.fields[0]
-        if not field.unique or field.null or not type(value_field(field)).__module__.startswith("django.db.models."):
-            return None  # a custom field may store something else in its column
+        if not self._has_plain_field() or not field.unique or field.null:
+            return None
         return SCANS.get((self.connection.vendor, str(self.guard._meta.keys.kinds[0])))
+
+    def _has_plain_field(self) -> bool:
+        """Return whether there is one field, and Django's own: a custom one may store something else in its column."""
+        fields = self.guard._meta.fields
+        return len(fields) == 1 and type(value_field(fields[0])).__module__.startswith("django.db.models.")
+
+    def _is_plain_text(self) -> bool:
+        """Return whether a row's text is its key."""
+        keys = self.guard._meta.keys
+        return self._has_plain_field() and keys.kinds == ("text",) and not (keys.normalizes or self.guard.scope)
 
     def _gathered(self, scan: Scan) -> Iterator[KeyPage]:
         field = self.guard._meta.fields[0].attname
@@ -245,6 +256,20 @@ class Source:
             with connection.wrap_database_errors, binary() as cursor:
                 gathered, rows = cursor.fetchone()
         return gathered, rows
+
+    def _texts(self) -> Iterator[KeyPage]:
+        size = min(PAGE_ROWS, _CHUNK_ROWS)
+        rows_read: Any = self.rows().order_by().values_list(*self.guard._meta.attnames, flat=True)
+        with closing(rows_read.iterator(chunk_size=size)) as found:
+            while values := list(islice(found, size)):
+                yield KeyPage(len(values), partial(self._encode, values))
+
+    def _encode(self, values: list[Any]) -> list[bytes]:
+        """Return the keys of texts: at a fifth of the cost of :meth:`key`, which is for those that are none."""
+        try:
+            return [value.encode() for value in values if value is not None]
+        except (AttributeError, UnicodeEncodeError):
+            return [key for key in map(self.key, zip(values)) if key is not None]
 
     def _one_by_one(self) -> Iterator[KeyPage]:
         names = self.guard._meta.attnames
