@@ -9,82 +9,32 @@ int64, as a scan of a table delivers it, the peers a list; a list on our side is
 from __future__ import annotations
 
 import gc
-import importlib
 import math
 import mmap
 import os
-import random
 import tempfile
 import uuid
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 from mmh3 import mmh3_x64_128_sintdigest
 
-from bloomguard.filters import BloomFilter, CuckooFilter, ExactBitmap, KeyHash
+from bloomguard.filters import BloomFilter, ExactBitmap, KeyHash
 from bloomguard.filters.codec import Frame
 
+from .cuckoos import cuckoos
+from .peers import CHECKS, RATE, N, key, loop_in, loop_of, loop_of_ints, numbers, peer
 from .report import Report, interleave, median, peak_bytes, ratio
-
-N = 1_000_000
-CHECKS = 50_000
-RATE = 0.01
+from .sieve import against_bloomsieve
 
 report = Report("filters", "bloomguard.filters and its peers")
 
-
-def peer(module: str, wanted_for: str) -> Any:
-    """An optional package, or ``None`` and a row that says so."""
-    try:
-        return importlib.import_module(module)
-    except ImportError as error:
-        report.missing(wanted_for, module, f"not installed: {error}")
-        return None
-
-
-rbloom = peer("rbloom", "comparisons with rbloom")
-fastbloom = peer("fastbloom_rs", "comparisons with fastbloom-rs")
-pybloomfilter = peer("pybloomfilter", "comparisons with pybloomfiltermmap3")
-pybloom_live = peer("pybloom_live", "comparisons with pybloom_live")
-probables = peer("probables", "comparisons with pyprobables")
-cuckoopy = peer("cuckoopy", "comparisons with cuckoopy")
-cuckoo = peer("cuckoo.filter", "comparisons with scalable-cuckoo-filter")
-
-
-def key(number: int) -> bytes:
-    return number.to_bytes(8, "little")
-
-
-def numbers(count: int, seed: int = 1) -> np.ndarray[Any, np.dtype[np.int64]]:
-    return np.random.default_rng(seed).integers(0, 1 << 40, count)
-
-
-# Checks, one key at a time. Each contestant is a loop over the same keys; the loop itself costs both sides the same.
-
-
-def loop_of_ints(check: Callable[[bytes], bool], keys: list[int]) -> Callable[[], None]:
-    def loop() -> None:
-        for number in keys:
-            check(number.to_bytes(8, "little"))
-
-    return loop
-
-
-def loop_of(check: Callable[[Any], object], keys: list[Any]) -> Callable[[], None]:
-    def loop() -> None:
-        for each in keys:
-            check(each)
-
-    return loop
-
-
-def loop_in(filter: Any, keys: list[Any]) -> Callable[[], None]:
-    def loop() -> None:
-        for each in keys:
-            each in filter  # noqa: B015
-
-    return loop
+rbloom = peer(report, "rbloom", "comparisons with rbloom")
+fastbloom = peer(report, "fastbloom_rs", "comparisons with fastbloom-rs")
+pybloomfilter = peer(report, "pybloomfilter", "comparisons with pybloomfiltermmap3")
+pybloom_live = peer(report, "pybloom_live", "comparisons with pybloom_live")
+probables = peer(report, "probables", "comparisons with pyprobables")
 
 
 def single_checks() -> None:
@@ -275,119 +225,6 @@ def bulk_checks() -> None:
         report.add("contains_many of 100k, from a list on both sides", ratio(taken, "ours, list", best), against=best)
 
 
-# Cuckoo.
-
-
-def cuckoos() -> None:
-    count = 40_000
-    members = numbers(count).tolist()
-    strangers = numbers(CHECKS // 2, seed=2).tolist()
-    words = {number: str(number) for number in members + strangers}
-    array = np.array(members)
-
-    def ours() -> CuckooFilter:
-        """As many slots as the peers have (2**16, of 32 bits), though ours could be filled to 0.95."""
-        return CuckooFilter(62_250, fingerprint_bits=32, width=8)
-
-    peers: dict[str, tuple[Callable[[], Any], str, str, str]] = {}
-    if cuckoopy:
-        peers["cuckoopy"] = (lambda: cuckoopy.CuckooFilter(1 << 14, fingerprint_size=4), "insert", "contains", "delete")
-    if cuckoo:
-        peers["scalable-cuckoo-filter"] = (lambda: cuckoo.CuckooFilter(1 << 16, 0.0001), "insert", "contains", "delete")
-    if probables:
-        peers["pyprobables"] = (lambda: probables.CuckooFilter(1 << 14, finger_size=4), "add", "check", "remove")
-
-    def insert_all(filter: Any, method: str) -> Any:
-        insert = getattr(filter, method)
-        for number in members:
-            insert(words[number])
-        return filter
-
-    filled = {name: insert_all(make(), add) for name, (make, add, _, _) in peers.items()}
-    mine = ours()
-    mine.add_many(array)
-    half = [*members[: CHECKS // 2], *strangers]
-    contestants = {"ours": loop_of(mine.might_contain, [key(number) for number in half])}  # as the peers: keys at hand
-    for name, (_, _, check, _) in peers.items():
-        contestants[name] = loop_of(getattr(filled[name], check), [words[number] for number in half])
-    taken = interleave(contestants, 9)
-    report.add("cuckoo check", median(taken, "ours") / len(half) * 1e9, "ns")
-    for name in peers:
-        report.add("cuckoo check", ratio(taken, "ours", name), against=name, at_most=0.25)
-
-    contestants = {"ours": lambda: ours().add_many(array)}
-    for name, (make, add, _, _) in peers.items():
-        contestants[name] = lambda make=make, add=add: insert_all(make(), add)
-    taken = interleave(contestants, 3)
-    report.add("cuckoo bulk build of 40k in 64k slots", median(taken, "ours") / count * 1e9, "ns a key")
-    for name in peers:
-        report.add("cuckoo bulk build of 40k in 64k slots", ratio(taken, "ours", name), against=name, at_most=0.1)
-
-    gone = members[:CHECKS]
-
-    def discards(filter: Any, method: str, keys: Iterable[Any]) -> Callable[[], None]:
-        """Half of the keys go and come back, so that each round finds the same filter."""
-
-        def loop() -> None:
-            discard = getattr(filter, method)
-            for each in keys:
-                discard(each)
-
-        return loop
-
-    taken = {}
-    for _ in range(5):  # what was discarded is put back between the rounds, outside the time taken
-        once = {"ours": discards(mine, "discard", [key(number) for number in gone])}
-        for name, (_, _, _, remove) in peers.items():
-            once[name] = discards(filled[name], remove, [words[number] for number in gone])
-        for name, seconds in interleave_once(once).items():
-            taken.setdefault(name, []).append(seconds)
-        mine.add_many(array[:CHECKS])
-        for name, (_, add, _, _) in peers.items():
-            for number in gone:
-                getattr(filled[name], add)(words[number])
-    report.add("cuckoo discard", median(taken, "ours") / len(gone) * 1e9, "ns")
-    for name in peers:
-        report.add("cuckoo discard", ratio(taken, "ours", name), against=name, at_most=0.35)
-
-    big = numbers(N)
-    taken = interleave({"ours": lambda: CuckooFilter(N, fingerprint_bits=32, width=8).add_many(big)}, 3)
-    report.add("cuckoo bulk build of 1M to load 0.95", median(taken, "ours"), "s")
-    reached = 0
-    for seed in range(100):
-        filter = CuckooFilter(100_000, fingerprint_bits=32, width=8)
-        filter.add_many(numbers(100_000, seed))
-        reached += filter.fill >= 0.9499 and len(filter) == 100_000
-    report.add("cuckoo load 0.95 reached at 100k keys", reached, "of 100 seeds", at_least=100)
-    report.add("cuckoo false negatives after 1M operations at 0.95", mixed_operations(), "keys", at_most=0)
-
-
-def interleave_once(contestants: dict[str, Callable[[], None]]) -> dict[str, float]:
-    import time
-
-    taken = {}
-    for name in random.Random(len(contestants)).sample(list(contestants), len(contestants)):
-        start = time.perf_counter()
-        contestants[name]()
-        taken[name] = time.perf_counter() - start
-    return taken
-
-
-def mixed_operations(operations: int = 1_000_000, capacity: int = 100_000) -> int:
-    """Discards and adds in turn at load 0.95; how many members are denied, in bulk and one at a time."""
-    rng = random.Random(0)
-    filter = CuckooFilter(capacity, fingerprint_bits=16, width=8)
-    alive = list(range(capacity))
-    filter.add_many(np.array(alive))
-    for number in range(capacity, capacity + operations // 2):
-        at = rng.randrange(capacity)
-        filter.discard(key(alive[at]))
-        filter.add(key(number))
-        alive[at] = number
-    denied = sum(not filter.might_contain(key(number)) for number in alive)
-    return denied + int((~filter.contains_many(np.array(alive))).sum())
-
-
 # Size, rate and reach.
 
 
@@ -447,7 +284,8 @@ def main() -> None:
     single_checks_of("slug", lambda number: f"article-{number:x}-on-bloom-filters", str.encode, None)
     bulk_builds()
     bulk_checks()
-    cuckoos()
+    against_bloomsieve(report)
+    cuckoos(report)
     sizes_and_rates()
     bits, wrong = past_four_billion_bits()
     report.add("a filter past 2^32 bits: built, written, mapped", bits / 1e9, "Gbit", at_least=5)

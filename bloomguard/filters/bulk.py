@@ -8,7 +8,9 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor
+from functools import partial
 from itertools import islice
+from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -23,6 +25,7 @@ _MOST_THREADS = 4  # more threads would wait for memory, and for the interpreter
 _BLOCK = 1 << 15  # digests per block: their positions stay in the second-level cache
 _LEAST_BATCH = 1 << 18  # keys
 _SMALL = 4 << 20  # bytes of flags
+_FEW = 16  # keys are few if there are more flags per key than this
 _SCRATCH = 1 << 20  # bytes for the threads' own arrays
 
 
@@ -114,10 +117,12 @@ def remainders(low: U64, size: int, out: U64) -> NDArray[np.int64]:
 
 
 class BitSetter:
-    """Set the bits of many digests, one partition at a time, with an array of one byte (*flag*) per bit.
+    """Set the bits of many digests, one partition at a time.
 
-    In a large partition the threads share the digests; this is safe because all of them only write the byte 1. Small
-    partitions are assigned to one thread each, as shared flags would move between the cores' caches.
+    If the digests are many for the size of the filter, an array of one byte (*flag*) per bit is filled and packed. In a
+    large partition the threads share the digests; this is safe because all of them only write the byte 1. Small
+    partitions are assigned to one thread each, as shared flags would move between the cores' caches. If they are few,
+    packing would take longer than setting the bits in place.
     """
 
     def __init__(self, body: memoryview, offsets: tuple[int, ...], sizes: tuple[int, ...], pool: WorkerPool) -> None:
@@ -125,6 +130,7 @@ class BitSetter:
 
         cells = np.frombuffer(body, np.uint8)
         self._parts = [(cells[offset : offset + -(-size // 8)], size) for offset, size in zip(offsets, sizes)]
+        self._locks = [Lock() for _ in sizes]
         self._flag_bytes = 8 * max(len(part) for part, _ in self._parts)
         self._spare: list[NDArray[np.bool_]] = []  # arrays of clear flags, to be used again
         self._pool = pool
@@ -137,6 +143,9 @@ class BitSetter:
 
     def set(self, low: U64) -> None:
         """Set the bits of digests, given their low 60 bits."""
+        if len(low) * _FEW < self._flag_bytes:
+            self._pool.spread(partial(self._set_in_place, low), len(low), _BLOCK, 2 * _BLOCK)
+            return
         if self._flag_bytes > _SMALL:
             for part, size in self._parts:
                 self._set(part, size, low, self._pool)
@@ -149,12 +158,20 @@ class BitSetter:
 
         self._pool.spread(worker, len(self._parts), 1, 2 if len(low) > _BLOCK else 1 << 10)
 
+    def _set_in_place(self, low: U64, starts: Iterator[int]) -> None:
+        import numpy as np
+
+        scratch = np.empty(min(_BLOCK, len(low)), np.uint64)
+        for start in starts:
+            block = low[start : start + _BLOCK]
+            for (part, size), lock in zip(self._parts, self._locks):
+                positions = remainders(block, size, scratch[: len(block)])
+                with lock:  # another thread is a partition ahead or behind, so it hardly ever waits
+                    set_scattered(part, positions)
+
     def _set(self, part: NDArray[np.uint8], size: int, low: U64, pool: WorkerPool) -> None:
         import numpy as np
 
-        if len(low) * 256 < size:  # few keys in a large partition: change only their bytes
-            set_few(part, (low % np.uint64(size)).view(np.int64))
-            return
         flags = self._spare.pop() if self._spare else np.zeros(self._flag_bytes, bool)
 
         def scatter(starts: Iterator[int]) -> None:
@@ -172,6 +189,20 @@ class BitSetter:
         pool.spread(scatter, len(low), _BLOCK, 2 * _BLOCK)
         pool.spread(pack, len(part), _BLOCK, 16 * _BLOCK)
         self._spare.append(flags)
+
+
+def set_scattered(cells: NDArray[np.uint8], positions: NDArray[np.int64]) -> None:
+    """Set bits that are so scattered that few share a byte; no other thread may write to ``cells``."""
+    import numpy as np
+
+    masks = positions.astype(np.uint8)
+    masks &= 7
+    np.right_shift(128, masks, out=masks)
+    offsets = positions >> 3
+    while len(offsets):
+        cells[offsets] = cells.take(offsets) | masks
+        lost = np.flatnonzero(cells.take(offsets) & masks == 0)  # another bit was written to their byte after them
+        offsets, masks = offsets[lost], masks[lost]
 
 
 def set_few(cells: NDArray[np.uint8], positions: NDArray[np.int64]) -> None:

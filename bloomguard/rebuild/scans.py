@@ -14,15 +14,14 @@ from ..exceptions import RebuildError
 class Scan:
     """How a database aggregates a page of keys into one value.
 
-    ``gather`` is the SQL aggregate over ``bloomguard_key``; ``unpack(value, rows)`` returns the keys, and raises
-    :class:`RebuildError` if some are missing. ``last`` is the SQL aggregate of the greatest key, unless
-    ``find_last(value)`` returns it.
+    ``gather`` is the SQL aggregate over ``bloomguard_key``; ``unpack(value, rows)`` returns the keys. ``last(value)``
+    returns the key after which the next page begins: to find the greatest one itself would take the database a tenth
+    of the scan. Both raise :class:`RebuildError` for other values than keys.
     """
 
     gather: str
     unpack: Callable[[Any, int], Any]
-    last: str = "max(bloomguard_key)"
-    find_last: Callable[[Any], Any] | None = None
+    last: Callable[[Any], Any]
 
 
 def _integers(numbers: Any, rows: int) -> Any:
@@ -49,6 +48,21 @@ def _decimal_integers(gathered: Any, rows: int) -> Any:
     return _integers(numbers if whole else numbers[:-1], rows)
 
 
+def _greatest_integer(gathered: Any) -> int:
+    import numpy as np
+
+    return int(np.frombuffer(gathered, ">i8").max())
+
+
+def _last_integer(gathered: str) -> int:
+    # SQLite gathers in the order of the page. If it did not, the next page would repeat rows, and none would be lost.
+    last = gathered[gathered.rfind(",") + 1 :]
+    try:
+        return int(last)
+    except ValueError:
+        raise RebuildError(f"a page ends with {last!r}: the column has other values than integers") from None
+
+
 def _uuids(data: bytes, rows: int) -> bytes:
     if len(data) != 16 * rows:
         raise RebuildError(f"{rows} rows of a page hold {len(data)} bytes of UUIDs: the column has other values too")
@@ -65,15 +79,18 @@ def _greatest_uuid(data: bytes) -> uuid.UUID:
 
 
 SCANS = {
-    ("postgresql", "integer"): Scan("string_agg(int8send(bloomguard_key::int8), ''::bytea)", _binary_integers),
+    ("postgresql", "integer"): Scan(
+        "string_agg(int8send(bloomguard_key::int8), ''::bytea)", _binary_integers, _greatest_integer
+    ),
     ("postgresql", "uuid"): Scan(
         "string_agg(uuid_send(bloomguard_key), ''::bytea)",
         lambda gathered, rows: _uuids(bytes(gathered), rows),
-        last="NULL",  # max(uuid) exists since PostgreSQL 18
-        find_last=_greatest_uuid,
+        _greatest_uuid,
     ),
-    ("sqlite", "integer"): Scan("group_concat(bloomguard_key, ',')", _decimal_integers),
+    ("sqlite", "integer"): Scan("group_concat(bloomguard_key, ',')", _decimal_integers, _last_integer),
     ("sqlite", "uuid"): Scan(
-        "group_concat(bloomguard_key, '')", lambda gathered, rows: _uuids(bytes.fromhex(gathered), rows)
+        "group_concat(bloomguard_key, '')",
+        lambda gathered, rows: _uuids(bytes.fromhex(gathered), rows),
+        lambda gathered: uuid.UUID(gathered[-32:]),
     ),
 }

@@ -14,6 +14,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, closing, nullcontext
 from dataclasses import dataclass
 from functools import cached_property, partial
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from django.db import connections, models, router
@@ -34,8 +35,6 @@ if TYPE_CHECKING:
 PAGE_ROWS = 200_000
 #: The page size for rows that are fetched one by one, as Python objects.
 _CHUNK_ROWS = 50_000
-#: Keys that are added to a generation at once.
-_BATCH_KEYS = 400_000
 #: A table with fewer rows than this, by the planner's statistics, is counted: that takes no time.
 _COUNT_BELOW = 200_000
 #: To tell whether a range of integers is dense: the number and length of the samples, and the share that must exist.
@@ -210,16 +209,26 @@ class Source:
     def pages(self) -> Iterator[KeyPage]:
         """Yield all keys, page by page. Rows written during the scan may be missed: their writers add them."""
         scan = self._scan()
-        return self._one_by_one() if scan is None else self._gathered(scan)
+        if scan is not None:
+            return self._gathered(scan)
+        return self._texts() if self._is_plain_text() else self._one_by_one()
 
     def _scan(self) -> Scan | None:
         """Return the aggregating scan for the field, if any: the field must be unique, so indexed, and not NULL."""
-        if len(self.guard._meta.fields) != 1:
-            return None
         field = self.guard._meta.fields[0]
-        if not field.unique or field.null or not type(value_field(field)).__module__.startswith("django.db.models."):
-            return None  # a custom field may store something else in its column
+        if not self._has_plain_field() or not field.unique or field.null:
+            return None
         return SCANS.get((self.connection.vendor, str(self.guard._meta.keys.kinds[0])))
+
+    def _has_plain_field(self) -> bool:
+        """Return whether there is one field, and Django's own: a custom one may store something else in its column."""
+        fields = self.guard._meta.fields
+        return len(fields) == 1 and type(value_field(fields[0])).__module__.startswith("django.db.models.")
+
+    def _is_plain_text(self) -> bool:
+        """Return whether a row's text is its key."""
+        keys = self.guard._meta.keys
+        return self._has_plain_field() and keys.kinds == ("text",) and not (keys.normalizes or self.guard.scope)
 
     def _gathered(self, scan: Scan) -> Iterator[KeyPage]:
         field = self.guard._meta.fields[0].attname
@@ -228,29 +237,39 @@ class Source:
         while True:
             page = ordered if last is None else ordered.filter(**{f"{field}__gt": last})
             sql, parameters = page[:PAGE_ROWS].query.sql_with_params()
-            gathered, rows, last = self._fetch(
-                f"SELECT {scan.gather}, count(*), {scan.last} FROM ({sql}) AS page",  # noqa: S608
-                parameters,
-            )
+            gathered, rows = self._fetch(f"SELECT {scan.gather}, count(*) FROM ({sql}) AS page", parameters)  # noqa: S608
             if rows:
                 yield KeyPage(rows, partial(scan.unpack, gathered, rows))
             if rows < PAGE_ROWS:
                 return
-            if scan.find_last is not None:
-                last = scan.find_last(gathered)
+            last = scan.last(gathered)
 
-    def _fetch(self, sql: str, parameters: Any) -> tuple[Any, int, Any]:
+    def _fetch(self, sql: str, parameters: Any) -> tuple[Any, int]:
         connection = self.connection
         connection.ensure_connection()
         binary = _binary_cursor(connection, sql, parameters)
         if binary is None:
             with connection.cursor() as cursor:
                 cursor.execute(sql, parameters)
-                gathered, rows, last = cursor.fetchone()
+                gathered, rows = cursor.fetchone()
         else:
             with connection.wrap_database_errors, binary() as cursor:
-                gathered, rows, last = cursor.fetchone()
-        return gathered, rows, last
+                gathered, rows = cursor.fetchone()
+        return gathered, rows
+
+    def _texts(self) -> Iterator[KeyPage]:
+        size = min(PAGE_ROWS, _CHUNK_ROWS)
+        rows_read: Any = self.rows().order_by().values_list(*self.guard._meta.attnames, flat=True)
+        with closing(rows_read.iterator(chunk_size=size)) as found:
+            while values := list(islice(found, size)):
+                yield KeyPage(len(values), partial(self._encode, values))
+
+    def _encode(self, values: list[Any]) -> list[bytes]:
+        """Return the keys of texts: at a fifth of the cost of :meth:`key`, which is for those that are none."""
+        try:
+            return [value.encode() for value in values if value is not None]
+        except (AttributeError, UnicodeEncodeError):
+            return [key for key in map(self.key, zip(values)) if key is not None]
 
     def _one_by_one(self) -> Iterator[KeyPage]:
         names = self.guard._meta.attnames
@@ -309,34 +328,16 @@ def fill(generation: Generation, pages: Iterable[KeyPage], read: Callable[[int],
         if isinstance(pages, Generator):
             stack.callback(pages.close)  # not when it is collected: its connection may be closed by then
         pending: Future[None] | None = None
-        batch: list[KeyPage] = []
-        held = 0
         for page in pages:
-            batch.append(page)
-            held += page.rows
             rows += page.rows
-            if held >= _BATCH_KEYS:
-                if pending is not None:
-                    pending.result()
-                pending = hasher.submit(_add, generation, batch)
-                batch, held = [], 0
+            if pending is not None:
+                pending.result()
+            pending = hasher.submit(_add, generation, page)
             read(rows)
         if pending is not None:
             pending.result()
-        _add(generation, batch)
     return rows
 
 
-def _add(generation: Generation, batch: list[KeyPage]) -> None:
-    import numpy as np
-
-    keys: list[Any] = [page.keys for page in batch]
-    if not keys:
-        return
-    if isinstance(keys[0], np.ndarray):
-        generation.add_many(np.concatenate(keys), more=True)
-    elif isinstance(keys[0], bytes):
-        generation.add_many(b"".join(keys), more=True)
-    else:
-        for some in keys:
-            generation.add_many(some, more=True)
+def _add(generation: Generation, page: KeyPage) -> None:
+    generation.add_many(page.keys, more=True)

@@ -8,8 +8,7 @@ import re
 import numpy as np
 import pytest
 
-from bloomguard.filters import BloomFilter, CuckooFilter, InvalidShape, KeyHash, MismatchedFilters
-from bloomguard.filters.bulk import cores
+from bloomguard.filters import BloomFilter, CuckooFilter, InvalidShape, KeyHash, MismatchedFilters, bulk
 from bloomguard.filters.codec import Frame
 
 from .kinds import key
@@ -184,7 +183,7 @@ def test_capacity_and_hashes_can_be_asked():
 
 
 def test_bulk_ways_agree_whatever_the_share_of_keys():
-    """Few keys in a large partition are set one by one, many through flags: the bits are the same."""
+    """Few keys in a large partition are set in place, many through flags: the bits are the same."""
     for count in (1, 10, 1_000, 50_000, 200_000):
         one, many = (BloomFilter(200_000, 0.01, width=8) for _ in range(2))
         numbers = np.arange(count)
@@ -194,6 +193,16 @@ def test_bulk_ways_agree_whatever_the_share_of_keys():
             one.add_many(numbers[start : start + step])
 
         assert one == many
+
+
+def test_threads_that_set_bits_in_place_lose_none(monkeypatch):
+    """Few keys for a large filter are set by all threads in the same partitions, each of them by one at a time."""
+    monkeypatch.setattr(bulk, "cores", lambda: 4)
+    filter = BloomFilter(4_000_000, 0.01, width=8)
+    numbers = np.arange(400_000)
+    filter.add_many(numbers)
+
+    assert filter.contains_many(numbers).all()
 
 
 @pytest.mark.parametrize(("count", "bits"), [(1_000_000, 6.5), (3_000_000, 3)])
@@ -211,7 +220,7 @@ def test_bulk_memory_is_bounded(count, bits):
     finally:
         tracemalloc.stop()
 
-    assert peak <= bits * len(filter.body) + max(0, cores() - 2) * (3 << 20)  # more threads have more of their own
+    assert peak <= bits * len(filter.body) + max(0, bulk.cores() - 2) * (3 << 20)  # more threads have more of their own
 
 
 @pytest.mark.slow

@@ -86,6 +86,21 @@ def test_every_shard_is_used_and_none_is_too_large():
         assert shards == list(range(len(layout.headers)))
 
 
+@pytest.mark.parametrize("capacity", [1_500, 200_000])
+def test_recent_bits_have_room_for_an_eighth_of_the_keys(capacity):
+    """When so many were added, 1% of the others look recent, and 6% at twice as many: ``docs/false-positives.md``."""
+    layout, (frame,), _ = build("bloom", capacity=capacity)
+    room = max(10_000, capacity // 8)
+    lows, _ = layout.key_hash.digests(np.arange(2 * room))
+    others = [layout.recent_positions(layout.key_hash.digest(key(number))) for number in range(-10_000, 0)]
+
+    shares = []
+    for added in (lows[: room // 3], lows[:room], lows):
+        frame.write_bits(layout.recent_positions_many(added))
+        shares.append(sum(map(frame.has_bits, others)) / len(others))
+    assert shares == pytest.approx([0.0005, 0.01, 0.056], abs=0.005)
+
+
 def test_a_layout_is_known_by_its_first_header(built):
     """``Layout.of`` the first header puts every key where the plan put it."""
     layout, _, _ = built

@@ -64,7 +64,6 @@ def test_a_rebuild_holds_every_row(kind, build, clock, monkeypatch):
     """Every row passes and (nearly) nothing else, after the first build and after the next."""
     monkeypatch.setattr(ProductGuard, "filter", kind)
     monkeypatch.setattr(sources, "PAGE_ROWS", 70)
-    monkeypatch.setattr(sources, "_BATCH_KEYS", 100)
     Product.objects.bulk_create(Product(pk=pk) for pk in range(-51, 500) if pk)
     first = build("product")
     Product.objects.filter(pk__gte=300).delete()

@@ -15,9 +15,10 @@ from django.db.models import Q
 
 from bloomguard.exceptions import RebuildError
 from bloomguard.guards import Guard, registry
-from bloomguard.guards.keys import Unkeyable
+from bloomguard.guards.keys import Unkeyable, head_of
 from bloomguard.rebuild import scans
 from bloomguard.rebuild import source as sources
+from bloomguard.rebuild.scopes import ScopedSource
 from bloomguard.rebuild.source import Source
 from tests.shop.models import Article, Bundle, Diary, Order, Place, Price, Product
 from tests.support import database
@@ -132,8 +133,24 @@ class Names(Guard):
     lookup = "name"
 
 
+class NamesInCapitals(Guard):
+    name = "names-in-capitals"
+    lookup = "name"
+
+    def normalize(self, value: str) -> str:
+        return value.upper()
+
+
+class NamesOfShards(Guard):
+    name = "names-of-shards"
+    lookup = "name"
+    scope = "database"
+
+
 @pytest.mark.parametrize(
-    "guard", [AliveProducts(Product), BundleGuard(Bundle), BundleOwner(Bundle), Names(Product)], ids=str
+    "guard",
+    [AliveProducts(Product), BundleGuard(Bundle), BundleOwner(Bundle), Names(Product), NamesInCapitals(Product)],
+    ids=str,
 )
 def test_a_scan_follows_the_guard(guard, monkeypatch):
     """A condition on the rows, a child's link to its parent, a column with equal values: as the iterator gives them."""
@@ -144,6 +161,14 @@ def test_a_scan_follows_the_guard(guard, monkeypatch):
 
     assert sorted(scanned(guard)) == sorted(iterated(guard))
     assert scanned(guard)
+
+
+def test_keys_of_text_in_a_scope_begin_with_it():
+    """Text is its own key only where one table has all rows."""
+    Product.objects.create(name="ab")
+    source = ScopedSource(NamesOfShards(Product), database.current)
+
+    assert [key for page in source.pages() for key in page.keys] == [head_of(source.scope) + b"ab"]
 
 
 def test_integers_and_uuids_are_gathered_by_the_database():
@@ -320,6 +345,17 @@ def test_a_column_with_other_values_stops_the_scan(value, each_database):
     finally:
         with connections["default"].cursor() as cursor:
             cursor.execute("DROP TABLE loose")
+
+
+def test_bytes_in_a_column_of_text_have_the_key_that_a_request_has(each_database):
+    """SQLite takes bytes in a column of text, if nobody is looking: such a row has its key, and so have all others."""
+    if each_database == "postgresql":
+        pytest.skip("PostgreSQL takes none")
+    Article.objects.bulk_create(Article(slug=f"slug-{number}") for number in range(3))
+    with connections["default"].cursor() as cursor:
+        cursor.execute("UPDATE shop_article SET slug = %s WHERE slug = 'slug-1'", [b"bytes"])
+
+    assert sorted(scanned(registry["article"])) == sorted(iterated(registry["article"]))
 
 
 def test_what_the_database_refuses_is_djangos_error(monkeypatch):

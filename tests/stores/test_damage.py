@@ -12,6 +12,7 @@ from bloomguard.stores import stores
 from bloomguard.verdicts import Verdict
 from tests.conftest import forget
 from tests.shop.models import Product
+from tests.support import version_0_1
 
 
 def truncated(path, data):
@@ -32,6 +33,10 @@ def foreign(path, data):
 
 def zeroed(path, data):
     path.write_bytes(bytes(len(data)))
+
+
+def written_by_0_1(path, data):
+    path.write_bytes(version_0_1.bloom_filter())
 
 
 def linked(path, data):
@@ -84,7 +89,8 @@ FLIPS = [
     flipped("last_tag", -1, 1),
 ]
 DAMAGES = [
-    truncated, without_its_last_byte, empty, foreign, zeroed, linked, writable_by_the_group, removed, a_folder, *FLIPS,
+    truncated, without_its_last_byte, empty, foreign, zeroed, written_by_0_1, linked, writable_by_the_group, removed,
+    a_folder, *FLIPS,
 ]  # fmt: skip
 
 
