@@ -1,4 +1,4 @@
-"""How PostgreSQL and SQLite aggregate the keys of a page into one value, and how that is unpacked."""
+"""How PostgreSQL, SQLite and MariaDB aggregate the keys of a page into one value, and how that is unpacked."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from typing import Any
 
 from ..exceptions import RebuildError
 
+_CAUSE = "the column has other values too, or MariaDB cut the page: then set max_allowed_packet to 1 MB or more"
+
 
 @dataclass(frozen=True)
 class Scan:
@@ -16,18 +18,20 @@ class Scan:
 
     ``gather`` is the SQL aggregate over ``bloomguard_key``; ``unpack(value, rows)`` returns the keys, and raises
     :class:`RebuildError` if some are missing. ``last`` is the SQL aggregate of the greatest key, unless
-    ``find_last(value)`` returns it.
+    ``find_last(value)`` returns it. ``prefix`` is in front of the statement, and a page has at most ``most_rows``.
     """
 
     gather: str
     unpack: Callable[[Any, int], Any]
     last: str = "max(bloomguard_key)"
     find_last: Callable[[Any], Any] | None = None
+    prefix: str = ""
+    most_rows: int = 200_000
 
 
 def _integers(numbers: Any, rows: int) -> Any:
     if len(numbers) != rows:
-        raise RebuildError(f"{rows} rows of a page hold {len(numbers)} integers: the column has other values too")
+        raise RebuildError(f"{rows} rows of a page hold {len(numbers)} integers: {_CAUSE}")
     return numbers
 
 
@@ -51,8 +55,16 @@ def _decimal_integers(gathered: Any, rows: int) -> Any:
 
 def _uuids(data: bytes, rows: int) -> bytes:
     if len(data) != 16 * rows:
-        raise RebuildError(f"{rows} rows of a page hold {len(data)} bytes of UUIDs: the column has other values too")
+        raise RebuildError(f"{rows} rows of a page hold {len(data)} bytes of UUIDs: {_CAUSE}")
     return data
+
+
+def _hexadecimal_uuids(gathered: str, rows: int) -> bytes:
+    try:
+        data = bytes.fromhex(gathered.replace("-", ""))
+    except ValueError:
+        data = b""
+    return _uuids(data, rows)
 
 
 def _greatest_uuid(data: bytes) -> uuid.UUID:
@@ -64,6 +76,11 @@ def _greatest_uuid(data: bytes) -> uuid.UUID:
     return uuid.UUID(int=int(first) << 64 | int(second))
 
 
+#: MariaDB cuts a text that is longer than this setting, or than ``max_allowed_packet``, with no more than a warning. So
+#: the pages are small, and each key has a fixed length, or a comma behind it: what was cut holds fewer keys than rows.
+_MOST_BYTES = 1 << 20
+_WHOLE = f"SET STATEMENT group_concat_max_len = {_MOST_BYTES} FOR "
+
 SCANS = {
     ("postgresql", "integer"): Scan("string_agg(int8send(bloomguard_key::int8), ''::bytea)", _binary_integers),
     ("postgresql", "uuid"): Scan(
@@ -73,7 +90,17 @@ SCANS = {
         find_last=_greatest_uuid,
     ),
     ("sqlite", "integer"): Scan("group_concat(bloomguard_key, ',')", _decimal_integers),
-    ("sqlite", "uuid"): Scan(
-        "group_concat(bloomguard_key, '')", lambda gathered, rows: _uuids(bytes.fromhex(gathered), rows)
+    ("sqlite", "uuid"): Scan("group_concat(bloomguard_key, '')", _hexadecimal_uuids),
+    ("mariadb", "integer"): Scan(
+        "group_concat(bloomguard_key, ',' SEPARATOR '')",
+        lambda gathered, rows: _decimal_integers(gathered.rpartition(",")[0], rows),
+        prefix=_WHOLE,
+        most_rows=_MOST_BYTES // len("-9223372036854775808,"),
+    ),
+    ("mariadb", "uuid"): Scan(
+        "group_concat(bloomguard_key SEPARATOR '')",
+        _hexadecimal_uuids,
+        prefix=_WHOLE,
+        most_rows=_MOST_BYTES // len(str(uuid.UUID(int=0))),
     ),
 }

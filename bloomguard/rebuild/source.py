@@ -1,8 +1,8 @@
 """Fast scans of a guard's rows, and adding their keys to a generation.
 
-PostgreSQL and SQLite aggregate integers and UUIDs themselves and send one buffer per page, in key order: two to three
-times as fast as fetching row by row. Other keys are made from the rows of the ORM's ``iterator()``. Each page is a
-statement of its own, so no snapshot stays open for long. While one page is read, a thread hashes the one before.
+PostgreSQL, SQLite and MariaDB aggregate integers and UUIDs themselves and send one buffer per page, in key order: two
+to three times as fast as fetching row by row. Other keys are made from rows of the ORM. Each page is a statement of its
+own, so no snapshot stays open for long. While one page is read, a thread hashes the one before.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from django.db.models import F, Max, Min
 from ..exceptions import RebuildError
 from ..filters.kinds import KeysSummary
 from ..guards import Guard
-from ..guards.keys import OutOfRange, Uncertain, Unkeyable, kind_of, value_field
+from ..guards.keys import OutOfRange, Uncertain, Unkeyable, converts_itself, kind_of, value_field
 from ..stores import Generation
 from .scans import SCANS, Scan
 
@@ -168,6 +168,19 @@ class Source:
         """Return the first primary key of all rows, alive or not, by its index; ``order`` is ``pk`` or ``-pk``."""
         return self._every().order_by(order).values_list("pk", flat=True).first()
 
+    def all_values(self, size: int) -> Generator[tuple[Any, ...]]:
+        """Yield the values of the guard's fields for all rows, of which ``size`` are in memory at a time."""
+        rows, names, pk = self.rows().order_by(), self.guard._meta.attnames, self.guard.model._meta.pk
+        if self.connection.vendor != "mysql" or kind_of(pk) is None or converts_itself(pk):
+            yield from rows.values_list(*names).iterator(chunk_size=size)
+            return
+        # The driver keeps the whole result of a statement in memory.
+        rows = rows.order_by("pk").values_list(*names, "pk")
+        page = list(rows[:size])
+        while page:
+            yield from (values[:-1] for values in page)
+            page = list(rows.filter(pk__gt=page[-1][-1])[:size])
+
     def random_values(self, rows: int) -> Iterator[tuple[Any, ...]]:
         """Yield the values of the guard's fields for about that many random rows.
 
@@ -219,22 +232,25 @@ class Source:
         field = self.guard._meta.fields[0]
         if not field.unique or field.null or not type(value_field(field)).__module__.startswith("django.db.models."):
             return None  # a custom field may store something else in its column
-        return SCANS.get((self.connection.vendor, str(self.guard._meta.keys.kinds[0])))
+        is_mariadb = getattr(self.connection, "mysql_is_mariadb", False)
+        vendor = "mariadb" if is_mariadb else self.connection.vendor  # MySQL's is the same
+        return SCANS.get((vendor, str(self.guard._meta.keys.kinds[0])))
 
     def _gathered(self, scan: Scan) -> Iterator[KeyPage]:
         field = self.guard._meta.fields[0].attname
         ordered = self.rows().order_by(field).values(bloomguard_key=F(field))
         last: Any = None
+        size = min(PAGE_ROWS, scan.most_rows)
         while True:
             page = ordered if last is None else ordered.filter(**{f"{field}__gt": last})
-            sql, parameters = page[:PAGE_ROWS].query.sql_with_params()
+            sql, parameters = page[:size].query.get_compiler(self.using).as_sql()
             gathered, rows, last = self._fetch(
-                f"SELECT {scan.gather}, count(*), {scan.last} FROM ({sql}) AS page",  # noqa: S608
+                f"{scan.prefix}SELECT {scan.gather}, count(*), {scan.last} FROM ({sql}) AS page",  # noqa: S608
                 parameters,
             )
             if rows:
                 yield KeyPage(rows, partial(scan.unpack, gathered, rows))
-            if rows < PAGE_ROWS:
+            if rows < size:
                 return
             if scan.find_last is not None:
                 last = scan.find_last(gathered)
@@ -253,12 +269,10 @@ class Source:
         return gathered, rows, last
 
     def _one_by_one(self) -> Iterator[KeyPage]:
-        names = self.guard._meta.attnames
         size = min(PAGE_ROWS, _CHUNK_ROWS)
         keys: list[bytes] = []
         rows = keyed = keyless = 0
-        rows_read: Any = self.rows().order_by().values_list(*names).iterator(chunk_size=size)
-        with closing(rows_read) as found:
+        with closing(self.all_values(size)) as found:
             for values in found:
                 rows += 1
                 key = self.key(values)
