@@ -14,6 +14,7 @@ import psycopg
 import pytest
 
 from tests.support import servers
+from tests.support.mariadb import EXACT, MariaDB, is_missing
 from tests.support.processes import end, spawn
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -89,6 +90,21 @@ def test_shards_on_postgresql(tmp_path):
         names = ["default", *(f"shard{number}" for number in range(1, 8))]
         made = {name: stack.enter_context(database(f"scopes_{name}_{os.getpid()}")) for name in names}
         _run("shards", {"folder": str(tmp_path), "shards": made}, "-m", "not slow", "-k", "not newer")
+
+
+def test_shards_on_mariadb(tmp_path):
+    """Databases of one server are as different as those of several; nothing is forgotten."""
+    if is_missing():
+        pytest.skip(is_missing())
+    server = MariaDB("--innodb-flush-log-at-trx-commit=0")
+    made = {}
+    for name in ["default", *(f"shard{number}" for number in range(1, 8))]:
+        server.run(f"CREATE DATABASE `{name}` CHARACTER SET utf8mb4 COLLATE {EXACT}")
+        made[name] = {**server.settings, "NAME": name}
+    try:
+        _run("shards", {"folder": str(tmp_path), "shards": made}, "-m", "not slow", "-k", "not newer and not forgotten")
+    finally:
+        server.stop()
 
 
 @pytest.mark.slow
