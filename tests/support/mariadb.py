@@ -105,6 +105,11 @@ class MariaDB:
             "TEST": {"CHARSET": "utf8mb4", "COLLATION": EXACT},
         }
 
+    def database(self, name: str) -> dict[str, Any]:
+        """Django's ``DATABASES`` entry for a new database."""
+        self.run(f"CREATE DATABASE `{name}` CHARACTER SET utf8mb4 COLLATE {EXACT}")
+        return {**self.settings, "NAME": name}
+
     def run(self, sql: str) -> Any:
         """The first value of one statement, committed at once."""
         import MySQLdb
