@@ -19,6 +19,7 @@ class Scan:
     ``gather`` is the SQL aggregate over ``bloomguard_key``; ``unpack(value, rows)`` returns the keys, and raises
     :class:`RebuildError` if some are missing. ``last`` is the SQL aggregate of the greatest key, unless
     ``find_last(value)`` returns it. ``prefix`` is in front of the statement, and a page has at most ``most_rows``.
+    ``by_ranges``: where integers are dense, a range of them is read faster than rows up to a LIMIT.
     """
 
     gather: str
@@ -27,6 +28,7 @@ class Scan:
     find_last: Callable[[Any], Any] | None = None
     prefix: str = ""
     most_rows: int = 200_000
+    by_ranges: bool = False
 
 
 def _integers(numbers: Any, rows: int) -> Any:
@@ -96,6 +98,7 @@ SCANS = {
         lambda gathered, rows: _decimal_integers(gathered.rpartition(",")[0], rows),
         prefix=_WHOLE,
         most_rows=_MOST_BYTES // len("-9223372036854775808,"),
+        by_ranges=True,  # it copies the rows of a LIMIT into a temporary table first
     ),
     ("mariadb", "uuid"): Scan(
         "group_concat(bloomguard_key SEPARATOR '')",

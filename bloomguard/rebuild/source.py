@@ -239,21 +239,23 @@ class Source:
     def _gathered(self, scan: Scan) -> Iterator[KeyPage]:
         field = self.guard._meta.fields[0].attname
         ordered = self.rows().order_by(field).values(bloomguard_key=F(field))
-        last: Any = None
         size = min(PAGE_ROWS, scan.most_rows)
+        last: Any = None
+        is_range = False  # of integers, which has at most ``size`` rows
         while True:
             page = ordered if last is None else ordered.filter(**{f"{field}__gt": last})
-            sql, parameters = page[:size].query.get_compiler(self.using).as_sql()
-            gathered, rows, last = self._fetch(
+            page = page.filter(**{f"{field}__lte": last + size}) if is_range else page[:size]
+            sql, parameters = page.query.get_compiler(self.using).as_sql()
+            gathered, rows, greatest = self._fetch(
                 f"{scan.prefix}SELECT {scan.gather}, count(*), {scan.last} FROM ({sql}) AS page",  # noqa: S608
                 parameters,
             )
             if rows:
                 yield KeyPage(rows, partial(scan.unpack, gathered, rows))
-            if rows < size:
+                last = greatest if scan.find_last is None else scan.find_last(gathered)
+            if rows < size and not is_range:
                 return
-            if scan.find_last is not None:
-                last = scan.find_last(gathered)
+            is_range = scan.by_ranges and (not is_range or rows > size // 2)
 
     def _fetch(self, sql: str, parameters: Any) -> tuple[Any, int, Any]:
         connection = self.connection

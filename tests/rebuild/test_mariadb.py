@@ -161,6 +161,17 @@ def test_a_page_that_the_server_cuts_stops_the_scan(name, rows, length):
     assert len(page.keys) in (2, 32)
 
 
+def test_dense_integers_are_read_by_ranges(monkeypatch):
+    """A LIMIT costs a temporary table, so it is used where a range would find hardly any rows, and at the end."""
+    monkeypatch.setattr(sources, "PAGE_ROWS", 10)
+    Product.objects.bulk_create(Product(pk=pk) for pk in [*range(1, 101), *range(1_000, 1_015)])
+    with CaptureQueriesContext(connections["mariadb"]) as sent:
+        rows = [page.rows for page in Source(registry["product"]).pages()]
+
+    assert rows == [10] * 11 + [5]
+    assert ["LIMIT" in each["sql"] for each in sent.captured_queries] == [True, *[False] * 10, True, False, True]
+
+
 def test_a_session_with_short_pages_is_read_whole():
     """A project may have set ``group_concat_max_len``, and finds it as it was."""
     Product.objects.bulk_create(Product(pk=pk) for pk in range(1, 301))

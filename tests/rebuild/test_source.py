@@ -59,6 +59,13 @@ ROWS = {
     "none": ("product", list),
     "one": ("product", lambda: [Product(pk=1)]),
     "integers": ("product", lambda: [Product(pk=pk) for pk in range(1, 101)]),
+    "integers with gaps": (
+        "product",
+        lambda: [
+            Product(pk=pk)
+            for pk in [*range(1, 30), 40, 90, *range(1_000, 1_040), *range(1_050, 1_080, 2), (1 << 63) - 1]
+        ],
+    ),
     "negative integers": (
         "product",
         lambda: [Product(pk=pk) for pk in [-(1 << 63), 1 << 62, 1, *RNG.sample(range(-10_000, 0), 90)]],
