@@ -1,4 +1,4 @@
-"""A whole rebuild against the scan that it cannot do without: ``make bench-rebuild`` (about ten minutes).
+"""A whole rebuild against the scan that it cannot do without: ``make bench-rebuild`` (about fifteen minutes).
 
 5,000,000 rows with an integer primary key, in a PostgreSQL, a MariaDB and an SQLite of the benchmark's own.
 A rebuild is all that ``rebuild_filter`` does: the summary, the new generation, the state row, the barrier, scan and
