@@ -1,7 +1,7 @@
 """The suite on every Python and Django that bloomguard supports: ``nox``; ``nox --list`` says which there are.
 
-``nox -s compatibility`` runs guards of the models of apps from PyPI. ``nox -s wheel`` runs the suite on the wheel that
-``make dist`` has built, with no source of the package in sight.
+``nox -s compatibility`` runs guards of the models of apps from PyPI, ``nox -s drivers`` the suite with older drivers.
+``nox -s wheel`` runs the suite on the wheel that ``make dist`` has built, with no source of the package in sight.
 """
 
 import shutil
@@ -39,6 +39,18 @@ def compatibility(session: nox.Session, django: str) -> None:
     command = ["python", "-m", "pytest", "tests/compatibility", "--ds", "tests.compatibility.settings"]
     for database in ("default", "postgresql"):
         session.run(*command, *session.posargs, env={"BLOOMGUARD_COMPATIBILITY_DATABASE": database})
+
+
+@nox.session(python="3.10")
+def drivers(session: nox.Session) -> None:
+    """The tests that send anything to PostgreSQL or Redis, with psycopg 2 and the oldest redis-py that is supported.
+
+    The tests' own servers need psycopg 3.
+    """
+    session.install("--editable", ".[test]", "django~=5.2.0", "psycopg2-binary>=2.9.9", "redis~=5.3.0")
+    folders = [f"tests/{name}" for name in ("state", "stores", "writes", "rebuild", "metrics")]
+    command = ["python", "-m", "pytest", "-n", "2", "--dist", "loadfile", "-m", "not slow"]
+    session.run(*command, *session.posargs or folders, env={"BLOOMGUARD_TEST_PSYCOPG": "2"})
 
 
 @nox.session

@@ -265,7 +265,9 @@ class StateConnection:
 
     def omit_refused_function(self, error: Exception) -> bool:
         """Return whether the server refused a function of :attr:`proofs`, which omits it from now on."""
-        refused = getattr(error.__cause__, "sqlstate", None) in _FUNCTION_REFUSED
+        cause = error.__cause__
+        code = getattr(cause, "sqlstate", None) or getattr(cause, "pgcode", None)  # psycopg 3, psycopg 2
+        refused = code in _FUNCTION_REFUSED
         if refused and not self._hides_identity:
             self._hides_identity = True
             logger.warning("bloomguard cannot detect a restored database, so it discards no keys: %s", error)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import wraps
@@ -33,16 +34,27 @@ def _connected(connection: Any, **kwargs: Any) -> None:
     if watch not in connection.execute_wrappers:
         # In front: `with connection.execute_wrapper(...)` removes the last one when it ends.
         connection.execute_wrappers.insert(0, watch)
-    if connection.vendor == "postgresql" and hasattr(getattr(connection.connection, "cursor_factory", None), "copy"):
-        connection.connection.cursor_factory = _hook_copy(connection.connection.cursor_factory, connection)
+    if connection.vendor == "postgresql":
+        _hook_copies(connection)
     elif connection.vendor == "sqlite":
         _hook_scripts()
 
 
-def _hook_copy(factory: Any, connection: Any) -> Any:
-    """Return psycopg's cursor class with ``copy`` and ``stream`` hooked: Django's wrappers do not get these."""
-    factory = getattr(factory, "unhooked", factory)  # a pool may have given this connection out before
+def _hook_copies(connection: Any) -> None:
+    """Hook what psycopg's cursors send without Django's wrappers: ``copy`` and ``stream``, ``copy_from`` and the like.
 
+    Another driver of PostgreSQL has its own ways, which are not known.
+    """
+    driver = connection.connection
+    factory = getattr(driver, "cursor_factory", None)
+    factory = getattr(factory, "unhooked", factory)  # a pool may have given this connection out before
+    if hasattr(factory, "copy"):
+        driver.cursor_factory = _cursor_of_psycopg_3(factory, connection)
+    elif (psycopg_2 := sys.modules.get("psycopg2.extensions")) and isinstance(driver, psycopg_2.connection):
+        driver.cursor_factory = _cursor_of_psycopg_2(factory or psycopg_2.cursor, connection)
+
+
+def _cursor_of_psycopg_3(factory: Any, connection: Any) -> Any:
     class HookedCursor(factory):  # type: ignore[misc]
         unhooked = factory
 
@@ -57,6 +69,23 @@ def _hook_copy(factory: Any, connection: Any) -> Any:
             # The caller may stop fetching early, and no other statement can be sent until the rows are fetched.
             with following(read(text, connection), text, connection, apart=True):
                 yield from super().stream(query, *args, **kwargs)
+
+    return HookedCursor
+
+
+def _cursor_of_psycopg_2(factory: Any, connection: Any) -> Any:
+    class HookedCursor(factory):  # type: ignore[misc]
+        unhooked = factory
+
+        def copy_from(self, file: Any, table: str, *args: Any, **kwargs: Any) -> Any:
+            text = f"COPY {connection.ops.quote_name(table)} FROM STDIN"  # it quotes the name too
+            with following(read(text, connection), text, connection):
+                return super().copy_from(file, table, *args, **kwargs)
+
+        def copy_expert(self, sql: Any, *args: Any, **kwargs: Any) -> Any:
+            text = text_of(sql, connection)
+            with following(read(text, connection), text, connection):
+                return super().copy_expert(sql, *args, **kwargs)
 
     return HookedCursor
 

@@ -387,7 +387,7 @@ class Machine:
 
         if self.open[who] or self.peer.hands[who](lambda: self.peer.actors[who].is_broken):
             return
-        if self.vendor == "mysql" and not self.peer.hands[who](lambda: connection.get_autocommit()):
+        if self.vendor != "sqlite" and not self.peer.hands[who](lambda: connection.get_autocommit()):
             return  # it would begin a transaction, which the twin does not
         found, there = self.peer.hands[who](ask)
         if found != there:

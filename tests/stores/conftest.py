@@ -67,6 +67,7 @@ def wait_at_most(store: Any, seconds: float) -> None:
             connection.socket_connect_timeout = connection.socket_timeout = seconds
             if connection._sock is not None:
                 connection._sock.settimeout(seconds)
+                connection._parser._socket_timeout = seconds  # which older versions of redis-py set again
     link = store._async_reads
     link._timeout = seconds
     link._kwargs.update(times)

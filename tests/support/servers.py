@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import atexit
 import functools
+import importlib
 import os
 import shutil
 import socket
 import subprocess
+import sys
 import tempfile
 import time
 import warnings
@@ -24,6 +26,13 @@ from redis.crc import key_slot
 from tests.support.processes import spawn
 
 _ends: list[Callable[[], object]] = []
+
+if os.environ.get("BLOOMGUARD_TEST_PSYCOPG") == "2":
+    # Django takes psycopg 2 where it cannot import psycopg 3, which the tests need themselves.
+    psycopg_3 = sys.modules["psycopg"]
+    sys.modules["psycopg"] = None  # type: ignore[assignment]
+    importlib.import_module("django.db.backends.postgresql.base")
+    sys.modules["psycopg"] = psycopg_3
 #: Where Linux keeps files in memory, and the free bytes without which we leave it alone.
 _MEMORY, _ROOM = "/dev/shm", 4 << 30
 

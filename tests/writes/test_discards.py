@@ -452,8 +452,8 @@ def test_a_transaction_that_failed_unseen_lets_nothing_go(articles, each_databas
     with atomic():
         Article.objects.filter(slug="a").delete()
         if each_database == "postgresql":
-            with pytest.raises(Exception, match="nowhere"):
-                connection.connection.execute("SELECT nonsense FROM nowhere")
+            with connection.connection.cursor() as cursor, pytest.raises(Exception, match="nowhere"):
+                cursor.execute("SELECT nonsense FROM nowhere")
         else:
             connection.connection.rollback()
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import itertools
 from contextlib import ExitStack
 
 import pytest
 from django.db import connections, models, transaction
+from django.db.backends.postgresql.psycopg_any import is_psycopg3
 from django.db.models import Q
 from django.test.utils import isolate_apps
 
@@ -424,9 +426,11 @@ def run(statements, made, fenced):
         with transaction.atomic(using=database.current):
             with connections[database.current].cursor() as cursor:
                 for sql in [statements] if isinstance(statements, str) else statements:
-                    if "TO STDOUT" in sql:
+                    if "TO STDOUT" in sql and is_psycopg3:
                         with cursor.copy(sql) as copied:
                             list(copied)
+                    elif "TO STDOUT" in sql:
+                        cursor.copy_expert(sql, io.StringIO())
                     else:
                         cursor.execute(sql)
                         if cursor.description and not isinstance(statements, tuple):
