@@ -1,7 +1,7 @@
-"""A whole rebuild against the scan that it cannot do without: ``make bench-rebuild`` (about twenty minutes).
+"""A whole rebuild against the scan that it cannot do without: ``make bench-rebuild`` (about half an hour).
 
-5,000,000 rows with an integer primary key and 10,000,000 with a slug, in a PostgreSQL and an SQLite of the benchmark's
-own, which go when it ends. ``BENCH_ROWS`` and ``BENCH_TEXTS`` set other numbers.
+5,000,000 rows with an integer primary key and 10,000,000 with a slug, in a PostgreSQL, a MariaDB and an SQLite of the
+benchmark's own, which go when it ends. ``BENCH_ROWS`` and ``BENCH_TEXTS`` set other numbers.
 A rebuild is all that ``rebuild_filter`` does: the summary, the new generation, the state row, the barrier, scan and
 bits, the checksum, the measured error rate, publishing, clearing away. Only the two fixed waits, which give other
 processes time to hear of it, are taken out of the comparisons and reported on their own.
@@ -21,6 +21,8 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+from bench.databases import VENDORS, servers
+
 ROWS = int(os.environ.get("BENCH_ROWS", 5_000_000))
 TEXTS = int(os.environ.get("BENCH_TEXTS", 10_000_000))
 ROUNDS, TEXT_ROUNDS = 5, 3
@@ -28,12 +30,12 @@ PAGE = 200_000  # for pages of any kind; 50,000 take as long
 CHUNK = 50_000
 RATE = 0.001
 ROOT = Path(__file__).resolve().parents[1]
-VENDORS = {"postgresql": "PostgreSQL", "default": "SQLite"}  # by the alias of the database
 TABLE = "shop_product"
+UNCUT = "SET STATEMENT group_concat_max_len = 1073741824 FOR "
 
 
 def configure(folder: str, databases: dict[str, Any]) -> None:
-    """Django with two databases, the test suite's models, and nothing else."""
+    """Django with these databases, the test suite's models, and nothing else."""
     import django
     from django.conf import settings
 
@@ -53,10 +55,12 @@ def configure(folder: str, databases: dict[str, Any]) -> None:
 
 def register_guards() -> None:
     """For each database one guard of each kind, and one of texts: ``postgresql-auto``, ``postgresql-bloom``, ..."""
+    from django.db import connections
+
     from bloomguard.guards import Guard, registry
     from tests.shop.models import Article, Product
 
-    for alias in VENDORS:
+    for alias in connections:
         for kind in ("auto", "bloom"):
             about = {"name": f"{alias}-{kind}", "filter": kind, "error_rate": RATE}
             registry.add(type("BenchGuard", (Guard,), about)(Product))
@@ -66,7 +70,7 @@ def register_guards() -> None:
 
 @contextmanager
 def at(alias: str) -> Iterator[None]:
-    """Work on one of the two databases."""
+    """Work on one of the databases."""
     from tests.support import database
 
     database.current = alias
@@ -82,22 +86,33 @@ def fill(alias: str) -> None:
     from django.db import connections
 
     call_command("migrate", database=alias, run_syncdb=True, verbosity=0)
-    numbers = {
-        "postgresql": "SELECT n FROM generate_series(1, %s) AS n",
-        "sqlite": "WITH RECURSIVE r(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM r LIMIT %s) SELECT n FROM r",
-    }[connections[alias].vendor]
+    vendor = connections[alias].vendor
+
+    def numbers(most: int) -> str:
+        return {
+            "postgresql": f"SELECT n FROM generate_series(1, {most}) AS n",
+            "sqlite": f"WITH RECURSIVE r(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM r LIMIT {most}) SELECT n FROM r",
+            "mysql": f"SELECT seq AS n FROM seq_1_to_{most}",
+        }[vendor]
+
+    is_mysql = vendor == "mysql"
+    name = "concat('product number ', n)" if is_mysql else "'product number ' || n"
+    slug = "concat('article-', n, '-of-many')" if is_mysql else "'article-' || n || '-of-many'"
+    analyze = {"sqlite": "ANALYZE", "postgresql": "VACUUM ANALYZE", "mysql": f"ANALYZE TABLE {TABLE}, shop_article"}[
+        vendor
+    ]
     with connections[alias].cursor() as cursor:
-        cursor.execute(f"INSERT INTO {TABLE} (id, name) SELECT n, 'product number ' || n FROM ({numbers}) AS s", [ROWS])
-        slugs = f"SELECT 'article-' || n || '-of-many', n < 0 FROM ({numbers}) AS s"
-        cursor.execute(f"INSERT INTO shop_article (slug, deleted) {slugs}", [TEXTS])
+        cursor.execute(f"INSERT INTO {TABLE} (id, name) SELECT n, {name} FROM ({numbers(ROWS)}) AS s")
+        slugs = f"SELECT {slug}, n < 0 FROM ({numbers(TEXTS)}) AS s"
+        cursor.execute(f"INSERT INTO shop_article (slug, deleted) {slugs}")
     with connections[alias].cursor() as cursor:
-        cursor.execute("ANALYZE" if alias == "default" else "VACUUM ANALYZE")
+        cursor.execute(analyze)
 
 
 # Bare scans: every id, or every slug, reaches this process, and nothing is done with it.
 
 
-def pages(alias: str, gather: str, binary: bool) -> Callable[[], None]:
+def pages(alias: str, gather: str, *, binary: bool = False) -> Callable[[], None]:
     """Keyset pages, each gathered into one value by the database; the next one begins after the last id in it."""
 
     def scan() -> None:
@@ -120,7 +135,9 @@ def one_row(alias: str, sql: str, binary: bool) -> Any:
         import psycopg
 
         return psycopg.Cursor(raw).execute(sql, binary=True).fetchone()
-    return raw.execute(sql).fetchone()
+    cursor = raw.cursor()
+    cursor.execute(f"{UNCUT}{sql}" if alias == "mariadb" else sql)
+    return cursor.fetchone()
 
 
 def raw_connection(alias: str) -> Any:
@@ -190,6 +207,34 @@ def copy_binary() -> None:
     check(done)
 
 
+def unbuffered_cursor(texts: bool = False) -> Callable[[], None]:
+    """MariaDB's, which keeps the rows on the server until they are fetched."""
+    sql = "SELECT slug FROM shop_article" if texts else f"SELECT id FROM {TABLE}"
+
+    def scan() -> None:
+        from MySQLdb.cursors import SSCursor
+
+        done = 0
+        cursor = raw_connection("mariadb").cursor(SSCursor)
+        cursor.execute(sql)
+        while rows := cursor.fetchmany(CHUNK):
+            done += len(rows)
+        cursor.close()
+        check(done, TEXTS if texts else ROWS)
+
+    return scan
+
+
+def pages_of_rows() -> None:
+    last, done = -(1 << 62), 0
+    cursor = raw_connection("mariadb").cursor()
+    while cursor.execute(f"SELECT id FROM {TABLE} WHERE id > {last} ORDER BY id LIMIT {CHUNK}"):
+        rows = cursor.fetchall()
+        last = rows[-1][0]
+        done += len(rows)
+    check(done)
+
+
 def check(rows: int, of: int = ROWS) -> None:
     if rows != of:
         raise SystemExit(f"a scan saw {rows:,} of {of:,} rows")
@@ -199,15 +244,24 @@ def scans(alias: str) -> dict[str, Callable[[], None]]:
     """The candidates, by name."""
     if alias == "postgresql":
         return {
-            "pages of string_agg": pages(alias, "string_agg(int8send(id), ''::bytea)", True),
-            "pages of array_agg": pages(alias, "array_send(array_agg(id))", True),
+            "pages of string_agg": pages(alias, "string_agg(int8send(id), ''::bytea)", binary=True),
+            "pages of array_agg": pages(alias, "array_send(array_agg(id))", binary=True),
             "one string_agg of all": at_once(alias, "string_agg(int8send(id), ''::bytea)"),
             "server-side cursor": driver_cursor(alias),
             "COPY BINARY by rows": copy_binary,
             "iterator()": orm_iterator(alias),
         }
+    if alias == "mariadb":
+        return {
+            "pages of group_concat": pages(alias, "group_concat(id, ',' SEPARATOR '')"),
+            "pages of hex(id)": pages(alias, "group_concat(lpad(hex(id), 16, '0') SEPARATOR '')"),
+            "one group_concat of all": at_once(alias, "group_concat(id, ',' SEPARATOR '')"),
+            "SSCursor": unbuffered_cursor(),
+            "pages of rows": pages_of_rows,
+            "iterator()": orm_iterator(alias),
+        }
     return {
-        "pages of group_concat": pages(alias, "group_concat(id, ',')", False),
+        "pages of group_concat": pages(alias, "group_concat(id, ',')"),
         "one group_concat of all": at_once(alias, "group_concat(id, ',')"),
         "sqlite3 cursor": driver_cursor(alias),
         "iterator()": orm_iterator(alias),
@@ -317,7 +371,8 @@ def compare_texts(report: Any, alias: str) -> None:
     from bench.report import interleave, median, ratio
 
     what = f"{VENDORS[alias]}: {TEXTS // 1_000_000}M texts"
-    found = {"driver's cursor": driver_cursor(alias, texts=True), "iterator()": orm_iterator(alias, texts=True)}
+    driver = unbuffered_cursor(texts=True) if alias == "mariadb" else driver_cursor(alias, texts=True)
+    found = {"driver's cursor": driver, "iterator()": orm_iterator(alias, texts=True)}
     taken = interleave({**found, "rebuild": rebuilt(alias, "text")}, TEXT_ROUNDS)
     fastest = min(found, key=lambda name: median(taken, name))
     report.add(f"{what}, scan by {fastest}", median(taken, fastest), "s")
@@ -330,9 +385,9 @@ def compare_texts(report: Any, alias: str) -> None:
 
 def main() -> None:
     from bench.report import Report, interleave
-    from tests.support.servers import postgresql
 
     report = Report("rebuild", f"Rebuilds of {ROWS:,} rows, and of {TEXTS:,} with a slug")
+    report.start()
     with tempfile.TemporaryDirectory(prefix="bloomguard-bench-") as folder:
         databases = {
             "default": {
@@ -340,20 +395,19 @@ def main() -> None:
                 "NAME": f"{folder}/db.sqlite3",
                 "OPTIONS": {"init_command": "PRAGMA journal_mode=WAL; PRAGMA synchronous=NORMAL;"},
             },
-            "postgresql": postgresql(),
+            **servers(report),
         }
         configure(folder, databases)
         from bloomguard.guards import registry
         from bloomguard.rebuild import Rebuild
 
-        for alias in VENDORS:
+        for alias in databases:
             fill(alias)
-        report.start()
         contestants: dict[str, Callable[[], object]] = {}
-        for alias in VENDORS:
+        for alias in databases:
             contestants |= compare(report, alias)
         taken = interleave(contestants, ROUNDS)
-        for alias in VENDORS:
+        for alias in databases:
             tell(report, alias, taken)
             compare_texts(report, alias)
 
@@ -361,13 +415,11 @@ def main() -> None:
             waited = timed(Rebuild(registry["postgresql-auto"]).run)
         report.add("PostgreSQL: the same command in all, with its two fixed waits", waited, "s")
         given = json.dumps({"folder": folder, "databases": databases})
-        for alias, vendor in VENDORS.items():
+        for alias in databases:
             for kind in ("auto", "bloom"):
                 over = peak_of_child(given, "rebuild_filter", f"{alias}-{kind}") - peak_of_child(given, "idle")
-                report.add(
-                    f"{vendor}: peak memory of rebuild_filter ({kind})", over / 1e6, "MB", against="an idle manage.py",
-                    at_most=100,
-                )  # fmt: skip
+                name = f"{VENDORS[alias]}: peak memory of rebuild_filter ({kind})"
+                report.add(name, over / 1e6, "MB", against="an idle manage.py", at_most=100)
     report.finish()
 
 

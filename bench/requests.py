@@ -1,7 +1,7 @@
 """What a guard costs a request that exists, and saves of one that does not: ``make bench-requests``.
 
-In one process, through Django's real handlers and the middleware that ``startproject`` writes, on SQLite and
-PostgreSQL. A guard answers at the lookup (no route named), at the route, and at the door. Handlers with and without
+In one process, through Django's real handlers and the middleware that ``startproject`` writes, on SQLite, PostgreSQL
+and MariaDB. A guard answers at the lookup (no route named), at the route, and at the door. Handlers with and without
 bloomguard take turns in short batches; a comparison is a median over the rounds. So do ``get()`` inside and outside of
 guarded lookups, by the CPU time that they take. Then over HTTP, under gunicorn with two workers.
 """
@@ -31,10 +31,11 @@ import django
 from django.conf import settings
 from django.http import HttpRequest, HttpResponse
 
+from .databases import VENDORS, servers
 from .report import Report, Seconds, interleave, median, ratio
 
 ROWS = 10_000
-ROUNDS = {"default": 500, "postgresql": 300}
+ROUNDS = {"default": 500, "postgresql": 300, "mariadb": 300}
 BATCH = 5
 FAST_BATCH = 100  # at the door, a request takes no longer than a look at the clock
 GETS, GET_ROUNDS = 50, 400
@@ -66,7 +67,7 @@ def not_found_at_once(get_response: Any) -> Callable[[HttpRequest], HttpResponse
     return lambda request: HttpResponse(status=404)
 
 
-def set_up(folder: Path, postgresql: dict[str, Any], **more: Any) -> None:
+def set_up(folder: Path, databases: dict[str, Any], **more: Any) -> None:
     """A site with one model, one guard, and nothing else that ``startproject`` does not write."""
     given: dict[str, Any] = {
         "SECRET_KEY": "for a benchmark",
@@ -85,7 +86,7 @@ def set_up(folder: Path, postgresql: dict[str, Any], **more: Any) -> None:
         "TEMPLATES": [{"BACKEND": "django.template.backends.django.DjangoTemplates", "APP_DIRS": True}],
         "DATABASES": {
             "default": {"ENGINE": "django.db.backends.sqlite3", "NAME": folder / "db.sqlite3"},
-            "postgresql": postgresql,
+            **databases,
         },
         "DATABASE_ROUTERS": ["tests.support.database.Router"],
         "DEFAULT_AUTO_FIELD": "django.db.models.BigAutoField",
@@ -358,16 +359,16 @@ def gunicorn(site: dict[str, Any]) -> Iterator[int]:
         server.wait()
 
 
-def serve(folder: Path, postgresql: dict[str, Any], alias: str) -> dict[str, list[float]]:
+def serve(folder: Path, databases: dict[str, Any], alias: str) -> dict[str, list[float]]:
     """Requests a second of each mode in each round, for absent IDs."""
     from .load import requests_per_second
 
     rates: dict[str, list[float]] = {mode: [] for mode in MODES}
-    with ExitStack() as servers:
+    with ExitStack() as stack:
         ports = {}
         for mode in MODES:
-            site = {"folder": str(folder), "postgresql": postgresql, "alias": alias, "mode": mode}
-            ports[mode] = servers.enter_context(gunicorn(site))
+            site = {"folder": str(folder), "databases": databases, "alias": alias, "mode": mode}
+            ports[mode] = stack.enter_context(gunicorn(site))
         for number in range(SERVER_ROUNDS + 1):
             for mode in MODES:
                 path = (LOOKUP if mode == "lookup" else ROUTE) % ""
@@ -378,15 +379,14 @@ def serve(folder: Path, postgresql: dict[str, Any], alias: str) -> dict[str, lis
 
 
 def main() -> int:
-    from tests.support.servers import postgresql as start_postgresql  # a real one, of our own
-
     folder = Path(tempfile.mkdtemp(prefix="bloomguard-bench-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    postgresql = start_postgresql()
-    set_up(folder, postgresql)
     report = Report("requests", "Requests through Django's handlers, with and without bloomguard")
     report.start()
-    for alias, name in (("default", "SQLite"), ("postgresql", "PostgreSQL")):
+    databases = servers(report)
+    set_up(folder, databases)
+    for alias in settings.DATABASES:
+        name = VENDORS[alias]
         fill(alias)
         taken = measure(ROUNDS[alias]) | measure_async(ROUNDS[alias])
         for who in taken:
@@ -411,7 +411,7 @@ def main() -> int:
                             at_most=at_most,
                         )
         measure_gets(report, name)
-        rates = serve(folder, postgresql, alias)
+        rates = serve(folder, databases, alias)
         for mode in MODES:
             report.add(f"{name}, gunicorn: absent IDs, {mode}", statistics.median(rates[mode]), "requests/s")
         for mode in MODES[1:]:

@@ -11,7 +11,7 @@ from .requests import GUARDED, STARTPROJECT, opened, set_up
 
 _given: dict[str, Any] = json.loads(os.environ["BENCH_SITE"])
 set_up(
-    Path(_given["folder"]), _given["postgresql"], MIDDLEWARE=STARTPROJECT if _given["mode"] == "unguarded" else GUARDED
+    Path(_given["folder"]), _given["databases"], MIDDLEWARE=STARTPROJECT if _given["mode"] == "unguarded" else GUARDED
 )
 
 from django.core.wsgi import get_wsgi_application  # noqa: E402

@@ -1,9 +1,10 @@
-"""What it costs a write to keep filters true, and all other statements: ``make bench-sync`` (three minutes).
+"""What it costs a write to keep filters true, and all other statements: ``make bench-sync`` (four minutes).
 
 The same statements with bloomguard's hooks in Django and without them, in turns and on the same tables: on SQLite as
-``startproject`` leaves it, on SQLite in WAL mode, where a COMMIT waits for no disk, and on PostgreSQL; with filters in
-files and in Valkey. A comparison is a median over the rounds of a database's one interleaved run. What an INSERT adds,
-and what statements of other tables pay, is also given as CPU time of this process: whatever else runs does not count.
+``startproject`` leaves it, on SQLite in WAL mode, where a COMMIT waits for no disk, on PostgreSQL and on MariaDB; with
+filters in files and in Valkey. A comparison is a median over the rounds of a database's one interleaved run. What an
+INSERT adds, and what statements of other tables pay, is also given as CPU time of this process: whatever else runs does
+not count.
 """
 
 from __future__ import annotations
@@ -15,16 +16,17 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from . import databases
 from .report import Report, Seconds, interleave, median, ratio
 
-ROUNDS = {"default": 40, "wal": 300, "postgresql": 120}
+ROUNDS = {"default": 40, "wal": 300, "postgresql": 120, "mariadb": 120}
 OTHER_ROUNDS = 300
 BULK_ROUNDS = 7
 BATCH = 5
 BULK = 10_000
 ROWS = 10_000
-VENDORS = {"default": "SQLite", "wal": "SQLite, WAL", "postgresql": "PostgreSQL"}  # by the alias of the database
-STORES = {"default": ["file"], "wal": ["file"], "postgresql": ["file", "Valkey"]}
+VENDORS = {**databases.VENDORS, "wal": "SQLite, WAL"}
+STORES = {"default": ["file"], "wal": ["file"], "postgresql": ["file", "Valkey"], "mariadb": ["file", "Valkey"]}
 
 #: What an INSERT may take of the same without bloomguard inside ``atomic``, if that takes 0.5 ms or more; what it may
 #: add, in microseconds of CPU; and what ``bulk_create`` may take of the same without bloomguard.
@@ -44,12 +46,12 @@ OTHERS = {
 Work = Callable[[], object]
 
 
-def configure(folder: str) -> None:
-    """Django with two databases, two stores, and nothing installed but bloomguard."""
+def configure(folder: str, servers: dict[str, Any]) -> None:
+    """Django with these databases beside SQLite, two stores, and nothing installed but bloomguard."""
     import django
     from django.conf import settings
 
-    from tests.support.servers import Valkey, postgresql  # real ones, of our own
+    from tests.support.servers import Valkey  # a real one, of our own
 
     settings.configure(
         SECRET_KEY="for the benchmark alone",
@@ -61,7 +63,7 @@ def configure(folder: str) -> None:
                 "NAME": f"{folder}/wal.sqlite3",
                 "OPTIONS": {"init_command": "PRAGMA journal_mode=WAL; PRAGMA synchronous=NORMAL;"},
             },
-            "postgresql": postgresql(),
+            **servers,
         },
         DATABASE_ROUTERS=["tests.support.database.Router"],
         DEFAULT_AUTO_FIELD="django.db.models.BigAutoField",
@@ -294,12 +296,12 @@ def tell(report: Report, alias: str, taken: Seconds) -> None:
 
 def main() -> int:
     report = Report("sync", "Statements with bloomguard's hooks and without")
+    report.start()
     with tempfile.TemporaryDirectory(prefix="bloomguard-bench-") as folder:
-        configure(folder)
-        from django.db import transaction
+        configure(folder, databases.servers(report))
+        from django.db import connections, transaction
 
-        report.start()
-        for alias in VENDORS:
+        for alias in connections:
             site = Site(alias)
             contestants = site.selects()
             bulk: dict[str, Work] = {}

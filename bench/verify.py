@@ -1,6 +1,6 @@
 """How fast ``verify_filter`` asks a filter for every row: ``make bench-verify`` (about a minute).
 
-1,000,000 rows with an integer primary key, in a PostgreSQL and an SQLite of the benchmark's own, which go when it ends.
+1,000,000 rows with an integer primary key, in a PostgreSQL, a MariaDB and an SQLite of the benchmark's own.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from typing import Any
 
 os.environ.setdefault("BENCH_ROWS", "1000000")
 
-from bench.rebuild import ROWS, VENDORS, at, configure, fill
+from bench.databases import VENDORS, servers
+from bench.rebuild import ROWS, at, configure, fill
 
 ROUNDS = 5
 #: Tens of millions of rows in minutes: twenty-four million in two.
@@ -20,13 +21,13 @@ ENOUGH = 200_000
 
 def main() -> None:
     from bench.report import Report, interleave, median
-    from tests.support.servers import postgresql
 
     report = Report("verify", f"verify_filter over {ROWS:,} rows")
+    report.start()
     with tempfile.TemporaryDirectory(prefix="bloomguard-bench-") as folder:
         databases: dict[str, Any] = {
             "default": {"ENGINE": "django.db.backends.sqlite3", "NAME": f"{folder}/db.sqlite3"},
-            "postgresql": postgresql(),
+            **servers(report),
         }
         configure(folder, databases)
         from bloomguard.guards import Guard, registry
@@ -35,7 +36,7 @@ def main() -> None:
         from tests.shop.models import Product
 
         contestants = {}
-        for alias, vendor in VENDORS.items():
+        for alias in databases:
             registry.add(type("BenchGuard", (Guard,), {"name": f"{alias}-cuckoo", "filter": "cuckoo"})(Product))
             fill(alias)
             for kind in ("auto", "bloom", "cuckoo"):
@@ -49,8 +50,7 @@ def main() -> None:
 
                 with at(alias):
                     Rebuild(guard, sleep=lambda seconds: None).run()
-                contestants[f"{vendor}: verify_filter ({kind})"] = verify
-        report.start()
+                contestants[f"{VENDORS[alias]}: verify_filter ({kind})"] = verify
         taken = interleave(contestants, ROUNDS)
         for name in taken:
             report.add(name, ROWS / median(taken, name), "rows/s", at_least=ENOUGH)

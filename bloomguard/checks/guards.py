@@ -15,7 +15,7 @@ from .. import conf
 from ..exceptions import ConfigurationError
 from ..guards import AUTO, Guard, registry
 from ..guards.keys import kind_of, value_field
-from ..guards.scopes import SCHEMA, sets_schema
+from ..guards.scopes import SCHEMA, no_schema
 from ..rebuild.columns import CURE, EXACT_COLLATIONS
 from ..rebuild.refusals import SEVERAL_TABLES, database_refusals, declaration_refusals
 from ..routes.patterns import patterns
@@ -80,12 +80,8 @@ def _guard(guard: Guard) -> Iterator[CheckMessage]:
     if guard.filter == "bitmap" and guard._meta.keys.width != 8:
         hint = "Set another one: a bitmap can only contain integers and dates, of a guard without a scope."
         yield error(11, "filter is 'bitmap'", hint)
-    if guard.scope == SCHEMA and not sets_schema(connections[router.db_for_write(guard.model)]):
-        yield error(
-            38,
-            "scope is 'schema', but the database backend does not set the search_path before each statement",
-            "Use django_tenants.postgresql_backend. Of whatever else sets the search_path, no guard can be certain.",
-        )
+    if guard.scope == SCHEMA and (why := no_schema(connections[router.db_for_write(guard.model)])):
+        yield error(38, *why)
     elif guard.scope == SCHEMA and getattr(settings, "TENANT_LIMIT_SET_CALLS", False):
         yield error(
             38,

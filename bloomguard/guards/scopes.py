@@ -59,6 +59,21 @@ def sets_schema(connection: Any) -> bool:
     return hasattr(connection, "set_schema") and hasattr(connection, "search_path_set_schemas")
 
 
+def no_schema(connection: Any) -> tuple[str, str] | None:
+    """Return why no query of ``connection`` has a certain schema, and the cure; ``None`` if each has one."""
+    if sets_schema(connection):
+        return None
+    if connection.vendor != "postgresql":
+        return (
+            f"scope is 'schema', but {connection.display_name} has no schemas within a database",
+            "If each tenant has a database, set scope = 'database'.",
+        )
+    return (
+        "scope is 'schema', but the database backend does not set the search_path before each statement",
+        "Use django_tenants.postgresql_backend. Of whatever else sets the search_path, no guard can be certain.",
+    )
+
+
 def _answering(state: State) -> list[str]:
     """Return the generations that answer, or will."""
     return [name for name in (state.active if state.status == ARMED else "", state.building) if name]

@@ -17,7 +17,7 @@ from ..filters.kinds import KeysSummary
 from ..guards import Guard
 from ..guards.keys import NoScope, Scoped, head_of
 from ..guards.places import name_of_database
-from ..guards.scopes import DATABASE, database_of, sets_schema
+from ..guards.scopes import DATABASE, SCHEMA, database_of, no_schema
 from ..state.connection import DatabaseConnection
 from ..state.schemas import schemas
 from ..stores import Generation
@@ -78,11 +78,6 @@ class ScopedSource(Source):
             yield
             return
         connection: Any = self.connection
-        if not sets_schema(connection):
-            raise RebuildError(
-                f"{self.guard.name}: scope is 'schema', but the database backend of {self.using!r} does not set the "
-                "search_path before each statement; use django_tenants.postgresql_backend"
-            )
         tenant, include_public = connection.tenant, connection.include_public_schema
         connection.set_schema(self.scope)
         try:
@@ -157,6 +152,8 @@ class Sources:
 
 def _scoped(guard: Guard) -> list[Source]:
     schemas.forget()  # a tenant may have been added a moment ago
+    if guard.scope == SCHEMA and (why := no_schema(connections[guard._meta.database])):
+        raise RebuildError(f"{guard.name}: {'. '.join(why)}")
     scopes = list(guard.scopes())
     if guard.scope == DATABASE and (unknown := set(scopes) - set(connections)):
         raise RebuildError(f"{guard.name}: scopes() names {min(unknown)!r}, which is not in DATABASES")

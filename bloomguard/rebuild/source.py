@@ -1,8 +1,8 @@
 """Fast scans of a guard's rows, and adding their keys to a generation.
 
-PostgreSQL and SQLite aggregate integers and UUIDs themselves and send one buffer per page, in key order: two to three
-times as fast as fetching row by row. Other keys are made from the rows of the ORM's ``iterator()``. Each page is a
-statement of its own, so no snapshot stays open for long. While one page is read, a thread hashes the one before.
+PostgreSQL, SQLite and MariaDB aggregate integers and UUIDs themselves and send one buffer per page, in key order: two
+to three times as fast as fetching row by row. Other keys are made from rows of the ORM. Each page is a statement of its
+own, so no snapshot stays open for long. While one page is read, a thread hashes the one before.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from django.db.models import F, Max, Min
 from ..exceptions import RebuildError
 from ..filters.kinds import KeysSummary
 from ..guards import Guard
-from ..guards.keys import OutOfRange, Uncertain, Unkeyable, kind_of, value_field
+from ..guards.keys import OutOfRange, Uncertain, Unkeyable, converts_itself, kind_of, value_field
 from ..stores import Generation
 from .scans import SCANS, Scan
 
@@ -167,6 +167,19 @@ class Source:
         """Return the first primary key of all rows, alive or not, by its index; ``order`` is ``pk`` or ``-pk``."""
         return self._every().order_by(order).values_list("pk", flat=True).first()
 
+    def all_values(self, size: int) -> Generator[tuple[Any, ...]]:
+        """Yield the values of the guard's fields for all rows, of which ``size`` are in memory at a time."""
+        rows, names, pk = self.rows().order_by(), self.guard._meta.attnames, self.guard.model._meta.pk
+        if self.connection.vendor != "mysql" or kind_of(pk) is None or converts_itself(pk):
+            yield from rows.values_list(*names).iterator(chunk_size=size)
+            return
+        # The driver keeps the whole result of a statement in memory.
+        rows = rows.order_by("pk").values_list(*names, "pk")
+        page = list(rows[:size])
+        while page:
+            yield from (values[:-1] for values in page)
+            page = list(rows.filter(pk__gt=page[-1][-1])[:size])
+
     def random_values(self, rows: int) -> Iterator[tuple[Any, ...]]:
         """Yield the values of the guard's fields for about that many random rows.
 
@@ -218,7 +231,9 @@ class Source:
         field = self.guard._meta.fields[0]
         if not self._has_plain_field() or not field.unique or field.null:
             return None
-        return SCANS.get((self.connection.vendor, str(self.guard._meta.keys.kinds[0])))
+        is_mariadb = getattr(self.connection, "mysql_is_mariadb", False)
+        vendor = "mariadb" if is_mariadb else self.connection.vendor  # MySQL's is the same
+        return SCANS.get((vendor, str(self.guard._meta.keys.kinds[0])))
 
     def _has_plain_field(self) -> bool:
         """Return whether there is one field, and Django's own: a custom one may store something else in its column."""
@@ -233,16 +248,23 @@ class Source:
     def _gathered(self, scan: Scan) -> Iterator[KeyPage]:
         field = self.guard._meta.fields[0].attname
         ordered = self.rows().order_by(field).values(bloomguard_key=F(field))
+        size = min(PAGE_ROWS, scan.most_rows)
         last: Any = None
+        is_range = False  # of integers, which has at most ``size`` rows
         while True:
             page = ordered if last is None else ordered.filter(**{f"{field}__gt": last})
-            sql, parameters = page[:PAGE_ROWS].query.sql_with_params()
-            gathered, rows = self._fetch(f"SELECT {scan.gather}, count(*) FROM ({sql}) AS page", parameters)  # noqa: S608
+            page = page.filter(**{f"{field}__lte": last + size}) if is_range else page[:size]
+            sql, parameters = page.query.get_compiler(self.using).as_sql()
+            gathered, rows = self._fetch(
+                f"{scan.prefix}SELECT {scan.gather}, count(*) FROM ({sql}) AS page",  # noqa: S608
+                parameters,
+            )
             if rows:
                 yield KeyPage(rows, partial(scan.unpack, gathered, rows))
-            if rows < PAGE_ROWS:
+                last = scan.last(gathered)
+            if rows < size and not is_range:
                 return
-            last = scan.last(gathered)
+            is_range = scan.by_ranges and (not is_range or rows > size // 2)
 
     def _fetch(self, sql: str, parameters: Any) -> tuple[Any, int]:
         connection = self.connection
@@ -272,12 +294,10 @@ class Source:
             return [key for key in map(self.key, zip(values)) if key is not None]
 
     def _one_by_one(self) -> Iterator[KeyPage]:
-        names = self.guard._meta.attnames
         size = min(PAGE_ROWS, _CHUNK_ROWS)
         keys: list[bytes] = []
         rows = keyed = keyless = 0
-        rows_read: Any = self.rows().order_by().values_list(*names).iterator(chunk_size=size)
-        with closing(rows_read) as found:
+        with closing(self.all_values(size)) as found:
             for values in found:
                 rows += 1
                 key = self.key(values)

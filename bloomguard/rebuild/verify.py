@@ -177,9 +177,8 @@ class Verification:
             for page in source.pages():
                 yield _Batch(page.rows, partial(getattr, page, "keys"), partial(_at, page))
             return
-        names = self.guard._meta.attnames
         if self._sample is None:
-            found = source.rows().order_by().values_list(*names).iterator(chunk_size=_ROWS_AT_ONCE)
+            found: Iterator[Any] = source.all_values(_ROWS_AT_ONCE)
         else:
             found = source.random_values(-(-self._sample // len(self._sources)))
         while some := list(islice(found, _ROWS_AT_ONCE)):

@@ -8,16 +8,7 @@ from functools import partial
 from operator import itemgetter
 from typing import Any, NamedTuple
 
-from django.db import (
-    DatabaseError,
-    DataError,
-    Error,
-    IntegrityError,
-    ProgrammingError,
-    connections,
-    models,
-    transaction,
-)
+from django.db import DatabaseError, DataError, Error, IntegrityError, ProgrammingError, connections, models
 
 from ..guards import Guard
 from ..guards.keys import NoScope, NotNormalized, OutOfRange, Unkeyable
@@ -25,7 +16,7 @@ from ..state.connection import is_aborted
 from . import discards, fencing, unknown_guards
 from .discards import Alive, Before
 from .tables import Fields, TrackedTable, guard_of
-from .transactions import has_begun, is_over
+from .transactions import has_begun, is_over, together
 
 Execute = Callable[..., Any]
 Values = Sequence[tuple[Any, ...]]
@@ -231,7 +222,7 @@ def _read_back(tracked: TrackedTable, using: str, written: WrittenRows) -> Writt
     if not tracked.historical:
         return WrittenRows(_rows(tracked.guard, using, written), "", stored=True)
     try:
-        with transaction.atomic(using=using):  # in the middle of a migration a column may be missing
+        with together(connections[using], undo=True):  # in the middle of a migration a column may be missing
             return WrittenRows(_rows(tracked.guard, using, written), "", stored=True)
     except DatabaseError:
         return None

@@ -54,7 +54,7 @@ GUARDS = [
     ({"normalize": "casefold"}, "W118", "normalize is 'casefold'"),
     ({"applies": True}, "W118", "applies is True"),
     ({"scope": "schemas"}, "W118", "scope is 'schemas'"),
-    ({"scope": "schema"}, "W138", "scope is 'schema', but the database backend"),
+    ({"scope": "schema"}, "W138", "scope is 'schema', but SQLite has no schemas"),
     ({"name": "My Guard"}, "W118", "name is 'My Guard'"),
     ({"fp_rate": 0.01}, "W018", "has an attribute 'fp_rate', which is not an option"),
 ]

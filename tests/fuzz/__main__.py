@@ -20,7 +20,7 @@ def fuzz(
     kind: str, seeds: list[int], length: int, without: list[str], explain: bool, broken: list[str]
 ) -> dict[str, Any]:
     """Run programs on a database of its own; what was counted, and the first failure, shrunk."""
-    from tests.support.mariadb import EXACT, MariaDB
+    from tests.support.mariadb import MariaDB
     from tests.support.servers import postgresql
 
     from .databases import database_for, set_up
@@ -33,9 +33,8 @@ def fuzz(
             create_databases(server, ["fuzz", "fuzz_twin"])
         elif kind == "mariadb":
             made = MariaDB("--innodb-flush-log-at-trx-commit=0")
-            server = made.settings
             for name in ("fuzz", "fuzz_twin"):
-                made.run(f"CREATE DATABASE {name} CHARACTER SET utf8mb4 COLLATE {EXACT}")
+                server = made.database(name)
         store = {"BACKEND": "bloomguard.stores.file.FileStore", "OPTIONS": {"path": str(folder / "filters")}}
         if seeds[0] % 2:
             store = {"BACKEND": "bloomguard.stores.memory.MemoryStore"}

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 import uuid
 
 import pytest
 from django.db import OperationalError, connections
+from django.test.utils import CaptureQueriesContext
 
 from bloomguard.exceptions import RebuildError
 from bloomguard.guards import registry
-from bloomguard.rebuild import Rebuild
+from bloomguard.rebuild import Rebuild, verify
 from bloomguard.rebuild import source as sources
 from bloomguard.rebuild.source import Source
 from bloomguard.state import table as states
@@ -140,6 +142,66 @@ def test_a_rebuild_holds_every_row(name, build, monkeypatch, clock):
     field = guard._meta.attnames[0]
     for value in guard._meta.rows().using("mariadb").values_list(field, flat=True):
         assert guard.verdict(value) is not Verdict.ABSENT
+
+
+@pytest.mark.parametrize(
+    ("name", "rows", "length"),
+    [("product", [Product(pk=1234), Product(pk=5678)], 10), ("order", [Order(), Order()], 72)],
+)
+def test_a_page_that_the_server_cuts_stops_the_scan(name, rows, length):
+    """MariaDB cuts what is longer than ``max_allowed_packet``, with a warning: behind a key or within one."""
+    type(rows[0]).objects.bulk_create(rows)
+    source = Source(registry[name])
+    for most_bytes in range(4, length + 1):
+        scan = dataclasses.replace(source._scan(), prefix=f"SET STATEMENT group_concat_max_len = {most_bytes} FOR ")
+        (page,) = source._gathered(scan)
+        if most_bytes < length:
+            with pytest.raises(RebuildError, match="max_allowed_packet"):
+                page.keys  # noqa: B018
+    assert len(page.keys) in (2, 32)
+
+
+def test_dense_integers_are_read_by_ranges(monkeypatch):
+    """A LIMIT costs a temporary table, so it is used where a range would find hardly any rows, and at the end."""
+    monkeypatch.setattr(sources, "PAGE_ROWS", 10)
+    Product.objects.bulk_create(Product(pk=pk) for pk in [*range(1, 101), *range(1_000, 1_015)])
+    with CaptureQueriesContext(connections["mariadb"]) as sent:
+        rows = [page.rows for page in Source(registry["product"]).pages()]
+
+    assert rows == [10] * 11 + [5]
+    assert ["LIMIT" in each["sql"] for each in sent.captured_queries] == [True, *[False] * 10, True, False, True]
+
+
+def test_a_session_with_short_pages_is_read_whole():
+    """A project may have set ``group_concat_max_len``, and finds it as it was."""
+    Product.objects.bulk_create(Product(pk=pk) for pk in range(1, 301))
+    execute("SET SESSION group_concat_max_len = 4")
+    try:
+        assert [len(page.keys) for page in Source(registry["product"]).pages()] == [300]
+        with connections["mariadb"].cursor() as cursor:
+            cursor.execute("SELECT @@group_concat_max_len")
+            assert cursor.fetchone() == (4,)
+    finally:
+        execute("SET SESSION group_concat_max_len = DEFAULT")
+
+
+@pytest.mark.parametrize("verified", [False, True], ids=["rebuild_filter", "verify_filter"])
+def test_rows_of_other_keys_are_read_in_pages(verified, build, clock, monkeypatch):
+    """The driver holds a whole result in memory, so no statement asks for more rows than a page has."""
+    monkeypatch.setattr(sources, "PAGE_ROWS", 70)
+    monkeypatch.setattr(verify, "_ROWS_AT_ONCE", 70)
+    MADE["article"]()
+    build("article")
+    clock.now += 1
+    with CaptureQueriesContext(connections["mariadb"]) as sent:
+        if verified:
+            assert verify.Verification(registry["article"]).run().rows == 300
+        else:
+            assert sum(len(page.keys) for page in Source(registry["article"]).pages()) == 300
+
+    reads = [each["sql"] for each in sent.captured_queries if "LIMIT 70" in each["sql"]]
+    assert len(reads) == 6
+    assert not [each["sql"] for each in sent.captured_queries if "slug" in each["sql"] and "LIMIT" not in each["sql"]]
 
 
 def test_random_uuids_are_read(build):

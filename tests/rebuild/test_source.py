@@ -1,4 +1,4 @@
-"""Scans: exactly the keys that the ORM's own iterator gives, on both databases, whatever the page."""
+"""Scans: exactly the keys that the ORM's own iterator gives, on each database, whatever the page."""
 
 from __future__ import annotations
 
@@ -27,13 +27,6 @@ pytestmark = [
     pytest.mark.django_db(transaction=True, databases="__all__"),
     pytest.mark.usefixtures("each_database"),
 ]
-
-
-@pytest.fixture(params=database.FORGETTING)
-def each_database(request):
-    """Where the database gathers a page; MariaDB's scan is tested in test_mariadb.py."""
-    with database.on(request.param):
-        yield request.param
 
 
 def keys_of(page: sources.KeyPage, guard: Guard) -> list[bytes]:
@@ -67,13 +60,20 @@ ROWS = {
     "none": ("product", list),
     "one": ("product", lambda: [Product(pk=1)]),
     "integers": ("product", lambda: [Product(pk=pk) for pk in range(1, 101)]),
+    "integers with gaps": (
+        "product",
+        lambda: [
+            Product(pk=pk)
+            for pk in [*range(1, 30), 40, 90, *range(1_000, 1_040), *range(1_050, 1_080, 2), (1 << 63) - 1]
+        ],
+    ),
     "negative integers": (
         "product",
-        lambda: [Product(pk=pk) for pk in [-(1 << 63), 1 << 62, 0, -1, *RNG.sample(range(-10_000, 10_000), 90)]],
+        lambda: [Product(pk=pk) for pk in [-(1 << 63), 1 << 62, 1, *RNG.sample(range(-10_000, 0), 90)]],
     ),
     "uuids": (
         "order",
-        lambda: [Order(pk=pk) for pk in UUIDS + [uuid.UUID(int=RNG.getrandbits(128)) for _ in range(96)]],
+        lambda: [Order(pk=pk) for pk in UUIDS + [uuid.UUID(int=RNG.getrandbits(128), version=4) for _ in range(96)]],
     ),
     "uuids that start alike": ("order", lambda: [Order(pk=uuid.UUID(int=7 << 64 | low)) for low in range(60)]),
     "text, alive or not": (
@@ -108,7 +108,7 @@ def test_a_scan_gives_what_the_iterator_gives(rows, page_rows, monkeypatch):
 
 def test_pages_are_of_the_size_that_was_set(monkeypatch):
     """A page holds as many rows as it should, and the last one the rest."""
-    Product.objects.bulk_create(Product(pk=pk) for pk in range(25))
+    Product.objects.bulk_create(Product(pk=pk) for pk in range(1, 26))
     monkeypatch.setattr(sources, "PAGE_ROWS", 10)
 
     assert [page.rows for page in Source(registry["product"]).pages()] == [10, 10, 5]
@@ -155,7 +155,7 @@ class NamesOfShards(Guard):
 def test_a_scan_follows_the_guard(guard, monkeypatch):
     """A condition on the rows, a child's link to its parent, a column with equal values: as the iterator gives them."""
     for number in range(-10, 30):
-        Product.objects.create(pk=number * 10, name="ab"[number % 2])
+        Product.objects.create(pk=number * 10 + 5, name="ab"[number % 2])
         Bundle.objects.create(pk=number * 10 + 1, name="100%")
     monkeypatch.setattr(sources, "PAGE_ROWS", 7)
 
@@ -173,7 +173,7 @@ def test_keys_of_text_in_a_scope_begin_with_it():
 
 def test_integers_and_uuids_are_gathered_by_the_database():
     """The fast scans are used where they fit: a page arrives as one buffer."""
-    Product.objects.bulk_create(Product(pk=pk) for pk in range(25))
+    Product.objects.bulk_create(Product(pk=pk) for pk in range(1, 26))
     Order.objects.bulk_create(Order() for _ in range(25))
 
     for name in ("product", "order"):
@@ -298,7 +298,7 @@ def test_a_large_table_is_estimated_from_its_pages(monkeypatch, each_database):
 @pytest.mark.parametrize(
     ("ids", "count"),
     [
-        (range(-100, 2_900), 3_000),  # no gap
+        (range(-3_100, -100), 3_000),  # no gap
         ([*range(1, 3_000, 2)], 1_500),  # every other one
         ([*range(1, 1_500), 3_000], 1_500),  # a hole at the end
         ([1, 3_000], 2),
@@ -317,7 +317,7 @@ def test_a_dense_range_need_not_be_counted(ids, count, monkeypatch):
 def test_a_condition_is_always_counted(monkeypatch):
     """Where only some rows are alive, the range says nothing."""
     monkeypatch.setattr(sources, "_COUNT_BELOW", 10)
-    Product.objects.bulk_create(Product(pk=pk, name="ab"[pk % 2]) for pk in range(2_000))
+    Product.objects.bulk_create(Product(pk=pk, name="ab"[pk % 2]) for pk in range(1, 2_001))
 
     assert Source(AliveProducts(Product)).summary().count == 1_000
 
@@ -334,8 +334,8 @@ def test_a_table_that_was_never_analyzed_is_counted():
 @pytest.mark.parametrize("value", ["abc", "1.5", "7th"])
 def test_a_column_with_other_values_stops_the_scan(value, each_database):
     """SQLite takes text in an integer column, if nobody is looking: the scan says so rather than lose a row."""
-    if each_database == "postgresql":
-        pytest.skip("PostgreSQL takes none")
+    if each_database != "sqlite":
+        pytest.skip("the others take none")
     with connections["default"].cursor() as cursor:
         cursor.execute("CREATE TABLE loose (id BIGINT UNIQUE NOT NULL)")
         cursor.execute("INSERT INTO loose VALUES (1), (%s), (3)", [value])
@@ -362,9 +362,8 @@ def test_what_the_database_refuses_is_djangos_error(monkeypatch):
     """A scan that fails raises what every caller of Django catches."""
     guard = registry["product"]
     Product.objects.create(pk=1)
-    vendor = connections[database.current].vendor
-    broken = dataclasses.replace(sources.SCANS[vendor, "integer"], gather="no_such_function(bloomguard_key)")
-    monkeypatch.setitem(sources.SCANS, (vendor, "integer"), broken)
+    broken = dataclasses.replace(Source(guard)._scan(), gather="no_such_function(bloomguard_key)")
+    monkeypatch.setattr(Source, "_scan", lambda self: broken)
 
     with pytest.raises(DatabaseError, match="no_such_function"):
         scanned(guard)
@@ -372,13 +371,14 @@ def test_what_the_database_refuses_is_djangos_error(monkeypatch):
 
 def test_uuids_of_another_length_stop_the_scan(each_database):
     """The same for UUIDs."""
-    with pytest.raises(RebuildError, match="other values"):
-        scans._uuids(b"123", 1)
+    for hexadecimal in ("123", "1234"):
+        with pytest.raises(RebuildError, match="other values"):
+            scans._hexadecimal_uuids(hexadecimal, 1)
 
 
 def test_psycopg_2_is_read_too(monkeypatch, each_database):
     """Without psycopg 3's binary cursor, pages come through Django's."""
-    Product.objects.bulk_create(Product(pk=pk) for pk in range(-5, 20))
+    Product.objects.bulk_create(Product(pk=pk) for pk in range(1, 26))
     Order.objects.bulk_create(Order() for _ in range(20))
     monkeypatch.setattr(sources, "_binary_cursor", lambda *query: None)
 

@@ -70,6 +70,12 @@ def decisions(alias, *values, guard="ware"):
         return [decide(guard, value) for value in values]
 
 
+def past_django(alias, sql):
+    """Send ``sql`` by the driver."""
+    connections[alias].ensure_connection()
+    connections[alias].connection.cursor().execute(sql)
+
+
 @contextmanager
 def second_alias():
     """Another name for the database of ``shard1``, which nothing in the settings tells."""
@@ -77,7 +83,7 @@ def second_alias():
     if connections["shard1"].vendor == "sqlite":
         other = {"NAME": f"file:{given['NAME']}?", "OPTIONS": {**given["OPTIONS"], "uri": True}}
     else:
-        other = {"HOST": f"{given['HOST']}/"}
+        other = {"HOST": f"/{given['HOST']}"}
     connections.settings["direct"] = {**given, **other}
     try:
         yield "direct"
@@ -101,7 +107,10 @@ def test_every_write_adds_to_the_shard_that_it_wrote(wares):
     with at("shard3"):
         Ware(pk=11).save(using="shard1")
         Ware.objects.using("shard1").bulk_create([Ware(pk=12), Ware(pk=13)])
-        Ware.objects.using("shard1").filter(pk=2).update(id=14)
+        if connections["shard1"].vendor == "mysql":  # where an UPDATE of a primary key fences
+            Ware.objects.using("shard1").create(pk=14)
+        else:
+            Ware.objects.using("shard1").filter(pk=2).update(id=14)
         with transaction.atomic(using="shard1"):
             Ware.objects.create(pk=15)
         with adding(registry["ware"], "shard1") as add, connections["shard1"].cursor() as cursor:
@@ -132,8 +141,7 @@ def test_a_deleted_row_is_forgotten_beside_the_state_rows(wares):
 
 def test_a_spot_check_asks_the_shard(wares, monkeypatch):
     """And finds a row there that came past Django."""
-    connections["shard2"].ensure_connection()
-    connections["shard2"].connection.execute("INSERT INTO wares_ware VALUES (31, '')")
+    past_django("shard2", "INSERT INTO wares_ware VALUES (31, '')")
     monkeypatch.setattr(spot_checks, "drawn", lambda: True)
     monkeypatch.setattr(spot_checks, "checks", spot_checks.SpotChecks())
 
@@ -281,8 +289,7 @@ def test_verify_filter_reads_every_shard(wares, capsys):
     """It finds a row that one of them has and the filter lacks."""
     call_command("verify_filter", "ware")
     assert "all 8 rows" in capsys.readouterr().out
-    connections["shard6"].ensure_connection()
-    connections["shard6"].connection.execute("INSERT INTO wares_ware VALUES (71, '')")
+    past_django("shard6", "INSERT INTO wares_ware VALUES (71, '')")
     with pytest.raises(CommandError, match="rows are missing"):
         call_command("verify_filter", "ware")
     build("ware")

@@ -14,9 +14,11 @@ import psycopg
 import pytest
 
 from tests.support import servers
+from tests.support.mariadb import MariaDB, is_missing
 from tests.support.processes import end, spawn
 
 ROOT = Path(__file__).resolve().parents[2]
+SHARDS = ["default", *(f"shard{number}" for number in range(1, 8))]
 
 
 @contextmanager
@@ -86,9 +88,20 @@ def test_shards(tmp_path):
 def test_shards_on_postgresql(tmp_path):
     """A filter knows which table of a database it was built from."""
     with ExitStack() as stack:
-        names = ["default", *(f"shard{number}" for number in range(1, 8))]
-        made = {name: stack.enter_context(database(f"scopes_{name}_{os.getpid()}")) for name in names}
+        made = {name: stack.enter_context(database(f"scopes_{name}_{os.getpid()}")) for name in SHARDS}
         _run("shards", {"folder": str(tmp_path), "shards": made}, "-m", "not slow", "-k", "not newer")
+
+
+def test_shards_on_mariadb(tmp_path):
+    """Databases of one server are as different as those of several; nothing is forgotten."""
+    if is_missing():
+        pytest.skip(is_missing())
+    server = MariaDB("--innodb-flush-log-at-trx-commit=0")
+    try:
+        made = {name: server.database(name) for name in SHARDS}
+        _run("shards", {"folder": str(tmp_path), "shards": made}, "-m", "not slow", "-k", "not newer and not forgotten")
+    finally:
+        server.stop()
 
 
 @pytest.mark.slow

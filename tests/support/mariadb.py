@@ -65,7 +65,9 @@ class MariaDB:
             [
                 *(self._program("mariadbd"), "--no-defaults", self._data, self._user, f"--socket={self._socket}"),
                 *("--skip-networking", "--innodb-log-file-size=64M", "--innodb-flush-method=fsync"),
-                *(f"--pid-file={self._folder}/pid", f"--log-error={self._folder}/log", *self._options),
+                # At its start a server deletes the temporary tables of all others that have them in the same folder.
+                *(f"--pid-file={self._folder}/pid", f"--tmpdir={self._folder}"),
+                *(f"--log-error={self._folder}/log.err", *self._options),
             ],
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -88,7 +90,7 @@ class MariaDB:
         return True
 
     def _log(self) -> str:
-        with open(os.path.join(self._folder, "log"), errors="replace") as log:
+        with open(os.path.join(self._folder, "log.err"), errors="replace") as log:
             return log.read()[-4_000:]
 
     @property
@@ -102,6 +104,11 @@ class MariaDB:
             "OPTIONS": {"charset": "utf8mb4"},
             "TEST": {"CHARSET": "utf8mb4", "COLLATION": EXACT},
         }
+
+    def database(self, name: str) -> dict[str, Any]:
+        """Django's ``DATABASES`` entry for a new database."""
+        self.run(f"CREATE DATABASE `{name}` CHARACTER SET utf8mb4 COLLATE {EXACT}")
+        return {**self.settings, "NAME": name}
 
     def run(self, sql: str) -> Any:
         """The first value of one statement, committed at once."""

@@ -68,7 +68,7 @@ def main() -> None:
     from bench.requests import GUARDED, LOOKUP, ROUTE, fill, handler, requests, set_up
 
     with tempfile.TemporaryDirectory() as name:
-        set_up(Path(name), {"ENGINE": "django.db.backends.sqlite3", "NAME": Path(name) / "other.sqlite3"})
+        set_up(Path(name), {})
         fill("default")
         from tests.shop.models import Product
 

@@ -6,7 +6,7 @@ import itertools
 from contextlib import ExitStack, suppress
 
 import pytest
-from django.db import IntegrityError, OperationalError, connections, transaction
+from django.db import DatabaseError, IntegrityError, OperationalError, connections, transaction
 from django.db.models import F
 
 from bloomguard.guards import registry
@@ -342,3 +342,15 @@ def test_an_error_fences_nothing(built):
 def test_nothing_is_taken_for_a_plain_read(sql):
     """No statement of the grammar is skipped before it is read."""
     assert not reader.is_plain_read(sql) or sql.startswith("SELECT raw_make")
+
+
+def test_the_servers_own_procedures_slow_no_write(built):
+    """No write can call those of `mysql`, so what one may cause is found out once a table; a CALL of one fences."""
+    Product.objects.create(pk=2)
+    quiet = consequences.current_cache("mariadb").quiet.get("shop_product")
+    before = status("product")
+    with suppress(DatabaseError):
+        execute("CALL mysql.DropGeometryColumn('', '', 'nothing', 'place')")
+
+    assert quiet
+    assert (before, status("product")) == (ARMED, FENCED)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sqlite3
-from contextlib import closing
+from contextlib import closing, suppress
 
 import pytest
 from asgiref.sync import sync_to_async
@@ -24,6 +24,7 @@ from bloomguard.verdicts import Verdict
 from tests.shop.models import Article, Bargain, Bundle, Exhibit, Price, Product, Shelved, Tag, Ticket
 from tests.support import database
 from tests.support.guarding import registered
+from tests.support.orm_writes import by_hand, without_autocommit
 
 pytestmark = pytest.mark.django_db(transaction=True, databases="__all__")
 
@@ -479,6 +480,23 @@ def test_a_historical_model_is_matched_by_column(built):
     past.objects.filter(handle="once").update(handle="twice")
 
     assert verdicts("article", "once", "twice", "thrice") == [Verdict.MAYBE, Verdict.MAYBE, Verdict.ABSENT]
+
+
+@pytest.mark.parametrize("block", [by_hand, without_autocommit], ids=lambda block: block.__name__)
+def test_a_migration_in_a_transaction_by_hand_commits_nothing(built, block):
+    """Its rows are read back inside the transaction, and the project may still roll it back."""
+    Article.objects.create(slug="old")
+    built("article")
+    past = historical("shop_article", slug=models.SlugField(), deleted=models.BooleanField(default=False))
+
+    with suppress(KeyboardInterrupt), block():
+        past.objects.filter(slug="old").update(slug="undone")
+        raise KeyboardInterrupt
+    with block():
+        past.objects.filter(slug="old").update(slug="new")
+
+    assert [each.slug for each in past.objects.all()] == ["new"]
+    assert verdicts("article", "new", "never") == [Verdict.MAYBE, Verdict.ABSENT]
 
 
 # -- what goes wrong
