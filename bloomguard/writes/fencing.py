@@ -98,18 +98,18 @@ def all_idle(guards: Iterable[Guard], using: str) -> dict[Guard, float] | None:
     """
     found: dict[Guard, float] = {}
     for guard in guards:
-        table = table_of(guard)
-        state = table.lease(guard.name)
+        state = table_of(guard).lease(guard.name)
         if state is not None and state.takes_adds:
             return None  # nearly always
-        idle_since = _idle_since(guard, table, using)
+        idle_since = _idle_since(guard, using)
         if idle_since is None:
             return None
         found[guard] = idle_since
     return found
 
 
-def _idle_since(guard: Guard, table: StateTable, using: str) -> float | None:
+def _idle_since(guard: Guard, using: str) -> float | None:
+    table = table_of(guard)
     for _ in range(2):
         since, state = table.copy.read_at, table.lease(guard.name)  # in this order: the copy may be a newer one
         if state is None:
