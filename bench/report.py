@@ -26,7 +26,7 @@ Seconds = dict[str, list[float]]
 def interleave(
     contestants: Mapping[str, Callable[[], object]], rounds: int = 15, clock: Callable[[], float] = time.perf_counter
 ) -> Seconds:
-    """The seconds that each contestant took in each round; one round before is not counted."""
+    """The seconds that each contestant took in each round; one round before is not counted, nor its ``prepare()``."""
     taken: Seconds = {name: [] for name in contestants}
     order = list(contestants)
     rng = random.Random(0)
@@ -36,6 +36,7 @@ def interleave(
         for number in range(rounds + 1):
             rng.shuffle(order)
             for name in order:
+                getattr(contestants[name], "prepare", _nothing)()
                 start = clock()
                 contestants[name]()
                 seconds = clock() - start
@@ -44,6 +45,10 @@ def interleave(
     finally:
         gc.enable()
     return taken
+
+
+def _nothing() -> None:
+    pass
 
 
 def ratio(taken: Seconds, ours: str, theirs: str) -> float:

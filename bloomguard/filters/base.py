@@ -7,7 +7,7 @@ takes a lock, gets the changes from :meth:`BodyFilter.writes` and applies them i
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar, Protocol
 
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
     U64 = NDArray[np.uint64]
     Keys = Iterable[bytes] | Iterable[int] | bytes | U64 | NDArray[np.int64]
+    #: The keys of written rows: one by one, or, if all are integers, in an array.
+    RowKeys = Sequence[bytes] | NDArray[np.int64]
     Writes = list[tuple[int, bytes]]
 
 

@@ -91,6 +91,8 @@ class BitmapShape:
         import numpy as np
 
         outside = low >= np.uint64(self.span)
+        if not outside.any():
+            return low.view(np.int64)
         beside = self.overflow.positions_many(low[outside] & np.uint64(MASK60)) + 8 * self.bit_bytes
         return np.concatenate((low[~outside].view(np.int64), beside))
 
@@ -217,14 +219,16 @@ class ExactBitmap(BodyFilter):
     def locate_many(cls, header: codec.Header, key_hash: KeyHash, keys: Keys) -> tuple[U64, U64, U64]:
         import numpy as np
 
-        shape, span = cls.shape_of(header), np.uint64(cls.shape_of(header).span)
+        shape = cls.shape_of(header)
+        span = np.uint64(shape.span)
         words = key_hash.words(keys)
         places, outside = _places(words, shape.low, shape.span * header.shards)
-        low, high = key_hash.digests(words[outside].view(np.int64))
         shards = places // span
         places -= shards * span
-        shards[outside] = high % np.uint64(header.shards)
-        places[outside] = low | np.uint64(OUTSIDE)
+        if outside.any():
+            low, high = key_hash.digests(words[outside].view(np.int64))
+            shards[outside] = high % np.uint64(header.shards)
+            places[outside] = low | np.uint64(OUTSIDE)
         return shards, places, np.zeros(len(places), np.uint64)
 
     @classmethod

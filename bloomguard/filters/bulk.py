@@ -6,7 +6,7 @@ The arrays are processed in blocks that stay in the processor's cache.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor
 from functools import partial
 from itertools import islice
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from .base import BodyFilter, Keys
+    from .base import BodyFilter, Keys, RowKeys
 
     U64 = NDArray[np.uint64]
 
@@ -100,6 +100,14 @@ def batches(width: int | None, keys: Any, size: int) -> Iterator[Any]:
         iterator = iter(keys)
         while piece := list(islice(iterator, size)):
             yield piece
+
+
+def one_by_one(keys: RowKeys) -> Sequence[bytes]:
+    """Return the keys of an array of integers as bytes; other keys as they are."""
+    if isinstance(keys, Sequence):
+        return keys
+    whole = keys.astype("<i8").tobytes()
+    return [whole[at : at + 8] for at in range(0, len(whole), 8)]
 
 
 def remainders(low: U64, size: int, out: U64) -> NDArray[np.int64]:

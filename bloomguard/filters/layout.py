@@ -191,6 +191,12 @@ class Layout:
 
         return self._recent.positions_many(low & np.uint64(MASK60)) + 8 * self.headers[0].body_bytes
 
+    def written_positions(self, low: U64) -> NDArray[np.int64]:
+        """Return all bits that an add of many digests to a filter of plain bits sets, in no particular order."""
+        import numpy as np
+
+        return np.concatenate((self.shape.positions_many(low), self.recent_positions_many(low)))  # type: ignore[attr-defined]
+
     def attach(self, frame: Frame) -> BodyFilter:
         """Return the filter over one shard's frame, which is shared, not copied. Raises :class:`CorruptFilter`."""
         return self.filter_class.attach(frame.header, frame.body, self.key_hash)

@@ -13,11 +13,14 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from decimal import Decimal
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from django.core.exceptions import ValidationError
 from django.db import models
+
+if TYPE_CHECKING:
+    from ..filters.base import RowKeys
 
 Encode = Callable[[Any], bytes]
 
@@ -41,6 +44,8 @@ _TRIED: dict[str, tuple[Any, ...]] = {
 }
 #: The number of keys that mark a scope.
 MARKS = 128
+#: From this many integers on, an array of them is made faster than their bytes.
+_MANY = 32
 _EXACT_DIGITS = 15  # SQLite stores decimals as doubles: with more digits, different decimals compare as equal
 
 
@@ -181,6 +186,16 @@ class KeyMaker:
         if current_scope is not None:
             self.width = None
             self.key = _scoped(self.key, current_scope)
+        self._are_integers = kinds == ("integer",) and self.width is not None
+
+    def many(self, values: Sequence[Any]) -> RowKeys:
+        """Return :attr:`key` of each of ``values``; of many integers in an array, in a tenth of the time."""
+        if self._are_integers and len(values) >= _MANY and set(map(type, values)) == {int}:
+            import numpy as np
+
+            with suppress(OverflowError):
+                return np.fromiter(values, np.int64, len(values))
+        return list(map(self.key, values))
 
     def _joined(self, encoders: Sequence[Encode]) -> Encode:
         names = self.names

@@ -32,6 +32,7 @@ from ..log_once import LogOnce
 from ..state.connection import has_own_transaction, is_aborted
 from ..verdicts import OUT_OF_RANGE, REMEMBERED, SHADOW, Verdict
 from ..writes import adding, fencing
+from ..writes.rows import running
 from . import shadow
 from .context import Answer, LookupContext, contexts, unguarded
 from .query import EXACT, NO_KEY, RowLookup, is_plain
@@ -196,6 +197,8 @@ def _is_current(guard: Guard, compiler: Any) -> bool:
     # A transaction may still see rows that others have deleted, whose keys the guard has discarded. It also sees rows
     # that it wrote by raw SQL, also in an ``adding`` block, before their keys are in the filter.
     if guard._meta.discards or fencing.is_pending(guard.name, using) or adding.is_open(guard, using):
+        return False
+    if running.batch is not None:  # of ``bulk_create``, whose fields may query
         return False
     return not is_aborted(connection)
 

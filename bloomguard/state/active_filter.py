@@ -12,7 +12,7 @@ import hmac
 import logging
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..conf import settings
 from ..exceptions import ConfigurationError, StoreError, StoreUnavailable, UnknownGeneration
@@ -27,6 +27,9 @@ from .locate import all_stores, describe_location, locate_store
 from .negative_cache import NegativeCache
 from .row import ARMED, State
 from .table import EXPIRY_SECONDS, LEASE_SECONDS, StateTable
+
+if TYPE_CHECKING:
+    from ..filters.base import RowKeys
 
 logger = logging.getLogger("bloomguard")
 
@@ -292,7 +295,7 @@ class ActiveFilter(Awaited):
 
     def add(
         self,
-        keys: Iterable[bytes],
+        keys: RowKeys,
         drop_standby: Callable[[State], bool] = lambda state: False,
         *,
         may_read: bool = True,
@@ -303,7 +306,6 @@ class ActiveFilter(Awaited):
         a roll-back, ``drop_standby(state)`` is called to remove it from the row, and returns whether it did.
         With ``may_read=False`` only the copy of the row is used, and nothing is repeated.
         """
-        keys = list(keys)
         if not may_read:
             copy = self.table.lease(self.name)
             return copy is not None and copy.status == ARMED and self._add(copy, keys, drop_standby)
@@ -331,7 +333,7 @@ class ActiveFilter(Awaited):
             self.table.sleep(wait)
             self.table.renew()
 
-    def _add(self, state: State, keys: Sequence[bytes], drop_standby: Callable[[State], bool]) -> bool:
+    def _add(self, state: State, keys: RowKeys, drop_standby: Callable[[State], bool]) -> bool:
         generations: list[Generation] = []
         missed: list[str] = []
         opened = self._opened if state.change == self._change and state.is_ours else {}

@@ -21,7 +21,7 @@ from ..filters.layout import SHARD_BYTES, Layout
 from .pages import Page
 
 if TYPE_CHECKING:
-    from ..filters.base import BodyFilter, Keys
+    from ..filters.base import BodyFilter, Keys, RowKeys
 
 #: Map a header's key ID to the key hash; ``None`` if no current secret and guard definition matches.
 FindKeyHash = Callable[[int], KeyHash | None]
@@ -80,7 +80,7 @@ class Generation(ABC):
         return self.is_recent(key)
 
     @abstractmethod
-    def add(self, keys: Iterable[bytes], *, once: bool = False) -> None:
+    def add(self, keys: RowKeys, *, once: bool = False) -> None:
         """Add keys and verify that they were stored; raises :class:`CorruptFilter` or :class:`StoreError` if not.
 
         Filters that support discards count: a key that was added twice has to be discarded twice. With ``once=True``,
@@ -89,7 +89,7 @@ class Generation(ABC):
 
     @classmethod
     def add_to_all(
-        cls, generations: Sequence[Generation], keys: Sequence[bytes], *, once: bool = False
+        cls, generations: Sequence[Generation], keys: RowKeys, *, once: bool = False
     ) -> list[Exception | None]:
         """Add keys to several generations of one store; return for each ``None``, or the exception of its add."""
         outcomes: list[Exception | None] = []

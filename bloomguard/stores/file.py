@@ -302,10 +302,8 @@ class _WriteLock:
         """Return a context manager for the exclusive or shared lock; raises :class:`StoreError` after a timeout."""
         return self if exclusive else _shared(self)
 
-    def __enter__(self) -> None:
-        self._take(fcntl.LOCK_EX)
-
-    def _take(self, how: int) -> None:
+    def _take(self, shared: bool = False) -> None:
+        how = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
         if not self._thread.acquire(timeout=_LOCK_SECONDS):
             raise StoreError(f"another thread has held {self._path} for {_LOCK_SECONDS:g} s")
         try:
@@ -326,6 +324,8 @@ class _WriteLock:
             if isinstance(error, OSError):
                 raise StoreError(f"cannot lock {self._path}: {error.strerror}") from error
             raise
+
+    __enter__ = _take
 
     def __exit__(self, *exception: object) -> None:
         try:
@@ -370,7 +370,7 @@ class _WriteLock:
 
 @contextmanager
 def _shared(lock: _WriteLock) -> Iterator[None]:
-    lock._take(fcntl.LOCK_SH)
+    lock._take(shared=True)
     try:
         yield
     finally:

@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 from ..filters import CorruptFilter
 from ..filters.base import BodyFilter
+from ..filters.bulk import one_by_one
 from ..filters.codec import Frame
 from ..filters.layout import Layout
 from .base import Generation
 
 if TYPE_CHECKING:
-    from ..filters.base import U64, Keys
+    from ..filters.base import Keys, RowKeys
 
 # Three ways to add keys: one by one takes 6 us a key; several at once, for filters of plain bits only, takes 150 us a
 # shard and 0.5 us a key; in bulk takes a tenth of that a key, but recomputes the checksum of each whole shard.
@@ -82,17 +83,16 @@ class FrameGeneration(Generation):
         shard, digest = self.layout.locate(key)
         return self._shard(shard)[0].has_bits(self.layout.recent_positions(digest))
 
-    def add(self, keys: Iterable[bytes], *, once: bool = False) -> None:
-        keys = list(keys)
+    def add(self, keys: RowKeys, *, once: bool = False) -> None:
         if len(keys) >= self._many:
             self._add_in_bulk(keys, once)
         elif len(keys) >= self._several:
             for start in range(0, len(keys), _WRITTEN_AT_ONCE):
                 self._add_several(keys[start : start + _WRITTEN_AT_ONCE])
         else:
-            self._add_few(keys, once)
+            self._add_few(keys if type(keys) is list else one_by_one(keys), once)
 
-    def _add_few(self, keys: Iterable[bytes], once: bool) -> None:
+    def _add_few(self, keys: Sequence[bytes], once: bool) -> None:
         places, recent_positions, positions = self._places(keys), self.layout.recent_positions, self._positions
         with self._locked(True):
             for frame, attached, digest in places:
@@ -102,27 +102,30 @@ class FrameGeneration(Generation):
                 elif not (once and attached.might_contain_digest(digest)):
                     frame.write(attached.writes(digest))
                 frame.add_bits(bits)
-                if not (frame.has_bits(bits) and attached.might_contain_digest(digest)):
+                if not (frame.has_bits(bits) and (positions is not None or attached.might_contain_digest(digest))):
                     raise CorruptFilter(self._lost)
 
-    def _add_several(self, keys: Sequence[bytes]) -> None:
-        import numpy as np
-
-        placed = list(self._placed(keys))
+    def _add_several(self, keys: RowKeys) -> None:
+        placed = [
+            (self._shard(index)[0], self.layout.written_positions(low))
+            for index, low, _ in self.layout.locate_many(keys)
+        ]
         with self._locked(True):
-            for frame, attached, low, _ in placed:
-                positions = attached.layout.positions_many(low), self.layout.recent_positions_many(low)
-                frame.write_bits(np.concatenate(positions))
-        for frame, attached, low, high in placed:
-            self._check_added(frame, attached, low, high)
+            for frame, positions in placed:
+                frame.write_bits(positions)
+        for frame, positions in placed:
+            if not frame.has_many_bits(positions):
+                raise CorruptFilter(self._lost)
 
-    def _add_in_bulk(self, keys: Sequence[bytes], once: bool) -> None:
-        for frame, attached, low, high in self._placed(keys):
+    def _add_in_bulk(self, keys: RowKeys, once: bool) -> None:
+        for index, low, high in self.layout.locate_many(keys):
+            frame, attached = self._shard(index)
             with self._changing(frame, False):
                 lacks = ~attached.contains_digests(low, high) if once else slice(None)
                 attached.add_digests(low[lacks], high[lacks])
-                frame.set_bits(self.layout.recent_positions_many(low))
-            self._check_added(frame, attached, low, high)
+                frame.set_bits(recent := self.layout.recent_positions_many(low))
+            if not (attached.contains_digests(low, high).all() and frame.has_many_bits(recent)):
+                raise CorruptFilter(self._lost)
 
     def _places(self, keys: Iterable[bytes]) -> Places:
         places: Places = []
@@ -188,16 +191,6 @@ class FrameGeneration(Generation):
                 mine |= theirs
                 frame.seal()
         return missing
-
-    def _placed(self, keys: Keys) -> Iterator[tuple[Frame, BodyFilter, U64, U64]]:
-        """Yield the frame and filter of each shard that has any of the keys, and their digests."""
-        for index, low, high in self.layout.locate_many(keys):
-            yield *self._shard(index), low, high
-
-    def _check_added(self, frame: Frame, attached: BodyFilter, low: U64, high: U64) -> None:
-        recent = self.layout.recent_positions_many(low)
-        if not (attached.contains_digests(low, high).all() and frame.has_many_bits(recent)):
-            raise CorruptFilter(self._lost)
 
     def filters(self) -> list[BodyFilter]:
         return [self._shard(index)[1] for index in range(len(self._buffers))]

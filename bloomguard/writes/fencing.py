@@ -135,10 +135,13 @@ def all_idle(guards: Iterable[Guard], using: str) -> dict[Guard, float] | None:
     """
     found: dict[Guard, float] = {}
     for guard in guards:
-        since = _idle_since(guard, using)
-        if since is None:
+        state = table_of(guard).lease(guard.name)
+        if state is not None and state.takes_adds:
+            return None  # nearly always
+        idle_since = _idle_since(guard, using)
+        if idle_since is None:
             return None
-        found[guard] = since
+        found[guard] = idle_since
     return found
 
 

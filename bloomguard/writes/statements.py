@@ -22,7 +22,7 @@ from contextlib import contextmanager, nullcontext
 from functools import lru_cache, partial, wraps
 from typing import Any
 
-from django.db import models
+from django.db import connections, models
 from django.db.models.constants import OnConflict
 from django.db.models.sql import compiler as compilers
 
@@ -30,6 +30,7 @@ from ..models import GuardState
 from . import discards, fencing, observer, state_rows
 from .discards import Before
 from .rows import (
+    Batch,
     Execute,
     Values,
     WrittenRows,
@@ -40,6 +41,7 @@ from .rows import (
     returned_rows,
     run,
     run_idle,
+    running,
 )
 from .tables import Fields, TrackedTable, guard_of, tracked_tables
 from .transactions import together
@@ -61,6 +63,8 @@ def connect() -> None:
         if hasattr(update, "execute_returning_sql"):  # Django 6
             update.execute_returning_sql = wrap_update_returning(update.execute_returning_sql)
         delete.execute_sql = _wrap_delete(delete.execute_sql)
+        query_set: Any = models.QuerySet
+        query_set._batched_insert = _wrap_batches(query_set._batched_insert)
     observer.connect()
 
 
@@ -97,6 +101,23 @@ def _wrap_insert(execute: Execute) -> Execute:
         return [row[: len(asked)] for row in rows] if asked else []
 
     return execute_sql
+
+
+def _wrap_batches(insert: Execute) -> Execute:
+    """Wrap the part of ``bulk_create`` that sends its statements, all of them in one transaction."""
+
+    @wraps(insert)
+    def _batched_insert(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if not tracked_tables(self.model) or running.batch is not None or not connections[self.db].in_atomic_block:
+            return insert(self, *args, **kwargs)
+        batch = running.batch = Batch(self.db)
+        try:
+            return insert(self, *args, **kwargs)
+        finally:  # after an error too: what was sent before it may be committed in a transaction begun by hand
+            running.batch = None
+            batch.add()
+
+    return _batched_insert
 
 
 def _present(rows: Any) -> Any:
@@ -177,14 +198,9 @@ def _inserted(
     tracked: TrackedTable, compiler: Any, returned: Sequence[Any], rows: Values, before: Before
 ) -> WrittenRows | None:
     """Return the inserted rows; ``None`` if too little is known to make their keys."""
-    by_primary_key = tracked.primary_key, tracked.link or "pk"
+    by_key, by_primary_key = (tracked.fields, tracked.link), (tracked.primary_key, tracked.link or "pk")
     if tracked in before and (written := _written_rows(by_primary_key, compiler, returned, rows)):
         return finish(before, tracked, compiler.using, written)
-    if rows and tracked.fields is not None and tracked not in before:  # nearly always
-        written = returned_rows(tracked.fields, tracked.link, returned, rows)
-        if written is not None:
-            return written
-    by_key = tracked.fields, tracked.link
     return _written_rows(by_key, compiler, returned, rows) or _written_rows(by_primary_key, compiler, returned, rows)
 
 

@@ -15,6 +15,7 @@ from gazetteer.models import City, Listing
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from bloomguard.filters.bulk import one_by_one
 from bloomguard.guards.keys import KeyMaker, OutOfRange, Unkeyable, kind_of
 from tests.shop.models import Article, Bundle, Diary, Order, Place, Price, Product
 from tests.support import database
@@ -291,6 +292,17 @@ def test_a_foreign_key_has_the_key_of_what_it_points_at():
     assert kind_of(Listing._meta.get_field("city")) == "integer"
     assert key_of(Listing, "city", "007") == key_of(City, "pk", 7)
     assert key_of(Bundle, "pk", "+7") == key_of(Product, "pk", 7)
+
+
+@pytest.mark.parametrize("odd", [[], ["77"], [True], [7.0], [Decimal(7)], [2**64 - 1], [-1, BIG, -BIG - 1]], ids=str)
+def test_many_values_have_the_keys_that_they_have_alone(odd):
+    """Many integers come as an array; where one of them is something else, or fits no array, as their keys."""
+    for maker in (KeyMaker([Product._meta.pk]), KeyMaker([Listing._meta.get_field("city")])):
+        values = [*range(40), *odd]
+
+        assert list(one_by_one(maker.many(values))) == list(map(maker.key, values))
+        with pytest.raises(Unkeyable):
+            maker.many([*values, None])
 
 
 def test_widths():

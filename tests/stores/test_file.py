@@ -171,7 +171,7 @@ def test_no_flipped_bit_makes_a_key_vanish(files, kind):
     """Any one bit of the header and the trailer, and many of the body: refused, or every answer is still right."""
     numbers = range(0, 500, 3)
     layout = make_layout(kind)
-    files.create("city", "a", layout).add(map(key, numbers))
+    files.create("city", "a", layout).add(list(map(key, numbers)))
     path = files.path / "city" / "a.filter"
     whole = path.read_bytes()
     start, end, every = 8 * layout.headers[0].body_offset, 8 * (len(whole) - 16), 8 * len(whole)

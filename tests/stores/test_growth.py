@@ -101,9 +101,9 @@ def test_twice_the_keys_err_at_most_ten_times_as_often(store, kind, way, error_r
     probes = strangers(first, way, 5)
     assert passing(other, probes) <= at_most(error_rate, len(probes))
 
-    other.add(map(key, later[: CAPACITY // 3].tolist()))
+    other.add(list(map(key, later[: CAPACITY // 3].tolist())))
     for some in np.array_split(later[CAPACITY // 3 :], 10):
-        made.add(map(key, some.tolist()))
+        made.add(list(map(key, some.tolist())))
     members = np.concatenate((first, later))
     probes = strangers(members, way, 6)
 

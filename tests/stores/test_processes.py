@@ -125,7 +125,7 @@ def test_a_writer_that_was_killed_harms_nobody(files, die, monkeypatch):
         pass
 
     monkeypatch.setattr("bloomguard.filters.layout.held_class", lambda kind: Loose)
-    files.create("city", "a", make_layout()).add(map(key, range(100)))
+    files.create("city", "a", make_layout()).add(list(map(key, range(100))))
     child = fork.Process(target=die, args=(files.path,))
     child.start()
     child.join(60)

@@ -133,7 +133,7 @@ def test_the_bytes_are_those_of_other_stores(store, layout):
     made = store.create("city", "a", layout)
     made.add_many(numbers[:1_000])
     made.seal()
-    made.add(map(key, numbers[1_000:].tolist()))
+    made.add(list(map(key, numbers[1_000:].tolist())))
     twin = MemoryStore("other").create("city", "a", layout)
     twin.add_many(numbers)
 
@@ -175,12 +175,12 @@ def test_what_is_added_is_recent(store, make_store, layout, number):
     numbers = some(3 * number + 2_000)
     built, added = numbers[:2_000], [numbers[start : start + number] for start in range(2_000, len(numbers), number)]
     made = store.create("city", "a", layout)
-    made.add(map(key, added[0]))
+    made.add(list(map(key, added[0])))
     made.add_many(np.array(built))
     other = make_store().open("city", "a", find)
-    other.add(map(key, added[1]))
+    other.add(list(map(key, added[1])))
     made.seal()
-    made.add(map(key, added[2]))
+    made.add(list(map(key, added[2])))
 
     for each in (made, other):
         recent = [asyncio.run(recents(each, part)) for part in (*added, built)]
@@ -557,9 +557,69 @@ def test_checks_and_adds_are_each_one_command(store, server):
         made.might_contain(key(number))
     made.add([key(number) for number in range(50)])
 
-    calls = {name: figures["calls"] for name, figures in server.info("commandstats").items()}
+    calls = calls_of(server)
     assert calls["cmdstat_bitfield"] == 101
     assert calls.get("cmdstat_info|replication", 0) + calls.get("cmdstat_info", 0) <= 10
+
+
+def calls_of(server):
+    return {name: figures["calls"] for name, figures in server.info("commandstats").items()}
+
+
+@pytest.mark.parametrize(("number", "images"), [(100, 0), (3_000, 1)])
+def test_many_keys_reach_a_small_shard_as_an_image(store, server, number, images):
+    """Once its bytes are fewer than those of the commands that set the bits; what others have added stays."""
+    made = store.create("city", "a", make_layout())
+    before, keys, array = np.split(np.array(some(2 * number + 50)), [50, number + 50])
+    made.add([key(each) for each in before.tolist()])
+    server.config_resetstat()
+
+    made.add([key(each) for each in keys.tolist()])
+    made.add(array)
+
+    assert calls_of(server).get("cmdstat_bitop", 0) == 2 * images
+    assert server.keys("*:add:*") == []
+    for each in (*before.tolist(), *keys.tolist(), *array.tolist()):
+        assert made.might_contain(key(each))
+        assert made.is_recent(key(each))
+
+
+def test_a_large_shard_gets_no_image(store, server):
+    """Other clients would have to wait for it."""
+    made = store.create("city", "a", make_layout(capacity=1_000_000))
+    server.config_resetstat()
+
+    made.add(np.arange(40_000))
+
+    assert "cmdstat_bitop" not in calls_of(server)
+
+
+def test_an_image_for_a_shard_that_is_gone_is_no_add(store, server):
+    """What it leaves has no tags: the add does not count, and nobody trusts the shard."""
+    made = store.create("city", "a", make_layout())
+    server.delete(*made.keys)
+
+    with pytest.raises(CorruptFilter):
+        made.add(np.arange(3_000))
+
+    with pytest.raises(CorruptFilter):
+        made.might_contain(key(1))
+
+
+def test_an_image_that_the_server_evicts_is_no_add(store, server, monkeypatch):
+    """It may be gone before its bits are in the shard."""
+    made = store.create("city", "a", make_layout())
+    write = store.write
+
+    def evicting(commands, identity):
+        first = write(commands[:1], identity)
+        server.delete(*server.keys("*:add:*"))
+        return first + write(commands[1:], identity)
+
+    monkeypatch.setattr(store, "write", evicting)
+
+    with pytest.raises(CorruptFilter, match="evicted"):
+        made.add(np.arange(3_000))
 
 
 def test_the_settings_name_one_server():

@@ -132,8 +132,8 @@ def test_a_cuckoo_filter_counts(store, shard_bytes):
     made.seal()
     opened = store.open("city", "a", find)
     numbers = random.Random(1).sample(range(20_000), 600)
-    made.add(map(key, numbers))
-    opened.add(map(key, numbers[:400]))
+    made.add(list(map(key, numbers)))
+    opened.add(list(map(key, numbers[:400])))
 
     opened.discard(map(key, numbers[:300]))
     made.discard(map(key, numbers[500:]))
@@ -181,9 +181,9 @@ def test_a_full_filter_takes_all_that_comes(store):
     made = store.create("city", "a", small(32))
     made.add_many(np.arange(100))
     other = store.open("city", "a", find)
-    other.add(map(key, range(100, 400)))
+    other.add(list(map(key, range(100, 400))))
     made.seal()
-    other.add(map(key, range(400, 500)))
+    other.add(list(map(key, range(400, 500))))
     made.add_many(np.arange(500, 600))
 
     assert all(other.might_contain_many(map(key, range(600))))

@@ -8,13 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import chain
-from typing import Any
+from secrets import token_hex
+from typing import TYPE_CHECKING, Any
 
 from ...filters import CorruptFilter
 from ...filters.bloom import BloomShape
 from ...filters.codec import TAG_OFFSET
 from ...filters.hashing import MASK60
 from ...filters.layout import Layout
+from .commands import Words
+
+if TYPE_CHECKING:
+    from ...filters.base import U64
 
 #: Decode the replies to a batch into one answer per key; raises :class:`CorruptFilter`.
 Answers = Callable[[Sequence[Any]], list[bool]]
@@ -22,6 +27,9 @@ Answers = Callable[[Sequence[Any]], list[bool]]
 CheckReplies = Callable[[Sequence[Any]], None]
 
 _BITS = 2_000  # bits that one command sets or reads
+_FEW = 100  # bits
+_BIT_BYTES = 36  # bytes of a command for each bit that it sets
+_MOST_IMAGE_BYTES = 1 << 20  # other clients wait for some 2 ms
 _TAG_BYTES = 8
 _TAG_WORDS = 8  # words of a command that reads only the two tags
 
@@ -55,7 +63,11 @@ class Fields:
     def command(self, shard: int, each: Operation = GET, positions: Sequence[int] = ()) -> bytes:
         """Return a command that reads both tags of a shard and does ``each`` at the bits ``positions`` of its body."""
         first = self.body_bit
-        return self.joined(shard, each, len(positions), encode_each(each, [first + position for position in positions]))
+        places = [first + position for position in positions]
+        digits = len(str(max(places))) if len(places) > _FEW else 0
+        if digits and len(str(min(places))) < digits:
+            digits = 0
+        return self.joined(shard, each, len(positions), encode_each(each, places, digits))
 
     def joined(self, shard: int, each: Operation, count: int, bits: bytes) -> bytes:
         """Return a command that reads both tags of a shard and does ``each`` at the ``count`` places in ``bits``."""
@@ -120,6 +132,8 @@ class Bits:
 
     def __init__(self, layout: Layout, keys: Sequence[str]) -> None:
         self.fields = Fields(layout, keys)
+        self._layout = layout
+        self._keys = keys
         self._positions: Callable[[int], list[int]] = layout.shape.positions  # type: ignore[attr-defined]
         self._recent = layout.recent_positions
         if isinstance(layout.shape, BloomShape):
@@ -148,23 +162,47 @@ class Bits:
                 at += len(positions)
             return found
 
-        return self._commands(shard, GET, each), answers
+        return self._commands(shard, GET, list(chain.from_iterable(each))), answers
 
     def add_commands(self, shard: int, digests: Sequence[int], once: bool = False) -> tuple[list[bytes], CheckReplies]:
         """Return the commands that add keys to one shard, and the function that checks their replies."""
-        return self._set_commands(shard, [[*self._positions(digest), *self._recent(digest)] for digest in digests])
+        positions = [[*self._positions(digest), *self._recent(digest)] for digest in digests]
+        return self.set_commands(shard, list(chain.from_iterable(positions)))
+
+    def add_many_commands(
+        self, shard: int, low: U64, high: U64, once: bool = False
+    ) -> tuple[Sequence[Words], CheckReplies]:
+        """Do the same as :meth:`add_commands` for many digests, given their low and high parts."""
+        import numpy as np
+
+        positions, size = self._layout.written_positions(low), self._layout.frame_bytes
+        if _BIT_BYTES * len(positions) < size or size > _MOST_IMAGE_BYTES:
+            return self.set_commands(shard, np.sort(positions).tolist())
+        header, key = self._layout.headers[shard], self._keys[shard]
+        image = np.zeros(size, np.uint8)  # without tags, so that a shard that is missing stays invalid
+        masks = (128 >> (positions & 7)).astype(np.uint8)
+        np.bitwise_or.at(image, header.body_offset + (positions >> 3), masks)
+
+        sent = f"{key}:add:{token_hex(8)}"  # in the slot of the shard
+
+        def check(replies: Sequence[Any]) -> None:
+            _, _, removed, tags = replies
+            self.fields.check_tags(shard, tags)
+            if removed != 1:
+                raise CorruptFilter(f"{sent} was evicted, perhaps before its bits were in {key}")
+
+        words = ("SETRANGE", sent, 0, image.tobytes()), ("BITOP", "OR", key, key, sent), ("UNLINK", sent)
+        return [*words, self.fields.command(shard)], check
 
     def set_commands(self, shard: int, positions: Sequence[int]) -> tuple[list[bytes], CheckReplies]:
         """Return the commands that set bits of one shard's body, and the function that checks their replies."""
-        return self._set_commands(shard, [positions])
 
-    def _set_commands(self, shard: int, positions: Sequence[Sequence[int]]) -> tuple[list[bytes], CheckReplies]:
         def check(replies: Sequence[Any]) -> None:
             for reply in replies:
                 self.fields.check_tags(shard, reply)
 
         return self._commands(shard, _SET, positions), check
 
-    def _commands(self, shard: int, each: Operation, positions: Sequence[Sequence[int]]) -> list[bytes]:
-        flat = list(chain.from_iterable(positions))
-        return [self.fields.command(shard, each, flat[start : start + _BITS]) for start in range(0, len(flat), _BITS)]
+    def _commands(self, shard: int, each: Operation, positions: Sequence[int]) -> list[bytes]:
+        parts = [positions[start : start + _BITS] for start in range(0, len(positions), _BITS)]
+        return [self.fields.command(shard, each, part) for part in parts]

@@ -13,7 +13,7 @@ import struct
 from collections.abc import Sequence
 from functools import cache, partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ...filters import CorruptFilter
 from ...filters.codec import TRAILER_BYTES, Frame
@@ -22,6 +22,9 @@ from ...filters.layout import Layout
 from .bits import GET, Answers, CheckReplies, Fields, Operation, encode, encode_each
 from .commands import Command
 from .loading import journal_key
+
+if TYPE_CHECKING:
+    from ...filters.base import U64
 
 _CHECKED = 200  # keys that one command checks
 _CHANGED = 100  # keys that one script call adds or discards: other clients wait for about 0.5 ms
@@ -124,6 +127,12 @@ class Fingerprints:
         """
         change = "add once" if once else "add"
         return self._change_commands(change, shard, digests), partial(self._check_replies, shard)
+
+    def add_many_commands(
+        self, shard: int, low: U64, high: U64, once: bool = False
+    ) -> tuple[list[tuple[Any, ...]], CheckReplies]:
+        """Do the same as :meth:`add_commands` for many digests, given their low and high parts."""
+        return self.add_commands(shard, (low.astype(object) | high.astype(object) << 64).tolist(), once)
 
     def discard_commands(self, shard: int, digests: Sequence[int]) -> tuple[list[tuple[Any, ...]], CheckReplies]:
         """Return the commands that discard each key of one shard once, and the function that checks their replies."""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from ...exceptions import StoreError
 from ...filters import CorruptFilter, DiscardUnsupported, FilterError
 from ...filters.base import BodyFilter
+from ...filters.bulk import one_by_one
 from ...filters.codec import Frame
 from ...filters.cuckoo_shape import CuckooShape
 from ...filters.layout import Layout
@@ -24,8 +25,13 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from ...filters.base import Keys
+    from ...filters.base import Keys, RowKeys
 
+#: The commands of a change to one shard and the check of their replies; and the shard with these.
+Encoded = tuple[Sequence[Words], CheckReplies]
+Part = tuple[int, Sequence[Words], CheckReplies]
+
+_MANY = 64  # keys from which on numpy computes their bits faster
 _HEADERS = 256  # headers to read in one round trip
 _DIGESTS = 1_000  # keys to add in one round trip
 _POSITIONS = 8_000  # bits to set in one round trip
@@ -127,11 +133,22 @@ class RedisGeneration(Generation):
 
     # -- adds and discards
 
-    def add(self, keys: Iterable[bytes], *, once: bool = False) -> None:
+    def add(self, keys: RowKeys, *, once: bool = False) -> None:
         self._change(self._addition(keys, once))
 
-    def _addition(self, keys: Iterable[bytes], once: bool) -> Change:
-        return Change(self, keys, partial(self._kind.add_commands, once=once))
+    def _addition(self, keys: RowKeys, once: bool) -> Change:
+        if len(keys) < _MANY:
+            return Change(self, self._parts(one_by_one(keys), partial(self._kind.add_commands, once=once)))
+        located = self.layout.locate_many(keys)
+        return Change(
+            self, [(shard, *self._kind.add_many_commands(shard, low, high, once)) for shard, low, high in located]
+        )
+
+    def _parts(self, keys: Iterable[bytes], encode: Callable[[int, Sequence[int]], Encoded]) -> list[Part]:
+        placed: dict[int, list[int]] = {}
+        for shard, digest in map(self.layout.locate, keys):
+            placed.setdefault(shard, []).append(digest)
+        return [(shard, *encode(shard, digests)) for shard, digests in placed.items()]
 
     def _change(self, change: Change) -> None:
         if change.commands:
@@ -141,11 +158,11 @@ class RedisGeneration(Generation):
         """Discard each key once. Raises :class:`DiscardUnsupported`, :class:`CorruptFilter` or :class:`StoreError`."""
         if not isinstance(self._kind, Fingerprints):
             raise DiscardUnsupported(f"a {self.layout.kind} filter cannot discard; choose a cuckoo filter")
-        self._change(Change(self, keys, self._kind.discard_commands))
+        self._change(Change(self, self._parts(keys, self._kind.discard_commands)))
 
     @classmethod
     def add_to_all(
-        cls, generations: Sequence[Generation], keys: Sequence[bytes], *, once: bool = False
+        cls, generations: Sequence[Generation], keys: RowKeys, *, once: bool = False
     ) -> list[Exception | None]:
         """See :meth:`Generation.add_to_all`. Makes one round trip if all generations have the same identity."""
         mine = [each for each in generations if isinstance(each, cls)]
@@ -171,9 +188,9 @@ class RedisGeneration(Generation):
             self._draft.add_many(keys)
             return
         for shard, low, high in self.layout.locate_many(keys):
-            digests = (low.astype(object) | high.astype(object) << 64).tolist()
-            for start in range(0, len(digests), _DIGESTS):
-                self._write(shard, *self._kind.add_commands(shard, digests[start : start + _DIGESTS]))
+            for start in range(0, len(low), _DIGESTS):
+                some = slice(start, start + _DIGESTS)
+                self._write(shard, *self._kind.add_many_commands(shard, low[some], high[some]))
 
     def _write(self, shard: int, commands: Sequence[Words], check: CheckReplies) -> None:
         check(self._trips.write([(self.keys[shard], each) for each in commands], self.identity))
@@ -291,24 +308,12 @@ def _placed(generation: RedisGeneration, keys: Sequence[bytes]) -> dict[int, tup
 
 
 class Change:
-    """The commands that add keys to one generation or discard them, and the check of their replies.
+    """The commands that add keys to the shards of one generation or discard them, and the check of their replies."""
 
-    ``encode`` makes the commands for the digests of one shard.
-    """
-
-    def __init__(
-        self,
-        generation: RedisGeneration,
-        keys: Iterable[bytes],
-        encode: Callable[[int, Sequence[int]], tuple[Sequence[Words], CheckReplies]],
-    ) -> None:
-        placed: dict[int, list[int]] = {}
-        for shard, digest in map(generation.layout.locate, keys):
-            placed.setdefault(shard, []).append(digest)
+    def __init__(self, generation: RedisGeneration, parts: Sequence[Part]) -> None:
         self.commands: list[Command] = []
         self._checks: list[tuple[int, CheckReplies]] = []
-        for shard, digests in placed.items():
-            commands, check = encode(shard, digests)
+        for shard, commands, check in parts:
             self.commands += [(generation.keys[shard], each) for each in commands]
             self._checks.append((len(commands), check))
 
