@@ -63,11 +63,10 @@ def _greatest_integer(gathered: Any) -> int:
 
 def _last_integer(gathered: str) -> int:
     # SQLite gathers in the order of the page. If it did not, the next page would repeat rows, and none would be lost.
-    last = gathered[gathered.rfind(",") + 1 :]
     try:
-        return int(last)
+        return int(gathered[gathered.rfind(",") + 1 :])
     except ValueError:
-        raise RebuildError(f"a page ends with {last!r}: the column has other values than integers") from None
+        raise RebuildError(f"a page of integers ends otherwise: {_CAUSE}") from None
 
 
 def _uuids(data: bytes, rows: int) -> bytes:
