@@ -48,10 +48,13 @@ class Catalogue:
         self.flows: dict[str, list[Flow]] = {}
         self.shows: dict[str, list[tuple[str, bool]]] = {}
         self.functions: dict[str, frozenset[Effect]] = {}
+        #: Each table and verb with a BEFORE trigger: it may store another row than the statement gives. What it stores
+        #: is never read from its text, since a function has too many ways to change the row that it returns.
+        self.rewritten: set[tuple[str, str]] = set()
 
     def follow(self, effects: Iterable[Effect]) -> frozenset[Effect]:
         """Return all that the database may do because of ``effects``."""
-        found, done, left = set[Effect](), set[Effect](), list(effects)
+        found, done, left = set[Effect](), set[Effect](), list(map(self.widened, effects))
         while left:
             effect = left.pop()
             if effect not in done:
@@ -68,7 +71,12 @@ class Catalogue:
             if effect.verb not in flow.verbs:
                 continue
             if flow.columns is None or effect.columns is None or flow.columns & effect.columns:
-                yield flow.effect if flow.effect.verb else effect._replace(name=flow.effect.name)
+                yield self.widened(flow.effect if flow.effect.verb else effect._replace(name=flow.effect.name))
+
+    def widened(self, effect: Effect) -> Effect:
+        """Return ``effect``, of any column if a BEFORE trigger may change others than the statement names."""
+        is_widened = effect.verb == "update" and (effect.name, "update") in self.rewritten
+        return Effect("update", effect.name) if is_widened else effect
 
     def _shown(self, effects: Iterable[Effect]) -> set[Effect]:
         """Return the same effects on the parents and views that show the rows of the written tables."""
@@ -86,11 +94,13 @@ class Catalogue:
         """Record that ``verbs`` on ``table`` have ``effect``."""
         self.flows.setdefault(bare(table), []).append(Flow(verbs, effect, **more))
 
-    def add_trigger(self, table: str, verbs: frozenset[str], effects: Iterable[Effect], because: str) -> None:
-        """Record a trigger for ``verbs`` on ``table`` with ``effects``; assignments to NEW update the table itself."""
+    def add_trigger(
+        self, table: str, verbs: frozenset[str], effects: Iterable[Effect], because: str, *, rewrites: bool = False
+    ) -> None:
+        """Record a trigger for ``verbs`` on ``table`` with ``effects``; ``rewrites``: it may change the row itself."""
+        if rewrites:
+            self.rewritten.update((bare(table), verb) for verb in verbs & _ROW)
         for effect in effects:
-            if effect.verb == "set":
-                effect = Effect("update", bare(table), effect.columns)
             self.add(table, verbs, effect, because=because, is_active=True)
 
     def add_shown(self, table: str, by: str, *, is_view: bool) -> None:
@@ -209,12 +219,12 @@ def _read_sqlite(catalogue: Catalogue, query: Query) -> None:
 
 
 def _sqlite_trigger(sql: str) -> tuple[frozenset[str], Iterable[Effect]]:
-    """Return the event of a trigger and its effects; a trigger cannot assign to NEW here."""
+    """Return the event of a trigger and its effects; no trigger can change NEW here."""
     head, _, _ = re.sub(r"/\*.*?\*/|--[^\n]*", " ", sql, flags=re.DOTALL).lower().partition(" on ")
     events = [word for word in re.findall(r"\w+", head) if word in _ALL]
     text = re.split(r"\bBEGIN\b", sql, maxsplit=1, flags=re.IGNORECASE)[-1]
     verbs = frozenset(events[-1:]) if len(events) == 1 else _ALL
-    return verbs, [effect for effect in read_body(text, "sqlite") if effect.verb != "set"]
+    return verbs, read_body(text, "sqlite")
 
 
 def _add_sqlite_keys(catalogue: Catalogue, table: str, query: Query) -> None:
@@ -241,11 +251,12 @@ _INHERITING = """
     SELECT c.relname, p.relname, p.relkind::text
     FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid JOIN pg_class p ON p.oid = i.inhparent
     WHERE c.relkind NOT IN ('i', 'I')"""
+#: Those that run BEFORE each row (the bits 1 and 2) also with functions of PostgreSQL, as for a tsvector.
 _TRIGGERS = f"""
     SELECT DISTINCT c.relname, t.tgtype, p.proname, t.tgname
     FROM pg_trigger t JOIN pg_class c ON c.oid = t.tgrelid JOIN pg_proc p ON p.oid = t.tgfoid
     JOIN pg_namespace n ON n.oid = p.pronamespace
-    WHERE t.tgenabled <> 'D' AND n.nspname {_OWN}"""  # noqa: S608
+    WHERE t.tgenabled <> 'D' AND (n.nspname {_OWN} OR t.tgtype & 3 = 3)"""  # noqa: S608
 _FOREIGN_KEYS = """
     SELECT p.relname, c.relname, k.confdeltype::text, k.confupdtype::text,
         (SELECT array_agg(attname::text) FROM pg_attribute WHERE attrelid = k.conrelid AND attnum = ANY (k.conkey)),
@@ -292,13 +303,13 @@ def _read_postgresql(catalogue: Catalogue, query: Query) -> None:
         parents.setdefault(bare(child), set()).add(bare(parent))
         if kind == "p":  # the partition key routes rows, and moves them when it changes
             catalogue.add(parent, _ROW, Effect("insert", bare(child)))
-        catalogue.add(parent, _ALL, Effect("", bare(child)))
+        catalogue.add(parent, _ALL | {"alter"}, Effect("", bare(child)))
     for table, kind, function, name in query(_TRIGGERS):
         verbs = frozenset(
             verb for bit, verb in ((4, "insert"), (8, "delete"), (16, "update"), (32, "delete")) if kind & bit
         )
         effects = catalogue.functions.get(function.lower(), frozenset())
-        catalogue.add_trigger(table, verbs, effects, f"the trigger {name!r}")
+        catalogue.add_trigger(table, verbs, effects, f"the trigger {name!r}", rewrites=kind & 3 == 3)
     for parent, child, deleted, updated, columns, referenced in query(_FOREIGN_KEYS):
         add_action(catalogue, parent, child, columns, referenced, _ACTIONS.get(deleted, ""), _ACTIONS.get(updated, ""))
     for table, function in query(_CALLING):
@@ -345,6 +356,10 @@ _MYSQL_KEYS = """
     ON k.constraint_schema = r.constraint_schema AND k.constraint_name = r.constraint_name
     AND k.table_name = r.table_name WHERE r.constraint_schema = DATABASE()"""
 
+_MYSQL_TRIGGERS = """
+    SELECT event_object_table, event_manipulation, action_timing, trigger_name, action_statement
+    FROM information_schema.triggers WHERE trigger_schema <> 'sys'"""
+
 
 def _read_mysql(catalogue: Catalogue, query: Query) -> None:
     """Read what the login may see; a text that is hidden from it may do anything."""
@@ -353,9 +368,9 @@ def _read_mysql(catalogue: Catalogue, query: Query) -> None:
     ):
         known = catalogue.functions.get(name.lower(), frozenset())
         catalogue.functions[name.lower()] = known | _mysql_effects(text)
-    triggers = "SELECT event_object_table, event_manipulation, trigger_name, action_statement "
-    for table, event, name, text in query(f"{triggers} FROM information_schema.triggers WHERE trigger_schema <> 'sys'"):
-        catalogue.add_trigger(table, frozenset({event.lower()}), _mysql_effects(text), f"the trigger {name!r}")
+    for table, event, timing, name, text in query(_MYSQL_TRIGGERS):
+        verbs, because = frozenset({event.lower()}), f"the trigger {name!r}"
+        catalogue.add_trigger(table, verbs, _mysql_effects(text), because, rewrites=timing == "BEFORE")
     relations = [
         name for (name,) in query("SELECT table_name FROM information_schema.tables WHERE table_schema = DATABASE()")
     ]

@@ -90,6 +90,12 @@ class DatabaseCache:
         #: Whether statements on a table affect no guard beyond those of the table itself.
         self.quiet: dict[str, bool] = {}
 
+    @property
+    def is_current(self) -> bool:
+        """Whether nothing has changed that the cache depends on; :func:`current_cache` looks closer."""
+        copy = states.table.copy
+        return self.plans is registry.plans and self.stamp == definitions.stamp and self.copy is copy
+
     def seem_idle(self, connection: Any) -> bool:
         """:meth:`are_idle`, as far as can be found out before a statement: a writer on SQLite must not read first."""
         if connection.vendor == "sqlite" and is_under_way(connection):
@@ -151,12 +157,15 @@ def current_cache(alias: str) -> DatabaseCache:
 
 def affected_guards(effects: Iterable[Effect], connection: Any, own: str = "") -> dict[Guard, Cause]:
     """Return the guards that may have new keys after ``effects``, without direct effects on the table ``own``."""
-    direct = frozenset(effect for effect in effects if not own or effect.name != own)
     cache = current_cache(connection.alias)
     if not cache.tables:
         return {}
     catalogue = _catalogue(cache, connection)
-    followed = {ANYTHING} if catalogue is None else catalogue.follow(effects)
+    direct = {effect for effect in effects if not own or effect.name != own}
+    if catalogue is None:
+        followed = frozenset({ANYTHING})
+    else:
+        followed, direct = catalogue.follow(effects), set(map(catalogue.widened, direct))
     found: dict[Guard, Cause] = {}
     for effect in direct | followed:
         if effect.verb == "any":
@@ -169,15 +178,29 @@ def affected_guards(effects: Iterable[Effect], connection: Any, own: str = "") -
     return found
 
 
+def may_be_rewritten(compiler: Any, verb: str) -> bool:
+    """Whether a BEFORE trigger may store other rows than the ORM's statement gives; also while that is not known."""
+    connection = compiler.connection
+    if connection.vendor == "sqlite":
+        return False  # no trigger can; and a writer there must not read the catalogue first
+    cache = caches.get(connection.alias)
+    if cache is None or not cache.is_current:
+        cache = current_cache(connection.alias)
+    if not cache.tables or (cache.catalogue is None and cache.are_idle(connection)):
+        return True  # nothing is added now
+    catalogue = _catalogue(cache, connection)
+    return catalogue is None or (bare(compiler.query.model._meta.db_table), verb) in catalogue.rewritten
+
+
 def may_add_key(effect: Effect, guard: Guard, table: str) -> bool:
     """Whether ``effect`` may give a row of ``table`` a new key."""
     if effect.verb == "insert":
         return True
-    if effect.verb not in ("update", "copy"):
+    if effect.verb not in ("update", "alter", "copy"):
         return False
     if effect.columns is None:
         return True
-    if isinstance(guard, unknown_guards.UnknownGuard) and effect.verb == "update":
+    if isinstance(guard, unknown_guards.UnknownGuard) and effect.verb != "copy":
         return True  # also of a column that no model of this process has
     key_columns = {column.lower() for column in columns(guard, table)}
     if effect.verb == "copy":

@@ -15,9 +15,9 @@ class Effect(NamedTuple):
     """One effect of a statement.
 
     ``insert``: ``name`` has new rows, or names another table now. ``update``: rows change in ``columns``, ``None`` for
-    any; ``nulls``: they become NULL. ``delete``: rows are deleted. ``copy``: SQLite's schema editor copies a table and
-    keeps the values of ``columns``. ``call``: a function is called, ``run``: a procedure. ``set``: a trigger assigns to
-    NEW. ``any``: the effects are unknown.
+    any; ``nulls``: they become NULL. ``alter``: the same by an ALTER TABLE, which fires no trigger. ``delete``: rows
+    are deleted. ``copy``: SQLite's schema editor copies a table and keeps the values of ``columns``. ``call``: a
+    function is called, ``run``: a procedure. ``any``: the effects are unknown.
     """
 
     verb: str

@@ -321,12 +321,7 @@ class _Statement(Definition):
     def _into(self, at: int) -> None:
         """Read a SELECT ... INTO: a new table, or variables of a routine."""
         place = self.skip(at + 1, ("strict", "temp", "temporary", "local", "global", "unlogged", "table"))
-        if self.word(place) == "new" and self.mark(place + 1) != ".":
-            self.effects.add(Effect("set"))
-            return
         while True:
-            if self.word(place) == "new" and self.mark(place + 1) == ".":
-                self.effects.add(Effect("set", columns=frozenset({self.token(place + 2).value})))
             name, place = self.name(place)
             if name:
                 self.add("insert", name)
@@ -335,7 +330,6 @@ class _Statement(Definition):
             place += 1
 
     def _in_body(self, at: int, word: str) -> None:
-        following = self.mark(at + 1)
         if word == "execute":
             self.effects.add(ANYTHING)  # its text is made at run time
         elif word == "call":
@@ -346,11 +340,6 @@ class _Statement(Definition):
             end = next((place for place in range(at, len(self.found)) if self.mark(place) == ";"), len(self.found))
             did, _ = _Statement(self.found[at:end], self.vendor).read()
             self.effects |= did
-        elif word == "new" and self.is_assigned(at):
-            column = self.token(at + 2).value.lower()
-            self.effects.add(Effect("set", columns=frozenset({column}) if following == "." else None))
-        elif word == "return" and self.word(at + 1) not in ("new", "old", "null", "") and self.mark(at + 2) == ";":
-            self.effects.add(Effect("set"))
 
     def calls(self, start: int) -> None:
         """Add each name that is followed by a bracket and is no keyword of SQL."""
