@@ -60,6 +60,9 @@ class Adding:
 def adding(guard: Guard, using: str = DEFAULT_DB_ALIAS) -> Iterator[Adding]:
     """Run raw SQL on the guard's tables without fencing the guard, in a transaction on the database ``using``.
 
+    That goes for the rows that the statements themselves write, also through views and partitions. What triggers,
+    rules, functions and foreign keys write because of them fences the guard, as does a statement that cannot be parsed.
+
     If one is open already, the block is a savepoint in it. The block gets a function to pass the written values to.
     Call it after each statement: if none is added after the last one, the guard is fenced at the end of the block.
     It raises :class:`ValueError` for a value that the guard's fields cannot have. Raises :class:`StoreError` if the

@@ -8,11 +8,12 @@ Django does not count or log it as a query of the project. From the effects of a
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable
+from typing import Any
 
 from django.apps import apps
 
+from .flows import ROW, Catalogue
 from .sql.effects import ANYTHING, Effect, bare
 from .sql.reader import read_body
 from .transactions import is_under_way
@@ -24,88 +25,6 @@ _EXTENSIONS = """
     tablefunc timescaledb tsm_system_rows unaccent uuid-ossp vector
 """
 _ALL = frozenset({"insert", "update", "delete"})
-_ROW = frozenset({"insert", "update"})
-
-
-class Flow(NamedTuple):
-    """The effect that follows from one of ``verbs`` on a table; an update has to change one of ``columns``, if given.
-
-    If ``effect`` has no verb, the same happens on another table.
-    """
-
-    verbs: frozenset[str]
-    effect: Effect
-    columns: frozenset[str] | None = None
-    because: str = ""
-    #: Whether it is a change of its own (trigger, rule, default, action of a foreign key), not a view or partition.
-    is_active: bool = False
-
-
-class Catalogue:
-    """The flows of one database by table, the parents and views that show a table's rows, and what its functions do."""
-
-    def __init__(self) -> None:
-        self.flows: dict[str, list[Flow]] = {}
-        self.shows: dict[str, list[tuple[str, bool]]] = {}
-        self.functions: dict[str, frozenset[Effect]] = {}
-        #: Each table and verb with a BEFORE trigger: it may store another row than the statement gives. What it stores
-        #: is never read from its text, since a function has too many ways to change the row that it returns.
-        self.rewritten: set[tuple[str, str]] = set()
-
-    def follow(self, effects: Iterable[Effect]) -> frozenset[Effect]:
-        """Return all that the database may do because of ``effects``."""
-        found, done, left = set[Effect](), set[Effect](), list(map(self.widened, effects))
-        while left:
-            effect = left.pop()
-            if effect not in done:
-                done.add(effect)
-                following = list(self._next(effect))
-                found.update(following)
-                left += following
-        return frozenset(found | self._shown(done))
-
-    def _next(self, effect: Effect) -> Iterator[Effect]:
-        if effect.verb in ("call", "run"):
-            yield from self.functions.get(effect.name, (ANYTHING,) if effect.verb == "run" else ())
-        for flow in self.flows.get(effect.name, ()):
-            if effect.verb not in flow.verbs:
-                continue
-            if flow.columns is None or effect.columns is None or flow.columns & effect.columns:
-                yield self.widened(flow.effect if flow.effect.verb else effect._replace(name=flow.effect.name))
-
-    def widened(self, effect: Effect) -> Effect:
-        """Return ``effect``, of any column if a BEFORE trigger may change others than the statement names."""
-        is_widened = effect.verb == "update" and (effect.name, "update") in self.rewritten
-        return Effect("update", effect.name) if is_widened else effect
-
-    def _shown(self, effects: Iterable[Effect]) -> set[Effect]:
-        """Return the same effects on the parents and views that show the rows of the written tables."""
-        found, left = set[Effect](), [effect for effect in effects if effect.name in self.shows]
-        while left:
-            effect = left.pop()
-            for name, is_view in self.shows.get(effect.name, ()):
-                shown = Effect("insert", name) if is_view else effect._replace(name=name)
-                if shown not in found:
-                    found.add(shown)
-                    left.append(shown)
-        return found
-
-    def add(self, table: str, verbs: frozenset[str], effect: Effect, **more: Any) -> None:
-        """Record that ``verbs`` on ``table`` have ``effect``."""
-        self.flows.setdefault(bare(table), []).append(Flow(verbs, effect, **more))
-
-    def add_trigger(
-        self, table: str, verbs: frozenset[str], effects: Iterable[Effect], because: str, *, rewrites: bool = False
-    ) -> None:
-        """Record a trigger for ``verbs`` on ``table`` with ``effects``; ``rewrites``: it may change the row itself."""
-        if rewrites:
-            self.rewritten.update((bare(table), verb) for verb in verbs & _ROW)
-        for effect in effects:
-            self.add(table, verbs, effect, because=because, is_active=True)
-
-    def add_shown(self, table: str, by: str, *, is_view: bool) -> None:
-        """Record that ``by``, a parent or a view, shows the rows of ``table``."""
-        self.shows.setdefault(bare(table), []).append((bare(by), is_view))
 
 
 def load(connection: Any) -> Catalogue:
@@ -213,7 +132,7 @@ def _read_sqlite(catalogue: Catalogue, query: Query) -> None:
         elif kind == "table":
             upper = sql.upper()
             if "CONFLICT" in upper and "REPLACE" in upper:
-                catalogue.add(name, _ROW, Effect("delete", bare(name)))
+                catalogue.add(name, ROW, Effect("delete", bare(name)))
             if "REFERENCES" in upper and (" CASCADE" in upper or "SET " in upper):
                 _add_sqlite_keys(catalogue, name, query)
 
@@ -302,7 +221,7 @@ def _read_postgresql(catalogue: Catalogue, query: Query) -> None:
         catalogue.add_shown(child, parent, is_view=False)
         parents.setdefault(bare(child), set()).add(bare(parent))
         if kind == "p":  # the partition key routes rows, and moves them when it changes
-            catalogue.add(parent, _ROW, Effect("insert", bare(child)))
+            catalogue.add(parent, ROW, Effect("insert", bare(child)))
         catalogue.add(parent, _ALL | {"alter"}, Effect("", bare(child)))
     for table, kind, function, name in query(_TRIGGERS):
         verbs = frozenset(
@@ -314,7 +233,7 @@ def _read_postgresql(catalogue: Catalogue, query: Query) -> None:
         add_action(catalogue, parent, child, columns, referenced, _ACTIONS.get(deleted, ""), _ACTIONS.get(updated, ""))
     for table, function in query(_CALLING):
         catalogue.add(
-            table, _ROW, Effect("call", function.lower()), because=f"the function {function!r}", is_active=True
+            table, ROW, Effect("call", function.lower()), because=f"the function {function!r}", is_active=True
         )
     _inherit_triggers(catalogue, parents)
 

@@ -19,7 +19,8 @@ from ..guards.scopes import DATABASE
 from ..state import table as states
 from ..state.schemas import schemas
 from . import fencing, unknown_guards
-from .catalogue import Catalogue, load
+from .catalogue import load
+from .flows import Catalogue
 from .observer import TransactionObserver
 from .sql.effects import ANYTHING, Effect, bare
 from .tables import columns, guarded_tables
@@ -133,10 +134,14 @@ class DatabaseCache:
 
 
 class Cause(NamedTuple):
-    """Why a guard is fenced: the table, and whether the statement itself writes it."""
+    """Why a guard is fenced: the table, empty for any, and whether the statement itself names it.
+
+    ``is_active``: the rows are not the statement's own, but those of a trigger, a function or the like.
+    """
 
     table: str
     is_direct: bool
+    is_active: bool
 
 
 #: By alias. A cache is replaced in one assignment, as other threads read it.
@@ -161,20 +166,20 @@ def affected_guards(effects: Iterable[Effect], connection: Any, own: str = "") -
     if not cache.tables:
         return {}
     catalogue = _catalogue(cache, connection)
-    direct = {effect for effect in effects if not own or effect.name != own}
     if catalogue is None:
-        followed = frozenset({ANYTHING})
+        followed, written = frozenset({(ANYTHING, True)}), effects
     else:
-        followed, direct = catalogue.follow(effects), set(map(catalogue.widened, direct))
+        followed, written = catalogue.follow(effects), map(catalogue.widened, effects)
+    direct = {effect for effect in written if not own or effect.name != own}
+    causes = [(effect, Cause(effect.name, is_direct=True, is_active=False)) for effect in direct]
+    causes += [(effect, Cause(effect.name, is_direct=False, is_active=active)) for effect, active in followed]
     found: dict[Guard, Cause] = {}
-    for effect in direct | followed:
+    for effect, cause in sorted(causes, key=lambda each: each[1].is_active):  # the last one counts
         if effect.verb == "any":
-            for guard in cache.guards:
-                if _is_in(guard, connection):
-                    found.setdefault(guard, Cause("", effect in direct))
+            found.update((guard, cause._replace(table="")) for guard in cache.guards if _is_in(guard, connection))
         for table, guard in cache.tables.get(effect.name, ()):
             if may_add_key(effect, guard, table):
-                found[guard] = Cause(table, effect in direct and effect not in followed)
+                found[guard] = cause._replace(table=table)
     return found
 
 
@@ -259,7 +264,7 @@ class _Quiet(dict[str, bool]):
     def _reaches(self, effects: Iterable[Effect]) -> bool:
         return any(
             effect.verb == "any" or (effect.name in self.cache.tables and effect.verb in ("insert", "update"))
-            for effect in self.catalogue.follow(effects)
+            for effect, _ in self.catalogue.follow(effects)
         )
 
     def get(self, table: str, default: Any = None) -> bool:

@@ -5,7 +5,8 @@ database does because of it: by views, partitions, triggers and foreign keys. Ev
 harmless fences. The ORM's compilers add the keys of their own tables. The texts of harmless statements are cached, and
 cost a microsecond or less.
 
-If the caller knows the keys, a block of :func:`~bloomguard.writes.adding.adding` adds them, and nothing is fenced.
+If the caller knows the keys, a block of :func:`~bloomguard.writes.adding.adding` adds them, and nothing is fenced. That
+goes for the rows of the statement itself, not for those of a trigger or a function.
 """
 
 from __future__ import annotations
@@ -191,7 +192,9 @@ def _fence(written: dict[Guard, Cause], connection: Any) -> None:
     site = _site() if written else ""
     for guard, cause in written.items():
         reason = _reason(cause, site)
-        if adding.is_left_to_block(guard, connection.alias, reason):
+        # The caller knows the rows of the statement itself, and no others.
+        is_known = cause.table and not cause.is_active
+        if is_known and adding.is_left_to_block(guard, connection.alias, reason):
             continue
         if fencing.fence(guard, connection.alias, reason):
             _warn(cause, site)
