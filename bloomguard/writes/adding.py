@@ -47,6 +47,9 @@ class Adding:
                 keys, problem = list(map(guard._meta.key_written(using, by_orm=False), values)), ""
             except NoScope as error:
                 keys, problem = [], str(error)
+            if keys and guard._meta.discards and not guard._meta.is_unique:
+                # Given once for two rows, as in a set, a key would be discarded with the first of them.
+                problem = "adding() cannot count the rows of a key, and the filter discards keys"
             if not (keys or problem) and isinstance(values, Iterator):
                 return  # it was read before, by the statement itself: that is no add
             add = guard._runtime.active_filter.add
