@@ -45,6 +45,16 @@ def load(connection: Any) -> Catalogue:
     return catalogue
 
 
+def has_temporary_triggers(connection: Any) -> bool:
+    """Whether the connection has triggers of SQLite that no other one has; also if it cannot be asked."""
+    if connection.vendor != "sqlite" or connection.connection is None:
+        return False
+    try:
+        return bool(_executing(connection)("SELECT 1 FROM temp.sqlite_master WHERE type = 'trigger'"))
+    except connection.Database.Error:
+        return True
+
+
 Query = Callable[[str], Iterable[Any]]
 
 
@@ -117,8 +127,7 @@ def add_action(
 def _read_sqlite(catalogue: Catalogue, query: Query) -> None:
     objects = [
         (kind, name, table, sql or "")
-        for schema in ("main", "temp")
-        for kind, name, table, sql in query(f"SELECT type, name, tbl_name, sql FROM {schema}.sqlite_master")  # noqa: S608
+        for kind, name, table, sql in query("SELECT type, name, tbl_name, sql FROM main.sqlite_master")
     ]
     relations = [name for kind, name, _, _ in objects if kind in ("table", "view")]
     for kind, name, table, sql in objects:

@@ -19,7 +19,7 @@ from ..guards.scopes import DATABASE
 from ..state import table as states
 from ..state.schemas import schemas
 from . import fencing, unknown_guards
-from .catalogue import load
+from .catalogue import has_temporary_triggers, load
 from .flows import Catalogue
 from .observer import TransactionObserver
 from .sql.effects import ANYTHING, Effect, bare
@@ -37,6 +37,8 @@ class Definitions:
 
     def __init__(self) -> None:
         self.stamp = 0
+        #: Aliases of databases of which a connection has had a TEMP trigger, which no other connection sees.
+        self.temporary: set[str] = set()
         #: The observers of open transactions with changes, which others do not see yet.
         self._open: list[weakref.ref[TransactionObserver]] = []
         self._lock = threading.Lock()  # held for microseconds
@@ -47,10 +49,18 @@ class Definitions:
 
     def changed(self, connection: Any) -> None:
         """Drop all that is cached of them, after a statement on ``connection``; cache nothing before its COMMIT."""
+        self.check_temporary(connection)
         with self._lock:
             self._advance()
             if is_under_way(connection):
                 self._open.append(weakref.ref(TransactionObserver.over(connection)))
+
+    def check_temporary(self, connection: Any) -> None:
+        """Trust no catalogue of this database any more if the connection has a TEMP trigger."""
+        alias = connection.alias
+        if alias not in self.temporary and has_temporary_triggers(connection):
+            self.temporary.add(alias)
+            logger.warning("a connection to %s has a TEMP trigger, so each write disables the guards there", alias)
 
     def are_changing(self) -> bool:
         """Return whether a transaction with changes is still open; drop what is cached for each that has ended."""
@@ -234,11 +244,14 @@ def _catalogue(cache: DatabaseCache, connection: Any) -> Catalogue | None:
     """Return the database's catalogue; ``None`` if it cannot be read."""
     if cache.catalogue is not None:
         return cache.catalogue
+    if connection.alias in definitions.temporary:
+        return None
     seen = definitions.stamp
     try:
         with connection.wrap_database_errors:
             connection.ensure_connection()
             catalogue = load(connection)
+            definitions.check_temporary(connection)
     except (DatabaseError, InterfaceError) as error:
         logger.warning(
             "bloomguard cannot read the catalogue of the database %s, so each write disables its "
@@ -246,6 +259,8 @@ def _catalogue(cache: DatabaseCache, connection: Any) -> Catalogue | None:
             connection.alias,
             type(error).__name__,
         )
+        return None
+    if connection.alias in definitions.temporary:
         return None
     if not definitions.are_changing() and seen == definitions.stamp:
         cache.quiet = _Quiet(cache, catalogue)

@@ -843,3 +843,28 @@ def test_reading_the_catalogue_leaves_a_transaction_as_it_was(built, monkeypatch
     finally:
         connection.rollback()
         connection.set_autocommit(True)
+
+
+@on_sqlite
+@pytest.mark.parametrize("sql", ["CREATE TEMP TRIGGER {}", "CREATE TRIGGER temp.{}"])
+def test_a_temporary_trigger_fences(built, sql):
+    """Another connection of this process does not see it, and may be the one that has read the catalogue."""
+    body = "AFTER INSERT ON main.shop_article BEGIN INSERT INTO shop_product (id, name) VALUES (7, 'x'); END"
+    other = threading.Thread(target=by_another_connection)
+    try:
+        execute(f"{sql.format('raw_temporary')} {body}")
+        other.start()
+        other.join()
+        Article.objects.create(slug="new")
+    finally:
+        execute("DROP TRIGGER raw_temporary")
+        consequences.definitions.temporary.clear()
+
+    assert Product.objects.filter(pk=7).exists()
+    assert registry["product"].verdict(7) is not Verdict.ABSENT
+
+
+def by_another_connection():
+    """A write that does nothing, but for which the catalogue is read."""
+    Article.objects.filter(pk=99).update(slug="else")
+    connections.close_all()
