@@ -23,6 +23,7 @@ from .catalogue import has_temporary_triggers, load
 from .flows import Catalogue
 from .observer import TransactionObserver
 from .sql.effects import ANYTHING, Effect, bare
+from .sql.words import NEVER_FUNCTIONS
 from .tables import columns, guarded_tables
 from .transactions import is_under_way
 
@@ -98,6 +99,8 @@ class DatabaseCache:
         #: Texts by which the ORM writes to a guarded table, and nothing else: the name of the table.
         self.own: dict[str, str] = {}
         self.catalogue: Catalogue | None = None
+        #: Whether the database certainly has no writing function of its own that is named like one of SQL.
+        self.trusts_names = False
         #: Whether statements on a table affect no guard beyond those of the table itself.
         self.quiet: dict[str, bool] = {}
 
@@ -263,7 +266,8 @@ def _catalogue(cache: DatabaseCache, connection: Any) -> Catalogue | None:
     if connection.alias in definitions.temporary:
         return None
     if not definitions.are_changing() and seen == definitions.stamp:
-        cache.quiet = _Quiet(cache, catalogue)
+        cache.quiet = quiet = _Quiet(cache, catalogue)
+        cache.trusts_names = NEVER_FUNCTIONS.isdisjoint(quiet.writers)
         cache.catalogue = catalogue
     return catalogue
 

@@ -69,7 +69,7 @@ def watch(execute: Execute, sql: Any, params: Any, many: bool, context: dict[str
             return execute(sql, params, many, context)
         if sql.startswith(_BORDERS) and ";" not in sql:
             return execute(sql, params, many, context)
-        if reader.is_plain_read(sql):
+        if reader.is_plain_read(sql) and (cache.trusts_names or "(" not in sql or connection.vendor == "sqlite"):
             cache.add_harmless(sql)
             return execute(sql, params, many, context)
         usual = _USUAL.match(sql)
@@ -97,7 +97,7 @@ def _check(execute: Execute, sql: Any, params: Any, many: bool, context: dict[st
                 _fence_late(_follow(read(text_of(sql, connection), connection), connection), connection)
     text = text_of(sql, connection)
     reading = read(text, connection)
-    if not reading.effects and not reading.defines:
+    if not reading.effects and not reading.defines and (cache.trusts_names or not reading.known):
         cache.add_harmless(text)
         return execute(sql, params, many, context)
     if reading.several and connection.vendor == "sqlite":
@@ -128,7 +128,9 @@ def text_of(sql: Any, connection: Any) -> str:
 
 def _follow(reading: Reading, connection: Any) -> dict[Guard, Cause]:
     """Return the guards that may have new keys, without the table that the ORM is writing: its compiler adds those."""
-    return affected_guards(reading.effects, connection, own="" if running.table is None else bare(running.table))
+    return affected_guards(
+        reading.effects | reading.known, connection, own="" if running.table is None else bare(running.table)
+    )
 
 
 # -- fencing
@@ -145,7 +147,7 @@ def following(
     """
     try:
         cache = current_cache(connection.alias)
-        if not reading.effects or not cache.tables:
+        if not (reading.effects or reading.known) or not cache.tables:
             yield {}
         elif not apart and cache.catalogue is None and connection.vendor == "sqlite" and is_under_way(connection):
             # A read now would take a snapshot, and the write could fail with SQLITE_BUSY_SNAPSHOT.

@@ -868,3 +868,49 @@ def by_another_connection():
     """A write that does nothing, but for which the catalogue is read."""
     Article.objects.filter(pk=99).update(slug="else")
     connections.close_all()
+
+
+OWN = {
+    "postgresql": [
+        "CREATE FUNCTION {}(n text) RETURNS bigint LANGUAGE sql AS "
+        "$$ INSERT INTO shop_product (id, name) VALUES (7, n) RETURNING id $$",
+        "CREATE FUNCTION raw_outer() RETURNS bigint LANGUAGE sql AS $$ SELECT {}('x') $$",
+    ],
+    "mariadb": [
+        "CREATE FUNCTION {}(n text) RETURNS bigint "
+        "BEGIN INSERT INTO shop_product (id, name) VALUES (7, n); RETURN 7; END",
+        "CREATE FUNCTION raw_outer() RETURNS bigint RETURN {}('x')",
+    ],
+}
+CALLS = ["SELECT {}('x')", "WITH a AS (SELECT 1) SELECT {}('x') FROM a", "SELECT raw_outer()"]
+
+
+@pytest.mark.parametrize("sql", CALLS)
+@pytest.mark.parametrize(
+    ("each_database", "name"),
+    [("postgresql", "first"), ("postgresql", "key"), ("mariadb", "first")],
+    indirect=["each_database"],
+)
+def test_a_function_named_like_one_of_sql_fences(each_database, built, clock, name, sql):
+    """Also if its call is the first statement of the process."""
+    try:
+        for each in OWN[each_database]:
+            execute(each.format(name))
+        Rebuild(registry["product"], sleep=clock.sleep).run()
+        execute(sql.format(name))
+    finally:
+        execute("DROP FUNCTION IF EXISTS raw_outer")
+        execute(f"DROP FUNCTION IF EXISTS {name}")
+
+    assert Product.objects.filter(pk=7).exists()
+    assert status("product") == FENCED
+
+
+@pytest.mark.parametrize("each_database", ["postgresql", "mariadb"], indirect=True)
+def test_a_count_is_no_call_to_be_followed(built):
+    """If the database has no such function, which is known from the first such query on, it costs nothing."""
+    sql = "SELECT COUNT(*) FROM shop_product"
+    execute(sql)
+    execute(sql)
+
+    assert sql in consequences.current_cache(database.current).harmless

@@ -7,11 +7,11 @@ write costs a false 404.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 
 from .definitions import Definition
-from .effects import ANEW, ANYTHING, NOTHING, Effect, Reading, bare
+from .effects import ANEW, ANYTHING, Effect, Reading, bare
 from .tokens import MARK, NAME, TEXT, WORD, Token, Unclear, tokens
 from .words import BEFORE_INTO, HARMLESS, MODIFIERS, NEVER_FUNCTIONS, PRAGMAS, SCANNED, TRANSACTIONS
 
@@ -30,7 +30,7 @@ _COPY = re.compile(
 
 
 def is_plain_read(sql: str) -> bool:
-    """Whether ``sql`` is a SELECT that calls only functions known to write nothing, as most queries are."""
+    """Whether ``sql`` is a SELECT that calls only names known to write nothing, as most queries are."""
     if sql[:7] not in ("SELECT ", "select ") or ";" in sql or "--" in sql or "/*" in sql or "into" in sql.lower():
         return False
     pieces = sql.split("(")
@@ -63,17 +63,26 @@ def _read(sql: str, vendor: str) -> Reading:
             effects |= did
             defines |= defined
             count += bool(statement)
-        return Reading(frozenset(effects), defines, count > 1)
     except Unclear:
-        return NOTHING if is_plain_read(sql) else Reading(frozenset({ANYTHING}), True)
+        if not is_plain_read(sql):
+            return Reading(frozenset({ANYTHING}), True)
+        effects, defines, count = {Effect("known", name) for name in NEVER_FUNCTIONS}, False, 1
+    known = frozenset(effect for effect in effects if effect.verb == "known")
+    # SQLite stores no functions.
+    return Reading(frozenset(effects) - known, defines, count > 1, _as_calls(known if vendor != "sqlite" else ()))
 
 
 def read_body(text: str, vendor: str = "") -> frozenset[Effect]:
     """Return the effects of a function, a trigger or a rule with this text."""
     try:
-        return frozenset(_Statement(tokens(text, vendor), vendor, is_body=True).scan())
+        return _as_calls(_Statement(tokens(text, vendor), vendor, is_body=True).scan())
     except Unclear:
         return frozenset({ANYTHING})
+
+
+def _as_calls(effects: Iterable[Effect]) -> frozenset[Effect]:
+    """Return ``effects`` with calls of known names as calls: the catalogue finds a function of that name, if any."""
+    return frozenset(effect._replace(verb="call") if effect.verb == "known" else effect for effect in effects)
 
 
 def read_call(name: str) -> Reading:
@@ -346,8 +355,8 @@ class _Statement(Definition):
         for at in range(start, len(self.found) - 1):
             if self.mark(at + 1) == "(" and self.found[at].kind in (WORD, NAME):
                 name = self.found[at].value
-                if self.found[at].kind == NAME or name not in NEVER_FUNCTIONS or self.mark(at - 1) == ".":
-                    self.effects.add(Effect("call", name))
+                is_known = self.found[at].kind == WORD and name in NEVER_FUNCTIONS and self.mark(at - 1) != "."
+                self.effects.add(Effect("known" if is_known else "call", name))
 
     # -- other statements
 
