@@ -11,8 +11,9 @@ from django.db import DatabaseError, connections, router
 
 from ..exceptions import ConfigurationError
 from ..guards import Guard, registry
-from ..writes.catalogue import Catalogue, Flow, load
+from ..writes.catalogue import load
 from ..writes.consequences import may_add_key
+from ..writes.flows import Catalogue, Flow
 from ..writes.sql.effects import bare
 from .tags import TAG
 
@@ -66,5 +67,5 @@ def _writes_keys(catalogue: Catalogue, flow: Flow, guard: Guard) -> bool:
     tables = {bare(table): table for table in guard._meta.tables}
     return any(
         effect.verb == "any" or (effect.name in tables and may_add_key(effect, guard, tables[effect.name]))
-        for effect in {flow.effect, *catalogue.follow([flow.effect])}
+        for effect in (flow.effect, *(effect for effect, _ in catalogue.follow([flow.effect])))
     )

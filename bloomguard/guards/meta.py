@@ -123,6 +123,17 @@ class GuardMeta:
         return kind is not None and kind.supports_discard and self._guard.sync == "statements"
 
     @property
+    def is_unique(self) -> bool:
+        """Whether no two rows can have one key, by what the model declares."""
+        options = self.model._meta
+        unique = [{field.name} for field in self.fields if field.unique]
+        unique += [set(names) for names in options.unique_together]
+        unique += [set(constraint.fields) for constraint in options.total_unique_constraints]
+        unique.append({field.name for field in options.pk_fields})
+        looked_up = {field.name for field in self.fields}
+        return self._normalize is None and any(names <= looked_up for names in unique)
+
+    @property
     def database(self) -> str:
         """The alias of the database that the model's writes go to; the filter holds the keys of its rows."""
         return router.db_for_write(self.model)

@@ -56,6 +56,13 @@ _TRIED: dict[str, Sequence[Any]] = {
     "date": tuple(datetime.date(*day) for day in ((1, 1, 1), (2024, 1, 1), (2024, 2, 29), (9999, 12, 31))),
 }  # fmt: skip
 
+#: Generated columns, and those that each UPDATE of a row sets.
+_COMPUTED = {
+    "postgresql": "SELECT attname FROM pg_attribute WHERE attrelid = to_regclass(%s) AND attgenerated <> ''",
+    "mysql": "SELECT column_name FROM information_schema.columns WHERE table_schema = DATABASE() AND table_name = %s "
+    "AND (extra LIKE '%%GENERATED%%' OR extra LIKE '%%on update%%')",
+}
+
 #: By the kind of key: a plain field that prepares the sample values for the database.
 _FIELDS: dict[str, models.Field[Any, Any]] = {
     "text": models.TextField(),
@@ -83,6 +90,24 @@ def difference(connection: BaseDatabaseWrapper, guard: Guard, field: models.Fiel
         text = kind == "text" and not normalizes
         return f"is text in {connection.vendor}, which may treat different texts as equal" if text else ""
     return _by_asking(connection, guard, field, kind, cast)
+
+
+def computed(connection: BaseDatabaseWrapper, table: str) -> set[str]:
+    """Return the columns of ``table``, in lower case, that the database computes when others of the row change.
+
+    Raises :class:`DatabaseError`.
+    """
+    name = connection.ops.quote_name(table)
+    sql, place, parameters = _COMPUTED.get(connection.vendor, ""), 0, [name]
+    if connection.vendor == "sqlite":
+        sql, place, parameters = f"SELECT * FROM pragma_table_xinfo({name}) WHERE hidden IN (2, 3)", 1, []  # noqa: S608
+    elif connection.vendor == "mysql":
+        parameters = [table]
+    if not sql:
+        return set()
+    with connection.cursor() as cursor:
+        cursor.execute(sql, parameters)
+        return {row[place].lower() for row in cursor.fetchall()}
 
 
 def _by_catalogue(connection: BaseDatabaseWrapper, field: models.Field[Any, Any], kind: str) -> tuple[str, str]:

@@ -17,6 +17,7 @@ from ..guards import Guard
 from ..guards import conditions as alive
 from ..guards.keys import kind_of, own_class, value_field
 from ..guards.scopes import SCHEMA
+from ..writes.tables import columns as tracked_columns
 from . import columns
 
 #: ID of the check for a table name that means several tables.
@@ -60,14 +61,29 @@ def database_refusals(guard: Guard, connection: BaseDatabaseWrapper) -> Iterator
         for refusal in _of_table(connection, table):
             if refusal.id != SEVERAL_TABLES or guard.scope != SCHEMA:
                 yield refusal
+        yield from _of_computed(guard, connection, table)
     for field in guard._meta.fields:
-        if reason := columns.difference(connection, guard, field):
+        if kind_of(field) and (reason := columns.difference(connection, guard, field)):
             found_in = f"{field.name!r} {reason} in the database {connection.alias!r}"
             if kind_of(field) == "text":
                 yield Refusal("bloomguard.W106", f"{found_in}, where different texts may be equal", columns.CURE)
             else:
                 reason = f"{found_in}, where equal values may have different keys"
                 yield Refusal("bloomguard.W106", reason, columns.RETYPE)
+
+
+def _of_computed(guard: Guard, connection: BaseDatabaseWrapper, table: str) -> Iterator[Refusal]:
+    """Yield a refusal for each column that an UPDATE of others may change, though its field does not say so."""
+    models = (guard.model, *guard.model._meta.all_parents)
+    declared = {field.column for model in models for field in model._meta.local_concrete_fields if field.generated}
+    watched = {column.lower() for column in tracked_columns(guard, table) - declared}
+    for column in sorted(watched & columns.computed(connection, table)):
+        yield Refusal(
+            "bloomguard.W136",
+            f"the database {connection.alias!r} computes the column {column!r} of {table!r} from others, and its "
+            "field is no GeneratedField",
+            "Look rows up by another column; for alive, declare the field as a GeneratedField.",
+        )
 
 
 def unreadable_columns(guard: Guard, connection: BaseDatabaseWrapper) -> str:

@@ -47,6 +47,9 @@ class Adding:
                 keys, problem = list(map(guard._meta.key_written(using, by_orm=False), values)), ""
             except NoScope as error:
                 keys, problem = [], str(error)
+            if keys and guard._meta.discards and not guard._meta.is_unique:
+                # Given once for two rows, as in a set, a key would be discarded with the first of them.
+                problem = "adding() cannot count the rows of a key, and the filter discards keys"
             if not (keys or problem) and isinstance(values, Iterator):
                 return  # it was read before, by the statement itself: that is no add
             add = guard._runtime.active_filter.add
@@ -59,6 +62,9 @@ class Adding:
 @contextmanager
 def adding(guard: Guard, using: str = DEFAULT_DB_ALIAS) -> Iterator[Adding]:
     """Run raw SQL on the guard's tables without fencing the guard, in a transaction on the database ``using``.
+
+    That goes for the rows that the statements themselves write, also through views and partitions. What triggers,
+    rules, functions and foreign keys write because of them fences the guard, as does a statement that cannot be parsed.
 
     If one is open already, the block is a savepoint in it. The block gets a function to pass the written values to.
     Call it after each statement: if none is added after the last one, the guard is fenced at the end of the block.

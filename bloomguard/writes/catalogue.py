@@ -8,11 +8,12 @@ Django does not count or log it as a query of the project. From the effects of a
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable
+from typing import Any
 
 from django.apps import apps
 
+from .flows import ROW, Catalogue
 from .sql.effects import ANYTHING, Effect, bare
 from .sql.reader import read_body
 from .transactions import is_under_way
@@ -24,78 +25,6 @@ _EXTENSIONS = """
     tablefunc timescaledb tsm_system_rows unaccent uuid-ossp vector
 """
 _ALL = frozenset({"insert", "update", "delete"})
-_ROW = frozenset({"insert", "update"})
-
-
-class Flow(NamedTuple):
-    """The effect that follows from one of ``verbs`` on a table; an update has to change one of ``columns``, if given.
-
-    If ``effect`` has no verb, the same happens on another table.
-    """
-
-    verbs: frozenset[str]
-    effect: Effect
-    columns: frozenset[str] | None = None
-    because: str = ""
-    #: Whether it is a change of its own (trigger, rule, default, action of a foreign key), not a view or partition.
-    is_active: bool = False
-
-
-class Catalogue:
-    """The flows of one database by table, the parents and views that show a table's rows, and what its functions do."""
-
-    def __init__(self) -> None:
-        self.flows: dict[str, list[Flow]] = {}
-        self.shows: dict[str, list[tuple[str, bool]]] = {}
-        self.functions: dict[str, frozenset[Effect]] = {}
-
-    def follow(self, effects: Iterable[Effect]) -> frozenset[Effect]:
-        """Return all that the database may do because of ``effects``."""
-        found, done, left = set[Effect](), set[Effect](), list(effects)
-        while left:
-            effect = left.pop()
-            if effect not in done:
-                done.add(effect)
-                following = list(self._next(effect))
-                found.update(following)
-                left += following
-        return frozenset(found | self._shown(done))
-
-    def _next(self, effect: Effect) -> Iterator[Effect]:
-        if effect.verb in ("call", "run"):
-            yield from self.functions.get(effect.name, (ANYTHING,) if effect.verb == "run" else ())
-        for flow in self.flows.get(effect.name, ()):
-            if effect.verb not in flow.verbs:
-                continue
-            if flow.columns is None or effect.columns is None or flow.columns & effect.columns:
-                yield flow.effect if flow.effect.verb else effect._replace(name=flow.effect.name)
-
-    def _shown(self, effects: Iterable[Effect]) -> set[Effect]:
-        """Return the same effects on the parents and views that show the rows of the written tables."""
-        found, left = set[Effect](), [effect for effect in effects if effect.name in self.shows]
-        while left:
-            effect = left.pop()
-            for name, is_view in self.shows.get(effect.name, ()):
-                shown = Effect("insert", name) if is_view else effect._replace(name=name)
-                if shown not in found:
-                    found.add(shown)
-                    left.append(shown)
-        return found
-
-    def add(self, table: str, verbs: frozenset[str], effect: Effect, **more: Any) -> None:
-        """Record that ``verbs`` on ``table`` have ``effect``."""
-        self.flows.setdefault(bare(table), []).append(Flow(verbs, effect, **more))
-
-    def add_trigger(self, table: str, verbs: frozenset[str], effects: Iterable[Effect], because: str) -> None:
-        """Record a trigger for ``verbs`` on ``table`` with ``effects``; assignments to NEW update the table itself."""
-        for effect in effects:
-            if effect.verb == "set":
-                effect = Effect("update", bare(table), effect.columns)
-            self.add(table, verbs, effect, because=because, is_active=True)
-
-    def add_shown(self, table: str, by: str, *, is_view: bool) -> None:
-        """Record that ``by``, a parent or a view, shows the rows of ``table``."""
-        self.shows.setdefault(bare(table), []).append((bare(by), is_view))
 
 
 def load(connection: Any) -> Catalogue:
@@ -114,6 +43,16 @@ def load(connection: Any) -> Catalogue:
             if connection.vendor == "postgresql" and is_under_way(connection):
                 connection.connection.rollback()  # so the project's transaction begins with its own first statement
     return catalogue
+
+
+def has_temporary_triggers(connection: Any) -> bool:
+    """Whether the connection has triggers of SQLite that no other one has; also if it cannot be asked."""
+    if connection.vendor != "sqlite" or connection.connection is None:
+        return False
+    try:
+        return bool(_executing(connection)("SELECT 1 FROM temp.sqlite_master WHERE type = 'trigger'"))
+    except connection.Database.Error:
+        return True
 
 
 Query = Callable[[str], Iterable[Any]]
@@ -188,8 +127,7 @@ def add_action(
 def _read_sqlite(catalogue: Catalogue, query: Query) -> None:
     objects = [
         (kind, name, table, sql or "")
-        for schema in ("main", "temp")
-        for kind, name, table, sql in query(f"SELECT type, name, tbl_name, sql FROM {schema}.sqlite_master")  # noqa: S608
+        for kind, name, table, sql in query("SELECT type, name, tbl_name, sql FROM main.sqlite_master")
     ]
     relations = [name for kind, name, _, _ in objects if kind in ("table", "view")]
     for kind, name, table, sql in objects:
@@ -203,18 +141,18 @@ def _read_sqlite(catalogue: Catalogue, query: Query) -> None:
         elif kind == "table":
             upper = sql.upper()
             if "CONFLICT" in upper and "REPLACE" in upper:
-                catalogue.add(name, _ROW, Effect("delete", bare(name)))
+                catalogue.add(name, ROW, Effect("delete", bare(name)))
             if "REFERENCES" in upper and (" CASCADE" in upper or "SET " in upper):
                 _add_sqlite_keys(catalogue, name, query)
 
 
 def _sqlite_trigger(sql: str) -> tuple[frozenset[str], Iterable[Effect]]:
-    """Return the event of a trigger and its effects; a trigger cannot assign to NEW here."""
+    """Return the event of a trigger and its effects; no trigger can change NEW here."""
     head, _, _ = re.sub(r"/\*.*?\*/|--[^\n]*", " ", sql, flags=re.DOTALL).lower().partition(" on ")
     events = [word for word in re.findall(r"\w+", head) if word in _ALL]
     text = re.split(r"\bBEGIN\b", sql, maxsplit=1, flags=re.IGNORECASE)[-1]
     verbs = frozenset(events[-1:]) if len(events) == 1 else _ALL
-    return verbs, [effect for effect in read_body(text, "sqlite") if effect.verb != "set"]
+    return verbs, read_body(text, "sqlite")
 
 
 def _add_sqlite_keys(catalogue: Catalogue, table: str, query: Query) -> None:
@@ -241,11 +179,12 @@ _INHERITING = """
     SELECT c.relname, p.relname, p.relkind::text
     FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid JOIN pg_class p ON p.oid = i.inhparent
     WHERE c.relkind NOT IN ('i', 'I')"""
+#: Those that run BEFORE each row (the bits 1 and 2) also with functions of PostgreSQL, as for a tsvector.
 _TRIGGERS = f"""
     SELECT DISTINCT c.relname, t.tgtype, p.proname, t.tgname
     FROM pg_trigger t JOIN pg_class c ON c.oid = t.tgrelid JOIN pg_proc p ON p.oid = t.tgfoid
     JOIN pg_namespace n ON n.oid = p.pronamespace
-    WHERE t.tgenabled <> 'D' AND n.nspname {_OWN}"""  # noqa: S608
+    WHERE t.tgenabled <> 'D' AND (n.nspname {_OWN} OR t.tgtype & 3 = 3)"""  # noqa: S608
 _FOREIGN_KEYS = """
     SELECT p.relname, c.relname, k.confdeltype::text, k.confupdtype::text,
         (SELECT array_agg(attname::text) FROM pg_attribute WHERE attrelid = k.conrelid AND attnum = ANY (k.conkey)),
@@ -291,19 +230,19 @@ def _read_postgresql(catalogue: Catalogue, query: Query) -> None:
         catalogue.add_shown(child, parent, is_view=False)
         parents.setdefault(bare(child), set()).add(bare(parent))
         if kind == "p":  # the partition key routes rows, and moves them when it changes
-            catalogue.add(parent, _ROW, Effect("insert", bare(child)))
-        catalogue.add(parent, _ALL, Effect("", bare(child)))
+            catalogue.add(parent, ROW, Effect("insert", bare(child)))
+        catalogue.add(parent, _ALL | {"alter"}, Effect("", bare(child)))
     for table, kind, function, name in query(_TRIGGERS):
         verbs = frozenset(
             verb for bit, verb in ((4, "insert"), (8, "delete"), (16, "update"), (32, "delete")) if kind & bit
         )
         effects = catalogue.functions.get(function.lower(), frozenset())
-        catalogue.add_trigger(table, verbs, effects, f"the trigger {name!r}")
+        catalogue.add_trigger(table, verbs, effects, f"the trigger {name!r}", rewrites=kind & 3 == 3)
     for parent, child, deleted, updated, columns, referenced in query(_FOREIGN_KEYS):
         add_action(catalogue, parent, child, columns, referenced, _ACTIONS.get(deleted, ""), _ACTIONS.get(updated, ""))
     for table, function in query(_CALLING):
         catalogue.add(
-            table, _ROW, Effect("call", function.lower()), because=f"the function {function!r}", is_active=True
+            table, ROW, Effect("call", function.lower()), because=f"the function {function!r}", is_active=True
         )
     _inherit_triggers(catalogue, parents)
 
@@ -345,6 +284,10 @@ _MYSQL_KEYS = """
     ON k.constraint_schema = r.constraint_schema AND k.constraint_name = r.constraint_name
     AND k.table_name = r.table_name WHERE r.constraint_schema = DATABASE()"""
 
+_MYSQL_TRIGGERS = """
+    SELECT event_object_table, event_manipulation, action_timing, trigger_name, action_statement
+    FROM information_schema.triggers WHERE trigger_schema <> 'sys'"""
+
 
 def _read_mysql(catalogue: Catalogue, query: Query) -> None:
     """Read what the login may see; a text that is hidden from it may do anything."""
@@ -356,9 +299,9 @@ def _read_mysql(catalogue: Catalogue, query: Query) -> None:
     ):
         known = catalogue.functions.get(name.lower(), frozenset())
         catalogue.functions[name.lower()] = known | _mysql_effects(text)
-    triggers = "SELECT event_object_table, event_manipulation, trigger_name, action_statement "
-    for table, event, name, text in query(f"{triggers} FROM information_schema.triggers WHERE trigger_schema <> 'sys'"):
-        catalogue.add_trigger(table, frozenset({event.lower()}), _mysql_effects(text), f"the trigger {name!r}")
+    for table, event, timing, name, text in query(_MYSQL_TRIGGERS):
+        verbs, because = frozenset({event.lower()}), f"the trigger {name!r}"
+        catalogue.add_trigger(table, verbs, _mysql_effects(text), because, rewrites=timing == "BEFORE")
     relations = [
         name for (name,) in query("SELECT table_name FROM information_schema.tables WHERE table_schema = DATABASE()")
     ]

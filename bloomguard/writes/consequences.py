@@ -19,9 +19,11 @@ from ..guards.scopes import DATABASE
 from ..state import table as states
 from ..state.schemas import schemas
 from . import fencing, unknown_guards
-from .catalogue import Catalogue, load
+from .catalogue import has_temporary_triggers, load
+from .flows import Catalogue
 from .observer import TransactionObserver
 from .sql.effects import ANYTHING, Effect, bare
+from .sql.words import NEVER_FUNCTIONS
 from .tables import columns, guarded_tables
 from .transactions import is_under_way
 
@@ -36,6 +38,8 @@ class Definitions:
 
     def __init__(self) -> None:
         self.stamp = 0
+        #: Aliases of databases of which a connection has had a TEMP trigger, which no other connection sees.
+        self.temporary: set[str] = set()
         #: The observers of open transactions with changes, which others do not see yet.
         self._open: list[weakref.ref[TransactionObserver]] = []
         self._lock = threading.Lock()  # held for microseconds
@@ -46,10 +50,18 @@ class Definitions:
 
     def changed(self, connection: Any) -> None:
         """Drop all that is cached of them, after a statement on ``connection``; cache nothing before its COMMIT."""
+        self.check_temporary(connection)
         with self._lock:
             self._advance()
             if is_under_way(connection):
                 self._open.append(weakref.ref(TransactionObserver.over(connection)))
+
+    def check_temporary(self, connection: Any) -> None:
+        """Trust no catalogue of this database any more if the connection has a TEMP trigger."""
+        alias = connection.alias
+        if alias not in self.temporary and has_temporary_triggers(connection):
+            self.temporary.add(alias)
+            logger.warning("a connection to %s has a TEMP trigger, so each write disables the guards there", alias)
 
     def are_changing(self) -> bool:
         """Return whether a transaction with changes is still open; drop what is cached for each that has ended."""
@@ -87,8 +99,16 @@ class DatabaseCache:
         #: Texts by which the ORM writes to a guarded table, and nothing else: the name of the table.
         self.own: dict[str, str] = {}
         self.catalogue: Catalogue | None = None
+        #: Whether the database certainly has no writing function of its own that is named like one of SQL.
+        self.trusts_names = False
         #: Whether statements on a table affect no guard beyond those of the table itself.
         self.quiet: dict[str, bool] = {}
+
+    @property
+    def is_current(self) -> bool:
+        """Whether nothing has changed that the cache depends on; :func:`current_cache` looks closer."""
+        copy = states.table.copy
+        return self.plans is registry.plans and self.stamp == definitions.stamp and self.copy is copy
 
     def seem_idle(self, connection: Any) -> bool:
         """:meth:`are_idle`, as far as can be found out before a statement: a writer on SQLite must not read first."""
@@ -127,10 +147,14 @@ class DatabaseCache:
 
 
 class Cause(NamedTuple):
-    """Why a guard is fenced: the table, and whether the statement itself writes it."""
+    """Why a guard is fenced: the table, empty for any, and whether the statement itself names it.
+
+    ``is_active``: the rows are not the statement's own, but those of a trigger, a function or the like.
+    """
 
     table: str
     is_direct: bool
+    is_active: bool
 
 
 #: By alias. A cache is replaced in one assignment, as other threads read it.
@@ -151,33 +175,50 @@ def current_cache(alias: str) -> DatabaseCache:
 
 def affected_guards(effects: Iterable[Effect], connection: Any, own: str = "") -> dict[Guard, Cause]:
     """Return the guards that may have new keys after ``effects``, without direct effects on the table ``own``."""
-    direct = frozenset(effect for effect in effects if not own or effect.name != own)
     cache = current_cache(connection.alias)
     if not cache.tables:
         return {}
     catalogue = _catalogue(cache, connection)
-    followed = {ANYTHING} if catalogue is None else catalogue.follow(effects)
+    if catalogue is None:
+        followed, written = frozenset({(ANYTHING, True)}), effects
+    else:
+        followed, written = catalogue.follow(effects), map(catalogue.widened, effects)
+    direct = {effect for effect in written if not own or effect.name != own}
+    causes = [(effect, Cause(effect.name, is_direct=True, is_active=False)) for effect in direct]
+    causes += [(effect, Cause(effect.name, is_direct=False, is_active=active)) for effect, active in followed]
     found: dict[Guard, Cause] = {}
-    for effect in direct | followed:
+    for effect, cause in sorted(causes, key=lambda each: each[1].is_active):  # the last one counts
         if effect.verb == "any":
-            for guard in cache.guards:
-                if _is_in(guard, connection):
-                    found.setdefault(guard, Cause("", effect in direct))
+            found.update((guard, cause._replace(table="")) for guard in cache.guards if _is_in(guard, connection))
         for table, guard in cache.tables.get(effect.name, ()):
             if may_add_key(effect, guard, table):
-                found[guard] = Cause(table, effect in direct and effect not in followed)
+                found[guard] = cause._replace(table=table)
     return found
+
+
+def may_be_rewritten(compiler: Any, verb: str) -> bool:
+    """Whether a BEFORE trigger may store other rows than the ORM's statement gives; also while that is not known."""
+    connection = compiler.connection
+    if connection.vendor == "sqlite":
+        return False  # no trigger can; and a writer there must not read the catalogue first
+    cache = caches.get(connection.alias)
+    if cache is None or not cache.is_current:
+        cache = current_cache(connection.alias)
+    if not cache.tables or (cache.catalogue is None and cache.are_idle(connection)):
+        return True  # nothing is added now
+    catalogue = _catalogue(cache, connection)
+    return catalogue is None or (bare(compiler.query.model._meta.db_table), verb) in catalogue.rewritten
 
 
 def may_add_key(effect: Effect, guard: Guard, table: str) -> bool:
     """Whether ``effect`` may give a row of ``table`` a new key."""
     if effect.verb == "insert":
         return True
-    if effect.verb not in ("update", "copy"):
+    if effect.verb not in ("update", "alter", "copy"):
         return False
     if effect.columns is None:
         return True
-    if isinstance(guard, unknown_guards.UnknownGuard) and effect.verb == "update":
+    if isinstance(guard, unknown_guards.UnknownGuard) and effect.verb != "copy":
         return True  # also of a column that no model of this process has
     key_columns = {column.lower() for column in columns(guard, table)}
     if effect.verb == "copy":
@@ -206,11 +247,14 @@ def _catalogue(cache: DatabaseCache, connection: Any) -> Catalogue | None:
     """Return the database's catalogue; ``None`` if it cannot be read."""
     if cache.catalogue is not None:
         return cache.catalogue
+    if connection.alias in definitions.temporary:
+        return None
     seen = definitions.stamp
     try:
         with connection.wrap_database_errors:
             connection.ensure_connection()
             catalogue = load(connection)
+            definitions.check_temporary(connection)
     except (DatabaseError, InterfaceError) as error:
         logger.warning(
             "bloomguard cannot read the catalogue of the database %s, so each write disables its "
@@ -219,8 +263,11 @@ def _catalogue(cache: DatabaseCache, connection: Any) -> Catalogue | None:
             type(error).__name__,
         )
         return None
+    if connection.alias in definitions.temporary:
+        return None
     if not definitions.are_changing() and seen == definitions.stamp:
-        cache.quiet = _Quiet(cache, catalogue)
+        cache.quiet = quiet = _Quiet(cache, catalogue)
+        cache.trusts_names = NEVER_FUNCTIONS.isdisjoint(quiet.writers)
         cache.catalogue = catalogue
     return catalogue
 
@@ -236,7 +283,7 @@ class _Quiet(dict[str, bool]):
     def _reaches(self, effects: Iterable[Effect]) -> bool:
         return any(
             effect.verb == "any" or (effect.name in self.cache.tables and effect.verb in ("insert", "update"))
-            for effect in self.catalogue.follow(effects)
+            for effect, _ in self.catalogue.follow(effects)
         )
 
     def get(self, table: str, default: Any = None) -> bool:

@@ -5,7 +5,8 @@ database does because of it: by views, partitions, triggers and foreign keys. Ev
 harmless fences. The ORM's compilers add the keys of their own tables. The texts of harmless statements are cached, and
 cost a microsecond or less.
 
-If the caller knows the keys, a block of :func:`~bloomguard.writes.adding.adding` adds them, and nothing is fenced.
+If the caller knows the keys, a block of :func:`~bloomguard.writes.adding.adding` adds them, and nothing is fenced. That
+goes for the rows of the statement itself, not for those of a trigger or a function.
 """
 
 from __future__ import annotations
@@ -71,7 +72,7 @@ def watch(execute: Execute, sql: Any, params: Any, many: bool, context: dict[str
             return execute(sql, params, many, context)
         if sql.startswith(_BORDERS) and ";" not in sql:
             return execute(sql, params, many, context)
-        if reader.is_plain_read(sql):
+        if reader.is_plain_read(sql) and (cache.trusts_names or "(" not in sql or connection.vendor == "sqlite"):
             cache.add_harmless(sql)
             return execute(sql, params, many, context)
         usual = _USUAL.match(sql)
@@ -101,7 +102,7 @@ def _check(execute: Execute, sql: Any, params: Any, many: bool, context: dict[st
                 _Unread.of(connection).add(text_of(sql, connection))
     text = text_of(sql, connection)
     reading = read(text, connection)
-    if not reading.effects and not reading.defines:
+    if not reading.effects and not reading.defines and (cache.trusts_names or not reading.known):
         cache.add_harmless(text)
         return execute(sql, params, many, context)
     if reading.several and connection.vendor == "sqlite":
@@ -162,7 +163,9 @@ class _Unread:
 
 def _follow(reading: Reading, connection: Any) -> dict[Guard, Cause]:
     """Return the guards that may have new keys, without the table that the ORM is writing: its compiler adds those."""
-    return affected_guards(reading.effects, connection, own="" if running.table is None else bare(running.table))
+    return affected_guards(
+        reading.effects | reading.known, connection, own="" if running.table is None else bare(running.table)
+    )
 
 
 # -- fencing
@@ -179,7 +182,7 @@ def following(
     """
     try:
         cache = current_cache(connection.alias)
-        if not reading.effects or not cache.tables:
+        if not (reading.effects or reading.known) or not cache.tables:
             yield {}
         elif not apart and cache.catalogue is None and connection.vendor == "sqlite" and is_under_way(connection):
             # A read now would take a snapshot, and the write could fail with SQLITE_BUSY_SNAPSHOT.
@@ -228,7 +231,9 @@ def _fence(written: dict[Guard, Cause], connection: Any) -> None:
     site = _site() if written else ""
     for guard, cause in written.items():
         reason = _reason(cause, site)
-        if adding.is_left_to_block(guard, connection.alias, reason):
+        # The caller knows the rows of the statement itself, and no others.
+        is_known = cause.table and not cause.is_active
+        if is_known and adding.is_left_to_block(guard, connection.alias, reason):
             continue
         if fencing.fence(guard, connection.alias, reason):
             _warn(cause, site)

@@ -29,7 +29,7 @@ _first = itemgetter(0)
 #: Errors of a statement that certainly wrote nothing.
 _REFUSED = (IntegrityError, DataError, ProgrammingError)
 #: How many rows are read back by one query: below every database's limit of parameters.
-_PAGE = 500
+PAGE = 500
 
 
 class WrittenRows(NamedTuple):
@@ -262,6 +262,6 @@ def _rows(guard: Guard, using: str, written: WrittenRows) -> Values:
     rows: Any = models.QuerySet(guard.model, using=using).order_by()
     keys = [value[0] if len(value) == 1 else value for value in written.values if None not in value]
     found: list[tuple[Any, ...]] = []
-    for start in range(0, len(keys), _PAGE):
-        found += rows.filter(**{f"{written.link}__in": keys[start : start + _PAGE]}).values_list(*guard._meta.attnames)
+    for start in range(0, len(keys), PAGE):
+        found += rows.filter(**{f"{written.link}__in": keys[start : start + PAGE]}).values_list(*guard._meta.attnames)
     return found

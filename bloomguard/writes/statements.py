@@ -28,6 +28,7 @@ from django.db.models.sql import compiler as compilers
 
 from ..models import GuardState
 from . import discards, fencing, observer, state_rows
+from .consequences import may_be_rewritten
 from .discards import Before
 from .rows import (
     Batch,
@@ -174,7 +175,7 @@ def _more_to_return(
             # The instance does not show whether its row existed before.
             upserts = tracked in counting and compiler.query.on_conflict
             # MySQL and MariaDB may store less than an instance holds: without strict mode, or by INSERT IGNORE.
-            if _instances_hold(compiler.query, fields) and not upserts and compiler.connection.vendor != "mysql":
+            if compiler.connection.vendor != "mysql" and not upserts and _instances_hold(compiler, fields):
                 continue
             more += missing
     return more if more and _converts(compiler, more) else []
@@ -198,6 +199,8 @@ def _inserted(
     tracked: TrackedTable, compiler: Any, returned: Sequence[Any], rows: Values, before: Before
 ) -> WrittenRows | None:
     """Return the inserted rows; ``None`` if too little is known to make their keys."""
+    if compiler.connection.vendor == "mysql" and not _returns(compiler) and may_be_rewritten(compiler, "insert"):
+        return None  # the last ID is not read back from the row
     by_key, by_primary_key = (tracked.fields, tracked.link), (tracked.primary_key, tracked.link or "pk")
     if tracked in before and (written := _written_rows(by_primary_key, compiler, returned, rows)):
         return finish(before, tracked, compiler.using, written)
@@ -212,22 +215,23 @@ def _written_rows(
         return None
     if (rows or _returns(compiler)) and (written := returned_rows(fields, link, returned, rows)):
         return written
-    if not _instances_hold(compiler.query, fields):
+    if not _instances_hold(compiler, fields):
         return None
     names = [field.attname for field in fields]
     values = [tuple(getattr(instance, name) for name in names) for instance in compiler.query.objs]
     return WrittenRows(values, link, stored=False)
 
 
-def _instances_hold(query: Any, fields: Fields) -> bool:
+def _instances_hold(compiler: Any, fields: Fields) -> bool:
     """Whether the instances hold the values of ``fields`` that the new rows store."""
+    query = compiler.query
     if query.on_conflict == OnConflict.UPDATE:
         return False  # the existing row that is updated may have another key than the instance
     if not all(_is_plain(field) and field in query.fields for field in fields):
         return False
-    return not any(
-        hasattr(getattr(instance, field.attname), "resolve_expression") for instance in query.objs for field in fields
-    )
+    if any(hasattr(getattr(each, field.attname), "resolve_expression") for each in query.objs for field in fields):
+        return False
+    return not may_be_rewritten(compiler, "insert")
 
 
 @lru_cache(maxsize=1000)

@@ -11,8 +11,10 @@ from django.db import models
 
 from ..models import GuardState
 from . import discards, fencing, state_rows
+from .consequences import may_be_rewritten
 from .discards import Before
 from .rows import (
+    PAGE,
     Execute,
     Values,
     WrittenRows,
@@ -41,7 +43,7 @@ def wrap_update(execute: Execute) -> Execute:
             if self.query.model is GuardState:
                 state_rows.before_change(self.using)
             return execute(self, result_type)
-        touched = _touched(tables, self.query)
+        touched = _touched(tables, self)
         if not touched:
             return run(execute, self, result_type)
         idle = fencing.all_idle(map(guard_of, touched), self.using)
@@ -57,7 +59,7 @@ def wrap_update_returning(execute: Execute) -> Execute:
 
     @wraps(execute)
     def execute_returning_sql(self: Any, returning_fields: Any) -> Any:
-        touched = _touched(tracked_tables(self.query.model), self.query)
+        touched = _touched(tracked_tables(self.query.model), self)
         if not touched or not returning_fields or not self.connection.features.can_return_rows_from_update:
             return execute(self, returning_fields)
         idle = fencing.all_idle(map(guard_of, touched), self.using)
@@ -79,12 +81,16 @@ def _unknown(tracked: TrackedTable, result: Any) -> None:
     """The rows that an idle guard's UPDATE changed: nobody asked for them."""
 
 
-def _touched(tables: Sequence[TrackedTable], query: Any) -> list[TrackedTable]:
-    """Return the tables where this UPDATE can make a new key: it sets a column of the key or of ``alive``."""
+def _touched(tables: Sequence[TrackedTable], compiler: Any) -> Sequence[TrackedTable]:
+    """Return the tables where this UPDATE can make a new key: it sets a column of the key or of ``alive``.
+
+    Or a trigger may set one.
+    """
     if not tables:
-        return []
-    written = {field.column for field, _, _ in query.values}
-    return [tracked for tracked in tables if not written.isdisjoint(tracked.columns)]
+        return ()
+    written = {field.column for field, _, _ in compiler.query.values}
+    found = [tracked for tracked in tables if not written.isdisjoint(tracked.columns)]
+    return tables if len(found) < len(tables) and may_be_rewritten(compiler, "update") else found
 
 
 def _fields_to_return(tables: Sequence[TrackedTable], before: Before) -> list[Any]:
@@ -130,6 +136,8 @@ def _send(compiler: Any, tables: Sequence[TrackedTable], sql: str, parameters: A
         changed: int = run(_execute_returning, compiler, sql, parameters, [], None)
         if keys is not None and changed != len(keys):
             keys = None  # at READ COMMITTED a locking read keeps no other row from coming to match
+        if keys is not None and may_be_rewritten(compiler, "update") and not _are_all_there(compiler, keys):
+            keys = None  # a trigger has changed primary keys
         add_all(tables, using, lambda tracked: _looked_up(tracked, compiler, keys, before))
         return changed
     returned = _fields_to_return(tables, before)
@@ -203,6 +211,15 @@ def _locked(compiler: Any) -> Values | None:
     else:
         keys = list(chosen.select_for_update())
     return keys if len(keys) <= discards.MOST_ROWS else None
+
+
+def _are_all_there(compiler: Any, keys: Values) -> bool:
+    """Whether each of the locked rows still has one of these primary keys."""
+    rows: Any = models.QuerySet(compiler.query.model, using=compiler.using)
+    plain = [key[0] if len(key) == 1 else key for key in keys]
+    pages = (plain[start : start + PAGE] for start in range(0, len(plain), PAGE))
+    found: int = sum(rows.filter(pk__in=page).count() for page in pages)
+    return found == len(keys)
 
 
 def _looked_up(tracked: TrackedTable, compiler: Any, keys: Values | None, before: Before) -> WrittenRows | None:

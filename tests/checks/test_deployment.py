@@ -235,9 +235,9 @@ def test_a_trigger_that_writes_no_key(mine, trigger, body):
 
 
 @pytest.mark.usefixtures("postgresql")
-@pytest.mark.parametrize(("column", "count"), [("id", 1), ("name", 0)])
-def test_a_trigger_that_changes_a_row_before_it_is_written(mine, trigger, column, count):
-    """What Django wrote is not what is stored: that matters for the columns of the key."""
+@pytest.mark.parametrize("column", ["id", "name"])
+def test_a_trigger_that_changes_a_row_before_it_is_written(mine, trigger, column):
+    """Nothing is reported: the keys of what Django wrote are read from what is stored."""
     trigger(f"NEW.{column} := NEW.{column}", on="shop_product", when="BEFORE INSERT")
 
-    assert [found for found, _, _ in messages() if found == "bloomguard.W035"] == ["bloomguard.W035"] * count
+    assert [found for found, _, _ in messages() if found == "bloomguard.W035"] == []

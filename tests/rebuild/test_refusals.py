@@ -11,7 +11,7 @@ import pytest
 from django.core.checks import run_checks
 from django.core.management import CommandError, call_command
 from django.db import connections, models
-from django.db.models import F, Q
+from django.db.models import F, Q, functions
 from django.db.models.functions import Now
 from django.test.utils import isolate_apps
 
@@ -243,6 +243,47 @@ def test_a_normalizer_that_folds_something_else(monkeypatch, page, alias, column
 
     assert f"'it' {told}" in refused()
     assert [each[0] for each in checked()] == ["W106"]
+
+
+COMPUTED = {
+    "sqlite": ("sqlite", "varchar(50) GENERATED ALWAYS AS (lower(name)) STORED"),
+    "sqlite, virtual": ("sqlite", "varchar(50) AS (lower(name))"),
+    "postgresql": ("postgresql", "varchar(50) GENERATED ALWAYS AS (lower(name)) STORED"),
+    "mariadb": ("mariadb", "varchar(50) COLLATE utf8mb4_nopad_bin AS (lower(name)) PERSISTENT"),
+    "mariadb, virtual": ("mariadb", "varchar(50) COLLATE utf8mb4_nopad_bin AS (lower(name)) VIRTUAL"),
+}
+
+
+@pytest.mark.parametrize(("each_database", "column"), COMPUTED.values(), ids=COMPUTED, indirect=["each_database"])
+def test_a_column_that_the_database_computes(each_database, only, undone, column):
+    """An update of the name changes it too: that is known only of a field that says so, for `alive`."""
+    undone.append("DROP TABLE IF EXISTS shop_page")
+    run(f"CREATE TABLE shop_page (id integer PRIMARY KEY, name varchar(50) NOT NULL, it {column})")
+    slug = models.CharField(max_length=50)
+    generated = models.GeneratedField(expression=functions.Lower("name"), output_field=slug, db_persist=True)
+    for field, options, found in (
+        (models.CharField(max_length=50), {"lookup": "it"}, ["W136"]),
+        (models.CharField(max_length=50), {"alive": Q(it="shown")}, ["W136"]),
+        (generated, {"alive": Q(it="shown")}, []),
+    ):
+        with isolate_apps("tests.shop"):
+            body = {"__module__": __name__, "name": models.CharField(max_length=50), "it": field}
+            model = type("Page", (models.Model,), body | {"Meta": type("Meta", (), {"app_label": "shop"})})
+        only(model, **options)
+
+        assert [each[0] for each in checked()] == found
+        if found:
+            assert "computes the column 'it' of 'shop_page'" in refused()
+
+
+@pytest.mark.parametrize("each_database", ["mariadb"], indirect=True)
+def test_a_condition_on_a_column_that_each_update_sets(each_database, only, undone):
+    """MariaDB sets it, whatever the statement names."""
+    undone.append("DROP TABLE IF EXISTS shop_page")
+    run("CREATE TABLE shop_page (id integer PRIMARY KEY, it datetime NULL ON UPDATE CURRENT_TIMESTAMP)")
+    only(model_of(models.DateTimeField(null=True)), alive=Q(it=None))
+
+    assert "computes the column 'it' of 'shop_page'" in refused()
 
 
 @pytest.mark.parametrize(

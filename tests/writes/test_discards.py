@@ -16,6 +16,7 @@ from bloomguard.guards import Guard
 from bloomguard.rebuild import Rebuild
 from bloomguard.verdicts import Verdict
 from bloomguard.writes import discards
+from bloomguard.writes.adding import adding
 from bloomguard.writes.observer import TransactionObserver
 from tests.conftest import forget
 from tests.shop.models import Article, Bundle, Place, Product
@@ -569,3 +570,48 @@ def test_others_may_go_on_pointing_to_a_row_that_is_changed(articles):
             assert cursor.fetchall() == [("a",)]
     finally:
         other.close()
+
+
+def two_rows(guard: Guard, values: Any) -> None:
+    """Two places that raw SQL writes, with one slug; ``values`` are added."""
+    sql = "INSERT INTO shop_place (id, country, slug) VALUES (901, 'de', 'Ulm'), (902, 'DE', 'Ulm')"
+    with adding(guard, using=database.current) as add, connections[database.current].cursor() as cursor:
+        cursor.execute(sql)
+        add(values)
+
+
+ONCE = {
+    "not unique": ({"lookup": "slug"}, {"Ulm"}, "Ulm"),
+    "normalized": (
+        {"lookup": ("country", "slug"), "normalize": lambda self, value: value.lower()},
+        {("de", "ulm")},
+        ("DE", "Ulm"),
+    ),
+}
+
+
+@pytest.mark.parametrize(("options", "values", "asked"), ONCE.values(), ids=ONCE)
+def test_a_key_that_was_added_once_for_two_rows_outlives_the_first(made, options, values, asked):
+    """Who adds keys of raw SQL cannot be held to one add for each row."""
+    guard = made(Place, **options)
+    two_rows(guard, values)
+    Place.objects.filter(country="de").delete()
+
+    assert guard.verdict(asked) is not ABSENT
+
+
+@pytest.mark.parametrize(
+    ("lookup", "values"), [("pk", (901, 902)), (("country", "slug"), [("de", "Ulm"), ("us", "Ulm")])]
+)
+def test_unique_keys_of_raw_sql_are_discarded(made, lookup, values):
+    """One key is one row there, however often it is added."""
+    guard = made(Place, lookup=lookup)
+    if lookup == "pk":
+        with adding(guard, using=database.current) as add, connections[database.current].cursor() as cursor:
+            cursor.execute("INSERT INTO shop_place (id, country, slug) VALUES (901, 'de', 'Ulm'), (902, 'us', 'Ulm')")
+            add(values)
+    else:
+        two_rows(guard, values)
+    Place.objects.filter(country="de").delete()
+
+    assert [guard.verdict(value) for value in values] == [ABSENT, MAYBE]

@@ -524,6 +524,95 @@ def test_blocks_can_be_nested(product):
     assert status("product") == ARMED
 
 
+@pytest.fixture
+def second(product, clock):
+    """``second(*statements)`` is done, and undone when the test ends; the filter is built between."""
+    undo = []
+
+    def make(*statements):
+        for each in statements:
+            made, away = each if isinstance(each, tuple) else (each, None)
+            execute(made)
+            undo.extend([away] if away else [])
+        Rebuild(product, sleep=clock.sleep).run()
+
+    yield make
+    for sql in reversed(undo):
+        execute(sql)
+
+
+SECOND = "INSERT INTO shop_product (id, name) VALUES (70, 'second')"
+AFTER = {
+    "trigger on SQLite": (
+        "sqlite",
+        [
+            (
+                f"CREATE TRIGGER raw_second AFTER INSERT ON shop_product WHEN NEW.id = 7 BEGIN {SECOND}; END",
+                "DROP TRIGGER raw_second",
+            )
+        ],
+        INSERT,
+    ),
+    "trigger": (
+        "postgresql",
+        [
+            (
+                "CREATE FUNCTION raw_second() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN "
+                f"IF NEW.id = 7 THEN {SECOND}; END IF; RETURN NULL; END $$",
+                "DROP FUNCTION raw_second CASCADE",
+            ),
+            "CREATE TRIGGER raw_second AFTER INSERT ON shop_product FOR EACH ROW EXECUTE FUNCTION raw_second()",
+        ],
+        INSERT,
+    ),
+    "function": (
+        "postgresql",
+        [
+            (
+                f"CREATE FUNCTION raw_second() RETURNS text LANGUAGE sql AS $$ {SECOND} RETURNING name $$",
+                "DROP FUNCTION raw_second",
+            )
+        ],
+        "INSERT INTO shop_product (id, name) SELECT %s, %s || raw_second()",
+    ),
+    "prepared statement": (
+        "postgresql",
+        [
+            (
+                f"PREPARE raw_two AS WITH a AS ({SECOND}) {INSERT.replace('%s', '7', 1).replace('%s', '$1')}",
+                "DEALLOCATE raw_two",
+            )
+        ],
+        "EXECUTE raw_two('x') /* %s %s */",
+    ),
+}
+
+
+@pytest.mark.parametrize(("each_database", "objects", "sql"), AFTER.values(), ids=AFTER, indirect=["each_database"])
+def test_a_block_is_for_the_rows_of_the_statement_itself(product, second, objects, sql):
+    """Its caller does not know those that the database writes because of it, nor those of an unclear text."""
+    second(*objects)
+    with adding(product, using=database.current) as add:
+        execute(sql, [7, "x"])
+        add([7])
+
+    assert Product.objects.filter(pk=70).exists()
+    assert product.verdict(70) is not Verdict.ABSENT
+
+
+def test_a_view_shows_the_rows_of_the_statement_itself(product, second, each_database):
+    """So its caller can add them, also through a view, and through a partition's parent."""
+    if each_database == "sqlite":
+        pytest.skip("a view of SQLite has a trigger")
+    second(("CREATE VIEW raw_shown AS SELECT id, name FROM shop_product", "DROP VIEW raw_shown"))
+    with adding(product, using=database.current) as add:
+        execute(INSERT.replace("shop_product", "raw_shown"), [7, "x"])
+        add([7])
+
+    assert status("product") == ARMED
+    assert product.verdict(7) is Verdict.MAYBE
+
+
 def test_a_block_that_fails_is_rolled_back(product):
     """Nothing is written then, so nothing is fenced."""
 
@@ -756,3 +845,74 @@ def test_reading_the_catalogue_leaves_a_transaction_as_it_was(built, monkeypatch
     finally:
         connection.rollback()
         connection.set_autocommit(True)
+
+
+@on_sqlite
+@pytest.mark.parametrize("sql", ["CREATE TEMP TRIGGER {}", "CREATE TRIGGER temp.{}"])
+def test_a_temporary_trigger_fences(built, sql):
+    """Another connection of this process does not see it, and may be the one that has read the catalogue."""
+    body = "AFTER INSERT ON main.shop_article BEGIN INSERT INTO shop_product (id, name) VALUES (7, 'x'); END"
+    other = threading.Thread(target=by_another_connection)
+    try:
+        execute(f"{sql.format('raw_temporary')} {body}")
+        other.start()
+        other.join()
+        Article.objects.create(slug="new")
+    finally:
+        execute("DROP TRIGGER raw_temporary")
+        consequences.definitions.temporary.clear()
+
+    assert Product.objects.filter(pk=7).exists()
+    assert registry["product"].verdict(7) is not Verdict.ABSENT
+
+
+def by_another_connection():
+    """A write that does nothing, but for which the catalogue is read."""
+    Article.objects.filter(pk=99).update(slug="else")
+    connections.close_all()
+
+
+OWN = {
+    "postgresql": [
+        "CREATE FUNCTION {}(n text) RETURNS bigint LANGUAGE sql AS "
+        "$$ INSERT INTO shop_product (id, name) VALUES (7, n) RETURNING id $$",
+        "CREATE FUNCTION raw_outer() RETURNS bigint LANGUAGE sql AS $$ SELECT {}('x') $$",
+    ],
+    "mariadb": [
+        "CREATE FUNCTION {}(n text) RETURNS bigint "
+        "BEGIN INSERT INTO shop_product (id, name) VALUES (7, n); RETURN 7; END",
+        "CREATE FUNCTION raw_outer() RETURNS bigint RETURN {}('x')",
+    ],
+}
+CALLS = ["SELECT {}('x')", "WITH a AS (SELECT 1) SELECT {}('x') FROM a", "SELECT raw_outer()"]
+
+
+@pytest.mark.parametrize("sql", CALLS)
+@pytest.mark.parametrize(
+    ("each_database", "name"),
+    [("postgresql", "first"), ("postgresql", "key"), ("mariadb", "first")],
+    indirect=["each_database"],
+)
+def test_a_function_named_like_one_of_sql_fences(each_database, built, clock, name, sql):
+    """Also if its call is the first statement of the process."""
+    try:
+        for each in OWN[each_database]:
+            execute(each.format(name))
+        Rebuild(registry["product"], sleep=clock.sleep).run()
+        execute(sql.format(name))
+    finally:
+        execute("DROP FUNCTION IF EXISTS raw_outer")
+        execute(f"DROP FUNCTION IF EXISTS {name}")
+
+    assert Product.objects.filter(pk=7).exists()
+    assert status("product") == FENCED
+
+
+@pytest.mark.parametrize("each_database", ["postgresql", "mariadb"], indirect=True)
+def test_a_count_is_no_call_to_be_followed(built):
+    """If the database has no such function, which is known from the first such query on, it costs nothing."""
+    sql = "SELECT COUNT(*) FROM shop_product"
+    execute(sql)
+    execute(sql)
+
+    assert sql in consequences.current_cache(database.current).harmless

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from .effects import ANYTHING, Effect
 from .tokens import MARK, Tokens
-from .words import BEFORE_ASSIGNMENT, COLUMN_SETTINGS, KINDS, TABLE_SETTINGS
+from .words import COLUMN_SETTINGS, KINDS, TABLE_SETTINGS
 
 
 class Definition(Tokens):
@@ -75,13 +75,13 @@ class Definition(Tokens):
             if second in ("constraint", "primary", "unique", "foreign", "check", "exclude", "index", "key", "value"):
                 return
             column = self.token(self.skip(at + 1, ("column", "if", "not", "exists")))
-            self.add("update", table, frozenset({column.value.lower()}) if column.kind != MARK else None)
+            self.add("alter", table, frozenset({column.value.lower()}) if column.kind != MARK else None)
         elif first in ("alter", "modify", "change"):
             place = self.skip(at + 1, ("column",))
             if first == "alter" and self._sets_nothing(place + 1):
                 return
             columns = {token.value.lower() for token in self.found[place : place + 1 + (first == "change")]}
-            self.add("update", table, frozenset(columns))
+            self.add("alter", table, frozenset(columns))
         elif first == "rename":
             if second in ("to", "as"):
                 name, _ = self.name(at + 2)
@@ -89,7 +89,7 @@ class Definition(Tokens):
                     self.add("insert", name)
             elif second not in ("constraint", "index", "key"):
                 place = self.skip(at + 1, ("column",))
-                self.add("update", table, frozenset({self.token(place + 2).value.lower()}))
+                self.add("alter", table, frozenset({self.token(place + 2).value.lower()}))
         elif first == "inherit":
             name, _ = self.name(at + 1)
             self.add("insert", name)
@@ -107,9 +107,3 @@ class Definition(Tokens):
         """Whether an ALTER COLUMN keeps the values."""
         first, second = self.word(at), self.word(at + 1) or self.mark(at + 1)
         return first in ("drop", "add", "reset", "restart") or (first == "set" and second in COLUMN_SETTINGS)
-
-    def is_assigned(self, at: int) -> bool:
-        """Whether a trigger assigns to the NEW at ``at``."""
-        if self.vendor == "mysql" and (self.word(at - 1) == "set" or self.mark(at - 1) == ","):
-            return True
-        return self.mark(at - 1) in ("", ";", ">") and self.word(at - 1) in BEFORE_ASSIGNMENT

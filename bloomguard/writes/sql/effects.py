@@ -15,9 +15,10 @@ class Effect(NamedTuple):
     """One effect of a statement.
 
     ``insert``: ``name`` has new rows, or names another table now. ``update``: rows change in ``columns``, ``None`` for
-    any; ``nulls``: they become NULL. ``delete``: rows are deleted. ``copy``: SQLite's schema editor copies a table and
-    keeps the values of ``columns``. ``call``: a function is called, ``run``: a procedure. ``set``: a trigger assigns to
-    NEW. ``any``: the effects are unknown.
+    any; ``nulls``: they become NULL. ``alter``: the same by an ALTER TABLE, which fires no trigger. ``delete``: rows
+    are deleted. ``copy``: SQLite's schema editor copies a table and keeps the values of ``columns``. ``call``: a
+    function is called, ``run``: a procedure. ``known``: something is called that is known to write nothing, if
+    it is not the database's own. ``any``: the effects are unknown.
     """
 
     verb: str
@@ -32,12 +33,14 @@ ANYTHING = Effect("any")
 class Reading(NamedTuple):
     """The effects of a text; ``defines``: it may change views, triggers, constraints and the like.
 
-    ``several``: it has more than one statement.
+    ``several``: it has more than one statement. ``known``: calls of names that write nothing, unless the database has a
+    function of its own with that name.
     """
 
     effects: frozenset[Effect]
     defines: bool = False
     several: bool = False
+    known: frozenset[Effect] = frozenset()
 
 
 NOTHING = Reading(frozenset())

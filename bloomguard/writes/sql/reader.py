@@ -7,11 +7,11 @@ write costs a false 404.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 
 from .definitions import Definition
-from .effects import ANEW, ANYTHING, NOTHING, Effect, Reading, bare
+from .effects import ANEW, ANYTHING, Effect, Reading, bare
 from .tokens import MARK, NAME, TEXT, WORD, Token, Unclear, tokens
 from .words import BEFORE_INTO, HARMLESS, MODIFIERS, NEVER_FUNCTIONS, PRAGMAS, SCANNED, TRANSACTIONS
 
@@ -30,7 +30,7 @@ _COPY = re.compile(
 
 
 def is_plain_read(sql: str) -> bool:
-    """Whether ``sql`` is a SELECT that calls only functions known to write nothing, as most queries are."""
+    """Whether ``sql`` is a SELECT that calls only names known to write nothing, as most queries are."""
     if sql[:7] not in ("SELECT ", "select ") or ";" in sql or "--" in sql or "/*" in sql or "into" in sql.lower():
         return False
     pieces = sql.split("(")
@@ -63,17 +63,26 @@ def _read(sql: str, vendor: str) -> Reading:
             effects |= did
             defines |= defined
             count += bool(statement)
-        return Reading(frozenset(effects), defines, count > 1)
     except Unclear:
-        return NOTHING if is_plain_read(sql) else Reading(frozenset({ANYTHING}), True)
+        if not is_plain_read(sql):
+            return Reading(frozenset({ANYTHING}), True)
+        effects, defines, count = {Effect("known", name) for name in NEVER_FUNCTIONS}, False, 1
+    known = frozenset(effect for effect in effects if effect.verb == "known")
+    # SQLite stores no functions.
+    return Reading(frozenset(effects) - known, defines, count > 1, _as_calls(known if vendor != "sqlite" else ()))
 
 
 def read_body(text: str, vendor: str = "") -> frozenset[Effect]:
     """Return the effects of a function, a trigger or a rule with this text."""
     try:
-        return frozenset(_Statement(tokens(text, vendor), vendor, is_body=True).scan())
+        return _as_calls(_Statement(tokens(text, vendor), vendor, is_body=True).scan())
     except Unclear:
         return frozenset({ANYTHING})
+
+
+def _as_calls(effects: Iterable[Effect]) -> frozenset[Effect]:
+    """Return ``effects`` with calls of known names as calls: the catalogue finds a function of that name, if any."""
+    return frozenset(effect._replace(verb="call") if effect.verb == "known" else effect for effect in effects)
 
 
 def read_call(name: str) -> Reading:
@@ -321,12 +330,7 @@ class _Statement(Definition):
     def _into(self, at: int) -> None:
         """Read a SELECT ... INTO: a new table, or variables of a routine."""
         place = self.skip(at + 1, ("strict", "temp", "temporary", "local", "global", "unlogged", "table"))
-        if self.word(place) == "new" and self.mark(place + 1) != ".":
-            self.effects.add(Effect("set"))
-            return
         while True:
-            if self.word(place) == "new" and self.mark(place + 1) == ".":
-                self.effects.add(Effect("set", columns=frozenset({self.token(place + 2).value})))
             name, place = self.name(place)
             if name:
                 self.add("insert", name)
@@ -335,7 +339,6 @@ class _Statement(Definition):
             place += 1
 
     def _in_body(self, at: int, word: str) -> None:
-        following = self.mark(at + 1)
         if word == "execute":
             self.effects.add(ANYTHING)  # its text is made at run time
         elif word == "call":
@@ -346,19 +349,14 @@ class _Statement(Definition):
             end = next((place for place in range(at, len(self.found)) if self.mark(place) == ";"), len(self.found))
             did, _ = _Statement(self.found[at:end], self.vendor).read()
             self.effects |= did
-        elif word == "new" and self.is_assigned(at):
-            column = self.token(at + 2).value.lower()
-            self.effects.add(Effect("set", columns=frozenset({column}) if following == "." else None))
-        elif word == "return" and self.word(at + 1) not in ("new", "old", "null", "") and self.mark(at + 2) == ";":
-            self.effects.add(Effect("set"))
 
     def calls(self, start: int) -> None:
         """Add each name that is followed by a bracket and is no keyword of SQL."""
         for at in range(start, len(self.found) - 1):
             if self.mark(at + 1) == "(" and self.found[at].kind in (WORD, NAME):
                 name = self.found[at].value
-                if self.found[at].kind == NAME or name not in NEVER_FUNCTIONS or self.mark(at - 1) == ".":
-                    self.effects.add(Effect("call", name))
+                is_known = self.found[at].kind == WORD and name in NEVER_FUNCTIONS and self.mark(at - 1) != "."
+                self.effects.add(Effect("known" if is_known else "call", name))
 
     # -- other statements
 

@@ -63,7 +63,5 @@ COLUMN_SETTINGS = _words("""
 MODIFIERS = _words("or replace rollback abort fail ignore low_priority high_priority delayed overwrite")
 #: Words before the INTO of an INSERT (not of SELECT ... INTO).
 BEFORE_INTO = _words("insert replace merge ignore low_priority high_priority delayed rollback abort fail")
-#: Words after which a statement of a routine may begin.
-BEFORE_ASSIGNMENT = _words("begin then else loop for") | {""}
 #: Words after the BEGIN of a transaction.
 TRANSACTIONS = _words("transaction work deferred immediate exclusive isolation read not deferrable")

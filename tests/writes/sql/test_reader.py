@@ -19,7 +19,7 @@ def written(sql, columns=("id", "slug"), vendor="postgresql"):
         effect.name
         for effect in effects
         if effect.name in TABLES
-        and effect.verb in ("insert", "update", "copy")
+        and effect.verb in ("insert", "update", "alter", "copy")
         and (effect.columns is None or effect.columns & set(columns))
     }
 

@@ -1,0 +1,101 @@
+"""What a database does when a table is written: the effects that follow from others."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
+
+from .sql.effects import ANYTHING, Effect, bare
+
+#: The verbs that write a row, which a BEFORE trigger may change.
+ROW = frozenset({"insert", "update"})
+
+
+class Flow(NamedTuple):
+    """The effect that follows from one of ``verbs`` on a table; an update has to change one of ``columns``, if given.
+
+    If ``effect`` has no verb, the same happens on another table.
+    """
+
+    verbs: frozenset[str]
+    effect: Effect
+    columns: frozenset[str] | None = None
+    because: str = ""
+    #: Whether it is a change of its own (trigger, rule, default, action of a foreign key), not a view or partition.
+    is_active: bool = False
+
+
+class Catalogue:
+    """The flows of one database by table, the parents and views that show a table's rows, and what its functions do."""
+
+    def __init__(self) -> None:
+        self.flows: dict[str, list[Flow]] = {}
+        self.shows: dict[str, list[tuple[str, bool]]] = {}
+        self.functions: dict[str, frozenset[Effect]] = {}
+        #: Each table and verb with a BEFORE trigger: it may store another row than the statement gives. What it stores
+        #: is never read from its text, since a function has too many ways to change the row that it returns.
+        self.rewritten: set[tuple[str, str]] = set()
+
+    def follow(self, effects: Iterable[Effect]) -> frozenset[tuple[Effect, bool]]:
+        """Return all that the database may do because of ``effects``, each with whether it is a change of its own.
+
+        Such are those of triggers, functions and the like. The others are the same rows, by a view or a partition.
+        """
+        done, left = set[tuple[Effect, bool]](), [(self.widened(effect), False) for effect in effects]
+        found = set[tuple[Effect, bool]]()
+        while left:
+            each = left.pop()
+            if each not in done:
+                done.add(each)
+                following = [(effect, each[1] or is_active) for effect, is_active in self._next(each[0])]
+                found.update(following)
+                left += following
+        for is_active in (False, True):
+            shown = self._shown(effect for effect, so in done if so is is_active)
+            found.update((effect, is_active) for effect in shown)
+        return frozenset(found)
+
+    def _next(self, effect: Effect) -> Iterator[tuple[Effect, bool]]:
+        if effect.verb in ("call", "run"):
+            for done in self.functions.get(effect.name, (ANYTHING,) if effect.verb == "run" else ()):
+                yield self.widened(done), True
+        for flow in self.flows.get(effect.name, ()):
+            if effect.verb not in flow.verbs:
+                continue
+            if flow.columns is None or effect.columns is None or flow.columns & effect.columns:
+                following = flow.effect if flow.effect.verb else effect._replace(name=flow.effect.name)
+                yield self.widened(following), flow.is_active
+
+    def widened(self, effect: Effect) -> Effect:
+        """Return ``effect``, of any column if a BEFORE trigger may change others than the statement names."""
+        is_widened = effect.verb == "update" and (effect.name, "update") in self.rewritten
+        return Effect("update", effect.name) if is_widened else effect
+
+    def _shown(self, effects: Iterable[Effect]) -> set[Effect]:
+        """Return the same effects on the parents and views that show the rows of the written tables."""
+        found, left = set[Effect](), [effect for effect in effects if effect.name in self.shows]
+        while left:
+            effect = left.pop()
+            for name, is_view in self.shows.get(effect.name, ()):
+                shown = Effect("insert", name) if is_view else effect._replace(name=name)
+                if shown not in found:
+                    found.add(shown)
+                    left.append(shown)
+        return found
+
+    def add(self, table: str, verbs: frozenset[str], effect: Effect, **more: Any) -> None:
+        """Record that ``verbs`` on ``table`` have ``effect``."""
+        self.flows.setdefault(bare(table), []).append(Flow(verbs, effect, **more))
+
+    def add_trigger(
+        self, table: str, verbs: frozenset[str], effects: Iterable[Effect], because: str, *, rewrites: bool = False
+    ) -> None:
+        """Record a trigger for ``verbs`` on ``table`` with ``effects``; ``rewrites``: it may change the row itself."""
+        if rewrites:
+            self.rewritten.update((bare(table), verb) for verb in verbs & ROW)
+        for effect in effects:
+            self.add(table, verbs, effect, because=because, is_active=True)
+
+    def add_shown(self, table: str, by: str, *, is_view: bool) -> None:
+        """Record that ``by``, a parent or a view, shows the rows of ``table``."""
+        self.shows.setdefault(bare(table), []).append((bare(by), is_view))
