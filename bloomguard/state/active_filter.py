@@ -393,8 +393,7 @@ class ActiveFilter(Awaited):
         """Drop all cached state, as if the process had just started."""
         with self._lock:
             self.last_check = None
-            self._opened = {}
-            self._refused = {}
+            self._opened, self._refused = {}, {}
             self._change = self._warned = NONE
             self._looked_at = float("-inf")
             self.is_remote = None
