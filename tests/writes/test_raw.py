@@ -914,3 +914,45 @@ def test_a_count_is_no_call_to_be_followed(built):
     execute(sql)
 
     assert sql in consequences.current_cache(database.current).harmless
+
+
+RULES = {
+    "insert": (
+        "ON INSERT TO shop_product DO ALSO UPDATE shop_product SET id = 7 WHERE id = 2",
+        "INSERT INTO shop_product VALUES (2, '')",
+    ),
+    "delete": (
+        "ON DELETE TO shop_product DO INSTEAD (SELECT 1; UPDATE shop_product SET id = 7 WHERE id = OLD.id)",
+        "DELETE FROM shop_product",
+    ),
+}
+
+
+@on_postgresql
+@pytest.mark.parametrize(("rule", "sql"), RULES.values(), ids=RULES)
+def test_a_rule_that_writes_its_own_table_fences(built, clock, rule, sql):
+    """Such as one that makes an UPDATE of a DELETE."""
+    execute(f"CREATE RULE raw_rule AS {rule}")
+    try:
+        Rebuild(registry["product"], sleep=clock.sleep).run()
+        execute(sql)
+    finally:
+        execute("DROP RULE raw_rule ON shop_product")
+
+    assert Product.objects.filter(pk=7).exists()
+    assert status("product") == FENCED
+
+
+@on_postgresql
+def test_a_rule_that_writes_another_table_fences_nothing(built, clock):
+    """A rule's statements are read as any others."""
+    execute("CREATE TABLE raw_log (id integer)")
+    execute("CREATE RULE raw_rule AS ON DELETE TO shop_product DO ALSO INSERT INTO raw_log VALUES (OLD.id)")
+    try:
+        Rebuild(registry["product"], sleep=clock.sleep).run()
+        execute("DELETE FROM shop_product")
+    finally:
+        execute("DROP RULE raw_rule ON shop_product")
+        execute("DROP TABLE raw_log")
+
+    assert status("product") == ARMED
