@@ -917,25 +917,23 @@ def test_a_count_is_no_call_to_be_followed(built):
 
 
 RULES = {
-    "insert": (
-        "ON INSERT TO shop_product DO ALSO UPDATE shop_product SET id = 7 WHERE id = 2",
-        "INSERT INTO shop_product VALUES (2, '')",
+    "ON INSERT TO shop_product DO ALSO UPDATE shop_product SET id = 7 WHERE id = 1": lambda: Product.objects.create(
+        pk=2
     ),
-    "delete": (
-        "ON DELETE TO shop_product DO INSTEAD (SELECT 1; UPDATE shop_product SET id = 7 WHERE id = OLD.id)",
-        "DELETE FROM shop_product",
+    "ON DELETE TO shop_product DO INSTEAD (SELECT 1; UPDATE shop_product SET id = 7 WHERE id = OLD.id)": (
+        lambda: Product.objects.all().delete()
     ),
 }
 
 
 @on_postgresql
-@pytest.mark.parametrize(("rule", "sql"), RULES.values(), ids=RULES)
-def test_a_rule_that_writes_its_own_table_fences(built, clock, rule, sql):
+@pytest.mark.parametrize(("rule", "write"), RULES.items(), ids=["insert", "delete"])
+def test_a_rule_that_writes_its_own_table_fences(built, clock, rule, write):
     """Such as one that makes an UPDATE of a DELETE."""
     execute(f"CREATE RULE raw_rule AS {rule}")
     try:
         Rebuild(registry["product"], sleep=clock.sleep).run()
-        execute(sql)
+        write()
     finally:
         execute("DROP RULE raw_rule ON shop_product")
 
