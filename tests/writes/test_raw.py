@@ -13,7 +13,7 @@ from pathlib import Path
 from unittest import mock
 
 import pytest
-from django.db import IntegrityError, ProgrammingError, connections, models, transaction
+from django.db import DatabaseError, IntegrityError, ProgrammingError, connections, models, transaction
 from django.db.backends.postgresql.psycopg_any import errors, is_psycopg3
 from django.db.backends.postgresql.psycopg_any import sql as composing
 from django.db.migrations.operations import RunSQL
@@ -904,6 +904,18 @@ def test_a_function_named_like_one_of_sql_fences(each_database, built, clock, na
 
     assert Product.objects.filter(pk=7).exists()
     assert status("product") == FENCED
+
+
+@pytest.mark.parametrize("each_database", ["postgresql", "mariadb"], indirect=True)
+def test_a_read_does_not_fence_while_the_catalogue_cannot_be_read(built, monkeypatch):
+    """It may be locked for a moment; but the text is not trusted from then on."""
+    consequences.definitions.changed(connections[database.current])
+    monkeypatch.setattr(consequences, "load", mock.Mock(side_effect=DatabaseError))
+    sql = "SELECT COUNT(*) FROM shop_product WHERE id = %s"
+    execute(sql, [1])
+
+    assert status("product") == ARMED
+    assert sql not in consequences.current_cache(database.current).harmless
 
 
 @pytest.mark.parametrize("each_database", ["postgresql", "mariadb"], indirect=True)
