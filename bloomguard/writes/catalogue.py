@@ -15,7 +15,7 @@ from django.apps import apps
 
 from .flows import ROW, Catalogue
 from .sql.effects import ANYTHING, Effect, bare
-from .sql.reader import read_body
+from .sql.reader import read, read_body
 from .transactions import is_under_way
 
 #: Extensions whose functions write no tables but their own.
@@ -170,11 +170,15 @@ def _add_sqlite_keys(catalogue: Catalogue, table: str, query: Query) -> None:
 
 _OWN = "NOT IN ('pg_catalog', 'information_schema')"
 _DEPENDING = f"""
-    SELECT DISTINCT v.relname, v.relkind::text, r.ev_type::text, b.relname
+    SELECT DISTINCT b.relname, v.relname
     FROM pg_rewrite r JOIN pg_class v ON v.oid = r.ev_class JOIN pg_namespace n ON n.oid = v.relnamespace
     JOIN pg_depend d ON d.classid = 'pg_rewrite'::regclass AND d.objid = r.oid AND d.refclassid = 'pg_class'::regclass
     JOIN pg_class b ON b.oid = d.refobjid AND b.oid <> v.oid AND b.relkind NOT IN ('S', 'i', 'c')
-    WHERE n.nspname {_OWN}"""  # noqa: S608
+    WHERE n.nspname {_OWN} AND r.ev_type = '1' AND v.relkind = 'v'"""  # noqa: S608
+_RULES = f"""
+    SELECT c.relname, r.ev_type::text, pg_get_ruledef(r.oid)
+    FROM pg_rewrite r JOIN pg_class c ON c.oid = r.ev_class JOIN pg_namespace n ON n.oid = c.relnamespace
+    WHERE r.ev_type <> '1' AND r.ev_enabled <> 'D' AND n.nspname {_OWN}"""  # noqa: S608
 _INHERITING = """
     SELECT c.relname, p.relname, p.relkind::text
     FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid JOIN pg_class p ON p.oid = i.inhparent
@@ -215,16 +219,14 @@ def _read_postgresql(catalogue: Catalogue, query: Query) -> None:
     for name, language, volatile, source, definition in query(_FUNCTIONS):
         known = catalogue.functions.get(name.lower(), frozenset())
         catalogue.functions[name.lower()] = known | _does(language, volatile, source or _after_head(definition))
-    for view, kind, event, base in query(_DEPENDING):
-        if event == "1":
-            if kind == "v":
-                catalogue.add_shown(base, view, is_view=True)
-                for verb in sorted(_ALL):
-                    catalogue.add(view, frozenset({verb}), Effect(verb, bare(base)))
-        else:
-            verbs = frozenset({_EVENTS[event]})
-            for verb in ("insert", "delete"):
-                catalogue.add(view, verbs, Effect(verb, bare(base)), because="a rule", is_active=True)
+    for base, view in query(_DEPENDING):
+        catalogue.add_shown(base, view, is_view=True)
+        for verb in sorted(_ALL):
+            catalogue.add(view, frozenset({verb}), Effect(verb, bare(base)))
+    for table, event, text in query(_RULES):
+        rule = read(f"WITH {text}", "postgresql")  # so it is scanned from end to end
+        for effect in rule.effects | rule.known:
+            catalogue.add(table, frozenset({_EVENTS[event]}), effect, because="a rule", is_active=True)
     parents: dict[str, set[str]] = {}
     for child, parent, kind in query(_INHERITING):
         catalogue.add_shown(child, parent, is_view=False)

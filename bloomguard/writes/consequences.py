@@ -179,6 +179,8 @@ def affected_guards(effects: Iterable[Effect], connection: Any, own: str = "") -
     if not cache.tables:
         return {}
     catalogue = _catalogue(cache, connection)
+    if catalogue is None and all(effect.verb == "known" for effect in effects):
+        return {}  # a read; the catalogue may be locked for a moment, and is looked at again by the next one
     if catalogue is None:
         followed, written = frozenset({(ANYTHING, True)}), effects
     else:

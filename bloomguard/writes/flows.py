@@ -56,7 +56,7 @@ class Catalogue:
         return frozenset(found)
 
     def _next(self, effect: Effect) -> Iterator[tuple[Effect, bool]]:
-        if effect.verb in ("call", "run"):
+        if effect.verb in ("call", "known", "run"):
             for done in self.functions.get(effect.name, (ANYTHING,) if effect.verb == "run" else ()):
                 yield self.widened(done), True
         for flow in self.flows.get(effect.name, ()):

@@ -111,7 +111,8 @@ def _check(execute: Execute, sql: Any, params: Any, many: bool, context: dict[st
             return result
     with following(reading, text, connection) as fenced:
         result = execute(sql, params, many, context)
-    if fenced == {} and not reading.defines and running.table is None and params and type(sql) is str:
+    is_certain = cache.trusts_names or not reading.known
+    if fenced == {} and is_certain and not reading.defines and running.table is None and params and type(sql) is str:
         cache.add_harmless(sql)  # without parameters each text differs
     return result
 

@@ -199,8 +199,6 @@ def _inserted(
     tracked: TrackedTable, compiler: Any, returned: Sequence[Any], rows: Values, before: Before
 ) -> WrittenRows | None:
     """Return the inserted rows; ``None`` if too little is known to make their keys."""
-    if compiler.connection.vendor == "mysql" and not _returns(compiler) and may_be_rewritten(compiler, "insert"):
-        return None  # the last ID is not read back from the row
     by_key, by_primary_key = (tracked.fields, tracked.link), (tracked.primary_key, tracked.link or "pk")
     if tracked in before and (written := _written_rows(by_primary_key, compiler, returned, rows)):
         return finish(before, tracked, compiler.using, written)

@@ -78,8 +78,8 @@ class Actor(Writes, Raw):
             raise  # a step that is made wrongly
         except Exception as error:
             result = f"{type(error).__name__}" + (" lock timeout" if "lock timeout" in str(error) else "")
-            if 'in relation "fuzz_annex"' in str(error):
-                result += " of annexes"
+            if any(f'in relation "fuzz_{name}"' in str(error) for name in ("annex", "hall", "place")):
+                result += " of places"
             if self.statements is not None:
                 self.statements.append(f"!! {type(error).__name__}: {str(error)[:300]}")
         if connection.in_atomic_block and not self._atomics:

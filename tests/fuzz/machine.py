@@ -237,8 +237,8 @@ class Machine:
         other = self.peer.actors[1 - who]
         if mine != twin and "lock timeout" in mine["result"] and self.peer.hands[1 - who](lambda: other.is_broken):
             raise Incomparable  # docs/limits.md: after an error, the other one's locks last until its ROLLBACK
-        if mine != twin and "of annexes" in mine["result"]:
-            raise Incomparable  # docs/soft-delete.md: their cuckoo filter has keys of the places', so both are locked
+        if mine != twin and "of places" in mine["result"]:
+            raise Incomparable  # docs/soft-delete.md: a cuckoo guard of two tables locks the rows of both
         if mine != twin:
             raise Wrong(f"{name} gave {mine} with bloomguard, and {twin} without")
         if "lock timeout" in mine["result"]:

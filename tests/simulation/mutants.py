@@ -282,9 +282,9 @@ def no_wait_after_fencing_a_replaced_store() -> Patches:
     """
     wait = ActiveFilter.wait_for_fence
 
-    def wait_for_fence(self: ActiveFilter, state: State) -> None:
+    def wait_for_fence(self: ActiveFilter, state: State, **options: Any) -> None:
         if state.active or not state.building:
-            wait(self, state)
+            wait(self, state, **options)
 
     return [*_hurried(lambda one: one._mine is None), patch.object(ActiveFilter, "wait_for_fence", wait_for_fence)]
 

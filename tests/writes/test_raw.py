@@ -13,7 +13,7 @@ from pathlib import Path
 from unittest import mock
 
 import pytest
-from django.db import IntegrityError, ProgrammingError, connections, models, transaction
+from django.db import DatabaseError, IntegrityError, ProgrammingError, connections, models, transaction
 from django.db.backends.postgresql.psycopg_any import errors, is_psycopg3
 from django.db.backends.postgresql.psycopg_any import sql as composing
 from django.db.migrations.operations import RunSQL
@@ -909,6 +909,18 @@ def test_a_function_named_like_one_of_sql_fences(each_database, built, clock, na
 
 
 @pytest.mark.parametrize("each_database", ["postgresql", "mariadb"], indirect=True)
+def test_a_read_does_not_fence_while_the_catalogue_cannot_be_read(built, monkeypatch):
+    """It may be locked for a moment; but the text is not trusted from then on."""
+    consequences.definitions.changed(connections[database.current])
+    monkeypatch.setattr(consequences, "load", mock.Mock(side_effect=DatabaseError))
+    sql = "SELECT COUNT(*) FROM shop_product WHERE id = %s"
+    execute(sql, [1])
+
+    assert status("product") == ARMED
+    assert sql not in consequences.current_cache(database.current).harmless
+
+
+@pytest.mark.parametrize("each_database", ["postgresql", "mariadb"], indirect=True)
 def test_a_count_is_no_call_to_be_followed(built):
     """If the database has no such function, which is known from the first such query on, it costs nothing."""
     sql = "SELECT COUNT(*) FROM shop_product"
@@ -916,3 +928,43 @@ def test_a_count_is_no_call_to_be_followed(built):
     execute(sql)
 
     assert sql in consequences.current_cache(database.current).harmless
+
+
+RULES = {
+    "ON INSERT TO shop_product DO ALSO UPDATE shop_product SET id = 7 WHERE id = 1": lambda: Product.objects.create(
+        pk=2
+    ),
+    "ON DELETE TO shop_product DO INSTEAD (SELECT 1; UPDATE shop_product SET id = 7 WHERE id = OLD.id)": (
+        lambda: Product.objects.all().delete()
+    ),
+}
+
+
+@on_postgresql
+@pytest.mark.parametrize(("rule", "write"), RULES.items(), ids=["insert", "delete"])
+def test_a_rule_that_writes_its_own_table_fences(built, clock, rule, write):
+    """Such as one that makes an UPDATE of a DELETE."""
+    execute(f"CREATE RULE raw_rule AS {rule}")
+    try:
+        Rebuild(registry["product"], sleep=clock.sleep).run()
+        write()
+    finally:
+        execute("DROP RULE raw_rule ON shop_product")
+
+    assert Product.objects.filter(pk=7).exists()
+    assert status("product") == FENCED
+
+
+@on_postgresql
+def test_a_rule_that_writes_another_table_fences_nothing(built, clock):
+    """A rule's statements are read as any others."""
+    execute("CREATE TABLE raw_log (id integer)")
+    execute("CREATE RULE raw_rule AS ON DELETE TO shop_product DO ALSO INSERT INTO raw_log VALUES (OLD.id)")
+    try:
+        Rebuild(registry["product"], sleep=clock.sleep).run()
+        execute("DELETE FROM shop_product")
+    finally:
+        execute("DROP RULE raw_rule ON shop_product")
+        execute("DROP TABLE raw_log")
+
+    assert status("product") == ARMED

@@ -161,7 +161,7 @@ def test_another_column_is_added_with_a_migration(rewritten):
 @pytest.mark.parametrize("each_database", ["postgresql"], indirect=True)
 def test_an_update_that_a_trigger_sends_may_fire_another(places, clock):
     """Another table's trigger changes one column of the guarded table, whose own trigger changes the key."""
-    create_trigger(BODIES["assigned"])
+    create_trigger(BODIES["quoted"])
     try:
         execute(
             "CREATE FUNCTION raw_after() RETURNS trigger LANGUAGE plpgsql AS "
@@ -181,7 +181,7 @@ def test_an_update_that_a_trigger_sends_may_fire_another(places, clock):
 def test_a_trigger_that_changes_primary_keys_fences(each_database, build):
     """MariaDB returns nothing for an UPDATE, and a row that has moved is not found by the key that it had."""
     Product.objects.create(pk=7, name="old")
-    create_trigger("SET NEW.id = NEW.id + 100", on="shop_product")
+    create_trigger("SET `NEW`.id = NEW.id + 100", on="shop_product")
     try:
         build("product")
         Product.objects.filter(pk=90007).update(name="new")
@@ -191,22 +191,6 @@ def test_a_trigger_that_changes_primary_keys_fences(each_database, build):
 
     assert Product.objects.get().pk == 107
     assert registry["product"].verdict(107) is not Verdict.ABSENT
-
-
-@pytest.mark.parametrize("each_database", ["mariadb"], indirect=True)
-def test_the_last_id_is_not_the_row(places, clock, monkeypatch):
-    """MySQL has no RETURNING: the ID that it gave out last, and the instance, may not be what is stored."""
-    create_trigger(ON_MARIADB)
-    try:
-        Rebuild(places, sleep=clock.sleep).run()
-        features = connections[database.current].features
-        monkeypatch.setattr(features, "can_return_columns_from_insert", False, raising=False)
-        monkeypatch.setattr(type(features), "can_return_rows_from_bulk_insert", False)
-        Place.objects.create(country="it", slug="Roma")
-    finally:
-        drop_triggers()
-
-    assert denied(places) == []
 
 
 @pytest.mark.parametrize("each_database", ["postgresql"], indirect=True)

@@ -7,7 +7,7 @@ write costs a false 404.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 
 from .definitions import Definition
@@ -69,20 +69,15 @@ def _read(sql: str, vendor: str) -> Reading:
         effects, defines, count = {Effect("known", name) for name in NEVER_FUNCTIONS}, False, 1
     known = frozenset(effect for effect in effects if effect.verb == "known")
     # SQLite stores no functions.
-    return Reading(frozenset(effects) - known, defines, count > 1, _as_calls(known if vendor != "sqlite" else ()))
+    return Reading(frozenset(effects) - known, defines, count > 1, known if vendor != "sqlite" else frozenset())
 
 
 def read_body(text: str, vendor: str = "") -> frozenset[Effect]:
     """Return the effects of a function, a trigger or a rule with this text."""
     try:
-        return _as_calls(_Statement(tokens(text, vendor), vendor, is_body=True).scan())
+        return frozenset(_Statement(tokens(text, vendor), vendor, is_body=True).scan())
     except Unclear:
         return frozenset({ANYTHING})
-
-
-def _as_calls(effects: Iterable[Effect]) -> frozenset[Effect]:
-    """Return ``effects`` with calls of known names as calls: the catalogue finds a function of that name, if any."""
-    return frozenset(effect._replace(verb="call") if effect.verb == "known" else effect for effect in effects)
 
 
 def read_call(name: str) -> Reading:
