@@ -73,9 +73,9 @@ def takes_a_key_for_another_column() -> Iterator[None]:
     """An UPDATE of nothing but the slug brings up no key."""
     original = updates._touched
 
-    def touched(tables: Any, query: Any) -> Any:
-        only_slug = {field.column for field, _, _ in query.values} == {"slug"}
-        return [] if only_slug else original(tables, query)
+    def touched(tables: Any, compiler: Any) -> Any:
+        only_slug = {field.column for field, _, _ in compiler.query.values} == {"slug"}
+        return [] if only_slug else original(tables, compiler)
 
     with mock.patch.object(updates, "_touched", touched):
         yield
@@ -86,10 +86,10 @@ def forgets_who_is_alive() -> Iterator[None]:
     """An UPDATE brings up new keys by the key's own columns alone."""
     original = updates._touched
 
-    def touched(tables: Any, query: Any) -> Any:
-        written = {field.column for field, _, _ in query.values}
+    def touched(tables: Any, compiler: Any) -> Any:
+        written = {field.column for field, _, _ in compiler.query.values}
         return [
-            tracked for tracked in original(tables, query)
+            tracked for tracked in original(tables, compiler)
             if not written.isdisjoint(field.column for field in tracked.guard._meta.fields)
         ]  # fmt: skip
 

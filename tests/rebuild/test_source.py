@@ -89,6 +89,19 @@ ROWS = {
 }
 
 
+@pytest.fixture
+def numbered_anew():
+    """After the test the numbers of new rows begin at 1 again: behind the greatest integer there is none."""
+    yield
+    begin = {"sqlite": "DELETE FROM sqlite_sequence", "mysql": "ALTER TABLE shop_product AUTO_INCREMENT = 1"}
+    connection = connections[database.current]
+    if connection.vendor in begin:
+        Product.objects.all().delete()
+        with connection.cursor() as cursor:
+            cursor.execute(begin[connection.vendor])
+
+
+@pytest.mark.usefixtures("numbered_anew")
 @pytest.mark.parametrize("page_rows", [1, 7, 50, 100, 1_000])
 @pytest.mark.parametrize("rows", ROWS.values(), ids=ROWS)
 def test_a_scan_gives_what_the_iterator_gives(rows, page_rows, monkeypatch):
