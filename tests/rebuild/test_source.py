@@ -90,7 +90,7 @@ ROWS = {
 
 
 @pytest.fixture
-def numbered_anew():
+def numbered_anew(each_database):
     """After the test the numbers of new rows begin at 1 again: behind the greatest integer there is none."""
     yield
     begin = {"sqlite": "DELETE FROM sqlite_sequence", "mysql": "ALTER TABLE shop_product AUTO_INCREMENT = 1"}
