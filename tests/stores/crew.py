@@ -1,8 +1,9 @@
 """Workers of a site under a storm, each a process: ``python -m tests.stores.crew write|read FOLDER NUMBER``.
 
 Writers save rows and note in FOLDER what was committed, once that was acknowledged. Readers ask for noted rows through
-the whole middleware: whatever is not 200 then is a false 404 or an error. Both stop when FOLDER has the file ``stop``
-and print what they saw. With ``BLOOMGUARD_SPEED`` leases and settling times pass that many times as fast.
+the whole middleware: whatever is not 200 then is a false 404 or an error. A reader whose guard answers an ID that never
+was lets a file of its own grow by a byte. All stop when FOLDER has the file ``stop`` and print what they saw. With
+``BLOOMGUARD_SPEED`` leases and settling times pass that many times as fast.
 """
 
 from __future__ import annotations
@@ -44,6 +45,11 @@ class Log:
         return self.rows
 
 
+def answers(folder: Path, number: int) -> Path:
+    """The file of reader ``number`` that has a byte for each of its questions that the guard answered."""
+    return folder / f"answers-{number}"
+
+
 def write(log: Log, number: int, stop: Path) -> dict[str, Any]:
     """Save rows in the ways that sites do, one by one, in bulk and in transactions."""
     from django.db import transaction
@@ -76,6 +82,7 @@ def read(log: Log, number: int, stop: Path) -> dict[str, Any]:
     guard, client, rng = registry["product"], Client(raise_request_exception=False), random.Random(number)
     seen: Counter[str] = Counter()
     wrong: list[tuple[int, int]] = []
+    answered = answers(stop.parent, number).open("ab", buffering=0)
     while not stop.exists():
         rows = log.follow()
         for _ in range(3):
@@ -87,7 +94,10 @@ def read(log: Log, number: int, stop: Path) -> dict[str, Any]:
             if rng.random() < 0.3:
                 rows = log.follow()
         absent = 10**12 + rng.randrange(10**9)
-        seen[guard._runtime.decide(absent).reason] += 1
+        reason = guard._runtime.decide(absent).reason
+        seen[reason] += 1
+        if reason == "absent":
+            answered.write(b".")
         status = client.get(f"/products/{absent}/", HTTP_HOST="localhost").status_code
         if status != 404:
             wrong.append((absent, status))

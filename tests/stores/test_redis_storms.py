@@ -25,7 +25,7 @@ from tests.support.proxy import Proxy
 from tests.support.servers import Cluster, Valkey
 from tests.support.servers import until as wait
 
-from .crew import Log, hurry
+from .crew import Log, answers, hurry
 
 pytestmark = pytest.mark.django_db(transaction=True, databases="__all__")
 
@@ -47,6 +47,9 @@ class Site:
         self.rebuild()
         own = settings.BLOOMGUARD
         self._crew = []
+        self._answers = [answers(folder, number) for number in (1, 3)]
+        for each in self._answers:
+            each.touch()
         for number, what in enumerate(("write", "read", "write", "read")):
             self._use(options())
             code = "from tests.stores.crew import main; main()"
@@ -67,11 +70,15 @@ class Site:
         wait(lambda: len(self.log.follow()) >= wanted)
 
     def work(self):
-        """Write and read for a while with the filter in use, which a slow machine may have fenced."""
-        self.wait_for_writes(100)
-        if registry["product"].verdict(ABSENT) is not Verdict.ABSENT:
-            self.rebuild()
+        """Write and read until the guard has answered each reader; a slow machine may have fenced the filter."""
+        before = [each.stat().st_size for each in self._answers]
+        for _ in range(60):
             self.wait_for_writes(100)
+            if all(each.stat().st_size > size for each, size in zip(self._answers, before, strict=True)):
+                return
+            if registry["product"].verdict(ABSENT) is not Verdict.ABSENT:
+                self.rebuild()
+        raise AssertionError("the guard does not answer the readers")
 
     def rebuild(self):
         """As cron does it: again and again, until it is published and answers."""
