@@ -237,6 +237,9 @@ class Machine:
         other = self.peer.actors[1 - who]
         if mine != twin and "lock timeout" in mine["result"] and self.peer.hands[1 - who](lambda: other.is_broken):
             raise Incomparable  # docs/limits.md: after an error, the other one's locks last until its ROLLBACK
+        first, second = sorted((mine["result"], twin["result"]))
+        if first == "'IntegrityError'" and second.endswith("lock timeout'"):
+            raise Incomparable  # both refuse it, by the constraint or the lock, whichever they meet first
         if mine != twin and "of places" in mine["result"]:
             raise Incomparable  # docs/soft-delete.md: a cuckoo guard of two tables locks the rows of both
         if mine != twin:

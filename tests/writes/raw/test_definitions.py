@@ -1,0 +1,237 @@
+"""What the database does because of a statement: triggers, rules and functions, as they are when it is sent."""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+from unittest import mock
+
+import pytest
+from django.db import DatabaseError, ProgrammingError, connections, transaction
+from django.db.backends.postgresql.psycopg_any import errors
+
+from bloomguard.guards import registry
+from bloomguard.rebuild import Rebuild
+from bloomguard.state import table as state
+from bloomguard.state.row import ARMED, FENCED
+from bloomguard.verdicts import Verdict
+from bloomguard.writes import catalogue, consequences
+from tests.shop.models import Article, Order, Product
+from tests.support import database
+
+from .sending import INSERT, execute, on_postgresql, on_sqlite, status
+
+pytestmark = pytest.mark.django_db(transaction=True, databases="__all__")
+
+
+@pytest.fixture
+def begin_build(each_database, fresh, clock):
+    """``begin_build()``: another process begins to build the idle guard of products, and time passes."""
+    consequences.caches.clear()
+    clock.now += 10
+
+    def begin():
+        assert state.table.swap(state.table.current("product"), building="another") is not None
+        clock.now += 10
+        return 1
+
+    return begin
+
+
+@on_sqlite
+def test_a_script_that_fails_may_have_committed_something(begin_build):
+    """What an idle guard missed before the error is missing in what is built meanwhile: that is fenced."""
+    connections["default"].ensure_connection()
+    connections["default"].connection.create_function("begin_build", 0, begin_build)
+    try:
+        with connections["default"].cursor() as cursor, pytest.raises(sqlite3.OperationalError, match="nonsense"):
+            cursor.executescript(
+                "INSERT INTO shop_product (id, name) VALUES (7, 'x'); SELECT begin_build(); SELECT nonsense;"
+            )
+    finally:
+        connections["default"].close()
+
+    assert Product.objects.filter(pk=7).exists()
+    assert status("product") == FENCED
+
+
+@on_postgresql
+def test_a_statement_that_fails_may_have_committed_something(begin_build, monkeypatch):
+    """The same of several statements in one text."""
+    seem_idle = consequences.DatabaseCache.seem_idle
+
+    def then_begin(self, connection):
+        return seem_idle(self, connection) and bool(begin_build())
+
+    monkeypatch.setattr(consequences.DatabaseCache, "seem_idle", then_begin)
+
+    with pytest.raises(ProgrammingError, match="nonsense"):
+        execute("INSERT INTO shop_product (id, name) VALUES (7, 'x'); COMMIT; SELECT nonsense")
+
+    assert Product.objects.filter(pk=7).exists()
+    assert status("product") == FENCED
+
+
+def test_a_change_of_definitions_is_over_with_its_transaction(built, monkeypatch):
+    """Another transaction on the same connection loads the catalogue once, not at each of its statements."""
+    with connections[database.current].schema_editor() as editor:  # in a transaction, on both databases
+        editor.execute("CREATE TABLE raw_new (id integer PRIMARY KEY)")
+    load = mock.Mock(side_effect=consequences.load)
+    monkeypatch.setattr(consequences, "load", load)
+
+    try:
+        with transaction.atomic(using=database.current):
+            for number in range(5):
+                execute("INSERT INTO raw_new (id) VALUES (%s)", [number])
+            Order.objects.create()
+            assert load.call_count == 1
+    finally:
+        execute("DROP TABLE raw_new")
+
+
+@on_postgresql
+@pytest.mark.parametrize("begun", [False, True])
+def test_reading_the_catalogue_leaves_a_transaction_as_it_was(built, monkeypatch, begun):
+    """One by hand is not begun for it, nor lost because the catalogue could not be read."""
+    connection = connections["postgresql"]
+
+    def reader(catalogue, query):
+        query("SELECT 1")
+        query("SELECT nonsense")
+
+    monkeypatch.setitem(catalogue._READERS, "postgresql", reader)
+    connection.set_autocommit(False)
+    try:
+        if begun:
+            execute(INSERT, [7, "x"])
+        before = connection.connection.info.transaction_status
+        with pytest.raises(errors.UndefinedColumn):
+            catalogue.load(connection)
+        assert connection.connection.info.transaction_status == before
+        assert Product.objects.filter(pk=7).exists() is begun
+    finally:
+        connection.rollback()
+        connection.set_autocommit(True)
+
+
+@on_sqlite
+@pytest.mark.parametrize("sql", ["CREATE TEMP TRIGGER {}", "CREATE TRIGGER temp.{}"])
+def test_a_temporary_trigger_fences(built, sql):
+    """Another connection of this process does not see it, and may be the one that has read the catalogue."""
+    body = "AFTER INSERT ON main.shop_article BEGIN INSERT INTO shop_product (id, name) VALUES (7, 'x'); END"
+    other = threading.Thread(target=by_another_connection)
+    try:
+        execute(f"{sql.format('raw_temporary')} {body}")
+        other.start()
+        other.join()
+        Article.objects.create(slug="new")
+    finally:
+        execute("DROP TRIGGER raw_temporary")
+        consequences.definitions.temporary.clear()
+
+    assert Product.objects.filter(pk=7).exists()
+    assert registry["product"].verdict(7) is not Verdict.ABSENT
+
+
+def by_another_connection():
+    """A write that does nothing, but for which the catalogue is read."""
+    Article.objects.filter(pk=99).update(slug="else")
+    connections.close_all()
+
+
+OWN = {
+    "postgresql": [
+        "CREATE FUNCTION {}(n text) RETURNS bigint LANGUAGE sql AS "
+        "$$ INSERT INTO shop_product (id, name) VALUES (7, n) RETURNING id $$",
+        "CREATE FUNCTION raw_outer() RETURNS bigint LANGUAGE sql AS $$ SELECT {}('x') $$",
+    ],
+    "mariadb": [
+        "CREATE FUNCTION {}(n text) RETURNS bigint "
+        "BEGIN INSERT INTO shop_product (id, name) VALUES (7, n); RETURN 7; END",
+        "CREATE FUNCTION raw_outer() RETURNS bigint RETURN {}('x')",
+    ],
+}
+CALLS = ["SELECT {}('x')", "WITH a AS (SELECT 1) SELECT {}('x') FROM a", "SELECT raw_outer()"]
+
+
+@pytest.mark.parametrize("sql", CALLS)
+@pytest.mark.parametrize(
+    ("each_database", "name"),
+    [("postgresql", "first"), ("postgresql", "key"), ("mariadb", "first")],
+    indirect=["each_database"],
+)
+def test_a_function_named_like_one_of_sql_fences(each_database, built, clock, name, sql):
+    """Also if its call is the first statement of the process."""
+    try:
+        for each in OWN[each_database]:
+            execute(each.format(name))
+        Rebuild(registry["product"], sleep=clock.sleep).run()
+        execute(sql.format(name))
+    finally:
+        execute("DROP FUNCTION IF EXISTS raw_outer")
+        execute(f"DROP FUNCTION IF EXISTS {name}")
+
+    assert Product.objects.filter(pk=7).exists()
+    assert status("product") == FENCED
+
+
+@pytest.mark.parametrize("each_database", ["postgresql", "mariadb"], indirect=True)
+def test_a_read_does_not_fence_while_the_catalogue_cannot_be_read(built, monkeypatch):
+    """It may be locked for a moment; but the text is not trusted from then on."""
+    consequences.definitions.changed(connections[database.current])
+    monkeypatch.setattr(consequences, "load", mock.Mock(side_effect=DatabaseError))
+    sql = "SELECT COUNT(*) FROM shop_product WHERE id = %s"
+    execute(sql, [1])
+
+    assert status("product") == ARMED
+    assert sql not in consequences.current_cache(database.current).harmless
+
+
+@pytest.mark.parametrize("each_database", ["postgresql", "mariadb"], indirect=True)
+def test_a_count_is_no_call_to_be_followed(built):
+    """If the database has no such function, which is known from the first such query on, it costs nothing."""
+    sql = "SELECT COUNT(*) FROM shop_product"
+    execute(sql)
+    execute(sql)
+
+    assert sql in consequences.current_cache(database.current).harmless
+
+
+RULES = {
+    "ON INSERT TO shop_product DO ALSO UPDATE shop_product SET id = 7 WHERE id = 1": lambda: Product.objects.create(
+        pk=2
+    ),
+    "ON DELETE TO shop_product DO INSTEAD (SELECT 1; UPDATE shop_product SET id = 7 WHERE id = OLD.id)": (
+        lambda: Product.objects.all().delete()
+    ),
+}
+
+
+@on_postgresql
+@pytest.mark.parametrize(("rule", "write"), RULES.items(), ids=["insert", "delete"])
+def test_a_rule_that_writes_its_own_table_fences(built, clock, rule, write):
+    """Such as one that makes an UPDATE of a DELETE."""
+    execute(f"CREATE RULE raw_rule AS {rule}")
+    try:
+        Rebuild(registry["product"], sleep=clock.sleep).run()
+        write()
+    finally:
+        execute("DROP RULE raw_rule ON shop_product")
+
+    assert Product.objects.filter(pk=7).exists()
+    assert status("product") == FENCED
+
+
+@on_postgresql
+def test_a_rule_that_writes_another_table_fences_nothing(built, clock):
+    """A rule's statements are read as any others."""
+    execute("CREATE TABLE raw_log (id integer)")
+    execute("CREATE RULE raw_rule AS ON DELETE TO shop_product DO ALSO INSERT INTO raw_log VALUES (OLD.id)")
+    try:
+        Rebuild(registry["product"], sleep=clock.sleep).run()
+        execute("DELETE FROM shop_product")
+    finally:
+        execute("DROP RULE raw_rule ON shop_product")
+        execute("DROP TABLE raw_log")
+
+    assert status("product") == ARMED

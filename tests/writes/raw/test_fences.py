@@ -1,0 +1,383 @@
+"""Raw SQL on a guarded table takes its filter out of use, before the row can be seen, and costs nothing elsewhere."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sqlite3
+import threading
+from contextlib import nullcontext
+
+import pytest
+from django.db import IntegrityError, ProgrammingError, connections, models, transaction
+from django.db.backends.postgresql.psycopg_any import sql as composing
+from django.db.migrations.operations import RunSQL
+from django.db.migrations.state import ModelState, ProjectState
+
+from bloomguard.guards import registry
+from bloomguard.rebuild import Rebuild
+from bloomguard.state import table as state
+from bloomguard.state.row import ARMED, FENCED
+from bloomguard.verdicts import Verdict
+from bloomguard.writes import consequences, raw, tables
+from bloomguard.writes.sql import reader
+from tests.shop.models import Article, Bundle, Order, Product
+from tests.support import database
+from tests.support.guarding import registered
+
+from .sending import INSERT, execute, on_postgresql, on_sqlite, status
+
+pytestmark = pytest.mark.django_db(transaction=True, databases="__all__")
+
+
+@pytest.mark.parametrize("where", ["autocommit", "atomic"])
+def test_a_raw_insert_fences(built, clock, where):
+    """The guard answers nothing from before the row can be seen, until it is rebuilt."""
+    began = clock.now
+    if where == "atomic":
+        with transaction.atomic(using=database.current):
+            execute(INSERT, [7, "x"])
+    else:
+        execute(INSERT, [7, "x"])
+
+    assert clock.now - began >= 2 * state.LEASE_SECONDS
+    assert status("product") == FENCED
+    assert registry["product"].verdict(7) is Verdict.UNKNOWN
+    assert status("article") == ARMED
+    Rebuild(registry["product"], sleep=clock.sleep).run()
+    assert [registry["product"].verdict(pk) for pk in (7, 8)] == [Verdict.MAYBE, Verdict.ABSENT]
+
+
+def test_a_fenced_guard_costs_no_second_wait(built, clock):
+    """While the guard is out of use, raw SQL goes on as it always did."""
+    execute(INSERT, [7, "x"])
+    clock.now += 10
+    state.table.renew()
+    Product.objects.create(pk=20)  # whoever meets the fence for the first time waits once
+    again = clock.now
+
+    for number in range(8, 12):
+        execute(INSERT, [number, "x"])
+
+    assert clock.now == again
+
+
+def test_nobody_sees_the_row_before_the_fence(seen_at_the_fence):
+    """Not even under autocommit: another connection sees neither, or both."""
+    execute(INSERT, [7, "x"])
+
+    assert seen_at_the_fence
+    assert not any(seen_at_the_fence)
+    assert Product.objects.filter(pk=7).exists()
+
+
+def each():
+    return connections[database.current].vendor
+
+
+CASE = {"mysql": ("", ""), "sqlite": ("shop_product", "SHOP_PRODUCT"), "postgresql": ("shop_product", "SHOP_PRODUCT")}
+WITH = dict.fromkeys(CASE, "WITH a AS (SELECT 7 AS b) INSERT INTO shop_product (id, name) SELECT b, 'x' FROM a") | {
+    "mysql": "INSERT INTO shop_product (id, name) WITH a AS (SELECT 7 AS b) SELECT b, 'x' FROM a"
+}
+FORMS = {
+    "many": lambda: execute(INSERT, [(7, "x"), (8, "y")], many=True),
+    "update": lambda: execute("UPDATE shop_product SET id = 7"),
+    "comment": lambda: execute("/* report */ INSERT INTO shop_product (id, name) VALUES (7, 'x')"),
+    "upper case": lambda: execute("INSERT INTO shop_product (ID, name) VALUES (7, 'x')".replace(*CASE[each()])),
+    "with": lambda: execute(WITH[each()]),
+    "raw queryset": lambda: list(
+        Product.objects.raw("INSERT INTO shop_product (id, name) VALUES (7, 'x') RETURNING id")
+    ),
+}
+
+
+@pytest.mark.parametrize("write", FORMS.values(), ids=FORMS)
+def test_every_way_to_send_it_is_seen(built, write):
+    """Whatever ends in a cursor's `execute` or `executemany`."""
+    write()
+
+    assert Product.objects.filter(pk=7).exists()
+    assert status("product") == FENCED
+
+
+def test_rows_that_are_returned_can_be_fetched(built):
+    """A statement that returns rows does so under autocommit too."""
+    with connections[database.current].cursor() as cursor:
+        cursor.execute("INSERT INTO shop_product (id, name) VALUES (7, 'a'), (8, 'b') RETURNING id")
+        rows = cursor.fetchall()
+
+    assert list(rows) == [(7,), (8,)]
+    assert connections[database.current].get_autocommit()
+    assert Product.objects.count() == 3
+    assert status("product") == FENCED
+
+
+@on_postgresql
+def test_a_composed_statement_is_seen(built):
+    """psycopg's own way to build SQL, and bytes."""
+    table = composing.Identifier("public", "shop_product")
+    execute(composing.SQL("INSERT INTO {} (id, name) VALUES (%s, %s)").format(table), [7, "x"])
+
+    assert status("product") == FENCED
+
+
+OTHERS = {
+    "select": lambda: execute("SELECT * FROM shop_product"),
+    "other columns": lambda: execute("UPDATE shop_product SET name = %s WHERE id = 1", ["x"]),
+    "delete": lambda: execute("DELETE FROM shop_product"),
+    "orm delete": lambda: Product.objects.all().delete(),
+    "orm create": lambda: Order.objects.create(),
+    "orm bulk_create": lambda: Product.objects.bulk_create([Product(pk=5), Product(pk=6)]),
+    "orm other columns": lambda: Product.objects.update(name="x"),
+    "orm key": lambda: Article.objects.update(slug="x"),
+    "orm child": lambda: Bundle.objects.create(pk=5, name="a"),
+    "orm like": lambda: Article.objects.filter(slug__contains="ol\\d%").update(slug="b"),
+}
+
+
+@pytest.mark.parametrize("work", OTHERS.values(), ids=OTHERS)
+def test_nothing_else_fences(built, work, caplog):
+    """Reads, deletes, columns that are nobody's key, and all that the ORM writes itself."""
+    with caplog.at_level(logging.WARNING, logger="bloomguard"):
+        work()
+
+    assert {status(name) for name in ("product", "article", "order", "place")} == {ARMED}
+    assert caplog.records == []
+
+
+def test_a_raw_update_of_what_decides_who_is_alive_fences(built):
+    """A row that comes to life brings up a key."""
+    execute("UPDATE shop_article SET deleted = %s", [False])
+
+    assert status("article") == FENCED
+
+
+def test_a_parents_table_counts_for_its_children(built, clock):
+    """A key may lie in a parent's table."""
+    with registered(Bundle, name="bundle", lookup="name") as guard:
+        Rebuild(guard, sleep=clock.sleep).run()
+
+        execute("UPDATE shop_product SET name = 'x'")
+
+        assert status("bundle") == FENCED
+        assert status("product") == ARMED
+
+
+def test_a_guard_without_a_filter_is_left_alone(each_database, fresh, clock, transactional_db, caplog):
+    """There is nothing to fence, to wait for or to warn of."""
+    began = clock.now
+    with caplog.at_level(logging.WARNING, logger="bloomguard"):
+        execute(INSERT, [7, "x"])
+
+    assert (clock.now, caplog.records) == (began, [])
+
+
+def test_one_warning_a_call_site(built, caplog):
+    """It names file and line, and nothing of what was written."""
+    with caplog.at_level(logging.WARNING, logger="bloomguard"):
+        for number in range(50, 53):
+            execute("INSERT INTO shop_product (id, name) VALUES (%s, 'private')", [number])
+
+    (warning,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    (error,) = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
+    assert f"{os.path.basename(__file__)}:" in warning
+    assert "shop_product" in warning
+    assert "rebuild_filter" in warning
+    assert not {"private", "50", "VALUES"} & set(f"{warning} {error}".replace("'", " ").split())
+
+
+def test_an_error_stays_one(built):
+    """A raw statement that fails raises what it did, leaves the connection as it was, and fences nothing."""
+    with pytest.raises(IntegrityError):
+        execute(INSERT, [1, "x"])
+
+    assert connections[database.current].get_autocommit()
+    assert status("product") == ARMED
+    assert Article.objects.create(pk=7, slug="next").pk
+
+
+def test_an_error_in_a_transaction_is_the_callers(built):
+    """On SQLite a block goes on after an error that it caught, as it always did."""
+    if database.current == "postgresql":
+        pytest.skip("PostgreSQL's transaction is over then")
+    with transaction.atomic():
+        with pytest.raises(IntegrityError):
+            execute(INSERT, [1, "x"])
+        Product.objects.create(pk=9)
+
+    assert Product.objects.filter(pk=9).exists()
+
+
+def test_every_connection_is_watched(built):
+    """Those of other threads too; and each of them once."""
+    found = []
+
+    def work():
+        try:
+            execute(INSERT, [7, "x"])
+            connections[database.current].close()
+            execute("SELECT 1")
+            found.append(connections[database.current].execute_wrappers.count(raw.watch))
+        finally:
+            connections[database.current].close()
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+
+    assert found == [1]
+    assert status("product") == FENCED
+
+
+def test_threads_that_begin_at_once_overlook_no_table(monkeypatch):
+    """Two threads may work out which tables are guarded side by side: neither ever sees half of it."""
+    late_began, late_may_end = threading.Event(), threading.Event()
+
+    class Late:
+        """The registry, for a second thread that is held up before it has read the guards."""
+
+        @property
+        def plans(self):
+            return registry.plans
+
+        def __iter__(self):
+            if threading.current_thread() is late:
+                late_began.set()
+                late_may_end.wait(60)
+            return iter(registry)
+
+    registry.replan()
+    monkeypatch.setattr(tables, "registry", Late())
+    late = threading.Thread(target=tables.tracked_tables, args=(Product,))
+    late.start()
+    assert late_began.wait(60)
+
+    found = tables.tracked_tables(Order), "shop_order" in consequences.DatabaseCache().tables
+
+    late_may_end.set()
+    late.join()
+    assert all(found)
+    assert [tracked.guard for tracked in tables.tracked_tables(Order)] == [registry["order"]]
+
+
+def test_copy_as_the_first_statement_of_a_process_is_seen(monkeypatch):
+    """Nothing else needs to have been executed for the tables to be known."""
+    monkeypatch.setattr(consequences, "caches", {})
+    effects = reader.read("COPY shop_order FROM STDIN", "postgresql").effects
+
+    assert set(consequences.affected_guards(effects, connections["default"])) == {registry["order"]}
+
+
+def test_a_wrapper_of_the_projects_comes_and_goes(built):
+    """A connection that opens within one keeps ours, and lets go of theirs."""
+    connection = connections[database.current]
+    connection.close()
+    connection.execute_wrappers.clear()
+    seen = []
+
+    def theirs(execute, sql, params, many, context):
+        seen.append(sql)
+        return execute(sql, params, many, context)
+
+    with connection.execute_wrapper(theirs):
+        execute("SELECT 1")
+    execute("SELECT 2")
+
+    assert [sql for sql in seen if not sql.startswith("SET SESSION")] == ["SELECT 1"]
+    assert connection.execute_wrappers == [raw.watch]
+
+
+@on_sqlite
+def test_what_sqlite_refuses_leaves_no_trace(built):
+    """Its driver takes one statement at a time, and refuses several before a transaction has begun."""
+    connection = connections[database.current]
+    connection.set_autocommit(False)
+    try:
+        with pytest.raises((ProgrammingError, sqlite3.Warning), match="one statement at a time"):  # by Python
+            execute(f"DELETE FROM shop_product RETURNING *; {INSERT}", [7, "x"])
+        assert not connection.connection.in_transaction
+    finally:
+        connection.rollback()
+        connection.set_autocommit(True)
+
+    assert status("product") == ARMED
+
+
+@on_sqlite
+@pytest.mark.parametrize("head", ["", "/* x */ ", "WITH old AS (SELECT 1) "])
+@pytest.mark.parametrize("fails", [False, True])
+def test_under_manual_commits_a_statement_begins_what_it_would_begin(built, head, fails):
+    """Python's driver begins no transaction for a WITH, so such a statement is committed at once."""
+    connection = connections[database.current]
+    Product.objects.create(pk=7, name="x")
+    connection.set_autocommit(False)
+    sql = f"{head}UPDATE shop_product SET id = {'NULL' if fails else 8} WHERE id = 7"
+    try:
+        with pytest.raises(IntegrityError) if fails else nullcontext():
+            execute(sql)
+        assert connection.connection.in_transaction == (not head.startswith("WITH"))
+    finally:
+        connection.commit()
+        connection.set_autocommit(True)
+
+    assert status("product") == (ARMED if fails else FENCED)
+    assert Product.objects.filter(pk=8).exists() is not fails
+
+
+# -- migrations
+
+
+def migrate(*operations):
+    """Apply operations to the article's table, as a migration does."""
+    before = ProjectState()
+    before.add_model(ModelState.from_model(Article))
+    for operation in operations:
+        after = before.clone()
+        operation.state_forwards("shop", after)
+        with connections[database.current].schema_editor() as editor:
+            operation.database_forwards("shop", editor, before, after)
+        before = after
+
+
+@pytest.fixture
+def restored(built):
+    """The article's table is as it was, afterwards."""
+    yield
+    connection = connections[database.current]
+    with connection.constraint_checks_disabled(), connection.schema_editor() as editor:
+        editor.delete_model(Article)
+        editor.create_model(Article)
+
+
+def test_a_migration_of_other_columns_fences_nothing(restored):
+    """Not even where SQLite makes the table anew."""
+    from django.db.migrations import AddField, AlterField, RemoveField
+
+    migrate(
+        AddField("Article", "extra", models.IntegerField(null=True)),
+        AlterField("Article", "extra", models.IntegerField(default=3)),
+        RemoveField("Article", "extra"),
+    )
+
+    assert status("article") == ARMED
+    assert registry["article"].verdict("old") is Verdict.MAYBE
+
+
+def test_a_migration_of_the_keys_column_fences(restored):
+    """What it fills in, or takes from another column, nobody tells."""
+    from django.db.migrations import AddField, RemoveField, RenameField
+
+    migrate(
+        AddField("Article", "handle", models.SlugField(default="same")),
+        RemoveField("Article", "slug"),
+        RenameField("Article", "handle", "slug"),
+    )
+
+    assert status("article") == FENCED
+
+
+def test_run_sql_fences(restored):
+    """A migration's own SQL is raw SQL."""
+    migrate(RunSQL("UPDATE shop_article SET slug = 'written'"))
+
+    assert status("article") == FENCED
