@@ -13,7 +13,7 @@ from django.db import DatabaseError, connection, models, transaction
 
 from .models import Article, Author, Place, Price, Tag
 from .raw import Raw
-from .writes import GivenUp, Writes
+from .writes import GivenUp, Writes, name_of
 
 Outcome = dict[str, Any]
 
@@ -77,9 +77,7 @@ class Actor(Writes, Raw):
         except (TypeError, AttributeError, LookupError, AssertionError):
             raise  # a step that is made wrongly
         except Exception as error:
-            result = f"{type(error).__name__}" + (" lock timeout" if "lock timeout" in str(error) else "")
-            if any(f'in relation "fuzz_{name}"' in str(error) for name in ("annex", "hall", "place")):
-                result += " of places"
+            result = name_of(error)
             if self.statements is not None:
                 self.statements.append(f"!! {type(error).__name__}: {str(error)[:300]}")
         if connection.in_atomic_block and not self._atomics:

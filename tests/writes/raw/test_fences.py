@@ -174,9 +174,9 @@ def test_a_guard_without_a_filter_is_left_alone(each_database, fresh, clock, tra
 
 def test_one_warning_a_call_site(built, caplog):
     """It names file and line, and nothing of what was written."""
-    with caplog.at_level(logging.WARNING, logger="bloomguard"):
+    with caplog.at_level(logging.WARNING, logger="bloomguard"), connections[database.current].cursor() as cursor:
         for number in range(50, 53):
-            execute("INSERT INTO shop_product (id, name) VALUES (%s, 'private')", [number])
+            cursor.execute("INSERT INTO shop_product (id, name) VALUES (%s, 'private')", [number])
 
     (warning,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     (error,) = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
