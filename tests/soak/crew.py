@@ -119,7 +119,8 @@ def set_trap(name: str, hits: int) -> None:
         left[0] -= 1
         return left[0] == 0
 
-    write, swap, seal = Frame.write, StateTable.swap, FrameGeneration.seal
+    write, add_bits, write_bits = Frame.write, Frame.add_bits, Frame.write_bits
+    swap, seal = StateTable.swap, FrameGeneration.seal
 
     def writing(self: Any, writes: Any) -> None:
         steps = list(writes)
@@ -130,6 +131,21 @@ def set_trap(name: str, hits: int) -> None:
             die(name)
 
         write(self, cut() if long_enough and due() else steps)
+
+    def adding(self: Any, positions: Any) -> None:
+        def cut() -> Iterator[int]:
+            yield from positions[: len(positions) // 2]
+            die("add")
+
+        add_bits(self, cut() if due() else positions)
+
+    def adding_many(self: Any, positions: Any) -> None:
+        if due():
+            self._start()
+            for position in positions[: len(positions) // 2]:
+                self._data[position >> 3] |= 128 >> (position & 7)
+            die("add")
+        write_bits(self, positions)
 
     def swapping(self: Any, seen: Any, **changes: Any) -> Any:
         mine = due()
@@ -145,8 +161,10 @@ def set_trap(name: str, hits: int) -> None:
         if due():
             die(name)  # what is mapped has not been written to the disk, or half of it has
 
-    if name in ("add", "kick"):
+    if name == "kick":
         Frame.write = writing
+    elif name == "add":
+        Frame.write, Frame.add_bits, Frame.write_bits = writing, adding, adding_many
     elif name == "swap":
         StateTable.swap = swapping
     else:
