@@ -16,7 +16,7 @@ OPEN_SECONDS = 2.0
 def turn(lock: threading.Lock, what: str) -> Iterator[None]:
     """Hold ``lock``; raises :class:`StoreUnavailable` if another thread has held it for ``what`` for too long."""
     if not lock.acquire(timeout=OPEN_SECONDS):
-        raise StoreUnavailable(f"another thread has been {what} for {OPEN_SECONDS:g} s", "busy")
+        raise StoreUnavailable(f"another thread has been {what} for {OPEN_SECONDS:g} s")
     try:
         yield
     finally:

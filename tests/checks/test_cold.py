@@ -101,7 +101,7 @@ def test_a_fresh_process_says_that_the_store_does_not_answer(fresh, monkeypatch,
     forget()
 
     def unavailable(self, name):
-        raise StoreUnavailable("the server is down", "refused")
+        raise StoreUnavailable("the server is down")
 
     with monkeypatch.context() as patch:
         patch.setattr(FileStore, "names", unavailable)

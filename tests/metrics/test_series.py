@@ -195,7 +195,7 @@ def test_many_guards_are_read_in_one_trip(flusher, memory, monkeypatch):
 
 
 def broken(*args):
-    raise StoreUnavailable("the server did not answer in time", "timeout")
+    raise StoreUnavailable("the server did not answer in time")
 
 
 def test_a_store_that_is_away_gets_its_figures_later(flusher, calendar, memory, monkeypatch):

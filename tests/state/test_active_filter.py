@@ -329,7 +329,7 @@ def test_a_standby_that_an_add_did_not_reach_makes_it_no_add(product, clock, mon
     clock.now += 1
 
     def fail(*args, **kwargs):
-        raise StoreUnavailable("no answer", "timeout")
+        raise StoreUnavailable("no answer")
 
     monkeypatch.setattr(opened, "add", fail)
 

@@ -143,7 +143,7 @@ class AsyncLink:
                 await pool.ensure_connection(connection)
             except redis.TimeoutError as error:
                 if detector.stalled:
-                    raise StoreUnavailable("the event loop was blocked while it connected", "timeout") from error
+                    raise StoreUnavailable("the event loop was blocked while it connected") from error
                 raise
 
     async def _acquire(self, free: asyncio.Semaphore) -> None:
@@ -155,8 +155,7 @@ class AsyncLink:
             # Not `asyncio.wait_for`, which before Python 3.12 can lose the cancellation of a task.
             if not (await asyncio.wait({acquired}, timeout=self._timeout))[0]:
                 raise StoreUnavailable(
-                    f"all {_MAX_CONNECTIONS} connections of the event loop were in use for {self._timeout:g} s",
-                    "crowded",
+                    f"all {_MAX_CONNECTIONS} connections of the event loop were in use for {self._timeout:g} s"
                 )
         except BaseException:
             acquired.cancel()

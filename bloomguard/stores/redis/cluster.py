@@ -76,7 +76,7 @@ class ClusterMap:
         """Return the index of the node that holds ``key``; raises :class:`StoreUnavailable` if none does."""
         found = self.holders[_slot(key)]
         if found == _NO_NODE:
-            raise StoreUnavailable("the cluster has slots that no node serves; see CLUSTER INFO", "clusterdown")
+            raise StoreUnavailable("the cluster has slots that no node serves; see CLUSTER INFO")
         return found
 
     def commands_to(self, node: int, commands: Sequence[Command]) -> NodeCommands:
@@ -170,7 +170,7 @@ class Cluster:
         return latest
 
     def _read(self) -> Steps:
-        failure: StoreError = StoreUnavailable("no address of a cluster node is known; check the url", "connection")
+        failure: StoreError = StoreUnavailable("no address of a cluster node is known; check the url")
         for address in dict.fromkeys([*self._seeds, *self._nodes]):
             try:
                 [(_, (slots,))] = yield methodcaller("query", [NodeCommands(address, [("", ("CLUSTER", "SLOTS"))])])

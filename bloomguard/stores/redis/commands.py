@@ -143,7 +143,7 @@ class Server:
         """Raise :class:`StoreUnavailable` while the breaker is open."""
         if self.breaker is not None and not self.breaker.allows():
             raise StoreUnavailable(
-                f"the server did not answer {FAILURES} requests; it is tried again every {PROBE_SECONDS:g} s", "breaker"
+                f"the server did not answer {FAILURES} requests; it is tried again every {PROBE_SECONDS:g} s"
             )
 
     def failed(self, error: Exception) -> StoreError:
@@ -298,11 +298,11 @@ def _field(info: bytes, name: str) -> str:
 
 def _unavailable(error: Exception) -> StoreError:
     if isinstance(error, (redis.TimeoutError, TimeoutError)):
-        return StoreUnavailable("the server did not answer in time", "timeout")
+        return StoreUnavailable("the server did not answer in time")
     if isinstance(error, redis.AuthenticationError):
-        return StoreUnavailable(f"the server refused the login: {error}", "login")
+        return StoreUnavailable(f"the server refused the login: {error}")
     if isinstance(error, (redis.ConnectionError, OSError)) and not isinstance(error, redis.BusyLoadingError):
-        return StoreUnavailable(f"no connection to the server: {error}", "connection")
+        return StoreUnavailable(f"no connection to the server: {error}")
     return _refusal(error)
 
 
@@ -311,5 +311,5 @@ def _refusal(error: Exception) -> StoreError:
     if isinstance(error, redis.exceptions.AskError) or word in _MOVED:  # and MovedError, which is one
         return StoreError("the key's slot was moved to another node or is being moved; rebuild the filter after that")
     if word in _TEMPORARY:
-        return StoreUnavailable(f"the server refuses commands: {word}", word.lower())
+        return StoreUnavailable(f"the server refuses commands: {word}")
     return StoreError(f"the server answered with an error: {error}")

@@ -12,9 +12,7 @@ the other nodes are found while one node is down.
 
 from __future__ import annotations
 
-import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from math import inf
@@ -25,11 +23,10 @@ from django.conf import settings
 from django.core.checks import CheckMessage, Info, Warning
 from redis.exceptions import NoScriptError
 
-from ...exceptions import ConfigurationError, StoreError, StoreUnavailable, UnknownGeneration
+from ...exceptions import ConfigurationError, StoreError, UnknownGeneration
 from ...filters import CorruptFilter
 from ...filters.codec import FIXED_BYTES, MAX_SHARDS, Header, header_bytes
 from ...filters.layout import Layout
-from ...forks import after_fork
 from ..base import FindKeyHash, Generation, Store, bound
 from ..pages import COLUMNS, KEPT_SECONDS, ROWS, Page
 from .cluster import Address, ClusterLink, spread
@@ -103,13 +100,6 @@ class RedisStore(Store):
         self._async_reads = servers.async_link(self._reads, connect_timeout, read_timeout)
         #: Whether event loops can use the store: redis.asyncio has to support all options of the connections.
         self.supports_async = self._async_reads is not None
-        #: Number of failed reads by reason.
-        self.failures: Counter[str] = Counter()
-        self._lock = threading.Lock()
-        after_fork(self._after_fork)
-
-    def _after_fork(self) -> None:
-        self._lock = threading.Lock()
 
     # -- round trips
 
@@ -118,20 +108,12 @@ class RedisStore(Store):
 
         Raises :class:`StoreUnavailable` without a delay while a server's circuit breaker is open.
         """
-        try:
-            return self._reads.trip(commands, identity)
-        except StoreUnavailable as error:
-            self._count(error)
-            raise
+        return self._reads.trip(commands, identity)
 
     async def aread(self, commands: Sequence[Command], identity: str) -> list[Any]:
         """Async version of :meth:`read`, if :attr:`supports_async` is set."""
         assert self._async_reads is not None
-        try:
-            return await self._async_reads.trip(commands, identity)
-        except StoreUnavailable as error:
-            self._count(error)
-            raise
+        return await self._async_reads.trip(commands, identity)
 
     def write(self, commands: Sequence[Command], identity: str) -> list[Any]:
         """Run commands of an add or discard; raises :class:`StoreError`. There is no circuit breaker for writes."""
@@ -152,10 +134,6 @@ class RedisStore(Store):
                 replies[number] = reply
         return replies
 
-    def _count(self, error: StoreUnavailable) -> None:
-        with self._lock:
-            self.failures[error.reason] += 1
-
     # -- the store
 
     @property
@@ -164,11 +142,7 @@ class RedisStore(Store):
 
         Raises :class:`StoreError` if the servers do not answer.
         """
-        try:
-            return self._reads.identity()
-        except StoreUnavailable as error:
-            self._count(error)
-            raise
+        return self._reads.identity()
 
     def key(self, guard: str, name: str, shard: int) -> str:
         """Return the Redis key of one shard; in a Cluster its hash tag spreads shards evenly over the slots."""

@@ -290,7 +290,7 @@ def _client_of(alias: str, cache: str) -> Any:
         raise ConfigurationError(f"the store {alias!r}: CACHES[{cache!r}] cannot be used: {error}") from error
     except (redis.RedisError, RedisClusterException, OSError) as error:  # the client of a Cluster connects at once
         hide(error, _secrets_of_cache(cache))
-        raise StoreUnavailable(f"the client of CACHES[{cache!r}] cannot be created: {error}", "connection") from error
+        raise StoreUnavailable(f"the client of CACHES[{cache!r}] cannot be created: {error}") from error
 
 
 def _secrets_of_cache(cache: str) -> list[str]:
