@@ -18,6 +18,7 @@ import pytest
 from bloomguard.exceptions import StoreError
 from bloomguard.filters import CorruptFilter
 from bloomguard.filters.codec import Frame
+from bloomguard.filters.kinds import KINDS
 from bloomguard.state.active_filter import ActiveFilter
 from bloomguard.stores.file import FileStore
 
@@ -124,7 +125,7 @@ def test_a_writer_that_was_killed_harms_nobody(files, die, monkeypatch):
     class Loose(BloomFilter):  # slots out of the way, so that a child can put a trap into its own copy
         pass
 
-    monkeypatch.setattr("bloomguard.filters.layout.held_class", lambda kind: Loose)
+    monkeypatch.setitem(KINDS, "bloom", Loose)
     files.create("city", "a", make_layout()).add(list(map(key, range(100))))
     child = fork.Process(target=die, args=(files.path,))
     child.start()

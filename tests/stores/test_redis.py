@@ -19,8 +19,7 @@ from django.core.checks import run_checks
 
 from bloomguard.exceptions import ConfigurationError, StoreError, StoreUnavailable, UnknownGeneration
 from bloomguard.filters import CorruptFilter, KeyHash
-from bloomguard.filters.codec import MAX_SHARDS, Frame, decode, new_tag
-from bloomguard.filters.layout import Layout
+from bloomguard.filters.codec import MAX_SHARDS, Frame, decode
 from bloomguard.stores import stores
 from bloomguard.stores.memory import MemoryStore
 from bloomguard.stores.pages import Page
@@ -30,7 +29,7 @@ from bloomguard.stores.redis.store import check_cache
 from bloomguard.stores.redis.topology import find_servers
 from tests.support import servers
 
-from .conftest import HASH, KEY_ID, KINDS, PATIENT, RANGE, find, key, make_layout
+from .conftest import KEY_ID, KINDS, PATIENT, RANGE, find, key, make_layout
 
 
 def some(count, low=-200, high=RANGE + 200, seed=1):
@@ -486,16 +485,6 @@ def test_keys_of_another_width_are_not_trusted(store):
 
     with pytest.raises(CorruptFilter, match="belongs to another generation"):
         store.open("city", "a", lambda key_id: KeyHash(16, b"08364156789abcdef"))
-
-
-def test_a_kind_that_no_server_holds_is_refused(store):
-    """A counting filter is refused with the reason, and leaves nothing behind."""
-    layout = Layout.plan(key_hash=HASH, capacity=1_000, error_rate=0.01, tag=new_tag(), kind="counting")
-
-    with pytest.raises(StoreError, match="no counting filters"):
-        store.create("city", "a", layout)
-
-    assert store.names("city") == []
 
 
 def test_all_generations_get_a_key_in_one_trip(store, server, layout):

@@ -60,14 +60,13 @@ class Transport(Protocol):
 
 
 def commands_class(layout: Layout) -> type[Bits] | type[Fingerprints]:
-    """Return the class that makes the Redis commands for a kind of filter; raises :class:`StoreError` if none does."""
+    """Return the class that makes the Redis commands; raises :class:`StoreError` for too large a cuckoo filter."""
     if layout.filter_class.plain_bits:
         return Bits
-    if isinstance(layout.shape, CuckooShape):
-        if layout.shape.buckets > MOST_BUCKETS:
-            raise StoreError(f"{layout.shape.buckets:,} buckets in a shard; on a server at most {MOST_BUCKETS:,} work")
-        return Fingerprints
-    raise StoreError(f"servers hold Bloom filters, exact bitmaps and cuckoo filters, no {layout.kind} filters")
+    assert isinstance(layout.shape, CuckooShape)
+    if layout.shape.buckets > MOST_BUCKETS:
+        raise StoreError(f"{layout.shape.buckets:,} buckets in a shard; on a server at most {MOST_BUCKETS:,} work")
+    return Fingerprints
 
 
 class RedisGeneration(Generation):
