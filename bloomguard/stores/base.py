@@ -131,10 +131,6 @@ class Generation(ABC):
         return sum(each.approximate_size() for each in self.filters())
 
     @abstractmethod
-    def fill(self) -> float:
-        """Return the fraction of bits or slots in use over all shards, 0 to 1."""
-
-    @abstractmethod
     def measure_error_rate(self, probes: int = 100_000) -> float:
         """Return the measured false-positive rate, from ``probes`` random keys spread evenly over the shards."""
 

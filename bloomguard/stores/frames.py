@@ -195,9 +195,6 @@ class FrameGeneration(Generation):
     def filters(self) -> list[BodyFilter]:
         return [self._shard(index)[1] for index in range(len(self._buffers))]
 
-    def fill(self) -> float:
-        return mean(attached.fill for attached in self.filters())
-
     def measure_error_rate(self, probes: int = 100_000) -> float:
         each = -(-probes // len(self._buffers))
         return mean(attached.measure_error_rate(each) for attached in self.filters())

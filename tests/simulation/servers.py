@@ -238,8 +238,5 @@ class SimulatedGeneration(Generation):
     def merge(self, shard: int, body: memoryview) -> int:
         raise NotImplementedError("cells are no bytes")
 
-    def fill(self) -> float:
-        return 0.5
-
     def measure_error_rate(self, probes: int = 100_000) -> float:
         return 0.0

@@ -21,7 +21,7 @@ from bloomguard.stores.file import FileStore
 from bloomguard.stores.pages import Page
 from tests.support.processes import end, spawn
 
-from .conftest import find, key, make_layout
+from .conftest import fill, find, key, make_layout
 
 REFUSALS = (StoreError, CorruptFilter)
 
@@ -163,7 +163,7 @@ def test_a_file_of_another_length_is_not_trusted(files, shard_bytes):
     for damaged in [*(whole[:length] for length in lengths(len(whole))), whole + b"\0", whole + whole]:
         path.write_bytes(damaged)
         with pytest.raises(REFUSALS):
-            files.open("city", "a", find).fill()
+            fill(files.open("city", "a", find))
 
 
 @pytest.mark.parametrize("kind", ["bloom", "bitmap", "cuckoo"])

@@ -29,7 +29,7 @@ from bloomguard.stores.redis.store import check_cache
 from bloomguard.stores.redis.topology import find_servers
 from tests.support import servers
 
-from .conftest import KEY_ID, KINDS, PATIENT, RANGE, find, key, make_layout
+from .conftest import KEY_ID, KINDS, PATIENT, RANGE, fill, find, key, make_layout
 
 
 def some(count, low=-200, high=RANGE + 200, seed=1):
@@ -111,7 +111,7 @@ def test_a_new_generation_holds_nothing(store, layout):
     generation = store.create("city", "a", layout)
 
     assert not any(generation.might_contain(key(number)) for number in some(200))
-    assert generation.fill() == 0
+    assert fill(generation) == 0
 
 
 def test_a_builder_finds_what_it_has_not_brought_yet(store):
@@ -140,7 +140,7 @@ def test_the_bytes_are_those_of_other_stores(store, layout):
         copied = made.read_shard(shard)
         assert copied.body == Frame.open(twin._buffers[shard]).body
         assert replace(decode(copied.buffer).header, tag=0) == replace(layout.headers[shard], tag=0)
-    assert store.open("city", "a", find).fill() == twin.fill()
+    assert fill(store.open("city", "a", find)) == fill(twin)
 
 
 def test_adds_during_the_load_are_kept(store, make_store):

@@ -21,7 +21,7 @@ from tests.conftest import Clock
 from tests.support import servers
 from tests.support.proxy import Proxy
 
-from .conftest import PATIENT, RANGE, find, key, make_layout
+from .conftest import PATIENT, RANGE, fill, find, key, make_layout
 
 NUMBERS = random.Random(1).sample(range(RANGE), 3_000)
 
@@ -91,7 +91,7 @@ def test_shards_spread_over_the_nodes(store, make_store, cluster, kind):
         assert all(generation.might_contain(key(number)) for number in [*NUMBERS[:200], *range(-100, 0)])
     strangers = [key(number) for number in range(RANGE + 1_000, RANGE + 3_000)]
     assert sum(other.might_contain_many(strangers)) < 0.03 * len(strangers)
-    assert 0 < other.fill() < 1
+    assert 0 < fill(other) < 1
     assert other.measure_error_rate(1_000) < 0.03
 
 

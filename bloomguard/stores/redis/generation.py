@@ -263,9 +263,6 @@ class RedisGeneration(Generation):
         for shard in range(len(self.keys)):
             yield self.layout.attach(self.read_shard(shard))
 
-    def fill(self) -> float:
-        return mean(each.fill for each in self.filters())
-
     def measure_error_rate(self, probes: int = 100_000) -> float:
         share = -(-probes // len(self.keys))
         return mean(each.measure_error_rate(share) for each in self.filters())
