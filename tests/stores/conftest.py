@@ -108,6 +108,13 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
 
 
 @pytest.fixture
+def redis_clock(clock: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The clock of all Redis stores, which stands still until a test moves it."""
+    monkeypatch.setattr("bloomguard.stores.redis.commands.clock", clock)
+    return clock
+
+
+@pytest.fixture
 def files(tmp_path: Path) -> FileStore:
     """An empty file store."""
     return FileStore("default", path=tmp_path / "s")

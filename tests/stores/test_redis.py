@@ -454,7 +454,7 @@ def test_a_login_that_a_server_repeats_is_taken_out():
         inner = redis.ResponseError(text)
         outer = redis.ConnectionError(f"outer {text}")
         outer.__cause__ = inner
-        server = Server(lambda: 0.0, secrets=[SECRET] if text.startswith("bad") else [])
+        server = Server(secrets=[SECRET] if text.startswith("bad") else [])
 
         assert SECRET not in str(server.failed(outer))
         assert SECRET not in all_texts(outer)

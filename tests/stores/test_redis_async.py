@@ -233,10 +233,10 @@ def _answers(store):
         return False
 
 
-def test_a_black_hole_is_waited_for_until_the_breaker_opens(make_store, proxy, clock):
+def test_a_black_hole_is_waited_for_until_the_breaker_opens(make_store, proxy, redis_clock):
     """A server that answers nothing is asked by tasks until five of them have waited in vain, however many ask; then
     nobody connects, and after a while one looks whether it is back. What that costs: ``make bench-redis``."""
-    store = make_store(proxy.url, clock=clock)
+    store = make_store(proxy.url)
     made = built(store)
 
     breaker = store._reads.server.breaker
@@ -262,15 +262,15 @@ def test_a_black_hole_is_waited_for_until_the_breaker_opens(make_store, proxy, c
         assert reached(proxy) == before + 1  # nobody but reached() itself
         proxy.mend()
         wait_at_most(store, 60)
-        clock.sleep(PROBE_SECONDS)
+        redis_clock.sleep(PROBE_SECONDS)
         assert await made.amight_contain(key(NUMBERS[0]))
 
     asyncio.run(ask())
 
 
-def test_refused_and_reset_connections_are_unavailable(make_store, proxy):
+def test_refused_and_reset_connections_are_unavailable(make_store, proxy, redis_clock):
     """Nobody there, or one who hangs up: unavailable, and there again when the server is."""
-    store = make_store(proxy.url, clock=lambda: 0.0)
+    store = make_store(proxy.url)
     made = built(store)
 
     async def ask():
@@ -324,9 +324,9 @@ def test_another_server_is_not_believed(make_store, proxy, server):
         other.stop()
 
 
-def test_a_failover_behind_an_unused_connection_is_noticed(make_store, server, clock):
+def test_a_failover_behind_an_unused_connection_is_noticed(make_store, server, redis_clock):
     """Demoted and promoted again while nobody asked: the open connection's identity is read again."""
-    store = make_store(clock=clock)
+    store = make_store()
     made, other = built(store), servers.Valkey()
 
     async def ask():
@@ -335,7 +335,7 @@ def test_a_failover_behind_an_unused_connection_is_noticed(make_store, server, c
             admin.replicaof("127.0.0.1", other.port)
             servers.until(lambda: admin.info("replication").get("master_link_status") == "up")
             admin.replicaof("NO", "ONE")
-        clock.sleep(1)
+        redis_clock.sleep(1)
         with pytest.raises(StoreError, match="another server answers"):
             await made.amight_contain(key(RANGE))
 

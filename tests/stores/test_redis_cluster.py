@@ -17,7 +17,6 @@ from bloomguard.filters import CorruptFilter
 from bloomguard.stores.pages import Page, cells_of
 from bloomguard.stores.redis import RedisStore
 from bloomguard.stores.redis.cluster import spread
-from tests.conftest import Clock
 from tests.support import servers
 from tests.support.proxy import Proxy
 
@@ -164,11 +163,10 @@ def test_a_flushed_node_is_noticed_by_its_own_keys(store, cluster):
         made.might_contain_many(map(key, NUMBERS))
 
 
-def test_a_slot_that_moves_is_unknown_from_then_on(make_store, cluster):
+def test_a_slot_that_moves_is_unknown_from_then_on(make_store, cluster, redis_clock):
     """Before a slot's keys have gone they answer; then no check of that shard says anything and no add counts, on
     the way, on the new node, and back again on the old one, where adds of others may be missing."""
-    clock = Clock()
-    store = make_store(cluster, clock=clock)
+    store = make_store(cluster)
     made = built(store)
     source, target = cluster.nodes[:2]
     number = one_on(cluster, made, source)
@@ -188,13 +186,13 @@ def test_a_slot_that_moves_is_unknown_from_then_on(make_store, cluster):
     unknown()
     next(moving)
     unknown()
-    clock.sleep(1)
+    redis_clock.sleep(1)
     unknown()
     with pytest.raises(StoreError):
         make_store(cluster).open("city", "a", find, identity)
     for _ in cluster.migrate(shard_key, source):
         pass
-    clock.sleep(1)
+    redis_clock.sleep(1)
     unknown()
     assert make_store(cluster).identity != identity
 
@@ -214,10 +212,10 @@ def test_what_is_built_after_a_move_answers(make_store, cluster):
     assert all(make_store(cluster).open("city", "a", find).might_contain_many(map(key, NUMBERS)))
 
 
-def test_known_nodes_are_asked_where_the_given_address_is_gone(cluster):
+def test_known_nodes_are_asked_where_the_given_address_is_gone(cluster, redis_clock):
     """A slot that moves after the address in the settings is gone is found all the same, by the nodes known so far."""
     front = Proxy(cluster.nodes[0].port)
-    store = RedisStore("default", url=front.url, cluster=True, **PATIENT, clock=lambda: 0.0)
+    store = RedisStore("default", url=front.url, cluster=True, **PATIENT)
     built(store)
     assert store.names("city") == ["a"]
     front.close()

@@ -23,13 +23,13 @@ DRILLS = 20
 
 
 @pytest.fixture
-def site(proxy, settings, clock, client):
+def site(proxy, settings, clock, redis_clock, client):
     """A site with 20 products, whose guard lives on the server behind the proxy."""
     settings.BLOOMGUARD = {
         "STORES": {
             "default": {
                 "BACKEND": "bloomguard.stores.redis.RedisStore",
-                "OPTIONS": {"url": proxy.url, **PATIENT, "clock": clock},
+                "OPTIONS": {"url": proxy.url, **PATIENT},
             }
         }
     }

@@ -19,6 +19,7 @@ from redis.backoff import NoBackoff
 from ...exceptions import StoreUnavailable
 from ...forks import after_fork
 from ..steps import arun
+from . import commands
 from .cluster import Address, Cluster, NodeCommands, NodeReplies
 from .commands import FAULTS, Command, Exchange, Server, ServerId, check_replies, connection_options, is_demoted
 
@@ -183,7 +184,7 @@ class AsyncLink:
             with _ReplyTimeout(connection, self._timeout) as timeout:
                 await connection.on_connect()
                 timeout.renew()
-                asked, greeting = self.server.clock(), self.server.greeting
+                asked, greeting = commands.clock(), self.server.greeting
                 await connection.send_packed_command(connection.pack_commands(greeting))
                 replies = [await connection.read_response() for _ in greeting]
                 connection.bloomguard = self.server.read_greeting(replies, asked)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -49,6 +50,9 @@ FAILURES = 5
 WITHIN_SECONDS = 10.0
 PROBE_SECONDS = 2.0
 
+#: Returns monotonic seconds; tests replace it.
+clock: Callable[[], float] = time.monotonic
+
 #: Exceptions of a connection that are caused by the server or the network.
 FAULTS = (redis.RedisError, OSError, TimeoutError)
 
@@ -67,8 +71,7 @@ class Breaker:
     It opens after 5 failures in 10 s. While open, :meth:`allows` returns true once every 2 s. A success closes it.
     """
 
-    def __init__(self, clock: Callable[[], float]) -> None:
-        self._clock = clock
+    def __init__(self) -> None:
         self._failures: deque[float] = deque(maxlen=FAILURES)
         self._probe_at: float | None = None  # when the next probe is due; None while the breaker is closed
         self._lock = threading.Lock()
@@ -77,17 +80,12 @@ class Breaker:
     def _after_fork(self) -> None:
         self._lock = threading.Lock()
 
-    @property
-    def is_open(self) -> bool:
-        """Whether reads are refused, except for probes."""
-        return self._probe_at is not None
-
     def allows(self) -> bool:
         """Return whether a read may be tried now."""
         if self._probe_at is None:
             return True
         with self._lock:
-            now = self._clock()
+            now = clock()
             if self._probe_at is None:
                 return True
             if now < self._probe_at:
@@ -95,16 +93,14 @@ class Breaker:
             self._probe_at = now + PROBE_SECONDS
             return True
 
-    def failed(self) -> bool:
-        """Count a failure; return whether it opened the breaker."""
+    def failed(self) -> None:
+        """Count a failure."""
         with self._lock:
-            now = self._clock()
+            now = clock()
             self._failures.append(now)
             full = len(self._failures) == FAILURES and now - self._failures[0] <= WITHIN_SECONDS
             if self._probe_at is None and full:
                 self._probe_at = now + PROBE_SECONDS
-                return True
-            return False
 
     def succeeded(self) -> None:
         """Close the breaker after a reply."""
@@ -121,15 +117,7 @@ class Server:
     from error messages.
     """
 
-    def __init__(
-        self,
-        clock: Callable[[], float],
-        *,
-        breaker: Breaker | None = None,
-        clustered: bool = False,
-        secrets: Sequence[str] = (),
-    ) -> None:
-        self.clock = clock
+    def __init__(self, *, breaker: Breaker | None = None, clustered: bool = False, secrets: Sequence[str] = ()) -> None:
         self.breaker = breaker
         self._secrets = secrets
         #: Identity in the latest reply.
@@ -188,7 +176,7 @@ class Exchange:
         self._server = server
         self._connection = connection
         self._commands = len(commands)
-        self._asked = server.clock()
+        self._asked = clock()
         self._stale = self._asked - connection.bloomguard.at >= PROVED_SECONDS
         identity_commands = server.identity_commands if self._stale else []
         words = [words for _, words in commands]

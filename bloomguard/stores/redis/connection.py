@@ -9,6 +9,7 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
+from . import commands
 from .commands import (
     FAULTS,
     PROVED_SECONDS,
@@ -53,7 +54,7 @@ class Link:
     def identity(self) -> str:
         """Return the server's identity, at most :data:`PROVED_SECONDS` old. Raises :class:`StoreError`."""
         last = self.server.last
-        if last is None or self.server.clock() - last.at >= PROVED_SECONDS:
+        if last is None or commands.clock() - last.at >= PROVED_SECONDS:
             self.trip([("", ("PING",))])
             last = self.server.last
         assert last is not None
@@ -73,7 +74,7 @@ class Link:
             self._on_connect(connection)
         else:
             connection.on_connect()
-        asked, greeting = self.server.clock(), self.server.greeting
+        asked, greeting = commands.clock(), self.server.greeting
         connection.send_packed_command(connection.pack_commands(greeting))
         connection.bloomguard = self.server.read_greeting([connection.read_response() for _ in greeting], asked)
 

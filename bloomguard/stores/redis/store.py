@@ -12,8 +12,7 @@ the other nodes are found while one node is down.
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from math import inf
 from typing import Any, ClassVar
@@ -75,7 +74,6 @@ class RedisStore(Store):
         read_timeout: float = 0.05,
         add_timeout: float = 0.5,
         bulk_timeout: float = 10.0,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         super().__init__(alias)
         check_timeouts(
@@ -94,9 +92,9 @@ class RedisStore(Store):
         if self._clustered:
             self.shard_bytes = _CLUSTER_SHARD_BYTES
         self._request_timeout = connect_timeout + read_timeout
-        self._reads = servers.link(connect_timeout, read_timeout, clock, breaks=True)
-        self._adds = servers.link(connect_timeout, add_timeout, clock, breaks=False)
-        self._bulk = servers.link(bulk_timeout, bulk_timeout, clock, breaks=False)
+        self._reads = servers.link(connect_timeout, read_timeout, breaks=True)
+        self._adds = servers.link(connect_timeout, add_timeout, breaks=False)
+        self._bulk = servers.link(bulk_timeout, bulk_timeout, breaks=False)
         self._async_reads = servers.async_link(self._reads, connect_timeout, read_timeout)
         #: Whether event loops can use the store: redis.asyncio has to support all options of the connections.
         self.supports_async = self._async_reads is not None
