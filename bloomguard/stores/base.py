@@ -61,12 +61,12 @@ class Generation(ABC):
         return [self.might_contain(key) for key in keys]
 
     async def amight_contain(self, key: bytes) -> bool:
-        """Async version of :attr:`might_contain`; it does not block the event loop if :attr:`supports_async` is set."""
-        return self.might_contain(key)
+        """Async version of :attr:`might_contain`, of a generation with :attr:`supports_async`."""
+        raise NotImplementedError
 
     async def amight_contain_many(self, keys: Iterable[bytes]) -> list[bool]:
-        """Async version of :meth:`might_contain_many`."""
-        return self.might_contain_many(keys)
+        """Async version of :meth:`might_contain_many`, of a generation with :attr:`supports_async`."""
+        raise NotImplementedError
 
     @abstractmethod
     def is_recent(self, key: bytes) -> bool:
@@ -76,8 +76,8 @@ class Generation(ABC):
         """
 
     async def ais_recent(self, key: bytes) -> bool:
-        """Async version of :meth:`is_recent`; it does not block the event loop if :attr:`supports_async` is set."""
-        return self.is_recent(key)
+        """Async version of :meth:`is_recent`, of a generation with :attr:`supports_async`."""
+        raise NotImplementedError
 
     @abstractmethod
     def add(self, keys: RowKeys, *, once: bool = False) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import multiprocessing
 import random
 import re
@@ -79,7 +78,6 @@ def test_what_is_added_is_recent(place, layout, number):
     for each in (made, opened, place.again().open("city", "a", find)):
         assert all(each.is_recent(key(number)) for number in added.tolist())
         assert sum(each.is_recent(key(number)) for number in built.tolist()) < 0.03 * len(built)
-        assert asyncio.run(each.ais_recent(key(int(added[0]))))
 
 
 @pytest.mark.parametrize("number", [5, 4_000])
