@@ -102,7 +102,7 @@ def test_the_script_does_it_with_twins_too(store, bits):
             held[digest] += 1
         members = [each for each, count in held.items() if count]
         commands, answers = made._kind.check_commands(0, digests)
-        found = answers(made._trips.read([(made.keys[0], each) for each in commands], made.identity))
+        found = answers(made._store.read([(made.keys[0], each) for each in commands], made.identity))
         assert found == [twin.might_contain_digest(each) for each in digests]
         assert all(map(twin.might_contain_digest, members))
 
