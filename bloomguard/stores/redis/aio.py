@@ -21,7 +21,7 @@ from ...forks import after_fork
 from ..steps import arun
 from . import commands
 from .cluster import Address, Cluster, NodeCommands, NodeReplies
-from .commands import FAULTS, Command, Exchange, Server, ServerId, check_replies, connection_options, is_demoted
+from .commands import FAULTS, Command, RoundTrip, Server, ServerId, check_replies, connection_options, is_demoted
 
 Pool = Callable[..., redis.asyncio.ConnectionPool]
 T = TypeVar("T")
@@ -166,12 +166,12 @@ class AsyncLink:
     async def _talk(self, connection: Any, commands: Sequence[Command]) -> tuple[ServerId, list[Any]]:
         replies: list[Any] = []
         with _ReplyTimeout(connection, self._timeout) as timeout:
-            exchange = Exchange(self.server, connection, commands)
-            await connection.send_packed_command(exchange.pieces)
-            for _ in range(exchange.expected):
+            round_trip = RoundTrip(self.server, connection, commands)
+            await connection.send_packed_command(round_trip.pieces)
+            for _ in range(round_trip.expected):
                 replies.append(await _reply(connection))
                 timeout.renew()
-        read = exchange.read(replies)
+        read = round_trip.read(replies)
         if is_demoted(read[1]):
             await connection.disconnect(nowait=True)
         return read

@@ -163,7 +163,7 @@ class Server:
         return _server_id(_field(server, "run_id"), rest, asked)
 
 
-class Exchange:
+class RoundTrip:
     """Commands of one round trip over a connection whose attribute ``bloomguard`` is its :class:`ServerId`.
 
     Send each of the ``pieces`` in a separate call, read ``expected`` replies, including errors, and pass them to

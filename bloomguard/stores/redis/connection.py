@@ -14,7 +14,7 @@ from .commands import (
     FAULTS,
     PROVED_SECONDS,
     Command,
-    Exchange,
+    RoundTrip,
     Server,
     ServerId,
     check_replies,
@@ -86,14 +86,14 @@ class Link:
 class Call:
     """Commands that were sent over one connection of ``link``; call :meth:`replies` once to read their replies."""
 
-    __slots__ = ("_connection", "_exchange", "_link")
+    __slots__ = ("_connection", "_link", "_round_trip")
 
     def __init__(self, link: Link, commands: Sequence[Command]) -> None:
         self._link = link
         self._connection: Any = link.pool.get_connection()
         try:
-            self._exchange = Exchange(link.server, self._connection, commands)
-            self._connection.send_packed_command(self._exchange.pieces)
+            self._round_trip = RoundTrip(link.server, self._connection, commands)
+            self._connection.send_packed_command(self._round_trip.pieces)
         except BaseException:
             self.abandon()
             raise
@@ -124,7 +124,7 @@ class Call:
     def _read(self) -> tuple[ServerId, list[Any]]:
         connection = self._connection
         try:
-            read = self._exchange.read([_reply(connection) for _ in range(self._exchange.expected)])
+            read = self._round_trip.read([_reply(connection) for _ in range(self._round_trip.expected)])
             if is_demoted(read[1]):
                 connection.disconnect()
         except BaseException:

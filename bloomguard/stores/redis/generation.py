@@ -85,14 +85,14 @@ class RedisGeneration(Generation):
         keys = list(keys)
         if self._draft is not None:
             return super().might_contain_many(keys)
-        batch = Batch(self, keys)
+        batch = BatchCheck(self, keys)
         return batch.answers(self._store.read(batch.commands, self.identity) if batch.commands else [])
 
     async def amight_contain_many(self, keys: Iterable[bytes]) -> list[bool]:
         keys = list(keys)
         if self._draft is not None:
             return [await self.amight_contain(key) for key in keys]
-        batch = Batch(self, keys)
+        batch = BatchCheck(self, keys)
         return batch.answers(await self._store.aread(batch.commands, self.identity) if batch.commands else [])
 
     def is_recent(self, key: bytes) -> bool:
@@ -247,7 +247,7 @@ class RedisGeneration(Generation):
         return mean(each.measure_error_rate(share) for each in self.filters())
 
 
-class Batch:
+class BatchCheck:
     """The commands that check many keys in one generation, and the decoding of their replies."""
 
     def __init__(self, generation: RedisGeneration, keys: Sequence[bytes]) -> None:

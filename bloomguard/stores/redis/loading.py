@@ -12,7 +12,7 @@ from ...exceptions import StoreError
 from ...filters import CorruptFilter
 from ...filters.codec import TRAILER_BYTES, Frame
 from ...filters.layout import Layout
-from .bits import Fields
+from .bits import BitFields
 
 if TYPE_CHECKING:
     from ...filters.base import Keys
@@ -79,7 +79,7 @@ def join_bits(store: RedisStore, layout: Layout, keys: Sequence[str], frames: Se
 
     Raises :class:`CorruptFilter` if a shard is missing, and :class:`StoreError`.
     """
-    fields = Fields(layout, keys)
+    fields = BitFields(layout, keys)
     for shard, (key, frame) in enumerate(zip(keys, frames)):
         gathered = gather(store, key, frame, identity)
         joined, _, tags = store.load(
