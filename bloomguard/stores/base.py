@@ -194,10 +194,10 @@ class Store(ABC):
 
     # Metrics are stored beside the filters. A store need not support them.
 
-    def add_figures(self, page: Page, cells: Mapping[int, int]) -> None:  # noqa: B027
+    def add_metrics(self, page: Page, cells: Mapping[int, int]) -> None:  # noqa: B027
         """Add numbers to cells of a metrics page; create the page if needed. Raises :class:`StoreError`."""
 
-    def read_figures(self, pages: Sequence[Page]) -> list[bytes]:
+    def read_metrics(self, pages: Sequence[Page]) -> list[bytes]:
         """Return the bytes of each page, empty for a missing page. Raises :class:`StoreError`."""
         return [b""] * len(pages)
 

@@ -62,7 +62,7 @@ class FileStore(Store):
             path = Path(base) / ".bloomguard"
         self.path = Path(path)
         self._locks: dict[str, _WriteLock] = {}
-        self._figures = PageFolder(self.path)
+        self._metrics = PageFolder(self.path)
 
     @property
     def identity(self) -> str:
@@ -187,11 +187,11 @@ class FileStore(Store):
             return None
         return usage.free if usage.total else None  # some file systems report no size: then writing may fail
 
-    def add_figures(self, page: Page, cells: Mapping[int, int]) -> None:
-        self._figures.add(page, cells)
+    def add_metrics(self, page: Page, cells: Mapping[int, int]) -> None:
+        self._metrics.add(page, cells)
 
-    def read_figures(self, pages: Sequence[Page]) -> list[bytes]:
-        return [self._figures.read(page) for page in pages]
+    def read_metrics(self, pages: Sequence[Page]) -> list[bytes]:
+        return [self._metrics.read(page) for page in pages]
 
     def check(self) -> list[CheckMessage]:
         existing = next(path for path in (self.path, *self.path.parents) if path.exists())

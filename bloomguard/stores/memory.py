@@ -72,11 +72,11 @@ class MemoryStore(Store):
     def free_bytes(self) -> int:
         return self._max_bytes - sum(len(buffer) for buffers in self._buffers.values() for buffer in buffers)
 
-    def add_figures(self, page: Page, cells: Mapping[int, int]) -> None:
+    def add_metrics(self, page: Page, cells: Mapping[int, int]) -> None:
         with self._lock:
             self._pages[page] = add_to(self._pages.get(page, bytes(PAGE_BYTES)), cells)
             for other in [other for other in self._pages if other.is_over(page)]:
                 del self._pages[other]
 
-    def read_figures(self, pages: Sequence[Page]) -> list[bytes]:
+    def read_metrics(self, pages: Sequence[Page]) -> list[bytes]:
         return [self._pages.get(page, b"") for page in pages]

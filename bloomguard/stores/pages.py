@@ -27,7 +27,7 @@ KEPT_SECONDS = {MINUTE: 24 * HOUR, HOUR: 31 * 24 * HOUR}
 
 _HIGHEST = 2**32 - 1
 _LOCK_SECONDS = 1.0
-_NAME = re.compile(r"figures-(\d+)-(\d+)")
+_NAME = re.compile(r"metrics-(\d+)-(\d+)")
 
 
 class Page(NamedTuple):
@@ -76,7 +76,7 @@ class PageFolder:
         self._path = path
 
     def _file(self, page: Page) -> Path:
-        return self._path / page.guard / f"figures-{page.step}-{page.number}"
+        return self._path / page.guard / f"metrics-{page.step}-{page.number}"
 
     def add(self, page: Page, cells: Mapping[int, int]) -> None:
         """Add numbers to cells; raises :class:`StoreError`. Does nothing for a guard without a folder (no filter)."""

@@ -136,7 +136,7 @@ LIMITS = {
     "another thread's statement on the state rows": [("state/connection.py", "CONNECT_SECONDS")],
     "another thread that opens a filter or makes a store": [("stores/turns.py", "OPEN_SECONDS")],
     "the file store's lock, in this process and in others": [("stores/file.py", "_LOCK_SECONDS")],
-    "a page of figures in files": [("stores/pages.py", "_LOCK_SECONDS")],
+    "a page of metrics in files": [("stores/pages.py", "_LOCK_SECONDS")],
     "a Redis server": [
         ("stores/redis/store.py", "connect_timeout"),
         ("stores/redis/store.py", "read_timeout"),
@@ -145,7 +145,7 @@ LIMITS = {
     ],
     "one of 16 connections": [("stores/redis/store.py", "read_timeout")],
     "a fence to be known to every process": [("state/table.py", "2 * LEASE_SECONDS")],
-    "its last figures": [("metrics/flush.py", "_PATIENCE")],
+    "its last metrics": [("metrics/flush.py", "_PATIENCE")],
     "every process to know of the new filter": [("state/table.py", "2 * LEASE_SECONDS")],
     "transactions that wrote the table before": [("rebuild/locks.py", "MAX_WAIT_SECONDS")],
     "a rebuild's lock, while such a transaction is open": [("rebuild/locks.py", "_WRITE_LOCK_SECONDS")],

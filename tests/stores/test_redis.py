@@ -725,8 +725,8 @@ def test_the_rights_in_the_docs_suffice(server, make_store, kind):
             assert store.check_deployed() == []
             opened.read_shard(0)
             store.drop("city", "a")
-            store.add_figures(Page("city", 60, 1), {0: 1})
-            assert store.read_figures([Page("city", 60, 1)]) != [b""]
+            store.add_metrics(Page("city", 60, 1), {0: 1})
+            assert store.read_metrics([Page("city", 60, 1)]) != [b""]
     finally:
         server.execute_command("ACL", "DELUSER", "guards")
 

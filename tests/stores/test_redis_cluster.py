@@ -358,12 +358,12 @@ def test_the_settings_name_one_kind_of_servers():
             RedisStore("default", **options)
 
 
-def test_figures_lie_where_their_slots_are(store, cluster):
-    """Pages of figures are spread over the nodes, and read in one trip."""
+def test_metrics_lie_where_their_slots_are(store, cluster):
+    """Pages of metrics are spread over the nodes, and read in one trip."""
     pages = [Page("city", 60, number) for number in range(30)]
     for page in pages:
-        store.add_figures(page, {0: page.number + 1})
-        store.add_figures(page, {0: 100})
+        store.add_metrics(page, {0: page.number + 1})
+        store.add_metrics(page, {0: 100})
 
-    assert [cells_of(kept)[0] for kept in store.read_figures(pages)] == [101 + page.number for page in pages]
+    assert [cells_of(kept)[0] for kept in store.read_metrics(pages)] == [101 + page.number for page in pages]
     assert len({cluster.holder(store._page_key(page)) for page in pages}) == 3

@@ -2,7 +2,7 @@
 
     bloomguard:{guard}                         a hash: generation -> number of its shards
     bloomguard:{guard}:{generation}:{shard}    a frame of bloomguard.filters.codec
-    bloomguard:{guard}:figures:{step}:{number} a page of bloomguard.stores.pages, with an expiry
+    bloomguard:{guard}:metrics:{step}:{number} a page of bloomguard.stores.pages, with an expiry
 
 A check is one command that reads both tags of a shard and the key's bits atomically: a key that was evicted, flushed or
 never written has tags of 0, and a replica refuses the command. An add counts only if the tags in its reply are correct.
@@ -201,7 +201,7 @@ class RedisStore(Store):
                 free.append(max(most - used, 0))
         return min(free) * len(free) if free else None  # shards are spread evenly, so the fullest node is the limit
 
-    def add_figures(self, page: Page, cells: Mapping[int, int]) -> None:
+    def add_metrics(self, page: Page, cells: Mapping[int, int]) -> None:
         key = self._page_key(page)
         # Writing the last cell gives a new key its final size: a string that grows in steps takes twice the memory.
         added = {_LAST_CELL: 0, **cells}
@@ -214,12 +214,12 @@ class RedisStore(Store):
             with suppress(StoreError):  # the numbers are added; the next add sets the expiry
                 self._adds.trip([expiry])
 
-    def read_figures(self, pages: Sequence[Page]) -> list[bytes]:
+    def read_metrics(self, pages: Sequence[Page]) -> list[bytes]:
         keys = [self._page_key(page) for page in pages]
         return [page or b"" for page in self.load([(key, ("GET", key)) for key in keys])] if keys else []
 
     def _page_key(self, page: Page) -> str:
-        return f"{self.prefix}:{page.guard}:figures:{page.step}:{page.number}"
+        return f"{self.prefix}:{page.guard}:metrics:{page.step}:{page.number}"
 
     def check(self) -> list[CheckMessage]:
         found = list(check_request_timeout(self.alias, self._request_timeout))
