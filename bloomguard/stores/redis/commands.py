@@ -9,7 +9,6 @@ again. The identity of a Cluster node also has its configuration epoch: see :mod
 from __future__ import annotations
 
 import re
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -18,7 +17,7 @@ from typing import Any, NamedTuple
 import redis
 
 from ...exceptions import StoreError, StoreUnavailable
-from ...forks import after_fork
+from ...forks import own_lock
 
 #: A command's words, or the command encoded in the Redis protocol.
 Words = tuple[Any, ...] | bytes
@@ -74,11 +73,7 @@ class Breaker:
     def __init__(self) -> None:
         self._failures: deque[float] = deque(maxlen=FAILURES)
         self._probe_at: float | None = None  # when the next probe is due; None while the breaker is closed
-        self._lock = threading.Lock()
-        after_fork(self._after_fork)
-
-    def _after_fork(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = own_lock(self, "_lock")
 
     def allows(self) -> bool:
         """Return whether a read may be tried now."""
