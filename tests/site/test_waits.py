@@ -134,8 +134,8 @@ LIMITS = {
     ],
     "another thread's statement on the state rows": [("state/connection.py", "CONNECT_SECONDS")],
     "another thread that opens a filter or makes a store": [("stores/__init__.py", "OPEN_SECONDS")],
-    "the file store's lock, in this process and in others": [("stores/file.py", "_LOCK_SECONDS")],
-    "a page of metrics in files": [("stores/pages.py", "_LOCK_SECONDS")],
+    "the file store's lock, in this process and in others": [("stores/disk.py", "LOCK_SECONDS")],
+    "a page of metrics in files": [("stores/disk.py", "LOCK_SECONDS")],
     "a Redis server": [
         ("stores/redis/store.py", "connect_timeout"),
         ("stores/redis/store.py", "read_timeout"),

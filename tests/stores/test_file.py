@@ -229,7 +229,7 @@ def test_a_drop_that_fails_says_so(files):
 
 def test_a_lock_is_the_one_that_the_folder_has_now(files, monkeypatch):
     """Whoever held the lock of a folder that was removed takes the new folder's: both would write at once otherwise."""
-    monkeypatch.setattr("bloomguard.stores.file._LOCK_SECONDS", 0.01)
+    monkeypatch.setattr("bloomguard.stores.disk.LOCK_SECONDS", 0.01)
     files.create("city", "a", make_layout()).add([key(1)])
     shutil.rmtree(files.path)
     other = FileStore("default", path=files.path)
@@ -242,7 +242,7 @@ def test_a_lock_is_the_one_that_the_folder_has_now(files, monkeypatch):
 
 def test_a_lock_is_the_one_of_a_folder_that_took_anothers_place(files, monkeypatch):
     """A folder that was moved away keeps its lock: whoever held on to that would lock out nobody in the new one."""
-    monkeypatch.setattr("bloomguard.stores.file._LOCK_SECONDS", 0.01)
+    monkeypatch.setattr("bloomguard.stores.disk.LOCK_SECONDS", 0.01)
     files.create("city", "a", make_layout()).add([key(1)])
     files.path.rename(files.path.with_name("moved"))
     made = FileStore("default", path=files.path).create("city", "b", make_layout())

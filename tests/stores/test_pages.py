@@ -11,7 +11,7 @@ import pytest
 import redis
 
 from bloomguard.exceptions import StoreError, StoreUnavailable
-from bloomguard.stores import pages
+from bloomguard.stores import disk, pages
 from bloomguard.stores.file import FileStore
 from bloomguard.stores.memory import MemoryStore
 from bloomguard.stores.pages import COLUMNS, HOUR, MINUTE, PAGE_BYTES, ROWS, Page, add_to, cells_of
@@ -170,7 +170,7 @@ def test_a_stopped_writer_holds_nobody_up_for_good(files, monkeypatch):
     """A process that was stopped in the middle of a write costs the others their patience, not their lives."""
     import fcntl
 
-    monkeypatch.setattr("bloomguard.stores.pages._LOCK_SECONDS", 0.05)
+    monkeypatch.setattr("bloomguard.stores.disk.LOCK_SECONDS", 0.05)
     files.add_metrics(PAGE, {0: 1})
     with open(files.path / "city" / "metrics-60-100") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
@@ -183,14 +183,14 @@ def test_a_stopped_writer_holds_nobody_up_for_good(files, monkeypatch):
 
 def test_a_child_forked_in_the_middle_of_a_write_holds_nobody_up(files, monkeypatch):
     """It has the parent's open file, and with it the lock, which the parent has to let go of for both."""
-    monkeypatch.setattr(pages, "_LOCK_SECONDS", 0.05)
-    lock, inherited = pages._lock, []
+    monkeypatch.setattr(disk, "LOCK_SECONDS", 0.05)
+    lock, inherited = pages.lock_file, []
 
-    def forked_after(fd, file):
-        lock(fd, file)
+    def forked_after(fd, *args):
+        lock(fd, *args)
         inherited.append(os.dup(fd))  # as a child has it
 
-    monkeypatch.setattr(pages, "_lock", forked_after)
+    monkeypatch.setattr(pages, "lock_file", forked_after)
 
     try:
         files.add_metrics(PAGE, {0: 1})
