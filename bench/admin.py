@@ -105,7 +105,7 @@ def fill() -> list[Any]:
             cells |= {row % PAGE_ROWS * COLUMNS + column: 1_000 + column for column in range(len(NAMES))}
         for guard in registry:
             for number, cells in pages.items():
-                stores["default"].add_figures(Page(guard.name, step, number), cells)
+                stores["default"].add_metrics(Page(guard.name, step, number), cells)
     return list(registry)
 
 

@@ -99,13 +99,13 @@ def write(store: Any, step: int, times: range) -> float:
         number = at // step
         cells = {number % ROWS * COLUMNS + column: 1_000 + column for column in range(len(NAMES))}
         for guard in GUARDS:
-            store.add_figures(Page(guard, step, number // ROWS), cells)
+            store.add_metrics(Page(guard, step, number // ROWS), cells)
     return (time.perf_counter() - began) / len(times)
 
 
 def on_disk(folder: Path) -> int:
     """Bytes of the blocks that the files below take."""
-    return sum(512 * os.stat(file).st_blocks for file in folder.rglob("figures-*"))
+    return sum(512 * os.stat(file).st_blocks for file in folder.rglob("metrics-*"))
 
 
 def read(alias: str, days: int, step: int) -> float:

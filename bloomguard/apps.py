@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import atexit
+import logging
+from typing import Any
 
 from django.apps import AppConfig
+from django.conf import settings
+from django.core.signals import request_started
 from django.utils.module_loading import autodiscover_modules
+
+logger = logging.getLogger("bloomguard")
 
 
 class BloomGuardConfig(AppConfig):
@@ -39,7 +45,7 @@ class BloomGuardConfig(AppConfig):
             autodiscover_modules("guards")
 
     def ready(self) -> None:
-        from .checks import cold
+        from . import checks  # noqa: F401
         from .guards import registry
         from .guards.counters import counts
         from .guards.verdict_log import log_if_wanted
@@ -56,4 +62,29 @@ class BloomGuardConfig(AppConfig):
         counts.begin = flusher.start
         atexit.register(flusher.stop)
         log_if_wanted()
-        cold.watch()
+        watch_cold_guards()
+
+
+def watch_cold_guards() -> None:
+    """Log the cold guards of this process at its first request, if ``DEBUG`` is on: ``ready()`` must send no query."""
+    if settings.DEBUG:
+        request_started.connect(log_cold_guards)
+
+
+def log_cold_guards(**kwargs: Any) -> None:
+    """Log a line for each guard without a filter; never in a test run, whose guards are all cold. Never raises."""
+    from .guards import registry
+    from .state.table import table
+    from .verdicts import COLD
+
+    request_started.disconnect(log_cold_guards)
+    # Test runners switch DEBUG off, and replace the database after the start.
+    if not settings.DEBUG or table.connection.is_temporary:
+        return
+    for guard in registry:
+        if guard._runtime.answering() is COLD:
+            logger.warning(
+                "bloomguard: guard %s has no filter yet and passes every request: run manage.py rebuild_filter %s",
+                guard.name,
+                guard.name,
+            )

@@ -17,11 +17,7 @@ class StoreError(BloomGuardError):
 
 
 class StoreUnavailable(StoreError):
-    """A store does not answer at the moment; its data may be intact. ``reason`` is one or two words."""
-
-    def __init__(self, message: str, reason: str) -> None:
-        super().__init__(message)
-        self.reason = reason
+    """A store does not answer at the moment; its data may be intact."""
 
 
 class UnknownGeneration(StoreError):

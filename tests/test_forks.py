@@ -52,3 +52,24 @@ def test_what_is_gone_is_not_told(monkeypatch):
 
     assert kept.times == 1
     assert len(forks._methods) < 250
+
+
+def test_a_lock_of_ones_own_is_made_anew(monkeypatch):
+    """Another thread of the parent may hold it while it forks: the child's is free."""
+    monkeypatch.setattr(forks, "_methods", [])
+
+    class Owner:
+        def __init__(self):
+            self.turn = forks.own_lock(self, "turn")
+
+    kept, before = [Owner() for _ in range(2)], []
+    for each in kept:
+        before.append(each.turn)
+        assert each.turn.acquire(blocking=False)
+    del kept[1], each
+
+    forks._run()
+
+    assert kept[0].turn is not before[0]
+    assert kept[0].turn.acquire(blocking=False)
+    assert [known() is None for known in forks._methods] == [False, True]

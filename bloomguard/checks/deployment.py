@@ -17,13 +17,12 @@ from ..rebuild.plan import open_active
 from ..state.row import ARMED
 from ..state.table import table
 from ..stores import Generation
-from .tags import TAG
 
 #: Values of libpq's ``target_session_attrs`` that accept a read-only server.
 _READERS = ("read-only", "standby", "prefer-standby")
 
 
-@register(TAG, deploy=True)
+@register("bloomguard", deploy=True)
 def check_filters(app_configs: Any, databases: Sequence[str] | None = None, **kwargs: Any) -> list[CheckMessage]:
     """Check every guard's state row and filter; reads each filter completely.
 
@@ -94,7 +93,7 @@ def _fullness(guard: Guard, generation: Generation, keys: int, cure: str, warnin
     )
 
 
-@register(TAG)
+@register("bloomguard")
 def check_databases(app_configs: Any, **kwargs: Any) -> list[CheckMessage]:
     """Check that the database of the state rows is writable; report guards with rows in another database."""
     alias = table.connection.alias

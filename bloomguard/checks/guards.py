@@ -20,13 +20,12 @@ from ..rebuild.columns import CURE, EXACT_COLLATIONS
 from ..rebuild.refusals import SEVERAL_TABLES, database_refusals, declaration_refusals
 from ..routes.patterns import patterns
 from ..routes.table import guarded_routes
-from .tags import TAG
 
 #: Databases whose catalogue shows whether a column compares different texts as equal; `check_columns` reads it.
 _ASKED = ("postgresql", "sqlite", "mysql")
 
 
-@register(TAG)
+@register("bloomguard")
 def check_guards(app_configs: Any, **kwargs: Any) -> list[CheckMessage]:
     """Check every guard's model, lookup, store, sizes and routes."""
     messages = [message for guard in registry for message in _guard(guard)]
@@ -174,7 +173,7 @@ def _equality(guard: Guard, field: models.Field[Any, Any], error: Any) -> Iterat
         )
 
 
-@register(TAG, deploy=True)
+@register("bloomguard", deploy=True)
 def check_columns(app_configs: Any, databases: Sequence[str] | None = None, **kwargs: Any) -> list[CheckMessage]:
     """Check the tables in the database itself: raw SQL in a migration or manual changes may have altered them."""
     messages: list[CheckMessage] = []

@@ -20,13 +20,12 @@ from ..middleware import ELSEWHERE, BloomGuardMiddleware, place_in_settings
 from ..routes.listing import is_admin
 from ..routes.patterns import root_urlconf
 from ..routes.table import GuardedRoute, table_for
-from .tags import TAG
 
 _PATH = f"{BloomGuardMiddleware.__module__}.{BloomGuardMiddleware.__name__}"
 _SHIELDED = re.compile(r"^[^#\n]*\bshield\(", re.MULTILINE)
 
 
-@register(TAG)
+@register("bloomguard")
 def check_order(app_configs: Any, **kwargs: Any) -> list[CheckMessage]:
     """Check that all other middleware has processed the request when a guard answers at a route."""
     middleware = list(_classes())
@@ -55,7 +54,7 @@ def _order(ours: type, before: list[type], after: list[type]) -> Iterator[CheckM
             )
 
 
-@register(TAG)
+@register("bloomguard")
 def check_presence(app_configs: Any, **kwargs: Any) -> list[CheckMessage]:
     """Check that requests reach the guards at all."""
     if not len(registry) or any(issubclass(each, BloomGuardMiddleware) for each in _classes()):
@@ -83,7 +82,7 @@ def check_presence(app_configs: Any, **kwargs: Any) -> list[CheckMessage]:
     ]
 
 
-@register(TAG)
+@register("bloomguard")
 def check_closed(app_configs: Any, **kwargs: Any) -> list[CheckMessage]:
     """Report named routes that are closed, and routes of the admin with ``public = True``."""
     alike: dict[Any, list[GuardedRoute]] = {}  # a REST router makes two patterns for one view

@@ -15,10 +15,9 @@ from ..guards import Guard, registry
 from ..guards.places import databases_of
 from ..guards.scopes import DATABASE
 from ..rebuild.refusals import SEVERAL_TABLES, database_refusals
-from .tags import TAG
 
 
-@register(TAG)
+@register("bloomguard")
 def check_places(app_configs: Any, databases: Sequence[str] | None = None, **kwargs: Any) -> list[CheckMessage]:
     """Check the tables in the catalogues of ``databases``; nothing without them."""
     messages: list[CheckMessage] = []
@@ -31,7 +30,7 @@ def check_places(app_configs: Any, databases: Sequence[str] | None = None, **kwa
     return messages
 
 
-@register(TAG)
+@register("bloomguard")
 def check_tenant_apps(app_configs: Any, **kwargs: Any) -> list[CheckMessage]:
     """Check that django-tenants gives no tenant state rows of its own."""
     apps = getattr(settings, "TENANT_APPS", ())

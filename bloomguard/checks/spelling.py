@@ -11,7 +11,6 @@ from django.conf import settings
 from django.core.checks import CheckMessage, Warning, register
 
 from ..guards import Guard, registry
-from .tags import TAG
 
 OPTIONS = tuple(name for name in Guard.__annotations__ if hasattr(Guard, name) and not name.startswith("_"))
 #: Names that other libraries have for an option.
@@ -31,7 +30,7 @@ _OTHER_NAMES = {
 }
 
 
-@register(TAG)
+@register("bloomguard")
 def check_names(app_configs: Any, **kwargs: Any) -> list[CheckMessage]:
     """Check the names of options and of the setting, and that each guard is registered."""
     messages = [message for guard in registry for message in _options(guard)]

@@ -10,10 +10,9 @@ from django.core.checks import CheckMessage, Info, Warning, register
 from .. import conf
 from ..exceptions import ConfigurationError, StoreUnavailable
 from ..stores import stores
-from .tags import TAG
 
 
-@register(TAG, deploy=True)
+@register("bloomguard", deploy=True)
 def check_servers(app_configs: Any, **kwargs: Any) -> list[CheckMessage]:
     """Check the current configuration of the stores' servers."""
     messages: list[CheckMessage] = []
@@ -32,7 +31,7 @@ def check_servers(app_configs: Any, **kwargs: Any) -> list[CheckMessage]:
     return messages
 
 
-@register(TAG)
+@register("bloomguard")
 def check_settings(app_configs: Any, **kwargs: Any) -> list[CheckMessage]:
     """Check the setting ``BLOOMGUARD`` and its stores."""
     try:

@@ -15,10 +15,9 @@ from ..writes.catalogue import load
 from ..writes.consequences import may_add_key
 from ..writes.flows import Catalogue, Flow
 from ..writes.sql.effects import bare
-from .tags import TAG
 
 
-@register(TAG, deploy=True)
+@register("bloomguard", deploy=True)
 def check_triggers(app_configs: Any, databases: Sequence[str] | None = None, **kwargs: Any) -> list[CheckMessage]:
     """Report triggers, rules and foreign key actions that may write keys of a guard."""
     messages: list[CheckMessage] = []

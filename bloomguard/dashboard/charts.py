@@ -11,6 +11,7 @@ WIDTH, HEIGHT = 600, 120
 SPARK_WIDTH, SPARK_HEIGHT = 120, 24
 #: A sparkline of fewer points would be a spike, not a course.
 _FEWEST_POINTS = 8
+_MOST_POINTS = 60
 #: More bars than this have no gaps between them, which would flicker.
 _MOST_APART = 31
 
@@ -51,9 +52,9 @@ def bars(values: Sequence[int], words: Sequence[str]) -> list[Bar]:
     return made
 
 
-def spark(values: Sequence[int], most_points: int = 60) -> str:
+def spark(values: Sequence[int]) -> str:
     """Return the area under ``values`` as the data of an SVG path; empty if fewer than eight points are not 0."""
-    together = max(-(-len(values) // most_points), 1)
+    together = max(-(-len(values) // _MOST_POINTS), 1)
     sums = [sum(values[start : start + together]) for start in range(0, len(values), together)]
     if sum(map(bool, sums)) < _FEWEST_POINTS:
         return ""

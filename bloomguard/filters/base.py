@@ -136,6 +136,8 @@ class BodyFilter(Serial):
     might_contain: Callable[[bytes], bool]
     #: The same check for a digest.
     might_contain_digest: Callable[[int], bool]
+    #: ``growing(capacity, error_rate, **options)``: the shape of a shard in a store, which may get more keys.
+    growing: ClassVar[Callable[..., Shape]]
 
     # Subclasses define these.
 
@@ -144,7 +146,11 @@ class BodyFilter(Serial):
         cls, capacity: int, error_rate: float, *, shard_bytes: int | None = None, **options: Any
     ) -> tuple[Shape, int]:
         """Return the shape of one shard of at most ``shard_bytes`` and the number of shards; allocates nothing."""
-        raise NotImplementedError
+        whole = cls.growing(capacity, error_rate, **options)
+        shards = 1 if shard_bytes is None else -(-whole.body_bytes // shard_bytes)
+        if shards > 1:
+            whole = cls.growing(sizing.fullest_shard(capacity, shards), error_rate, **options)
+        return whole, shards
 
     @classmethod
     def check_keys(cls, key_hash: KeyHash) -> None:
@@ -369,9 +375,6 @@ class BodyFilter(Serial):
         for piece in (header.pack(), self.body, codec.trailer(header, self.body)):
             stream.write(piece)
         return header.frame_bytes
-
-    def _json_fields(self) -> dict[str, Any]:
-        return {"kind": self.kind, "capacity": self.capacity, "error_rate": self.error_rate}
 
     def copy(self) -> Self:
         """Return a filter of the same state with its own body on the heap."""

@@ -180,16 +180,6 @@ class BloomFilter(BodyFilter):
         return BloomShape(capacity, float(error_rate), sizing.growing_sizes(capacity, error_rate, hashes))
 
     @classmethod
-    def plan(
-        cls, capacity: int, error_rate: float, *, shard_bytes: int | None = None, **options: Any
-    ) -> tuple[BloomShape, int]:
-        whole = cls.growing(capacity, error_rate, **options)
-        shards = 1 if shard_bytes is None else -(-whole.body_bytes // shard_bytes)
-        if shards > 1:
-            whole = cls.growing(sizing.fullest_shard(capacity, shards), error_rate, **options)
-        return whole, shards
-
-    @classmethod
     def shape_of(cls, header: codec.Header) -> BloomShape:
         return BloomShape(header.capacity, header.error_rate, header.parameters)
 

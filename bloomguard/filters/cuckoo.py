@@ -115,15 +115,7 @@ class CuckooFilter(BodyFilter):
         spilled = BloomShape(capacity, rate, sizing.partition_sizes(beside, hashes))
         return CuckooShape(capacity, float(error_rate), bits, -(-slots // SLOTS), spilled)
 
-    @classmethod
-    def plan(
-        cls, capacity: int, error_rate: float, *, shard_bytes: int | None = None, **options: Any
-    ) -> tuple[CuckooShape, int]:
-        whole = cls.shape(capacity, error_rate, **options)
-        shards = 1 if shard_bytes is None else -(-whole.body_bytes // shard_bytes)
-        if shards > 1:
-            whole = cls.shape(sizing.fullest_shard(capacity, shards), error_rate, **options)
-        return whole, shards
+    growing = shape
 
     @classmethod
     def shape_of(cls, header: codec.Header) -> CuckooShape:

@@ -17,7 +17,7 @@ from .bloom import BloomFilter, BloomShape, shape_of_sizes
 from .codec import MAX_SHARDS, RECENT_HASHES, Frame, Header
 from .errors import CorruptFilter, InvalidShape, TooLarge
 from .hashing import MASK60, KeyHash
-from .kinds import filter_class, held_class
+from .kinds import KINDS
 
 if TYPE_CHECKING:
     import numpy as np
@@ -69,7 +69,7 @@ class Layout:
         """
         if kind == "cuckoo":
             options.setdefault("fingerprint_bits", 32)
-        held = filter_class(kind)
+        held = KINDS[kind]
         held.check_keys(key_hash)
         try:
             shape, shards = held.plan(capacity, error_rate, shard_bytes=shard_bytes, **options)
@@ -101,7 +101,8 @@ class Layout:
             raise CorruptFilter(f"starts with shard {header.shard} of {header.shards}")
         if not header.recent:
             raise CorruptFilter("has no recent bits, so it was not written by a store")
-        held_class(header.kind)
+        if header.kind not in KINDS:
+            raise CorruptFilter(f"kind is {header.kind!r}; there are {', '.join(sorted(KINDS))}")
         return cls._of(header, key_hash, header.capacity * header.shards)
 
     @classmethod
@@ -133,7 +134,7 @@ class Layout:
     @cached_property
     def filter_class(self) -> type[BodyFilter]:
         """The class of this kind, for example to check ``supports_discard``."""
-        return held_class(self.kind)
+        return KINDS[self.kind]
 
     @cached_property
     def shape(self) -> Shape:

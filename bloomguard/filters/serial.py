@@ -36,7 +36,7 @@ class Serial:
 
     def _json_fields(self) -> dict[str, Any]:
         """Return the fields that the JSON form shows beside the frame."""
-        raise NotImplementedError
+        return {name: getattr(self, name) for name in ("kind", "capacity", "error_rate")}
 
     def dump(self, stream: BinaryIO) -> int:
         """Write the frame to a binary stream; returns the bytes written."""

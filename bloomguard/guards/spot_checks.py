@@ -7,13 +7,12 @@ fenced until the next rebuild, and the request passes.
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from django.db import DatabaseError
 
-from ..forks import after_fork
+from ..forks import own_lock
 from ..signals import false_negative_found, send
 from ..state.connection import DatabaseConnection
 from ..verdicts import ABSENT, CAUGHT, Decision
@@ -44,11 +43,7 @@ class SpotChecks:
     def __init__(self) -> None:
         self._last = float("-inf")
         self._failures: set[type[Exception]] = set()
-        self._turn = threading.Lock()
-        after_fork(self._after_fork)
-
-    def _after_fork(self) -> None:
-        self._turn = threading.Lock()
+        self._turn = own_lock(self, "_turn")
 
     def is_due(self, guard: Guard) -> bool:
         """Return whether the last check was at least ``SECONDS`` ago."""

@@ -63,7 +63,7 @@ class Flusher:
     def start(self) -> None:
         """Start the thread, unless it is running or the database is temporary."""
         if not table.connection.is_temporary and self._started.acquire(blocking=False):
-            self._thread = threading.Thread(target=self._run, name="bloomguard-figures", daemon=True)
+            self._thread = threading.Thread(target=self._run, name="bloomguard-metrics", daemon=True)
             self._thread.start()
 
     def stop(self) -> None:
@@ -139,7 +139,7 @@ class Flusher:
                 for step, number in some
                 for column, times in rows[step, number].items()
             }
-            store.add_figures(page, cells)
+            store.add_metrics(page, cells)
             for row in some:
                 del rows[row]
 

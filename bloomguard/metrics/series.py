@@ -110,7 +110,7 @@ def read_series(guards: Iterable[Guard], start: datetime, end: datetime, step: i
         counts: dict[str, dict[str, array[int]]] = {guard.name: {} for guard in some}
         error = ""
         try:
-            for page, kept in zip(wanted, stores[alias].read_figures(wanted)):
+            for page, kept in zip(wanted, stores[alias].read_metrics(wanted)):
                 if kept:
                     _take(page, cells_of(kept), rows, counts[page.guard])
         except BloomGuardError as problem:

@@ -123,7 +123,8 @@ def roll_back(guard: Guard) -> State:
         if seen.identity != store.identity or not seen.is_ours:
             raise StoreError("its store, or the database, was replaced since")
         kept = store.open(guard.name, seen.kept, guard._runtime.active_filter.find_key_hash, seen.identity)
-        kept.fill()  # reads and checks all of it
+        for _ in kept.filters():  # reads and checks all of it
+            pass
         if guard.scope == DATABASE and (unread := Sources(guard).split(kept)[1]):
             # One of them may be another name of a database that it has: their rows are not in it under that name.
             raise StoreError(f"it was built without {', '.join(unread)}")

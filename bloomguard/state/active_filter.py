@@ -18,8 +18,7 @@ from ..conf import settings
 from ..exceptions import ConfigurationError, StoreError, StoreUnavailable, UnknownGeneration
 from ..filters import CorruptFilter, FilterError, KeyHash
 from ..forks import after_fork
-from ..stores import Generation, Store, stores
-from ..stores.turns import turn
+from ..stores import Generation, Store, stores, turn
 from ..verdicts import ABSENT, COLD, ERROR, FENCED, IDENTITY, LEASE, MAYBE, UNREACHABLE, UNTRUSTED, Decision
 from . import table as states
 from .awaited import Awaited

@@ -8,12 +8,11 @@ another program moves into a schema, or grants, is overlooked for that long.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Mapping, Sequence
 
 from django.db import connections
 
-from ..forks import after_fork
+from ..forks import own_lock
 from ..log_once import LogOnce
 from .connection import CONNECT_SECONDS, READ_SECONDS, DatabaseConnection
 from .table import seconds
@@ -51,11 +50,7 @@ class Schemas:
         #: By alias: when the copy is to be read again, and name -> tables. Each is replaced as a whole.
         self._copies: dict[str, tuple[float, dict[str, Tables]]] = {}
         self._log = LogOnce()
-        self._lock = threading.Lock()
-        after_fork(self._after_fork)
-
-    def _after_fork(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = own_lock(self, "_lock")
 
     def forget(self) -> None:
         """Drop the copy."""

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from django.db import DatabaseError, OperationalError, connections
 from django.utils import timezone
 
-from ..forks import after_fork
+from ..forks import own_lock
 from ..models import GuardState
 from ..signals import guard_fenced, send
 from .connection import StateConnection, is_locked
@@ -93,12 +93,8 @@ class StateTable:
         self._failed_at = float("-inf")
         self._here = ""  # the identity of the database that was read last
         self._vanished: dict[str, tuple[float, State]] = {}  # see :meth:`_with_vanished`
-        self._lock = threading.Lock()
+        self._lock = own_lock(self, "_lock")
         self._within = _Within()
-        after_fork(self._after_fork)
-
-    def _after_fork(self) -> None:
-        self._lock = threading.Lock()
 
     def lease(self, name: str) -> State | None:
         """Return the row of ``name`` while the lease on the copy is valid, else ``None``. No I/O."""

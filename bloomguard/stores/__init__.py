@@ -3,18 +3,36 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from django.core.signals import setting_changed
 from django.utils.module_loading import import_string
 
 from ..conf import settings
-from ..exceptions import BloomGuardError, ConfigurationError
-from ..forks import after_fork
+from ..exceptions import BloomGuardError, ConfigurationError, StoreUnavailable
+from ..forks import own_lock
 from .base import Generation, Store
-from .turns import turn
 
-__all__ = ["Generation", "Store", "stores"]
+__all__ = ["Generation", "Store", "stores", "turn"]
+
+#: Maximum seconds that a thread waits while another one opens a filter or creates a store.
+OPEN_SECONDS = 2.0
+
+
+@contextmanager
+def turn(lock: threading.Lock, what: str) -> Iterator[None]:
+    """Hold ``lock`` during disk or network I/O.
+
+    Raises :class:`StoreUnavailable` if another thread has held it for ``what`` for too long.
+    """
+    if not lock.acquire(timeout=OPEN_SECONDS):
+        raise StoreUnavailable(f"another thread has been {what} for {OPEN_SECONDS:g} s")
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 class StoreHandler:
@@ -22,11 +40,7 @@ class StoreHandler:
 
     def __init__(self) -> None:
         self._stores: dict[str, Store] = {}
-        self._lock = threading.Lock()
-        after_fork(self._after_fork)
-
-    def _after_fork(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = own_lock(self, "_lock")
 
     def __getitem__(self, alias: str) -> Store:
         """Return the store ``alias``; raises :class:`ConfigurationError` if it is not configured correctly.

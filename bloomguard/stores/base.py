@@ -61,12 +61,12 @@ class Generation(ABC):
         return [self.might_contain(key) for key in keys]
 
     async def amight_contain(self, key: bytes) -> bool:
-        """Async version of :attr:`might_contain`; it does not block the event loop if :attr:`supports_async` is set."""
-        return self.might_contain(key)
+        """Async version of :attr:`might_contain`, of a generation with :attr:`supports_async`."""
+        raise NotImplementedError
 
     async def amight_contain_many(self, keys: Iterable[bytes]) -> list[bool]:
-        """Async version of :meth:`might_contain_many`."""
-        return self.might_contain_many(keys)
+        """Async version of :meth:`might_contain_many`, of a generation with :attr:`supports_async`."""
+        raise NotImplementedError
 
     @abstractmethod
     def is_recent(self, key: bytes) -> bool:
@@ -76,8 +76,8 @@ class Generation(ABC):
         """
 
     async def ais_recent(self, key: bytes) -> bool:
-        """Async version of :meth:`is_recent`; it does not block the event loop if :attr:`supports_async` is set."""
-        return self.is_recent(key)
+        """Async version of :meth:`is_recent`, of a generation with :attr:`supports_async`."""
+        raise NotImplementedError
 
     @abstractmethod
     def add(self, keys: RowKeys, *, once: bool = False) -> None:
@@ -129,10 +129,6 @@ class Generation(ABC):
     def approximate_size(self) -> int:
         """Return the estimated number of keys; raises the exceptions of :meth:`filters`."""
         return sum(each.approximate_size() for each in self.filters())
-
-    @abstractmethod
-    def fill(self) -> float:
-        """Return the fraction of bits or slots in use over all shards, 0 to 1."""
 
     @abstractmethod
     def measure_error_rate(self, probes: int = 100_000) -> float:
@@ -198,10 +194,10 @@ class Store(ABC):
 
     # Metrics are stored beside the filters. A store need not support them.
 
-    def add_figures(self, page: Page, cells: Mapping[int, int]) -> None:  # noqa: B027
+    def add_metrics(self, page: Page, cells: Mapping[int, int]) -> None:  # noqa: B027
         """Add numbers to cells of a metrics page; create the page if needed. Raises :class:`StoreError`."""
 
-    def read_figures(self, pages: Sequence[Page]) -> list[bytes]:
+    def read_metrics(self, pages: Sequence[Page]) -> list[bytes]:
         """Return the bytes of each page, empty for a missing page. Raises :class:`StoreError`."""
         return [b""] * len(pages)
 

@@ -8,8 +8,10 @@ import os
 import re
 import stat
 import sys
+import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,9 @@ try:
     import fcntl as fcntl
 except ImportError:  # Windows: the file store refuses to start, and all else works
     fcntl = None  # type: ignore[assignment]
+
+#: Maximum time to wait for the lock of another writer, of a generation or of a page of metrics.
+LOCK_SECONDS = 1.0
 
 # -- file system types
 
@@ -84,19 +89,38 @@ def open_private(path: Path, flags: int) -> int:
     return fd
 
 
+@contextmanager
+def opened_private(path: Path, flags: int) -> Iterator[int]:
+    """Open a file as :func:`open_private` does, for this block."""
+    fd = open_private(path, flags)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
 def read_private(path: Path, most: int) -> bytes:
     """Return the content of a private file of at most ``most`` bytes.
 
     Raises :class:`NotPrivate` if the file is longer or other users could have written it, and :class:`OSError`.
     """
-    fd = open_private(path, os.O_RDONLY)
-    try:
+    with opened_private(path, os.O_RDONLY) as fd:
         found = os.pread(fd, most + 1, 0)
-    finally:
-        os.close(fd)
     if len(found) > most:
         raise NotPrivate(f"{path} has more than the {most:,} bytes that it was created with")
     return found
+
+
+def lock_file(fd: int, path: Path, how: int, deadline: float) -> None:
+    """Take ``flock``; raises :class:`StoreError` after the deadline, since a stopped process may hold the lock."""
+    pause = 0.00002
+    while True:
+        with suppress(BlockingIOError):
+            return fcntl.flock(fd, how | fcntl.LOCK_NB)
+        if time.monotonic() > deadline:
+            raise StoreError(f"{path} has been locked for {LOCK_SECONDS:g} s; is a writing process stopped?")
+        time.sleep(pause)
+        pause = min(2 * pause, 0.001)
 
 
 def allocate(fd: int, size: int) -> None:

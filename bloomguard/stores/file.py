@@ -28,7 +28,7 @@ from ..filters.layout import MAX_BYTES, Layout
 from ..forks import after_fork
 from . import disk
 from .base import FindKeyHash, Generation, Store, bound
-from .disk import NotPrivate, allocate, boot_id, check_folder, fcntl, file_id, open_private, read_private
+from .disk import NotPrivate, check_folder, fcntl, file_id, opened_private
 from .frames import FrameGeneration
 from .pages import Page, PageFolder
 
@@ -36,8 +36,6 @@ _SUFFIX = ".filter"
 _IDENTITY_BYTES = 32
 #: Tells backup programs to skip the folder: https://bford.info/cachedir/
 _CACHE_TAG = "Signature: 8a477f597d28d172789f06886806bc55\n# Filters of bloomguard. An older copy is of no use.\n"
-#: Maximum time that a writer, or a reader that opens a generation, waits for another writer.
-_LOCK_SECONDS = 1.0
 
 
 class FileStore(Store):
@@ -62,7 +60,7 @@ class FileStore(Store):
             path = Path(base) / ".bloomguard"
         self.path = Path(path)
         self._locks: dict[str, _WriteLock] = {}
-        self._figures = PageFolder(self.path)
+        self._metrics = PageFolder(self.path)
 
     @property
     def identity(self) -> str:
@@ -73,8 +71,8 @@ class FileStore(Store):
         """
         try:
             check_folder(self.path, may_be_link=True)
-            life = read_private(self.path / "identity", _IDENTITY_BYTES).decode(errors="replace")
-            place = f"{life}:{boot_id()}:{os.stat(self.path).st_dev}:{file_id(self.path)}"
+            life = disk.read_private(self.path / "identity", _IDENTITY_BYTES).decode(errors="replace")
+            place = f"{life}:{disk.boot_id()}:{os.stat(self.path).st_dev}:{file_id(self.path)}"
         except OSError:
             return ""
         return "file:" + hashlib.sha256(place.encode()).hexdigest()[:40]
@@ -115,7 +113,7 @@ class FileStore(Store):
             return
         draft = path.with_name(f"{path.name}.{uuid.uuid4().hex}")
         try:
-            with _opened(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL) as fd:
+            with opened_private(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL) as fd:
                 os.write(fd, text.encode())
             with suppress(FileExistsError):
                 os.link(draft, path)
@@ -135,10 +133,10 @@ class FileStore(Store):
         if free is not None and size > free:
             raise StoreError(f"{no_room} in the store {self.alias!r} at {self.path}")
         try:
-            with _opened(path, os.O_RDWR | os.O_CREAT | os.O_EXCL) as fd:
+            with opened_private(path, os.O_RDWR | os.O_CREAT | os.O_EXCL) as fd:
                 try:
                     layout = bound(layout, guard, name, file_id(fd))
-                    allocate(fd, size)
+                    disk.allocate(fd, size)
                     mapped = mmap.mmap(fd, size)
                     buffers = _split(mapped, layout)
                     for header, buffer in zip(layout.headers, buffers):
@@ -155,7 +153,7 @@ class FileStore(Store):
         try:
             for folder in (self.path, self._folder(guard)):
                 check_folder(folder, may_be_link=folder == self.path)
-            with _opened(path, os.O_RDWR) as fd:
+            with opened_private(path, os.O_RDWR) as fd:
                 size, place = os.fstat(fd).st_size, file_id(fd)
                 if not 0 < size <= MAX_BYTES:
                     raise CorruptFilter(f"{path} has {size:,} bytes")
@@ -187,11 +185,11 @@ class FileStore(Store):
             return None
         return usage.free if usage.total else None  # some file systems report no size: then writing may fail
 
-    def add_figures(self, page: Page, cells: Mapping[int, int]) -> None:
-        self._figures.add(page, cells)
+    def add_metrics(self, page: Page, cells: Mapping[int, int]) -> None:
+        self._metrics.add(page, cells)
 
-    def read_figures(self, pages: Sequence[Page]) -> list[bytes]:
-        return [self._figures.read(page) for page in pages]
+    def read_metrics(self, pages: Sequence[Page]) -> list[bytes]:
+        return [self._metrics.read(page) for page in pages]
 
     def check(self) -> list[CheckMessage]:
         existing = next(path for path in (self.path, *self.path.parents) if path.exists())
@@ -304,8 +302,8 @@ class _WriteLock:
 
     def _take(self, shared: bool = False) -> None:
         how = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
-        if not self._thread.acquire(timeout=_LOCK_SECONDS):
-            raise StoreError(f"another thread has held {self._path} for {_LOCK_SECONDS:g} s")
+        if not self._thread.acquire(timeout=disk.LOCK_SECONDS):
+            raise StoreError(f"another thread has held {self._path} for {disk.LOCK_SECONDS:g} s")
         try:
             if self._fd is not None and self._checks_done == self._checks_due:
                 try:
@@ -340,29 +338,18 @@ class _WriteLock:
 
     def _lock(self, how: int) -> None:
         """Lock the file that the path names now. A lock on the file of a removed folder would exclude no process."""
-        deadline = time.monotonic() + _LOCK_SECONDS
+        deadline = time.monotonic() + disk.LOCK_SECONDS
         while True:
             if self._fd is None:
-                self._fd = open_private(self._path, os.O_RDWR | os.O_CREAT)
+                self._fd = disk.open_private(self._path, os.O_RDWR | os.O_CREAT)
                 self.recheck()
-            self._flock(self._fd, how, deadline)
+            disk.lock_file(self._fd, self._path, how, deadline)
             about, due = os.fstat(self._fd), self._checks_due
             with suppress(FileNotFoundError):
                 if about.st_nlink and (self._checks_done == due or os.path.samestat(about, os.stat(self._path))):
                     self._checks_done = due
                     return
             self._close()
-
-    def _flock(self, fd: int, how: int, deadline: float) -> None:
-        """Lock the file; raises :class:`StoreError` after the deadline, since a stopped process may hold the lock."""
-        pause = 0.00002
-        while True:
-            with suppress(BlockingIOError):
-                return fcntl.flock(fd, how | fcntl.LOCK_NB)
-            if time.monotonic() > deadline:
-                raise StoreError(f"{self._path} has been locked for {_LOCK_SECONDS:g} s; is a writing process stopped?")
-            time.sleep(pause)
-            pause = min(2 * pause, 0.001)
 
     def __del__(self) -> None:
         self._close()
@@ -375,15 +362,6 @@ def _shared(lock: _WriteLock) -> Iterator[None]:
         yield
     finally:
         lock.__exit__()
-
-
-@contextmanager
-def _opened(path: Path, flags: int) -> Iterator[int]:
-    fd = open_private(path, flags)
-    try:
-        yield fd
-    finally:
-        os.close(fd)
 
 
 def _option(alias: str) -> str:

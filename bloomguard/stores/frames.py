@@ -27,10 +27,6 @@ _WRITTEN_AT_ONCE = 8_192
 _DISCARDED_AT_ONCE = 256
 
 
-#: For each key its shard's frame and filter, and its digest.
-Places = list[tuple[Frame, BodyFilter, int]]
-
-
 class FrameGeneration(Generation):
     """A generation whose shards lie in ``buffers``.
 
@@ -93,9 +89,9 @@ class FrameGeneration(Generation):
             self._add_few(keys if type(keys) is list else one_by_one(keys), once)
 
     def _add_few(self, keys: Sequence[bytes], once: bool) -> None:
-        places, recent_positions, positions = self._places(keys), self.layout.recent_positions, self._positions
+        located, recent_positions, positions = self._located(keys), self.layout.recent_positions, self._positions
         with self._locked(True):
-            for frame, attached, digest in places:
+            for frame, attached, digest in located:
                 bits = recent_positions(digest)
                 if positions is not None:
                     bits += positions(digest)
@@ -127,14 +123,15 @@ class FrameGeneration(Generation):
             if not (attached.contains_digests(low, high).all() and frame.has_many_bits(recent)):
                 raise CorruptFilter(self._lost)
 
-    def _places(self, keys: Iterable[bytes]) -> Places:
-        places: Places = []
+    def _located(self, keys: Iterable[bytes]) -> list[tuple[Frame, BodyFilter, int]]:
+        """Return for each key its shard's frame and filter, and its digest."""
+        located = []
         for shard, digest in map(self.layout.locate, keys):
             frame, attached = self._frames[shard], self._filters[shard]
             if frame is None or attached is None:
                 frame, attached = self._shard(shard)
-            places.append((frame, attached, digest))
-        return places
+            located.append((frame, attached, digest))
+        return located
 
     @property
     def _lost(self) -> str:
@@ -152,10 +149,10 @@ class FrameGeneration(Generation):
                 attached.add_digests(low, high)
 
     def discard(self, keys: Iterable[bytes]) -> None:
-        places = self._places(keys)
-        for start in range(0, len(places), _DISCARDED_AT_ONCE):
+        located = self._located(keys)
+        for start in range(0, len(located), _DISCARDED_AT_ONCE):
             with self._locked(True):
-                for frame, attached, digest in places[start : start + _DISCARDED_AT_ONCE]:
+                for frame, attached, digest in located[start : start + _DISCARDED_AT_ONCE]:
                     frame.write(attached.discard_writes(digest))
 
     @contextmanager
@@ -194,9 +191,6 @@ class FrameGeneration(Generation):
 
     def filters(self) -> list[BodyFilter]:
         return [self._shard(index)[1] for index in range(len(self._buffers))]
-
-    def fill(self) -> float:
-        return mean(attached.fill for attached in self.filters())
 
     def measure_error_rate(self, probes: int = 100_000) -> float:
         each = -(-probes // len(self._buffers))

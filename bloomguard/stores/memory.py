@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -11,7 +10,7 @@ from contextlib import contextmanager
 from ..exceptions import StoreError, UnknownGeneration
 from ..filters.codec import Frame, Header
 from ..filters.layout import Layout
-from ..forks import after_fork
+from ..forks import own_lock
 from .base import FindKeyHash, Generation, Store, bound
 from .frames import FrameGeneration
 from .pages import PAGE_BYTES, Page, add_to
@@ -26,11 +25,7 @@ class MemoryStore(Store):
         self._life = uuid.uuid4().hex
         self._buffers: dict[tuple[str, str], list[memoryview]] = {}
         self._pages: dict[Page, bytes] = {}
-        self._lock = threading.Lock()
-        after_fork(self._after_fork)
-
-    def _after_fork(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = own_lock(self, "_lock")
 
     @property
     def identity(self) -> str:
@@ -72,11 +67,11 @@ class MemoryStore(Store):
     def free_bytes(self) -> int:
         return self._max_bytes - sum(len(buffer) for buffers in self._buffers.values() for buffer in buffers)
 
-    def add_figures(self, page: Page, cells: Mapping[int, int]) -> None:
+    def add_metrics(self, page: Page, cells: Mapping[int, int]) -> None:
         with self._lock:
             self._pages[page] = add_to(self._pages.get(page, bytes(PAGE_BYTES)), cells)
             for other in [other for other in self._pages if other.is_over(page)]:
                 del self._pages[other]
 
-    def read_figures(self, pages: Sequence[Page]) -> list[bytes]:
+    def read_metrics(self, pages: Sequence[Page]) -> list[bytes]:
         return [self._pages.get(page, b"") for page in pages]

@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ..exceptions import StoreError
-from .disk import fcntl, open_private
+from . import disk
+from .disk import fcntl, lock_file, opened_private
 
 MINUTE, HOUR = 60, 3_600
 ROWS, COLUMNS = 240, 24
@@ -26,8 +27,7 @@ PAGE_BYTES = 4 * ROWS * COLUMNS
 KEPT_SECONDS = {MINUTE: 24 * HOUR, HOUR: 31 * 24 * HOUR}
 
 _HIGHEST = 2**32 - 1
-_LOCK_SECONDS = 1.0
-_NAME = re.compile(r"figures-(\d+)-(\d+)")
+_NAME = re.compile(r"metrics-(\d+)-(\d+)")
 
 
 class Page(NamedTuple):
@@ -76,25 +76,24 @@ class PageFolder:
         self._path = path
 
     def _file(self, page: Page) -> Path:
-        return self._path / page.guard / f"figures-{page.step}-{page.number}"
+        return self._path / page.guard / f"metrics-{page.step}-{page.number}"
 
     def add(self, page: Page, cells: Mapping[int, int]) -> None:
         """Add numbers to cells; raises :class:`StoreError`. Does nothing for a guard without a folder (no filter)."""
         file = self._file(page)
         try:
-            fd = open_private(file, os.O_RDWR | os.O_CREAT)
-            try:
-                _lock(fd, file)
-                before = os.pread(fd, PAGE_BYTES, 0)
-                if not before:
-                    os.fchmod(fd, 0o600)  # restore the bits that the umask removed
-                    self._sweep(page)
-                after = add_to(_whole(before), cells)
-                start, end = 4 * min(cells), 4 * max(cells) + 4
-                os.pwrite(fd, after[start:end], start)
-            finally:
-                fcntl.flock(fd, fcntl.LOCK_UN)  # close() would not unlock if a child forked meanwhile has it open
-                os.close(fd)
+            with opened_private(file, os.O_RDWR | os.O_CREAT) as fd:
+                try:
+                    lock_file(fd, file, fcntl.LOCK_EX, time.monotonic() + disk.LOCK_SECONDS)
+                    before = os.pread(fd, PAGE_BYTES, 0)
+                    if not before:
+                        os.fchmod(fd, 0o600)  # restore the bits that the umask removed
+                        self._sweep(page)
+                    after = add_to(_whole(before), cells)
+                    start, end = 4 * min(cells), 4 * max(cells) + 4
+                    os.pwrite(fd, after[start:end], start)
+                finally:
+                    fcntl.flock(fd, fcntl.LOCK_UN)  # close() would not unlock if a child forked meanwhile has it open
         except FileNotFoundError:
             return
         except OSError as error:
@@ -104,11 +103,8 @@ class PageFolder:
         """Return the page, empty if there is none; raises :class:`StoreError`."""
         file = self._file(page)
         try:
-            fd = open_private(file, os.O_RDONLY)
-            try:
+            with opened_private(file, os.O_RDONLY) as fd:
                 return _whole(os.pread(fd, PAGE_BYTES, 0))
-            finally:
-                os.close(fd)
         except FileNotFoundError:
             return b""
         except OSError as error:
@@ -130,15 +126,3 @@ class PageFolder:
 def _whole(page: bytes) -> bytes:
     """Pad a page with zeros: its file is only as long as the rows written so far."""
     return page.ljust(PAGE_BYTES, b"\0")
-
-
-def _lock(fd: int, file: Path) -> None:
-    """Lock the file; raises :class:`StoreError` after a timeout, since a stopped process may hold the lock."""
-    deadline = time.monotonic() + _LOCK_SECONDS
-    while True:
-        try:
-            return fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            if time.monotonic() > deadline:
-                raise StoreError(f"{file} has been locked for {_LOCK_SECONDS:g} s") from error
-        time.sleep(0.001)

@@ -73,9 +73,6 @@ class _Keys(Generation):
     def approximate_size(self) -> int:
         return len(self._counts)
 
-    def fill(self) -> float:
-        return 0.0
-
     def measure_error_rate(self, probes: int = 100_000) -> float:
         return 0.0
 

@@ -6,14 +6,13 @@ The results for a database are cached until a guard, its generations or the data
 from __future__ import annotations
 
 import logging
-import threading
 import weakref
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from django.db import DatabaseError, InterfaceError, connections, router
 
-from ..forks import after_fork
+from ..forks import own_lock
 from ..guards import Guard, registry
 from ..guards.scopes import DATABASE
 from ..state import table as states
@@ -42,11 +41,7 @@ class Definitions:
         self.temporary: set[str] = set()
         #: The observers of open transactions with changes, which others do not see yet.
         self._open: list[weakref.ref[TransactionObserver]] = []
-        self._lock = threading.Lock()  # held for microseconds
-        after_fork(self._after_fork)
-
-    def _after_fork(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = own_lock(self, "_lock")  # held for microseconds
 
     def changed(self, connection: Any) -> None:
         """Drop all that is cached of them, after a statement on ``connection``; cache nothing before its COMMIT."""

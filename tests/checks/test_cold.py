@@ -14,7 +14,7 @@ from django.core.signals import request_started
 from django.test import Client
 from django.urls import path
 
-from bloomguard.checks import cold
+from bloomguard.apps import log_cold_guards, watch_cold_guards
 from bloomguard.exceptions import StoreUnavailable
 from bloomguard.guards import registry
 from bloomguard.state.connection import StateConnection
@@ -34,7 +34,7 @@ def developing(transactional_db, settings, monkeypatch):
     settings.DEBUG = True
     monkeypatch.setattr(StateConnection, "is_temporary", False)
     yield
-    request_started.disconnect(dispatch_uid="bloomguard.cold")
+    request_started.disconnect(log_cold_guards)
 
 
 def hints(caplog):
@@ -44,7 +44,7 @@ def hints(caplog):
 def test_a_cold_guard_is_told_of_at_the_first_request(developing, build, caplog):
     """One line a guard, with the command; none for a guard that has a filter, and none at the second request."""
     build("product")
-    cold.watch()
+    watch_cold_guards()
     for _ in range(2):
         Client().get("/products/8/")
 
@@ -59,7 +59,7 @@ def test_a_cold_guard_is_told_of_at_the_first_request(developing, build, caplog)
 @pytest.mark.parametrize("case", ["no DEBUG", "a test run", "switched off"])
 def test_nothing_is_told_elsewhere(developing, fresh, settings, monkeypatch, caplog, case):
     """Not in production, not in the tests of a project, not if no guard answers anyway."""
-    cold.watch()
+    watch_cold_guards()
     if case == "no DEBUG":
         settings.DEBUG = False
     elif case == "a test run":
@@ -101,7 +101,7 @@ def test_a_fresh_process_says_that_the_store_does_not_answer(fresh, monkeypatch,
     forget()
 
     def unavailable(self, name):
-        raise StoreUnavailable("the server is down", "refused")
+        raise StoreUnavailable("the server is down")
 
     with monkeypatch.context() as patch:
         patch.setattr(FileStore, "names", unavailable)

@@ -23,7 +23,7 @@ from django.test.utils import isolate_apps
 from django.utils import timezone
 from django.utils.translation import gettext_lazy
 
-from bloomguard.checks import check_guards
+from bloomguard.checks.guards import check_guards
 from bloomguard.guards.conditions import CURE, Unstable, as_text, refusal_reasons
 from tests.shop.models import Article, Bundle, Exhibit, Product
 from tests.support.guarding import make_guard, registered

@@ -153,8 +153,8 @@ def test_steps_begin_where_the_caller_says(flusher, calendar):
 def test_a_long_time_costs_no_more_than_what_is_kept(flusher, memory, monkeypatch):
     """Whoever asks for fifty years gets zeros for what is not kept, without a look at pages that cannot be there."""
     asked = []
-    read = memory.read_figures
-    monkeypatch.setattr(memory, "read_figures", lambda pages: asked.extend(pages) or read(pages))
+    read = memory.read_metrics
+    monkeypatch.setattr(memory, "read_metrics", lambda pages: asked.extend(pages) or read(pages))
     count("maybe")
     flusher.flush()
 
@@ -180,8 +180,8 @@ def test_a_time_that_ends_before_it_begins_is_empty(memory):
 def test_many_guards_are_read_in_one_trip(flusher, memory, monkeypatch):
     """All guards of a store are asked for at once, each gets its own."""
     trips = []
-    read = memory.read_figures
-    monkeypatch.setattr(memory, "read_figures", lambda pages: trips.append(1) or read(pages))
+    read = memory.read_metrics
+    monkeypatch.setattr(memory, "read_metrics", lambda pages: trips.append(1) or read(pages))
     count("maybe", 2)
     count("maybe", 3, guard="order")
     flusher.flush()
@@ -195,13 +195,13 @@ def test_many_guards_are_read_in_one_trip(flusher, memory, monkeypatch):
 
 
 def broken(*args):
-    raise StoreUnavailable("the server did not answer in time", "timeout")
+    raise StoreUnavailable("the server did not answer in time")
 
 
 def test_a_store_that_is_away_gets_its_figures_later(flusher, calendar, memory, monkeypatch):
     """What was counted while a store is away goes to the minutes that it belongs to, once."""
     with monkeypatch.context() as patch:
-        patch.setattr(memory, "add_figures", broken)
+        patch.setattr(memory, "add_metrics", broken)
         for _ in range(3):
             count("unreachable", 2)
             flusher.flush()
@@ -215,7 +215,7 @@ def test_a_store_that_is_away_gets_its_figures_later(flusher, calendar, memory, 
 def test_what_waits_is_bounded(flusher, calendar, memory, monkeypatch):
     """A store that is away for days costs the memory of two hours, the latest."""
     with monkeypatch.context() as patch:
-        patch.setattr(memory, "add_figures", broken)
+        patch.setattr(memory, "add_metrics", broken)
         for _ in range(2_000):
             count("unreachable")
             flusher.flush()
@@ -229,8 +229,8 @@ def test_what_waits_is_bounded(flusher, calendar, memory, monkeypatch):
 def test_one_store_that_is_away_keeps_no_other_from_its_figures(flusher, memory, monkeypatch):
     """Reading says which guard's figures are missing and why; writing goes on with the next store."""
     monkeypatch.setattr(type(guards["order"]), "store", "other")
-    monkeypatch.setattr(stores["other"], "add_figures", broken)
-    monkeypatch.setattr(stores["other"], "read_figures", broken)
+    monkeypatch.setattr(stores["other"], "add_metrics", broken)
+    monkeypatch.setattr(stores["other"], "read_metrics", broken)
     count("maybe", guard="order")
     count("maybe")
     flusher.flush()
@@ -252,7 +252,7 @@ def test_a_guard_that_is_gone_has_no_figures(flusher, memory):
 
 def test_a_store_that_keeps_none_is_left_alone(flusher, memory, monkeypatch):
     """A store of the project's own need not keep figures: there are none, and nothing fails."""
-    for method in ("add_figures", "read_figures"):
+    for method in ("add_metrics", "read_metrics"):
         monkeypatch.setattr(MemoryStore, method, getattr(MemoryStore.__mro__[1], method))
     count("maybe")
     flusher.flush()
@@ -273,7 +273,7 @@ def test_the_thread_flushes_at_the_end(flusher):
     """One thread flushes by itself, for the last time when the process ends."""
     for _ in range(2):
         flusher.start()
-    assert [each.name for each in threading.enumerate()].count("bloomguard-figures") == 1
+    assert [each.name for each in threading.enumerate()].count("bloomguard-metrics") == 1
     count("maybe")
     flusher.stop()
 
@@ -426,7 +426,7 @@ def test_what_is_wrong_is_said(told, memory, capsys, monkeypatch):
     call_command("filter_stats", "product")
     assert "product: 2 rows that exist were found to be denied; run verify_filter" in capsys.readouterr().out
 
-    monkeypatch.setattr(memory, "read_figures", broken)
+    monkeypatch.setattr(memory, "read_metrics", broken)
     call_command("filter_stats", "product")
     assert "product: no figures: the server did not answer in time" in capsys.readouterr().out
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from types import SimpleNamespace
 from typing import Any
 
@@ -48,8 +49,9 @@ def install() -> None:
         if all(process.pid != pid or process.dead for process in World.current.processes.values()):
             raise ProcessLookupError
 
-    for module in (active_filter, state, connection):
+    for module in (active_filter, connection):
         _put(module, after_fork=lambda method: None)
+    _put(state, own_lock=lambda owner, name: threading.Lock())
     wall = SimpleNamespace(now=lambda: World.current.running().wall())
     for module in (locks, rebuild, standby, state, state_rows):
         _put(module, timezone=wall)

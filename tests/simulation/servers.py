@@ -54,7 +54,7 @@ class Server:
     def add(self, name: str, keys: Sequence[bytes], cell: Callable[[bytes], int], once: bool) -> None:
         """Count the keys in a generation; raises :class:`StoreUnavailable` if it has no memory for them."""
         if name in self.full:
-            raise StoreUnavailable(f"no memory is left for {name}", "memory")
+            raise StoreUnavailable(f"no memory is left for {name}")
         held = self.held(name)
         held.update(("recent", key) for key in keys)
         held.update(cell(key) for key in keys if not (once and held[cell(key)]))
@@ -103,10 +103,10 @@ class SimulatedStore(Store):
             server = connection.server if connection.server.alive else None
         if server is None or (connection is not None and connection.life != server.life):
             self._connections.pop(key, None)
-            raise StoreUnavailable("no connection to the server", "connection")
+            raise StoreUnavailable("no connection to the server")
         if not server.primary:
             self._connections.pop(key, None)
-            raise StoreUnavailable("the server refuses commands: READONLY", "readonly")
+            raise StoreUnavailable("the server refuses commands: READONLY")
         now = self._process.clock_now()
         if connection is None:
             connection = self._connections[key] = _Connection(server, server.identity, now)
@@ -120,7 +120,7 @@ class SimulatedStore(Store):
         scheduler.hop()  # the reply is
         if scheduler.random() < self._network.lossy:
             self._connections.pop(key, None)
-            raise StoreUnavailable("the server did not answer in time", "timeout")
+            raise StoreUnavailable("the server did not answer in time")
         if not self.proves(found, identity):
             raise StoreError("another server answers than the one that the filter was built in, or it was restarted")
         if isinstance(reply, FilterError):
@@ -237,9 +237,6 @@ class SimulatedGeneration(Generation):
 
     def merge(self, shard: int, body: memoryview) -> int:
         raise NotImplementedError("cells are no bytes")
-
-    def fill(self) -> float:
-        return 0.5
 
     def measure_error_rate(self, probes: int = 100_000) -> float:
         return 0.0

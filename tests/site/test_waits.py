@@ -13,8 +13,7 @@ import pytest
 import bloomguard
 from bloomguard.exceptions import RebuildError, StoreUnavailable
 from bloomguard.rebuild import locks
-from bloomguard.stores import turns
-from bloomguard.stores.turns import turn
+from bloomguard.stores import turn
 
 ROOT = Path(bloomguard.__file__).parent
 FILES = sorted(str(path.relative_to(ROOT)) for path in ROOT.rglob("*.py") if "migrations" not in path.parts)
@@ -95,7 +94,7 @@ def test_every_connection_of_our_own_has_limits():
 
 def test_a_thread_does_not_wait_for_ever_for_one_that_opens_a_filter(monkeypatch):
     """It hears that the store is not to be had just now."""
-    monkeypatch.setattr(turns, "OPEN_SECONDS", 0.01)
+    monkeypatch.setattr("bloomguard.stores.OPEN_SECONDS", 0.01)
     lock = threading.Lock()
 
     with (
@@ -134,9 +133,9 @@ LIMITS = {
         ("state/connection.py", "READ_SECONDS"),
     ],
     "another thread's statement on the state rows": [("state/connection.py", "CONNECT_SECONDS")],
-    "another thread that opens a filter or makes a store": [("stores/turns.py", "OPEN_SECONDS")],
-    "the file store's lock, in this process and in others": [("stores/file.py", "_LOCK_SECONDS")],
-    "a page of figures in files": [("stores/pages.py", "_LOCK_SECONDS")],
+    "another thread that opens a filter or makes a store": [("stores/__init__.py", "OPEN_SECONDS")],
+    "the file store's lock, in this process and in others": [("stores/disk.py", "LOCK_SECONDS")],
+    "a page of metrics in files": [("stores/disk.py", "LOCK_SECONDS")],
     "a Redis server": [
         ("stores/redis/store.py", "connect_timeout"),
         ("stores/redis/store.py", "read_timeout"),
@@ -145,7 +144,7 @@ LIMITS = {
     ],
     "one of 16 connections": [("stores/redis/store.py", "read_timeout")],
     "a fence to be known to every process": [("state/table.py", "2 * LEASE_SECONDS")],
-    "its last figures": [("metrics/flush.py", "_PATIENCE")],
+    "its last metrics": [("metrics/flush.py", "_PATIENCE")],
     "every process to know of the new filter": [("state/table.py", "2 * LEASE_SECONDS")],
     "transactions that wrote the table before": [("rebuild/locks.py", "MAX_WAIT_SECONDS")],
     "a rebuild's lock, while such a transaction is open": [("rebuild/locks.py", "_WRITE_LOCK_SECONDS")],

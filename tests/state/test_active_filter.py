@@ -329,7 +329,7 @@ def test_a_standby_that_an_add_did_not_reach_makes_it_no_add(product, clock, mon
     clock.now += 1
 
     def fail(*args, **kwargs):
-        raise StoreUnavailable("no answer", "timeout")
+        raise StoreUnavailable("no answer")
 
     monkeypatch.setattr(opened, "add", fail)
 
@@ -415,7 +415,7 @@ def test_an_add_counts_under_the_copy_that_it_began_with(product, clock, monkeyp
     """A copy that another thread has read meanwhile names other generations: the add is done again, for those."""
     seen = states.table.current("product")
     generation = product._runtime.active_filter._opened[seen.active]
-    places, taken = generation._places, []
+    places, taken = generation._located, []
 
     def slow(keys):
         found = places(keys)
@@ -427,7 +427,7 @@ def test_an_add_counts_under_the_copy_that_it_began_with(product, clock, monkeyp
             states.table.renew()  # as any thread does that answers a request
         return found
 
-    monkeypatch.setattr(generation, "_places", slow)
+    monkeypatch.setattr(generation, "_located", slow)
 
     assert product._runtime.add(50)
     assert generations(product, seen.active, "next") == {seen.active: True, "next": True}

@@ -512,7 +512,7 @@ def test_a_store_that_fails_is_asked_for_nothing(found, product, monkeypatch):
     from bloomguard.exceptions import StoreUnavailable
 
     def fail(key):
-        raise StoreUnavailable("gone", "for a test")
+        raise StoreUnavailable("gone")
 
     first(found)
     (generation,) = product._runtime.active_filter._opened.values()

@@ -6,6 +6,7 @@ import socket
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ import pytest
 from bloomguard.filters import KeyHash
 from bloomguard.filters.codec import new_tag
 from bloomguard.filters.layout import Layout
-from bloomguard.stores import Store
+from bloomguard.stores import Generation, Store
 from bloomguard.stores.file import FileStore
 from bloomguard.stores.memory import MemoryStore
 from tests.support.proxy import Proxy
@@ -40,6 +41,11 @@ def key(number: int) -> bytes:
 def find(key_id: int) -> KeyHash | None:
     """What a guard tells its store: the hash for its own key id, none for any other."""
     return HASH if key_id == KEY_ID else None
+
+
+def fill(generation: Generation) -> float:
+    """Of the bits or slots of all shards, the share that is used; all of them are read and checked."""
+    return mean(each.fill for each in generation.filters())
 
 
 def make_layout(kind: str = "bloom", shard_bytes: int = 1 << 25, capacity: int = RANGE, key_id: int = KEY_ID) -> Layout:
@@ -99,6 +105,13 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
         store = MemoryStore("default", max_bytes=64 << 20)
         return Place(store, lambda: store)
     return Place(FileStore("default", path=tmp_path / "s"), lambda: FileStore("default", path=tmp_path / "s"))
+
+
+@pytest.fixture
+def redis_clock(clock: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The clock of all Redis stores, which stands still until a test moves it."""
+    monkeypatch.setattr("bloomguard.stores.redis.commands.clock", clock)
+    return clock
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import warnings
 
 from bloomguard.stores.file import FileGeneration, FileStore
 
-from .conftest import find, key, make_layout
+from .conftest import fill, find, key, make_layout
 
 fork = multiprocessing.get_context("fork")
 
@@ -47,4 +47,4 @@ def main(path: str) -> None:
 
     assert [child.exitcode for child in children] == [0] * 4
     assert all(generation.might_contain(key(number)) for number in [*added, *(n for n in range(5_000) if n % 5)])
-    assert files.open("city", "a", find).fill() == generation.fill()
+    assert fill(files.open("city", "a", find)) == fill(generation)

@@ -21,7 +21,7 @@ from bloomguard.stores.file import FileStore
 from bloomguard.stores.pages import Page
 from tests.support.processes import end, spawn
 
-from .conftest import find, key, make_layout
+from .conftest import fill, find, key, make_layout
 
 REFUSALS = (StoreError, CorruptFilter)
 
@@ -163,7 +163,7 @@ def test_a_file_of_another_length_is_not_trusted(files, shard_bytes):
     for damaged in [*(whole[:length] for length in lengths(len(whole))), whole + b"\0", whole + whole]:
         path.write_bytes(damaged)
         with pytest.raises(REFUSALS):
-            files.open("city", "a", find).fill()
+            fill(files.open("city", "a", find))
 
 
 @pytest.mark.parametrize("kind", ["bloom", "bitmap", "cuckoo"])
@@ -229,7 +229,7 @@ def test_a_drop_that_fails_says_so(files):
 
 def test_a_lock_is_the_one_that_the_folder_has_now(files, monkeypatch):
     """Whoever held the lock of a folder that was removed takes the new folder's: both would write at once otherwise."""
-    monkeypatch.setattr("bloomguard.stores.file._LOCK_SECONDS", 0.01)
+    monkeypatch.setattr("bloomguard.stores.disk.LOCK_SECONDS", 0.01)
     files.create("city", "a", make_layout()).add([key(1)])
     shutil.rmtree(files.path)
     other = FileStore("default", path=files.path)
@@ -242,7 +242,7 @@ def test_a_lock_is_the_one_that_the_folder_has_now(files, monkeypatch):
 
 def test_a_lock_is_the_one_of_a_folder_that_took_anothers_place(files, monkeypatch):
     """A folder that was moved away keeps its lock: whoever held on to that would lock out nobody in the new one."""
-    monkeypatch.setattr("bloomguard.stores.file._LOCK_SECONDS", 0.01)
+    monkeypatch.setattr("bloomguard.stores.disk.LOCK_SECONDS", 0.01)
     files.create("city", "a", make_layout()).add([key(1)])
     files.path.rename(files.path.with_name("moved"))
     made = FileStore("default", path=files.path).create("city", "b", make_layout())
@@ -399,7 +399,7 @@ def test_a_folder_of_another_user_is_not_used(files, number):
         assert [each.id for each in files.check()] == ["bloomguard.W037"]
 
 
-FILES = ["identity", "city/lock", "city/a.filter", "city/figures-60-1"]
+FILES = ["identity", "city/lock", "city/a.filter", "city/metrics-60-1"]
 
 
 def uses(files: FileStore, name: str) -> list[Callable[[], object]]:
@@ -409,7 +409,7 @@ def uses(files: FileStore, name: str) -> list[Callable[[], object]]:
         "identity": [lambda: files.identity],
         "city/lock": [lambda: FileStore("other", path=files.path).open("city", "a", find).add([key(1)])],
         "city/a.filter": [lambda: files.open("city", "a", find)],
-        "city/figures-60-1": [lambda: files.read_figures([page]), lambda: files.add_figures(page, {0: 1})],
+        "city/metrics-60-1": [lambda: files.read_metrics([page]), lambda: files.add_metrics(page, {0: 1})],
     }[name]
 
 
@@ -418,7 +418,7 @@ def uses(files: FileStore, name: str) -> list[Callable[[], object]]:
 def test_what_is_no_file_is_waited_for_by_nobody(files, name, kind, tmp_path):
     """A pipe, a link, a device, a folder or a socket in the place of any file is an error at once, or no store."""
     files.create("city", "a", make_layout())
-    files.add_figures(Page("city", 60, 1), {0: 1})
+    files.add_metrics(Page("city", 60, 1), {0: 1})
     path = files.path / name
     path.rename(tmp_path / "before")
     if kind == "pipe":
@@ -444,7 +444,7 @@ def test_what_is_no_file_is_waited_for_by_nobody(files, name, kind, tmp_path):
 def test_a_file_of_another_user_is_not_used(files, name):
     """Every file that is opened has to be this user's, or root's."""
     files.create("city", "a", make_layout())
-    files.add_figures(Page("city", 60, 1), {0: 1})
+    files.add_metrics(Page("city", 60, 1), {0: 1})
     os.chown(files.path / name, STRANGER, STRANGER)
 
     for use in uses(files, name):

@@ -1,4 +1,4 @@
-"""Pages of figures: every store adds up what many processes bring, keeps it for its time, and takes no more room."""
+"""Pages of metrics: every store adds up what many processes bring, keeps it for its time, and takes no more room."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 import redis
 
 from bloomguard.exceptions import StoreError, StoreUnavailable
-from bloomguard.stores import pages
+from bloomguard.stores import disk, pages
 from bloomguard.stores.file import FileStore
 from bloomguard.stores.memory import MemoryStore
 from bloomguard.stores.pages import COLUMNS, HOUR, MINUTE, PAGE_BYTES, ROWS, Page, add_to, cells_of
@@ -50,14 +50,14 @@ def store(request, files):
 
 
 def kept(store, page=PAGE):
-    [found] = store.read_figures([page])
+    [found] = store.read_metrics([page])
     return {cell: number for cell, number in enumerate(cells_of(found)) if number} if found else None
 
 
 def test_what_is_added_adds_up(store):
     """Cells add up, each for itself, the first and the last of a page too."""
-    store.add_figures(PAGE, {0: 3, 7: 1})
-    store.add_figures(PAGE, {7: 4, LAST: 2})
+    store.add_metrics(PAGE, {0: 3, 7: 1})
+    store.add_metrics(PAGE, {7: 4, LAST: 2})
 
     assert kept(store) == {0: 3, 7: 5, LAST: 2}
 
@@ -65,17 +65,17 @@ def test_what_is_added_adds_up(store):
 def test_pages_are_read_in_their_order(store):
     """One trip reads many; in place of a page that is not there comes nothing."""
     other = Page("city", HOUR, 100)
-    store.add_figures(other, {1: 1})
+    store.add_metrics(other, {1: 1})
 
-    first, second = store.read_figures([PAGE, other])
+    first, second = store.read_metrics([PAGE, other])
     assert (first, cells_of(second)[1]) == (b"", 1)
-    assert store.read_figures([]) == []
+    assert store.read_metrics([]) == []
 
 
 def test_a_cell_stops_at_its_highest_number(store):
     """A cell that is full stays full, and its neighbours are what they were."""
-    store.add_figures(PAGE, {4: 1, 5: 2**32 - 2, 6: 1})
-    store.add_figures(PAGE, {5: 5})
+    store.add_metrics(PAGE, {4: 1, 5: 2**32 - 2, 6: 1})
+    store.add_metrics(PAGE, {5: 5})
 
     assert kept(store) == {4: 1, 5: 2**32 - 1, 6: 1}
 
@@ -85,8 +85,8 @@ def test_a_cell_stops_at_its_highest_number(store):
 def test_old_pages_go(store, step, pages):
     """By minute there is a day, by hour a month, and the page that is written: all else goes, a wrong clock's too."""
     for number in (900, *range(41)):
-        store.add_figures(Page("city", step, number), {0: 1})
-    store.add_figures(Page("city", HOUR if step == MINUTE else MINUTE, 3), {0: 1})
+        store.add_metrics(Page("city", step, number), {0: 1})
+    store.add_metrics(Page("city", HOUR if step == MINUTE else MINUTE, 3), {0: 1})
 
     there = [number for number in range(1_000) if kept(store, Page("city", step, number))]
     assert there == list(range(41 - pages, 41))
@@ -97,10 +97,10 @@ def test_old_pages_go(store, step, pages):
 @pytest.mark.parametrize(("step", "days"), [(MINUTE, 1), (HOUR, 31)])
 def test_a_server_drops_old_pages_itself(store, step, days):
     """Each page has an expiry, counted from the last row that was written to it."""
-    store.add_figures(Page("city", step, 5), {0: 1})
+    store.add_metrics(Page("city", step, 5), {0: 1})
 
     with redis.Redis.from_url(servers.valkey()) as client:
-        [key] = client.keys("*figures*")
+        [key] = client.keys("*metrics*")
         assert days * 86_400 - 60 < client.ttl(key) <= days * 86_400
 
 
@@ -108,37 +108,37 @@ def test_a_server_drops_old_pages_itself(store, step, days):
 def test_a_page_on_a_server_is_no_larger_than_it_has_to_be(store):
     """A page takes its own bytes from the start, not twice as many once it has grown."""
     for cell in (0, 50, LAST):
-        store.add_figures(PAGE, {cell: 1})
+        store.add_metrics(PAGE, {cell: 1})
 
     with redis.Redis.from_url(servers.valkey()) as client:
-        assert client.memory_usage("bloomguard:city:figures:60:100") < 1.15 * PAGE_BYTES
+        assert client.memory_usage("bloomguard:city:metrics:60:100") < 1.15 * PAGE_BYTES
 
 
 def test_a_server_that_is_gone_says_so():
-    """Whoever flushes hears that figures were not taken, within the time of an add."""
+    """Whoever flushes hears that metrics were not taken, within the time of an add."""
     store = RedisStore("default", url="redis://127.0.0.1:1/0")
     with pytest.raises(StoreUnavailable):
-        store.add_figures(PAGE, {0: 1})
+        store.add_metrics(PAGE, {0: 1})
     with pytest.raises(StoreUnavailable):
-        store.read_figures([PAGE])
+        store.read_metrics([PAGE])
 
 
 def test_files_are_private(files):
-    """Whatever the umask, nobody else may read figures."""
+    """Whatever the umask, nobody else may read metrics."""
     before = os.umask(0)
     try:
-        files.add_figures(PAGE, {0: 1})
+        files.add_metrics(PAGE, {0: 1})
     finally:
         os.umask(before)
 
-    assert stat.S_IMODE((files.path / "city" / "figures-60-100").stat().st_mode) == 0o600
+    assert stat.S_IMODE((files.path / "city" / "metrics-60-100").stat().st_mode) == 0o600
     assert files.names("city") == []
 
 
 def test_a_site_without_filters_gets_no_folder(tmp_path):
-    """A store in which nothing was built leaves no trace of figures."""
+    """A store in which nothing was built leaves no trace of metrics."""
     store = FileStore("default", path=tmp_path / "s")
-    store.add_figures(PAGE, {0: 1})
+    store.add_metrics(PAGE, {0: 1})
 
     assert not store.path.exists()
     assert kept(store) is None
@@ -146,12 +146,12 @@ def test_a_site_without_filters_gets_no_folder(tmp_path):
 
 def test_a_file_that_is_cut_off_is_mended(files):
     """A file that a full disk cut off in the middle of a number counts on from what it has."""
-    files.add_figures(PAGE, {0: 1, 9: 1})
-    file = files.path / "city" / "figures-60-100"
+    files.add_metrics(PAGE, {0: 1, 9: 1})
+    file = files.path / "city" / "metrics-60-100"
     os.truncate(file, 5)
     assert kept(files) == {0: 1}
 
-    files.add_figures(PAGE, {9: 4})
+    files.add_metrics(PAGE, {9: 4})
     assert kept(files) == {0: 1, 9: 4}
 
 
@@ -159,42 +159,42 @@ def test_a_page_that_is_none_is_refused(files):
     """What has another size is no page, and a link is not followed."""
     with pytest.raises(StoreError, match="23,040 bytes; this one has 3"):
         add_to(b"abc", {0: 1})
-    (files.path / "city" / "figures-60-100").symlink_to("/etc/passwd")
+    (files.path / "city" / "metrics-60-100").symlink_to("/etc/passwd")
     with pytest.raises(StoreError, match="cannot read"):
         kept(files)
     with pytest.raises(StoreError, match="cannot write"):
-        files.add_figures(PAGE, {0: 1})
+        files.add_metrics(PAGE, {0: 1})
 
 
 def test_a_stopped_writer_holds_nobody_up_for_good(files, monkeypatch):
     """A process that was stopped in the middle of a write costs the others their patience, not their lives."""
     import fcntl
 
-    monkeypatch.setattr("bloomguard.stores.pages._LOCK_SECONDS", 0.05)
-    files.add_figures(PAGE, {0: 1})
-    with open(files.path / "city" / "figures-60-100") as held:
+    monkeypatch.setattr("bloomguard.stores.disk.LOCK_SECONDS", 0.05)
+    files.add_metrics(PAGE, {0: 1})
+    with open(files.path / "city" / "metrics-60-100") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
         with pytest.raises(StoreError, match=r"locked for 0\.05 s"):
-            files.add_figures(PAGE, {0: 1})
+            files.add_metrics(PAGE, {0: 1})
 
-    files.add_figures(PAGE, {0: 1})
+    files.add_metrics(PAGE, {0: 1})
     assert kept(files) == {0: 2}
 
 
 def test_a_child_forked_in_the_middle_of_a_write_holds_nobody_up(files, monkeypatch):
     """It has the parent's open file, and with it the lock, which the parent has to let go of for both."""
-    monkeypatch.setattr(pages, "_LOCK_SECONDS", 0.05)
-    lock, inherited = pages._lock, []
+    monkeypatch.setattr(disk, "LOCK_SECONDS", 0.05)
+    lock, inherited = pages.lock_file, []
 
-    def forked_after(fd, file):
-        lock(fd, file)
+    def forked_after(fd, *args):
+        lock(fd, *args)
         inherited.append(os.dup(fd))  # as a child has it
 
-    monkeypatch.setattr(pages, "_lock", forked_after)
+    monkeypatch.setattr(pages, "lock_file", forked_after)
 
     try:
-        files.add_figures(PAGE, {0: 1})
-        files.add_figures(PAGE, {0: 1})
+        files.add_metrics(PAGE, {0: 1})
+        files.add_metrics(PAGE, {0: 1})
     finally:
         for fd in inherited:
             os.close(fd)
@@ -205,7 +205,7 @@ def _add(path, barrier, times):
     store = FileStore("default", path=path)
     barrier.wait()
     for _ in range(times):
-        store.add_figures(PAGE, {3: 1, 4: 2})
+        store.add_metrics(PAGE, {3: 1, 4: 2})
 
 
 def test_processes_lose_no_count(files):
@@ -236,7 +236,7 @@ def test_a_killed_writer_leaves_whole_rows(files):
         for each in crew:
             os.kill(each.pid, signal.SIGKILL)
             each.join()
-    files.add_figures(PAGE, {3: 1, 4: 2})
+    files.add_metrics(PAGE, {3: 1, 4: 2})
 
     found = kept(files)
     assert found[4] == 2 * found[3] > 2
@@ -250,7 +250,7 @@ def test_who_may_not_set_an_expiry_adds_nothing():
         store = RedisStore("default", url=servers.valkey().replace("redis://", "redis://few:secret@"), **PATIENT)
         try:
             with pytest.raises(StoreError, match="expire"):
-                store.add_figures(PAGE, {0: 1})
+                store.add_metrics(PAGE, {0: 1})
             assert kept(store) is None
         finally:
             store.close()
@@ -266,9 +266,9 @@ def test_the_bytes_of_a_page_are_for_good():
 
 
 def test_a_place_that_cannot_be_reached_is_a_store_error(files):
-    """Not an error of another kind, which nobody would wait out; a guard that never had a filter has no figures."""
+    """Not an error of another kind, which nobody would wait out; a guard that never had a filter has no metrics."""
     with pytest.raises(StoreError, match="cannot write metrics"):
-        files.add_figures(Page("x" * 300, MINUTE, 100), {0: 1})
-    files.add_figures(Page("never-built", MINUTE, 100), {0: 1})
+        files.add_metrics(Page("x" * 300, MINUTE, 100), {0: 1})
+    files.add_metrics(Page("never-built", MINUTE, 100), {0: 1})
 
     assert not (files.path / "never-built").exists()

@@ -18,10 +18,11 @@ import pytest
 from bloomguard.exceptions import StoreError
 from bloomguard.filters import CorruptFilter
 from bloomguard.filters.codec import Frame
+from bloomguard.filters.kinds import KINDS
 from bloomguard.state.active_filter import ActiveFilter
 from bloomguard.stores.file import FileStore
 
-from .conftest import find, key, make_layout
+from .conftest import fill, find, key, make_layout
 
 fork = multiprocessing.get_context("fork")
 
@@ -124,7 +125,7 @@ def test_a_writer_that_was_killed_harms_nobody(files, die, monkeypatch):
     class Loose(BloomFilter):  # slots out of the way, so that a child can put a trap into its own copy
         pass
 
-    monkeypatch.setattr("bloomguard.filters.layout.held_class", lambda kind: Loose)
+    monkeypatch.setitem(KINDS, "bloom", Loose)
     files.create("city", "a", make_layout()).add(list(map(key, range(100))))
     child = fork.Process(target=die, args=(files.path,))
     child.start()
@@ -137,7 +138,7 @@ def test_a_writer_that_was_killed_harms_nobody(files, die, monkeypatch):
     opened.add([key(200)])
 
     assert not Frame.open(opened._buffers[0]).dirty
-    assert files.open("city", "a", find).fill() == opened.fill()
+    assert fill(files.open("city", "a", find)) == fill(opened)
 
 
 def test_a_forked_child_opens_its_own(tmp_path, settings):

@@ -68,14 +68,11 @@ def connections(server):
         return len(admin.client_list()) - 1
 
 
-async def reasons(generation, number, times):
-    """Why so many checks, one after the other, get no answer."""
-    found = []
+async def unavailable(generation, number, times, why):
+    """See that so many checks, one after the other, get no answer, and ``why``."""
     for _ in range(times):
-        with pytest.raises(StoreUnavailable) as caught:
+        with pytest.raises(StoreUnavailable, match=why):
             await generation.amight_contain(key(number))
-        found.append(caught.value.reason)
-    return found
 
 
 async def soon(condition):
@@ -185,7 +182,8 @@ def test_a_node_that_is_gone_opens_its_own_breaker(cluster, settings):
     async def ask():
         assert await made.amight_contain(key(gone))
         cluster.nodes[0].kill()
-        assert await reasons(made, gone, 8) == ["connection"] * 5 + ["breaker"] * 3
+        await unavailable(made, gone, 5, "no connection")
+        await unavailable(made, gone, 3, "tried again")
         assert await made.amight_contain(key(there))
 
     asyncio.run(ask())
@@ -235,59 +233,57 @@ def _answers(store):
         return False
 
 
-def test_a_black_hole_is_waited_for_until_the_breaker_opens(make_store, proxy, clock):
+def test_a_black_hole_is_waited_for_until_the_breaker_opens(make_store, proxy, redis_clock):
     """A server that answers nothing is asked by tasks until five of them have waited in vain, however many ask; then
     nobody connects, and after a while one looks whether it is back. What that costs: ``make bench-redis``."""
-    store = make_store(proxy.url, clock=clock)
+    store = make_store(proxy.url)
     made = built(store)
 
-    async def fail(times):
+    breaker = store._reads.server.breaker
+
+    async def fail(times, why=""):
         found = await asyncio.gather(
             *(made.amight_contain(key(number)) for number in range(times)), return_exceptions=True
         )
-        assert all(isinstance(each, StoreUnavailable) for each in found)
+        assert all(isinstance(each, StoreUnavailable) and why in str(each) for each in found)
 
     async def ask():
         assert await made.amight_contain(key(NUMBERS[0]))
         proxy.mode = "hole"
         wait_at_most(store, 0.02)
         for _ in range(4):
-            await fail(1)
-        assert not store._reads.server.breaker.is_open
-        assert store.failures == {"timeout": 4}
+            await fail(1, "did not answer in time")
+        assert len(breaker._failures) == 4
         await fail(200)
-        while not store._reads.server.breaker.is_open:  # no task blames a server while the loop itself is held up
+        while breaker.allows():  # no task blames a server while the loop itself is held up
             await fail(1)
-        store.failures.clear()
         before = reached(proxy)
-        await fail(100)
+        await fail(100, "tried again")
         assert reached(proxy) == before + 1  # nobody but reached() itself
-        assert store.failures == {"breaker": 100}
         proxy.mend()
         wait_at_most(store, 60)
-        clock.sleep(PROBE_SECONDS)
+        redis_clock.sleep(PROBE_SECONDS)
         assert await made.amight_contain(key(NUMBERS[0]))
 
     asyncio.run(ask())
 
 
-def test_refused_and_reset_connections_are_counted(make_store, proxy):
+def test_refused_and_reset_connections_are_unavailable(make_store, proxy, redis_clock):
     """Nobody there, or one who hangs up: unavailable, and there again when the server is."""
-    store = make_store(proxy.url, clock=lambda: 0.0)
+    store = make_store(proxy.url)
     made = built(store)
 
     async def ask():
         proxy.refuse()
-        assert await reasons(made, 1, 2) == ["connection"] * 2
+        await unavailable(made, 1, 2, "no connection")
         proxy.mend()
         assert await made.amight_contain(key(NUMBERS[0]))
         proxy.reset()
-        assert await reasons(made, 1, 2) == ["connection"] * 2
+        await unavailable(made, 1, 2, "no connection")
         proxy.mend()
         assert await made.amight_contain(key(NUMBERS[0]))
 
     asyncio.run(ask())
-    assert store.failures == {"connection": 4}
 
 
 def test_a_replica_refuses_checks(store, server):
@@ -298,7 +294,7 @@ def test_a_replica_refuses_checks(store, server):
         assert await made.amight_contain(key(NUMBERS[0]))
         with server.client() as admin:
             admin.replicaof("127.0.0.1", other.port)
-        assert await reasons(made, NUMBERS[0], 3) == ["readonly"] * 3
+        await unavailable(made, NUMBERS[0], 3, "READONLY")
 
     try:
         asyncio.run(ask())
@@ -328,9 +324,9 @@ def test_another_server_is_not_believed(make_store, proxy, server):
         other.stop()
 
 
-def test_a_failover_behind_an_unused_connection_is_noticed(make_store, server, clock):
+def test_a_failover_behind_an_unused_connection_is_noticed(make_store, server, redis_clock):
     """Demoted and promoted again while nobody asked: the open connection's identity is read again."""
-    store = make_store(clock=clock)
+    store = make_store()
     made, other = built(store), servers.Valkey()
 
     async def ask():
@@ -339,7 +335,7 @@ def test_a_failover_behind_an_unused_connection_is_noticed(make_store, server, c
             admin.replicaof("127.0.0.1", other.port)
             servers.until(lambda: admin.info("replication").get("master_link_status") == "up")
             admin.replicaof("NO", "ONE")
-        clock.sleep(1)
+        redis_clock.sleep(1)
         with pytest.raises(StoreError, match="another server answers"):
             await made.amight_contain(key(RANGE))
 
@@ -389,7 +385,7 @@ def test_a_cancelled_task_leaves_no_reply_behind(make_store, proxy, waits_for):
             assert await asyncio.gather(*map(made.amight_contain, asked)) == [False, True] * 10
 
     asyncio.run(ask())
-    assert not store.failures
+    assert not store._reads.server.breaker._failures
 
 
 def test_no_connection_is_made_under_wait_for(store, monkeypatch):
@@ -462,7 +458,7 @@ def test_many_tasks_take_few_connections(store, server):
         return found
 
     assert asyncio.run(ask()) == made.might_contain_many(keys)
-    assert not store.failures
+    assert not store._reads.server.breaker._failures
 
 
 def test_who_waits_too_long_for_a_connection_passes(make_store, proxy):
@@ -484,8 +480,7 @@ def test_who_waits_too_long_for_a_connection_passes(make_store, proxy):
     found, crowd = asyncio.run(ask())
 
     assert found == [True] * 16
-    assert [each.reason for each in crowd] == ["crowded"] * 48
-    assert store.failures == {"crowded": 48}
+    assert ["were in use" in str(each) for each in crowd] == [True] * 48
     assert not store._reads.server.breaker._failures
 
 
@@ -508,7 +503,7 @@ def test_a_loop_that_was_held_up_still_reads_its_replies(make_store, proxy, monk
         return await task
 
     assert asyncio.run(held_up())
-    assert not store.failures
+    assert not store._reads.server.breaker._failures
 
 
 def test_a_loop_that_was_held_up_while_it_connects_blames_no_server(make_store, proxy, monkeypatch):
@@ -526,8 +521,7 @@ def test_a_loop_that_was_held_up_while_it_connects_blames_no_server(make_store, 
 
     found = asyncio.run(held_up())
 
-    assert [each.reason for each in found] == ["timeout"] * 10
-    assert all("was blocked" in str(each) for each in found)
+    assert ["was blocked" in str(each) for each in found] == [True] * 10
     assert not store._reads.server.breaker._failures
     proxy.mode = "pass"
     assert made.might_contain(key(NUMBERS[0]))

@@ -27,7 +27,7 @@ ROWS = range(1, 21)
 
 
 @pytest.fixture
-def site(request, proxy, settings, clock):
+def site(request, proxy, settings, clock, redis_clock):
     """A site with 20 products, whose guard lives on the server behind the proxy; a parameter is its patience."""
     seconds = getattr(request, "param", 5)
     patient = {"connect_timeout": seconds, "read_timeout": seconds, "add_timeout": 5}
@@ -35,7 +35,7 @@ def site(request, proxy, settings, clock):
         "STORES": {
             "default": {
                 "BACKEND": "bloomguard.stores.redis.RedisStore",
-                "OPTIONS": {"url": proxy.url, **patient, "clock": clock},
+                "OPTIONS": {"url": proxy.url, **patient},
             }
         }
     }

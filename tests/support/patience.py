@@ -7,8 +7,7 @@ from importlib import import_module
 SECONDS = 60.0
 #: Where there is one. Tests of the limits themselves set their own.
 LIMITS = (
-    ("bloomguard.stores.file", "_LOCK_SECONDS"),
-    ("bloomguard.stores.pages", "_LOCK_SECONDS"),
+    ("bloomguard.stores.disk", "LOCK_SECONDS"),
     ("bloomguard.state.table", "_RENEWAL_PATIENCE"),
     ("bloomguard.metrics.flush", "_PATIENCE"),
 )

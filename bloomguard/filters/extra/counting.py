@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from .. import codec, sizing
+from .. import codec
 from ..base import BodyFilter
 from ..bloom import BloomFilter, check_sizes, estimate_size
 from ..bulk import WorkerPool
@@ -89,22 +89,9 @@ class CountingBloomFilter(BodyFilter):
         secret: bytes = b"",
         max_bytes: int | None = None,
     ) -> None:
-        self._allocate(self.plan(capacity, error_rate, hashes=hashes)[0], KeyHash(width, secret), max_bytes)
-
-    @classmethod
-    def plan(
-        cls, capacity: int, error_rate: float, *, shard_bytes: int | None = None, **options: Any
-    ) -> tuple[CountingShape, int]:
-        shape = cls._shape(capacity, error_rate, options)
-        shards = 1 if shard_bytes is None else -(-shape.body_bytes // shard_bytes)
-        if shards > 1:
-            shape = cls._shape(sizing.fullest_shard(capacity, shards), error_rate, options)
-        return shape, shards
-
-    @classmethod
-    def _shape(cls, capacity: int, error_rate: float, options: dict[str, Any]) -> CountingShape:
-        bits = BloomFilter.shape(capacity, error_rate, **options)
-        return CountingShape(capacity, bits.error_rate, bits.sizes, cls.cell_bits)
+        bits = BloomFilter.shape(capacity, error_rate, hashes)
+        shape = CountingShape(capacity, bits.error_rate, bits.sizes, self.cell_bits)
+        self._allocate(shape, KeyHash(width, secret), max_bytes)
 
     @classmethod
     def shape_of(cls, header: codec.Header) -> CountingShape:

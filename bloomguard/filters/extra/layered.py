@@ -150,9 +150,6 @@ class LayeredFilter(Serial):
             raise CorruptFilter(f"parameters {header.parameters} of a {cls.kind} filter: {error}") from error
         return self
 
-    def _json_fields(self) -> dict[str, Any]:
-        return {"kind": self.kind, "capacity": self.capacity, "error_rate": self.error_rate}
-
     def copy(self) -> Self:
         """Return a filter of the same state with its own memory."""
         twin = type(self).__new__(type(self))

@@ -19,8 +19,9 @@ from redis.backoff import NoBackoff
 from ...exceptions import StoreUnavailable
 from ...forks import after_fork
 from ..steps import arun
+from . import commands
 from .cluster import Address, Cluster, NodeCommands, NodeReplies
-from .commands import FAULTS, Command, Exchange, Server, ServerId, check_replies, connection_options, is_demoted
+from .commands import FAULTS, Command, RoundTrip, Server, ServerId, check_replies, connection_options, is_demoted
 
 Pool = Callable[..., redis.asyncio.ConnectionPool]
 T = TypeVar("T")
@@ -143,7 +144,7 @@ class AsyncLink:
                 await pool.ensure_connection(connection)
             except redis.TimeoutError as error:
                 if detector.stalled:
-                    raise StoreUnavailable("the event loop was blocked while it connected", "timeout") from error
+                    raise StoreUnavailable("the event loop was blocked while it connected") from error
                 raise
 
     async def _acquire(self, free: asyncio.Semaphore) -> None:
@@ -155,8 +156,7 @@ class AsyncLink:
             # Not `asyncio.wait_for`, which before Python 3.12 can lose the cancellation of a task.
             if not (await asyncio.wait({acquired}, timeout=self._timeout))[0]:
                 raise StoreUnavailable(
-                    f"all {_MAX_CONNECTIONS} connections of the event loop were in use for {self._timeout:g} s",
-                    "crowded",
+                    f"all {_MAX_CONNECTIONS} connections of the event loop were in use for {self._timeout:g} s"
                 )
         except BaseException:
             acquired.cancel()
@@ -166,12 +166,12 @@ class AsyncLink:
     async def _talk(self, connection: Any, commands: Sequence[Command]) -> tuple[ServerId, list[Any]]:
         replies: list[Any] = []
         with _ReplyTimeout(connection, self._timeout) as timeout:
-            exchange = Exchange(self.server, connection, commands)
-            await connection.send_packed_command(exchange.pieces)
-            for _ in range(exchange.expected):
+            round_trip = RoundTrip(self.server, connection, commands)
+            await connection.send_packed_command(round_trip.pieces)
+            for _ in range(round_trip.expected):
                 replies.append(await _reply(connection))
                 timeout.renew()
-        read = exchange.read(replies)
+        read = round_trip.read(replies)
         if is_demoted(read[1]):
             await connection.disconnect(nowait=True)
         return read
@@ -184,7 +184,7 @@ class AsyncLink:
             with _ReplyTimeout(connection, self._timeout) as timeout:
                 await connection.on_connect()
                 timeout.renew()
-                asked, greeting = self.server.clock(), self.server.greeting
+                asked, greeting = commands.clock(), self.server.greeting
                 await connection.send_packed_command(connection.pack_commands(greeting))
                 replies = [await connection.read_response() for _ in greeting]
                 connection.bloomguard = self.server.read_greeting(replies, asked)

@@ -47,7 +47,7 @@ GET: Operation = (3, encode("GET", "u1"), b"")
 _SET: Operation = (4, encode("SET", "u1"), encode(1))
 
 
-class Fields:
+class BitFields:
     """``BITFIELD`` commands to the shards with these ``keys``; each command reads both tags of a shard first.
 
     They are encoded here, which takes a third of the time of redis-py's encoder.
@@ -95,7 +95,7 @@ def encode_each(each: Operation, places: Sequence[int], digits: int = 0) -> byte
 class Columns:
     """Batch checks of a Bloom filter, which read the bits of all keys in one partition after the other."""
 
-    def __init__(self, shape: BloomShape, fields: Fields) -> None:
+    def __init__(self, shape: BloomShape, fields: BitFields) -> None:
         first = fields.body_bit
         self._partitions = [(first + start, size) for start, size in zip(shape.starts, shape.sizes)]
         self._digits = [
@@ -131,7 +131,7 @@ class Bits:
     """Commands that check, add and set bits in the shards of a filter of plain bits."""
 
     def __init__(self, layout: Layout, keys: Sequence[str]) -> None:
-        self.fields = Fields(layout, keys)
+        self.fields = BitFields(layout, keys)
         self._layout = layout
         self._keys = keys
         self._positions: Callable[[int], list[int]] = layout.shape.positions  # type: ignore[attr-defined]

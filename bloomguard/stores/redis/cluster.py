@@ -28,6 +28,7 @@ from redis.crc import REDIS_CLUSTER_HASH_SLOTS, key_slot
 
 from ...exceptions import StoreError, StoreUnavailable
 from ..steps import Steps, run
+from . import commands
 from .commands import PROVED_SECONDS, Command
 from .connection import Call, Link
 
@@ -76,7 +77,7 @@ class ClusterMap:
         """Return the index of the node that holds ``key``; raises :class:`StoreUnavailable` if none does."""
         found = self.holders[_slot(key)]
         if found == _NO_NODE:
-            raise StoreUnavailable("the cluster has slots that no node serves; see CLUSTER INFO", "clusterdown")
+            raise StoreUnavailable("the cluster has slots that no node serves; see CLUSTER INFO")
         return found
 
     def commands_to(self, node: int, commands: Sequence[Command]) -> NodeCommands:
@@ -105,9 +106,8 @@ class Cluster:
     Every command must have a key. Without an identity, a round trip uses the current map.
     """
 
-    def __init__(self, seeds: Iterable[Address], clock: Callable[[], float]) -> None:
+    def __init__(self, seeds: Iterable[Address]) -> None:
         self._seeds = list(seeds)  # the node that answered last is first
-        self._clock = clock
         self._maps: dict[str, ClusterMap] = {}
         self._latest: tuple[float, ClusterMap] | None = None
         self._nodes: tuple[Address, ...] = ()  # nodes of the last map, even if it is out of date
@@ -155,8 +155,8 @@ class Cluster:
         if kept is not None:
             return kept
         known = self._latest  # read once: another thread may reset it meanwhile
-        if known is None or self._clock() - known[0] >= PROVED_SECONDS:
-            asked = self._clock()
+        if known is None or commands.clock() - known[0] >= PROVED_SECONDS:
+            asked = commands.clock()
             known = self._latest = asked, (yield from self._read())
             self._nodes = known[1].nodes
         latest = known[1]
@@ -170,7 +170,7 @@ class Cluster:
         return latest
 
     def _read(self) -> Steps:
-        failure: StoreError = StoreUnavailable("no address of a cluster node is known; check the url", "connection")
+        failure: StoreError = StoreUnavailable("no address of a cluster node is known; check the url")
         for address in dict.fromkeys([*self._seeds, *self._nodes]):
             try:
                 [(_, (slots,))] = yield methodcaller("query", [NodeCommands(address, [("", ("CLUSTER", "SLOTS"))])])

@@ -9,7 +9,7 @@ again. The identity of a Cluster node also has its configuration epoch: see :mod
 from __future__ import annotations
 
 import re
-import threading
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import redis
 
 from ...exceptions import StoreError, StoreUnavailable
-from ...forks import after_fork
+from ...forks import own_lock
 
 #: A command's words, or the command encoded in the Redis protocol.
 Words = tuple[Any, ...] | bytes
@@ -49,6 +49,9 @@ FAILURES = 5
 WITHIN_SECONDS = 10.0
 PROBE_SECONDS = 2.0
 
+#: Returns monotonic seconds; tests replace it.
+clock: Callable[[], float] = time.monotonic
+
 #: Exceptions of a connection that are caused by the server or the network.
 FAULTS = (redis.RedisError, OSError, TimeoutError)
 
@@ -67,27 +70,17 @@ class Breaker:
     It opens after 5 failures in 10 s. While open, :meth:`allows` returns true once every 2 s. A success closes it.
     """
 
-    def __init__(self, clock: Callable[[], float]) -> None:
-        self._clock = clock
+    def __init__(self) -> None:
         self._failures: deque[float] = deque(maxlen=FAILURES)
         self._probe_at: float | None = None  # when the next probe is due; None while the breaker is closed
-        self._lock = threading.Lock()
-        after_fork(self._after_fork)
-
-    def _after_fork(self) -> None:
-        self._lock = threading.Lock()
-
-    @property
-    def is_open(self) -> bool:
-        """Whether reads are refused, except for probes."""
-        return self._probe_at is not None
+        self._lock = own_lock(self, "_lock")
 
     def allows(self) -> bool:
         """Return whether a read may be tried now."""
         if self._probe_at is None:
             return True
         with self._lock:
-            now = self._clock()
+            now = clock()
             if self._probe_at is None:
                 return True
             if now < self._probe_at:
@@ -95,16 +88,14 @@ class Breaker:
             self._probe_at = now + PROBE_SECONDS
             return True
 
-    def failed(self) -> bool:
-        """Count a failure; return whether it opened the breaker."""
+    def failed(self) -> None:
+        """Count a failure."""
         with self._lock:
-            now = self._clock()
+            now = clock()
             self._failures.append(now)
             full = len(self._failures) == FAILURES and now - self._failures[0] <= WITHIN_SECONDS
             if self._probe_at is None and full:
                 self._probe_at = now + PROBE_SECONDS
-                return True
-            return False
 
     def succeeded(self) -> None:
         """Close the breaker after a reply."""
@@ -121,15 +112,7 @@ class Server:
     from error messages.
     """
 
-    def __init__(
-        self,
-        clock: Callable[[], float],
-        *,
-        breaker: Breaker | None = None,
-        clustered: bool = False,
-        secrets: Sequence[str] = (),
-    ) -> None:
-        self.clock = clock
+    def __init__(self, *, breaker: Breaker | None = None, clustered: bool = False, secrets: Sequence[str] = ()) -> None:
         self.breaker = breaker
         self._secrets = secrets
         #: Identity in the latest reply.
@@ -143,7 +126,7 @@ class Server:
         """Raise :class:`StoreUnavailable` while the breaker is open."""
         if self.breaker is not None and not self.breaker.allows():
             raise StoreUnavailable(
-                f"the server did not answer {FAILURES} requests; it is tried again every {PROBE_SECONDS:g} s", "breaker"
+                f"the server did not answer {FAILURES} requests; it is tried again every {PROBE_SECONDS:g} s"
             )
 
     def failed(self, error: Exception) -> StoreError:
@@ -175,7 +158,7 @@ class Server:
         return _server_id(_field(server, "run_id"), rest, asked)
 
 
-class Exchange:
+class RoundTrip:
     """Commands of one round trip over a connection whose attribute ``bloomguard`` is its :class:`ServerId`.
 
     Send each of the ``pieces`` in a separate call, read ``expected`` replies, including errors, and pass them to
@@ -188,7 +171,7 @@ class Exchange:
         self._server = server
         self._connection = connection
         self._commands = len(commands)
-        self._asked = server.clock()
+        self._asked = clock()
         self._stale = self._asked - connection.bloomguard.at >= PROVED_SECONDS
         identity_commands = server.identity_commands if self._stale else []
         words = [words for _, words in commands]
@@ -298,11 +281,11 @@ def _field(info: bytes, name: str) -> str:
 
 def _unavailable(error: Exception) -> StoreError:
     if isinstance(error, (redis.TimeoutError, TimeoutError)):
-        return StoreUnavailable("the server did not answer in time", "timeout")
+        return StoreUnavailable("the server did not answer in time")
     if isinstance(error, redis.AuthenticationError):
-        return StoreUnavailable(f"the server refused the login: {error}", "login")
+        return StoreUnavailable(f"the server refused the login: {error}")
     if isinstance(error, (redis.ConnectionError, OSError)) and not isinstance(error, redis.BusyLoadingError):
-        return StoreUnavailable(f"no connection to the server: {error}", "connection")
+        return StoreUnavailable(f"no connection to the server: {error}")
     return _refusal(error)
 
 
@@ -311,5 +294,5 @@ def _refusal(error: Exception) -> StoreError:
     if isinstance(error, redis.exceptions.AskError) or word in _MOVED:  # and MovedError, which is one
         return StoreError("the key's slot was moved to another node or is being moved; rebuild the filter after that")
     if word in _TEMPORARY:
-        return StoreUnavailable(f"the server refuses commands: {word}", word.lower())
+        return StoreUnavailable(f"the server refuses commands: {word}")
     return StoreError(f"the server answered with an error: {error}")

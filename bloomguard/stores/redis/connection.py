@@ -9,11 +9,12 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
+from . import commands
 from .commands import (
     FAULTS,
     PROVED_SECONDS,
     Command,
-    Exchange,
+    RoundTrip,
     Server,
     ServerId,
     check_replies,
@@ -53,7 +54,7 @@ class Link:
     def identity(self) -> str:
         """Return the server's identity, at most :data:`PROVED_SECONDS` old. Raises :class:`StoreError`."""
         last = self.server.last
-        if last is None or self.server.clock() - last.at >= PROVED_SECONDS:
+        if last is None or commands.clock() - last.at >= PROVED_SECONDS:
             self.trip([("", ("PING",))])
             last = self.server.last
         assert last is not None
@@ -73,7 +74,7 @@ class Link:
             self._on_connect(connection)
         else:
             connection.on_connect()
-        asked, greeting = self.server.clock(), self.server.greeting
+        asked, greeting = commands.clock(), self.server.greeting
         connection.send_packed_command(connection.pack_commands(greeting))
         connection.bloomguard = self.server.read_greeting([connection.read_response() for _ in greeting], asked)
 
@@ -85,14 +86,14 @@ class Link:
 class Call:
     """Commands that were sent over one connection of ``link``; call :meth:`replies` once to read their replies."""
 
-    __slots__ = ("_connection", "_exchange", "_link")
+    __slots__ = ("_connection", "_link", "_round_trip")
 
     def __init__(self, link: Link, commands: Sequence[Command]) -> None:
         self._link = link
         self._connection: Any = link.pool.get_connection()
         try:
-            self._exchange = Exchange(link.server, self._connection, commands)
-            self._connection.send_packed_command(self._exchange.pieces)
+            self._round_trip = RoundTrip(link.server, self._connection, commands)
+            self._connection.send_packed_command(self._round_trip.pieces)
         except BaseException:
             self.abandon()
             raise
@@ -123,7 +124,7 @@ class Call:
     def _read(self) -> tuple[ServerId, list[Any]]:
         connection = self._connection
         try:
-            read = self._exchange.read([_reply(connection) for _ in range(self._exchange.expected)])
+            read = self._round_trip.read([_reply(connection) for _ in range(self._round_trip.expected)])
             if is_demoted(read[1]):
                 connection.disconnect()
         except BaseException:

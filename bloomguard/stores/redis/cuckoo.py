@@ -19,7 +19,7 @@ from ...filters import CorruptFilter
 from ...filters.codec import TRAILER_BYTES, Frame
 from ...filters.cuckoo_shape import CuckooShape
 from ...filters.layout import Layout
-from .bits import GET, Answers, CheckReplies, Fields, Operation, encode, encode_each
+from .bits import GET, Answers, BitFields, CheckReplies, Operation, encode, encode_each
 from .commands import Command
 from .loading import journal_key
 
@@ -55,7 +55,7 @@ class Fingerprints:
         assert isinstance(shape, CuckooShape)
         self._shape = shape
         self._keys = keys
-        self.fields = Fields(layout, keys)
+        self.fields = BitFields(layout, keys)
         self._recent = layout.recent_positions
         # Two or four slots are read as one number. BITFIELD has no u64, so 64 bits are read as a signed number.
         self._word_bits, word = (32, "u32") if shape.bits == 8 else (64, "i64")

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import islice
 from statistics import mean
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from ...exceptions import StoreError
 from ...filters import CorruptFilter, DiscardUnsupported, FilterError
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from ...filters.base import Keys, RowKeys
+    from .store import RedisStore
 
 #: The commands of a change to one shard and the check of their replies; and the shard with these.
 Encoded = tuple[Sequence[Words], CheckReplies]
@@ -37,51 +38,28 @@ _DIGESTS = 1_000  # keys to add in one round trip
 _POSITIONS = 8_000  # bits to set in one round trip
 
 
-class Transport(Protocol):
-    """The interface of a store that its generations use: round trips with three timeouts, and key names."""
-
-    #: Whether :meth:`aread` works.
-    supports_async: bool
-
-    def read(self, commands: Sequence[Command], identity: str | None = None) -> list[Any]:
-        """Run commands of a check, with the timeout of requests."""
-
-    async def aread(self, commands: Sequence[Command], identity: str) -> list[Any]:
-        """Async version of :meth:`read`."""
-
-    def write(self, commands: Sequence[Command], identity: str) -> list[Any]:
-        """Run commands of an add or discard, with the timeout of adds."""
-
-    def load(self, commands: Sequence[Command], identity: str | None = None) -> list[Any]:
-        """Run commands of a rebuild, with the timeout of bulk transfers."""
-
-    def key(self, guard: str, name: str, shard: int) -> str:
-        """Return the Redis key of one shard."""
-
-
 def commands_class(layout: Layout) -> type[Bits] | type[Fingerprints]:
-    """Return the class that makes the Redis commands for a kind of filter; raises :class:`StoreError` if none does."""
+    """Return the class that makes the Redis commands; raises :class:`StoreError` for too large a cuckoo filter."""
     if layout.filter_class.plain_bits:
         return Bits
-    if isinstance(layout.shape, CuckooShape):
-        if layout.shape.buckets > MOST_BUCKETS:
-            raise StoreError(f"{layout.shape.buckets:,} buckets in a shard; on a server at most {MOST_BUCKETS:,} work")
-        return Fingerprints
-    raise StoreError(f"servers hold Bloom filters, exact bitmaps and cuckoo filters, no {layout.kind} filters")
+    assert isinstance(layout.shape, CuckooShape)
+    if layout.shape.buckets > MOST_BUCKETS:
+        raise StoreError(f"{layout.shape.buckets:,} buckets in a shard; on a server at most {MOST_BUCKETS:,} work")
+    return Fingerprints
 
 
 class RedisGeneration(Generation):
     """Shards at the Redis keys ``keys``. Bulk adds of the creating process stay in ``draft`` until :meth:`seal`."""
 
     def __init__(
-        self, trips: Transport, guard: str, name: str, layout: Layout, identity: str, draft: Draft | None = None
+        self, store: RedisStore, guard: str, name: str, layout: Layout, identity: str, draft: Draft | None = None
     ) -> None:
         self.name = name
         self.layout = layout
         self.identity = identity
-        self.keys = [trips.key(guard, name, shard) for shard in range(len(layout.headers))]
-        self.supports_async = trips.supports_async
-        self._trips = trips
+        self.keys = [store.key(guard, name, shard) for shard in range(len(layout.headers))]
+        self.supports_async = store.supports_async
+        self._store = store
         self._draft = draft
         self._kind = commands_class(layout)(layout, self.keys)
         self.might_contain = self._might_contain
@@ -90,12 +68,12 @@ class RedisGeneration(Generation):
 
     def _might_contain(self, key: bytes) -> bool:
         command, shard, digest = self._check_command(key)
-        (reply,) = self._trips.read([command], self.identity)
+        (reply,) = self._store.read([command], self.identity)
         return self._kind.answer(shard, digest, reply) or (self._draft is not None and self._draft.might_contain(key))
 
     async def amight_contain(self, key: bytes) -> bool:
         command, shard, digest = self._check_command(key)
-        (reply,) = await self._trips.aread([command], self.identity)
+        (reply,) = await self._store.aread([command], self.identity)
         return self._kind.answer(shard, digest, reply) or (self._draft is not None and self._draft.might_contain(key))
 
     def _check_command(self, key: bytes) -> tuple[Command, int, int]:
@@ -107,24 +85,24 @@ class RedisGeneration(Generation):
         keys = list(keys)
         if self._draft is not None:
             return super().might_contain_many(keys)
-        batch = Batch(self, keys)
-        return batch.answers(self._trips.read(batch.commands, self.identity) if batch.commands else [])
+        batch = BatchCheck(self, keys)
+        return batch.answers(self._store.read(batch.commands, self.identity) if batch.commands else [])
 
     async def amight_contain_many(self, keys: Iterable[bytes]) -> list[bool]:
         keys = list(keys)
         if self._draft is not None:
             return [await self.amight_contain(key) for key in keys]
-        batch = Batch(self, keys)
-        return batch.answers(await self._trips.aread(batch.commands, self.identity) if batch.commands else [])
+        batch = BatchCheck(self, keys)
+        return batch.answers(await self._store.aread(batch.commands, self.identity) if batch.commands else [])
 
     def is_recent(self, key: bytes) -> bool:
         shard, command = self._recent_command(key)
-        (reply,) = self._trips.read([command], self.identity)
+        (reply,) = self._store.read([command], self.identity)
         return self._kind.fields.all_set(shard, reply)
 
     async def ais_recent(self, key: bytes) -> bool:
         shard, command = self._recent_command(key)
-        (reply,) = await self._trips.aread([command], self.identity)
+        (reply,) = await self._store.aread([command], self.identity)
         return self._kind.fields.all_set(shard, reply)
 
     def _recent_command(self, key: bytes) -> tuple[int, Command]:
@@ -152,7 +130,7 @@ class RedisGeneration(Generation):
 
     def _change(self, change: Change) -> None:
         if change.commands:
-            change.check(self._trips.write(change.commands, self.identity))
+            change.check(self._store.write(change.commands, self.identity))
 
     def discard(self, keys: Iterable[bytes]) -> None:
         """Discard each key once. Raises :class:`DiscardUnsupported`, :class:`CorruptFilter` or :class:`StoreError`."""
@@ -171,7 +149,7 @@ class RedisGeneration(Generation):
             return super().add_to_all(generations, keys, once=once)
         changes = [each._addition(keys, once) for each in mine]
         try:
-            replies = iter(first._trips.write([one for each in changes for one in each.commands], first.identity))
+            replies = iter(first._store.write([one for each in changes for one in each.commands], first.identity))
         except StoreError as error:
             return [error] * len(mine)
         outcomes: list[Exception | None] = []
@@ -193,16 +171,16 @@ class RedisGeneration(Generation):
                 self._write(shard, *self._kind.add_many_commands(shard, low[some], high[some]))
 
     def _write(self, shard: int, commands: Sequence[Words], check: CheckReplies) -> None:
-        check(self._trips.write([(self.keys[shard], each) for each in commands], self.identity))
+        check(self._store.write([(self.keys[shard], each) for each in commands], self.identity))
 
     def seal(self) -> None:
         """Transfer the draft to the server and merge it with the adds of other processes."""
         if self._draft is None:
             return
         if isinstance(self._kind, Fingerprints):
-            join_fingerprints(self._trips, self._kind, self.keys, self._draft, self.identity)
+            join_fingerprints(self._store, self._kind, self.keys, self._draft, self.identity)
         else:
-            join_bits(self._trips, self.layout, self.keys, self._draft.frames, self.identity)
+            join_bits(self._store, self.layout, self.keys, self._draft.frames, self.identity)
         self._draft = None
 
     # -- whole shards
@@ -214,7 +192,7 @@ class RedisGeneration(Generation):
             some = list(zip(self.keys, headers))[start : start + _HEADERS]
             heads = [(key, ("GETRANGE", key, 0, header.body_offset - 1)) for key, header in some]
             sizes = [(key, ("STRLEN", key)) for key, _ in some]
-            replies = self._trips.read([*heads, *sizes], self.identity)
+            replies = self._store.read([*heads, *sizes], self.identity)
             for (key, header), head, size in zip(some, replies, replies[len(some) :]):
                 if head != header.pack() or size != header.frame_bytes:
                     raise CorruptFilter(f"{key} belongs to another build or is incomplete")
@@ -247,7 +225,7 @@ class RedisGeneration(Generation):
         buffer = memoryview(bytearray(size))
         for start in range(0, size, PIECE):
             end = min(start + PIECE, size)
-            (piece,) = self._trips.load([(key, ("GETRANGE", key, start, end - 1))], self.identity)
+            (piece,) = self._store.load([(key, ("GETRANGE", key, start, end - 1))], self.identity)
             if len(piece) != end - start:
                 raise CorruptFilter(f"{key} is incomplete: {len(piece):,} bytes where {end - start:,} were expected")
             buffer[start:end] = piece
@@ -264,15 +242,12 @@ class RedisGeneration(Generation):
         for shard in range(len(self.keys)):
             yield self.layout.attach(self.read_shard(shard))
 
-    def fill(self) -> float:
-        return mean(each.fill for each in self.filters())
-
     def measure_error_rate(self, probes: int = 100_000) -> float:
         share = -(-probes // len(self.keys))
         return mean(each.measure_error_rate(share) for each in self.filters())
 
 
-class Batch:
+class BatchCheck:
     """The commands that check many keys in one generation, and the decoding of their replies."""
 
     def __init__(self, generation: RedisGeneration, keys: Sequence[bytes]) -> None:

@@ -6,29 +6,22 @@ Meanwhile other processes add to the shards on the server; the transfer merges w
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING
 
 from ...exceptions import StoreError
 from ...filters import CorruptFilter
 from ...filters.codec import TRAILER_BYTES, Frame
 from ...filters.layout import Layout
-from .bits import Fields
-from .commands import Command
+from .bits import BitFields
 
 if TYPE_CHECKING:
     from ...filters.base import Keys
     from .cuckoo import Fingerprints
+    from .store import RedisStore
 
 PIECE = 1 << 18  # bytes that one command of a bulk transfer carries: other clients wait for about 5 ms
 _ENTRIES = 10_000  # entries of a journal to read at once
 _STEP = 1 << 20  # bytes of zeros by which one command extends a new key
-
-
-class BulkTransport(Protocol):
-    """The interface of a store that loading uses."""
-
-    def load(self, commands: Sequence[Command], identity: str | None = None) -> list[Any]:
-        """Run commands of a rebuild, with the timeout of bulk transfers."""
 
 
 class Draft:
@@ -68,7 +61,7 @@ def journal_key(key: str) -> str:
     return f"{key}:journal"
 
 
-def make(store: BulkTransport, layout: Layout, keys: Sequence[str], frames: Sequence[Frame], identity: str) -> None:
+def make(store: RedisStore, layout: Layout, keys: Sequence[str], frames: Sequence[Frame], identity: str) -> None:
     """Create empty shards: first zeros, then the trailer, last the header. Raises :class:`StoreError`."""
     for key, frame in zip(keys, frames):
         size = len(frame.buffer)
@@ -81,14 +74,12 @@ def make(store: BulkTransport, layout: Layout, keys: Sequence[str], frames: Sequ
         store.load([(key, ("SETRANGE", key, 0, head))], identity)
 
 
-def join_bits(
-    store: BulkTransport, layout: Layout, keys: Sequence[str], frames: Sequence[Frame], identity: str
-) -> None:
+def join_bits(store: RedisStore, layout: Layout, keys: Sequence[str], frames: Sequence[Frame], identity: str) -> None:
     """Transfer the bits of ``frames`` and OR them into the shards, which have the bits that other processes have set.
 
     Raises :class:`CorruptFilter` if a shard is missing, and :class:`StoreError`.
     """
-    fields = Fields(layout, keys)
+    fields = BitFields(layout, keys)
     for shard, (key, frame) in enumerate(zip(keys, frames)):
         gathered = gather(store, key, frame, identity)
         joined, _, tags = store.load(
@@ -104,9 +95,7 @@ def join_bits(
             raise CorruptFilter(f"{key} has {joined:,} bytes; its header says {len(frame.buffer):,}")
 
 
-def join_fingerprints(
-    store: BulkTransport, kind: Fingerprints, keys: Sequence[str], draft: Draft, identity: str
-) -> None:
+def join_fingerprints(store: RedisStore, kind: Fingerprints, keys: Sequence[str], draft: Draft, identity: str) -> None:
     """Add the journals of other processes' adds to the draft, and replace the shards on the server with it.
 
     Raises :class:`CorruptFilter` if a shard is missing, and :class:`StoreError`.
@@ -124,7 +113,7 @@ def join_fingerprints(
         check(store.load([(key, command)], identity))
 
 
-def gather(store: BulkTransport, key: str, frame: Frame, identity: str) -> str:
+def gather(store: RedisStore, key: str, frame: Frame, identity: str) -> str:
     """Transfer one body in pieces to the key :func:`load_key`, and return that key.
 
     It has no header and no trailer, so that a shard that was deleted meanwhile is not restored as a valid one.

@@ -2,7 +2,7 @@
 
     bloomguard:{guard}                         a hash: generation -> number of its shards
     bloomguard:{guard}:{generation}:{shard}    a frame of bloomguard.filters.codec
-    bloomguard:{guard}:figures:{step}:{number} a page of bloomguard.stores.pages, with an expiry
+    bloomguard:{guard}:metrics:{step}:{number} a page of bloomguard.stores.pages, with an expiry
 
 A check is one command that reads both tags of a shard and the key's bits atomically: a key that was evicted, flushed or
 never written has tags of 0, and a replica refuses the command. An add counts only if the tags in its reply are correct.
@@ -12,10 +12,7 @@ the other nodes are found while one node is down.
 
 from __future__ import annotations
 
-import threading
-import time
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from math import inf
 from typing import Any, ClassVar
@@ -25,11 +22,10 @@ from django.conf import settings
 from django.core.checks import CheckMessage, Info, Warning
 from redis.exceptions import NoScriptError
 
-from ...exceptions import ConfigurationError, StoreError, StoreUnavailable, UnknownGeneration
+from ...exceptions import ConfigurationError, StoreError, UnknownGeneration
 from ...filters import CorruptFilter
 from ...filters.codec import FIXED_BYTES, MAX_SHARDS, Header, header_bytes
 from ...filters.layout import Layout
-from ...forks import after_fork
 from ..base import FindKeyHash, Generation, Store, bound
 from ..pages import COLUMNS, KEPT_SECONDS, ROWS, Page
 from .cluster import Address, ClusterLink, spread
@@ -78,7 +74,6 @@ class RedisStore(Store):
         read_timeout: float = 0.05,
         add_timeout: float = 0.5,
         bulk_timeout: float = 10.0,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         super().__init__(alias)
         check_timeouts(
@@ -97,19 +92,12 @@ class RedisStore(Store):
         if self._clustered:
             self.shard_bytes = _CLUSTER_SHARD_BYTES
         self._request_timeout = connect_timeout + read_timeout
-        self._reads = servers.link(connect_timeout, read_timeout, clock, breaks=True)
-        self._adds = servers.link(connect_timeout, add_timeout, clock, breaks=False)
-        self._bulk = servers.link(bulk_timeout, bulk_timeout, clock, breaks=False)
+        self._reads = servers.link(connect_timeout, read_timeout, breaks=True)
+        self._adds = servers.link(connect_timeout, add_timeout, breaks=False)
+        self._bulk = servers.link(bulk_timeout, bulk_timeout, breaks=False)
         self._async_reads = servers.async_link(self._reads, connect_timeout, read_timeout)
         #: Whether event loops can use the store: redis.asyncio has to support all options of the connections.
         self.supports_async = self._async_reads is not None
-        #: Number of failed reads by reason.
-        self.failures: Counter[str] = Counter()
-        self._lock = threading.Lock()
-        after_fork(self._after_fork)
-
-    def _after_fork(self) -> None:
-        self._lock = threading.Lock()
 
     # -- round trips
 
@@ -118,20 +106,12 @@ class RedisStore(Store):
 
         Raises :class:`StoreUnavailable` without a delay while a server's circuit breaker is open.
         """
-        try:
-            return self._reads.trip(commands, identity)
-        except StoreUnavailable as error:
-            self._count(error)
-            raise
+        return self._reads.trip(commands, identity)
 
     async def aread(self, commands: Sequence[Command], identity: str) -> list[Any]:
         """Async version of :meth:`read`, if :attr:`supports_async` is set."""
         assert self._async_reads is not None
-        try:
-            return await self._async_reads.trip(commands, identity)
-        except StoreUnavailable as error:
-            self._count(error)
-            raise
+        return await self._async_reads.trip(commands, identity)
 
     def write(self, commands: Sequence[Command], identity: str) -> list[Any]:
         """Run commands of an add or discard; raises :class:`StoreError`. There is no circuit breaker for writes."""
@@ -152,10 +132,6 @@ class RedisStore(Store):
                 replies[number] = reply
         return replies
 
-    def _count(self, error: StoreUnavailable) -> None:
-        with self._lock:
-            self.failures[error.reason] += 1
-
     # -- the store
 
     @property
@@ -164,11 +140,7 @@ class RedisStore(Store):
 
         Raises :class:`StoreError` if the servers do not answer.
         """
-        try:
-            return self._reads.identity()
-        except StoreUnavailable as error:
-            self._count(error)
-            raise
+        return self._reads.identity()
 
     def key(self, guard: str, name: str, shard: int) -> str:
         """Return the Redis key of one shard; in a Cluster its hash tag spreads shards evenly over the slots."""
@@ -229,7 +201,7 @@ class RedisStore(Store):
                 free.append(max(most - used, 0))
         return min(free) * len(free) if free else None  # shards are spread evenly, so the fullest node is the limit
 
-    def add_figures(self, page: Page, cells: Mapping[int, int]) -> None:
+    def add_metrics(self, page: Page, cells: Mapping[int, int]) -> None:
         key = self._page_key(page)
         # Writing the last cell gives a new key its final size: a string that grows in steps takes twice the memory.
         added = {_LAST_CELL: 0, **cells}
@@ -242,12 +214,12 @@ class RedisStore(Store):
             with suppress(StoreError):  # the numbers are added; the next add sets the expiry
                 self._adds.trip([expiry])
 
-    def read_figures(self, pages: Sequence[Page]) -> list[bytes]:
+    def read_metrics(self, pages: Sequence[Page]) -> list[bytes]:
         keys = [self._page_key(page) for page in pages]
         return [page or b"" for page in self.load([(key, ("GET", key)) for key in keys])] if keys else []
 
     def _page_key(self, page: Page) -> str:
-        return f"{self.prefix}:{page.guard}:figures:{page.step}:{page.number}"
+        return f"{self.prefix}:{page.guard}:metrics:{page.step}:{page.number}"
 
     def check(self) -> list[CheckMessage]:
         found = list(check_request_timeout(self.alias, self._request_timeout))

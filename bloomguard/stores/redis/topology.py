@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from inspect import signature
@@ -27,8 +27,6 @@ from .aio import AsyncClusterLink, AsyncLink
 from .cluster import Address, Cluster, ClusterLink
 from .commands import Breaker, Server, hide, own_options
 from .connection import Link
-
-Clock = Callable[[], float]
 
 
 class Asyncio(NamedTuple):
@@ -72,7 +70,7 @@ def for_asyncio(connection_class: type[Any], options: dict[str, Any]) -> Asyncio
 class Servers(Protocol):
     """The servers of a store; creates its links."""
 
-    def link(self, connect_timeout: float, timeout: float, clock: Clock, *, breaks: bool) -> Link | ClusterLink:
+    def link(self, connect_timeout: float, timeout: float, *, breaks: bool) -> Link | ClusterLink:
         """Return a link with these timeouts in seconds; with ``breaks``, each server has a circuit breaker."""
 
     def async_link(self, link: Any, connect_timeout: float, timeout: float) -> AsyncLink | AsyncClusterLink | None:
@@ -86,9 +84,9 @@ class SingleServer(Servers):
     connection_class: type[Any]
     options: dict[str, Any] = field(repr=False)
 
-    def link(self, connect_timeout: float, timeout: float, clock: Clock, *, breaks: bool) -> Link:
+    def link(self, connect_timeout: float, timeout: float, *, breaks: bool) -> Link:
         pool = partial(redis.ConnectionPool, connection_class=self.connection_class)
-        return Link(_server(clock, breaks, self.options), pool, self.options, connect_timeout, timeout)
+        return Link(_server(breaks, self.options), pool, self.options, connect_timeout, timeout)
 
     def async_link(self, link: Link, connect_timeout: float, timeout: float) -> AsyncLink | None:
         found = for_asyncio(self.connection_class, self.options)
@@ -108,7 +106,7 @@ class SentinelServers(Servers):
     options: dict[str, Any] = field(repr=False)
     connection_class: type[Any] = SentinelManagedConnection
 
-    def link(self, connect_timeout: float, timeout: float, clock: Clock, *, breaks: bool) -> Link:
+    def link(self, connect_timeout: float, timeout: float, *, breaks: bool) -> Link:
         kwargs = self._sentinel_kwargs(connect_timeout, timeout, redis.retry.Retry(redis.backoff.NoBackoff(), 0))
 
         def pool(**options: Any) -> redis.ConnectionPool:
@@ -119,9 +117,7 @@ class SentinelServers(Servers):
             )
             return made
 
-        return Link(
-            _server(clock, breaks, self.options | self.sentinel_options), pool, self.options, connect_timeout, timeout
-        )
+        return Link(_server(breaks, self.options | self.sentinel_options), pool, self.options, connect_timeout, timeout)
 
     def async_link(self, link: Link, connect_timeout: float, timeout: float) -> AsyncLink | None:
         found = for_asyncio(self.connection_class, self.options)
@@ -153,14 +149,14 @@ class ClusterServers(Servers):
     seeds: Sequence[Address]
     options: dict[str, Any] = field(repr=False)
 
-    def link(self, connect_timeout: float, timeout: float, clock: Clock, *, breaks: bool) -> ClusterLink:
+    def link(self, connect_timeout: float, timeout: float, *, breaks: bool) -> ClusterLink:
         pool = partial(redis.ConnectionPool, connection_class=self.connection_class)
 
         def to_node(address: Address) -> Link:
             options = self.options | {"host": address[0], "port": address[1]}
-            return Link(_server(clock, breaks, self.options, clustered=True), pool, options, connect_timeout, timeout)
+            return Link(_server(breaks, self.options, clustered=True), pool, options, connect_timeout, timeout)
 
-        return ClusterLink(Cluster(self.seeds, clock), to_node)
+        return ClusterLink(Cluster(self.seeds), to_node)
 
     def async_link(self, link: ClusterLink, connect_timeout: float, timeout: float) -> AsyncClusterLink | None:
         found = for_asyncio(self.connection_class, self.options)
@@ -175,9 +171,9 @@ class ClusterServers(Servers):
         return AsyncClusterLink(link.cluster, to_node)
 
 
-def _server(clock: Clock, breaks: bool, options: dict[str, Any], *, clustered: bool = False) -> Server:
-    breaker = Breaker(clock) if breaks else None
-    return Server(clock, breaker=breaker, clustered=clustered, secrets=secrets_of(options))
+def _server(breaks: bool, options: dict[str, Any], *, clustered: bool = False) -> Server:
+    breaker = Breaker() if breaks else None
+    return Server(breaker=breaker, clustered=clustered, secrets=secrets_of(options))
 
 
 def secrets_of(options: dict[str, Any]) -> list[str]:
@@ -290,7 +286,7 @@ def _client_of(alias: str, cache: str) -> Any:
         raise ConfigurationError(f"the store {alias!r}: CACHES[{cache!r}] cannot be used: {error}") from error
     except (redis.RedisError, RedisClusterException, OSError) as error:  # the client of a Cluster connects at once
         hide(error, _secrets_of_cache(cache))
-        raise StoreUnavailable(f"the client of CACHES[{cache!r}] cannot be created: {error}", "connection") from error
+        raise StoreUnavailable(f"the client of CACHES[{cache!r}] cannot be created: {error}") from error
 
 
 def _secrets_of_cache(cache: str) -> list[str]:

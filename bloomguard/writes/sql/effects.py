@@ -43,9 +43,6 @@ class Reading(NamedTuple):
     known: frozenset[Effect] = frozenset()
 
 
-NOTHING = Reading(frozenset())
-
-
 def bare(table: str) -> str:
     """Return a table's name without quotes, schema and the prefix of SQLite's schema editor, in lower case."""
     name = table.replace('"', "").replace("`", "").rpartition(".")[2].lower()
