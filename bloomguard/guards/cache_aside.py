@@ -1,4 +1,4 @@
-"""Cache-aside in one call: ask the filter, then Django's cache, then load the value once for all who need it.
+"""Cache-aside in one call: ask the filter, then Django's cache, then load the value once for all waiting callers.
 
 A *flight* is one load of one key; other callers for that key wait for it (single-flight). Within a process, the flights
 are kept here. Between processes that share a cache, an entry made by ``cache.add`` marks a key that is being loaded.

@@ -86,7 +86,7 @@ class GuardMeta:
         try:
             columns = [*self.fields, *(options.get_field(name) for name in self.alive_fields)]
         except (ConfigurationError, FieldDoesNotExist):
-            # A system check reports the mistake. Until it is corrected, writes fence the guard: its filter lacks them.
+            # A system check reports the mistake. Until it is corrected, no keys can be made, so writes fence the guard.
             columns = [model._meta.pk for model in (self.model, *self.model._meta.all_parents)]
         models = {field.model for field in columns}
         for model in list(models):

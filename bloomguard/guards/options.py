@@ -1,7 +1,7 @@
 """What each option of a guard accepts, and what the guard does with any other value.
 
-A mistake must not stop the site: the guard keeps the value in a message for the system checks and goes on with one that
-lets requests pass. With a mistake in what a key means, it answers nothing, and writes fence it.
+A mistake must not stop the site. A system check reports the value, and the guard replaces it by one that lets requests
+pass. If the option decides what a key means, the guard answers nothing, and writes fence it.
 """
 
 from __future__ import annotations

@@ -114,8 +114,8 @@ def _postgresql_writers(using: str, tables: Collection[str]) -> set[str]:
 def _wait_for_mysql_writers(using: str, table: str, sleep: Callable[[float], None]) -> None:
     """Take a lock that excludes all writers of ``table``, and release it.
 
-    A READ lock holds up nobody while it waits, but as long as writers overlap it never comes. All others wait behind a
-    WRITE lock, which also waits for readers: so it is tried for a second only, now and then.
+    A waiting READ lock delays nobody, but is never granted while writers overlap. A waiting WRITE lock is granted
+    before later statements, but delays all of these, and waits for readers too: it is tried for one second each time.
     """
     connection, waited = connections[using], 0.0
     variables = ("autocommit", "innodb_lock_wait_timeout", "lock_wait_timeout")

@@ -48,7 +48,7 @@ class Rebuild:
     """One rebuild of one guard. ``progress(rows done, rows in all)`` is called after every page.
 
     For a roll-back, the previous generation is kept, and written to, for at least ``keep_standby`` seconds.
-    ``unless_held``: refuse if somebody has fenced the guard by hand, maybe since the decision to rebuild it.
+    ``unless_held``: refuse if a user has fenced the guard by hand, maybe since the decision to rebuild it.
     ``probes`` keys measure the error rate. :func:`run_all` calls :meth:`refuse` to :meth:`retire`, in their order.
     """
 

@@ -91,7 +91,7 @@ class Source:
         return nullcontext()
 
     def marks(self) -> list[bytes]:
-        """Return the keys that tell that a filter was built from this source: none without scopes."""
+        """Return the keys that mark a filter as built from this source; empty without scopes."""
         return []
 
     def value(self, values: Sequence[Any]) -> Any:

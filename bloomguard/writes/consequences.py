@@ -111,7 +111,7 @@ class DatabaseCache:
         return self.plans is registry.plans and self.stamp == definitions.stamp and self.copy is copy
 
     def seem_idle(self, connection: Any) -> bool:
-        """:meth:`are_idle`, as far as can be found out before a statement: a writer on SQLite must not read first."""
+        """Return :meth:`are_idle`; without a read in a transaction of SQLite, where a writer must not read first."""
         if connection.vendor == "sqlite" and is_under_way(connection):
             return all(map(fencing.is_idle, self.guards))
         return self.are_idle(connection)
@@ -189,7 +189,7 @@ def affected_guards(effects: Iterable[Effect], connection: Any, own: str = "") -
     causes = [(effect, Cause(effect.name, is_direct=True, is_active=False)) for effect in direct]
     causes += [(effect, Cause(effect.name, is_direct=False, is_active=active)) for effect, active in followed]
     found: dict[Guard, Cause] = {}
-    for effect, cause in sorted(causes, key=lambda each: each[1].is_active):  # the last one counts
+    for effect, cause in sorted(causes, key=lambda each: each[1].is_active):  # a later cause replaces an earlier one
         if effect.verb == "any":
             found.update((guard, cause._replace(table="")) for guard in cache.guards if _is_in(guard, connection))
         for table, guard in cache.tables.get(effect.name, ()):

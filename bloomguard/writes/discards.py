@@ -56,7 +56,7 @@ Before = dict[TrackedTable, Alive]
 def counting(tables: Iterable[TrackedTable], using: str) -> list[TrackedTable]:
     """Return the tables whose guards need to know which rows are gone after the statement.
 
-    None in a transaction that was begun by hand: Django runs no ``on_commit`` hook for it.
+    Empty in a transaction that was begun by hand: Django runs no ``on_commit`` hook for it.
     """
     found = [tracked for tracked in tables if tracked.counted and not fencing.has_nothing_to_add_to(tracked.guard)]
     return [] if found and has_own_transaction(connections[using]) else found

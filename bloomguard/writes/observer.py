@@ -17,7 +17,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from ..state.connection import is_aborted, is_durable
 from .transactions import has_begun, is_over
 
-#: The statements that an observer understands. After any other one that may concern savepoints, all is void.
+#: The savepoint statements that an observer understands. Any other statement that may be one makes everything void.
 _SAVEPOINT = re.compile(
     r"\s*(?:(?P<made>SAVEPOINT)|(?P<released>RELEASE(?:\s+SAVEPOINT)?)"
     r"|(?P<undone>ROLLBACK(?:\s+(?:WORK|TRANSACTION))?\s+TO(?:\s+SAVEPOINT)?))"

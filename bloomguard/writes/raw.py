@@ -133,7 +133,7 @@ def text_of(sql: Any, connection: Any) -> str:
 
 
 class _Unread:
-    """Statements of a transaction in which every guard was idle, so nobody has looked what they write."""
+    """Statements of a transaction in which all guards were idle: parsed only if a build has begun by the COMMIT."""
 
     def __init__(self, connection: Any) -> None:
         self._connection = connection

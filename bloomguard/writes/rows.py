@@ -108,7 +108,7 @@ def run_idle(
     idle: dict[Guard, float],
     written_to: Callable[[TrackedTable, Any], WrittenRows | None],
 ) -> Any:
-    """:func:`run` a statement of guards that were idle before it. ``written_to`` gets its result to tell the rows."""
+    """:func:`run` a statement of idle guards. If it took long, ``written_to`` returns the rows to add, from its result."""
     try:
         result = run(execute, compiler, *arguments)
     except BaseException as error:
@@ -198,7 +198,7 @@ def returned_rows(fields: Fields, link: str, returned: Sequence[Any], rows: Valu
 
 
 def _add_leased(guard: Guard, using: str, written: WrittenRows) -> bool:
-    """Add the keys without a look at the state rows; ``False`` if that is not enough, for whatever reason."""
+    """Add the keys without reading the state rows; ``False`` if the adds are not confirmed, for any reason."""
     try:
         return guard._runtime.active_filter.add(_keys(guard, using, written), may_read=False)
     except Exception:

@@ -142,9 +142,9 @@ def _compiled(compiler: Any, returned: Sequence[Any]) -> Iterator[None]:
 
 
 def _counting(tables: Sequence[TrackedTable], compiler: Any) -> Sequence[TrackedTable]:
-    """Return the tables whose filter counts its keys, and has to know which of the rows are new and whole.
+    """Return the tables whose filter counts its keys, if the INSERT alone does not show which keys are new.
 
-    A row that is sent may be not alive, not new, or only a part of the guard's row (a parent table).
+    The inserted row may be not alive, may have existed before, or may be only the parent's part of the guard's row.
     """
     for tracked in tables:
         if tracked.counted:

@@ -49,7 +49,7 @@ def together(connection: Any, *, undo: bool = False, alone: bool = False) -> Abs
     a refused write or Ctrl-C, the block's writes must not be committed: an ``atomic`` block is marked for rollback; in
     a transaction that the project began by hand, a savepoint is rolled back. With ``undo`` any error rolls back what
     the block did, and nothing else. ``alone``: Python's SQLite driver begins no transaction for the block's statement,
-    also under ``set_autocommit(False)``; so if none is open, none is left open.
+    not even under ``set_autocommit(False)``; so one that is begun here is ended here.
     """
     connection.ensure_connection()
     connection.validate_no_broken_transaction()  # an outermost `atomic` block would forget that it is broken

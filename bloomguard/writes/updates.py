@@ -78,7 +78,7 @@ def wrap_update_returning(execute: Execute) -> Execute:
 
 
 def _unknown(tracked: TrackedTable, result: Any) -> None:
-    """The rows that an idle guard's UPDATE changed: nobody asked for them."""
+    """Return ``None``: the UPDATE of an idle guard was sent unchanged, so the rows that it changed are not known."""
 
 
 def _touched(tables: Sequence[TrackedTable], compiler: Any) -> Sequence[TrackedTable]:
