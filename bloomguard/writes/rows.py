@@ -108,7 +108,7 @@ def run_idle(
     idle: dict[Guard, float],
     written_to: Callable[[TrackedTable, Any], WrittenRows | None],
 ) -> Any:
-    """:func:`run` a statement of idle guards. If it took long, ``written_to`` returns the rows to add, from its result."""
+    """:func:`run` a statement of idle guards. If it took too long, add the rows that ``written_to`` finds in it."""
     try:
         result = run(execute, compiler, *arguments)
     except BaseException as error:

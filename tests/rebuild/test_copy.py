@@ -274,7 +274,7 @@ def replaced():
     [
         (fenced, r"may lack rows \(a written row could not be added\)"),
         (cold, "there is no filter to copy"),
-        (replaced, "is not in the store 'files', or was built before"),
+        (replaced, "from the store 'files': its filter was built in another store, or before this one was restarted"),
         (lambda: None, None),
     ],
 )
