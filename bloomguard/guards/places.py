@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from django.db import connections, router
 
+from ..state.connection import fetch_uncounted
 from ..state.schemas import has_schemas, schemas
 
 #: Schema and OID of the tables that these names mean on this connection. Without joins, which take twice as long.
@@ -104,7 +105,5 @@ class Place:
         names = [connection.ops.quote_name(table) for table in self._loose(using)]
         if not names:
             return ()
-        # Not by Django's cursor, which would count and log it as a query of the project.
-        with connection.wrap_database_errors, connection.connection.cursor() as cursor:
-            cursor.execute(_MEANT, [names])
-            return list(cursor.fetchall())
+        with connection.wrap_database_errors:
+            return fetch_uncounted(connection, _MEANT, [names])

@@ -19,7 +19,7 @@ from django.utils import timezone
 
 from ..exceptions import BuilderBusy, RebuildError
 from ..models import GuardState
-from ..state.connection import has_own_transaction
+from ..state.connection import has_begun
 from ..state.row import State
 from ..state.table import StateTable
 
@@ -88,7 +88,7 @@ def wait_for_writers(using: str, tables: Collection[str], sleep: Callable[[float
     elif connection.vendor == "sqlite":
         _take_sqlite_lock(using)
     elif connection.vendor == "mysql":
-        if connection.in_atomic_block or has_own_transaction(connection):
+        if has_begun(connection):
             raise transaction.TransactionManagementError("LOCK TABLES inside a transaction would commit it")
         for table in sorted(tables):  # not all at once: whoever holds one lock while waiting for others may deadlock
             _wait_for_mysql_writers(using, table, sleep)

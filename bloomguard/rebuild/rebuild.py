@@ -28,7 +28,7 @@ from ..filters.kinds import KeysSummary
 from ..filters.layout import Layout
 from ..guards import Guard
 from ..signals import generation_published, send
-from ..state.connection import has_own_transaction
+from ..state.connection import has_begun
 from ..state.row import ARMED, FENCED, State
 from ..state.table import EXPIRY_SECONDS
 from ..stores import Generation
@@ -291,7 +291,7 @@ class Rebuild:
         for alias in self.sources.aliases:
             connection = connections[alias]
             connection.ensure_connection()
-            if connection.in_atomic_block or has_own_transaction(connection):
+            if has_begun(connection):
                 raise RebuildError("a rebuild inside a transaction would not see what others commit; call it outside")
 
     def _fill(self, generation: Generation, expected: int) -> int:

@@ -22,7 +22,7 @@ from django.utils import timezone
 from ..forks import after_fork
 from ..models import GuardState
 from ..signals import guard_fenced, send
-from .connection import StateConnection, is_locked
+from .connection import StateConnection, fetch_uncounted, is_locked
 from .row import COLUMNS, FENCED, Rows, State
 
 logger = logging.getLogger("bloomguard")
@@ -221,8 +221,7 @@ class StateTable:
         connection: Any = connections[using]
         with connection.wrap_database_errors:
             try:
-                # Not by Django's cursor, which would count and log it as a query of the project.
-                found = connection.connection.execute(self.query).fetchall()
+                found = fetch_uncounted(connection, self.query)
             except connection.Database.Error as error:
                 if "no such table" in str(error):
                     return {}  # not migrated yet

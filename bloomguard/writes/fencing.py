@@ -23,11 +23,10 @@ from ..exceptions import ConfigurationError, StoreError
 from ..guards import Guard
 from ..models import GuardState
 from ..state import table as states
-from ..state.connection import has_own_transaction
+from ..state.connection import has_begun
 from ..state.row import FENCED, Rows, State
 from ..state.table import EXPIRY_SECONDS, LEASE_SECONDS, StateTable
 from .observer import TransactionObserver
-from .transactions import has_begun
 
 #: Half a lease less, as clocks differ in speed.
 IDLE_SECONDS = 1.5 * LEASE_SECONDS
@@ -197,7 +196,7 @@ def catching_up(guards: Collection[Guard], connection: Any, *, committed: bool =
     try:
         yield
     except BaseException as error:
-        if committed or not (connection.in_atomic_block or has_own_transaction(connection)):
+        if committed or not has_begun(connection):
             fence_soon(guards)
             if isinstance(error, StoreError):
                 names = ", ".join(guard.name for guard in guards)

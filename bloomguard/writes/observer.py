@@ -14,8 +14,8 @@ from typing import Any, Protocol
 
 from django.db.backends.base.base import BaseDatabaseWrapper
 
-from ..state.connection import is_aborted, is_durable
-from .transactions import has_begun, is_over
+from ..state.connection import has_begun, is_aborted, is_durable
+from .transactions import is_over
 
 #: The savepoint statements that an observer understands. Any other statement that may be one makes everything void.
 _SAVEPOINT = re.compile(

@@ -12,11 +12,11 @@ from django.db import DatabaseError, DataError, Error, IntegrityError, Programmi
 
 from ..guards import Guard
 from ..guards.keys import NoScope, NotNormalized, OutOfRange, Unkeyable
-from ..state.connection import is_aborted
+from ..state.connection import has_begun, is_aborted
 from . import discards, fencing, unknown_guards
 from .discards import Alive, Before
 from .tables import Fields, TrackedTable, guard_of
-from .transactions import has_begun, is_over, together
+from .transactions import is_over, together
 
 if TYPE_CHECKING:
     from ..filters.base import RowKeys

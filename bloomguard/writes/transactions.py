@@ -9,15 +9,10 @@ from typing import Any
 
 from django.db import DatabaseError, Error, transaction
 
-from ..state.connection import has_own_transaction, is_aborted, mariadb_has_transaction
+from ..state.connection import has_begun, has_own_transaction, is_aborted, mariadb_has_transaction
 
 _NAME = "bloomguard_write"
 _numbers = itertools.count()
-
-
-def has_begun(connection: Any) -> bool:
-    """Whether a transaction is open, begun by Django or by hand."""
-    return connection.in_atomic_block or has_own_transaction(connection)
 
 
 def is_over(connection: Any) -> bool:

@@ -10,6 +10,7 @@ from django.core.exceptions import EmptyResultSet
 from django.db import models
 
 from ..models import GuardState
+from ..state.connection import fetch_uncounted
 from . import discards, fencing, state_rows
 from .consequences import may_be_rewritten
 from .discards import Before
@@ -190,7 +191,7 @@ def _execute_returning(
         changed = int(cursor.rowcount)
     if connection.vendor == "sqlite":  # it has no count until the cursor is closed
         with connection.wrap_database_errors:
-            changed = connection.connection.execute("SELECT changes()").fetchone()[0]
+            changed = fetch_uncounted(connection, "SELECT changes()")[0][0]
     return changed
 
 
