@@ -16,6 +16,8 @@ from django.db.models import Q
 from ..filters.errors import InvalidShape
 from ..filters.sizing import check_capacity, check_error_rate
 
+#: A value of ``routes``: find the routes by what the views of the URLconf look up.
+AUTO = "auto"
 MODES = ("enforce", "shadow")
 SYNCS = ("statements", "signals")
 SCOPES = (None, "database", "schema")
@@ -66,7 +68,7 @@ def _is_route(value: Any) -> bool:
 def _are_routes(value: Any) -> bool:
     if isinstance(value, Mapping):
         return all(map(_is_text, value)) and all(map(_is_route, value.values()))
-    return _is_text(value) or _is_list(value, _is_text)
+    return _one_of(AUTO)(value) or _is_list(value, _is_text)
 
 
 def _are_methods(value: Any) -> bool:
@@ -164,4 +166,6 @@ def _mistake(name: str, option: _Option, value: Any) -> Mistake:
             reason = str(error)
     if name == "lookups" and _is_text(value):
         cure = f"Write lookup = {value!r} if you mean the field"
+    if name == "routes" and _is_text(value):
+        cure = f"Write routes = [{value!r}]"
     return Mistake(name, option.id, reason, cure, option.decides_keys)

@@ -130,8 +130,6 @@ def _is_imported(guard: Any) -> bool:
 
 #: The project's guards.
 registry = Registry()
-#: The registry under a name that reads well in views: ``guards["city"].verdict(7)``.
-guards = registry
 
 G = TypeVar("G", bound=type[Guard])
 

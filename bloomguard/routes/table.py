@@ -97,8 +97,6 @@ def guarded_routes(guard: Guard, urlconf: Any = None) -> list[GuardedRoute]:
     def missing(name: str, error: ConfigurationError) -> None:
         raise error
 
-    if isinstance(guard.routes, str) and guard.routes != AUTO:
-        raise ConfigurationError(f"routes is the string {guard.routes!r}; set a list of names or {AUTO!r}")
     index = PatternIndex(patterns(urlconf))
     return _routes_of(guard, index, views_by_model(index.patterns) if guard.routes == AUTO else {}, missing)
 
