@@ -35,7 +35,7 @@ from ..writes import adding, fencing
 from ..writes.rows import running
 from . import shadow
 from .context import Answer, LookupContext, contexts, unguarded
-from .query import EXACT, NO_KEY, RowLookup, is_plain
+from .query import EXACT, NO_KEY, RowLookup, concrete, is_plain
 
 Execute = Callable[..., Any]
 
@@ -84,8 +84,7 @@ def _is_asked(guard: Guard, model: type[Model]) -> bool:
             return False  # the query compares other values than the rows hold: see check W002
     except ConfigurationError:  # a system check reports it
         return False
-    owner = guard.model._meta.concrete_model or guard.model
-    return issubclass(model._meta.concrete_model or model, owner)
+    return issubclass(concrete(model), concrete(guard.model))
 
 
 def _selecting(execute: Execute) -> Execute:

@@ -24,7 +24,7 @@ from django.db.models import F, Max, Min
 from ..exceptions import RebuildError
 from ..filters.kinds import KeysSummary
 from ..guards import Guard
-from ..guards.keys import OutOfRange, Uncertain, Unkeyable, converts_itself, kind_of, value_field
+from ..guards.keys import OutOfRange, Uncertain, Unkeyable, converts_itself, kind_of, unwrapped, value_field
 from ..stores import Generation
 from .scans import SCANS, Scan
 
@@ -96,7 +96,7 @@ class Source:
 
     def value(self, values: Sequence[Any]) -> Any:
         """Return the value that a row with these ``values`` of :attr:`GuardMeta.attnames` is looked up by."""
-        return values[0] if len(values) == 1 else values
+        return unwrapped(values)
 
     def key(self, values: Sequence[Any]) -> bytes | None:
         """Return the key of a row with these ``values``, ``None`` if no request can ask for it.

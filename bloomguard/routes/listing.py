@@ -8,7 +8,7 @@ from typing import Any
 
 from ..exceptions import ConfigurationError
 from ..guards import Guard, registry
-from ..lookups.query import RowLookup
+from ..lookups.query import RowLookup, concrete
 from .discovery import column_of, detail, reason_against
 from .kwargs import kwargs_for
 from .openness import layers
@@ -83,7 +83,7 @@ def _of_lookups(pattern: Pattern, *, is_known: bool) -> Iterator[tuple[Guard, st
             except ConfigurationError:
                 continue
             yield guard, f"if its view looks up one {guard.model._meta.label} by {_fields(guard)}"
-        elif shown is not None and issubclass(shown.model, guard.model._meta.concrete_model or guard.model):
+        elif shown is not None and issubclass(shown.model, concrete(guard.model)):
             lookup: Any = RowLookup(guard, shown.model)
             if len(guard._meta.fields) == 1 and any(
                 lookup.compares(column_of(shown.model, name)) for name in shown.looked_up

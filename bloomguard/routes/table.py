@@ -18,6 +18,7 @@ from django.views.debug import technical_404_response
 from ..exceptions import ConfigurationError
 from ..guards import AUTO, Guard, registry
 from ..log_once import LogOnce
+from ..lookups.query import concrete
 from .discovery import Detail, NotFound, detail, find_kwargs, views_by_model
 from .kwargs import kwargs_for
 from .openness import allowed_methods, why_closed
@@ -106,8 +107,8 @@ def _routes_of(
 ) -> list[GuardedRoute]:
     """Return the routes of ``guard``; ``views`` is read only for :data:`AUTO`."""
     if guard.routes == AUTO:
-        table = guard.model._meta.concrete_model or guard.model
-        return [route for pattern in views.get(table, ()) for route in _found(guard, pattern, known)]
+        patterns_of_model = views.get(concrete(guard.model), ())
+        return [route for pattern in patterns_of_model for route in _found(guard, pattern, known)]
     routes = []
     for name in guard.routes:
         try:

@@ -29,7 +29,7 @@ from django.db.models.constants import OnConflict
 from django.db.models.sql import Query
 
 from ..guards import Guard
-from ..guards.keys import NoScope, OutOfRange, Unkeyable
+from ..guards.keys import NoScope, OutOfRange, Unkeyable, unwrapped
 from ..guards.scopes import DATABASE
 from ..state.connection import has_own_transaction
 from . import fencing
@@ -137,7 +137,7 @@ def finish(
     them. Both sets of rows are read again, so that a changed primary key is found as well.
     """
     guard = tracked.guard
-    primary_keys = [value[0] if len(value) == 1 else value for value in written]
+    primary_keys = list(map(unwrapped, written))
     after: dict[Any, tuple[Any, ...]] = {}
     for path, chosen in (("pk", list(before.rows)), (link, primary_keys)):
         for start in range(0, len(chosen), _AT_ONCE):
@@ -162,7 +162,7 @@ def _keys(guard: Guard, using: str, values: Iterable[tuple[Any, ...]]) -> list[b
         key = guard._meta.key_written(using)
         for value in values:
             with suppress(Unkeyable, OutOfRange):
-                found.append(key(value[0] if len(value) == 1 else value))
+                found.append(key(unwrapped(value)))
     return found
 
 

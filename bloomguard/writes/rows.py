@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from django.db import DatabaseError, DataError, Error, IntegrityError, ProgrammingError, connections, models
 
 from ..guards import Guard
-from ..guards.keys import NoScope, NotNormalized, OutOfRange, Unkeyable
+from ..guards.keys import NoScope, NotNormalized, OutOfRange, Unkeyable, unwrapped
 from ..state.connection import has_begun, is_aborted
 from . import discards, fencing, unknown_guards
 from .discards import Alive, Before
@@ -260,7 +260,7 @@ def _read_back(tracked: TrackedTable, using: str, written: WrittenRows) -> Writt
 
 def _rows(guard: Guard, using: str, written: WrittenRows) -> Values:
     rows: Any = models.QuerySet(guard.model, using=using).order_by()
-    keys = [value[0] if len(value) == 1 else value for value in written.values if None not in value]
+    keys = [unwrapped(value) for value in written.values if None not in value]
     found: list[tuple[Any, ...]] = []
     for start in range(0, len(keys), PAGE):
         found += rows.filter(**{f"{written.link}__in": keys[start : start + PAGE]}).values_list(*guard._meta.attnames)

@@ -9,6 +9,7 @@ from typing import Any
 from django.core.exceptions import EmptyResultSet
 from django.db import models
 
+from ..guards.keys import unwrapped
 from ..models import GuardState
 from ..state.connection import fetch_uncounted
 from . import discards, fencing, state_rows
@@ -217,7 +218,7 @@ def _locked(compiler: Any) -> Values | None:
 def _are_all_there(compiler: Any, keys: Values) -> bool:
     """Whether each of the locked rows still has one of these primary keys."""
     rows: Any = models.QuerySet(compiler.query.model, using=compiler.using)
-    plain = [key[0] if len(key) == 1 else key for key in keys]
+    plain = list(map(unwrapped, keys))
     pages = (plain[start : start + PAGE] for start in range(0, len(plain), PAGE))
     found: int = sum(rows.filter(pk__in=page).count() for page in pages)
     return found == len(keys)

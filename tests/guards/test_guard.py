@@ -11,7 +11,8 @@ from gazetteer.models import Listing
 
 from bloomguard.exceptions import ConfigurationError
 from bloomguard.filters import CorruptFilter
-from bloomguard.guards import Guard, Registry, registry
+from bloomguard.guards import Guard
+from bloomguard.guards.registry import Registry, registry
 from bloomguard.routes.kwargs import kwargs_for
 from bloomguard.state import table as state
 from bloomguard.verdicts import ABSENT, MAYBE, UNTRUSTED, Verdict
