@@ -97,6 +97,10 @@ class Registry:
             known = ", ".join(sorted(self._guards)) or "none: an app's guards.py registers them"
             raise ConfigurationError(f"there is no guard {name!r}; known are {known}") from None
 
+    def get(self, name: str) -> Guard | None:
+        """Return the guard ``name``, or ``None`` if there is none."""
+        return self._guards.get(name)
+
     def __iter__(self) -> Iterator[Guard]:
         """Iterate the guards, in the order of their registration."""
         discover, self.discover = self.discover, None

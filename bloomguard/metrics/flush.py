@@ -115,13 +115,13 @@ class Flusher:
 
     def _write(self) -> None:
         silent: set[str] = set()
-        for guard, rows in list(self._waiting.items()):
-            alias = next((known.store for known in registry if known.name == guard), None)
-            if alias is None:
-                del self._waiting[guard]
-            elif alias not in silent:
+        for name, rows in list(self._waiting.items()):
+            guard = registry.get(name)
+            if guard is None:
+                del self._waiting[name]
+            elif (alias := guard.store) not in silent:
                 try:
-                    self._write_guard(guard, rows, stores[alias])
+                    self._write_guard(name, rows, stores[alias])
                 except BloomGuardError as error:
                     silent.add(alias)
                     logger.debug("bloomguard keeps its counts until the store %r can be written: %s", alias, error)
