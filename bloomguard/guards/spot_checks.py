@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from django.db import DatabaseError
 
 from ..forks import after_fork
+from ..log_once import LogOnce
 from ..signals import false_negative_found, send
 from ..state.connection import DatabaseConnection
 from ..verdicts import ABSENT, CAUGHT, Decision
@@ -43,7 +44,7 @@ class SpotChecks:
 
     def __init__(self) -> None:
         self._last = float("-inf")
-        self._failures: set[type[Exception]] = set()
+        self._log = LogOnce()
         self._turn = threading.Lock()
         after_fork(self._after_fork)
 
@@ -70,9 +71,8 @@ class SpotChecks:
             send(false_negative_found, type(guard), guard=guard, value=plain(value))
             return CAUGHT
         except Exception as error:
-            if type(error) not in self._failures:  # without its text, which may name the value
-                self._failures.add(type(error))
-                logger.warning("bloomguard could not spot-check the guard %s: %s", guard.name, type(error).__name__)
+            # Without the error's text, which may name the value.
+            self._log.warning("bloomguard could not spot-check the guard %s: %s", guard.name, type(error).__name__)
             return ABSENT
         finally:
             self._turn.release()
