@@ -15,6 +15,7 @@ from django.db import DatabaseError, InterfaceError, connections, router
 
 from ..forks import after_fork
 from ..guards import Guard, registry
+from ..guards.places import name_of_database
 from ..guards.scopes import DATABASE
 from ..state import table as states
 from ..state.schemas import schemas
@@ -240,9 +241,8 @@ def _is_in(guard: Guard, connection: Any) -> bool:
     """Whether the guard's rows are in the database of ``connection``, under any alias."""
     if guard.scope == DATABASE:
         return True
-    other = connections[router.db_for_write(guard.model)].settings_dict
-    names = ("ENGINE", "NAME", "HOST", "PORT")
-    return all(other.get(name) == connection.settings_dict.get(name) for name in names)
+    other = connections[router.db_for_write(guard.model)]
+    return name_of_database(other.settings_dict) == name_of_database(connection.settings_dict)
 
 
 def _catalogue(cache: DatabaseCache, connection: Any) -> Catalogue | None:
