@@ -10,12 +10,16 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from functools import wraps
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from ..state.connection import has_begun, is_aborted, is_durable
 from .transactions import is_over
+
+if TYPE_CHECKING:
+    from .discards import PendingDelete
+    from .fencing import PendingFence
 
 #: The savepoint statements that an observer understands. Any other statement that may be one makes everything void.
 _SAVEPOINT = re.compile(
@@ -33,24 +37,6 @@ _PLAIN = re.compile(r"\s*(?:SELECT|INSERT|UPDATE|DELETE|PRAGMA|SET|SHOW|WITH)\b[
 _ROLLBACK = re.compile(r"\s*(?:ROLLBACK|ABORT)(?:\s+(?:WORK|TRANSACTION))?\s*;?\s*", re.IGNORECASE)
 
 
-class Undoable(Protocol):
-    """Something that counts only if the statement that caused it is committed."""
-
-    void: bool
-
-
-class Committed(Protocol):
-    """Something to do after the COMMIT, before the COMMIT returns to its caller."""
-
-    name: str
-
-    def begin(self) -> None:
-        """Called first for all, right after the COMMIT."""
-
-    def finish(self) -> None:
-        """Called after :meth:`begin` was called for all."""
-
-
 class Fence(Protocol):
     """A fence that has to hold at the COMMIT: the rows may be written, or become visible, only then."""
 
@@ -66,8 +52,10 @@ class TransactionObserver:
 
     def __init__(self, connection: BaseDatabaseWrapper) -> None:
         self.connection = connection
-        self.undoable: list[Undoable] = []
-        self.committed: dict[str, Committed] = {}
+        #: They become void if the statement that caused them is rolled back.
+        self.undoable: list[PendingDelete] = []
+        #: By the guard's name: finished after the COMMIT, before it returns to its caller.
+        self.committed: dict[str, PendingFence] = {}
         #: By the guard's name.
         self.fences: dict[str, Fence] = {}
         #: Whether the file is locked against every other connection of this process as well (SQLite).
@@ -103,7 +91,7 @@ class TransactionObserver:
         known, raw = self.connection.execute_wrappers, self.connection.connection
         return self in known and self._raw is raw and has_begun(self.connection)
 
-    def add(self, what: Undoable) -> None:
+    def add(self, what: PendingDelete) -> None:
         """Make ``what`` void if the statements up to now are rolled back."""
         what.void = what.void or self._is_lost
         self.undoable.append(what)
