@@ -1,5 +1,9 @@
 """Fencing: when an add cannot be confirmed, the guard is disabled until its next rebuild.
 
+Of a statement in a transaction, there are three moments. After the statement, :func:`fence` fences now. Before the
+COMMIT, :meth:`HeldFence.hold` fences again, if a build has begun meanwhile. After the COMMIT, :meth:`HeldFence.check`
+fences if the COMMIT took too long, and :meth:`PendingFence.finish` waits for a fence that was committed with the rows.
+
 Every process must know of the fence before the row becomes visible. So the row is committed no earlier than two leases
 after the fence. If the fence cannot be committed before the row, both are committed together, and the COMMIT returns to
 its caller two leases later.

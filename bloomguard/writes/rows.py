@@ -13,7 +13,7 @@ from django.db import DatabaseError, DataError, Error, IntegrityError, Programmi
 from ..guards import Guard
 from ..guards.keys import NoScope, NotNormalized, OutOfRange, Unkeyable, unwrapped
 from ..state.connection import has_begun, is_aborted
-from . import discards, fencing, unknown_guards
+from . import fencing, unknown_guards
 from .discards import Alive, Before
 from .tables import Fields, TrackedTable, guard_of
 from .transactions import is_over, together
@@ -48,7 +48,7 @@ class WrittenRows(NamedTuple):
 WrittenTo = Callable[[TrackedTable], WrittenRows | None]
 
 
-class Batch:
+class BulkRows:
     """The rows that the statements of one ``bulk_create`` have written on ``using``, by table."""
 
     def __init__(self, using: str) -> None:
@@ -77,7 +77,7 @@ class _Running(threading.local):
     #: The table that its statement writes: its SQL is not raw.
     table: str | None = None
     #: While it is in ``bulk_create``, the rows whose keys are added after the last of its statements.
-    batch: Batch | None = None
+    batch: BulkRows | None = None
 
 
 running = _Running()
@@ -93,8 +93,20 @@ def run(execute: Execute, compiler: Any, *arguments: Any) -> Any:
 
 
 def lock_alive(compiler: Any, counting: Sequence[TrackedTable], lock: Callable[[Any, TrackedTable], Alive]) -> Before:
-    """Read and lock the rows that the statement is about to change, by ``lock``."""
-    return discards.before(counting, compiler.using, lambda tracked: run(lock, compiler, tracked))
+    """Lock and return the living rows that the statement is about to change, by ``lock``.
+
+    ``counting`` are the tables that :func:`discards.counting` returned.
+    """
+    found: Before = {}
+    for tracked in counting:
+        try:
+            with fencing.writing(tracked.guard, compiler.using):
+                found[tracked] = run(lock, compiler, tracked)
+        except DatabaseError:  # it may have ended the writer's transaction
+            raise
+        except Exception:  # the write goes on, and deleted keys stay in the filter
+            found[tracked] = Alive()
+    return found
 
 
 # -- adding the keys
@@ -175,14 +187,6 @@ def add(tracked: TrackedTable, using: str, written_to: WrittenTo) -> None:
         problem = f"adding a written row failed with {type(error).__name__}"
     if problem:
         fencing.fence(tracked.guard, using, problem)
-
-
-def finish(before: Before, tracked: TrackedTable, using: str, written: WrittenRows | None) -> WrittenRows | None:
-    """Return which of the written rows to add. A filter that counts its keys gets only those that are new."""
-    if written is None or tracked not in before:
-        return written
-    values = discards.finish(tracked, using, before[tracked], written.link, written.values)
-    return WrittenRows(values, "", stored=True)
 
 
 def returned_rows(fields: Fields, link: str, returned: Sequence[Any], rows: Values) -> WrittenRows | None:

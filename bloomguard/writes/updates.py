@@ -22,7 +22,6 @@ from .rows import (
     WrittenRows,
     add,
     add_all,
-    finish,
     lock_alive,
     returned_rows,
     run,
@@ -106,7 +105,7 @@ def _updated(
     fields, link = (tracked.primary_key, tracked.link or "pk") if tracked in before else (tracked.fields, tracked.link)
     if fields is None:
         return None
-    return finish(before, tracked, using, returned_rows(fields, link, returned, rows))
+    return discards.finish(before, tracked, using, returned_rows(fields, link, returned, rows))
 
 
 def _update(compiler: Any, tables: Sequence[TrackedTable], result_type: Any) -> int:
@@ -231,4 +230,4 @@ def _looked_up(tracked: TrackedTable, compiler: Any, keys: Values | None, before
         or any(field in tracked.primary_key for field, _, _ in compiler.query.values)
     ):
         return None
-    return finish(before, tracked, compiler.using, WrittenRows(keys, tracked.link or "pk", stored=True))
+    return discards.finish(before, tracked, compiler.using, WrittenRows(keys, tracked.link or "pk", stored=True))
