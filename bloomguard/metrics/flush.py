@@ -37,7 +37,7 @@ _COLUMN = {name: column for column, name in enumerate(NAMES)}
 #: (guard, name) -> count since the last flush.
 News = Mapping[tuple[str, str], int]
 #: One row of a guard's counts: (step in seconds, number of steps since 1970).
-Row = tuple[int, int]
+CountRow = tuple[int, int]
 
 
 class Flusher:
@@ -57,7 +57,7 @@ class Flusher:
         self._started = threading.Lock()  # acquired once, to start the thread
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None
-        self._waiting: dict[str, dict[Row, Counter[int]]] = {}
+        self._waiting: dict[str, dict[CountRow, Counter[int]]] = {}
         self._flushed: dict[tuple[str, str], int] = {}
 
     def start(self) -> None:
@@ -129,8 +129,8 @@ class Flusher:
                 del rows[row]
 
     @staticmethod
-    def _write_guard(guard: str, rows: dict[Row, Counter[int]], store: Store) -> None:
-        pages: dict[Page, list[Row]] = {}
+    def _write_guard(guard: str, rows: dict[CountRow, Counter[int]], store: Store) -> None:
+        pages: dict[Page, list[CountRow]] = {}
         for step, number in rows:
             pages.setdefault(Page(guard, step, number // ROWS), []).append((step, number))
         for page, some in pages.items():

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from ..filters.codec import Frame
 
 
-class Copy(Rebuild):
+class FilterCopy(Rebuild):
     """A rebuild whose source is the filter in the store ``origin``, an alias of ``BLOOMGUARD["STORES"]``.
 
     The target is the guard's own store, as in every rebuild; ``options`` are those of :class:`Rebuild`.

@@ -15,7 +15,7 @@ from ...filters import FilterError
 from ...guards import Guard
 from ...models import GuardState
 from ...rebuild import Rebuild, clear_away, roll_back_all, run_all
-from ...rebuild.copy import Copy
+from ...rebuild.copy import FilterCopy
 from ...rebuild.plan import Report, assess
 from ...state.table import table
 from ..output import ProgressBar, chosen, named, seconds, size_in_words
@@ -98,7 +98,7 @@ class Command(BaseCommand):
     def _rebuild(self, guard: Guard, options: dict[str, Any], **more: Any) -> Rebuild:
         origin = options["from_store"]
         if origin is not None:
-            return Copy(guard, origin, **more)
+            return FilterCopy(guard, origin, **more)
         return Rebuild(guard, unless_held=options["if_needed"], **more)
 
     def _plans(self, guards: list[Guard], options: dict[str, Any], write: Write) -> list[dict[str, Any] | RebuildError]:
