@@ -41,7 +41,7 @@ def counting() -> Seconds:
     from bloomguard.guards.runtime import GuardRuntime
     from bloomguard.guards.verdict_log import listeners
     from bloomguard.lookups.context import LookupContext
-    from bloomguard.metrics.outcomes import blocked
+    from bloomguard.guards.counters import blocked
     from bloomguard.verdicts import ABSENT, MAYBE, Decision
 
     guard, request = Thing(), Thing()

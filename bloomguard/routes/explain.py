@@ -24,10 +24,9 @@ from ..rebuild.plan import open_active
 from ..state.table import LEASE_SECONDS, StateTable
 from ..verdicts import DISABLED, ERROR, SHADOW, Decision, Verdict
 from ..writes.fencing import table_of
-from .kwargs import kwargs_for, kwargs_of_arg
 from .listing import DOOR, NOWHERE, Row, rows_of_pattern, takes_id
 from .patterns import Pattern
-from .table import NO_ID, RouteTable, table_for
+from .table import NO_ID, RouteTable, kwargs_for, kwargs_of_arg, table_for
 
 #: The reason of each decision: what it means and how to fix it.
 MEANING = {

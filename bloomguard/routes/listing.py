@@ -10,10 +10,9 @@ from ..exceptions import ConfigurationError
 from ..guards import Guard, registry
 from ..lookups.query import RowLookup, concrete
 from .discovery import column_of, detail, reason_against
-from .kwargs import kwargs_for
 from .openness import layers
 from .patterns import Pattern
-from .table import GuardedRoute, RouteTable
+from .table import GuardedRoute, RouteTable, kwargs_for
 
 #: The place where a guard answers; the door answers only if the project calls ``shield()``.
 DOOR, ROUTE, LOOKUP, NOWHERE = "door", "route", "lookup", ""
