@@ -38,7 +38,7 @@ class Registry:
 
     def __init__(self) -> None:
         self._guards: dict[str, Guard] = {}
-        #: Replaced as a whole: a thread that is making a part of it from the guards of before stores it in the old one.
+        #: Replaced as a whole: a thread that has still seen the old guards stores what it makes of them in the old one.
         self.plans = Plans()
         #: Guards whose name was taken already; a system check reports them.
         self.clashes: list[Guard] = []

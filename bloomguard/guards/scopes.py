@@ -15,8 +15,8 @@ schema the table's name leads. The guard is fenced in three cases:
 
 - The scope is not certain.
 - The filter has no marks of the database's alias: two aliases may lead to one database.
-- The filter has the table under another name of the schema. When the schema gets that name back, the filter would lack
-  the row. Marks with the table's OID, but without a name, show that.
+- The schema was renamed after the build. When it gets its old name back, the filter would lack the row. Marks with the
+  OIDs of the tables, but without a name, show that.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def _text_of(schema: str, oids: Iterable[int]) -> str:
     return "\0".join([schema, *(f"{schema}:{oid}" for oid in oids)])
 
 
-#: Replaces the name in marks of the OIDs alone. Fewer marks suffice: a guard that has them by chance is only fenced.
+#: In place of the name, in marks of the OIDs alone. Fewer marks are enough: having them by chance only fences the guard.
 _NAMELESS, _NAMELESS_MARKS = "", 16
 
 

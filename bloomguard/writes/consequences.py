@@ -112,7 +112,7 @@ class DatabaseCache:
         return self.plans is registry.plans and self.stamp == definitions.stamp and self.copy is copy
 
     def seem_idle(self, connection: Any) -> bool:
-        """Return :meth:`are_idle`; without a read in a transaction of SQLite, where a writer must not read first."""
+        """Return :meth:`are_idle`, in a transaction of SQLite without reading: a writer there must not read first."""
         if connection.vendor == "sqlite" and is_under_way(connection):
             return all(map(fencing.is_idle, self.guards))
         return self.are_idle(connection)

@@ -12,9 +12,9 @@ ROW = frozenset({"insert", "update"})
 
 
 class Flow(NamedTuple):
-    """One of ``verbs`` on a table has ``effect``; if there are ``columns``, only an update of one of them has.
+    """Each of ``verbs`` on a table has ``effect``; if there are ``columns``, an update has to change one of them.
 
-    If ``effect`` has no verb, the same is done to its table.
+    If ``effect`` has no verb, the same verb is done to its table.
     """
 
     verbs: frozenset[str]

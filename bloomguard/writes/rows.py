@@ -120,7 +120,10 @@ def run_idle(
     idle: dict[Guard, float],
     written_to: Callable[[TrackedTable, Any], WrittenRows | None],
 ) -> Any:
-    """:func:`run` a statement of idle guards. If it took too long, add the rows that ``written_to`` finds in it."""
+    """:func:`run` a statement of idle guards, and add its rows if it took too long.
+
+    ``written_to(tracked, result)`` returns them, as :data:`WrittenTo` does.
+    """
     try:
         result = run(execute, compiler, *arguments)
     except BaseException as error:

@@ -1,7 +1,7 @@
-"""Guards that this process does not have, because it runs another version of the project than the others.
+"""Guards that this process does not have, because it runs another version of the project than other processes.
 
-It cannot make the keys of such a guard. So each of its statements that may write a key fences the guard. The state row
-of the guard names the tables.
+It cannot make the keys of such a guard, so each of its statements that may write one fences the guard. The state row of
+the guard names the tables.
 
 A process reads the state rows before it makes the plans of its first ORM write. After that it looks at each new copy of
 them, which it reads for its own guards.
