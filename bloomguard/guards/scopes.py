@@ -86,7 +86,7 @@ def _text_of(schema: str, oids: Iterable[int]) -> str:
     return "\0".join([schema, *(f"{schema}:{oid}" for oid in oids)])
 
 
-#: In place of the name, in marks of the OIDs alone. Fewer marks are enough: having them by chance only fences the guard.
+#: In place of the name, in marks of the OIDs alone. Fewer are enough: having them by chance only fences the guard.
 _NAMELESS, _NAMELESS_MARKS = "", 16
 
 
