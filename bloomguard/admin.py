@@ -23,6 +23,7 @@ from django.utils.translation import gettext_lazy, ngettext
 from .dashboard.overview import PERIODS, Overview
 from .dashboard.switches import ENFORCE, FENCE, SHADOW, SWITCHES
 from .dashboard.tasks import REBUILD, VERIFY, command, is_under_way, log, queue, queue_work
+from .exceptions import ConfigurationError
 from .guards import Guard, registry
 from .models import GuardState, GuardTask
 
@@ -123,8 +124,8 @@ class GuardAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # not generic at 
 
     def get_object(self, request: HttpRequest, object_id: str, from_field: str | None = None) -> GuardState | None:
         """Return the state row, or an unsaved one for a guard that was never built but may have a history."""
-        known = any(guard.name == object_id for guard in registry)
-        return super().get_object(request, object_id, from_field) or (GuardState(name=object_id) if known else None)
+        unsaved = GuardState(name=object_id) if registry.get(object_id) is not None else None
+        return super().get_object(request, object_id, from_field) or unsaved
 
     def history_view(
         self, request: HttpRequest, object_id: str, extra_context: dict[str, Any] | None = None
@@ -256,8 +257,7 @@ class GuardAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # not generic at 
 
 def _guards(names: list[Any]) -> list[Guard]:
     """Return the guards of these names, each once; raises :class:`Http404` if there is no such guard."""
-    known = {guard.name: guard for guard in registry}
     try:
-        return [known[name] for name in dict.fromkeys(names)]
-    except KeyError as error:
+        return [registry[name] for name in dict.fromkeys(names)]
+    except ConfigurationError as error:
         raise Http404("no such guard") from error

@@ -25,7 +25,7 @@ def shield(application: Application) -> Application:
     a store on a server is awaited, and the database is queried in a thread.
     """
     from .door.door import open_door  # needs the app registry, which is loaded after the imports of asgi.py
-    from .metrics.outcomes import ablocked
+    from .guards.counters import ablocked
 
     found = open_door(application)
     if found is None:

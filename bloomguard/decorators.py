@@ -14,10 +14,10 @@ from .conf import settings
 from .door.page import probing
 from .exceptions import ConfigurationError
 from .guards import Guard, registry
+from .guards.counters import ablocked, blocked
 from .log_once import LogOnce
 from .lookups.context import LookupContext, current
-from .metrics.outcomes import ablocked, blocked
-from .routes.kwargs import kwargs_for, kwargs_of_arg
+from .routes.table import kwargs_for, kwargs_of_arg
 from .verdicts import Verdict
 
 View = TypeVar("View", bound=Callable[..., Any])

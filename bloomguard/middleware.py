@@ -21,7 +21,6 @@ from django.middleware.gzip import GZipMiddleware
 from django.middleware.http import ConditionalGetMiddleware
 from django.urls import get_resolver, set_urlconf
 from django.utils.cache import set_response_etag
-from django.utils.module_loading import import_string
 
 from . import conf
 from .door.page import probing
@@ -30,6 +29,7 @@ from .guards.counters import BLOCKED
 from .log_once import LogOnce
 from .lookups.context import Answer, LookupContext, contexts
 from .lookups.shadow import compare_status
+from .routes.openness import middleware_classes
 from .routes.table import not_found, routes_of, table_for
 from .signals import asend, request_blocked, send
 from .verdicts import SHADOW, Verdict, in_words
@@ -88,7 +88,7 @@ class BloomGuardMiddleware:
         self.get_response = get_response
         self._debug: bool = settings.DEBUG
         self.place = place_in_settings(type(self))
-        self._sets_etags = _sets_plain_etags(_classes())
+        self._sets_etags = _sets_plain_etags(middleware_classes())
         self._async = iscoroutinefunction(get_response)
         if self.place == LAST:
             self.process_view: Callable[..., Any] = self._aview if self._async else self._view
@@ -223,7 +223,7 @@ def _debugged(exchange: Exchange, response: HttpResponseBase) -> HttpResponseBas
 
 def place_in_settings(cls: type) -> str:
     """Return the position of ``cls``. Middleware after it has not processed the request when it answers."""
-    classes = _classes()
+    classes = middleware_classes()
     if cls not in classes:
         return ELSEWHERE
     before, after = classes[: classes.index(cls)], classes[classes.index(cls) + 1 :]
@@ -235,17 +235,6 @@ def place_in_settings(cls: type) -> str:
     # The `process_view` of other middleware has not run yet. That of Django's own passes GET requests.
     views = [each for each in before if hasattr(each, "process_view") and not _passes_every_view(each)]
     return ELSEWHERE if views else BEFORE_CACHE
-
-
-def _classes() -> list[Any]:
-    """Return the classes in ``MIDDLEWARE``, with ``None`` for those that cannot be imported: Django reports them."""
-    found: list[Any] = []
-    for path in settings.MIDDLEWARE:
-        try:
-            found.append(import_string(path))
-        except ImportError:
-            found.append(None)
-    return found
 
 
 def _sets_plain_etags(classes: list[Any]) -> bool:

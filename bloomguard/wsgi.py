@@ -18,7 +18,7 @@ def shield(application: Application) -> Application:
     has to stay shut (see the docs), logs the reason and returns ``application`` itself.
     """
     from .door.door import open_door  # needs the app registry, which is loaded after the imports of wsgi.py
-    from .metrics.outcomes import blocked
+    from .guards.counters import blocked
 
     found = open_door(application)
     if found is None:

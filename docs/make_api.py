@@ -21,7 +21,7 @@ ROOT = Path(__file__).parent.parent
 #: Title -> introduction, and the public names by the module from which to import them.
 SECTIONS: dict[str, tuple[str, dict[str, list[str]]]] = {
     "Guards": (
-        'The registry is also `bloomguard.guards.guards`, which reads well in views: `guards["city"].verdict(7)`.',
+        'The registry gives a guard by its name: `registry["city"].verdict(7)`.',
         {"bloomguard": ["Guard", "register", "registry", "Verdict"]},
     ),
     "Views": ("", {"bloomguard": ["guarded", "get_or_load", "aget_or_load", "cache_key"]}),

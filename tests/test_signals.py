@@ -11,7 +11,7 @@ from django.db import transaction
 from django.test import AsyncClient, Client
 
 from bloomguard import signals
-from bloomguard.guards import guards, spot_checks
+from bloomguard.guards import registry, spot_checks
 from bloomguard.models import GuardState
 from bloomguard.rebuild import rebuild, roll_back_all
 from bloomguard.rebuild.verify import Verification
@@ -65,7 +65,7 @@ def test_a_blocked_request_is_told(shop, get, url, fails):
         assert get(url).status_code == 404
 
     assert [(each["sender"], each["guard"], each["request"].path) for each in sent] == [
-        (type(guards["product"]), guards["product"], url)
+        (type(registry["product"]), registry["product"], url)
     ]
 
 
@@ -87,7 +87,7 @@ def test_the_front_door_tells_without_a_request(shop, site, fails):
     with listening(signals.request_blocked, fails=fails) as sent:
         assert door("/products/8/").status == 404
 
-    assert [(each["guard"], each["request"]) for each in sent] == [(guards["product"], None)]
+    assert [(each["guard"], each["request"]) for each in sent] == [(registry["product"], None)]
     assert door.reached == []
 
 
@@ -135,17 +135,17 @@ def test_a_publication_is_told(shop, fails):
         active.append(GuardState.objects.get(name="product").active)
 
     assert [{name: each[name] for name in each if name not in DJANGOS} for each in sent] == [
-        {"guard": guards["product"], "generation": active[0], "rows": 1}
+        {"guard": registry["product"], "generation": active[0], "rows": 1}
     ]
-    assert sent[0]["sender"] is type(guards["product"])
+    assert sent[0]["sender"] is type(registry["product"])
 
 
 def test_a_roll_back_is_told(shop, clock):
     """So does a return to the generation before; how many rows it has is not known."""
     before = GuardState.objects.get(name="product").active
-    rebuild.Rebuild(guards["product"], keep_standby=3_600, sleep=clock.sleep).run()
+    rebuild.Rebuild(registry["product"], keep_standby=3_600, sleep=clock.sleep).run()
     with listening(signals.generation_published) as sent:
-        roll_back_all([guards["product"]], clock.sleep)
+        roll_back_all([registry["product"]], clock.sleep)
 
     assert [(each["generation"], each["rows"]) for each in sent] == [(before, None)]
 
@@ -163,7 +163,7 @@ def test_a_fence_is_told(shop, clock, fails):
 
 def test_a_failing_receiver_lets_the_write_commit(shop, clock, monkeypatch):
     """A write whose add fails fences its guard, tells it, and is committed."""
-    monkeypatch.setattr(type(guards["product"]._runtime.active_filter), "add", lambda *args: False)
+    monkeypatch.setattr(type(registry["product"]._runtime.active_filter), "add", lambda *args: False)
     with listening(signals.guard_fenced, fails=ValueError("a receiver of somebody's")) as sent, transaction.atomic():
         Product.objects.create(pk=9)
 
@@ -183,9 +183,9 @@ def test_a_false_absence_is_told(shop, clock, monkeypatch, fails, by):
         if by == "a spot check":
             assert Client().get("/products/5000/").status_code == 200
         else:
-            assert Verification(guards["product"]).run().missing == 1
+            assert Verification(registry["product"]).run().missing == 1
 
     assert [(each["sender"], each["guard"], each["value"]) for each in sent] == [
-        (type(guards["product"]), guards["product"], 5_000)
+        (type(registry["product"]), registry["product"], 5_000)
     ]
     assert GuardState.objects.get(name="product").status == "fenced"

@@ -9,7 +9,8 @@
 """
 
 from ..verdicts import Verdict
-from .guard import AUTO, Guard, Routes
-from .registry import Registry, guards, register, registry
+from .guard import Guard
+from .options import AUTO
+from .registry import register, registry
 
-__all__ = ["AUTO", "Guard", "Registry", "Routes", "Verdict", "guards", "register", "registry"]
+__all__ = ["AUTO", "Guard", "Verdict", "register", "registry"]

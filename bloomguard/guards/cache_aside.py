@@ -1,4 +1,4 @@
-"""Cache-aside in one call: ask the filter, then Django's cache, then load the value once for all who need it.
+"""Cache-aside in one call: ask the filter, then Django's cache, then load the value once for all waiting callers.
 
 A *flight* is one load of one key; other callers for that key wait for it (single-flight). Within a process, the flights
 are kept here. Between processes that share a cache, an entry made by ``cache.add`` marks a key that is being loaded.
@@ -35,7 +35,7 @@ from django.db import connections
 from ..conf import settings
 from ..forks import after_fork
 from ..log_once import LogOnce
-from ..state.connection import has_own_transaction
+from ..state.connection import has_begun
 from ..stores.steps import Steps, arun, run
 from ..verdicts import Decision, Verdict
 from .counters import AVOIDED
@@ -83,10 +83,7 @@ class Waiter:
 
     def is_in_transaction(self) -> bool:
         """Return whether a load may find no row although it was committed before: it may read an older snapshot."""
-        return any(
-            connection.in_atomic_block or has_own_transaction(connection)
-            for connection in connections.all(initialized_only=True)
-        )
+        return any(map(has_begun, connections.all(initialized_only=True)))
 
 
 class AsyncWaiter(Waiter):

@@ -13,9 +13,14 @@ from contextlib import suppress
 from itertools import count as numbers
 from itertools import cycle
 from time import perf_counter_ns
+from typing import TYPE_CHECKING, Any
 
 from ..forks import after_fork
+from ..signals import asend, request_blocked, send
 from ..verdicts import CAUGHT, DECISIONS, DISABLED, Verdict
+
+if TYPE_CHECKING:
+    from .guard import Guard
 
 #: A guard answered ABSENT for a row that exists.
 FALSE_ABSENCE = CAUGHT.reason
@@ -140,3 +145,19 @@ class Counts:
 
 
 counts = Counts()
+
+
+def blocked(guard: Guard, request: Any) -> None:
+    """Count a request that ``guard`` answers 404, and send ``request_blocked``. Never raises.
+
+    ``request`` is ``None`` if Django has made none yet.
+    """
+    guard._runtime.counters[BLOCKED]()
+    if request_blocked.receivers:
+        send(request_blocked, type(guard), guard=guard, request=request)
+
+
+async def ablocked(guard: Guard, request: Any) -> None:
+    """Do :func:`blocked` without running sync receivers on the event loop."""
+    guard._runtime.counters[BLOCKED]()
+    await asend(request_blocked, type(guard), guard=guard, request=request)

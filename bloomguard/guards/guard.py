@@ -14,9 +14,6 @@ from . import options
 from .meta import GuardMeta
 from .runtime import GuardRuntime
 
-#: A value of ``routes``: find the routes by what the views of the URLconf look up.
-AUTO = "auto"
-
 Routes = str | Sequence[str] | Mapping[str, str | Mapping[str, str]]
 V = TypeVar("V")
 

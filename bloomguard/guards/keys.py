@@ -85,6 +85,11 @@ def plain(value: Any) -> Any:
     return value.value if type(value) is Scoped else value
 
 
+def unwrapped(values: Sequence[Any]) -> Any:
+    """Return the only one of ``values``; all of them if they are several fields' values."""
+    return values[0] if len(values) == 1 else values
+
+
 def head_of(scope: str) -> bytes:
     """Return what the keys of ``scope`` begin with."""
     name = scope.encode()

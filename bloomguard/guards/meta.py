@@ -13,7 +13,7 @@ from django.db.models import Model
 from ..exceptions import ConfigurationError
 from ..filters.kinds import KINDS
 from .conditions import Unstable, as_text, refusal_reasons
-from .keys import KeyMaker, Scoped, plain, scope_of, value_field
+from .keys import KeyMaker, Scoped, plain, scope_of, unwrapped, value_field
 from .places import Place
 from .scopes import DATABASE, Scopes
 
@@ -86,7 +86,7 @@ class GuardMeta:
         try:
             columns = [*self.fields, *(options.get_field(name) for name in self.alive_fields)]
         except (ConfigurationError, FieldDoesNotExist):
-            # A system check reports the mistake. Until it is corrected, writes fence the guard: its filter lacks them.
+            # A system check reports the mistake. Until it is corrected, no keys can be made, so writes fence the guard.
             columns = [model._meta.pk for model in (self.model, *self.model._meta.all_parents)]
         models = {field.model for field in columns}
         for model in list(models):
@@ -169,8 +169,7 @@ class GuardMeta:
 
     def value_of(self, row: Model) -> Any:
         """Return the value of a row's lookup field, or a tuple for several fields."""
-        values = tuple(getattr(row, name) for name in self.attnames)
-        return values[0] if len(values) == 1 else values
+        return unwrapped(tuple(getattr(row, name) for name in self.attnames))
 
     def conditions(self, value: Any) -> dict[str, Any]:
         """Return ``value``, or the values of several fields, as keyword arguments for ``filter``."""

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from django.db import connections
 
-from ..state.connection import has_own_transaction
+from ..state.connection import has_begun
 from ..verdicts import Verdict
 from .keys import OutOfRange, Unkeyable
 
@@ -40,8 +40,7 @@ def confirm_missing(guard: Guard, value: Any) -> None:
         meta, active = guard._meta, guard._runtime.active_filter
         key, generation = meta.keys.key(value), active.answered_last
         using = meta.database_of(key)
-        connection = connections[using]
-        if not generation or connection.in_atomic_block or has_own_transaction(connection):
+        if not generation or has_begun(connections[using]):
             return
         if guard._runtime.ask(key).verdict is not Verdict.MAYBE or not active.negative_cache.worth_asking(
             key, generation

@@ -1,7 +1,7 @@
 """What each option of a guard accepts, and what the guard does with any other value.
 
-A mistake must not stop the site: the guard keeps the value in a message for the system checks and goes on with one that
-lets requests pass. With a mistake in what a key means, it answers nothing, and writes fence it.
+A mistake must not stop the site. A system check reports the value, and the guard replaces it by one that lets requests
+pass. If the option decides what a key means, the guard answers nothing, and writes fence it.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from django.db.models import Q
 from ..filters.errors import InvalidShape
 from ..filters.sizing import check_capacity, check_error_rate
 
+#: A value of ``routes``: find the routes by what the views of the URLconf look up.
+AUTO = "auto"
 MODES = ("enforce", "shadow")
 SYNCS = ("statements", "signals")
 SCOPES = (None, "database", "schema")
@@ -66,7 +68,7 @@ def _is_route(value: Any) -> bool:
 def _are_routes(value: Any) -> bool:
     if isinstance(value, Mapping):
         return all(map(_is_text, value)) and all(map(_is_route, value.values()))
-    return _is_text(value) or _is_list(value, _is_text)
+    return _one_of(AUTO)(value) or _is_list(value, _is_text)
 
 
 def _are_methods(value: Any) -> bool:
@@ -164,4 +166,6 @@ def _mistake(name: str, option: _Option, value: Any) -> Mistake:
             reason = str(error)
     if name == "lookups" and _is_text(value):
         cure = f"Write lookup = {value!r} if you mean the field"
+    if name == "routes" and _is_text(value):
+        cure = f"Write routes = [{value!r}]"
     return Mistake(name, option.id, reason, cure, option.decides_keys)

@@ -1,7 +1,7 @@
-"""Which table the name of a guard's table means: the one that its filter was built from, or another one.
+"""Find out whether a query reads the table that a guard's filter was built from.
 
-One name means several tables where each tenant has a schema, and one model several where it is in several databases. A
-filter of the rows of one of them knows nothing of the others, so its ABSENT is trusted only for that one.
+If each tenant has a schema, several tables have one name; if a model is in several databases, it has several tables. A
+filter with the rows of one table says nothing about the others, so its ABSENT is trusted for that table only.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from django.db import connections, router
 
+from ..state.connection import fetch_uncounted
 from ..state.schemas import has_schemas, schemas
 
 #: Schema and OID of the tables that these names mean on this connection. Without joins, which take twice as long.
@@ -56,7 +57,7 @@ class Place:
         return [table for table in self._tables if has_schemas(alias, table)]
 
     def source(self, alias: str) -> str | None:
-        """Return the place as the state row of a filter names it that is built from ``alias`` now. May query.
+        """Return what the state row has as ``source`` if a filter is built from ``alias`` now. May query.
 
         ``None`` if the catalogue cannot be read.
         """
@@ -70,9 +71,9 @@ class Place:
         return schemas.is_due(alias, self._loose(alias))
 
     def certain_alias(self, source: str) -> str:
-        """Return the alias of the database if this process would read the table of ``source``; empty if it may not.
+        """Return the alias of the guard's database if its queries certainly read the table of ``source``, else ``""``.
 
-        It would if the routers name the database that was scanned, and no other schema has a table of the name.
+        They do if the routers choose the database that was scanned, and no other schema has a table of that name.
         """
         alias = self._guard._meta.database
         database, _, schema = source.rpartition("/")
@@ -99,12 +100,10 @@ class Place:
         return all(schema in each for (schema, _), each in meant)
 
     def _meant(self, using: str) -> Sequence[tuple[str | None, int | None]]:
-        """Return schema and OID of what the guard's tables have just been on ``using``, as PostgreSQL says."""
+        """Return schema and OID of each of the guard's tables, as PostgreSQL resolves their names on ``using`` now."""
         connection: Any = connections[using]
         names = [connection.ops.quote_name(table) for table in self._loose(using)]
         if not names:
             return ()
-        # Not by Django's cursor, which would count and log it as a query of the project.
-        with connection.wrap_database_errors, connection.connection.cursor() as cursor:
-            cursor.execute(_MEANT, [names])
-            return list(cursor.fetchall())
+        with connection.wrap_database_errors:
+            return fetch_uncounted(connection, _MEANT, [names])

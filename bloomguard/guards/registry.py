@@ -15,12 +15,12 @@ from .guard import Guard
 
 
 class Plans:
-    """What requests and writes need that follows from the guards, the settings and the URLs; made when needed.
+    """What requests and writes derive from the guards, the settings and the URLs; each part is made at its first use.
 
     ``lookups``: model -> how its queries look up one row of a guard. ``routes``: URLconf -> its guarded routes.
     ``tables``: table -> the guards that follow its statements. ``tracked``: model -> how its statements concern guards.
-    ``saved``: model -> the guards that follow its signals. ``known``: the guards' names and tables. ``named``:
-    those that the state rows named besides by then.
+    ``saved``: model -> the guards that follow its signals. ``known``: name and table of each guard of this process.
+    ``named``: name and table of each other guard in the state rows, as they were when ``tables`` was made.
     """
 
     def __init__(self) -> None:
@@ -38,7 +38,7 @@ class Registry:
 
     def __init__(self) -> None:
         self._guards: dict[str, Guard] = {}
-        #: Replaced as a whole: who makes a part of it from guards that have changed since stores it in an old one.
+        #: Replaced as a whole: a thread that has still seen the old guards stores what it makes of them in the old one.
         self.plans = Plans()
         #: Guards whose name was taken already; a system check reports them.
         self.clashes: list[Guard] = []
@@ -97,6 +97,10 @@ class Registry:
             known = ", ".join(sorted(self._guards)) or "none: an app's guards.py registers them"
             raise ConfigurationError(f"there is no guard {name!r}; known are {known}") from None
 
+    def get(self, name: str) -> Guard | None:
+        """Return the guard ``name``, or ``None`` if there is none."""
+        return self._guards.get(name)
+
     def __iter__(self) -> Iterator[Guard]:
         """Iterate the guards, in the order of their registration."""
         discover, self.discover = self.discover, None
@@ -130,8 +134,6 @@ def _is_imported(guard: Any) -> bool:
 
 #: The project's guards.
 registry = Registry()
-#: The registry under a name that reads well in views: ``guards["city"].verdict(7)``.
-guards = registry
 
 G = TypeVar("G", bound=type[Guard])
 

@@ -246,15 +246,11 @@ class GuardRuntime:
         return await sync_to_async(lambda: [self._guard._meta.scopes.at(value) for value in values])()
 
     def _decision_for(self, error: Exception) -> Decision:
-        """Map an exception to a decision."""
-        if isinstance(error, NoScope):
-            return AMBIGUOUS
-        if isinstance(error, (Unkeyable, Uncertain)):
-            return UNKEYABLE
-        if isinstance(error, OutOfRange):
-            return OUT_OF_RANGE
-        self.log_once(error)
-        return ERROR
+        """Map an exception to a decision; log one that is not expected."""
+        decision = decision_for(error)
+        if decision is ERROR:
+            self.log_once(error)
+        return decision
 
     def _errors(self, keys: Sequence[bytes], error: Exception) -> list[Decision]:
         self.log_once(error)
@@ -305,6 +301,15 @@ class GuardRuntime:
     def log_once(self, error: Exception) -> None:
         """Log an error of a type that this guard has not logged yet."""
         self._log.error(error, "bloomguard: guard %s passes requests because of an internal error", self._guard.name)
+
+
+def decision_for(error: Exception) -> Decision:
+    """Map an exception of a key maker, or of a check, to a decision."""
+    if isinstance(error, NoScope):
+        return AMBIGUOUS
+    if isinstance(error, (Unkeyable, Uncertain)):
+        return UNKEYABLE
+    return OUT_OF_RANGE if isinstance(error, OutOfRange) else ERROR
 
 
 def _has_absent(decisions: Sequence[Decision]) -> bool:

@@ -1,7 +1,7 @@
-"""Which of several tables the rows of a guard with a ``scope`` are in: its scope is the first part of their keys.
+"""Scopes: the databases, or the schemas of PostgreSQL, that each have a table with rows of one guard.
 
-A scope is a database, by its alias, or a schema of PostgreSQL. One filter has the keys of all scopes, each with the
-scope in front. An ABSENT is trusted if both of these are certain:
+A database is named by its alias. One filter has the keys of all scopes, each with the scope in front. An ABSENT is
+trusted if both of these are certain:
 
 - the scope that a query would read. It is the alias; or the schema that django-tenants' connection sets before each
   statement. What any other code may do to the ``search_path`` is not known without a query, so the request passes.
@@ -10,10 +10,13 @@ scope in front. An ABSENT is trusted if both of these are certain:
   its requests pass until the next build. The marks contain the OID of the table: one that was dropped and made anew
   under the same name has others.
 
-The key of a row that was written begins with the scope that it was certainly written to: PostgreSQL says which schema
-the table's name has just meant. Otherwise the guard is fenced. Two aliases may lead to one database, so a write by an
-alias whose marks the filter lacks fences too. So does one to a table that the filter has in a schema of another name:
-when it gets that name back, the filter would lack the row. The marks of the OIDs without the name tell.
+The key of a written row begins with the scope that it was written to; after the statement, PostgreSQL is asked to which
+schema the table's name leads. The guard is fenced in three cases:
+
+- The scope is not certain.
+- The filter has no marks of the database's alias: two aliases may lead to one database.
+- The schema was renamed after the build. When it gets its old name back, the filter would lack the row. Marks with the
+  OIDs of the tables, but without a name, show that.
 """
 
 from __future__ import annotations
@@ -83,7 +86,7 @@ def _text_of(schema: str, oids: Iterable[int]) -> str:
     return "\0".join([schema, *(f"{schema}:{oid}" for oid in oids)])
 
 
-#: In place of a name, for marks that tell only the tables. Fewer: a filter that has them by chance is only fenced.
+#: In place of the name, in marks of the OIDs alone. Fewer are enough: having them by chance only fences the guard.
 _NAMELESS, _NAMELESS_MARKS = "", 16
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from django.db import DatabaseError
 
 from ..forks import own_lock
+from ..log_once import LogOnce
 from ..signals import false_negative_found, send
 from ..state.connection import DatabaseConnection
 from ..verdicts import ABSENT, CAUGHT, Decision
@@ -42,7 +43,7 @@ class SpotChecks:
 
     def __init__(self) -> None:
         self._last = float("-inf")
-        self._failures: set[type[Exception]] = set()
+        self._log = LogOnce()
         self._turn = own_lock(self, "_turn")
 
     def is_due(self, guard: Guard) -> bool:
@@ -65,9 +66,8 @@ class SpotChecks:
             send(false_negative_found, type(guard), guard=guard, value=plain(value))
             return CAUGHT
         except Exception as error:
-            if type(error) not in self._failures:  # without its text, which may name the value
-                self._failures.add(type(error))
-                logger.warning("bloomguard could not spot-check the guard %s: %s", guard.name, type(error).__name__)
+            # Without the error's text, which may name the value.
+            self._log.warning("bloomguard could not spot-check the guard %s: %s", guard.name, type(error).__name__)
             return ABSENT
         finally:
             self._turn.release()

@@ -111,7 +111,7 @@ class LookupContext:
         return answer
 
     def note_counted(self, answer: Answer) -> None:
-        """Record that an ABSENT was counted, and that the view runs: the view's query is not counted again."""
+        """Record that an ABSENT was counted although the view runs, so that the view's query is not counted again."""
         with suppress(Exception):  # no key
             self._known[answer.guard, answer.guard._runtime.keys.key(answer.value)] = answer
 

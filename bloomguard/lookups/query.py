@@ -113,7 +113,7 @@ class RowLookup:
         """
         if query.low_mark or query.high_mark == 0 or query.select_related or len(query.alias_map) != 1:
             return False
-        if _table(query.model) is not _table(self.guard.model):
+        if concrete(query.model) is not concrete(self.guard.model):
             return False
         meta = query.get_meta()
         order = query.order_by or (meta.ordering if query.default_ordering else None) or ()
@@ -193,13 +193,14 @@ def _conditions(where: WhereNode) -> Sequence[Any]:
     return found
 
 
-def _table(model: Any) -> Any:
+def concrete(model: Any) -> Any:
+    """Return the model with the table of ``model``: of a proxy, the model that it stands for."""
     return model._meta.concrete_model or model
 
 
 def _links_to(field: Any, model: type[Model]) -> Iterator[Any]:
     """Yield the parent links of ``model`` and its parents that have the same value as ``field``."""
-    for child in (model._meta.concrete_model or model, *model._meta.all_parents):
+    for child in (concrete(model), *model._meta.all_parents):
         for link in child._meta.parents.values():
             target: Any = link
             while target is not None and target.remote_field is not None and target.remote_field.parent_link:

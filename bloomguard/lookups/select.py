@@ -29,13 +29,13 @@ from ..guards.counters import FALSE_POSITIVE
 from ..guards.misses import remember_missing
 from ..guards.scopes import DATABASE
 from ..log_once import LogOnce
-from ..state.connection import has_own_transaction, is_aborted
+from ..state.connection import fetch_uncounted, has_begun, has_own_transaction, is_aborted
 from ..verdicts import OUT_OF_RANGE, REMEMBERED, SHADOW, Verdict
 from ..writes import adding, fencing
 from ..writes.rows import running
 from . import shadow
 from .context import Answer, LookupContext, contexts, unguarded
-from .query import EXACT, NO_KEY, RowLookup, is_plain
+from .query import EXACT, NO_KEY, RowLookup, concrete, is_plain
 
 Execute = Callable[..., Any]
 
@@ -84,8 +84,7 @@ def _is_asked(guard: Guard, model: type[Model]) -> bool:
             return False  # the query compares other values than the rows hold: see check W002
     except ConfigurationError:  # a system check reports it
         return False
-    owner = guard.model._meta.concrete_model or guard.model
-    return issubclass(model._meta.concrete_model or model, owner)
+    return issubclass(concrete(model), concrete(guard.model))
 
 
 def _selecting(execute: Execute) -> Execute:
@@ -246,8 +245,7 @@ def _is_proof(compiler: Any, lookup: RowLookup) -> bool:
         is_plain(compiler.query)  # the hot path of `_ask` has not looked
         and lookup.is_pure(compiler.query)
         and (compiler.using == lookup.guard._meta.database or lookup.guard.scope == DATABASE)
-        and not connection.in_atomic_block
-        and not has_own_transaction(connection)
+        and not has_begun(connection)
         and not _has_row_security(connection, lookup.guard.model._meta.db_table)
     )
 
@@ -265,9 +263,8 @@ def _has_row_security(connection: Any, table: str) -> bool:
     found, until = _row_security.get(place, (True, 0.0))
     if until <= now:
         name = connection.ops.quote_name(table)
-        # Not by Django's cursor, which would count and log it as a query of the project.
-        with connection.wrap_database_errors, connection.connection.cursor() as cursor:
-            cursor.execute("SELECT relrowsecurity FROM pg_class WHERE oid = %s::regclass", [name])
-            found = bool(cursor.fetchone()[0])
+        with connection.wrap_database_errors:
+            sql = "SELECT relrowsecurity FROM pg_class WHERE oid = %s::regclass"
+            found = bool(fetch_uncounted(connection, sql, [name])[0][0])
         _row_security[place] = found, now + _ROW_SECURITY_SECONDS
     return found

@@ -7,6 +7,7 @@ import sys
 from argparse import ArgumentTypeError
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import asdict
 from typing import Any
 
 from tqdm import tqdm
@@ -32,6 +33,12 @@ def chosen(names: Sequence[str], purpose: str) -> list[Guard]:
     if not guards:
         raise ConfigurationError(f"there is no guard to {purpose}: register one in an app's guards.py")
     return guards
+
+
+def named(figures: Any) -> dict[str, Any]:
+    """Return the fields of a dataclass about one guard for ``--json``, with ``name`` in place of ``guard``."""
+    found = asdict(figures)
+    return {"name": found.pop("guard"), **found}
 
 
 class ProgressBar:

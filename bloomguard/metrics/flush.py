@@ -37,7 +37,7 @@ _COLUMN = {name: column for column, name in enumerate(NAMES)}
 #: (guard, name) -> count since the last flush.
 News = Mapping[tuple[str, str], int]
 #: One row of a guard's counts: (step in seconds, number of steps since 1970).
-Row = tuple[int, int]
+CountRow = tuple[int, int]
 
 
 class Flusher:
@@ -57,7 +57,7 @@ class Flusher:
         self._started = threading.Lock()  # acquired once, to start the thread
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None
-        self._waiting: dict[str, dict[Row, Counter[int]]] = {}
+        self._waiting: dict[str, dict[CountRow, Counter[int]]] = {}
         self._flushed: dict[tuple[str, str], int] = {}
 
     def start(self) -> None:
@@ -115,13 +115,13 @@ class Flusher:
 
     def _write(self) -> None:
         silent: set[str] = set()
-        for guard, rows in list(self._waiting.items()):
-            alias = next((known.store for known in registry if known.name == guard), None)
-            if alias is None:
-                del self._waiting[guard]
-            elif alias not in silent:
+        for name, rows in list(self._waiting.items()):
+            guard = registry.get(name)
+            if guard is None:
+                del self._waiting[name]
+            elif (alias := guard.store) not in silent:
                 try:
-                    self._write_guard(guard, rows, stores[alias])
+                    self._write_guard(name, rows, stores[alias])
                 except BloomGuardError as error:
                     silent.add(alias)
                     logger.debug("bloomguard keeps its counts until the store %r can be written: %s", alias, error)
@@ -129,8 +129,8 @@ class Flusher:
                 del rows[row]
 
     @staticmethod
-    def _write_guard(guard: str, rows: dict[Row, Counter[int]], store: Store) -> None:
-        pages: dict[Page, list[Row]] = {}
+    def _write_guard(guard: str, rows: dict[CountRow, Counter[int]], store: Store) -> None:
+        pages: dict[Page, list[CountRow]] = {}
         for step, number in rows:
             pages.setdefault(Page(guard, step, number // ROWS), []).append((step, number))
         for page, some in pages.items():

@@ -26,13 +26,14 @@ from ..models import GuardState
 from ..state.row import ARMED, FENCED, State
 from ..stores import Generation, Store, stores
 from . import standby
+from .plan import open_active
 from .rebuild import Rebuild
 
 if TYPE_CHECKING:
     from ..filters.codec import Frame
 
 
-class Copy(Rebuild):
+class FilterCopy(Rebuild):
     """A rebuild whose source is the filter in the store ``origin``, an alias of ``BLOOMGUARD["STORES"]``.
 
     The target is the guard's own store, as in every rebuild; ``options`` are those of :class:`Rebuild`.
@@ -59,19 +60,11 @@ class Copy(Rebuild):
                 f"{name}: its filter may lack rows ({row.reason}), and a copy would too; run rebuild_filter without "
                 "--from-store"
             )
-        if not state.is_ours:
-            raise RebuildError(
-                f"{name}: its filter was built from another database, or from this one before it was restored; run "
-                "rebuild_filter without --from-store"
-            )
-        if self.origin.identity != state.identity:
-            raise RebuildError(
-                f"{name}: its filter is not in the store {alias!r}, or was built before that store was restarted; name "
-                "the store that has it, or run rebuild_filter without --from-store"
-            )
         self._from = state
-        find_key_hash = self.guard._runtime.active_filter.find_key_hash
-        self._original = self.origin.open(name, state.active, find_key_hash, state.identity)
+        try:
+            self._original = open_active(self.guard, state, store=self.origin)
+        except StoreError as error:
+            raise RebuildError(f"{name}: cannot copy its filter from the store {alias!r}: {error}") from error
         return KeysSummary(count=row.rows)
 
     def _layout(self, summary: KeysSummary, tag: int) -> Layout:

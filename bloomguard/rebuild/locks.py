@@ -19,7 +19,7 @@ from django.utils import timezone
 
 from ..exceptions import BuilderBusy, RebuildError
 from ..models import GuardState
-from ..state.connection import has_own_transaction
+from ..state.connection import has_begun
 from ..state.row import State
 from ..state.table import StateTable
 
@@ -88,7 +88,7 @@ def wait_for_writers(using: str, tables: Collection[str], sleep: Callable[[float
     elif connection.vendor == "sqlite":
         _take_sqlite_lock(using)
     elif connection.vendor == "mysql":
-        if connection.in_atomic_block or has_own_transaction(connection):
+        if has_begun(connection):
             raise transaction.TransactionManagementError("LOCK TABLES inside a transaction would commit it")
         for table in sorted(tables):  # not all at once: whoever holds one lock while waiting for others may deadlock
             _wait_for_mysql_writers(using, table, sleep)
@@ -114,8 +114,8 @@ def _postgresql_writers(using: str, tables: Collection[str]) -> set[str]:
 def _wait_for_mysql_writers(using: str, table: str, sleep: Callable[[float], None]) -> None:
     """Take a lock that excludes all writers of ``table``, and release it.
 
-    A READ lock holds up nobody while it waits, but as long as writers overlap it never comes. All others wait behind a
-    WRITE lock, which also waits for readers: so it is tried for a second only, now and then.
+    A waiting READ lock delays nobody, but is never granted while writers overlap. A waiting WRITE lock is granted
+    before later statements, but delays all of these, and waits for readers too: it is tried for one second each time.
     """
     connection, waited = connections[using], 0.0
     variables = ("autocommit", "innodb_lock_wait_timeout", "lock_wait_timeout")

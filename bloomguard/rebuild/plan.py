@@ -15,8 +15,9 @@ from ..filters.kinds import Choice, KeysSummary, choose
 from ..filters.layout import Layout
 from ..guards import Guard
 from ..models import GuardState
+from ..state.locate import describe_location
 from ..state.row import ARMED, BY_HAND, FENCED, State
-from ..stores import Generation
+from ..stores import Generation, Store
 from .scopes import Sources
 
 #: Capacity of a new filter as a multiple of today's rows, unless the guard declares one.
@@ -207,16 +208,18 @@ def held_by_hand(row: GuardState | None) -> str:
     return row.reason if row is not None and is_held else ""
 
 
-def open_active(guard: Guard, state: State) -> Generation:
-    """Return the active generation; raises :class:`StoreError` or :class:`FilterError` if it cannot be used."""
-    store = guard._runtime.active_filter.store
-    if not state.active:
+def open_active(guard: Guard, state: State, *, name: str = "", store: Store | None = None) -> Generation:
+    """Open the active generation of ``state``, or the one called ``name``, in the guard's own store or in ``store``.
+
+    Raises :class:`StoreError` or :class:`FilterError` if it cannot be used.
+    """
+    active = guard._runtime.active_filter
+    name, store = name or state.active, store or active.store
+    if not name:
         raise StoreError("there is no filter yet")
-    if not state.is_ours:
-        raise StoreError("its filter was built from another database, or from this one before it was restored")
-    if state.identity != store.identity:
-        raise StoreError("its filter is in another store, or was built before this store was restarted")
-    return store.open(guard.name, state.active, guard._runtime.active_filter.find_key_hash, state.identity)
+    if not state.is_ours or state.identity != store.identity:
+        raise StoreError(describe_location(state, store))
+    return store.open(guard.name, name, active.find_key_hash, state.identity)
 
 
 def _stale(keys: int, rows: int) -> float:

@@ -28,7 +28,7 @@ from ..filters.kinds import KeysSummary
 from ..filters.layout import Layout
 from ..guards import Guard
 from ..signals import generation_published, send
-from ..state.connection import has_own_transaction
+from ..state.connection import has_begun
 from ..state.row import ARMED, FENCED, State
 from ..state.table import EXPIRY_SECONDS
 from ..stores import Generation
@@ -48,7 +48,7 @@ class Rebuild:
     """One rebuild of one guard. ``progress(rows done, rows in all)`` is called after every page.
 
     For a roll-back, the previous generation is kept, and written to, for at least ``keep_standby`` seconds.
-    ``unless_held``: refuse if somebody has fenced the guard by hand, maybe since the decision to rebuild it.
+    ``unless_held``: refuse if a user has fenced the guard by hand, maybe since the decision to rebuild it.
     ``probes`` keys measure the error rate. :func:`run_all` calls :meth:`refuse` to :meth:`retire`, in their order.
     """
 
@@ -291,7 +291,7 @@ class Rebuild:
         for alias in self.sources.aliases:
             connection = connections[alias]
             connection.ensure_connection()
-            if connection.in_atomic_block or has_own_transaction(connection):
+            if has_begun(connection):
                 raise RebuildError("a rebuild inside a transaction would not see what others commit; call it outside")
 
     def _fill(self, generation: Generation, expected: int) -> int:

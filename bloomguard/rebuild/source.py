@@ -24,7 +24,7 @@ from django.db.models import F, Max, Min
 from ..exceptions import RebuildError
 from ..filters.kinds import KeysSummary
 from ..guards import Guard
-from ..guards.keys import OutOfRange, Uncertain, Unkeyable, converts_itself, kind_of, value_field
+from ..guards.keys import OutOfRange, Uncertain, Unkeyable, converts_itself, kind_of, unwrapped, value_field
 from ..stores import Generation
 from .scans import SCANS, Scan
 
@@ -91,12 +91,12 @@ class Source:
         return nullcontext()
 
     def marks(self) -> list[bytes]:
-        """Return the keys that tell that a filter was built from this source: none without scopes."""
+        """Return the keys that mark a filter as built from this source; empty without scopes."""
         return []
 
     def value(self, values: Sequence[Any]) -> Any:
         """Return the value that a row with these ``values`` of :attr:`GuardMeta.attnames` is looked up by."""
-        return values[0] if len(values) == 1 else values
+        return unwrapped(values)
 
     def key(self, values: Sequence[Any]) -> bytes | None:
         """Return the key of a row with these ``values``, ``None`` if no request can ask for it.

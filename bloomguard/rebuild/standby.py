@@ -25,6 +25,7 @@ from ..signals import generation_published, send
 from ..state.row import ARMED, State
 from ..state.table import EXPIRY_SECONDS
 from ..stores import Store
+from .plan import open_active
 from .scopes import Sources
 
 logger = logging.getLogger("bloomguard")
@@ -112,7 +113,7 @@ def roll_back(guard: Guard) -> State:
     Until then writers add to the replaced generation too, then it is dropped. A rebuild that runs now will fail to
     publish. Raises :class:`RebuildError` with the reason if no generation was kept.
     """
-    table, store = guard._runtime.active_filter.table, guard._runtime.active_filter.store
+    table = guard._runtime.active_filter.table
     seen = table.current(guard.name)
     if not seen.kept or seen.status != ARMED:
         raise RebuildError(
@@ -120,9 +121,7 @@ def roll_back(guard: Guard) -> State:
             "--keep-standby 1h), its time is over, or an add did not reach it. Run rebuild_filter"
         )
     try:
-        if seen.identity != store.identity or not seen.is_ours:
-            raise StoreError("its store, or the database, was replaced since")
-        kept = store.open(guard.name, seen.kept, guard._runtime.active_filter.find_key_hash, seen.identity)
+        kept = open_active(guard, seen, name=seen.kept)
         for _ in kept.filters():  # reads and checks all of it
             pass
         if guard.scope == DATABASE and (unread := Sources(guard).split(kept)[1]):

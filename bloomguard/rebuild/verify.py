@@ -30,6 +30,7 @@ from ..signals import false_negative_found, send
 from ..state.table import LEASE_SECONDS
 from ..stores import Generation
 from ..verdicts import ABSENT
+from .plan import open_active
 from .scopes import Sources
 from .source import KeyPage, Source
 
@@ -150,7 +151,7 @@ class Verification:
                 f"{self.guard.name}: its filter was built from {state.source!r} (database/schema), but rows would be "
                 f"read from {place or 'an unknown schema'!r}; check DATABASE_ROUTERS and search_path of this process"
             )
-        return live.store.open(self.guard.name, state.active, live.find_key_hash, state.identity)
+        return open_active(self.guard, state)
 
     def _scan(self, source: Source, generation: Generation, total: int, rows: int, missing: int) -> tuple[int, int]:
         """Return the number of rows read and of rows missing, added to those of the sources before.

@@ -20,7 +20,7 @@ from django.views.generic.edit import BaseCreateView
 
 from ..exceptions import ConfigurationError
 from ..guards import Guard, registry
-from ..lookups.query import RowLookup, is_plain
+from ..lookups.query import RowLookup, concrete, is_plain
 from .openness import layers, why_class_is_closed
 from .patterns import Pattern
 
@@ -96,7 +96,7 @@ def views_by_model(patterns: Iterable[Pattern]) -> dict[type[Model], list[Patter
             logger.debug("bloomguard does not guard %s: reading its view raises %r", pattern.text, error)
             continue
         if shown is not None:
-            for model in _table(shown.model).__mro__:
+            for model in concrete(shown.model).__mro__:
                 if issubclass(model, Model):
                     found.setdefault(model, []).append(pattern)
     return found
@@ -109,7 +109,7 @@ def find_kwargs(guard: Guard, pattern: Pattern) -> tuple[str, ...]:
         raise NotFound("its view is not a generic view of one object")
     if not issubclass(shown.cls, SingleObjectMixin):
         raise NotFound("REST framework renders its own 404")
-    if not issubclass(_table(shown.model), _table(guard.model)):
+    if not issubclass(concrete(shown.model), concrete(guard.model)):
         raise NotFound(f"its view shows one {shown.model._meta.label}")
     if closed := why_class_is_closed(shown.cls):
         raise NotFound(closed)
@@ -151,7 +151,3 @@ def reason_against(pattern: Pattern) -> str:
             return f'the guard {guard.name!r} would answer for it with routes = "auto"'
     kept = [reason for reason in dict.fromkeys(reasons) if not reason.startswith("its view shows one")]
     return "; ".join(kept) or (f"{reasons[0]}, which no guard protects" if reasons else "there are no guards")
-
-
-def _table(model: type[Model]) -> type[Model]:
-    return model._meta.concrete_model or model

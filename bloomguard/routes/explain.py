@@ -18,15 +18,15 @@ from .. import conf
 from ..exceptions import BloomGuardError, ConfigurationError
 from ..filters import FilterError
 from ..guards import Guard, registry
-from ..guards.keys import NoScope, OutOfRange, Uncertain, Unkeyable
+from ..guards.keys import NoScope, Uncertain, unwrapped
+from ..guards.runtime import decision_for
 from ..rebuild.plan import open_active
 from ..state.table import LEASE_SECONDS, StateTable
-from ..verdicts import AMBIGUOUS, DISABLED, ERROR, OUT_OF_RANGE, SHADOW, UNKEYABLE, Decision, Verdict
+from ..verdicts import DISABLED, ERROR, SHADOW, Decision, Verdict
 from ..writes.fencing import table_of
-from .kwargs import kwargs_for, kwargs_of_arg
 from .listing import DOOR, NOWHERE, Row, rows_of_pattern, takes_id
 from .patterns import Pattern
-from .table import NO_ID, RouteTable, table_for
+from .table import NO_ID, RouteTable, kwargs_for, kwargs_of_arg, table_for
 
 #: The reason of each decision: what it means and how to fix it.
 MEANING = {
@@ -170,20 +170,17 @@ def _decide(guard: Guard, value: Any) -> tuple[Decision, str]:
     """Return the decision of :meth:`GuardRuntime.decide` and its error, without metrics and without a spot check."""
     if not conf.settings.is_enabled:
         return DISABLED, ""
+    fault = ""
     try:
         decision = guard._runtime.ask(guard._meta.keys.key(value))
-    except Unkeyable:
-        decision = UNKEYABLE
-    except Uncertain as error:
-        return UNKEYABLE, str(error)
-    except NoScope as error:
-        return AMBIGUOUS, str(error)
-    except OutOfRange:
-        decision = OUT_OF_RANGE
     except Exception as error:
-        return ERROR, f"{type(error).__name__}: {error}"
+        decision = decision_for(error)
+        if isinstance(error, (NoScope, Uncertain)):
+            fault = str(error)
+        elif decision is ERROR:
+            fault = f"{type(error).__name__}: {error}"
     is_shadow = guard._runtime.is_shadow and decision.verdict is Verdict.ABSENT
-    return SHADOW if is_shadow else decision, ""
+    return SHADOW if is_shadow else decision, fault
 
 
 def _value(row: Row, table: RouteTable, pattern: Pattern, match: ResolverMatch) -> Any:
@@ -198,10 +195,9 @@ def _value(row: Row, table: RouteTable, pattern: Pattern, match: ResolverMatch) 
             names = kwargs_for(guard, pattern.view_name, pattern.captured)
         else:
             names = kwargs_of_arg(guard, arg)
-        values = [match.kwargs[name] for name in names]
+        return unwrapped(tuple(match.kwargs[name] for name in names))
     except (ConfigurationError, KeyError):
         return NO_ID
-    return values[0] if len(values) == 1 else tuple(values)
 
 
 def _outcome(row: Row, table: RouteTable, pattern: Pattern, method: str, verdict: Verdict) -> str:

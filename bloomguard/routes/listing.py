@@ -8,12 +8,11 @@ from typing import Any
 
 from ..exceptions import ConfigurationError
 from ..guards import Guard, registry
-from ..lookups.query import RowLookup
+from ..lookups.query import RowLookup, concrete
 from .discovery import column_of, detail, reason_against
-from .kwargs import kwargs_for
 from .openness import layers
 from .patterns import Pattern
-from .table import GuardedRoute, RouteTable
+from .table import GuardedRoute, RouteTable, kwargs_for
 
 #: The place where a guard answers; the door answers only if the project calls ``shield()``.
 DOOR, ROUTE, LOOKUP, NOWHERE = "door", "route", "lookup", ""
@@ -83,7 +82,7 @@ def _of_lookups(pattern: Pattern, *, is_known: bool) -> Iterator[tuple[Guard, st
             except ConfigurationError:
                 continue
             yield guard, f"if its view looks up one {guard.model._meta.label} by {_fields(guard)}"
-        elif shown is not None and issubclass(shown.model, guard.model._meta.concrete_model or guard.model):
+        elif shown is not None and issubclass(shown.model, concrete(guard.model)):
             lookup: Any = RowLookup(guard, shown.model)
             if len(guard._meta.fields) == 1 and any(
                 lookup.compares(column_of(shown.model, name)) for name in shown.looked_up

@@ -143,15 +143,20 @@ def layers(view: Callable[..., Any]) -> Iterator[Callable[..., Any]]:
             return  # `as_view` copies the attributes of a decorated `dispatch`
 
 
-@cache
-def _harmless_code() -> frozenset[types.CodeType]:
-    """Code objects of the wrappers of Django's harmless decorators: ``wraps`` hides their names, but not their code."""
+def _wrapper_code(*decorators: Any) -> frozenset[types.CodeType]:
+    """Return the code objects of the decorators' wrappers: ``wraps`` hides their names, but not their code."""
 
     def view(request: Any) -> Any: ...
 
     async def aview(request: Any) -> Any: ...
 
-    decorators: tuple[Any, ...] = (
+    return frozenset(decorator(each).__code__ for decorator in decorators for each in (view, aview))
+
+
+@cache
+def _harmless_code() -> frozenset[types.CodeType]:
+    """Code objects of the wrappers of Django's harmless decorators."""
+    return _wrapper_code(
         caching.cache_control(private=True),
         caching.never_cache,
         vary.vary_on_headers("Accept"),
@@ -163,18 +168,12 @@ def _harmless_code() -> frozenset[types.CodeType]:
         debug.sensitive_post_parameters(),
         http.require_http_methods(["GET"]),
     )
-    return frozenset(decorator(each).__code__ for decorator in decorators for each in (view, aview))
 
 
 @cache
 def _middleware_code() -> frozenset[types.CodeType]:
     """Code objects of the wrappers of the decorators that Django makes from middleware."""
-
-    def view(request: Any) -> Any: ...
-
-    async def aview(request: Any) -> Any: ...
-
-    return frozenset(csrf.csrf_protect(each).__code__ for each in (view, aview))
+    return _wrapper_code(csrf.csrf_protect)
 
 
 def _is_harmless(layer: Any) -> bool:
@@ -204,13 +203,20 @@ def _a(name: str) -> str:
     return f"an {name}" if name[:1].lower() in "aeiou" else f"a {name}"
 
 
-def _why_middleware_closes(view: Any) -> str:
-    """Return which middleware may demand a login, or may answer an ``Http404`` of the view; empty if none does."""
+def middleware_classes() -> list[Any]:
+    """Return the classes in ``MIDDLEWARE``, with ``None`` for those that cannot be imported: Django reports them."""
+    found: list[Any] = []
     for path in settings.MIDDLEWARE:
         try:
-            middleware = import_string(path)
-        except ImportError:  # Django reports it
-            continue
+            found.append(import_string(path))
+        except ImportError:
+            found.append(None)
+    return found
+
+
+def _why_middleware_closes(view: Any) -> str:
+    """Return which middleware may demand a login, or may answer an ``Http404`` of the view; empty if none does."""
+    for path, middleware in zip(settings.MIDDLEWARE, middleware_classes()):
         names = [f"{base.__module__}.{base.__name__}" for base in getattr(middleware, "__mro__", ())]
         if _LOGIN_REQUIRED in names and getattr(view, "login_required", True):
             return "LoginRequiredMiddleware demands a login"

@@ -20,6 +20,7 @@ from django.db.models import Model, UniqueConstraint
 from ..exceptions import ConfigurationError
 from ..guards import AUTO, Guard, registry
 from ..guards.keys import kind_of, value_field
+from ..lookups.query import concrete
 from ..rebuild.plan import layout_of
 from ..rebuild.refusals import database_refusals, declaration_refusals
 from ..rebuild.source import Source
@@ -115,7 +116,7 @@ def _looked_up(pattern: Pattern) -> Iterator[tuple[type[Model], tuple[str, ...]]
     if shown is None:
         yield from _named_in_code(pattern)
         return
-    model = shown.model._meta.concrete_model or shown.model
+    model = concrete(shown.model)
     for name in shown.looked_up:
         if column_of(model, name) is not None:
             yield model, ("pk" if column_of(model, name) is model._meta.pk else name,)
@@ -145,7 +146,7 @@ def _models_of(function: Any) -> Iterator[type[Model]]:
         for name in code.co_names:
             model = function.__globals__.get(name)
             if isinstance(model, type) and issubclass(model, Model) and not model._meta.abstract:
-                yield model._meta.concrete_model or model
+                yield concrete(model)
 
 
 def _by_kwargs(model: type[Model], captured: Iterable[str], *, is_meant: bool) -> tuple[str, ...]:

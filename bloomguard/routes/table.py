@@ -1,15 +1,16 @@
-"""Map the views of a URLconf to the guards that answer for them, and build the site's 404 response."""
+"""Map the views of a URLconf to the guards that answer for them, and captured kwargs to IDs; build the site's 404."""
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 from django.conf import settings
+from django.db import models
 from django.http import Http404, HttpRequest, HttpResponseBase
 from django.urls import get_resolver, get_urlconf
 from django.utils.translation import gettext
@@ -18,8 +19,8 @@ from django.views.debug import technical_404_response
 from ..exceptions import ConfigurationError
 from ..guards import AUTO, Guard, registry
 from ..log_once import LogOnce
+from ..lookups.query import concrete
 from .discovery import Detail, NotFound, detail, find_kwargs, views_by_model
-from .kwargs import kwargs_for
 from .openness import allowed_methods, why_closed
 from .patterns import Pattern, PatternIndex, patterns, root_urlconf
 
@@ -97,8 +98,6 @@ def guarded_routes(guard: Guard, urlconf: Any = None) -> list[GuardedRoute]:
     def missing(name: str, error: ConfigurationError) -> None:
         raise error
 
-    if isinstance(guard.routes, str) and guard.routes != AUTO:
-        raise ConfigurationError(f"routes is the string {guard.routes!r}; set a list of names or {AUTO!r}")
     index = PatternIndex(patterns(urlconf))
     return _routes_of(guard, index, views_by_model(index.patterns) if guard.routes == AUTO else {}, missing)
 
@@ -108,8 +107,8 @@ def _routes_of(
 ) -> list[GuardedRoute]:
     """Return the routes of ``guard``; ``views`` is read only for :data:`AUTO`."""
     if guard.routes == AUTO:
-        table = guard.model._meta.concrete_model or guard.model
-        return [route for pattern in views.get(table, ()) for route in _found(guard, pattern, known)]
+        patterns_of_model = views.get(concrete(guard.model), ())
+        return [route for pattern in patterns_of_model for route in _found(guard, pattern, known)]
     routes = []
     for name in guard.routes:
         try:
@@ -175,6 +174,46 @@ def _why_not_at_door(
         if not each.is_of_django:
             return f"{each.text} is not of Django's own pattern classes"
     return ""
+
+
+def kwargs_for(guard: Guard, route: str, captured: Iterable[str]) -> tuple[str, ...]:
+    """Return the names of the ``captured`` kwargs with the lookup's values, in the order of the lookup's fields.
+
+    Raises :class:`ConfigurationError` if a field has no such kwarg.
+    """
+    captured = list(captured)
+    named = guard.routes.get(route, {}) if isinstance(guard.routes, Mapping) else {}
+    if isinstance(named, str):
+        named = {guard._meta.fields[0].name: named}
+    chosen = []
+    for field in guard._meta.fields:
+        wanted = [named[field.name]] if field.name in named else _usual_kwargs(guard, field)
+        kwarg = next((name for name in wanted if name in captured), None)
+        if kwarg is None:
+            raise ConfigurationError(
+                f"route {route!r} captures {', '.join(captured) or 'nothing'}; expected {' or '.join(wanted)}"
+            )
+        chosen.append(kwarg)
+    return tuple(chosen)
+
+
+def kwargs_of_arg(guard: Guard, arg: str | Mapping[str, str]) -> tuple[str, ...]:
+    """Return the view's arguments that ``@guarded(arg=...)`` names, in the order of the lookup's fields.
+
+    Raises :class:`ConfigurationError` if a field has none.
+    """
+    named = {guard._meta.fields[0].name: arg} if isinstance(arg, str) else arg
+    if missing := [field.name for field in guard._meta.fields if field.name not in named]:
+        raise ConfigurationError(f"@guarded({guard.name!r}): arg is {arg!r}; add the arguments for {missing}")
+    return tuple(named[field.name] for field in guard._meta.fields)
+
+
+def _usual_kwargs(guard: Guard, field: models.Field[Any, Any]) -> list[str]:
+    names = [field.name, field.attname]
+    if len(guard._meta.fields) == 1 and (field.primary_key or field is guard.model._meta.pk):
+        model_name = guard.model._meta.model_name
+        names = ["pk", *names, f"{model_name}_pk", f"{model_name}_id"]
+    return list(dict.fromkeys(names))
 
 
 def not_found(request: HttpRequest, route: GuardedRoute) -> HttpResponseBase | None:

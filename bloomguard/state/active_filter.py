@@ -264,7 +264,7 @@ class ActiveFilter(Awaited):
             logger.warning("bloomguard: guard %s passes every request; rebuild_filter repairs it: %s", self.name, error)
 
     def _generation(self, state: State, name: str) -> Generation | None:
-        """Return the generation, opened; ``None`` if it is not to be used, for a reason that others log."""
+        """Return the generation, opened; ``None`` if it must not be used: the caller logs why."""
         if not state.is_ours:
             return None
         if self._change != state.change:
@@ -377,8 +377,8 @@ class ActiveFilter(Awaited):
     def discard(self, keys: Iterable[bytes], name: str) -> None:
         """Remove the keys of deleted rows from the generation ``name``, once each, if it is still the active one.
 
-        Each key had a row when ``name`` was active, so it was added there; the scan of a generation that is being built
-        may have missed the row. Never raises or retries: a key too many is a false positive, one too few a false 404.
+        Each key had a row while ``name`` was active, so it was added there; the scan of a generation being built may
+        have missed the row. Never raises or retries: a key kept is a false positive, one removed twice a false 404.
         """
         try:
             state = self.table.answered_by(name, self.name)

@@ -17,7 +17,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from typing import Any
 
 from django.db import DatabaseError, InterfaceError, OperationalError, connections, router
@@ -37,9 +37,24 @@ _FUNCTION_REFUSED = {"42501", "42883", "0A000", "55000"}
 _IS_DURABLE = "current_setting('synchronous_commit') <> 'off' AND current_setting('fsync') = 'on'"
 
 
+def fetch_uncounted(connection: Any, sql: str, *parameters: Sequence[Any]) -> Sequence[Any]:
+    """Execute ``sql`` and return its rows by the driver's cursor. Raises the driver's exceptions.
+
+    Django's cursor would count and log it as a query of the project.
+    """
+    with closing(connection.connection.cursor()) as cursor:
+        cursor.execute(sql, *parameters)
+        return cursor.fetchall() if cursor.description else ()
+
+
 def is_locked(error: Exception) -> bool:
     """Return whether SQLite timed out waiting for a writer; an immediate retry would wait as long again."""
     return "locked" in str(error)
+
+
+def has_begun(connection: Any) -> bool:
+    """Return whether a transaction is open, begun by Django or by hand."""
+    return connection.in_atomic_block or has_own_transaction(connection)
 
 
 def has_own_transaction(connection: Any) -> bool:
@@ -62,8 +77,7 @@ def mariadb_has_transaction(connection: Any) -> bool | None:
     if not connection.mysql_is_mariadb or not hasattr(raw, "store_result"):
         return None
     try:
-        # Not by Django's cursor, which would count and log it as a query of the project.
-        raw.query("SELECT @@in_transaction")
+        raw.query("SELECT @@in_transaction")  # a quicker :func:`fetch_uncounted`
         return bool(raw.store_result().fetch_row()[0][0])
     except connection.Database.Error:
         return None
@@ -82,10 +96,7 @@ def is_durable(connection: Any) -> bool:
     if connection.vendor != "postgresql":
         return False
     try:
-        # Not by Django's cursor, which would count and log it as a query of the project.
-        with connection.connection.cursor() as cursor:
-            cursor.execute(f"SELECT {_IS_DURABLE}")
-            return bool(cursor.fetchone()[0])
+        return bool(fetch_uncounted(connection, f"SELECT {_IS_DURABLE}")[0][0])
     except connection.Database.Error:
         return False
 

@@ -9,7 +9,7 @@ from typing import Any
 from ..models import GuardState
 
 ARMED, FENCED = GuardState.Status.ARMED.value, GuardState.Status.FENCED.value
-#: So begins the reason of a fence if somebody set it, in the admin or by a command.
+#: The reason of a fence begins with this if a user has set it, in the admin or by a command.
 BY_HAND = "fenced by "
 
 _READ_ALONG = {"read_along": True}

@@ -22,7 +22,7 @@ from django.utils import timezone
 from ..forks import own_lock
 from ..models import GuardState
 from ..signals import guard_fenced, send
-from .connection import StateConnection, is_locked
+from .connection import StateConnection, fetch_uncounted, is_locked
 from .row import COLUMNS, FENCED, Rows, State
 
 logger = logging.getLogger("bloomguard")
@@ -170,7 +170,7 @@ class StateTable:
 
     def _keep(self, copy: Copy) -> None:
         self.copy = copy
-        if self.overdue:  # in this order: another thread adds to it, and then drops the copy
+        if self.overdue:  # read after the assignment: `fence_soon`, in another thread, adds to it, then drops the copy
             self.copy = Copy(*_NEVER)
 
     def current(self, name: str) -> State:
@@ -181,10 +181,10 @@ class StateTable:
         return rows.get(name) or State(name, here=self._here)
 
     def _with_vanished(self, rows: Rows) -> Rows:
-        """Return ``rows``, and those that this process has read before and that are gone, as fenced ones.
+        """Return ``rows``, and a fenced row for each one that this process has read before and that was deleted since.
 
-        Whoever deletes them by SQL, as ``manage.py flush`` does, tells nobody: others answer by them for a lease. So a
-        writer waits as for a fence, for two leases, although there is nothing to add to any more.
+        A deletion by SQL, as by ``manage.py flush``, is no fence: other processes may answer by their copy of the row
+        for the length of a lease. So a writer waits for two leases, as after a fence, although it has nothing to add.
         """
         now = self.clock()
         for name, before in self.copy.rows.items():
@@ -202,7 +202,7 @@ class StateTable:
 
     def forget(self) -> None:
         """Drop the copy and the connection, as if the process had just started."""
-        self.copy = Copy(*_NEVER)  # another object: who remembers this one starts anew too
+        self.copy = Copy(*_NEVER)  # a new object: caches that compare the copy by identity are dropped too
         self._vanished = {}
         self.overdue.clear()
         self._failed_at = float("-inf")
@@ -217,8 +217,7 @@ class StateTable:
         connection: Any = connections[using]
         with connection.wrap_database_errors:
             try:
-                # Not by Django's cursor, which would count and log it as a query of the project.
-                found = connection.connection.execute(self.query).fetchall()
+                found = fetch_uncounted(connection, self.query)
             except connection.Database.Error as error:
                 if "no such table" in str(error):
                     return {}  # not migrated yet

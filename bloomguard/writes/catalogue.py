@@ -1,18 +1,21 @@
 """The catalogue of a database: what the database itself does when a table is written.
 
 That is: views, partitions, inheritance, triggers, rules, defaults, functions, and foreign keys with an action. Each
-process reads the catalogue of a database once, by the connection that writes, with a cursor of the driver, so that
-Django does not count or log it as a query of the project. From the effects of a statement it follows all further ones.
+process reads the catalogue of a database once, by the connection that writes. From the effects of a statement it
+follows all further ones.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 from django.apps import apps
 
+from ..state.connection import fetch_uncounted
 from .flows import ROW, Catalogue
 from .sql.effects import ANYTHING, Effect, bare
 from .sql.reader import read, read_body
@@ -34,11 +37,11 @@ def load(connection: Any) -> Catalogue:
     if reader is None:
         _read_models(catalogue)
     elif connection.vendor == "postgresql" and is_under_way(connection):
-        with _savepoint(connection) as execute:
-            reader(catalogue, execute)
+        with _savepoint(connection) as query:
+            reader(catalogue, query)
     else:
         try:
-            reader(catalogue, _executing(connection))
+            reader(catalogue, partial(fetch_uncounted, connection))
         finally:
             if connection.vendor == "postgresql" and is_under_way(connection):
                 connection.connection.rollback()  # so the project's transaction begins with its own first statement
@@ -50,7 +53,7 @@ def has_temporary_triggers(connection: Any) -> bool:
     if connection.vendor != "sqlite" or connection.connection is None:
         return False
     try:
-        return bool(_executing(connection)("SELECT 1 FROM temp.sqlite_master WHERE type = 'trigger'"))
+        return bool(fetch_uncounted(connection, "SELECT 1 FROM temp.sqlite_master WHERE type = 'trigger'"))
     except connection.Database.Error:
         return True
 
@@ -58,37 +61,18 @@ def has_temporary_triggers(connection: Any) -> bool:
 Query = Callable[[str], Iterable[Any]]
 
 
-def _executing(connection: Any) -> Query:
-    def execute(sql: str) -> Iterable[Any]:
-        cursor = connection.connection.cursor()
-        try:
-            cursor.execute(sql)
-            return cursor.fetchall()  # type: ignore[no-any-return]
-        finally:
-            cursor.close()
-
-    return execute
-
-
-class _savepoint:
+@contextmanager
+def _savepoint(connection: Any) -> Iterator[Query]:
     """A savepoint for the queries: if one fails, the writer's transaction goes on."""
-
-    def __init__(self, connection: Any) -> None:
-        self.connection = connection
-
-    def _run(self, sql: str) -> None:
-        cursor = self.connection.connection.cursor()
-        cursor.execute(sql)
-        cursor.close()
-
-    def __enter__(self) -> Query:
-        self._run("SAVEPOINT bloomguard_catalogue")
-        return _executing(self.connection)
-
-    def __exit__(self, kind: object, *exception: object) -> None:
-        if kind is not None:
-            self._run("ROLLBACK TO SAVEPOINT bloomguard_catalogue")
-        self._run("RELEASE SAVEPOINT bloomguard_catalogue")
+    query = partial(fetch_uncounted, connection)
+    query("SAVEPOINT bloomguard_catalogue")
+    try:
+        yield query
+    except BaseException:
+        query("ROLLBACK TO SAVEPOINT bloomguard_catalogue")
+        raise
+    finally:
+        query("RELEASE SAVEPOINT bloomguard_catalogue")
 
 
 # -- any database

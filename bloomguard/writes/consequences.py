@@ -14,6 +14,7 @@ from django.db import DatabaseError, InterfaceError, connections, router
 
 from ..forks import own_lock
 from ..guards import Guard, registry
+from ..guards.places import name_of_database
 from ..guards.scopes import DATABASE
 from ..state import table as states
 from ..state.schemas import schemas
@@ -106,7 +107,7 @@ class DatabaseCache:
         return self.plans is registry.plans and self.stamp == definitions.stamp and self.copy is copy
 
     def seem_idle(self, connection: Any) -> bool:
-        """:meth:`are_idle`, as far as can be found out before a statement: a writer on SQLite must not read first."""
+        """Return :meth:`are_idle`, in a transaction of SQLite without reading: a writer there must not read first."""
         if connection.vendor == "sqlite" and is_under_way(connection):
             return all(map(fencing.is_idle, self.guards))
         return self.are_idle(connection)
@@ -184,7 +185,7 @@ def affected_guards(effects: Iterable[Effect], connection: Any, own: str = "") -
     causes = [(effect, Cause(effect.name, is_direct=True, is_active=False)) for effect in direct]
     causes += [(effect, Cause(effect.name, is_direct=False, is_active=active)) for effect, active in followed]
     found: dict[Guard, Cause] = {}
-    for effect, cause in sorted(causes, key=lambda each: each[1].is_active):  # the last one counts
+    for effect, cause in sorted(causes, key=lambda each: each[1].is_active):  # a later cause replaces an earlier one
         if effect.verb == "any":
             found.update((guard, cause._replace(table="")) for guard in cache.guards if _is_in(guard, connection))
         for table, guard in cache.tables.get(effect.name, ()):
@@ -235,9 +236,8 @@ def _is_in(guard: Guard, connection: Any) -> bool:
     """Whether the guard's rows are in the database of ``connection``, under any alias."""
     if guard.scope == DATABASE:
         return True
-    other = connections[router.db_for_write(guard.model)].settings_dict
-    names = ("ENGINE", "NAME", "HOST", "PORT")
-    return all(other.get(name) == connection.settings_dict.get(name) for name in names)
+    other = connections[router.db_for_write(guard.model)]
+    return name_of_database(other.settings_dict) == name_of_database(connection.settings_dict)
 
 
 def _catalogue(cache: DatabaseCache, connection: Any) -> Catalogue | None:

@@ -15,26 +15,29 @@ other key's row a false 404, while one add too many is a harmless false positive
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import reduce
 from operator import or_
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from django.db import DatabaseError, connections, router, transaction
+from django.db import connections, router, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models import Q, QuerySet
 from django.db.models.constants import OnConflict
 from django.db.models.sql import Query
 
 from ..guards import Guard
-from ..guards.keys import NoScope, OutOfRange, Unkeyable
+from ..guards.keys import NoScope, OutOfRange, Unkeyable, unwrapped
 from ..guards.scopes import DATABASE
 from ..state.connection import has_own_transaction
 from . import fencing
 from .observer import TransactionObserver
 from .tables import TrackedTable
+
+if TYPE_CHECKING:
+    from .rows import WrittenRows
 
 #: Keys are not collected for a statement that changes more rows than this: that would take too much memory and time.
 MOST_ROWS = 100_000
@@ -56,24 +59,10 @@ Before = dict[TrackedTable, Alive]
 def counting(tables: Iterable[TrackedTable], using: str) -> list[TrackedTable]:
     """Return the tables whose guards need to know which rows are gone after the statement.
 
-    None in a transaction that was begun by hand: Django runs no ``on_commit`` hook for it.
+    Empty in a transaction that was begun by hand: Django runs no ``on_commit`` hook for it.
     """
     found = [tracked for tracked in tables if tracked.counted and not fencing.has_nothing_to_add_to(tracked.guard)]
     return [] if found and has_own_transaction(connections[using]) else found
-
-
-def before(counting: Iterable[TrackedTable], using: str, lock: Callable[[TrackedTable], Alive]) -> Before:
-    """Call ``lock`` for each of the tables that :func:`counting` returned."""
-    found: Before = {}
-    for tracked in counting:
-        try:
-            with fencing.writing(tracked.guard, using):
-                found[tracked] = lock(tracked)
-        except DatabaseError:  # it may have ended the writer's transaction
-            raise
-        except Exception:  # the write goes on, and deleted keys stay in the filter
-            found[tracked] = Alive()
-    return found
 
 
 def lock(compiler: Any, tracked: TrackedTable) -> Alive:
@@ -128,26 +117,25 @@ def _lock(compiler: Any, tracked: TrackedTable, chosen: Iterable[Any]) -> Alive:
     return Alive(generation, rows)
 
 
-def finish(
-    tracked: TrackedTable, using: str, before: Alive, link: str, written: Iterable[tuple[Any, ...]]
-) -> list[tuple[Any, ...]]:
-    """After the statement, return the values to add, and issue a pending delete for the keys gone from ``before``.
+def finish(before: Before, tracked: TrackedTable, using: str, written: WrittenRows | None) -> WrittenRows | None:
+    """After the statement, return which of the written rows to add: of a filter that counts its keys, the new ones.
 
-    ``written`` are the current primary keys of the rows that it wrote; ``link`` is the lookup from the guard's rows to
-    them. Both sets of rows are read again, so that a changed primary key is found as well.
+    For such a filter, ``written`` has the current primary keys of the rows. They and those of ``before`` are read
+    again, so that a changed primary key is found as well. The keys that are gone become a pending delete.
     """
-    guard = tracked.guard
-    primary_keys = [value[0] if len(value) == 1 else value for value in written]
+    if written is None or tracked not in before:
+        return written
+    guard, alive = tracked.guard, before[tracked]
     after: dict[Any, tuple[Any, ...]] = {}
-    for path, chosen in (("pk", list(before.rows)), (link, primary_keys)):
+    for path, chosen in (("pk", list(alive.rows)), (written.link, list(map(unwrapped, written.values)))):
         for start in range(0, len(chosen), _AT_ONCE):
             some = chosen[start : start + _AT_ONCE]
             after |= _values(guard, guard._meta.rows().using(using).filter(**{f"{path}__in": some}))
-    was, now = Counter(before.rows.values()), Counter(after.values())
-    gone = _keys(guard, using, (was - now).elements()) if before.generation else []
+    was, now = Counter(alive.rows.values()), Counter(after.values())
+    gone = _keys(guard, using, (was - now).elements()) if alive.generation else []
     if gone:
-        PendingDelete.issue(guard, gone, before.generation, connections[using])
-    return list((now - was).elements())
+        PendingDelete.issue(guard, gone, alive.generation, connections[using])
+    return written._replace(values=list((now - was).elements()), link="", stored=True)
 
 
 def _values(guard: Guard, rows: QuerySet[Any]) -> dict[Any, tuple[Any, ...]]:
@@ -162,7 +150,7 @@ def _keys(guard: Guard, using: str, values: Iterable[tuple[Any, ...]]) -> list[b
         key = guard._meta.key_written(using)
         for value in values:
             with suppress(Unkeyable, OutOfRange):
-                found.append(key(value[0] if len(value) == 1 else value))
+                found.append(key(unwrapped(value)))
     return found
 
 

@@ -1,5 +1,9 @@
 """Fencing: when an add cannot be confirmed, the guard is disabled until its next rebuild.
 
+Of a statement in a transaction, there are three moments. After the statement, :func:`fence` fences now. Before the
+COMMIT, :meth:`HeldFence.hold` fences again, if a build has begun meanwhile. After the COMMIT, :meth:`HeldFence.check`
+fences if the COMMIT took too long, and :meth:`PendingFence.finish` waits for a fence that was committed with the rows.
+
 Every process must know of the fence before the row becomes visible. So the row is committed no earlier than two leases
 after the fence. If the fence cannot be committed before the row, both are committed together, and the COMMIT returns to
 its caller two leases later.
@@ -23,11 +27,10 @@ from ..exceptions import ConfigurationError, StoreError
 from ..guards import Guard
 from ..models import GuardState
 from ..state import table as states
-from ..state.connection import has_own_transaction
+from ..state.connection import has_begun
 from ..state.row import FENCED, Rows, State
 from ..state.table import EXPIRY_SECONDS, LEASE_SECONDS, StateTable
 from .observer import TransactionObserver
-from .transactions import has_begun
 
 #: Half a lease less, as clocks differ in speed.
 IDLE_SECONDS = 1.5 * LEASE_SECONDS
@@ -87,7 +90,10 @@ class HeldFence:
 
 
 def hold(guard: Guard, connection: Any, reason: str) -> None:
-    """Fence ``guard`` again at the COMMIT of the open transaction, if there is one and a filter is built until then."""
+    """Fence ``guard`` again before the COMMIT of the open transaction, if a build has begun by then.
+
+    Only for a transaction that :func:`may_write_later`.
+    """
     if may_write_later(connection):
         TransactionObserver.over(connection).fences.setdefault(guard.name, HeldFence(guard, connection.alias, reason))
 
@@ -120,7 +126,7 @@ def is_idle(guard: Guard, *, may_read: bool = False) -> bool:
 
 
 def has_nothing_to_add_to(guard: Guard) -> bool:
-    """Whether a valid copy of the state row shows no generation to add to: none at all, or fenced ones."""
+    """Whether a valid copy of the state row shows that no generation takes adds: there is none, or all are fenced."""
     state = table_of(guard).lease(guard.name)
     return state is not None and not state.takes_adds
 
@@ -184,16 +190,17 @@ def was_idle(guard: Guard, since: float) -> bool:
 
 @contextmanager
 def catching_up(guards: Collection[Guard], connection: Any, *, committed: bool = False) -> Iterator[None]:
-    """Around the add, or the fence, that follows a statement of idle guards which took too long.
+    """Context manager for the add, or the fence, after a statement of idle guards that took too long.
 
-    If it fails, the statement must not be committed. If it may be already, as under autocommit, nothing can undo it:
-    its guards are fenced now or, if the state rows cannot be reached, when this process reaches them again. Until then
-    others may answer 404 for the rows, whose writer gets the error. ``committed``: whatever Django says, it may be.
+    If the block fails, the statement must not be committed. If it may be committed already, as under autocommit, the
+    guards are fenced now or, if the state rows cannot be reached, as soon as this process reaches them again. Until
+    then other processes may answer 404 for the written rows; the writer gets the error. ``committed``: the statement
+    may be committed, although Django reports an open transaction.
     """
     try:
         yield
     except BaseException as error:
-        if committed or not (connection.in_atomic_block or has_own_transaction(connection)):
+        if committed or not has_begun(connection):
             fence_soon(guards)
             if isinstance(error, StoreError):
                 names = ", ".join(guard.name for guard in guards)
@@ -202,7 +209,7 @@ def catching_up(guards: Collection[Guard], connection: Any, *, committed: bool =
                     "fenced in time; requests for them may be answered 404 until this process reaches the database of "
                     "the state rows. Do not write them again"
                 ) from error
-        elif not isinstance(error, Error):  # what a database error leaves is up to the project, as in Django
+        elif not isinstance(error, Error):  # after a database error the project decides, as in Django
             if connection.in_atomic_block:
                 connection.set_rollback(True)
             else:

@@ -12,16 +12,16 @@ ROW = frozenset({"insert", "update"})
 
 
 class Flow(NamedTuple):
-    """The effect that follows from one of ``verbs`` on a table; an update has to change one of ``columns``, if given.
+    """Each of ``verbs`` on a table has ``effect``; if there are ``columns``, an update has to change one of them.
 
-    If ``effect`` has no verb, the same happens on another table.
+    If ``effect`` has no verb, the same verb is done to its table.
     """
 
     verbs: frozenset[str]
     effect: Effect
     columns: frozenset[str] | None = None
     because: str = ""
-    #: Whether it is a change of its own (trigger, rule, default, action of a foreign key), not a view or partition.
+    #: Whether it writes other rows (trigger, rule, default, foreign key), not the same ones by a view or partition.
     is_active: bool = False
 
 
@@ -37,9 +37,9 @@ class Catalogue:
         self.rewritten: set[tuple[str, str]] = set()
 
     def follow(self, effects: Iterable[Effect]) -> frozenset[tuple[Effect, bool]]:
-        """Return all that the database may do because of ``effects``, each with whether it is a change of its own.
+        """Return all effects that may follow from ``effects``, each with whether it writes other rows than these.
 
-        Such are those of triggers, functions and the like. The others are the same rows, by a view or a partition.
+        Triggers, functions and the like write other rows; views and partitions are other names of the same rows.
         """
         done, left = set[tuple[Effect, bool]](), [(self.widened(effect), False) for effect in effects]
         found = set[tuple[Effect, bool]]()

@@ -10,14 +10,18 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from functools import wraps
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from django.db.backends.base.base import BaseDatabaseWrapper
 
-from ..state.connection import is_aborted, is_durable
-from .transactions import has_begun, is_over
+from ..state.connection import has_begun, is_aborted, is_durable
+from .transactions import is_over
 
-#: The statements that an observer understands. After any other one that may concern savepoints, all is void.
+if TYPE_CHECKING:
+    from .discards import PendingDelete
+    from .fencing import PendingFence
+
+#: The savepoint statements that an observer understands. Any other statement that may be one makes everything void.
 _SAVEPOINT = re.compile(
     r"\s*(?:(?P<made>SAVEPOINT)|(?P<released>RELEASE(?:\s+SAVEPOINT)?)"
     r"|(?P<undone>ROLLBACK(?:\s+(?:WORK|TRANSACTION))?\s+TO(?:\s+SAVEPOINT)?))"
@@ -31,24 +35,6 @@ _CONTROL = re.compile(
 #: A single statement that begins with one of these does not control transactions, whatever else it contains.
 _PLAIN = re.compile(r"\s*(?:SELECT|INSERT|UPDATE|DELETE|PRAGMA|SET|SHOW|WITH)\b[^;]*;?\s*", re.IGNORECASE)
 _ROLLBACK = re.compile(r"\s*(?:ROLLBACK|ABORT)(?:\s+(?:WORK|TRANSACTION))?\s*;?\s*", re.IGNORECASE)
-
-
-class Undoable(Protocol):
-    """Something that counts only if the statement that caused it is committed."""
-
-    void: bool
-
-
-class Committed(Protocol):
-    """Something to do after the COMMIT, before the COMMIT returns to its caller."""
-
-    name: str
-
-    def begin(self) -> None:
-        """Called first for all, right after the COMMIT."""
-
-    def finish(self) -> None:
-        """Called after :meth:`begin` was called for all."""
 
 
 class Fence(Protocol):
@@ -66,8 +52,10 @@ class TransactionObserver:
 
     def __init__(self, connection: BaseDatabaseWrapper) -> None:
         self.connection = connection
-        self.undoable: list[Undoable] = []
-        self.committed: dict[str, Committed] = {}
+        #: They become void if the statement that caused them is rolled back.
+        self.undoable: list[PendingDelete] = []
+        #: By the guard's name: finished after the COMMIT, before it returns to its caller.
+        self.committed: dict[str, PendingFence] = {}
         #: By the guard's name.
         self.fences: dict[str, Fence] = {}
         #: Whether the file is locked against every other connection of this process as well (SQLite).
@@ -103,7 +91,7 @@ class TransactionObserver:
         known, raw = self.connection.execute_wrappers, self.connection.connection
         return self in known and self._raw is raw and has_begun(self.connection)
 
-    def add(self, what: Undoable) -> None:
+    def add(self, what: PendingDelete) -> None:
         """Make ``what`` void if the statements up to now are rolled back."""
         what.void = what.void or self._is_lost
         self.undoable.append(what)

@@ -11,7 +11,6 @@ goes for the rows of the statement itself, not for those of a trigger or a funct
 
 from __future__ import annotations
 
-import logging
 import re
 import sys
 from collections.abc import Callable, Iterator
@@ -21,6 +20,7 @@ from typing import Any
 from django.db import connections
 
 from ..guards import Guard, registry
+from ..log_once import LogOnce
 from ..state import table as states
 from . import adding, consequences, early, fencing, unknown_guards
 from .consequences import Cause, DatabaseCache, affected_guards, current_cache, definitions
@@ -29,8 +29,6 @@ from .rows import running
 from .sql import reader
 from .sql.effects import ANYTHING, Reading, bare
 from .transactions import is_under_way, together
-
-logger = logging.getLogger("bloomguard")
 
 Execute = Callable[..., Any]
 
@@ -49,14 +47,14 @@ _DRIVER_BEGINS = re.compile(
 )
 #: The limit of the texts that are kept until their COMMIT.
 _MOST_UNREAD = 1_000
-_warned: set[tuple[str, str]] = set()
+_log = LogOnce()
 
 
 def watch(execute: Execute, sql: Any, params: Any, many: bool, context: dict[str, Any]) -> Any:
     """Execute ``sql``, as an ``execute_wrapper``; if it may make a key that the ORM does not add, fence the guard."""
     connection = context["connection"]
     cache = consequences.caches.get(connection.alias)
-    if (
+    if (  # `cache.is_current`, without its call: each statement of the project comes here
         cache is None
         or cache.plans is not registry.plans
         or cache.stamp != definitions.stamp
@@ -133,7 +131,7 @@ def text_of(sql: Any, connection: Any) -> str:
 
 
 class _Unread:
-    """Statements of a transaction in which every guard was idle, so nobody has looked what they write."""
+    """Statements of a transaction in which all guards were idle: parsed only if a build has begun by the COMMIT."""
 
     def __init__(self, connection: Any) -> None:
         self._connection = connection
@@ -277,16 +275,14 @@ def _commits_by_itself(text: str, connection: Any) -> bool:
 
 
 def _warn(cause: Cause, site: str) -> None:
-    if (cause.table, site) not in _warned:
-        _warned.add((cause.table, site))
-        logger.warning(
-            "bloomguard cannot find out the keys that %s wrote: %s %s %s. Its guards are disabled; run rebuild_filter "
-            "after it",
-            "raw SQL" if cause.is_direct else "the database itself",
-            site,
-            "writes to" if cause.is_direct and cause.table else "may write to",
-            cause.table or "any table",
-        )
+    _log.warning(
+        "bloomguard cannot find out the keys that %s wrote: %s %s %s. Its guards are disabled; run rebuild_filter "
+        "after it",
+        "raw SQL" if cause.is_direct else "the database itself",
+        site,
+        "writes to" if cause.is_direct and cause.table else "may write to",
+        cause.table or "any table",
+    )
 
 
 def _site() -> str:

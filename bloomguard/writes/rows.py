@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from django.db import DatabaseError, DataError, Error, IntegrityError, ProgrammingError, connections, models
 
 from ..guards import Guard
-from ..guards.keys import NoScope, NotNormalized, OutOfRange, Unkeyable
-from ..state.connection import is_aborted
-from . import discards, fencing, unknown_guards
+from ..guards.keys import NoScope, NotNormalized, OutOfRange, Unkeyable, unwrapped
+from ..state.connection import has_begun, is_aborted
+from . import fencing, unknown_guards
 from .discards import Alive, Before
 from .tables import Fields, TrackedTable, guard_of
-from .transactions import has_begun, is_over, together
+from .transactions import is_over, together
 
 if TYPE_CHECKING:
     from ..filters.base import RowKeys
@@ -48,7 +48,7 @@ class WrittenRows(NamedTuple):
 WrittenTo = Callable[[TrackedTable], WrittenRows | None]
 
 
-class Batch:
+class BulkRows:
     """The rows that the statements of one ``bulk_create`` have written on ``using``, by table."""
 
     def __init__(self, using: str) -> None:
@@ -77,7 +77,7 @@ class _Running(threading.local):
     #: The table that its statement writes: its SQL is not raw.
     table: str | None = None
     #: While it is in ``bulk_create``, the rows whose keys are added after the last of its statements.
-    batch: Batch | None = None
+    batch: BulkRows | None = None
 
 
 running = _Running()
@@ -93,8 +93,20 @@ def run(execute: Execute, compiler: Any, *arguments: Any) -> Any:
 
 
 def lock_alive(compiler: Any, counting: Sequence[TrackedTable], lock: Callable[[Any, TrackedTable], Alive]) -> Before:
-    """Read and lock the rows that the statement is about to change, by ``lock``."""
-    return discards.before(counting, compiler.using, lambda tracked: run(lock, compiler, tracked))
+    """Lock and return the living rows that the statement is about to change, by ``lock``.
+
+    ``counting`` are the tables that :func:`discards.counting` returned.
+    """
+    found: Before = {}
+    for tracked in counting:
+        try:
+            with fencing.writing(tracked.guard, compiler.using):
+                found[tracked] = run(lock, compiler, tracked)
+        except DatabaseError:  # it may have ended the writer's transaction
+            raise
+        except Exception:  # the write goes on, and deleted keys stay in the filter
+            found[tracked] = Alive()
+    return found
 
 
 # -- adding the keys
@@ -108,7 +120,10 @@ def run_idle(
     idle: dict[Guard, float],
     written_to: Callable[[TrackedTable, Any], WrittenRows | None],
 ) -> Any:
-    """:func:`run` a statement of guards that were idle before it. ``written_to`` gets its result to tell the rows."""
+    """:func:`run` a statement of idle guards, and add its rows if it took too long.
+
+    ``written_to(tracked, result)`` returns them, as :data:`WrittenTo` does.
+    """
     try:
         result = run(execute, compiler, *arguments)
     except BaseException as error:
@@ -177,14 +192,6 @@ def add(tracked: TrackedTable, using: str, written_to: WrittenTo) -> None:
         fencing.fence(tracked.guard, using, problem)
 
 
-def finish(before: Before, tracked: TrackedTable, using: str, written: WrittenRows | None) -> WrittenRows | None:
-    """Return which of the written rows to add. A filter that counts its keys gets only those that are new."""
-    if written is None or tracked not in before:
-        return written
-    values = discards.finish(tracked, using, before[tracked], written.link, written.values)
-    return WrittenRows(values, "", stored=True)
-
-
 def returned_rows(fields: Fields, link: str, returned: Sequence[Any], rows: Values) -> WrittenRows | None:
     """Pick ``fields`` from ``rows``, whose columns are ``returned``; ``None`` if the database has not returned them."""
     if rows and tuple(returned) == fields and len(rows[0]) == len(fields):  # nearly always
@@ -198,7 +205,7 @@ def returned_rows(fields: Fields, link: str, returned: Sequence[Any], rows: Valu
 
 
 def _add_leased(guard: Guard, using: str, written: WrittenRows) -> bool:
-    """Add the keys without a look at the state rows; ``False`` if that is not enough, for whatever reason."""
+    """Add the keys without reading the state rows; ``False`` if the adds are not confirmed, for any reason."""
     try:
         return guard._runtime.active_filter.add(_keys(guard, using, written), may_read=False)
     except Exception:
@@ -260,7 +267,7 @@ def _read_back(tracked: TrackedTable, using: str, written: WrittenRows) -> Writt
 
 def _rows(guard: Guard, using: str, written: WrittenRows) -> Values:
     rows: Any = models.QuerySet(guard.model, using=using).order_by()
-    keys = [value[0] if len(value) == 1 else value for value in written.values if None not in value]
+    keys = [unwrapped(value) for value in written.values if None not in value]
     found: list[tuple[Any, ...]] = []
     for start in range(0, len(keys), PAGE):
         found += rows.filter(**{f"{written.link}__in": keys[start : start + PAGE]}).values_list(*guard._meta.attnames)

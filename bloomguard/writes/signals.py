@@ -17,7 +17,7 @@ from django.db.models.signals import post_save
 
 from ..exceptions import ConfigurationError, StoreError
 from ..guards import Guard, registry
-from ..guards.keys import OutOfRange, Unkeyable
+from ..guards.keys import OutOfRange, Unkeyable, unwrapped
 from . import fencing
 from .tables import parent_path
 
@@ -93,7 +93,7 @@ def _try_add(guard: Guard, instance: Model, using: str, *, stored: bool) -> bool
     for values in QuerySet(guard.model, using=using).filter(**where).values_list(*guard._meta.attnames):
         # NULL, or a value that no request converts to, cannot be looked up.
         with suppress(Unkeyable, OutOfRange):
-            if not guard._runtime.add(values[0] if len(values) == 1 else values, using):
+            if not guard._runtime.add(unwrapped(values), using):
                 return False
     return True
 

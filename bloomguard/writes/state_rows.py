@@ -12,10 +12,10 @@ from django.utils import timezone
 
 from ..models import GuardState, deleting
 from ..state import table as states
+from ..state.connection import has_begun
 from ..state.table import EXPIRY_SECONDS
 from .fencing import PendingFence, holds_row, locks_out
 from .observer import TransactionObserver
-from .transactions import has_begun
 
 _UID = "bloomguard.writes.state_rows"
 

@@ -31,13 +31,12 @@ from . import discards, fencing, observer, state_rows
 from .consequences import may_be_rewritten
 from .discards import Before
 from .rows import (
-    Batch,
+    BulkRows,
     Execute,
     Values,
     WrittenRows,
     add,
     add_all,
-    finish,
     lock_alive,
     returned_rows,
     run,
@@ -111,7 +110,7 @@ def _wrap_batches(insert: Execute) -> Execute:
     def _batched_insert(self: Any, *args: Any, **kwargs: Any) -> Any:
         if not tracked_tables(self.model) or running.batch is not None or not connections[self.db].in_atomic_block:
             return insert(self, *args, **kwargs)
-        batch = running.batch = Batch(self.db)
+        batch = running.batch = BulkRows(self.db)
         try:
             return insert(self, *args, **kwargs)
         finally:  # after an error too: what was sent before it may be committed in a transaction begun by hand
@@ -142,9 +141,9 @@ def _compiled(compiler: Any, returned: Sequence[Any]) -> Iterator[None]:
 
 
 def _counting(tables: Sequence[TrackedTable], compiler: Any) -> Sequence[TrackedTable]:
-    """Return the tables whose filter counts its keys, and has to know which of the rows are new and whole.
+    """Return the tables whose filter counts its keys, if the INSERT alone does not show which keys are new.
 
-    A row that is sent may be not alive, not new, or only a part of the guard's row (a parent table).
+    The inserted row may be not alive, may have existed before, or may be only the parent's part of the guard's row.
     """
     for tracked in tables:
         if tracked.counted:
@@ -201,7 +200,7 @@ def _inserted(
     """Return the inserted rows; ``None`` if too little is known to make their keys."""
     by_key, by_primary_key = (tracked.fields, tracked.link), (tracked.primary_key, tracked.link or "pk")
     if tracked in before and (written := _written_rows(by_primary_key, compiler, returned, rows)):
-        return finish(before, tracked, compiler.using, written)
+        return discards.finish(before, tracked, compiler.using, written)
     return _written_rows(by_key, compiler, returned, rows) or _written_rows(by_primary_key, compiler, returned, rows)
 
 
@@ -262,7 +261,7 @@ def _wrap_delete(execute: Execute) -> Execute:
             before = lock_alive(self, counting, discards.lock)
             result = run(partial(execute, **kwargs), self, *args)
             nothing = WrittenRows((), "pk", stored=True)
-            add_all(list(before), self.using, lambda tracked: finish(before, tracked, self.using, nothing))
+            add_all(list(before), self.using, lambda tracked: discards.finish(before, tracked, self.using, nothing))
         return result
 
     return execute_sql

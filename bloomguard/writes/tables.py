@@ -49,8 +49,6 @@ class TrackedTable:
 
 guard_of: Callable[[TrackedTable], Guard] = attrgetter("guard")
 
-Tables = dict[str, tuple[Guard, ...]]
-
 
 def tracked_tables(model: type[Model]) -> tuple[TrackedTable, ...]:
     """Return what to track in statements of ``model``; made at the first call."""
@@ -66,11 +64,11 @@ def tracked_tables(model: type[Model]) -> tuple[TrackedTable, ...]:
     return found
 
 
-def guarded_tables() -> Tables:
+def guarded_tables() -> dict[str, tuple[Guard, ...]]:
     """Return the guards with ``sync = "statements"``, by the tables that their keys and ``alive`` depend on."""
     plans = registry.plans
     if plans.tables is None:
-        tables = Tables()
+        tables: dict[str, tuple[Guard, ...]] = {}
         for guard in registry:
             if guard.sync == "statements":
                 for table in guard._meta.tables:

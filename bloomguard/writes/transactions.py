@@ -9,15 +9,10 @@ from typing import Any
 
 from django.db import DatabaseError, Error, transaction
 
-from ..state.connection import has_own_transaction, is_aborted, mariadb_has_transaction
+from ..state.connection import has_begun, has_own_transaction, is_aborted, mariadb_has_transaction
 
 _NAME = "bloomguard_write"
 _numbers = itertools.count()
-
-
-def has_begun(connection: Any) -> bool:
-    """Whether a transaction is open, begun by Django or by hand."""
-    return connection.in_atomic_block or has_own_transaction(connection)
 
 
 def is_over(connection: Any) -> bool:
@@ -49,7 +44,7 @@ def together(connection: Any, *, undo: bool = False, alone: bool = False) -> Abs
     a refused write or Ctrl-C, the block's writes must not be committed: an ``atomic`` block is marked for rollback; in
     a transaction that the project began by hand, a savepoint is rolled back. With ``undo`` any error rolls back what
     the block did, and nothing else. ``alone``: Python's SQLite driver begins no transaction for the block's statement,
-    also under ``set_autocommit(False)``; so if none is open, none is left open.
+    not even under ``set_autocommit(False)``; so one that is begun here is ended here.
     """
     connection.ensure_connection()
     connection.validate_no_broken_transaction()  # an outermost `atomic` block would forget that it is broken

@@ -1,9 +1,9 @@
-"""Filters of guards that this process does not have, because it runs another version of the project.
+"""Guards that this process does not have, because it runs another version of the project than other processes.
 
-Such a process cannot add the keys of the rows that it writes. So each of its statements that may make a key of such a
-guard fences it. The state row names the tables.
+It cannot make the keys of such a guard, so each of its statements that may write one fences the guard. The state row of
+the guard names the tables.
 
-A process reads the state rows before it makes the plans of its first ORM write. After that it follows each new copy of
+A process reads the state rows before it makes the plans of its first ORM write. After that it looks at each new copy of
 them, which it reads for its own guards.
 """
 
@@ -38,7 +38,7 @@ class UnknownGuard(Guard):
 
 
 class _Forks:
-    """What a forked child has read: nothing, as a parent that preloads the site may have read the rows days ago."""
+    """When this process was forked: it reads the rows again, as its parent may have read them days before."""
 
     def __init__(self) -> None:
         self.at = float("-inf")
@@ -100,7 +100,7 @@ def read_once() -> bool:
         return False
     if not len(registry) or not table.copy.rows:
         with suppress(DatabaseError):  # another thread uses it
-            table.connection.close()  # there may never be a second read
+            table.connection.close()  # this process may never read them again
     follow()
     return True
 

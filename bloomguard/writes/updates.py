@@ -9,7 +9,9 @@ from typing import Any
 from django.core.exceptions import EmptyResultSet
 from django.db import models
 
+from ..guards.keys import unwrapped
 from ..models import GuardState
+from ..state.connection import fetch_uncounted
 from . import discards, fencing, state_rows
 from .consequences import may_be_rewritten
 from .discards import Before
@@ -20,7 +22,6 @@ from .rows import (
     WrittenRows,
     add,
     add_all,
-    finish,
     lock_alive,
     returned_rows,
     run,
@@ -78,7 +79,7 @@ def wrap_update_returning(execute: Execute) -> Execute:
 
 
 def _unknown(tracked: TrackedTable, result: Any) -> None:
-    """The rows that an idle guard's UPDATE changed: nobody asked for them."""
+    """Return ``None``: the UPDATE of an idle guard was sent unchanged, so the rows that it changed are not known."""
 
 
 def _touched(tables: Sequence[TrackedTable], compiler: Any) -> Sequence[TrackedTable]:
@@ -104,7 +105,7 @@ def _updated(
     fields, link = (tracked.primary_key, tracked.link or "pk") if tracked in before else (tracked.fields, tracked.link)
     if fields is None:
         return None
-    return finish(before, tracked, using, returned_rows(fields, link, returned, rows))
+    return discards.finish(before, tracked, using, returned_rows(fields, link, returned, rows))
 
 
 def _update(compiler: Any, tables: Sequence[TrackedTable], result_type: Any) -> int:
@@ -190,7 +191,7 @@ def _execute_returning(
         changed = int(cursor.rowcount)
     if connection.vendor == "sqlite":  # it has no count until the cursor is closed
         with connection.wrap_database_errors:
-            changed = connection.connection.execute("SELECT changes()").fetchone()[0]
+            changed = fetch_uncounted(connection, "SELECT changes()")[0][0]
     return changed
 
 
@@ -216,7 +217,7 @@ def _locked(compiler: Any) -> Values | None:
 def _are_all_there(compiler: Any, keys: Values) -> bool:
     """Whether each of the locked rows still has one of these primary keys."""
     rows: Any = models.QuerySet(compiler.query.model, using=compiler.using)
-    plain = [key[0] if len(key) == 1 else key for key in keys]
+    plain = list(map(unwrapped, keys))
     pages = (plain[start : start + PAGE] for start in range(0, len(plain), PAGE))
     found: int = sum(rows.filter(pk__in=page).count() for page in pages)
     return found == len(keys)
@@ -229,4 +230,4 @@ def _looked_up(tracked: TrackedTable, compiler: Any, keys: Values | None, before
         or any(field in tracked.primary_key for field, _, _ in compiler.query.values)
     ):
         return None
-    return finish(before, tracked, compiler.using, WrittenRows(keys, tracked.link or "pk", stored=True))
+    return discards.finish(before, tracked, compiler.using, WrittenRows(keys, tracked.link or "pk", stored=True))

@@ -71,7 +71,7 @@ def only():
         (Product, {"routes": ["prodcut"]}, "W102", "no URL pattern named 'prodcut'", "Did you mean 'product'"),
         (Product, {"routes": ["xyzzy"]}, "W102", "no URL pattern named 'xyzzy'", "Named patterns are "),
         (Product, {"mode": "shade"}, "W114", "mode is 'shade'", "'enforce', 'shadow'"),
-        (Product, {"routes": "product"}, "W102", "routes is the string 'product'", "routes = ['product']"),
+        (Product, {"routes": "product"}, "W102", "routes is 'product'", "routes = ['product']"),
         (Product, {"routes": ["article"]}, "W102", "captures slug", "routes = {'route': 'kwarg'}"),
         (Product, {"routes": {"product": "number"}}, "W102", "expected number", "routes = {'route': 'kwarg'}"),
         (Product, {"store": "redis"}, "W103", "no store 'redis'", "BLOOMGUARD['STORES'] has default"),

@@ -7,7 +7,7 @@ from django.test import Client
 from django.urls import path
 
 from bloomguard.contrib.health import HealthView
-from bloomguard.guards import guards
+from bloomguard.guards import registry
 from bloomguard.state import table as state
 from tests.shop.models import Article, Product
 from tests.support.guarding import urlconf
@@ -41,7 +41,7 @@ def test_each_guard_has_its_state(armed, health):
     assert found["guards"]["product"] == {"state": "armed", "mode": "enforce"}
     assert found["guards"]["article"]["state"] == "armed"
     assert found["guards"]["order"]["state"] == "cold"
-    assert set(found["guards"]) == {guard.name for guard in guards}
+    assert set(found["guards"]) == {guard.name for guard in registry}
 
 
 def test_the_mode_is_the_one_that_counts(armed, health):
@@ -57,7 +57,7 @@ def test_the_mode_is_the_one_that_counts(armed, health):
 
 def test_all_armed_is_armed(build, health):
     """Then nothing passes that does not exist."""
-    for guard in guards:
+    for guard in registry:
         build(guard.name)
 
     assert health().json()["status"] == "armed"
@@ -103,6 +103,6 @@ def test_without_the_database_nothing_is_armed(armed, health, clock, monkeypatch
 
 def test_an_error_is_a_state(armed, health, monkeypatch):
     """A guard that cannot work makes no error of the page."""
-    monkeypatch.setattr(type(guards["product"]._runtime.active_filter), "answering", lambda self: 1 / 0)
+    monkeypatch.setattr(type(registry["product"]._runtime.active_filter), "answering", lambda self: 1 / 0)
 
     assert health().json()["guards"]["product"]["state"] == "error"

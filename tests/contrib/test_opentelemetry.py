@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bloomguard.guards import guards
+from bloomguard.guards import registry
 from bloomguard.guards.counters import counts
 from bloomguard.state import table as state
 from tests.shop.models import Product
@@ -68,7 +68,7 @@ def test_everything_is_read_when_it_is_collected(collect):
 def test_the_gauge_says_which_guards_are_armed(collect, clock, monkeypatch):
     """1 with a filter, 0 without one or fenced; nothing while the database does not answer."""
     name = "bloomguard.guard.armed"
-    assert collect() == {(name, guard.name): int(guard.name == "product") for guard in guards}
+    assert collect() == {(name, guard.name): int(guard.name == "product") for guard in registry}
 
     state.table.fence("product", "for a test")
     clock.sleep(1)
@@ -89,8 +89,8 @@ from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 reader = InMemoryMetricReader()
 metrics.set_meter_provider(MeterProvider(metric_readers=[reader]))
-from bloomguard.guards import guards
-guards["product"].verdict(7)
+from bloomguard.guards import registry
+registry["product"].verdict(7)
 print(sorted(m.name for r in reader.get_metrics_data().resource_metrics for s in r.scope_metrics for m in s.metrics))
 """
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bloomguard.guards import guards
+from bloomguard.guards import registry as guards
 from bloomguard.guards.counters import counts
 from bloomguard.metrics.flush import Flusher
 from bloomguard.state import table as state

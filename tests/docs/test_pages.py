@@ -24,7 +24,7 @@ from gazetteer.models import City, Listing
 
 import bloomguard
 from bloomguard import verdicts
-from bloomguard.guards import Guard, guards, register, registry
+from bloomguard.guards import Guard, register, registry
 from bloomguard.lookups import guarded_lookups
 from bloomguard.models import GuardState
 from bloomguard.rebuild import rebuild
@@ -178,19 +178,19 @@ def test_filters_that_are_fenced_answer_nothing_until_they_are_built(gazetteer, 
     call_command(*re.findall(r"\$ python manage.py (switch_guards .*)", section)[0].split())
     clock.sleep(1.0)
 
-    assert guards["city"].verdict(8) is Verdict.UNKNOWN
+    assert registry["city"].verdict(8) is Verdict.UNKNOWN
     build("city")
-    assert guards["city"].verdict(8) is Verdict.ABSENT
+    assert registry["city"].verdict(8) is Verdict.ABSENT
 
 
 def test_an_unknown_secret_or_definition_passes_and_its_write_fences(gazetteer, settings, build, clock, monkeypatch):
     """Two versions side by side: the one that cannot read the filter passes, and no row of its own is ever denied."""
     settings.SECRET_KEY, settings.SECRET_KEY_FALLBACKS = "a new one", ["for tests alone"]
-    assert guards["city"].verdict(8) is Verdict.ABSENT
+    assert registry["city"].verdict(8) is Verdict.ABSENT
     settings.SECRET_KEY_FALLBACKS = []
-    guards["city"]._runtime.active_filter.forget()
-    assert guards["city"].verdict(8) is Verdict.UNKNOWN
-    monkeypatch.setattr(guards["city"]._runtime.active_filter.table, "sleep", clock.sleep)
+    registry["city"]._runtime.active_filter.forget()
+    assert registry["city"].verdict(8) is Verdict.UNKNOWN
+    monkeypatch.setattr(registry["city"]._runtime.active_filter.table, "sleep", clock.sleep)
     gazetteer.pk = 9
     gazetteer.slug = "nine"
     gazetteer.save(force_insert=True)
@@ -248,10 +248,10 @@ def test_the_router_and_the_tenants_of_the_page(gazetteer, fresh_registry, setti
         request.tenant = City(pk=8)
         with django_assert_num_queries(0), pytest.raises(Http404):
             namespace["listing"](request, "room")
-    assert guards["listing-of-city"].verdict((8, "room")) is Verdict.ABSENT
+    assert registry["listing-of-city"].verdict((8, "room")) is Verdict.ABSENT
 
     settings.DATABASE_ROUTERS = [namespace["Router"]()]
-    assert (StateConnection().alias, Source(guards["city"]).using) == ("default", "default")
+    assert (StateConnection().alias, Source(registry["city"]).using) == ("default", "default")
 
 
 def test_the_column_of_the_page_compares_bytes():
@@ -272,8 +272,8 @@ def test_the_guards_with_a_scope_can_be_declared(fresh_registry):
     for number, block in enumerate(declared):
         exec(block.replace("ListingGuard", f"Listing{number}Guard"), namespace)
 
-    assert [guards[f"listing{number}"].scope for number in range(2)] == ["schema", "database"]
-    assert list(guards["listing1"].scopes()) == ["default", "berlin", "paris"]
+    assert [registry[f"listing{number}"].scope for number in range(2)] == ["schema", "database"]
+    assert list(registry["listing1"].scopes()) == ["default", "berlin", "paris"]
     assert blocks("tenants.md", "python") == declared[:1]
 
 

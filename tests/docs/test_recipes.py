@@ -16,7 +16,7 @@ from django.http import Http404
 from django.urls import include, path
 from gazetteer.models import City
 
-from bloomguard.guards import guards
+from bloomguard.guards import registry
 from bloomguard.signals import request_blocked
 from tests.docs.test_pages import blocks
 
@@ -120,7 +120,7 @@ def test_null_entries_are_kept_only_while_the_guard_passes(city, recipe, clock, 
         find(8)
     assert cache.get("city:8") is None
 
-    guards["city"]._runtime.active_filter.table.fence("city", "for a test")
+    registry["city"]._runtime.active_filter.table.fence("city", "for a test")
     clock.sleep(1.0)
     with pytest.raises(Http404):
         find(8)

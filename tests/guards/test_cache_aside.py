@@ -14,7 +14,7 @@ from django.core.cache import caches
 from django.core.cache.backends.locmem import LocMemCache
 from django.db import connections, transaction
 
-from bloomguard.guards import cache_aside, guards
+from bloomguard.guards import cache_aside, registry
 from bloomguard.guards.cache_aside import _key, aget_or_load, cache_key, get_or_load
 from tests.shop.models import Article, Product
 from tests.support.guarding import make_guard
@@ -43,7 +43,7 @@ def shop(build, settings):
     Product.objects.create(pk=7)
     build("product")
     caches["default"].clear()
-    yield guards["product"]
+    yield registry["product"]
     caches["default"].clear()
 
 
@@ -518,7 +518,7 @@ def test_timeouts_are_spread(shop, monkeypatch):
 def test_a_cache_key_tells_nothing_of_the_value(build):
     """It is a keyed hash, one for equal values, another for every other value, guard or meaning of the rows."""
     slugs, others = (make_guard(Article, name=name, lookup="slug") for name in ("slugs", "others"))
-    alive = make_guard(Article, name="slugs", lookup="slug", alive=guards["article"].alive)
+    alive = make_guard(Article, name="slugs", lookup="slug", alive=registry["article"].alive)
     keys = [_key(guard, value) for guard in (slugs, others, alive) for value in ("secret-slug", "other")]
 
     assert len(set(keys)) == 6

@@ -15,7 +15,7 @@ from bench import figures
 from bloomguard import verdicts
 from bloomguard.decorators import guarded
 from bloomguard.guards import counters as counts
-from bloomguard.guards import guards
+from bloomguard.guards import registry
 from bloomguard.guards.cache_aside import get_or_load
 from bloomguard.guards.counters import Counts
 from bloomguard.lookups.context import guarded_lookups
@@ -218,7 +218,7 @@ def test_a_mistake_in_counting_is_no_answer(counted, get, monkeypatch, caplog):
 
 def test_views_count_what_they_spare(counted):
     """A look-up that a view did not have to make is one avoided; a list counts every value."""
-    guard = guards["product"]
+    guard = registry["product"]
     with guarded_lookups():
         assert not Product.objects.filter(pk=8).exists()
     assert get_or_load("product", 8, lambda value: 1) is None
@@ -258,7 +258,7 @@ def test_the_last_of_several_answered_queries_is_the_blocked_one(counted, settin
 def test_checks_are_timed_now_and_then(counted, monkeypatch):
     """One check in 128 is timed, wherever the first of them is."""
     for _ in range(1_280):
-        guards["product"].verdict(7)
+        registry["product"].verdict(7)
     found = counts.counts.read()
 
     assert found["product", "timed"] == 10
@@ -268,7 +268,7 @@ def test_checks_are_timed_now_and_then(counted, monkeypatch):
 def test_a_guard_without_a_filter_says_why(fresh, transactional_db):
     """A verdict that is unknown is counted by its reason."""
     counts.counts.forget()
-    guards["product"].verdict(7)
+    registry["product"].verdict(7)
 
     assert {key for key in counts.counts.read() if key[0] == "product"} <= {
         ("product", "cold"), ("product", "timed"), ("product", "microseconds")

@@ -9,7 +9,7 @@ import pytest
 from asgiref.sync import async_to_sync
 
 from bloomguard.exceptions import StoreError
-from bloomguard.guards import guards, registry
+from bloomguard.guards import registry
 from bloomguard.rebuild import Rebuild
 from bloomguard.state import table as state
 from bloomguard.stores import stores
@@ -37,15 +37,14 @@ def twin(guard, name):
 
 
 def test_guards_are_had_by_name():
-    """``guards["product"]``, as ``caches["default"]``."""
-    assert guards is registry
-    assert guards["product"].name == "product"
+    """``registry["product"]``, as ``caches["default"]``."""
+    assert registry["product"].name == "product"
 
 
 @pytest.mark.parametrize("name", ["verdict", "averdict"])
 def test_verdicts(shop, name):
     """Present, absent, and nothing to say of what does not convert; the async twin says the same."""
-    ask = twin(guards["product"], name)
+    ask = twin(registry["product"], name)
 
     assert [ask(value) for value in (7, "7", 11, "tea", 2**70)] == [
         Verdict.MAYBE,
@@ -66,7 +65,7 @@ def test_an_async_verdict_reads_the_state_rows_in_a_thread(shop, clock, monkeypa
     clock.sleep(5)
 
     async def ask():
-        return await guards["product"].averdict(11), threading.get_ident()
+        return await registry["product"].averdict(11), threading.get_ident()
 
     verdict, loop = async_to_sync(ask)()
 
@@ -82,7 +81,7 @@ def test_an_async_verdict_reads_the_state_rows_in_a_thread(shop, clock, monkeypa
 def test_those_that_may_exist_stay_in_their_order(shop, name, django_assert_num_queries):
     """Repeated, unconverted and unkeyable values stay as they came; those that certainly do not exist go."""
     with django_assert_num_queries(0):
-        kept = twin(guards["product"], name)(iter([10, 11, "7", 3, 2**70, "tea", 12, 3, None]))
+        kept = twin(registry["product"], name)(iter([10, 11, "7", 3, 2**70, "tea", 12, 3, None]))
 
     assert kept == [10, "7", 3, "tea", 3, None]
 
@@ -91,18 +90,18 @@ def test_several_fields(shop):
     """Tuples and mappings of a guard of two fields."""
     values = [("DE", "ulm"), ("FR", "ulm"), {"slug": "ulm", "country": "DE"}, ("DE",)]
 
-    assert guards["place"].filter_existing(values) == [values[0], values[2], values[3]]
+    assert registry["place"].filter_existing(values) == [values[0], values[2], values[3]]
 
 
 def test_nothing_is_asked_for_nothing(shop):
     """An empty list is itself."""
-    assert guards["product"].filter_existing([]) == []
+    assert registry["product"].filter_existing([]) == []
 
 
 def test_without_a_filter_everything_stays(fresh, db, django_assert_num_queries):
     """UNKNOWN keeps all, and a guard that was never built asks nobody."""
     with django_assert_num_queries(0):
-        assert guards["product"].filter_existing([7, 8]) == [7, 8]
+        assert registry["product"].filter_existing([7, 8]) == [7, 8]
 
 
 def test_a_fenced_filter_keeps_everything(shop, clock):
@@ -110,7 +109,7 @@ def test_a_fenced_filter_keeps_everything(shop, clock):
     state.table.fence("product", "for a test")
     clock.sleep(5)
 
-    assert guards["product"].filter_existing([7, 11]) == [7, 11]
+    assert registry["product"].filter_existing([7, 11]) == [7, 11]
 
 
 def test_without_a_lease_everything_stays(shop, clock, monkeypatch):
@@ -118,7 +117,7 @@ def test_without_a_lease_everything_stays(shop, clock, monkeypatch):
     clock.sleep(5)
     monkeypatch.setattr(state.table, "renew", lambda **kwargs: False)
 
-    assert guards["product"].filter_existing([7, 11]) == [7, 11]
+    assert registry["product"].filter_existing([7, 11]) == [7, 11]
 
 
 @pytest.mark.parametrize("error", [StoreError("gone"), RuntimeError("oops")])
@@ -128,7 +127,7 @@ def test_an_error_keeps_everything(shop, monkeypatch, caplog, error):
     def fail(keys):
         raise error
 
-    guard = guards["product"]
+    guard = registry["product"]
     guard._runtime._log.forget()
     assert guard.filter_existing([7, 11]) == [7]
     monkeypatch.setattr(next(iter(guard._runtime.active_filter._opened.values())), "might_contain_many", fail)
@@ -148,12 +147,12 @@ def test_many_values_are_one_trip(transactional_db, settings, clock, monkeypatch
     forget()
     Product.objects.bulk_create(Product(pk=pk) for pk in range(1, 1_001))
     Rebuild(registry["product"], sleep=clock.sleep).run()
-    assert guards["product"].filter_existing([1]) == [1]
+    assert registry["product"].filter_existing([1]) == [1]
     trips = []
     read = stores["default"].read
     monkeypatch.setattr(stores["default"], "read", lambda *args: trips.append(args) or read(*args))
 
-    kept = guards["product"].filter_existing(range(10_000))
+    kept = registry["product"].filter_existing(range(10_000))
 
     assert kept == list(range(1, 1_001))
     assert len(trips) == 1

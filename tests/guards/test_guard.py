@@ -11,8 +11,9 @@ from gazetteer.models import Listing
 
 from bloomguard.exceptions import ConfigurationError
 from bloomguard.filters import CorruptFilter
-from bloomguard.guards import Guard, Registry, registry
-from bloomguard.routes.kwargs import kwargs_for
+from bloomguard.guards import Guard
+from bloomguard.guards.registry import Registry, registry
+from bloomguard.routes.table import kwargs_for
 from bloomguard.state import table as state
 from bloomguard.verdicts import ABSENT, MAYBE, UNTRUSTED, Verdict
 from tests.shop.models import Article, Bundle, Diary, Order, Place, Price, Product

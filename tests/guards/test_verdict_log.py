@@ -8,7 +8,7 @@ import pytest
 from django.http import HttpResponse
 from django.test import Client, RequestFactory
 
-from bloomguard.guards import guards, verdict_log
+from bloomguard.guards import registry, verdict_log
 from bloomguard.guards.verdict_log import digest, log, log_if_wanted
 from bloomguard.verdicts import ABSENT
 from tests.shop.models import Product
@@ -21,7 +21,7 @@ def product(build, monkeypatch):
     before = verdict_log.listeners[:]
     Product.objects.create(pk=7)
     build("product")
-    yield guards["product"]
+    yield registry["product"]
     verdict_log.listeners[:] = before
 
 

@@ -12,7 +12,7 @@ import pytest
 from django.core.management import CommandError, call_command
 from django.db import connection
 
-from bloomguard.guards import Registry, registry
+from bloomguard.guards.registry import Registry, registry
 from bloomguard.management import output
 from bloomguard.models import GuardState
 from bloomguard.rebuild import Rebuild, rebuild, standby

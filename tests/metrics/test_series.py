@@ -18,7 +18,7 @@ from django.db import connections
 from django.test import Client
 
 from bloomguard.exceptions import StoreUnavailable
-from bloomguard.guards import guards
+from bloomguard.guards import registry
 from bloomguard.guards.counters import counts
 from bloomguard.metrics import flush
 from bloomguard.metrics import series as figures
@@ -69,7 +69,7 @@ def count(name, times=1, guard="product"):
 
 
 def read_product(start, end, step=MINUTE):
-    return figures.read_series([guards["product"]], start, end, step)["product"]
+    return figures.read_series([registry["product"]], start, end, step)["product"]
 
 
 def since(hours, until=NOON, step=MINUTE):
@@ -186,11 +186,11 @@ def test_many_guards_are_read_in_one_trip(flusher, memory, monkeypatch):
     count("maybe", 3, guard="order")
     flusher.flush()
 
-    found = figures.read_series(guards, NOON - timedelta(hours=1), NOON + timedelta(minutes=1))
+    found = figures.read_series(registry, NOON - timedelta(hours=1), NOON + timedelta(minutes=1))
     assert {name: series.total("maybe") for name, series in found.items() if series.total("maybe")} == {
         "product": 2, "order": 3,
     }  # fmt: skip
-    assert set(found) == {guard.name for guard in guards}
+    assert set(found) == {guard.name for guard in registry}
     assert len(trips) == 1
 
 
@@ -228,14 +228,14 @@ def test_what_waits_is_bounded(flusher, calendar, memory, monkeypatch):
 
 def test_one_store_that_is_away_keeps_no_other_from_its_figures(flusher, memory, monkeypatch):
     """Reading says which guard's figures are missing and why; writing goes on with the next store."""
-    monkeypatch.setattr(type(guards["order"]), "store", "other")
+    monkeypatch.setattr(type(registry["order"]), "store", "other")
     monkeypatch.setattr(stores["other"], "add_metrics", broken)
     monkeypatch.setattr(stores["other"], "read_metrics", broken)
     count("maybe", guard="order")
     count("maybe")
     flusher.flush()
 
-    found = figures.read_series([guards["order"], guards["product"]], NOON, NOON + timedelta(minutes=1))
+    found = figures.read_series([registry["order"], registry["product"]], NOON, NOON + timedelta(minutes=1))
     assert found["order"] == Series("order", int(NOON.timestamp()), 60, 1, {}, "the server did not answer in time")
     assert (found["product"]["maybe"], found["product"].error) == ([1], "")
 
@@ -409,7 +409,7 @@ def test_json(told, capsys):
         "would_be_404": 0, "would_be_false_404": 0,
         "error_rate_promised": 0.001, "error_rate_measured": 0.01, "check_microseconds": None, "error": "",
     }  # fmt: skip
-    assert len(found["guards"]) == len(guards)
+    assert len(found["guards"]) == len(registry)
 
 
 def test_nothing_was_counted(memory, capsys):
@@ -498,7 +498,7 @@ def test_servers_bring_their_figures_when_they_end(shop, start, server):
 
 def test_a_project_without_guards_is_told_how_to_have_one(memory, monkeypatch):
     """Nothing registered: no empty table, but where to register."""
-    from bloomguard.guards import Registry
+    from bloomguard.guards.registry import Registry
     from bloomguard.management import output
 
     monkeypatch.setattr(output, "registry", Registry())

@@ -13,7 +13,7 @@ from bloomguard.exceptions import RebuildError
 from bloomguard.filters.codec import Frame
 from bloomguard.guards import registry
 from bloomguard.rebuild import Rebuild, rebuild
-from bloomguard.rebuild.copy import Copy
+from bloomguard.rebuild.copy import FilterCopy
 from bloomguard.rebuild.source import Source
 from bloomguard.state import table as state
 from bloomguard.state.row import ARMED
@@ -73,7 +73,7 @@ def shop(move, clock):
 
 
 def copy(name, origin, clock, **options):
-    return Copy(registry[name], origin, sleep=clock.sleep, **options)
+    return FilterCopy(registry[name], origin, sleep=clock.sleep, **options)
 
 
 def known(name):
@@ -147,7 +147,7 @@ def test_rows_written_during_the_copy_are_in_it(shop, move, clock, origin, targe
         clock.sleep(seconds)
         write()
 
-    copying = Copy(registry["product"], origin, sleep=sleep, progress=write)
+    copying = FilterCopy(registry["product"], origin, sleep=sleep, progress=write)
     write()
     copying.run()
     write()
@@ -274,7 +274,7 @@ def replaced():
     [
         (fenced, r"may lack rows \(a written row could not be added\)"),
         (cold, "there is no filter to copy"),
-        (replaced, "is not in the store 'files', or was built before"),
+        (replaced, "from the store 'files': its filter was built in another store, or before this one was restarted"),
         (lambda: None, None),
     ],
 )

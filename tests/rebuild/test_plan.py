@@ -65,7 +65,9 @@ def test_another_store_is_a_reason(product):
     folder.rename(folder.with_name("former"))
     forget()
 
-    assert assess(product).reasons == ("its filter is in another store, or was built before this store was restarted",)
+    assert assess(product).reasons == (
+        "its filter was built in another store, or before this one was restarted; run rebuild_filter",
+    )
 
 
 def test_a_damaged_filter_is_a_reason(product):

@@ -21,7 +21,7 @@ from rest_framework import serializers
 from rest_framework.generics import RetrieveAPIView
 
 from bloomguard.decorators import guarded
-from bloomguard.guards import guards
+from bloomguard.guards import registry
 from bloomguard.guards.cache_aside import get_or_load
 from bloomguard.guards.meta import GuardMeta
 from bloomguard.guards.misses import confirm_missing
@@ -46,9 +46,9 @@ def products():
 
 def porous(monkeypatch, name):
     """Let the guard's filter have a lot of false positives."""
-    monkeypatch.setattr(guards[name], "filter", "bloom", raising=False)
-    monkeypatch.setattr(guards[name], "error_rate", 0.2, raising=False)
-    monkeypatch.setattr(guards[name], "capacity", 1_000, raising=False)
+    monkeypatch.setattr(registry[name], "filter", "bloom", raising=False)
+    monkeypatch.setattr(registry[name], "error_rate", 0.2, raising=False)
+    monkeypatch.setattr(registry[name], "capacity", 1_000, raising=False)
 
 
 @pytest.fixture
@@ -57,7 +57,7 @@ def product(build, monkeypatch):
     porous(monkeypatch, "product")
     products()
     build("product")
-    return guards["product"]
+    return registry["product"]
 
 
 def false_positives(guard, number, start=10_000):
@@ -253,12 +253,12 @@ def test_in_every_store(kind, build, settings, monkeypatch, tmp_path, django_ass
     porous(monkeypatch, "product")
     products()
     build("product")
-    found = false_positives(guards["product"], 1)[0]
+    found = false_positives(registry["product"], 1)[0]
     first(found)
 
     with django_assert_num_queries(0):
         assert first(found) is None
-    assert guards["product"]._runtime.decide_many([1, found]) == [MAYBE, REMEMBERED]
+    assert registry["product"]._runtime.decide_many([1, found]) == [MAYBE, REMEMBERED]
     Product.objects.create(pk=found)
     assert first(found) is not None
 
@@ -272,11 +272,11 @@ def test_on_every_database(clock, monkeypatch):
 
     porous(monkeypatch, "product")
     products()
-    Rebuild(guards["product"], sleep=clock.sleep).run()
-    found = false_positives(guards["product"], 1)[0]
+    Rebuild(registry["product"], sleep=clock.sleep).run()
+    found = false_positives(registry["product"], 1)[0]
     first(found)
 
-    assert guards["product"]._runtime.decide(found) is REMEMBERED
+    assert registry["product"]._runtime.decide(found) is REMEMBERED
     Product.objects.create(pk=found)
     assert first(found) is not None
 
@@ -287,7 +287,7 @@ def test_text_and_soft_deleted_rows(build, monkeypatch):
     Article.objects.bulk_create(Article(slug=f"alive-{number}") for number in range(1_000))
     Article.objects.bulk_create(Article(slug=f"dead-{number}", deleted=True) for number in range(1_000))
     build("article")
-    guard = guards["article"]
+    guard = registry["article"]
     slug = next(slug for slug in map("dead-{}".format, range(1_000)) if guard._runtime.decide(slug) is MAYBE)
     alive = Article.objects.filter(deleted=False, slug=slug)
     with guarded_lookups():

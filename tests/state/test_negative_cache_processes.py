@@ -11,7 +11,7 @@ import pytest
 from django.db import connection, connections
 from django.test import Client
 
-from bloomguard.guards import guards
+from bloomguard.guards import registry
 from bloomguard.rebuild import Rebuild
 from tests.conftest import forget
 from tests.shop.models import Product
@@ -31,14 +31,14 @@ django.setup()
 from django.db import connections
 from django.test import Client
 from bloomguard.state import negative_cache as remembered
-from bloomguard.guards import guards
+from bloomguard.guards import registry
 from bloomguard.lookups.context import guarded_lookups
 from bloomguard.verdicts import REMEMBERED
 from tests.support import database
 from tests.shop.models import Product
 
 given = json.loads(sys.stdin.readline())
-guard, values, client = guards["product"], given["values"], Client(headers={"host": "localhost"})
+guard, values, client = registry["product"], given["values"], Client(headers={"host": "localhost"})
 remembered.SECONDS = 3600.0
 
 def row(value):
@@ -132,8 +132,8 @@ def found(each_database, store, monkeypatch):
     """``found(5)`` are so many absent IDs that the filter of a thousand products lets through."""
     porous(monkeypatch, "product")
     products()
-    Rebuild(guards["product"], sleep=lambda seconds: None).run()
-    return lambda number: false_positives(guards["product"], number)
+    Rebuild(registry["product"], sleep=lambda seconds: None).run()
+    return lambda number: false_positives(registry["product"], number)
 
 
 @pytest.fixture

@@ -96,7 +96,7 @@ settings.configure(
 django.setup()
 if where == "elsewhere":
     declare()
-from bloomguard.guards import guards
+from bloomguard.guards import registry
 if step == "write another":
     early.Plan.objects.get_or_create(slug="free")
 if where == "not at all":
@@ -110,7 +110,7 @@ if step == "build":
     early.Plan.objects.create(slug="paid")
     call_command("rebuild_filter", verbosity=0)
 for value in ("free", "paid", "none"):
-    decision = guards["plan"]._runtime.decide(value)
+    decision = registry["plan"]._runtime.decide(value)
     print(value, decision.verdict.name, decision.reason)
 """
 

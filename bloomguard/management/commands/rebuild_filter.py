@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import asdict
 from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser
@@ -16,10 +15,10 @@ from ...filters import FilterError
 from ...guards import Guard
 from ...models import GuardState
 from ...rebuild import Rebuild, clear_away, roll_back_all, run_all
-from ...rebuild.copy import Copy
-from ...rebuild.plan import Need, Plan, Report, assess
+from ...rebuild.copy import FilterCopy
+from ...rebuild.plan import Report, assess
 from ...state.table import table
-from ..output import ProgressBar, chosen, seconds, size_in_words
+from ..output import ProgressBar, chosen, named, seconds, size_in_words
 
 EX_TEMPFAIL = 75  # sysexits.h: try again later
 
@@ -99,7 +98,7 @@ class Command(BaseCommand):
     def _rebuild(self, guard: Guard, options: dict[str, Any], **more: Any) -> Rebuild:
         origin = options["from_store"]
         if origin is not None:
-            return Copy(guard, origin, **more)
+            return FilterCopy(guard, origin, **more)
         return Rebuild(guard, unless_held=options["if_needed"], **more)
 
     def _plans(self, guards: list[Guard], options: dict[str, Any], write: Write) -> list[dict[str, Any] | RebuildError]:
@@ -109,7 +108,7 @@ class Command(BaseCommand):
                 f"{plan.guard}: about {plan.rows:,} rows; a {plan.kind} filter with room for {plan.capacity:,} at an "
                 f"error rate of {plan.error_rate:g} takes {size_in_words(plan.bytes)} in {_count(plan.shards, 'shard')}"
             )
-        return [_named(plan) for plan in plans]
+        return [named(plan) for plan in plans]
 
     def _roll_backs(self, guards: list[Guard], write: Write) -> list[dict[str, Any] | RebuildError]:
         outcomes: list[dict[str, Any] | RebuildError] = []
@@ -141,7 +140,7 @@ class Command(BaseCommand):
         outcomes: list[dict[str, Any] | RebuildError] = []
         for guard, need in needs.items():
             outcome = built.get(guard, {})
-            outcomes.append(outcome if isinstance(outcome, RebuildError) else _named(need) | outcome)
+            outcomes.append(outcome if isinstance(outcome, RebuildError) else named(need) | outcome)
         return outcomes
 
     def _builds(
@@ -164,7 +163,7 @@ class Command(BaseCommand):
                     f"built in {report.seconds:.1f} s after waiting {report.waited_seconds:.1f} s for other "
                     f"processes; error rate {report.error_rate_measured:.4%} now, {report.error_rate:.4%} when full"
                 )
-        return [_named(outcome) if isinstance(outcome, Report) else outcome for outcome in outcomes]
+        return [named(outcome) if isinstance(outcome, Report) else outcome for outcome in outcomes]
 
     def _warn_of_first_builds(self, guards: list[Guard]) -> None:
         """Warn on the first build of a guard: processes that run code without the guard cannot be detected."""
@@ -191,11 +190,6 @@ def _refuse_unmigrated() -> None:
 
 def _discard(text: str) -> None:
     pass
-
-
-def _named(figures: Plan | Report | Need) -> dict[str, Any]:
-    found = asdict(figures)
-    return {"name": found.pop("guard"), **found}
 
 
 def _count(number: int, noun: str) -> str:

@@ -21,7 +21,7 @@ class Command(BaseCommand):
 
     help = (
         "Switch all guards, or the named ones: to shadow (all requests pass, also after rebuilds), enforce (the "
-        "opposite), or fence (all pass until somebody rebuilds the filter). Every process follows within a second."
+        "opposite), or fence (all pass until a user rebuilds the filter). Every process follows within a second."
     )
 
     def add_arguments(self, parser: CommandParser) -> None:

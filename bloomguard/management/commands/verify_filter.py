@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from argparse import ArgumentTypeError
 from contextlib import ExitStack
-from dataclasses import asdict
 from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser
@@ -16,7 +15,7 @@ from ...filters import FilterError
 from ...guards import Guard
 from ...rebuild import Rebuild, run_all
 from ...rebuild.verify import MOST_MISSING, Findings, Verification
-from ..output import ProgressBar, chosen
+from ..output import ProgressBar, chosen, named
 
 _EXPECTED = (ConfigurationError, RebuildError, StoreError, FilterError, DatabaseError)
 
@@ -50,7 +49,7 @@ class Command(BaseCommand):
                 "interrupted; a guard is fenced if a missing row was found before", returncode=130
             ) from None
         if options["json"]:
-            figures = [_named(findings, repaired=guard in repaired) for guard, findings in found.items()]
+            figures = [{**named(findings), "repaired": guard in repaired} for guard, findings in found.items()]
             self.stdout.write(json.dumps({"guards": figures}))
         left = [guard.name for guard in wrong if guard not in repaired]
         problems = [str(error) for error in failed]
@@ -110,11 +109,6 @@ def _summary(findings: Findings) -> str:
         f"{findings.error_rate_measured:.4%} now, {findings.error_rate:.4%} when full; {findings.stale_share:.1%} of "
         f"its keys are stale; {findings.seconds:.1f} s"
     )
-
-
-def _named(findings: Findings, *, repaired: bool) -> dict[str, Any]:
-    figures = asdict(findings)
-    return {"name": figures.pop("guard"), **figures, "repaired": repaired}
 
 
 def _count(text: str) -> int:

@@ -16,7 +16,7 @@ def built(each_database, build):
     Article.objects.create(pk=1, slug="old")
     for name in ("product", "article", "order", "place"):
         build(name)
-    raw._warned.clear()
+    raw._log.forget()
 
 
 @pytest.fixture
