@@ -67,13 +67,9 @@ def _guard(answer: GuardAnswer) -> list[tuple[str, str]]:
     if identity := answer.identity:
         lines.append(("", f"identity {identity}"))
     if generation := answer.generation:
-        lines.append(
-            (
-                "generation",
-                f"{generation['name']}, a {generation['kind']} filter of {generation['bytes']:,} bytes with room for "
-                f"{generation['capacity']:,} at an error rate of {generation['error_rate']:g}",
-            )
-        )
+        lines.append(("generation", f"{generation['name']}, a {generation['kind']} filter"))
+        room, rate = f"room for {generation['capacity']:,}", f"an error rate of {generation['error_rate']:g}"
+        lines.append(("", f"of {generation['bytes']:,} bytes with {room} at {rate}"))
     if state := answer.state:
         lines.append(("state row", f"version {state['version']}, {state['status']} {state['reason']}".rstrip()))
         lines += [("", f"{name} {state[name]}") for name in ("active", "standby", "building") if state[name]]
