@@ -112,9 +112,6 @@ def _routes(guard: Guard, error: Any) -> Iterator[CheckMessage]:
                 id="bloomguard.W010",
             )
         return
-    if isinstance(guard.routes, str):
-        yield error(2, f"routes is the string {guard.routes!r}, not a list", f"Write routes = [{guard.routes!r}].")
-        return
     for route, named in guard.routes.items() if isinstance(guard.routes, Mapping) else ():
         if not isinstance(named, str) and (odd := set(named) - {field.name for field in guard._meta.fields}):
             yield error(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Iterator
-from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -13,11 +12,11 @@ from typing import Any
 from django.conf import settings
 from django.core.checks import CheckMessage, Info, Warning, register
 from django.middleware.cache import FetchFromCacheMiddleware
-from django.utils.module_loading import import_string
 
 from ..guards import AUTO, registry
 from ..middleware import ELSEWHERE, BloomGuardMiddleware, place_in_settings
 from ..routes.listing import is_admin
+from ..routes.openness import middleware_classes
 from ..routes.patterns import root_urlconf
 from ..routes.table import GuardedRoute, table_for
 
@@ -28,7 +27,7 @@ _SHIELDED = re.compile(r"^[^#\n]*\bshield\(", re.MULTILINE)
 @register("bloomguard")
 def check_order(app_configs: Any, **kwargs: Any) -> list[CheckMessage]:
     """Check that all other middleware has processed the request when a guard answers at a route."""
-    middleware = list(_classes())
+    middleware = _classes()
     for place, each in enumerate(middleware):
         if issubclass(each, BloomGuardMiddleware):
             return [*_order(each, middleware[:place], middleware[place + 1 :])]
@@ -120,12 +119,8 @@ def _closed(routes: list[GuardedRoute]) -> list[CheckMessage]:
     return []
 
 
-def _classes() -> Iterator[type]:
-    for path in settings.MIDDLEWARE:
-        with suppress(ImportError):  # Django reports it
-            middleware = import_string(path)
-            if isinstance(middleware, type):
-                yield middleware
+def _classes() -> list[type]:
+    return [each for each in middleware_classes() if isinstance(each, type)]
 
 
 def _has_door() -> bool:
