@@ -22,7 +22,7 @@ from django.db.models.fields import related_lookups
 from django.db.models.sql import Query
 from django.utils.dateparse import parse_datetime
 
-from .keys import converts_itself, value_field
+from .conversions import converts_itself, value_field
 
 _PLAIN = (bool, int, float, str, bytes, Decimal, uuid.UUID, datetime.date, datetime.time, datetime.timedelta)
 
@@ -184,7 +184,7 @@ def _doubt_of_moment(model: type[Model], path: str, value: Any) -> str:
 
 
 def _doubt_of_field(field: Any) -> str:
-    if _family(field) is None or converts_itself(value_field(field)):
+    if _family(field) is None or converts_itself(field):
         return f"compares a {type(field).__name__}"
     if getattr(field, "generated", False) and not field.db_persist:
         return "compares a generated column that is computed at each read"

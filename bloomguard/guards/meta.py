@@ -13,7 +13,8 @@ from django.db.models import Model
 from ..exceptions import ConfigurationError
 from ..filters.kinds import KINDS
 from .conditions import Unstable, as_text, refusal_reasons
-from .keys import KeyMaker, Scoped, plain, scope_of, unwrapped, value_field
+from .conversions import is_djangos
+from .keys import KeyMaker, Scoped, plain, scope_of, unwrapped
 from .places import Place
 from .scopes import DATABASE, Scopes
 
@@ -158,9 +159,7 @@ class GuardMeta:
 
         An overridden ``normalize`` or a custom field may give one key to several values.
         """
-        if not all(type(value_field(field)).__module__.startswith("django.") for field in self.fields):
-            return False
-        return not self.keys.normalizes
+        return all(map(is_djangos, self.fields)) and not self.keys.normalizes
 
     def rows(self) -> models.QuerySet[Any]:
         """Return the rows that the public can see, unordered."""
