@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from functools import lru_cache, partial, wraps
+from functools import partial, wraps
 from typing import Any
 
 from django.db import connections, models
@@ -30,6 +30,7 @@ from ..models import GuardState
 from . import discards, fencing, observer, state_rows
 from .consequences import may_be_rewritten
 from .discards import Before
+from .instances import hold
 from .rows import (
     BulkRows,
     Execute,
@@ -224,20 +225,11 @@ def _instances_hold(compiler: Any, fields: Fields) -> bool:
     query = compiler.query
     if query.on_conflict == OnConflict.UPDATE:
         return False  # the existing row that is updated may have another key than the instance
-    if not all(_is_plain(field) and field in query.fields for field in fields):
+    if not all(field in query.fields for field in fields):
         return False
-    if any(hasattr(getattr(each, field.attname), "resolve_expression") for each in query.objs for field in fields):
+    if not all(hold(field, [getattr(each, field.attname) for each in query.objs]) for field in fields):
         return False
     return not may_be_rewritten(compiler, "insert")
-
-
-@lru_cache(maxsize=1000)
-def _is_plain(field: Any) -> bool:
-    """Whether a field stores the instance's value, or what ``to_python`` returns for it."""
-    if isinstance(field, models.DecimalField):
-        return False  # it rounds
-    methods = (getattr(field, name) for name in ("pre_save", "get_prep_value", "get_db_prep_value", "get_db_prep_save"))
-    return all(method.__module__.startswith("django.") for method in methods)
 
 
 # -- DELETE

@@ -1,0 +1,42 @@
+"""Do the instances hold the values that their new rows store? If that is not certain, the database is asked.
+
+A field of the project's own may store another value, and so may a column: PostgreSQL and MySQL cut spaces off the end
+of a text that is too long, ``char(n)`` cuts or adds them, MySQL without strict mode cuts every text that is too long,
+and decimals are rounded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import lru_cache
+from typing import Any
+
+from ..guards.conversions import stores_as_given, value_field
+from ..guards.keys import kind_of
+
+
+def hold(field: Any, values: Iterable[Any]) -> bool:
+    """Return whether rows store each of ``values``, or what ``to_python`` returns for it, and no other value."""
+    longest = _longest_text(field)
+    if longest is None:
+        return False
+    for value in values:
+        if type(value) is not str:
+            if hasattr(value, "resolve_expression") or (longest >= 0 and value is not None):
+                return False
+        # The column may be shorter than its field says; but a space at the end is all that a strict database cuts.
+        elif longest >= 0 and (len(value) > longest or value[-1:] == " "):
+            return False
+    return True
+
+
+@lru_cache(maxsize=1000)
+def _longest_text(field: Any) -> float | None:
+    """Return the longest text that the column stores as it is, -1 for another exact type; ``None`` for all others."""
+    kind = kind_of(field)
+    if kind not in ("integer", "uuid", "date", "text") or not stores_as_given(field):
+        return None
+    if kind != "text":
+        return -1
+    length = value_field(field).max_length
+    return float("inf") if length is None else length
