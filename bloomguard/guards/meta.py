@@ -86,8 +86,9 @@ class GuardMeta:
         options = self.model._meta
         try:
             columns = [*self.fields, *(options.get_field(name) for name in self.alive_fields)]
-        except (ConfigurationError, FieldDoesNotExist):
+        except Exception:
             # A system check reports the mistake. Until it is corrected, no keys can be made, so writes fence the guard.
+            # It must not stop the writes of other tables.
             columns = [model._meta.pk for model in (self.model, *self.model._meta.all_parents)]
         models = {field.model for field in columns}
         for model in list(models):
