@@ -192,6 +192,8 @@ class KeyMaker:
         def key(values: Sequence[Any] | Mapping[str, Any]) -> bytes:
             if isinstance(values, Mapping):
                 values = [values[name] for name in names]
+            elif isinstance(values, (str, bytes, bytearray, memoryview)) or not isinstance(values, Sequence):
+                raise Unkeyable("not a sequence of values")  # a set has no order, a text no parts
             parts = [encode(value) for encode, value in zip(encoders, values, strict=True)]
             return b"".join([len(part).to_bytes(4, "little") + part for part in parts])
 
