@@ -11,8 +11,17 @@ from collections.abc import Iterable
 from functools import lru_cache
 from typing import Any
 
+from ..guards import Guard
 from ..guards.conversions import stores_as_given, value_field
 from ..guards.keys import kind_of
+
+
+def may_be_trusted(guard: Guard, vendor: str) -> bool:
+    """Return whether the guard's column has a type that Django makes: a ``normalize`` allows for any other text type.
+
+    PostgreSQL's ``name`` cuts a text after 63 bytes, and a type of the project's own may convert it.
+    """
+    return vendor != "postgresql" or type(guard).normalize is Guard.normalize
 
 
 def hold(field: Any, values: Iterable[Any]) -> bool:

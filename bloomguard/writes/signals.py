@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from typing import Any
 
-from django.db import DatabaseError
+from django.db import DatabaseError, connections
 from django.db.models import Model, QuerySet
 from django.db.models.signals import post_save
 
@@ -20,7 +20,7 @@ from ..exceptions import ConfigurationError, StoreError
 from ..guards import Guard, registry
 from ..guards.keys import OutOfRange, Unkeyable, unwrapped
 from . import fencing
-from .instances import hold
+from .instances import hold, may_be_trusted
 from .tables import parent_path
 
 logger = logging.getLogger("bloomguard")
@@ -88,7 +88,8 @@ def _holds(instance: Model, fields: Iterable[Any]) -> bool:
 
 
 def _try_add(guard: Guard, instance: Model, using: str, *, stored: bool) -> bool:
-    if isinstance(instance, guard.model) and not stored and _holds(instance, guard._meta.fields):
+    is_trusted = may_be_trusted(guard, connections[using].vendor)
+    if isinstance(instance, guard.model) and not stored and is_trusted and _holds(instance, guard._meta.fields):
         with suppress(Unkeyable, OutOfRange):
             return guard._runtime.add(guard._meta.value_of(instance), using)
     path, owner = "pk", guard.model

@@ -12,7 +12,7 @@ from bloomguard.rebuild import Rebuild
 from bloomguard.state import table as state
 from bloomguard.state.row import ARMED
 from bloomguard.verdicts import Verdict
-from tests.shop.models import Article, BoundPrice, BoundShort, Converted, Echo, Price, Short, Shout
+from tests.shop.models import Article, BoundPrice, BoundShort, Converted, Echo, Price, Product, Short, Shout
 from tests.support import database
 from tests.support.guarding import registered
 
@@ -30,8 +30,8 @@ def guard_of(request, clock):
     """``guard_of(model, lookup)`` is a guard with a filter; once for each way to follow writes."""
     contexts = []
 
-    def make(model, lookup):
-        context = registered(model, name="mine", lookup=lookup, sync=request.param)
+    def make(model, lookup, **options):
+        context = registered(model, name="mine", lookup=lookup, sync=request.param, **options)
         contexts.append(context)
         guard = context.__enter__()
         Rebuild(guard, sleep=clock.sleep).run()
@@ -117,6 +117,18 @@ def shorter_column(transactional_db, each_database):
         cursor.execute(alter, [5])
 
 
+@pytest.fixture
+def column_of_names(transactional_db, each_database):
+    """PostgreSQL cuts a ``name`` after 63 bytes."""
+    alter = "ALTER TABLE shop_product ALTER COLUMN name TYPE "
+    with connections[database.current].cursor() as cursor:
+        cursor.execute(f"{alter} name")
+    yield
+    Product.objects.all().delete()
+    with connections[database.current].cursor() as cursor:
+        cursor.execute(f"{alter} varchar(100)")
+
+
 @on_postgresql
 @pytest.mark.usefixtures("shorter_column")
 def test_a_column_may_be_shorter_than_its_field(guard_of):
@@ -199,6 +211,20 @@ def test_a_text_that_is_not_a_str_is_not_trusted(build):
     sent = [each["sql"] for each in captured if each["sql"].startswith("INSERT")]
     assert all('"slug"' in sql.partition("RETURNING")[2] for sql in sent)
     assert [registry["article"].verdict(value) for value in ("a", "5", 5)] == [Verdict.MAYBE] * 3
+
+
+@on_postgresql
+@pytest.mark.usefixtures("column_of_names")
+def test_a_column_of_another_type_may_convert_what_it_is_given(guard_of):
+    """A guard with a ``normalize`` may have a column of any type of text: of 63 bytes, of the project's own."""
+    guard = guard_of(Product, "name", normalize=lambda self, value: value)
+
+    Product.objects.create(name="a" * 100)
+    if guard_of.sync == "statements":
+        Product.objects.bulk_create([Product(name="b" * 100), Product(name="c")])
+
+    assert_all_found(guard)
+    assert guard.verdict("a" * 63) is Verdict.MAYBE
 
 
 def test_a_primary_key_that_is_cut_leads_to_no_other_row(guard_of):
