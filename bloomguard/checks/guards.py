@@ -14,7 +14,8 @@ from django.db import DatabaseError, connections, models, router
 from .. import conf
 from ..exceptions import ConfigurationError
 from ..guards import AUTO, Guard, registry
-from ..guards.keys import kind_of, value_field
+from ..guards.conversions import own_conversions, value_field
+from ..guards.keys import kind_of
 from ..guards.scopes import SCHEMA, no_schema
 from ..rebuild.columns import CURE, EXACT_COLLATIONS
 from ..rebuild.refusals import SEVERAL_TABLES, database_refusals, declaration_refusals
@@ -160,10 +161,10 @@ def _equality(guard: Guard, field: models.Field[Any, Any], error: Any) -> Iterat
         yield error(6, text, CURE)
     elif vendor not in _ASKED and kind_of(field) == "text":
         yield error(6, f"{field.name!r} is text in {vendor}, which may compare different texts as equal", CURE)
-    if not type(target).get_prep_value.__module__.startswith("django."):
+    if own := own_conversions(field):
         yield Warning(
-            f"the guard {guard.name!r}: {field.name!r} is a {type(target).__name__}, whose get_prep_value may store "
-            "another value than its to_python returns.",
+            f"the guard {guard.name!r}: {field.name!r} is a {type(target).__name__}, whose {', '.join(own)} may "
+            "store or compare another value than its to_python returns.",
             hint="If so, let to_python return the stored value, or add normalize(self, value) to the guard.",
             obj=guard.model,
             id="bloomguard.W002",

@@ -12,19 +12,23 @@ import datetime
 import enum
 import uuid
 from collections.abc import Iterator
+from contextlib import suppress
 from decimal import Decimal
 from typing import Any
 
-from django.core.exceptions import FieldDoesNotExist, FieldError, ValidationError
+from django.core.exceptions import FieldDoesNotExist
 from django.db.models import Field, Model, OneToOneField, Q, QuerySet, Value, lookups
 from django.db.models.expressions import Col, F
 from django.db.models.fields import related_lookups
 from django.db.models.sql import Query
 from django.utils.dateparse import parse_datetime
 
-from .keys import converts_itself, value_field
+from .conversions import converts_itself, value_field
 
 _PLAIN = (bool, int, float, str, bytes, Decimal, uuid.UUID, datetime.date, datetime.time, datetime.timedelta)
+
+#: How deep conditions may be nested. One that contains itself has no end.
+_DEEPEST = 50
 
 CURE = (
     "Compare columns of the row itself with constants or with each other: use exact, in and isnull; for numbers and "
@@ -87,6 +91,36 @@ def as_text(alive: Q) -> str:
     return f"{'NOT ' if alive.negated else ''}({f' {alive.connector} '.join(children)})"
 
 
+def unreadable(alive: Q) -> str:
+    """Return why the condition cannot be read, empty if it can.
+
+    Later every query and every write of the table reads it, so it must not raise there.
+    """
+    try:
+        _check_form(alive)
+        with suppress(Unstable):  # `refusal_reasons` reports it
+            as_text(alive)
+        iter(alive.referenced_base_fields)
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+def _check_form(alive: Q, depth: int = 1) -> None:
+    if depth > _DEEPEST:
+        raise ValueError(f"it is nested more than {_DEEPEST} times, or contains itself")
+    if alive.connector not in (Q.AND, Q.OR, Q.XOR):
+        raise ValueError(f"its parts are joined by {alive.connector!r}")
+    for child in alive.children:
+        if isinstance(child, Q):
+            _check_form(child, depth + 1)
+        elif isinstance(child, tuple):
+            if len(child) != 2 or not isinstance(child[0], str):
+                raise ValueError("a comparison is not a pair of a name and a value")
+        elif not hasattr(child, "resolve_expression"):
+            raise ValueError(f"it contains a {type(child).__name__}, not a comparison")
+
+
 def _words(value: Any) -> str:
     if isinstance(value, Q):
         return as_text(value)
@@ -123,12 +157,14 @@ def refusal_reasons(model: type[Model], alive: Q) -> Iterator[str]:
 
 def _doubt(model: type[Model], path: str, value: Any) -> str:
     """Return why one comparison is refused; empty if it is safe."""
-    if doubt := _doubt_of_value(value) or _doubt_of_moment(model, path, value):
-        return doubt
     try:
-        query = QuerySet(model).filter(**{path: value}).query
-    except (FieldError, ValidationError, ValueError, TypeError) as error:
+        return _doubt_of_value(value) or _doubt_of_moment(model, path, value) or _doubt_of_query(model, path, value)
+    except Exception as error:  # Django has converted the value, and converting it may raise anything
         return f"cannot be queried: {error}"
+
+
+def _doubt_of_query(model: type[Model], path: str, value: Any) -> str:
+    query = QuerySet(model).filter(**{path: value}).query
     for alias, used in query.alias_refcount.items():
         if used and not is_of_row(query, alias):
             return f"depends on another row, of the table {query.alias_map[alias].table_name}"
@@ -184,7 +220,7 @@ def _doubt_of_moment(model: type[Model], path: str, value: Any) -> str:
 
 
 def _doubt_of_field(field: Any) -> str:
-    if _family(field) is None or converts_itself(value_field(field)):
+    if _family(field) is None or converts_itself(field):
         return f"compares a {type(field).__name__}"
     if getattr(field, "generated", False) and not field.db_persist:
         return "compares a generated column that is computed at each read"

@@ -19,6 +19,8 @@ from uuid import UUID
 from django.core.exceptions import ValidationError
 from django.db import models
 
+from .conversions import converts_itself, own_methods, value_field
+
 if TYPE_CHECKING:
     from ..filters.base import RowKeys
 
@@ -110,13 +112,6 @@ def marks_of(text: str) -> list[bytes]:
     return [b"\xff\xff\xff\xff" + bytes([number]) + text.encode() for number in range(MARKS)]
 
 
-def value_field(field: models.Field[Any, Any]) -> models.Field[Any, Any]:
-    """Return the field that defines the value: for a foreign key, the field that it points to."""
-    while field.remote_field is not None and getattr(field, "target_field", None) is not None:
-        field = field.target_field  # type: ignore[attr-defined]
-    return field
-
-
 def kind_of(field: models.Field[Any, Any]) -> str | None:
     """Return ``integer``, ``uuid``, ``text``, ``decimal`` or ``date``; ``None`` for a field that cannot be a key."""
     field = value_field(field)
@@ -133,21 +128,10 @@ def kind_of(field: models.Field[Any, Any]) -> str | None:
     return None
 
 
-def converts_itself(field: models.Field[Any, Any]) -> bool:
-    """Return whether the field may change a value on its way to the database or back."""
-    names = ("get_prep_value", "get_db_prep_value", "get_db_prep_save", "from_db_value", "get_lookup")
-    return _has_own(field, names)
-
-
-def _has_own(field: models.Field[Any, Any], names: Sequence[str]) -> bool:
-    methods = (getattr(type(field), name, None) for name in names)
-    return any(not getattr(method, "__module__", "django.").startswith("django.") for method in methods if method)
-
-
 def own_class(field: models.Field[Any, Any]) -> str:
     """Return the name of the class that a custom ``to_python`` returns; empty if it returns the plain class."""
     field, kind = value_field(field), kind_of(field)
-    if kind is None or not _has_own(field, ("to_python",)):
+    if kind is None or not own_methods(field, ("to_python",)):
         return ""
     for value in _TRIED[kind]:
         with suppress(Exception):  # a value that fails to convert has no key
@@ -180,7 +164,7 @@ class KeyMaker:
         self.kinds = kinds
         self.normalizes = normalize is not None
         #: Name of the first field that changes values on their way to the database or back; else empty.
-        self.own_field = next((field.name for field in fields if converts_itself(value_field(field))), "")
+        self.own_field = next((field.name for field in fields if converts_itself(field)), "")
         self.key: Encode
         if len(fields) == 1:
             self.width = {"integer": 8, "date": 8, "uuid": 16}.get(kinds[0] or "")
@@ -208,6 +192,8 @@ class KeyMaker:
         def key(values: Sequence[Any] | Mapping[str, Any]) -> bytes:
             if isinstance(values, Mapping):
                 values = [values[name] for name in names]
+            elif isinstance(values, (str, bytes, bytearray, memoryview)) or not isinstance(values, Sequence):
+                raise Unkeyable("not a sequence of values")  # a set has no order, a text no parts
             parts = [encode(value) for encode, value in zip(encoders, values, strict=True)]
             return b"".join([len(part).to_bytes(4, "little") + part for part in parts])
 
@@ -235,7 +221,7 @@ def _encoder(
         raise TypeError(f"{field} is a {type(field).__name__}, which cannot be a key")
     to_python, plain = field.to_python, _PLAIN[kind]
     # A custom field may convert one form of a value, but not the form that the database returns.
-    failure = Uncertain if converts_itself(field) or _has_own(field, ("to_python",)) else Unkeyable
+    failure = Uncertain if converts_itself(field) or own_methods(field, ("to_python",)) else Unkeyable
 
     def convert(value: Any) -> Any:
         try:

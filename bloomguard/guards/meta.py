@@ -13,7 +13,8 @@ from django.db.models import Model
 from ..exceptions import ConfigurationError
 from ..filters.kinds import KINDS
 from .conditions import Unstable, as_text, refusal_reasons
-from .keys import KeyMaker, Scoped, plain, scope_of, unwrapped, value_field
+from .conversions import is_djangos
+from .keys import KeyMaker, Scoped, plain, scope_of, unwrapped
 from .places import Place
 from .scopes import DATABASE, Scopes
 
@@ -85,8 +86,9 @@ class GuardMeta:
         options = self.model._meta
         try:
             columns = [*self.fields, *(options.get_field(name) for name in self.alive_fields)]
-        except (ConfigurationError, FieldDoesNotExist):
+        except Exception:
             # A system check reports the mistake. Until it is corrected, no keys can be made, so writes fence the guard.
+            # It must not stop the writes of other tables.
             columns = [model._meta.pk for model in (self.model, *self.model._meta.all_parents)]
         models = {field.model for field in columns}
         for model in list(models):
@@ -158,9 +160,7 @@ class GuardMeta:
 
         An overridden ``normalize`` or a custom field may give one key to several values.
         """
-        if not all(type(value_field(field)).__module__.startswith("django.") for field in self.fields):
-            return False
-        return not self.keys.normalizes
+        return all(map(is_djangos, self.fields)) and not self.keys.normalizes
 
     def rows(self) -> models.QuerySet[Any]:
         """Return the rows that the public can see, unordered."""

@@ -15,6 +15,7 @@ from django.db.models import Q
 
 from ..filters.errors import InvalidShape
 from ..filters.sizing import check_capacity, check_error_rate
+from .conditions import unreadable
 
 #: A value of ``routes``: find the routes by what the views of the URLconf look up.
 AUTO = "auto"
@@ -107,7 +108,8 @@ _OPTIONS = {
         "Name a field, as in lookup = 'slug', or several: lookup = ('country', 'slug')", True,
     ),
     "alive": _Option(
-        "bloomguard.W118", lambda value: isinstance(value, Q), Q(), "Write alive = Q(deleted=False)", True
+        "bloomguard.W118", lambda value: isinstance(value, Q) and not unreadable(value), Q(),
+        "Write alive = Q(deleted=False)", True,
     ),
     "store": _Option("bloomguard.W103", _is_text, "default", "Name one of BLOOMGUARD['STORES']", True),
     "filter": _Option(
@@ -142,7 +144,11 @@ def correct(guard: Any) -> list[Mistake]:
     mistakes = []
     for name, option in _OPTIONS.items():
         value = getattr(guard, name)
-        if not option.takes(value):
+        try:
+            is_possible = option.takes(value)
+        except Exception:  # of the value's own methods
+            is_possible = False
+        if not is_possible:
             mistakes.append(_mistake(name, option, value))
             setattr(guard, name, option.instead)
     return mistakes
@@ -164,6 +170,8 @@ def _mistake(name: str, option: _Option, value: Any) -> Mistake:
             _WHY[name](value)
         except InvalidShape as error:
             reason = str(error)
+    if name == "alive" and isinstance(value, Q):
+        reason = f"alive cannot be read: {unreadable(value)}"
     if name == "lookups" and _is_text(value):
         cure = f"Write lookup = {value!r} if you mean the field"
     if name == "routes" and _is_text(value):

@@ -11,7 +11,7 @@ from asgiref.sync import sync_to_async
 from django.db import DEFAULT_DB_ALIAS, router
 
 from ..conf import settings
-from ..exceptions import StoreError
+from ..exceptions import ConfigurationError, StoreError
 from ..filters import CorruptFilter
 from ..log_once import LogOnce
 from ..state.active_filter import ActiveFilter
@@ -62,15 +62,23 @@ class GuardRuntime:
 
     @cached_property
     def active_filter(self) -> ActiveFilter:
-        """This process's view of the guard's active filter."""
+        """This process's view of the guard's active filter.
+
+        Raises only :class:`ConfigurationError`: after that, queries and writes go on as without an answer.
+        """
         guard = self._guard
-        return ActiveFilter(
-            guard.name,
-            store_alias=guard.store,
-            definition=guard._meta.definition,
-            width=self.keys.width,
-            counted=guard._meta.discards,
-        )
+        try:
+            return ActiveFilter(
+                guard.name,
+                store_alias=guard.store,
+                definition=guard._meta.definition,
+                width=self.keys.width,
+                counted=guard._meta.discards,
+            )
+        except ConfigurationError:
+            raise
+        except Exception as error:
+            raise ConfigurationError(f"what its keys mean cannot be read: {type(error).__name__}") from error
 
     @property
     def is_shadow(self) -> bool:

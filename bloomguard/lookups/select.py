@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from asyncio import _get_running_loop
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import wraps
 from typing import Any
@@ -71,8 +71,17 @@ def lookups_of(model: type[Model]) -> tuple[RowLookup, ...]:
     known = registry.plans.lookups
     found = known.get(model)
     if found is None:
-        found = known[model] = tuple(RowLookup(guard, model) for guard in registry if _is_asked(guard, model))
+        found = known[model] = tuple(_lookups(model))
     return found
+
+
+def _lookups(model: type[Model]) -> Iterator[RowLookup]:
+    for guard in registry:
+        try:
+            if _is_asked(guard, model):
+                yield RowLookup(guard, model)
+        except Exception as error:  # a mistake in one guard must not stop the queries of others
+            _log.error(error, "bloomguard: guard %s answers no query, because of an internal error", guard.name)
 
 
 def _is_asked(guard: Guard, model: type[Model]) -> bool:

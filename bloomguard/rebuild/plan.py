@@ -217,7 +217,7 @@ def open_active(guard: Guard, state: State, *, name: str = "", store: Store | No
     name, store = name or state.active, store or active.store
     if not name:
         raise StoreError("there is no filter yet")
-    if not state.is_ours or state.identity != store.identity:
+    if not state.is_ours or not state.is_in(store.identity):
         raise StoreError(describe_location(state, store))
     return store.open(guard.name, name, active.find_key_hash, state.identity)
 

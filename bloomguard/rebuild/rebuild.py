@@ -29,6 +29,7 @@ from ..filters.layout import Layout
 from ..guards import Guard
 from ..signals import generation_published, send
 from ..state.connection import has_begun
+from ..state.locate import identity_of
 from ..state.row import ARMED, FENCED, State
 from ..state.table import EXPIRY_SECONDS
 from ..stores import Generation
@@ -255,7 +256,7 @@ class Rebuild:
             "builder_seen_at": timezone.now(),
             "tables": self._tables(),
         }
-        identity = self.store.identity
+        identity = identity_of(self.store)
         if self._generation is not None and self._generation.identity not in ("", identity):
             # The connection that created it still leads to the server from before a failover.
             raise RebuildError(f"{self.guard.name}: the store was replaced at the same moment; run it again")
@@ -269,9 +270,8 @@ class Rebuild:
 
     def _is_elsewhere(self, seen: State, identity: str) -> bool:
         """Return whether the generations of ``seen`` are in another store, or of rows in another place."""
-        if seen.tables not in ("", self._tables()):
-            return True
-        return seen.identity != identity or not seen.is_ours or seen.source != self._source()
+        is_of_others = seen.tables not in ("", self._tables())
+        return is_of_others or not seen.is_in(identity) or not seen.is_ours or seen.source != self._source()
 
     def _tables(self) -> str:
         return "\n".join(sorted(self.guard._meta.tables))

@@ -15,7 +15,8 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 
 from ..guards import Guard
 from ..guards import conditions as alive
-from ..guards.keys import kind_of, own_class, value_field
+from ..guards.conversions import value_field
+from ..guards.keys import kind_of, own_class
 from ..guards.scopes import SCHEMA
 from ..writes.tables import columns as tracked_columns
 from . import columns

@@ -24,7 +24,8 @@ from django.db.models import F, Max, Min
 from ..exceptions import RebuildError
 from ..filters.kinds import KeysSummary
 from ..guards import Guard
-from ..guards.keys import OutOfRange, Uncertain, Unkeyable, converts_itself, kind_of, unwrapped, value_field
+from ..guards.conversions import converts_itself, is_djangos
+from ..guards.keys import OutOfRange, Uncertain, Unkeyable, kind_of, unwrapped
 from ..stores import Generation
 from .scans import SCANS, Scan
 
@@ -238,7 +239,7 @@ class Source:
     def _has_plain_field(self) -> bool:
         """Return whether there is one field, and Django's own: a custom one may store something else in its column."""
         fields = self.guard._meta.fields
-        return len(fields) == 1 and type(value_field(fields[0])).__module__.startswith("django.db.models.")
+        return len(fields) == 1 and is_djangos(fields[0])
 
     def _is_plain_text(self) -> bool:
         """Return whether a row's text is its key."""

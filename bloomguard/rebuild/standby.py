@@ -80,7 +80,7 @@ def why_replaced(store: Store, seen: State) -> str:
     here = socket.gethostname()
     if not seen.is_ours:
         return "the database was copied, restored or replaced"
-    if seen.identity == store.identity:
+    if seen.is_in(store.identity):
         return "its rows are read from another database, schema or table than before"
     if store.is_remote or seen.host in ("", here):
         return "the store was replaced"

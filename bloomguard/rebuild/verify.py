@@ -143,7 +143,7 @@ class Verification:
     def _answering(self) -> Generation | None:
         live = self.guard._runtime.active_filter
         state = live.table.current(self.guard.name)
-        if not state.active or not state.is_answered_by(state.active) or live.store.identity != state.identity:
+        if not state.active or not state.is_answered_by(state.active) or not state.is_in(live.store.identity):
             return None
         place = self.guard._meta.place.source(self._sources.aliases[0])
         if state.source and state.source != place:

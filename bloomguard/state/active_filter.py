@@ -246,7 +246,7 @@ class ActiveFilter(Awaited):
         """Return the reason of an add that has just failed, for the log and the state row."""
         state = self.table.lease(self.name)
         try:
-            if state is not None and state.active and not (state.is_ours and state.identity == self.store.identity):
+            if state is not None and state.active and not (state.is_ours and state.is_in(self.store.identity)):
                 return describe_location(state, self.store)
         except StoreError:
             pass  # the identity of a store that does not respond is unknown

@@ -21,6 +21,13 @@ def all_stores(own: Store) -> Iterator[Store]:
                 yield stores[other]
 
 
+def identity_of(store: Store) -> str:
+    """Return the store's identity. Raises :class:`StoreError` if it has none: its filters could not be told apart."""
+    if not (identity := store.identity):
+        raise StoreError(f"the store {store.alias!r} has no identity, so no filter in it could be trusted")
+    return identity
+
+
 def locate_store(identity: str, own: Store) -> Store | None:
     """Return the store with ``identity``: the guard's ``own`` or, while the guard moves, another one in the settings.
 
@@ -29,7 +36,7 @@ def locate_store(identity: str, own: Store) -> Store | None:
     unavailable: StoreError | None = None
     for store in all_stores(own):
         try:
-            if store.identity == identity:
+            if identity and store.identity == identity:
                 return store
         except StoreError as error:
             unavailable = unavailable or error

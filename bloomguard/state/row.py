@@ -59,6 +59,10 @@ class State:
         """Whether keys of deleted rows may be discarded: a database that loses the delete changes its identity."""
         return self.is_ours and self.is_durable
 
+    def is_in(self, identity: str) -> bool:
+        """Return whether the store with ``identity`` holds the generations. No store is known by an empty one."""
+        return bool(identity) and self.identity == identity
+
     @property
     def kept(self) -> str:
         """The standby if it is kept for a roll-back: complete, gets adds, checked by no process any more."""
@@ -80,7 +84,7 @@ class State:
 
     def is_covered_by(self, earlier: State) -> bool:
         """Return whether adds to all generations of ``earlier`` have reached all generations of this row."""
-        same = self.identity == earlier.identity and self.is_ours
+        same = (self.is_in(earlier.identity) or not self.generations) and self.is_ours
         return same and set(self.generations) <= set(earlier.generations)
 
 

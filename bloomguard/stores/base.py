@@ -165,7 +165,7 @@ class Store(ABC):
     def identity(self) -> str:
         """An ID of this store, at most 200 characters, which changes with a restart that may have lost writes.
 
-        Raises :class:`StoreError` if the store cannot determine it.
+        If it is empty, no filter is built or trusted. Raises :class:`StoreError` if the store cannot determine it.
         """
 
     @abstractmethod

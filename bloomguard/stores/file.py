@@ -71,14 +71,14 @@ class FileStore(Store):
         """
         try:
             check_folder(self.path, may_be_link=True)
-            life = disk.read_private(self.path / "identity", _IDENTITY_BYTES).decode(errors="replace")
+            life = disk.read_private(self.path / disk.IDENTITY, _IDENTITY_BYTES).decode(errors="replace")
             place = f"{life}:{disk.boot_id()}:{os.stat(self.path).st_dev}:{file_id(self.path)}"
         except OSError:
             return ""
         return "file:" + hashlib.sha256(place.encode()).hexdigest()[:40]
 
     def _folder(self, guard: str) -> Path:
-        return self.path / guard
+        return disk.guard_folder(self.path, guard)
 
     def _file(self, guard: str, name: str) -> Path:
         return self._folder(guard) / (name + _SUFFIX)
@@ -99,19 +99,23 @@ class FileStore(Store):
                     folder.mkdir(mode=0o700)
                     folder.chmod(0o700)  # restore the bits that the umask removed
                 check_folder(folder, may_be_link=folder == self.path)
-            self._write_once(self.path / ".gitignore", "*\n")
-            self._write_once(self.path / "CACHEDIR.TAG", _CACHE_TAG)
-            self._write_once(self.path / "identity", uuid.uuid4().hex)
+            self._write_once(self.path / disk.IGNORE, "*\n")
+            self._write_once(self.path / disk.CACHE_TAG, _CACHE_TAG)
+            self._write_once(self.path / disk.IDENTITY, uuid.uuid4().hex)
             self._write_once(self._folder(guard) / "lock", "")
         except OSError as error:
             raise StoreError(self._cannot("write", error)) from error
+        if not self.identity:
+            raise StoreError(
+                f"the store {self.alias!r} cannot read {self.path / disk.IDENTITY}, which has to be a file"
+            )
 
     @staticmethod
     def _write_once(path: Path, text: str) -> None:
         """Create a file atomically, if it is missing, so that processes that start together agree on its content."""
         if path.exists():
             return
-        draft = path.with_name(f"{path.name}.{uuid.uuid4().hex}")
+        draft = disk.draft_of(path)
         try:
             with opened_private(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL) as fd:
                 os.write(fd, text.encode())

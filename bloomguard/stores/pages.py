@@ -76,7 +76,7 @@ class PageFolder:
         self._path = path
 
     def _file(self, page: Page) -> Path:
-        return self._path / page.guard / f"metrics-{page.step}-{page.number}"
+        return disk.guard_folder(self._path, page.guard) / f"metrics-{page.step}-{page.number}"
 
     def add(self, page: Page, cells: Mapping[int, int]) -> None:
         """Add numbers to cells; raises :class:`StoreError`. Does nothing for a guard without a folder (no filter)."""
@@ -117,10 +117,11 @@ class PageFolder:
                     file.unlink()
 
     def _pages(self, guard: str) -> Iterator[tuple[Path, Page]]:
-        for name in os.listdir(self._path / guard):
+        folder = disk.guard_folder(self._path, guard)
+        for name in os.listdir(folder):
             found = _NAME.fullmatch(name)
             if found and int(found[1]) in KEPT_SECONDS:
-                yield self._path / guard / name, Page(guard, int(found[1]), int(found[2]))
+                yield folder / name, Page(guard, int(found[1]), int(found[2]))
 
 
 def _whole(page: bytes) -> bytes:

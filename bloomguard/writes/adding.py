@@ -13,6 +13,7 @@ from django.db import DEFAULT_DB_ALIAS, connections
 from ..guards import Guard
 from ..guards.keys import NoScope
 from . import fencing
+from .instances import fit
 from .transactions import together
 
 
@@ -43,10 +44,13 @@ class Adding:
         guard, using = self._guard, self._using
         with fencing.writing(guard, using):
             needs_none = fencing.needs_no_add(guard, using)  # reads the state row, which `key_written` may need
+            given = list(values)
             try:
-                keys, problem = list(map(guard._meta.key_written(using, by_orm=False), values)), ""
+                keys, problem = list(map(guard._meta.key_written(using, by_orm=False), given)), ""
             except NoScope as error:
                 keys, problem = [], str(error)
+            if keys and connections[using].vendor != "sqlite" and not fit(guard._meta.fields, given):
+                problem = "adding() got a text that is longer than its field, and the column may have cut it"
             if keys and guard._meta.discards and not guard._meta.is_unique:
                 # Given once for two rows, as in a set, a key would be discarded with the first of them.
                 problem = "adding() cannot count the rows of a key, and the filter discards keys"

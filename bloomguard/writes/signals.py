@@ -8,10 +8,11 @@ alive again has its key already. Deletes are not tracked: the next rebuild drops
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable
 from contextlib import suppress
 from typing import Any
 
-from django.db import DatabaseError
+from django.db import DatabaseError, connections
 from django.db.models import Model, QuerySet
 from django.db.models.signals import post_save
 
@@ -19,6 +20,7 @@ from ..exceptions import ConfigurationError, StoreError
 from ..guards import Guard, registry
 from ..guards.keys import OutOfRange, Unkeyable, unwrapped
 from . import fencing
+from .instances import hold, may_be_trusted
 from .tables import parent_path
 
 logger = logging.getLogger("bloomguard")
@@ -81,15 +83,21 @@ def _wrote_key(guard: Guard, update_fields: frozenset[str] | None) -> bool:
     return all(field.name in update_fields or field.attname in update_fields for field in guard._meta.fields)
 
 
+def _holds(instance: Model, fields: Iterable[Any]) -> bool:
+    return all(hold(field, [getattr(instance, field.attname)]) for field in fields)
+
+
 def _try_add(guard: Guard, instance: Model, using: str, *, stored: bool) -> bool:
-    if isinstance(instance, guard.model) and not stored:
-        # An expression, or a value that the field converts, has no key: then read the stored row.
+    is_trusted = may_be_trusted(guard, connections[using].vendor)
+    if isinstance(instance, guard.model) and not stored and is_trusted and _holds(instance, guard._meta.fields):
         with suppress(Unkeyable, OutOfRange):
             return guard._runtime.add(guard._meta.value_of(instance), using)
-    if isinstance(instance, guard.model):
-        where = {"pk": getattr(instance, guard.model._meta.pk.attname)}
-    else:
-        where = {parent_path(guard.model, type(instance)): instance.pk}
+    path, owner = "pk", guard.model
+    if not isinstance(instance, guard.model):
+        path, owner = parent_path(guard.model, type(instance)), type(instance)
+    if not _holds(instance, owner._meta.pk_fields):
+        return False  # the row may have another primary key
+    where = {path: getattr(instance, owner._meta.pk.attname)}
     for values in QuerySet(guard.model, using=using).filter(**where).values_list(*guard._meta.attnames):
         # NULL, or a value that no request converts to, cannot be looked up.
         with suppress(Unkeyable, OutOfRange):

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from functools import lru_cache, partial, wraps
+from functools import partial, wraps
 from typing import Any
 
 from django.db import connections, models
@@ -30,6 +30,7 @@ from ..models import GuardState
 from . import discards, fencing, observer, state_rows
 from .consequences import may_be_rewritten
 from .discards import Before
+from .instances import hold, may_be_trusted
 from .rows import (
     BulkRows,
     Execute,
@@ -174,7 +175,7 @@ def _more_to_return(
             # The instance does not show whether its row existed before.
             upserts = tracked in counting and compiler.query.on_conflict
             # MySQL and MariaDB may store less than an instance holds: without strict mode, or by INSERT IGNORE.
-            if compiler.connection.vendor != "mysql" and not upserts and _instances_hold(compiler, fields):
+            if compiler.connection.vendor != "mysql" and not upserts and _instances_hold(tracked, compiler, fields):
                 continue
             more += missing
     return more if more and _converts(compiler, more) else []
@@ -199,45 +200,40 @@ def _inserted(
 ) -> WrittenRows | None:
     """Return the inserted rows; ``None`` if too little is known to make their keys."""
     by_key, by_primary_key = (tracked.fields, tracked.link), (tracked.primary_key, tracked.link or "pk")
-    if tracked in before and (written := _written_rows(by_primary_key, compiler, returned, rows)):
+    if tracked in before and (written := _written_rows(by_primary_key, tracked, compiler, returned, rows)):
         return discards.finish(before, tracked, compiler.using, written)
-    return _written_rows(by_key, compiler, returned, rows) or _written_rows(by_primary_key, compiler, returned, rows)
+    return _written_rows(by_key, tracked, compiler, returned, rows) or _written_rows(
+        by_primary_key, tracked, compiler, returned, rows
+    )
 
 
 def _written_rows(
-    chosen: tuple[Fields | None, str], compiler: Any, returned: Sequence[Any], rows: Values
+    chosen: tuple[Fields | None, str], tracked: TrackedTable, compiler: Any, returned: Sequence[Any], rows: Values
 ) -> WrittenRows | None:
     fields, link = chosen
     if fields is None:
         return None
     if (rows or _returns(compiler)) and (written := returned_rows(fields, link, returned, rows)):
         return written
-    if not _instances_hold(compiler, fields):
+    if not _instances_hold(tracked, compiler, fields):
         return None
     names = [field.attname for field in fields]
     values = [tuple(getattr(instance, name) for name in names) for instance in compiler.query.objs]
     return WrittenRows(values, link, stored=False)
 
 
-def _instances_hold(compiler: Any, fields: Fields) -> bool:
+def _instances_hold(tracked: TrackedTable, compiler: Any, fields: Fields) -> bool:
     """Whether the instances hold the values of ``fields`` that the new rows store."""
     query = compiler.query
     if query.on_conflict == OnConflict.UPDATE:
         return False  # the existing row that is updated may have another key than the instance
-    if not all(_is_plain(field) and field in query.fields for field in fields):
+    if not all(field in query.fields for field in fields):
         return False
-    if any(hasattr(getattr(each, field.attname), "resolve_expression") for each in query.objs for field in fields):
+    if not may_be_trusted(tracked.guard, compiler.connection.vendor):
+        return False
+    if not all(hold(field, [getattr(each, field.attname) for each in query.objs]) for field in fields):
         return False
     return not may_be_rewritten(compiler, "insert")
-
-
-@lru_cache(maxsize=1000)
-def _is_plain(field: Any) -> bool:
-    """Whether a field stores the instance's value, or what ``to_python`` returns for it."""
-    if isinstance(field, models.DecimalField):
-        return False  # it rounds
-    methods = (getattr(field, name) for name in ("pre_save", "get_prep_value", "get_db_prep_value", "get_db_prep_save"))
-    return all(method.__module__.startswith("django.") for method in methods)
 
 
 # -- DELETE

@@ -13,8 +13,8 @@ from django.db.models import Model, Subquery
 from django.db.models.expressions import Col, RawSQL
 from django.db.models.sql import Query
 
-from ..exceptions import ConfigurationError
 from ..guards import Guard, registry
+from ..guards.conversions import selects_itself
 from ..state import table as states
 from . import unknown_guards
 from .unknown_guards import UnknownGuard
@@ -144,10 +144,11 @@ def _track(guard: Guard, model: type[Model], table: str) -> TrackedTable:
     primary_key = _same(owner._meta.pk_fields, known)
     try:
         whole, counted = (
-            owner is guard.model and all(_table(field) == table for field in guard._meta.fields),
+            owner is guard.model
+            and all(_table(field) == table and not selects_itself(field) for field in guard._meta.fields),
             guard._meta.discards,
         )
-    except ConfigurationError:  # each write fences the guard
+    except Exception:  # a system check reports the mistake; each write fences the guard
         whole = counted = False
     return TrackedTable(
         guard=guard,

@@ -14,7 +14,7 @@ from gazetteer.models import Listing
 
 from bloomguard.guards import Guard, register, registry
 from tests.shop import views
-from tests.shop.models import Article, Product
+from tests.shop.models import Article, Converted, Echo, Product
 from tests.support.guarding import make_guard, registered, urlconf
 
 
@@ -163,6 +163,25 @@ def test_a_field_that_changes_values_on_their_way_is_warned_of(only):
     assert found == "bloomguard.W002"
     assert "the guard 'mine': 'slug' is a ShoutingField" in message
     assert "normalize" in hint
+
+
+@pytest.mark.parametrize(
+    ("model", "lookup", "named"),
+    [
+        (Converted, "lowered", "a LoweringField, whose get_placeholder may"),
+        (Converted, "reversed", "a ReversingField, whose get_db_converters may"),
+        (Converted, "selected", "a SelectingField, whose select_format may"),
+        (Echo, "shout", "a UpperField, whose get_prep_value may"),
+    ],
+)
+def test_a_field_that_converts_by_any_method_is_warned_of(only, model, lookup, named):
+    """Also one that a foreign key points to."""
+    only(model, lookup=lookup)
+
+    found, message, _ = the_message()
+
+    assert found == "bloomguard.W002"
+    assert named in message
 
 
 def test_two_guards_of_one_name(only):

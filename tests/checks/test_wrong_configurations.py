@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import io
+from collections.abc import Sequence
 from contextlib import ExitStack
 from functools import partial
 
@@ -11,19 +12,65 @@ import pytest
 from django.core.checks import run_checks
 from django.core.management import CommandError, call_command
 from django.db import models
-from django.db.models import Q
+from django.db.models import F, Q
 from django.test import Client
 
 from bloomguard.exceptions import BloomGuardError
 from bloomguard.guards import Guard, register, registry
+from bloomguard.guards.meta import GuardMeta
+from bloomguard.lookups.context import guarded_lookups
 from bloomguard.rebuild import Rebuild
 from bloomguard.verdicts import Verdict
 from tests.conftest import forget
-from tests.shop.models import Bundle, Product
+from tests.shop.models import Article, Bundle, Product
 from tests.support.guarding import make_guard, registered
 
 FILE, REDIS = "bloomguard.stores.file.FileStore", "bloomguard.stores.redis.RedisStore"
 GUARD = "bloomguard.middleware.BloomGuardMiddleware"
+
+
+class Unreadable:
+    """An object that nobody can print."""
+
+    def __repr__(self):
+        raise RuntimeError("not to be read")
+
+
+class UnreadableText(Unreadable, str):
+    """A constant that nobody can print."""
+
+    __slots__ = ()
+
+
+class Unlisted(Sequence):
+    """A sequence that nobody can iterate."""
+
+    def __len__(self):
+        raise RuntimeError("not to be read")
+
+    __getitem__ = __len__
+
+
+def joined_by(connector):
+    """A condition that no part of Django makes."""
+    alive = Q(name="x")
+    alive.connector = connector
+    return alive
+
+
+def endless():
+    """A condition that contains itself."""
+    alive = Q(name="x")
+    alive.children.append(alive)
+    return alive
+
+
+def endless_value():
+    """A condition whose value contains itself."""
+    values = []
+    values.append(values)
+    return Q(pk__in=values)
+
 
 #: A guard's options, the check that reports them, and a part of its message.
 GUARDS = [
@@ -31,6 +78,7 @@ GUARDS = [
     ({"lookup": None}, "W101", "lookup is None"),
     ({"lookup": ("id", 5)}, "W101", "lookup is ('id', 5)"),
     ({"lookup": Product._meta.pk}, "W101", "lookup is a "),
+    ({"lookup": Unlisted()}, "W101", "lookup is a Unlisted"),
     ({"routes": None}, "W102", "routes is None"),
     ({"routes": [5]}, "W102", "routes is [5]"),
     ({"routes": ["prodcut"]}, "W102", "no URL pattern named 'prodcut'"),
@@ -44,6 +92,19 @@ GUARDS = [
     ({"filter": []}, "W111", "filter is []"),
     ({"sync": "statement"}, "W112", "sync is 'statement'"),
     ({"alive": Q(nmae=1)}, "W113", "alive may change without a write of the row: it cannot be queried"),
+    ({"alive": Q(pk__lt=float("inf"))}, "W113", "cannot be queried: cannot convert float infinity to integer"),
+    ({"alive": Q(pk__in=Unreadable())}, "W113", "has a Unreadable, which is not a constant"),
+    ({"alive": Q(("name",))}, "W118", "alive cannot be read: ValueError: a comparison is not a pair"),
+    ({"alive": Q(("name", "x", 1))}, "W118", "a comparison is not a pair of a name and a value"),
+    ({"alive": Q((1, 2))}, "W118", "a comparison is not a pair of a name and a value"),
+    ({"alive": Q("name")}, "W118", "it contains a str, not a comparison"),
+    ({"alive": Q(None)}, "W118", "it contains a NoneType, not a comparison"),
+    ({"alive": Q(pk=F(None))}, "W118", "alive cannot be read: AttributeError"),
+    ({"alive": Q(pk=10**5000)}, "W118", "alive cannot be read: ValueError"),
+    ({"alive": Q(name=UnreadableText("x"))}, "W118", "alive cannot be read: RuntimeError: not to be read"),
+    ({"alive": endless()}, "W118", "it is nested more than 50 times, or contains itself"),
+    ({"alive": endless_value()}, "W118", "alive cannot be read: RecursionError"),
+    ({"alive": joined_by("NOR")}, "W118", "its parts are joined by 'NOR'"),
     ({"alive": {"name": "x"}}, "W118", "alive is {'name': 'x'}"),
     ({"alive": Product.objects.all()}, "W118", "alive is a QuerySet"),
     ({"mode": "shade"}, "W114", "mode is 'shade', so every request passes"),
@@ -207,6 +268,29 @@ def test_two_guards_of_one_name(assert_all_works):
             stack.enter_context(registered(Product, name="mine"))
         assert_said("W107", "another guard already has the name 'mine'")
         assert_all_works()
+
+
+@pytest.mark.parametrize("name", ["fields", "keys", "definition", "alive_fields", "discards"])
+def test_an_error_in_one_guard_stops_no_other(name, assert_all_works, clock):
+    """Neither the queries and writes of its own table, nor those of others."""
+
+    def fail(self):
+        raise RuntimeError("nobody expected it")
+
+    with registered(Product, name="broken") as broken, registered(Article, name="sound", lookup="slug") as sound:
+        broken._meta.__class__ = type("BrokenMeta", (GuardMeta,), {name: property(fail)})
+        Rebuild(sound, sleep=clock.sleep).run()
+        with guarded_lookups():
+            Article.objects.create(slug="a")
+            assert [Article.objects.filter(slug=slug).exists() for slug in "ab"] == [True, False]
+            row = Product.objects.create()
+            Product.objects.filter(pk=row.pk).update(name="x")
+            assert Product.objects.filter(pk=row.pk, name="x").exists()
+            row.delete()
+
+        assert (sound.verdict("a"), sound.verdict("b")) == (Verdict.MAYBE, Verdict.ABSENT)
+        assert broken.verdict(7) is Verdict.UNKNOWN
+        assert Client().get("/products/7/").status_code == 200
 
 
 @pytest.mark.parametrize("attributes", REFUSED, ids=map("-".join, REFUSED))

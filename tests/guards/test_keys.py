@@ -279,6 +279,20 @@ def test_a_composite_takes_a_sequence_or_a_mapping():
     assert keys.width is None
 
 
+@pytest.mark.parametrize(
+    "value",
+    ["DE", b"DE", bytearray(b"DE"), memoryview(b"DE"), {"DE", "ulm"}, frozenset(["D", "E"]), iter(["D", "E"]),
+     {"country": "DE", "slug": "ulm"}.keys(), 5, None, (each for each in "DE")],
+    ids=lambda value: type(value).__name__,
+)  # fmt: skip
+def test_a_composite_takes_nothing_without_an_order_of_parts(value):
+    """A text is one value, not several; a set has another order in each process."""
+    keys = KeyMaker([Place._meta.get_field("country"), Place._meta.get_field("slug")])
+
+    with pytest.raises(Unkeyable):
+        keys.key(value)
+
+
 def test_a_composite_of_another_length_is_refused():
     """Too few or too many values make no key."""
     keys = KeyMaker([Place._meta.get_field("country"), Place._meta.get_field("slug")])

@@ -710,9 +710,7 @@ def test_a_field_that_converts_no_row(page):
     build()
     assert guard.verdict("x") is Verdict.ABSENT
 
-    guard.model.objects.create(it="x")  # of the instance's own value there is one
-    assert (status(), guard.verdict("x")) == (ARMED, Verdict.MAYBE)
-    guard.model.objects.update(it="y")
+    guard.model.objects.create(it="x")  # the instance's own value has a key, but the field may store another one
 
     assert status() == FENCED
     assert "mine: no key can be made of a row" in refused()

@@ -109,6 +109,73 @@ class Tag(models.Model):
     )
 
 
+class Short(models.Model):
+    """PostgreSQL cuts spaces off the end of a text that is too long for its column."""
+
+    slug = models.CharField(max_length=5, unique=True)
+
+
+class BoundShort(models.Model):
+    """A foreign key to a short text."""
+
+    target = models.ForeignKey(Short, models.CASCADE, to_field="slug", unique=True, db_constraint=False)
+
+
+class BoundPrice(models.Model):
+    """A foreign key to a decimal."""
+
+    price = models.ForeignKey(Price, models.CASCADE, to_field="amount", unique=True, db_constraint=False)
+
+
+class UpperField(models.CharField):
+    """Converts what it is given on its way to the database."""
+
+    def get_prep_value(self, value):
+        value = super().get_prep_value(value)
+        return None if value is None else value.upper()
+
+
+class Shout(models.Model):
+    """A primary key that the field converts."""
+
+    code = UpperField(primary_key=True, max_length=20)
+
+
+class Echo(models.Model):
+    """A foreign key to a field that converts."""
+
+    shout = models.ForeignKey(Shout, models.CASCADE, unique=True, db_constraint=False)
+
+
+class LoweringField(models.CharField):
+    """Lets the database convert what is stored."""
+
+    def get_placeholder(self, value, compiler, connection):
+        return "LOWER(%s)"
+
+
+class ReversingField(models.CharField):
+    """Converts what is read."""
+
+    def get_db_converters(self, connection):
+        return [lambda value, expression, connection: None if value is None else value[::-1]]
+
+
+class SelectingField(models.CharField):
+    """Lets the database convert what is read, though not what RETURNING gives."""
+
+    def select_format(self, compiler, sql, params):
+        return f"UPPER({sql})", params
+
+
+class Converted(models.Model):
+    """Texts that their fields convert, each in another way than by ``get_prep_value``."""
+
+    lowered = LoweringField(max_length=50, default="")
+    reversed = ReversingField(max_length=50, default="")
+    selected = SelectingField(max_length=50, default="")
+
+
 class Review(models.Model):
     """Goes with its product; is left behind, without one, by its article."""
 

@@ -9,19 +9,23 @@ import pytest
 from django.db.models import Q
 from django.utils import timezone
 
-from bloomguard.exceptions import StoreError, StoreUnavailable
+from bloomguard.exceptions import RebuildError, StoreError, StoreUnavailable
 from bloomguard.guards import Guard, registry
+from bloomguard.models import GuardState
 from bloomguard.rebuild import Rebuild
 from bloomguard.state import table as states
 from bloomguard.state.active_filter import ActiveFilter
+from bloomguard.state.locate import identity_of, locate_store
 from bloomguard.state.row import FENCED, State
 from bloomguard.state.table import StateTable
-from bloomguard.stores import stores
+from bloomguard.stores import disk, stores
+from bloomguard.stores.file import FileStore
 from bloomguard.verdicts import ABSENT, COLD, ERROR, IDENTITY, LEASE, MAYBE, UNTRUSTED, Verdict
 from bloomguard.verdicts import FENCED as FENCED_DECISION
 from tests.conftest import Counting, forget
 from tests.shop.guards import ArticleGuard, ProductGuard
 from tests.shop.models import Article, Product
+from tests.support.guarding import registered
 
 ABSENT_PK = 123_456_789
 
@@ -195,6 +199,49 @@ def test_another_store_is_not_trusted(product, clock, caplog):
     assert found == {IDENTITY}
     assert len(caplog.records) == 1
     assert not product._runtime.active_filter.add([key(50)])
+
+
+@pytest.mark.parametrize("name", ["identity", "cachedir.tag"])
+def test_a_guard_may_be_named_as_a_file_of_the_store(name, fresh, transactional_db, clock, monkeypatch, tmp_path):
+    """It has a folder of its own, and after a crash of the host its filter is not trusted, as any other."""
+    with registered(Product, name=name) as guard:
+        Rebuild(guard, sleep=clock.sleep).run()
+        Product.objects.create(pk=7)
+        assert (guard.verdict(7), guard.verdict(8)) == (Verdict.MAYBE, Verdict.ABSENT)
+
+        (tmp_path / "boot_id").write_text("another boot")
+        monkeypatch.setattr(disk, "BOOT_ID", tmp_path / "boot_id")
+        forget()
+
+        assert guard._runtime.decide(8) == IDENTITY
+        Rebuild(guard, sleep=clock.sleep).run()
+        assert guard.verdict(8) is Verdict.ABSENT
+
+
+def test_a_store_without_an_identity_is_not_trusted(product, clock, monkeypatch):
+    """An empty identity equals no other, not even an empty one: nothing is denied, added or built."""
+    monkeypatch.setattr(type(stores["default"]), "identity", property(lambda store: ""))
+    GuardState.objects.filter(name="product").update(identity="")
+    forget()
+
+    active = product._runtime.active_filter
+    assert product._runtime.decide(ABSENT_PK) == IDENTITY
+    assert locate_store("", stores["default"]) is None
+    assert not active.add([key(77)])
+    with pytest.raises(StoreError, match="has no identity"):
+        identity_of(stores["default"])
+    monkeypatch.setattr(FileStore, "prepare", lambda store, guard: None)
+    with pytest.raises(RebuildError, match="has no identity"):
+        Rebuild(product, sleep=clock.sleep).run()
+
+
+def test_rows_without_an_identity_cover_nothing():
+    """Adds that reached nothing cover a row that names nothing; no other of an unknown store."""
+    nothing, unknown = State("x"), State("x", version=1, active="a")
+
+    assert nothing.is_covered_by(nothing)
+    assert nothing.is_covered_by(unknown)
+    assert not unknown.is_covered_by(unknown)
 
 
 def test_a_rebuild_takes_another_store_over(product, build, clock):

@@ -17,6 +17,7 @@ import pytest
 
 from bloomguard.exceptions import StoreError
 from bloomguard.filters import CorruptFilter
+from bloomguard.stores.disk import draft_of
 from bloomguard.stores.file import FileStore
 from bloomguard.stores.pages import Page
 from tests.support.processes import end, spawn
@@ -31,6 +32,40 @@ def modes(folder: Path) -> dict[str, str]:
         str(path.relative_to(folder.parent)): stat.filemode(path.stat().st_mode)
         for path in [folder, *folder.rglob("*")]
     }
+
+
+GUARDS = ["city", "identity", "cachedir.tag", "gitignore", "lock", "metrics-60-1", "a.filter", "identity.draft"]
+
+
+def test_no_guard_has_the_folder_of_another_or_a_name_of_the_stores_own(files):
+    """Also where case is ignored: the files of the store are files, and each guard has a folder."""
+    for guard in GUARDS:
+        files.create(guard, "a", make_layout()).add([key(1)])
+        files.add_metrics(Page(guard, 60, 1), {0: 1})
+
+    names = os.listdir(files.path)
+    assert len({name.lower() for name in names}) == len(names) == len(GUARDS) + 3
+    assert {name for name in names if (files.path / name).is_file()} == {".gitignore", "CACHEDIR.TAG", "identity"}
+    for guard in GUARDS:
+        assert files.names(guard) == ["a"]
+        assert files.open(guard, "a", find).might_contain(key(1))
+        assert any(files.read_metrics([Page(guard, 60, 1)])[0])
+    assert files.identity
+
+
+def test_a_draft_has_the_name_of_no_guard(files):
+    """A draft of a file begins with a dot, and a guard with a letter."""
+    assert draft_of(files.path / "identity").name.startswith(".identity.")
+
+
+def test_a_store_without_an_identity_takes_no_filter(files):
+    """A folder in the place of the file, as an earlier version made for a guard of that name, is named."""
+    (files.path / "identity").mkdir(parents=True)
+    files.path.chmod(0o700)
+
+    with pytest.raises(StoreError, match="identity, which has to be a file"):
+        files.create("city", "a", make_layout())
+    assert files.identity == ""
 
 
 @pytest.mark.parametrize("umask", [0o000, 0o022, 0o077, 0o277])

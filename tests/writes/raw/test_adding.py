@@ -7,6 +7,7 @@ from pathlib import Path
 from unittest import mock
 
 import pytest
+from django.db import connections
 from django.db.backends.postgresql.psycopg_any import is_psycopg3
 from gazetteer.models import City
 
@@ -15,8 +16,9 @@ from bloomguard.rebuild import Rebuild
 from bloomguard.state.row import ARMED, FENCED
 from bloomguard.verdicts import Verdict
 from bloomguard.writes.adding import adding
-from tests.shop.models import Product
+from tests.shop.models import Product, Short
 from tests.support import database
+from tests.support.guarding import registered
 
 from .sending import INSERT, execute, status
 
@@ -59,6 +61,20 @@ def test_an_iterator_that_is_at_its_end_is_no_add(product):
         add(pk for pk, name in rows)
 
     assert status("product") == FENCED
+
+
+@pytest.mark.parametrize(("lookup", "given"), [("slug", "abcde "), (("id", "slug"), (1, "abcde "))], ids=str)
+def test_a_text_that_its_column_may_have_cut_fences(built, lookup, given):
+    """PostgreSQL and MariaDB store another text than the statement was given; SQLite stores all of it."""
+    with registered(Short, name="short", lookup=lookup) as guard:
+        built(guard)
+        with adding(guard, using=database.current) as add:
+            execute("INSERT INTO shop_short (id, slug) VALUES (1, 'abcde ')")
+            add([given])
+
+        stored = Short.objects.values_list(*guard._meta.attnames, flat=lookup == "slug").get()
+        assert guard.verdict(stored) is not Verdict.ABSENT
+        assert status("short") == (ARMED if connections[database.current].vendor == "sqlite" else FENCED)
 
 
 def test_only_the_guard_of_the_block_is_left_alone(product):
