@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..exceptions import ConfigurationError
-from ..guards import Guard, registry
+from ..guards import AUTO, Guard, registry
 from ..lookups.query import RowLookup, concrete
-from .discovery import column_of, detail, reason_against
+from .discovery import NotFound, column_of, detail, find_kwargs, reason_against
 from .openness import layers
 from .patterns import Pattern
 from .table import GuardedRoute, RouteTable, kwargs_for
@@ -87,7 +87,19 @@ def _of_lookups(pattern: Pattern, *, is_known: bool) -> Iterator[tuple[Guard, st
             if len(guard._meta.fields) == 1 and any(
                 lookup.compares(column_of(shown.model, name)) for name in shown.looked_up
             ):
-                yield guard, "its view's own query"
+                yield guard, f"its view's own query{_why_not_auto(guard, pattern)}"
+
+
+def _why_not_auto(guard: Guard, pattern: Pattern) -> str:
+    """Return why ``routes = "auto"`` did not take the pattern; empty if the guard does not look for routes."""
+    try:
+        if guard.routes == AUTO:
+            find_kwargs(guard, pattern)
+    except NotFound as reason:
+        return f"; not before the view: {reason}"
+    except Exception as error:  # the view's own error
+        return f"; not before the view: reading it raises {type(error).__name__}"
+    return ""
 
 
 def _asks(guard: Guard) -> bool:
