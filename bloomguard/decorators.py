@@ -30,8 +30,9 @@ def guarded(name: str, *, arg: str | Mapping[str, str] | None = None) -> Callabl
     ``handler404``, or by REST framework.
 
     ``arg`` is the view's keyword argument with the ID, or for several fields ``{"field": "argument"}``; by default the
-    guard's lookup determines it. Works on sync and async functions and methods, and only for the HTTP methods of the
-    guard. A call without the argument, because the URL pattern leaves it to the view's default, passes.
+    guard's lookup determines it. If several arguments may be meant, requests pass, and ``manage.py check`` reports it.
+    Works on sync and async functions and methods, and only for the HTTP methods of the guard. A call without the
+    argument, because the URL pattern leaves it to the view's default, passes.
 
     Raises :class:`ConfigurationError` at once if the view has no argument ``arg``. An error that occurs only when the
     view is called, such as a guard that does not exist, is logged once, and requests pass.

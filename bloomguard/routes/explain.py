@@ -26,7 +26,7 @@ from ..verdicts import DISABLED, ERROR, SHADOW, Decision, Verdict
 from ..writes.fencing import table_of
 from .listing import DOOR, NOWHERE, Row, rows_of_pattern, takes_id
 from .patterns import Pattern
-from .table import NO_ID, RouteTable, kwargs_for, kwargs_of_arg, table_for
+from .table import NO_ID, RouteTable, kwargs_for, kwargs_of_view, table_for
 
 #: The reason of each decision: what it means and how to fix it.
 MEANING = {
@@ -189,12 +189,11 @@ def _value(row: Row, table: RouteTable, pattern: Pattern, match: ResolverMatch) 
         if route.pattern is pattern and route.guard.name == row.guard:
             return route.value(match.kwargs)
     guard, callback = registry[row.guard], pattern.callback
-    arg = getattr(callback, "guarded_arg", None) if getattr(callback, "guarded_by", "") == row.guard else None
     try:
-        if arg is None:
-            names = kwargs_for(guard, pattern.view_name, pattern.captured)
+        if getattr(callback, "guarded_by", "") == row.guard:
+            names = kwargs_of_view(guard, callback, pattern.captured)
         else:
-            names = kwargs_of_arg(guard, arg)
+            names = kwargs_for(guard, pattern.view_name, pattern.captured)
         return unwrapped(tuple(match.kwargs[name] for name in names))
     except (ConfigurationError, KeyError):
         return NO_ID

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -176,25 +177,46 @@ def _why_not_at_door(
     return ""
 
 
+class AmbiguousKwargs(ConfigurationError):
+    """Several captured kwargs may carry the ID: one of them has to be named."""
+
+
 def kwargs_for(guard: Guard, route: str, captured: Iterable[str]) -> tuple[str, ...]:
     """Return the names of the ``captured`` kwargs with the lookup's values, in the order of the lookup's fields.
 
-    Raises :class:`ConfigurationError` if a field has no such kwarg.
+    Raises :class:`ConfigurationError` if a field has no such kwarg, and :class:`AmbiguousKwargs` if it has several.
     """
-    captured = list(captured)
+    captured = tuple(dict.fromkeys(captured))
+    where = route if route.startswith("@") else f"route {route!r}"
     named = guard.routes.get(route, {}) if isinstance(guard.routes, Mapping) else {}
     if isinstance(named, str):
         named = {guard._meta.fields[0].name: named}
     chosen = []
     for field in guard._meta.fields:
-        wanted = [named[field.name]] if field.name in named else _usual_kwargs(guard, field)
-        kwarg = next((name for name in wanted if name in captured), None)
-        if kwarg is None:
+        wanted, similar = ([named[field.name]], []) if field.name in named else _usual_kwargs(guard, field)
+        found = [name for name in captured if name in wanted]
+        if not found:
             raise ConfigurationError(
-                f"route {route!r} captures {', '.join(captured) or 'nothing'}; expected {' or '.join(wanted)}"
+                f"{where} captures {', '.join(captured) or 'nothing'}; expected {' or '.join(wanted)}"
             )
-        chosen.append(kwarg)
+        if rivals := [name for name in captured if name in (*wanted, *similar) and name != found[0]]:
+            raise AmbiguousKwargs(
+                f"{where} captures {' and '.join((found[0], *rivals))}, and each may be the {field.name} of "
+                f"{guard.model._meta.label}"
+            )
+        chosen.append(found[0])
     return tuple(chosen)
+
+
+def kwargs_of_view(guard: Guard, view: Any, captured: Iterable[str]) -> tuple[str, ...]:
+    """Return the arguments of ``view``, which is under ``@guarded``, with the lookup's values.
+
+    Raises :class:`ConfigurationError` as :func:`kwargs_for` does.
+    """
+    arg: str | Mapping[str, str] | None = getattr(view, "guarded_arg", None)
+    if arg is not None:
+        return kwargs_of_arg(guard, arg)
+    return kwargs_for(guard, f"@guarded({guard.name!r})", (*captured, *inspect.signature(view).parameters))
 
 
 def kwargs_of_arg(guard: Guard, arg: str | Mapping[str, str]) -> tuple[str, ...]:
@@ -208,12 +230,14 @@ def kwargs_of_arg(guard: Guard, arg: str | Mapping[str, str]) -> tuple[str, ...]
     return tuple(named[field.name] for field in guard._meta.fields)
 
 
-def _usual_kwargs(guard: Guard, field: models.Field[Any, Any]) -> list[str]:
-    names = [field.name, field.attname]
+def _usual_kwargs(guard: Guard, field: models.Field[Any, Any]) -> tuple[list[str], list[str]]:
+    """Return the names of kwargs that usually carry ``field``, and of those that may carry it beside one of them."""
+    names, similar = [field.name, field.attname], []
     if len(guard._meta.fields) == 1 and (field.primary_key or field is guard.model._meta.pk):
-        model_name = guard.model._meta.model_name
+        model_name = str(guard.model._meta.model_name)
         names = ["pk", *names, f"{model_name}_pk", f"{model_name}_id"]
-    return list(dict.fromkeys(names))
+        similar = [model_name, f"{model_name}_{field.name}"]
+    return list(dict.fromkeys(names)), similar
 
 
 def not_found(request: HttpRequest, route: GuardedRoute) -> HttpResponseBase | None:
