@@ -19,6 +19,7 @@ from django.views.debug import technical_404_response
 
 from ..exceptions import ConfigurationError
 from ..guards import AUTO, Guard, registry
+from ..guards.errors import may_raise
 from ..log_once import LogOnce
 from ..lookups.query import concrete
 from .discovery import Detail, NotFound, detail, find_kwargs, views_by_model
@@ -59,6 +60,15 @@ class GuardedRoute:
             return tuple([captured[name] for name in self.kwargs])
         except KeyError:
             return NO_ID
+
+    def may_raise(self, value: Any, captured: Mapping[str, Any]) -> bool:
+        """Return whether the view's query for ``value`` may raise an error, which a 404 would hide."""
+        return may_raise(self.guard, value, captured.values(), by_link=self._by_link)
+
+    @cached_property
+    def _by_link(self) -> bool:
+        """Whether the view shows a child model, whose key is the link to its parent."""
+        return self.shown is not None and concrete(self.shown.model) is not concrete(self.guard.model)
 
     @cached_property
     def shown(self) -> Detail | None:
