@@ -157,7 +157,11 @@ class BloomGuardMiddleware:
                 return None
             for route, value in routes:
                 answer = exchange.ask(route.guard, value)
-                if answer.verdict is Verdict.ABSENT and route.may_raise(value, kwargs):
+                if (
+                    answer.verdict is Verdict.ABSENT
+                    and (type(value) is not int or value >> 63 or len(kwargs) > 1)  # hot path: one number needs no call
+                    and route.may_raise(value, kwargs)
+                ):
                     exchange.note_counted(answer)
                     continue
                 if answer.verdict is Verdict.ABSENT and exchange.applies(route.guard):
@@ -180,7 +184,11 @@ class BloomGuardMiddleware:
                 return None
             for route, value in routes:
                 answer = await exchange.aask(route.guard, value)
-                if answer.verdict is Verdict.ABSENT and route.may_raise(value, kwargs):
+                if (
+                    answer.verdict is Verdict.ABSENT
+                    and (type(value) is not int or value >> 63 or len(kwargs) > 1)  # hot path: one number needs no call
+                    and route.may_raise(value, kwargs)
+                ):
                     exchange.note_counted(answer)
                     continue
                 if answer.verdict is Verdict.ABSENT and exchange.applies(route.guard):
