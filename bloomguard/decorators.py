@@ -15,8 +15,9 @@ from .door.page import probing
 from .exceptions import ConfigurationError
 from .guards import Guard, registry
 from .guards.counters import ablocked, blocked
+from .guards.errors import may_raise
 from .log_once import LogOnce
-from .lookups.context import LookupContext, current
+from .lookups.context import Answer, LookupContext, current
 from .routes.table import kwargs_for, kwargs_of_arg
 from .verdicts import Verdict
 
@@ -30,8 +31,9 @@ def guarded(name: str, *, arg: str | Mapping[str, str] | None = None) -> Callabl
     ``handler404``, or by REST framework.
 
     ``arg`` is the view's keyword argument with the ID, or for several fields ``{"field": "argument"}``; by default the
-    guard's lookup determines it. Works on sync and async functions and methods, and only for the HTTP methods of the
-    guard. A call without the argument, because the URL pattern leaves it to the view's default, passes.
+    guard's lookup determines it. If several arguments may be meant, requests pass, and ``manage.py check`` reports it.
+    Works on sync and async functions and methods, and only for the HTTP methods of the guard. A call without the
+    argument, because the URL pattern leaves it to the view's default, passes.
 
     Raises :class:`ConfigurationError` at once if the view has no argument ``arg``. An error that occurs only when the
     view is called, such as a guard that does not exist, is logged once, and requests pass.
@@ -64,7 +66,7 @@ def guarded(name: str, *, arg: str | Mapping[str, str] | None = None) -> Callabl
         async def aanswer(question: tuple[LookupContext, Guard, Any], *args: Any, **kwargs: Any) -> Any:
             context, guard, value = question
             answer = await context.aask(guard, value)
-            if answer.verdict is Verdict.ABSENT and context.applies(guard):
+            if _is_certain(answer, kwargs) and context.applies(guard):
                 if context is current():
                     context.note_avoided(guard)  # the middleware counts the request
                 else:
@@ -90,7 +92,7 @@ def guarded(name: str, *, arg: str | Mapping[str, str] | None = None) -> Callabl
                 return aanswer(question, *args, **kwargs)
             context, guard, value = question
             answer = context.ask(guard, value)
-            if answer.verdict is Verdict.ABSENT and context.applies(guard):
+            if _is_certain(answer, kwargs) and context.applies(guard):
                 if context is current():
                     context.note_avoided(guard)
                 else:
@@ -101,6 +103,11 @@ def guarded(name: str, *, arg: str | Mapping[str, str] | None = None) -> Callabl
         return _mark(guard_view, name, arg)  # type: ignore[no-any-return]
 
     return decorate
+
+
+def _is_certain(answer: Answer, kwargs: Mapping[str, Any]) -> bool:
+    """Whether the row is absent, and the view's query would not raise an error instead of finding none."""
+    return answer.verdict is Verdict.ABSENT and not may_raise(answer.guard, answer.value, kwargs.values())
 
 
 def _missing(guard: Guard) -> Http404:

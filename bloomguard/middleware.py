@@ -157,6 +157,13 @@ class BloomGuardMiddleware:
                 return None
             for route, value in routes:
                 answer = exchange.ask(route.guard, value)
+                if (
+                    answer.verdict is Verdict.ABSENT
+                    and (type(value) is not int or value >> 63 or len(kwargs) > 1)  # hot path: one number needs no call
+                    and route.may_raise(value, kwargs)
+                ):
+                    exchange.note_counted(answer)
+                    continue
                 if answer.verdict is Verdict.ABSENT and exchange.applies(route.guard):
                     exchange.response = not_found(request, route)
                     if exchange.response is not None:
@@ -164,7 +171,7 @@ class BloomGuardMiddleware:
                         return HttpResponse()  # `__call__` replaces it with the site's 404
                     exchange.note_counted(answer)
                     return None
-                if answer.reason == SHADOW.reason:
+                if answer.reason == SHADOW.reason and not route.may_raise(value, kwargs):
                     exchange.note_shadow(answer)
         except Exception as error:
             _log.error(error, "bloomguard lets requests pass because of an internal error")
@@ -177,6 +184,13 @@ class BloomGuardMiddleware:
                 return None
             for route, value in routes:
                 answer = await exchange.aask(route.guard, value)
+                if (
+                    answer.verdict is Verdict.ABSENT
+                    and (type(value) is not int or value >> 63 or len(kwargs) > 1)  # hot path: one number needs no call
+                    and route.may_raise(value, kwargs)
+                ):
+                    exchange.note_counted(answer)
+                    continue
                 if answer.verdict is Verdict.ABSENT and exchange.applies(route.guard):
                     exchange.response = await sync_to_async(not_found, thread_sensitive=False)(request, route)
                     if exchange.response is not None:
@@ -184,7 +198,7 @@ class BloomGuardMiddleware:
                         return HttpResponse()
                     exchange.note_counted(answer)
                     return None
-                if answer.reason == SHADOW.reason:
+                if answer.reason == SHADOW.reason and not route.may_raise(value, kwargs):
                     exchange.note_shadow(answer)
         except Exception as error:
             _log.error(error, "bloomguard lets requests pass because of an internal error")

@@ -7,18 +7,20 @@ import sys
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
+from types import FunctionType
 from typing import Any
 
 from django.conf import settings
 from django.core.checks import CheckMessage, Info, Warning, register
 from django.middleware.cache import FetchFromCacheMiddleware
 
+from ..exceptions import ConfigurationError
 from ..guards import AUTO, registry
 from ..middleware import ELSEWHERE, BloomGuardMiddleware, place_in_settings
 from ..routes.listing import is_admin
 from ..routes.openness import middleware_classes
 from ..routes.patterns import root_urlconf
-from ..routes.table import GuardedRoute, table_for
+from ..routes.table import AmbiguousKwargs, GuardedRoute, kwargs_of_view, table_for
 
 _PATH = f"{BloomGuardMiddleware.__module__}.{BloomGuardMiddleware.__name__}"
 _SHIELDED = re.compile(r"^[^#\n]*\bshield\(", re.MULTILINE)
@@ -90,6 +92,35 @@ def check_closed(app_configs: Any, **kwargs: Any) -> list[CheckMessage]:
             key = route.guard.name, route.pattern.view_name, route.closed, is_admin(route.pattern)
             alike.setdefault(key, []).append(route)
     return [message for routes in alike.values() for message in _closed(routes)]
+
+
+@register("bloomguard")
+def check_arguments(app_configs: Any, **kwargs: Any) -> list[CheckMessage]:
+    """Report views under ``@guarded`` for which it is not certain which argument carries the ID."""
+    messages: list[CheckMessage] = []
+    for pattern in table_for().patterns:
+        for view in _guarded_views(pattern.callback):
+            guard = registry.get(view.guarded_by)
+            try:
+                if guard is not None:
+                    kwargs_of_view(guard, view, pattern.captured)
+            except AmbiguousKwargs as problem:
+                text = f"the guard {view.guarded_by!r} does not answer for {pattern.text}: {problem}."
+                hint = f"Name the argument, as in @guarded({view.guarded_by!r}, arg='argument')."
+                messages.append(Warning(text, hint=hint, obj=guard and guard.model, id="bloomguard.W102"))
+                break  # `as_view` has the attributes of a decorated `dispatch` too
+            except ConfigurationError:  # another check reports the guard
+                pass
+    return messages
+
+
+def _guarded_views(view: Any) -> Iterator[Any]:
+    """Yield ``view``, or the methods of its class, if it is under ``@guarded``."""
+    cls = getattr(view, "view_class", None) or getattr(view, "cls", None)
+    mro = cls.__mro__ if isinstance(cls, type) else ()
+    methods = {name: value for base in reversed(mro) for name, value in vars(base).items()}
+    functions = [value for value in methods.values() if isinstance(value, FunctionType)]
+    yield from (each for each in (view, *functions) if getattr(each, "guarded_by", ""))
 
 
 def _closed(routes: list[GuardedRoute]) -> list[CheckMessage]:

@@ -49,18 +49,29 @@ class DoorRoute:
 
     def captured(self, path: str) -> Any:
         """Return the ID that Django's resolver captures from ``path``, or :data:`NO_ID` if another pattern matches."""
-        value = self._value(path)
-        if value is NO_ID:
-            return NO_ID
-        for start, match in self._overlapping:
-            if path.startswith(start) and match(path) is not None:
-                return NO_ID
-        return value
+        found = self._resolved(path)
+        return NO_ID if found is None else self._route.value(found)
 
     def confirm(self, method: str, path: str, asked: Any) -> Any:
-        """Return the ID that the view would get, or :data:`NO_ID`; ``asked`` itself if both have the same key."""
-        value = self.captured(path) if method in self.methods else NO_ID
-        return asked if value is not NO_ID and _have_same_key(self.guard, value, asked) else value
+        """Return the ID that the view would get, or :data:`NO_ID`; ``asked`` itself if both have the same key.
+
+        :data:`NO_ID` also if the view's query for it may raise an error.
+        """
+        found = self._resolved(path) if method in self.methods else None
+        value = NO_ID if found is None else self._route.value(found)
+        if found is None or value is NO_ID or self._route.may_raise(value, found):
+            return NO_ID
+        return asked if _have_same_key(self.guard, value, asked) else value
+
+    def _resolved(self, path: str) -> dict[str, Any] | None:
+        """Return the kwargs that Django's resolver captures from ``path``; ``None`` if another pattern matches."""
+        captured = self._match(path)
+        if captured is None:
+            return None
+        for start, match in self._overlapping:
+            if path.startswith(start) and match(path) is not None:
+                return None
+        return captured
 
     def _value(self, path: str) -> Any:
         captured = self._match(path)

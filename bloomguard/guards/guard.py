@@ -110,6 +110,7 @@ class Guard:
         """Return the verdict on ``value``: a field's value, or for several fields a sequence or mapping of values.
 
         Accepts values from a URL, converted or not. Never raises: on an error it returns :attr:`Verdict.UNKNOWN`.
+        A number that no column can hold is ABSENT, and text with a NUL may be: a query for them may raise an error.
         """
         return self._runtime.decide(value).verdict
 

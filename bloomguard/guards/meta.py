@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from django.core.exceptions import FieldDoesNotExist
 from django.db import models, router
 from django.db.models import Model
+from django.db.models.lookups import IntegerFieldExact
 
 from ..exceptions import ConfigurationError
 from ..filters.kinds import KINDS
@@ -60,6 +61,11 @@ class GuardMeta:
     def attnames(self) -> tuple[str, ...]:
         """The attribute names of the lookup's fields, such as ``city_id`` for a foreign key."""
         return tuple(field.attname for field in self.fields)
+
+    @cached_property
+    def ignores_overflow(self) -> bool:
+        """Whether the key is one integer, for which Django sends no query if it is out of the column's range."""
+        return len(self.fields) == 1 and self.fields[0].get_lookup("exact") is IntegerFieldExact
 
     @cached_property
     def keys(self) -> KeyMaker:

@@ -20,9 +20,10 @@ from django.views.generic.edit import BaseCreateView
 
 from ..exceptions import ConfigurationError
 from ..guards import Guard, registry
-from ..lookups.query import RowLookup, concrete, is_plain
-from .openness import layers, why_class_is_closed
+from ..lookups.query import EXACT, RowLookup, concrete, is_plain
+from .openness import is_class_based, layers, looks_up_first, why_view_is_closed
 from .patterns import Pattern
+from .querysets import why_own_query, why_own_queryset
 
 logger = logging.getLogger("bloomguard")
 
@@ -42,6 +43,13 @@ class Detail:
 
 
 _DETAIL = "_bloomguard_detail"
+#: Methods of Django's that run before and during the lookup. Other generic views of Django have others.
+_ON_THE_WAY = {
+    "setup": View.setup,
+    "dispatch": View.dispatch,
+    "get_queryset": SingleObjectMixin.get_queryset,
+    "get_slug_field": SingleObjectMixin.get_slug_field,
+}
 
 
 def detail(pattern: Pattern) -> Detail | None:
@@ -70,7 +78,8 @@ def _detail(pattern: Pattern) -> Detail | None:
     if issubclass(cls, SingleObjectMixin):
         if getattr(cls, "get", None) in (None, BaseCreateView.get):
             return None
-        has_pk = attribute("pk_url_kwarg") in pattern.captured
+        # A value that the URLconf sets is looked up too.
+        has_pk = attribute("pk_url_kwarg") in {*pattern.captured, *pattern.fixed}
         if has_pk:
             looked_up["pk"] = attribute("pk_url_kwarg")
         if attribute("slug_url_kwarg") in pattern.captured and (not has_pk or attribute("query_pk_and_slug")):
@@ -111,22 +120,38 @@ def find_kwargs(guard: Guard, pattern: Pattern) -> tuple[str, ...]:
         raise NotFound("REST framework renders its own 404")
     if not issubclass(concrete(shown.model), concrete(guard.model)):
         raise NotFound(f"its view shows one {shown.model._meta.label}")
-    if closed := why_class_is_closed(shown.cls):
+    *_, view = layers(pattern.callback)
+    if not is_class_based(view):
+        raise NotFound("its view is not made by as_view()")
+    if closed := why_view_is_closed(view):
         raise NotFound(closed)
+    if not looks_up_first(shown.cls):
+        raise NotFound(f"{shown.cls.__name__}.get does not begin with get_object()")
     if shown.cls.get_object is not SingleObjectMixin.get_object:
         raise NotFound(f"{shown.cls.__name__} looks up more than one field")
+    for name, djangos in _ON_THE_WAY.items():
+        if getattr(shown.cls, name) is not djangos:
+            raise NotFound(f"{shown.cls.__name__}.{name} is not that of DetailView")
     try:
         [field] = guard._meta.fields
     except (ValueError, ConfigurationError):
         raise NotFound(f"its view looks up one field, and the guard {guard.name!r} several") from None
     lookup = RowLookup(guard, shown.model)
-    kwargs = [kwarg for name, kwarg in shown.looked_up.items() if lookup.compares(column_of(shown.model, name))]
-    if not kwargs:
+    found = {name: column for name in shown.looked_up if lookup.compares(column := column_of(shown.model, name))}
+    if not found:
         raise NotFound(f"its view looks up {' and '.join(shown.looked_up)}, and the guard {guard.name!r} {field.name}")
-    query = (shown.model._default_manager.all() if shown.queryset is None else shown.queryset).query
+    name, column = next(iter(found.items()))
+    if column.get_lookup("exact") not in EXACT:
+        raise NotFound(f"{column} compares values in the project's own way")
+    if own := why_own_queryset(shown.model, shown.queryset):
+        raise NotFound(own)
+    queryset: Any = shown.model._default_manager.all() if shown.queryset is None else shown.queryset
+    if own := why_own_query(guard, queryset, shown.looked_up):
+        raise NotFound(own)
+    query = queryset.query
     if not is_plain(query) or query.is_sliced or not lookup.is_alive(query):
         raise NotFound(f"its view may show rows that are not in the filter of the guard {guard.name!r}")
-    return (kwargs[0],)
+    return (shown.looked_up[name],)
 
 
 def column_of(model: type[Model], name: str) -> Any:

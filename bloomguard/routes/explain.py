@@ -18,6 +18,7 @@ from .. import conf
 from ..exceptions import BloomGuardError, ConfigurationError
 from ..filters import FilterError
 from ..guards import Guard, registry
+from ..guards.errors import may_raise
 from ..guards.keys import NoScope, Uncertain, unwrapped
 from ..guards.runtime import decision_for
 from ..rebuild.plan import open_active
@@ -26,7 +27,7 @@ from ..verdicts import DISABLED, ERROR, SHADOW, Decision, Verdict
 from ..writes.fencing import table_of
 from .listing import DOOR, NOWHERE, Row, rows_of_pattern, takes_id
 from .patterns import Pattern
-from .table import NO_ID, RouteTable, kwargs_for, kwargs_of_arg, table_for
+from .table import NO_ID, RouteTable, kwargs_for, kwargs_of_view, table_for
 
 #: The reason of each decision: what it means and how to fix it.
 MEANING = {
@@ -148,7 +149,7 @@ def _answer(row: Row, table: RouteTable, pattern: Pattern, match: ResolverMatch,
         model=guard.model._meta.label,
         lookup=guard.lookup if isinstance(guard.lookup, str) else ", ".join(guard.lookup),
         answered=row.answered,
-        outcome=_outcome(row, table, pattern, method, decision.verdict),
+        outcome=_outcome(row, table, pattern, match, method, value, decision.verdict),
         value="" if value is NO_ID else repr(value),
         key=_key(guard, value),
         verdict=decision.verdict.value,
@@ -189,18 +190,19 @@ def _value(row: Row, table: RouteTable, pattern: Pattern, match: ResolverMatch) 
         if route.pattern is pattern and route.guard.name == row.guard:
             return route.value(match.kwargs)
     guard, callback = registry[row.guard], pattern.callback
-    arg = getattr(callback, "guarded_arg", None) if getattr(callback, "guarded_by", "") == row.guard else None
     try:
-        if arg is None:
-            names = kwargs_for(guard, pattern.view_name, pattern.captured)
+        if getattr(callback, "guarded_by", "") == row.guard:
+            names = kwargs_of_view(guard, callback, pattern.captured)
         else:
-            names = kwargs_of_arg(guard, arg)
+            names = kwargs_for(guard, pattern.view_name, pattern.captured)
         return unwrapped(tuple(match.kwargs[name] for name in names))
     except (ConfigurationError, KeyError):
         return NO_ID
 
 
-def _outcome(row: Row, table: RouteTable, pattern: Pattern, method: str, verdict: Verdict) -> str:
+def _outcome(
+    row: Row, table: RouteTable, pattern: Pattern, match: ResolverMatch, method: str, value: Any, verdict: Verdict
+) -> str:
     guard = registry[row.guard]
     routes = [route for route in table.guarded if route.pattern is pattern and route.guard is guard]
     methods = routes[0].methods if routes else frozenset(guard.methods)
@@ -211,6 +213,8 @@ def _outcome(row: Row, table: RouteTable, pattern: Pattern, method: str, verdict
         return f"passes: the guard answers only {', '.join(sorted(methods)) or 'no method at all'}"
     if verdict is not Verdict.ABSENT:
         return "passes"
+    if routes[0].may_raise(value, match.kwargs) if routes else may_raise(guard, value, match.kwargs.values()):
+        return "passes: the view's query may raise an error for it"
     place = "at the route, or at the door if the site has one" if row.answered == DOOR else f"at the {row.answered}"
     unless = "" if type(guard).applies is Guard.applies else ", if applies(request) returns True"
     return f"404 {place}{why}{unless}"

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 from ..exceptions import ConfigurationError
-from ..guards import Guard, registry
+from ..guards import AUTO, Guard, registry
 from ..lookups.query import RowLookup, concrete
-from .discovery import column_of, detail, reason_against
+from .discovery import NotFound, column_of, detail, find_kwargs, reason_against
 from .openness import layers
 from .patterns import Pattern
-from .table import GuardedRoute, RouteTable, kwargs_for
+from .table import AmbiguousKwargs, GuardedRoute, RouteTable, kwargs_for, kwargs_of_view
 
 #: The place where a guard answers; the door answers only if the project calls ``shield()``.
 DOOR, ROUTE, LOOKUP, NOWHERE = "door", "route", "lookup", ""
@@ -47,13 +48,23 @@ def rows_of_pattern(table: RouteTable, pattern: Pattern) -> list[Row]:
     rows = [_of_route(route) for route in table.guarded if route.pattern is pattern]
     in_view = getattr(pattern.callback, "guarded_by", "")
     if in_view and in_view not in [row.guard for row in rows]:
-        rows.append(_row(pattern, in_view, ROUTE, "by @guarded, at its place among the view's decorators"))
+        rows.append(_of_decorator(pattern, in_view))
     rows += [
         _row(pattern, guard.name, LOOKUP, reason)
         for guard, reason in _of_lookups(pattern, is_known=bool(rows))
         if guard.name not in [row.guard for row in rows]
     ]
     return rows or [_row(pattern, reason=reason_against(pattern))]
+
+
+def _of_decorator(pattern: Pattern, name: str) -> Row:
+    if (guard := registry.get(name)) is not None:
+        with suppress(ConfigurationError):  # a check, or the log, reports it
+            try:
+                kwargs_of_view(guard, pattern.callback, pattern.captured)
+            except AmbiguousKwargs as problem:
+                return _row(pattern, name, LOOKUP if _asks(guard) else NOWHERE, f"not before the view: {problem}")
+    return _row(pattern, name, ROUTE, "by @guarded, at its place among the view's decorators")
 
 
 def _of_route(route: GuardedRoute) -> Row:
@@ -77,17 +88,33 @@ def _of_lookups(pattern: Pattern, *, is_known: bool) -> Iterator[tuple[Guard, st
             if "object_id" in pattern.captured and RowLookup(guard, admin.model).compares(admin.model._meta.pk):
                 yield guard, "the admin's own query"
         elif shown is None and not is_known:
+            why = ""
             try:
                 kwargs_for(guard, pattern.view_name, pattern.captured)
+            except AmbiguousKwargs as problem:
+                if guard.routes != AUTO and pattern.view_name in guard.routes:
+                    why = f"; not before the view: {problem}"
             except ConfigurationError:
                 continue
-            yield guard, f"if its view looks up one {guard.model._meta.label} by {_fields(guard)}"
+            yield guard, f"if its view looks up one {guard.model._meta.label} by {_fields(guard)}{why}"
         elif shown is not None and issubclass(shown.model, concrete(guard.model)):
             lookup: Any = RowLookup(guard, shown.model)
             if len(guard._meta.fields) == 1 and any(
                 lookup.compares(column_of(shown.model, name)) for name in shown.looked_up
             ):
-                yield guard, "its view's own query"
+                yield guard, f"its view's own query{_why_not_auto(guard, pattern)}"
+
+
+def _why_not_auto(guard: Guard, pattern: Pattern) -> str:
+    """Return why ``routes = "auto"`` did not take the pattern; empty if the guard does not look for routes."""
+    try:
+        if guard.routes == AUTO:
+            find_kwargs(guard, pattern)
+    except NotFound as reason:
+        return f"; not before the view: {reason}"
+    except Exception as error:  # the view's own error
+        return f"; not before the view: reading it raises {type(error).__name__}"
+    return ""
 
 
 def _asks(guard: Guard) -> bool:

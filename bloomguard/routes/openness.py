@@ -10,6 +10,7 @@ from __future__ import annotations
 import inspect
 import re
 import types
+from abc import ABCMeta
 from collections.abc import Callable, Iterator
 from functools import cache
 from typing import Any
@@ -24,19 +25,26 @@ from django.utils.module_loading import import_string
 from django.views.decorators import cache as caching
 from django.views.decorators import clickjacking, common, csrf, debug, http, vary
 from django.views.generic.base import View
+from django.views.generic.detail import BaseDetailView
+from django.views.generic.edit import BaseUpdateView
 
 from ..guards import Guard
 
-#: Methods of Django's generic views that run after the object was found, or only for requests other than GET and HEAD.
-_AFTER_LOOKUP = frozenset(
-    {
-        *("get_context_data", "get_context_object_name", "get_template_names", "render_to_response"),
-        *("get_form", "get_form_class", "get_form_kwargs", "get_initial", "get_prefix", "get_success_url"),
-        *("form_valid", "form_invalid", "post", "put", "delete", "options", "http_method_not_allowed"),
-    }
+#: Methods of Django's generic views that run only for requests other than GET and HEAD.
+_OF_OTHER_REQUESTS = frozenset(
+    {"form_valid", "form_invalid", "post", "put", "delete", "options", "http_method_not_allowed"}
 )
+#: Methods that also run for GET and HEAD, after the object was found: if ``get`` looks it up first.
+_AFTER_LOOKUP = _OF_OTHER_REQUESTS | {
+    *("get_context_data", "get_context_object_name", "get_template_names", "render_to_response"),
+    *("get_form", "get_form_class", "get_form_kwargs", "get_initial", "get_prefix", "get_success_url"),
+}
+#: The ``get`` methods of Django's generic views that begin with ``get_object()``.
+_LOOKING_UP = (BaseDetailView.get, BaseUpdateView.get)
+#: Attributes of a view that ``View.setup`` sets for each request.
+_OF_THE_REQUEST = frozenset({"request", "args", "kwargs", "head"})
 #: Attributes that every class has, or that Python or type annotations add to a class.
-_OF_EVERY_CLASS = frozenset(
+OF_EVERY_CLASS = frozenset(
     {
         *("__module__", "__qualname__", "__doc__", "__annotations__", "__annotate__", "__annotate_func__"),
         *("__annotations_cache__", "__dict__", "__weakref__", "__parameters__", "__orig_bases__", "__slots__"),
@@ -68,11 +76,8 @@ def why_closed(guard: Guard, view: Callable[..., Any]) -> str:
             return f"an unknown decorator runs first{_where(layer)}"
     if not isinstance(innermost, types.FunctionType):
         return f"it is {_a(type(innermost).__name__)}, not a function or a class-based view"
-    if innermost.__code__ is View.as_view().__code__:
-        given = innermost.view_initkwargs  # type: ignore[attr-defined]
-        if own := next((name for name, value in given.items() if callable(value) and not isinstance(value, type)), ""):
-            return f"as_view({own}=...) passes a function of the project"
-        return why_class_is_closed(innermost.view_class)  # type: ignore[attr-defined]
+    if is_class_based(innermost):
+        return why_view_is_closed(innermost)
     held = [*inspect.getclosurevars(innermost).nonlocals.values(), *(innermost.__defaults__ or ())]
     if not all(map(_is_constant, [*held, *(innermost.__kwdefaults__ or {}).values()])):
         return f"it closes over an object that may check the request{_where(innermost)}"
@@ -90,20 +95,48 @@ def _is_constant(value: Any) -> bool:
     return value is None or isinstance(value, (str, bytes, int, float, bool, re.Pattern))
 
 
-def why_class_is_closed(cls: type[View]) -> str:
+def is_class_based(view: Any) -> bool:
+    """Whether ``view`` is what ``as_view()`` of Django's own returns."""
+    return _is_plain(view) and view.__code__ is View.as_view().__code__
+
+
+def why_view_is_closed(view: Any) -> str:
     """Return why code of the project may run before a generic view looks up its object; empty if none can."""
+    cls = view.view_class
+    for name, value in view.view_initkwargs.items():
+        if _is_code(value) or _is_code(getattr(cls, name, None)):
+            return f"as_view({name}=...) passes a function of the project"
+    return why_class_is_closed(cls)
+
+
+def looks_up_first(cls: type[View]) -> bool:
+    """Whether a GET begins with ``get_object()``: ``get`` is that of Django's ``DetailView`` or ``UpdateView``."""
+    return getattr(cls, "get", None) in _LOOKING_UP
+
+
+def why_class_is_closed(cls: type[View]) -> str:
+    """Return why code of a class may run before its view looks up the object; empty if none can."""
+    if type(cls) not in (type, ABCMeta):
+        return f"{type(cls).__name__}, the metaclass of {cls.__name__}, runs first"
     djangos = [base for base in cls.__mro__ if base.__module__.startswith("django.views.generic.")]
+    later = _AFTER_LOOKUP if looks_up_first(cls) else _OF_OTHER_REQUESTS
     for base in cls.__mro__[:-1]:
         if base in djangos:
             continue
         for name, value in vars(base).items():
-            if name in _AFTER_LOOKUP or name in _OF_EVERY_CLASS:
+            if name in later or name in OF_EVERY_CLASS:
                 continue
             # Only the methods checked here can call a method of another name; a property may need the request.
-            is_djangos = name == "head" or name.startswith("__") or any(name in vars(each) for each in djangos)
-            if is_djangos and (hasattr(value, "__get__") or callable(value)) and not isinstance(value, type):
+            replaced = [vars(each)[name] for each in djangos if name in vars(each)]
+            is_djangos = replaced or name in _OF_THE_REQUEST or name.startswith("__")
+            if is_djangos and (_is_code(value) or any(map(_is_code, replaced))):
                 return f"{base.__name__}.{name} runs first"
     return ""
+
+
+def _is_code(value: Any) -> bool:
+    """Whether an attribute of a class is a method, a property or the like; a class is only a value."""
+    return (hasattr(value, "__get__") or callable(value)) and not isinstance(value, type)
 
 
 def is_rest_framework(view: Any) -> bool:

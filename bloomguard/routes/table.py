@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -18,6 +19,7 @@ from django.views.debug import technical_404_response
 
 from ..exceptions import ConfigurationError
 from ..guards import AUTO, Guard, registry
+from ..guards.errors import may_raise
 from ..log_once import LogOnce
 from ..lookups.query import concrete
 from .discovery import Detail, NotFound, detail, find_kwargs, views_by_model
@@ -58,6 +60,15 @@ class GuardedRoute:
             return tuple([captured[name] for name in self.kwargs])
         except KeyError:
             return NO_ID
+
+    def may_raise(self, value: Any, captured: Mapping[str, Any]) -> bool:
+        """Return whether the view's query for ``value`` may raise an error, which a 404 would hide."""
+        return may_raise(self.guard, value, captured.values(), by_link=self._by_link)
+
+    @cached_property
+    def _by_link(self) -> bool:
+        """Whether the view shows a child model, whose key is the link to its parent."""
+        return self.shown is not None and concrete(self.shown.model) is not concrete(self.guard.model)
 
     @cached_property
     def shown(self) -> Detail | None:
@@ -176,25 +187,46 @@ def _why_not_at_door(
     return ""
 
 
+class AmbiguousKwargs(ConfigurationError):
+    """Several captured kwargs may carry the ID: one of them has to be named."""
+
+
 def kwargs_for(guard: Guard, route: str, captured: Iterable[str]) -> tuple[str, ...]:
     """Return the names of the ``captured`` kwargs with the lookup's values, in the order of the lookup's fields.
 
-    Raises :class:`ConfigurationError` if a field has no such kwarg.
+    Raises :class:`ConfigurationError` if a field has no such kwarg, and :class:`AmbiguousKwargs` if it has several.
     """
-    captured = list(captured)
+    captured = tuple(dict.fromkeys(captured))
+    where = route if route.startswith("@") else f"route {route!r}"
     named = guard.routes.get(route, {}) if isinstance(guard.routes, Mapping) else {}
     if isinstance(named, str):
         named = {guard._meta.fields[0].name: named}
     chosen = []
     for field in guard._meta.fields:
-        wanted = [named[field.name]] if field.name in named else _usual_kwargs(guard, field)
-        kwarg = next((name for name in wanted if name in captured), None)
-        if kwarg is None:
+        wanted, similar = ([named[field.name]], []) if field.name in named else _usual_kwargs(guard, field)
+        found = [name for name in captured if name in wanted]
+        if not found:
             raise ConfigurationError(
-                f"route {route!r} captures {', '.join(captured) or 'nothing'}; expected {' or '.join(wanted)}"
+                f"{where} captures {', '.join(captured) or 'nothing'}; expected {' or '.join(wanted)}"
             )
-        chosen.append(kwarg)
+        if rivals := [name for name in captured if name in (*wanted, *similar) and name != found[0]]:
+            raise AmbiguousKwargs(
+                f"{where} captures {' and '.join((found[0], *rivals))}, and each may be the {field.name} of "
+                f"{guard.model._meta.label}"
+            )
+        chosen.append(found[0])
     return tuple(chosen)
+
+
+def kwargs_of_view(guard: Guard, view: Any, captured: Iterable[str]) -> tuple[str, ...]:
+    """Return the arguments of ``view``, which is under ``@guarded``, with the lookup's values.
+
+    Raises :class:`ConfigurationError` as :func:`kwargs_for` does.
+    """
+    arg: str | Mapping[str, str] | None = getattr(view, "guarded_arg", None)
+    if arg is not None:
+        return kwargs_of_arg(guard, arg)
+    return kwargs_for(guard, f"@guarded({guard.name!r})", (*captured, *inspect.signature(view).parameters))
 
 
 def kwargs_of_arg(guard: Guard, arg: str | Mapping[str, str]) -> tuple[str, ...]:
@@ -208,12 +240,14 @@ def kwargs_of_arg(guard: Guard, arg: str | Mapping[str, str]) -> tuple[str, ...]
     return tuple(named[field.name] for field in guard._meta.fields)
 
 
-def _usual_kwargs(guard: Guard, field: models.Field[Any, Any]) -> list[str]:
-    names = [field.name, field.attname]
+def _usual_kwargs(guard: Guard, field: models.Field[Any, Any]) -> tuple[list[str], list[str]]:
+    """Return the names of kwargs that usually carry ``field``, and of those that may carry it beside one of them."""
+    names, similar = [field.name, field.attname], []
     if len(guard._meta.fields) == 1 and (field.primary_key or field is guard.model._meta.pk):
-        model_name = guard.model._meta.model_name
+        model_name = str(guard.model._meta.model_name)
         names = ["pk", *names, f"{model_name}_pk", f"{model_name}_id"]
-    return list(dict.fromkeys(names))
+        similar = [model_name, f"{model_name}_{field.name}"]
+    return list(dict.fromkeys(names)), similar
 
 
 def not_found(request: HttpRequest, route: GuardedRoute) -> HttpResponseBase | None:

@@ -13,7 +13,7 @@ from bloomguard.exceptions import ConfigurationError
 from bloomguard.filters import CorruptFilter
 from bloomguard.guards import Guard
 from bloomguard.guards.registry import Registry, registry
-from bloomguard.routes.table import kwargs_for
+from bloomguard.routes.table import AmbiguousKwargs, kwargs_for
 from bloomguard.state import table as state
 from bloomguard.verdicts import ABSENT, MAYBE, UNTRUSTED, Verdict
 from tests.shop.models import Article, Bundle, Diary, Order, Place, Price, Product
@@ -159,6 +159,7 @@ def test_the_definition_changes_with_what_a_key_stands_for():
         (Product, "pk", ["r"], ["product_id"], ("product_id",)),
         (Product, "pk", ["r"], ["lang", "product_pk"], ("product_pk",)),
         (Product, "pk", {"r": "number"}, ["number", "pk"], ("number",)),
+        (Product, "pk", {"r": "product_id"}, ["product_id", "pk"], ("product_id",)),
         (Article, "slug", ["r"], ["slug"], ("slug",)),
         (Listing, "city", ["r"], ["city"], ("city",)),
         (Listing, "city", ["r"], ["city_id"], ("city_id",)),
@@ -188,6 +189,23 @@ def test_a_kwarg_that_cannot_be_told_is_an_error(model, lookup, routes, captured
     """Where nothing that the pattern captures is the ID, the error says what it captures and what was looked for."""
     with pytest.raises(ConfigurationError, match=f"captures {', '.join(captured) or 'nothing'}; expected"):
         kwargs_for(make_guard(model, lookup=lookup, routes=routes), "r", captured)
+
+
+@pytest.mark.parametrize(
+    ("model", "lookup", "captured", "both"),
+    [
+        (Product, "pk", ["product_id", "pk"], "product_id and pk"),
+        (Product, "pk", ["pk", "id"], "pk and id"),
+        (Product, "pk", ["product", "pk"], "pk and product"),
+        (Product, "pk", ["pk", "product_pk", "product_id"], "pk and product_pk and product_id"),
+        (Listing, "city", ["city", "city_id"], "city and city_id"),
+        (Listing, ("city", "slug"), ["slug", "city_id", "city"], "city_id and city"),
+    ],
+)
+def test_of_two_kwargs_none_is_guessed(model, lookup, captured, both):
+    """One of them may be the ID of another row: of a review, on the page of its product."""
+    with pytest.raises(AmbiguousKwargs, match=f"route 'r' captures {both}, and each may be the (id|city) of "):
+        kwargs_for(make_guard(model, lookup=lookup, routes=["r"]), "r", captured)
 
 
 # -- asking

@@ -23,6 +23,9 @@ def guards(settings):
         yield
 
 
+OWN_QUERY = "its view's own query; not before the view: "
+
+
 def rows(capsys, *arguments):
     call_command("guard_routes", "--json", *arguments)
     return json.loads(capsys.readouterr().out)["routes"]
@@ -33,15 +36,15 @@ def rows(capsys, *arguments):
     [
         ("detail", "auto", "door", ""),
         ("alive", "auto-slug", "door", ""),
-        ("own-queryset", "auto", "lookup", "its view's own query"),
-        ("private", "auto", "lookup", "its view's own query"),
+        ("own-queryset", "auto", "lookup", OWN_QUERY + "OwnQuerySet.get_queryset runs first"),
+        ("private", "auto", "lookup", OWN_QUERY + "LoginRequiredMixin.dispatch runs first"),
         ("guarded", "auto", "route", "by @guarded, at its place among the view's decorators"),
         ("topped", "auto", "route", "by @guarded, at its place among the view's decorators"),
         ("function", "named", "door", ""),
         ("decorated", "named", "lookup", "not before the view: Decorated.dispatch runs first"),
         ("fixed", "auto", "route", "the URLconf sets the ID, not the path"),
-        ("own-object", "auto", "lookup", "its view's own query"),
-        ("rest-private", "auto", "lookup", "its view's own query"),
+        ("own-object", "auto", "lookup", OWN_QUERY + "OwnObject.get_object runs first"),
+        ("rest-private", "auto", "lookup", OWN_QUERY + "REST framework renders its own 404"),
     ],
 )
 def test_each_pattern_is_told_of(guards, capsys, name, guard, answered, reason):
@@ -76,7 +79,7 @@ def test_it_reads_well(guards, capsys):
     lines = capsys.readouterr().out.splitlines()
 
     assert any(line.startswith("/p/<int:pk>/") and line.endswith("auto: door") for line in lines)
-    assert any(line.endswith("auto: lookup (its view's own query)") for line in lines)
+    assert any(line.endswith(f"auto: lookup ({OWN_QUERY}OwnQuerySet.get_queryset runs first)") for line in lines)
     assert lines[-1].endswith("patterns that take an identifier are guarded")
 
 

@@ -1,0 +1,46 @@
+"""Find values for which a query may raise an error: an answer before the view would hide it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from django.db import models
+
+from .keys import kind_of, value_field
+
+if TYPE_CHECKING:
+    from .guard import Guard
+
+#: The range of a 64-bit column.
+_LOW, _HIGH = -(1 << 63), (1 << 63) - 1
+
+
+def may_raise(guard: Guard, value: Any, captured: Iterable[Any], *, by_link: bool = False) -> bool:
+    """Return whether the query of a view for ``value`` may raise an error, with all that the path has ``captured``.
+
+    ``value`` is one value, or a sequence of several fields' values. Then an ABSENT has to pass: databases refuse text
+    with NUL, and numbers that no column can hold. Of one integer field Django knows that no row has such a number, and
+    sends no query; ``by_link`` if the view may compare a foreign key with it instead, such as a child's parent link.
+    """
+    numbers = guard._meta.ignores_overflow and not by_link
+    for each in captured:
+        if isinstance(each, str):
+            if "\0" in each:
+                return True
+        elif isinstance(each, int) and not _LOW <= each <= _HIGH and not (numbers and each is value):
+            return True
+    if numbers:
+        return False
+    fields = guard._meta.fields
+    values = (value,) if len(fields) == 1 else value
+    try:
+        return any(_is_refused(value_field(field), each) for field, each in zip(fields, values, strict=True))
+    except Exception:  # not a value of the field
+        return True
+
+
+def _is_refused(field: models.Field[Any, Any], value: Any) -> bool:
+    if kind_of(field) == "integer":
+        return not _LOW <= int(field.to_python(value)) <= _HIGH
+    return isinstance(value, str) and "\0" in value

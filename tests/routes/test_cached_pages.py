@@ -1,0 +1,55 @@
+"""The page of a deleted row that the site's cache still has: what docs/routes.md says of it."""
+
+from __future__ import annotations
+
+import pytest
+from django.core.cache import cache
+from django.http import HttpResponse
+from django.shortcuts import get_object_or_404
+from django.test import Client
+from django.urls import path
+from django.views.decorators.cache import cache_page
+
+from tests.shop.models import Product
+from tests.support.guarding import registered, urlconf
+
+GUARD = "bloomguard.middleware.BloomGuardMiddleware"
+UPDATE, FETCH = "django.middleware.cache.UpdateCacheMiddleware", "django.middleware.cache.FetchFromCacheMiddleware"
+
+
+def view(request, pk):
+    return HttpResponse(get_object_or_404(Product, pk=pk).pk)
+
+
+@pytest.fixture(autouse=True)
+def empty_cache():
+    cache.clear()
+    yield
+    cache.clear()
+
+
+@pytest.mark.parametrize(
+    ("middleware", "page", "options", "status", "rebuilt"),
+    [
+        ([UPDATE, GUARD, FETCH], view, {"filter": "cuckoo"}, 404, 404),
+        ([UPDATE, GUARD, FETCH], view, {"filter": "bloom"}, 200, 404),
+        ([UPDATE, FETCH, GUARD], view, {"filter": "cuckoo"}, 200, 200),
+        ([GUARD], cache_page(60)(view), {"filter": "cuckoo"}, 404, 404),
+        ([GUARD], cache_page(60)(view), {"filter": "cuckoo", "public": False}, 200, 200),
+    ],
+    ids=["before the cache", "bloom", "behind the cache", "cache_page", "closed"],
+)
+def test_a_cached_page_of_a_deleted_row(settings, build, db, middleware, page, options, status, rebuilt):
+    """The guard knows that the row is gone; the cache is asked only if it comes first."""
+    settings.MIDDLEWARE = middleware
+    settings.ROOT_URLCONF = urlconf(path("p/<int:pk>/", page, name="page"))
+    Product.objects.create(pk=7)
+    Product.objects.create(pk=8)
+    with registered(Product, name="page", routes=["page"], **options):
+        build("page")
+        assert Client().get("/p/7/").status_code == 200
+        Product.objects.filter(pk=7).delete()
+        assert Client().get("/p/7/").status_code == status
+        build("page")
+        Client().get("/p/99/")  # the process answers by the new filter once the old one says that a row is absent
+        assert Client().get("/p/7/").status_code == rebuilt

@@ -1,0 +1,179 @@
+"""A value for which the view's query raises an error raises it with bloomguard too, wherever a guard might answer."""
+
+from __future__ import annotations
+
+import json
+from urllib.parse import unquote
+
+import pytest
+from asgiref.sync import async_to_sync
+from django.core.management import call_command
+from django.db.models import QuerySet
+from django.http import HttpResponse
+from django.shortcuts import get_object_or_404
+from django.test import AsyncClient, Client
+from django.urls import path, register_converter
+from django.views.generic import DetailView
+
+from bloomguard.decorators import guarded
+from bloomguard.guards import counters as counts
+from bloomguard.guards.counters import WOULD_BLOCK, WOULD_HARM
+from bloomguard.guards.errors import may_raise
+from bloomguard.rebuild import Rebuild
+from tests.door.site import Wsgi
+from tests.lookups.models import Page
+from tests.shop.models import Article, Bundle, Order, Price, Product, Review
+from tests.support.guarding import make_guard, registered, urlconf
+
+GUARD = "bloomguard.middleware.BloomGuardMiddleware"
+HUGE = 10**30
+
+
+class SignedConverter:
+    regex = "-?[0-9]+"
+    to_python = staticmethod(int)
+    to_url = str
+
+
+register_converter(SignedConverter, "negative")
+
+
+def of(model, **conditions):
+    """A view that looks up one row as the guard does."""
+
+    def view(request, **kwargs):
+        return HttpResponse(get_object_or_404(QuerySet(model), **conditions, **kwargs).pk)
+
+    return view
+
+
+# What the site is asked for: a guard, its view, its route, the path, and the databases that raise an error.
+SQLITE, POSTGRESQL = {"sqlite"}, {"postgresql"}
+RAISING = {
+    "key of two": (Page, ("author", "slug"), "<int:author>/<slug:slug>/", f"/{HUGE}/x/", SQLITE),
+    "key of two, 64 bits": (Page, ("author", "slug"), "<int:author>/<slug:slug>/", f"/{2**63}/x/", SQLITE),
+    "key of two, as text": (Page, ("author", "slug"), "<str:author>/<slug:slug>/", f"/{2**63}/x/", SQLITE),
+    "key of two, negative": (Page, ("author", "slug"), "<negative:author>/<slug:slug>/", f"/-{HUGE}/x/", SQLITE),
+    "foreign key": (Review, "product", "<int:product>/", f"/{HUGE}/", SQLITE),
+    "NUL": (Article, "slug", "<str:slug>/", "/x%00y/", POSTGRESQL),
+    "NUL in one of two": (Page, ("author", "slug"), "<int:author>/<str:slug>/", "/7/x%00y/", POSTGRESQL),
+    "NUL beside the key": (Product, "pk", "<int:pk>/<str:name>/", "/99/x%00y/", POSTGRESQL),
+    "number beside the key": (Page, "pk", "<int:pk>/<int:author>/", f"/99/{HUGE}/", SQLITE),
+    "digits": (Price, "amount", "<str:amount>/", "/123456789012.5/", {}),
+}
+
+
+@pytest.fixture
+def site(settings, clock):
+    """``site(model, lookup, route)``: the view of a guard at this route, without and with its guard."""
+    settings.ALLOWED_HOSTS = ["testserver"]
+
+    def status(url, client=Client):
+        ask = client(raise_request_exception=False).get
+        return (async_to_sync(ask) if client is AsyncClient else ask)(url).status_code
+
+    return status
+
+
+@pytest.mark.django_db(databases="__all__", transaction=True)
+@pytest.mark.usefixtures("fresh")
+@pytest.mark.parametrize("each_database", ["sqlite", "postgresql"], indirect=True)
+@pytest.mark.parametrize("place", ["route", "async route", "decorator", "door"])
+@pytest.mark.parametrize("name", RAISING)
+def test_an_error_is_not_hidden(site, settings, clock, each_database, place, name):
+    """500 stays 500 at the route, under ``@guarded`` and at the door; elsewhere 404 stays 404."""
+    model, lookup, route, url, raising = RAISING[name]
+    view, client = of(model), AsyncClient if place == "async route" else Client
+    if place == "decorator":
+        view = guarded("erring", arg=dict(zip(lookup, lookup)) if isinstance(lookup, tuple) else lookup)(view)
+    settings.MIDDLEWARE = [GUARD]
+    settings.ROOT_URLCONF = urlconf(path(route, view, name="erring"))
+    bare = site(url, client)
+    routes = [] if place == "decorator" else ["erring"]
+    with registered(model, name="erring", lookup=lookup, routes=routes, lookups=False) as guard:
+        Rebuild(guard, sleep=clock.sleep).run()
+        found = Wsgi()(unquote(url)).status if place == "door" else site(url, client)
+
+    assert (bare, found) == ((500, 500) if each_database in raising else (404, 404))
+
+
+@pytest.mark.parametrize("client", [Client, AsyncClient])
+@pytest.mark.parametrize("route", ["<int:pk>/", "<str:pk>/"])
+def test_a_number_that_no_column_holds_is_not_found(site, settings, build, client, route, db):
+    """Of an integer field Django knows that, so the guard may answer, without a query."""
+    called = []
+
+    def view(request, pk):
+        called.append(pk)
+
+    settings.MIDDLEWARE = [GUARD]
+    settings.ROOT_URLCONF = urlconf(path(route, view, name="product"))
+    build("product")
+
+    assert [site(f"/{number}/", client) for number in (HUGE, 2**63, 2**64 - 1)] == [404] * 3
+    assert called == []
+
+
+class Bundles(DetailView):
+    """Of a child model, whose primary key is the link to its parent."""
+
+    model = Bundle
+
+
+def test_the_number_of_a_child_is_that_of_a_foreign_key(site, settings, build, db):
+    """SQLite raises an error for it, as for any other foreign key."""
+    settings.MIDDLEWARE = [GUARD]
+    settings.ROOT_URLCONF = urlconf(path("<int:pk>/", Bundles.as_view(), name="bundle"))
+    bare = site(f"/{HUGE}/")
+    with registered(Product, name="parent", routes="auto"):
+        build("parent")
+        assert (bare, site(f"/{HUGE}/"), site("/99/")) == (500, 500, 404)
+
+
+def test_shadow_mode_expects_the_error(site, settings, build, db):
+    """What would pass is not counted as a request that would have been answered."""
+    settings.MIDDLEWARE = [GUARD]
+    settings.ROOT_URLCONF = urlconf(path("<int:product>/", of(Review), name="review"))
+    with registered(Review, name="shadow", lookup="product", routes=["review"], mode="shadow"):
+        build("shadow")
+        assert site(f"/{HUGE}/") == 500
+        assert site("/99/") == 404
+        found = counts.counts.read()
+    assert (found["shadow", WOULD_BLOCK], found.get(("shadow", WOULD_HARM), 0)) == (1, 0)
+
+
+def test_explain_guard_says_that_it_passes(settings, build, capsys, db):
+    """The verdict is absent; the request reaches the view."""
+    settings.ROOT_URLCONF = urlconf(path("<int:product>/", of(Review), name="review"))
+    with registered(Review, name="erring", lookup="product", routes=["review"]):
+        build("erring")
+        call_command("explain_guard", f"/{HUGE}/", "--json")
+
+    [answer] = json.loads(capsys.readouterr().out)["guards"]
+    assert (answer["verdict"], answer["outcome"]) == ("absent", "passes: the view's query may raise an error for it")
+
+
+@pytest.mark.parametrize(
+    ("model", "lookup", "value", "captured", "expected"),
+    [
+        (Product, "pk", 7, [7], False),
+        (Product, "pk", HUGE, [HUGE], False),
+        (Product, "pk", 7, [7, HUGE], True),
+        (Product, "pk", 7, [7, "a\0b"], True),
+        (Product, "pk", 7, [7, None, "ab", True], False),
+        (Review, "product", 2**63 - 1, [2**63 - 1], False),
+        (Review, "product", -(2**63), [-(2**63)], False),
+        (Review, "product", 2**63, [2**63], True),
+        (Review, "product", -(2**63) - 1, [-(2**63) - 1], True),
+        (Review, "product", str(2**63), [], True),
+        (Review, "product", "x", ["x"], True),
+        (Page, ("author", "slug"), (7, "x"), [7, "x"], False),
+        (Page, ("author", "slug"), (7, "x\0"), [], True),
+        (Page, ("author", "slug"), (7,), [7], True),
+        (Price, "amount", "12345678.99", [], False),
+        (Order, "pk", "0" * 32, ["0" * 32], False),
+    ],
+)
+def test_which_values_may_raise_an_error(model, lookup, value, captured, expected):
+    """NUL, and numbers that no column holds; anything that is not known passes."""
+    assert may_raise(make_guard(model, lookup=lookup), value, captured) is expected

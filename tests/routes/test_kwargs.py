@@ -1,0 +1,140 @@
+"""Which kwarg of a pattern carries the ID: a guard does not guess between two."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from django.core import checks
+from django.core.management import call_command
+from django.http import HttpResponse
+from django.shortcuts import get_object_or_404
+from django.test import Client
+from django.urls import path
+from django.utils.decorators import method_decorator
+from django.views import View
+
+from bloomguard.decorators import guarded
+from tests.shop.models import Product, Review
+from tests.support.guarding import registered, urlconf
+
+GUARD = "bloomguard.middleware.BloomGuardMiddleware"
+
+
+def review(request, product_id, pk):
+    return HttpResponse(get_object_or_404(Review, product_id=product_id, pk=pk).pk)
+
+
+@method_decorator(guarded("product"), name="get")
+class ReviewPage(View):
+    def get(self, request, product_id, pk):
+        return review(request, product_id, pk)
+
+
+@method_decorator(guarded("product"), name="dispatch")
+class DispatchedPage(View):
+    def get(self, request, product_id, pk):
+        return review(request, product_id, pk)
+
+
+def of_default(request, product_id=None, pk=55):
+    """Has an argument that the pattern leaves out."""
+    return review(request, product_id or 7, pk)
+
+
+DECORATED = {
+    "function": (guarded("product")(review), "g/<int:product_id>/reviews/<int:pk>/", "/g/7/reviews/55/"),
+    "get": (ReviewPage.as_view(), "g/<int:product_id>/reviews/<int:pk>/", "/g/7/reviews/55/"),
+    "dispatch": (DispatchedPage.as_view(), "g/<int:product_id>/reviews/<int:pk>/", "/g/7/reviews/55/"),
+    "default": (guarded("product")(of_default), "g/reviews/<int:pk>/", "/g/reviews/55/"),
+}
+
+
+@pytest.fixture
+def shop(build, settings):
+    """Product 7 and its review 55 exist."""
+    settings.MIDDLEWARE = [GUARD]
+    Product.objects.create(pk=7)
+    Review.objects.create(pk=55, product_id=7)
+    build("product")
+
+    def use(*patterns):
+        settings.ROOT_URLCONF = urlconf(*patterns)
+
+    return use
+
+
+def warnings_of(name):
+    found = checks.run_checks(tags=["bloomguard"])
+    return [
+        each for each in found if each.id == "bloomguard.W102" and f"{name!r}" in each.msg and "each may be" in each.msg
+    ]
+
+
+def rows(capsys, guard):
+    call_command("guard_routes", "--json")
+    return [row for row in json.loads(capsys.readouterr().out)["routes"] if row["guard"] == guard]
+
+
+@pytest.mark.parametrize("kind", DECORATED)
+def test_a_decorated_view_with_two_possible_ids_passes(shop, kind):
+    """The review exists, whatever the filter of products says of 55; a check names the cure."""
+    view, route, url = DECORATED[kind]
+    shop(path(route, view))
+
+    assert Client().get(url).status_code == 200
+    [message] = warnings_of("product")
+    assert "product_id" in message.msg
+    assert message.hint == "Name the argument, as in @guarded('product', arg='argument')."
+
+
+def test_a_decorated_view_that_is_told_which_one_is_guarded(shop, capsys, django_assert_num_queries):
+    """``arg`` names it."""
+    shop(path("g/<int:product_id>/reviews/<int:pk>/", guarded("product", arg="product_id")(review)))
+
+    assert Client().get("/g/7/reviews/55/").status_code == 200
+    with django_assert_num_queries(0):
+        assert Client().get("/g/99/reviews/55/").status_code == 404
+    assert warnings_of("product") == []
+    assert [row["answered"] for row in rows(capsys, "product")] == ["route"]
+
+
+def test_guard_routes_says_that_a_decorated_view_passes(shop, capsys):
+    """Its query asks the guard all the same, if it looks up a product."""
+    shop(path("g/<int:product_id>/reviews/<int:pk>/", guarded("product")(review)))
+
+    [row] = rows(capsys, "product")
+    assert row["answered"] == "lookup"
+    assert row["reason"].startswith("not before the view: @guarded('product') captures product_id and pk, and each may")
+
+
+def test_a_named_route_with_two_possible_ids_passes(shop, build, capsys):
+    """The same without the decorator: it passes, a check names the cure, and ``guard_routes`` shows it."""
+    shop(path("r/<int:product_id>/reviews/<int:pk>/", review, name="review"))
+    with registered(Product, name="named", routes=["review"]):
+        build("named")
+        assert Client().get("/r/7/reviews/55/").status_code == 200
+        [message] = warnings_of("named")
+        [row] = rows(capsys, "named")
+    assert message.hint == "Name the kwarg, as in routes = {'route': 'kwarg'}."
+    assert row["answered"] == "lookup"
+    assert "not before the view: route 'review' captures product_id and pk" in row["reason"]
+
+
+@pytest.mark.parametrize(("kwarg", "url"), [("product_id", "/r/99/reviews/55/"), ("pk", "/r/7/reviews/99/")])
+def test_a_named_route_that_is_told_which_one_is_guarded(shop, build, kwarg, url):
+    """A mapping names it."""
+    shop(path("r/<int:product_id>/reviews/<int:pk>/", review, name="review"))
+    with registered(Product, name="named", routes={"review": kwarg}):
+        build("named")
+        assert warnings_of("named") == []
+        assert Client().get(url).status_code == 404
+
+
+def test_a_path_can_be_explained_without_a_guess(shop, capsys):
+    """``explain_guard`` asks for no ID where none is certain."""
+    shop(path("g/<int:product_id>/reviews/<int:pk>/", guarded("product")(review)))
+    call_command("explain_guard", "/g/7/reviews/55/", "--json")
+
+    [answer] = json.loads(capsys.readouterr().out)["guards"]
+    assert (answer["value"], answer["outcome"]) == ("", "passes")
