@@ -19,7 +19,7 @@ from ..exceptions import ConfigurationError, StoreError
 from ..guards import Guard, registry
 from ..guards.keys import OutOfRange, Unkeyable, unwrapped
 from . import fencing
-from .tables import parent_path
+from .tables import parent_path, same_fields
 
 logger = logging.getLogger("bloomguard")
 
@@ -87,15 +87,30 @@ def _try_add(guard: Guard, instance: Model, using: str, *, stored: bool) -> bool
         with suppress(Unkeyable, OutOfRange):
             return guard._runtime.add(guard._meta.value_of(instance), using)
     if isinstance(instance, guard.model):
-        where = {"pk": getattr(instance, guard.model._meta.pk.attname)}
-    else:
-        where = {parent_path(guard.model, type(instance)): instance.pk}
-    for values in QuerySet(guard.model, using=using).filter(**where).values_list(*guard._meta.attnames):
+        return _add_stored(guard, {"pk": getattr(instance, guard.model._meta.pk.attname)}, using) is not None
+    model = type(instance)
+    written = _tables(model) & guard._meta.tables
+    for owner in (guard.model, *guard.model._meta.all_parents):
+        if owner._meta.db_table in written:
+            fields = same_fields(owner._meta.pk_fields, model._meta.concrete_fields)
+            if fields is None:
+                return False  # a second model of the table, which does not tell which row it is
+            primary_key = unwrapped(tuple(getattr(instance, field.attname) for field in fields))
+            found = _add_stored(guard, {parent_path(guard.model, owner): primary_key}, using)
+            if found is None or (not found and owner is guard.model):
+                return False
+    return True
+
+
+def _add_stored(guard: Guard, where: dict[str, Any], using: str) -> int | None:
+    """Add the keys of the rows ``where``, as they are stored; return their number, ``None`` if one was not added."""
+    rows = list(QuerySet(guard.model, using=using).filter(**where).values_list(*guard._meta.attnames))
+    for values in rows:
         # NULL, or a value that no request converts to, cannot be looked up.
         with suppress(Unkeyable, OutOfRange):
             if not guard._runtime.add(unwrapped(values), using):
-                return False
-    return True
+                return None
+    return len(rows)
 
 
 def connect() -> None:

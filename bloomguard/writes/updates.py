@@ -27,7 +27,7 @@ from .rows import (
     run,
     run_idle,
 )
-from .tables import TrackedTable, guard_of, tracked_tables
+from .tables import TrackedTable, folded, guard_of, tracked_tables
 from .transactions import together
 
 #: How many of the rows that an UPDATE returns are in memory at a time.
@@ -89,9 +89,13 @@ def _touched(tables: Sequence[TrackedTable], compiler: Any) -> Sequence[TrackedT
     """
     if not tables:
         return ()
-    written = {field.column for field, _, _ in compiler.query.values}
+    written = _written_columns(compiler)
     found = [tracked for tracked in tables if not written.isdisjoint(tracked.columns)]
     return tables if len(found) < len(tables) and may_be_rewritten(compiler, "update") else found
+
+
+def _written_columns(compiler: Any) -> set[str]:
+    return {folded(field) for field, _, _ in compiler.query.values}
 
 
 def _fields_to_return(tables: Sequence[TrackedTable], before: Before) -> list[Any]:
@@ -224,10 +228,9 @@ def _are_all_there(compiler: Any, keys: Values) -> bool:
 
 
 def _looked_up(tracked: TrackedTable, compiler: Any, keys: Values | None, before: Before) -> WrittenRows | None:
-    if (
-        keys is None
-        or tracked.primary_key is None
-        or any(field in tracked.primary_key for field, _, _ in compiler.query.values)
-    ):
+    # The statement's model may have another primary key than the guard's.
+    if keys is None or tracked.primary_key != tuple(compiler.query.model._meta.pk_fields):
+        return None
+    if not _written_columns(compiler).isdisjoint(map(folded, tracked.primary_key)):
         return None
     return discards.finish(before, tracked, compiler.using, WrittenRows(keys, tracked.link or "pk", stored=True))
