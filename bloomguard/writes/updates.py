@@ -29,6 +29,7 @@ from .rows import (
 )
 from .tables import TrackedTable, folded, guard_of, tracked_tables
 from .transactions import together
+from .where import selects_the_same_again
 
 #: How many of the rows that an UPDATE returns are in memory at a time.
 _ROWS_AT_ONCE = 2_000
@@ -137,7 +138,7 @@ def _send(compiler: Any, tables: Sequence[TrackedTable], sql: str, parameters: A
     connection, using = compiler.connection, compiler.using
     before = lock_alive(compiler, discards.counting(tables, using), discards.lock)
     if connection.vendor not in ("postgresql", "sqlite") or not connection.features.can_return_columns_from_insert:
-        keys = _locked(compiler)
+        keys = _locked(compiler) if selects_the_same_again(compiler.query.where) else None
         changed: int = run(_execute_returning, compiler, sql, parameters, [], None)
         if keys is not None and changed != len(keys):
             keys = None  # at READ COMMITTED a locking read keeps no other row from coming to match
