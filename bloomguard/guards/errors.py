@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from django.db import models
 
-from .keys import kind_of, value_field
+from .conversions import value_field
+from .keys import kind_of
 
 if TYPE_CHECKING:
     from .guard import Guard

@@ -19,6 +19,7 @@ from ..guards.conversions import value_field
 from ..guards.keys import kind_of, own_class
 from ..guards.scopes import SCHEMA
 from ..writes.tables import columns as tracked_columns
+from ..writes.tables import folded
 from . import columns
 
 #: ID of the check for a table name that means several tables.
@@ -76,8 +77,8 @@ def database_refusals(guard: Guard, connection: BaseDatabaseWrapper) -> Iterator
 def _of_computed(guard: Guard, connection: BaseDatabaseWrapper, table: str) -> Iterator[Refusal]:
     """Yield a refusal for each column that an UPDATE of others may change, though its field does not say so."""
     models = (guard.model, *guard.model._meta.all_parents)
-    declared = {field.column for model in models for field in model._meta.local_concrete_fields if field.generated}
-    watched = {column.lower() for column in tracked_columns(guard, table) - declared}
+    declared = {folded(field) for model in models for field in model._meta.local_concrete_fields if field.generated}
+    watched = tracked_columns(guard, table) - declared
     for column in sorted(watched & columns.computed(connection, table)):
         yield Refusal(
             "bloomguard.W136",

@@ -24,7 +24,7 @@ from .flows import Catalogue
 from .observer import TransactionObserver
 from .sql.effects import ANYTHING, Effect, bare
 from .sql.words import NEVER_FUNCTIONS
-from .tables import columns, guarded_tables
+from .tables import columns, folded, guarded_tables
 from .transactions import is_under_way
 
 logger = logging.getLogger("bloomguard")
@@ -218,7 +218,7 @@ def may_add_key(effect: Effect, guard: Guard, table: str) -> bool:
         return True
     if isinstance(guard, unknown_guards.UnknownGuard) and effect.verb != "copy":
         return True  # also of a column that no model of this process has
-    key_columns = {column.lower() for column in columns(guard, table)}
+    key_columns = columns(guard, table)
     if effect.verb == "copy":
         return not key_columns <= effect.columns
     return bool((key_columns - _keyless(guard) if effect.nulls else key_columns) & effect.columns)
@@ -229,7 +229,7 @@ def _keyless(guard: Guard) -> set[str]:
     fields = guard._meta.fields
     if guard.alive or len(guard._meta.tables) > 1 or any(getattr(field, "generated", False) for field in fields):
         return set()
-    return {str(field.column).lower() for field in fields}
+    return set(map(folded, fields))
 
 
 def _is_in(guard: Guard, connection: Any) -> bool:

@@ -73,8 +73,7 @@ def lock(compiler: Any, tracked: TrackedTable) -> Alive:
     chosen = compiler.query.chain(klass=Query)
     chosen.clear_ordering(force=True)
     chosen.extra = {}
-    chosen.select = ()
-    chosen.add_fields([each.name for each in chosen.get_meta().pk_fields])
+    chosen.set_values(_primary_key(tracked))
     return _lock(compiler, tracked, [chosen])
 
 
@@ -87,7 +86,13 @@ def lock_conflicting(compiler: Any, tracked: TrackedTable) -> Alive:
     each_row = [Q(**{name: getattr(row, name) for name in names}) for row in query.objs]
     every: Any = QuerySet(query.model, using=compiler.using).order_by()
     chunks = [each_row[start : start + _AT_ONCE] for start in range(0, len(each_row), _AT_ONCE)]
-    return _lock(compiler, tracked, [every.filter(reduce(or_, some)).values("pk") for some in chunks])
+    names = _primary_key(tracked)
+    return _lock(compiler, tracked, [every.filter(reduce(or_, some)).values(*names) for some in chunks])
+
+
+def _primary_key(tracked: TrackedTable) -> list[str]:
+    """Return the names, in the statement's model, of the guard's primary key: the model may have another one."""
+    return [field.name for field in tracked.primary_key or ()]
 
 
 def _lock(compiler: Any, tracked: TrackedTable, chosen: Iterable[Any]) -> Alive:

@@ -21,7 +21,7 @@ from ..guards import Guard, registry
 from ..guards.keys import OutOfRange, Unkeyable, unwrapped
 from . import fencing
 from .instances import hold, may_be_trusted
-from .tables import parent_path
+from .tables import parent_path, same_fields
 
 logger = logging.getLogger("bloomguard")
 
@@ -92,18 +92,33 @@ def _try_add(guard: Guard, instance: Model, using: str, *, stored: bool) -> bool
     if isinstance(instance, guard.model) and not stored and is_trusted and _holds(instance, guard._meta.fields):
         with suppress(Unkeyable, OutOfRange):
             return guard._runtime.add(guard._meta.value_of(instance), using)
-    path, owner = "pk", guard.model
-    if not isinstance(instance, guard.model):
-        path, owner = parent_path(guard.model, type(instance)), type(instance)
-    if not _holds(instance, owner._meta.pk_fields):
-        return False  # the row may have another primary key
-    where = {path: getattr(instance, owner._meta.pk.attname)}
-    for values in QuerySet(guard.model, using=using).filter(**where).values_list(*guard._meta.attnames):
+    if isinstance(instance, guard.model):
+        if not _holds(instance, guard.model._meta.pk_fields):
+            return False  # the row may have another primary key
+        return _add_stored(guard, {"pk": getattr(instance, guard.model._meta.pk.attname)}, using) is not None
+    model = type(instance)
+    written = _tables(model) & guard._meta.tables
+    for owner in (guard.model, *guard.model._meta.all_parents):
+        if owner._meta.db_table in written:
+            fields = same_fields(owner._meta.pk_fields, model._meta.concrete_fields)
+            if fields is None or not _holds(instance, fields):
+                return False  # a second model of the table, or a value that is stored otherwise: which row is unknown
+            primary_key = unwrapped(tuple(getattr(instance, field.attname) for field in fields))
+            found = _add_stored(guard, {parent_path(guard.model, owner): primary_key}, using)
+            if found is None or (not found and owner is guard.model):
+                return False
+    return True
+
+
+def _add_stored(guard: Guard, where: dict[str, Any], using: str) -> int | None:
+    """Add the keys of the rows ``where``, as they are stored; return their number, ``None`` if one was not added."""
+    rows = list(QuerySet(guard.model, using=using).filter(**where).values_list(*guard._meta.attnames))
+    for values in rows:
         # NULL, or a value that no request converts to, cannot be looked up.
         with suppress(Unkeyable, OutOfRange):
             if not guard._runtime.add(unwrapped(values), using):
-                return False
-    return True
+                return None
+    return len(rows)
 
 
 def connect() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any
@@ -12,9 +13,11 @@ from django.core.exceptions import FieldDoesNotExist
 from django.db.models import Model, Subquery
 from django.db.models.expressions import Col, RawSQL
 from django.db.models.sql import Query
+from django.utils.functional import cached_property
 
 from ..guards import Guard, registry
-from ..guards.conversions import selects_itself
+from ..guards.conversions import selects_itself, value_field
+from ..guards.keys import kind_of
 from ..state import table as states
 from . import unknown_guards
 from .unknown_guards import UnknownGuard
@@ -27,10 +30,11 @@ class TrackedTable:
     """How the statements of one model's table concern one guard.
 
     ``fields`` are fields of the statement's model; each written row needs their values. They are the key itself if
-    ``link`` is empty; else ``link`` is the lookup from the guard's rows to those values. ``None`` if the model, one of
-    a migration, lacks a field. ``primary_key``: the fields to find the guard's rows by if the key itself is unknown.
-    Only an UPDATE of one of ``columns`` can make a new key. ``historical``: the model is a migration's, whose table may
-    lack columns of the guard's model. ``counted``: keys of deleted rows are discarded.
+    ``link`` is empty; else ``link`` is the lookup from the guard's rows to those values, which are then read by the
+    guard's own model. ``None`` if the statement's model does not give the primary key either. ``primary_key``: the
+    fields to find the guard's rows by if the key itself is unknown. Only an UPDATE of one of ``columns``, in lower
+    case, can make a new key. ``historical``: the model is a migration's, whose table may lack columns of the guard's
+    model. ``counted``: keys of deleted rows are discarded.
     """
 
     guard: Guard
@@ -80,7 +84,7 @@ def guarded_tables() -> dict[str, tuple[Guard, ...]]:
 
 
 def columns(guard: Guard, table: str) -> frozenset[str]:
-    """Return the columns of ``table`` whose change can give the guard a new key.
+    """Return the columns of ``table``, in lower case, whose change can give the guard a new key.
 
     These are the columns of the key, of ``alive``, of the links between parents, and those that generated ones are
     computed from. All columns if the sources of one cannot be found out.
@@ -90,7 +94,12 @@ def columns(guard: Guard, table: str) -> frozenset[str]:
         found = _sources(guard)
     except Exception:  # a system check reports the missing field
         found = {field for model in models for field in model._meta.concrete_fields}
-    return frozenset(field.column for field in found if _table(field) == table)
+    return frozenset(folded(field) for field in found if _table(field) == table)
+
+
+def folded(field: Any) -> str:
+    """Return a field's column in lower case: for SQLite and MariaDB two spellings are one column."""
+    return str(field.column).lower()
 
 
 def parent_path(model: type[Model], parent: type[Model]) -> str:
@@ -137,34 +146,71 @@ def _sources(guard: Guard) -> set[Any]:
 
 def _track(guard: Guard, model: type[Model], table: str) -> TrackedTable:
     historical = model._meta.apps is not apps
-    known: dict[Any, Any] = {field.column: field for field in model._meta.concrete_fields if _table(field) == table}
+    own = [field for field in model._meta.concrete_fields if _table(field) == table]
     if isinstance(guard, UnknownGuard):  # any column may be one of its key, also if only this model of the table has it
-        return TrackedTable(guard, None, "pk", None, frozenset(known), historical, counted=False)
+        return TrackedTable(guard, None, "pk", None, frozenset(map(folded, own)), historical, counted=False)
     owner = next(each for each in _family(guard.model) if each._meta.db_table == table)
-    primary_key = _same(owner._meta.pk_fields, known)
-    try:
-        whole, counted = (
-            owner is guard.model
-            and all(_table(field) == table and not selects_itself(field) for field in guard._meta.fields),
-            guard._meta.discards,
-        )
-    except Exception:  # a system check reports the mistake; each write fences the guard
-        whole = counted = False
+    primary_key = same_fields(owner._meta.pk_fields, own)
+    key, counted = None, False
+    with suppress(Exception):  # a system check reports the mistake; each write fences the guard
+        if owner is guard.model and all(
+            _table(field) == table and not selects_itself(field) for field in guard._meta.fields
+        ):
+            key = same_fields(guard._meta.fields, own)
+        counted = guard._meta.discards
     return TrackedTable(
         guard=guard,
-        fields=_same(guard._meta.fields, known) if whole else primary_key,
-        link="" if whole else parent_path(guard.model, owner),
+        fields=key or primary_key,
+        link="" if key else parent_path(guard.model, owner),
         primary_key=primary_key,
         columns=columns(guard, table),
         historical=historical,
-        counted=counted and not historical,
+        counted=counted and not historical and primary_key is not None,
     )
 
 
-def _same(fields: Iterable[Any], known: dict[Any, Any]) -> Fields | None:
-    """Return the statement's fields of the same columns: a migration's model has its own, maybe with other names."""
+def same_fields(fields: Iterable[Any], own: Iterable[Any]) -> Fields | None:
+    """Return those of a model's ``own`` fields that give the values of ``fields``, of another model of the table.
+
+    A migration's model, or a second model of the table, has fields of its own, maybe with other names. They have to
+    convert values as ``fields`` do, and name the column in the same spelling. ``None`` if one of them is missing.
+    """
+    known = {field.column: field for field in own}
     found = tuple(known.get(field.column) for field in fields)
-    return None if None in found else found
+    return found if all(map(_convert_alike, found, fields)) else None
+
+
+#: Attributes of a field that change neither the values that it stores nor those that it gives.
+_IRRELEVANT = """
+    _db_tablespace _error_messages _unique _validators _verbose_name attname auto_created blank column concrete
+    creation_counter db_column db_comment db_default db_index default editable help_text model name primary_key
+    serialize unique_for_date unique_for_month unique_for_year verbose_name
+"""
+_IRRELEVANT_NAMES = frozenset(_IRRELEVANT.split())
+
+
+def _convert_alike(one: Any, other: Any) -> bool:
+    """Whether two fields of one column certainly convert each value in the same way, to the database and back."""
+    if one is other:
+        return True  # nearly always
+    with suppress(Exception):  # a comparison of attributes may fail
+        ends = value_field(one), value_field(other)
+        kinds = set(map(kind_of, ends))
+        if all(type(each).__module__.startswith("django.") for each in (one, other, *ends)) and len(kinds) == 1:
+            if not kinds <= {None, "decimal"}:
+                return True
+            one, other = ends
+        return type(one) is type(other) and bool(_attributes(one) == _attributes(other))
+    return False
+
+
+def _attributes(field: Any) -> dict[str, Any]:
+    """Return what a field's conversions may depend on; attributes that are computed from others may be missing."""
+    return {
+        name: value
+        for name, value in vars(field).items()
+        if name not in _IRRELEVANT_NAMES and not isinstance(getattr(type(field), name, None), cached_property)
+    }
 
 
 def _family(model: type[Model]) -> Iterable[type[Model]]:

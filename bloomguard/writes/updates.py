@@ -27,8 +27,9 @@ from .rows import (
     run,
     run_idle,
 )
-from .tables import TrackedTable, guard_of, tracked_tables
+from .tables import TrackedTable, folded, guard_of, tracked_tables
 from .transactions import together
+from .where import selects_the_same_again
 
 #: How many of the rows that an UPDATE returns are in memory at a time.
 _ROWS_AT_ONCE = 2_000
@@ -89,9 +90,13 @@ def _touched(tables: Sequence[TrackedTable], compiler: Any) -> Sequence[TrackedT
     """
     if not tables:
         return ()
-    written = {field.column for field, _, _ in compiler.query.values}
+    written = _written_columns(compiler)
     found = [tracked for tracked in tables if not written.isdisjoint(tracked.columns)]
     return tables if len(found) < len(tables) and may_be_rewritten(compiler, "update") else found
+
+
+def _written_columns(compiler: Any) -> set[str]:
+    return {folded(field) for field, _, _ in compiler.query.values}
 
 
 def _fields_to_return(tables: Sequence[TrackedTable], before: Before) -> list[Any]:
@@ -133,7 +138,7 @@ def _send(compiler: Any, tables: Sequence[TrackedTable], sql: str, parameters: A
     connection, using = compiler.connection, compiler.using
     before = lock_alive(compiler, discards.counting(tables, using), discards.lock)
     if connection.vendor not in ("postgresql", "sqlite") or not connection.features.can_return_columns_from_insert:
-        keys = _locked(compiler)
+        keys = _locked(compiler) if selects_the_same_again(compiler.query.where) else None
         changed: int = run(_execute_returning, compiler, sql, parameters, [], None)
         if keys is not None and changed != len(keys):
             keys = None  # at READ COMMITTED a locking read keeps no other row from coming to match
@@ -224,10 +229,9 @@ def _are_all_there(compiler: Any, keys: Values) -> bool:
 
 
 def _looked_up(tracked: TrackedTable, compiler: Any, keys: Values | None, before: Before) -> WrittenRows | None:
-    if (
-        keys is None
-        or tracked.primary_key is None
-        or any(field in tracked.primary_key for field, _, _ in compiler.query.values)
-    ):
+    # The statement's model may have another primary key than the guard's.
+    if keys is None or tracked.primary_key != tuple(compiler.query.model._meta.pk_fields):
+        return None
+    if not _written_columns(compiler).isdisjoint(map(folded, tracked.primary_key)):
         return None
     return discards.finish(before, tracked, compiler.using, WrittenRows(keys, tracked.link or "pk", stored=True))
