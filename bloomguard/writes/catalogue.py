@@ -18,15 +18,10 @@ from django.apps import apps
 from ..state.connection import fetch_uncounted
 from .flows import ROW, Catalogue
 from .sql.effects import ANYTHING, Effect, bare
-from .sql.reader import read, read_body
+from .sql.reader import read, read_body, read_trigger
+from .sql.words import EXTENSIONS
 from .transactions import is_under_way
 
-#: Extensions whose functions write no tables but their own.
-_EXTENSIONS = """
-    bloom btree_gin btree_gist citext cube earthdistance fuzzystrmatch hstore intarray isn ltree moddatetime
-    pg_stat_statements pg_trgm pgcrypto pgrowlocks pgstattuple plpgsql postgis postgis_raster postgis_topology seg
-    tablefunc timescaledb tsm_system_rows unaccent uuid-ossp vector
-"""
 _ALL = frozenset({"insert", "update", "delete"})
 
 
@@ -116,7 +111,7 @@ def _read_sqlite(catalogue: Catalogue, query: Query) -> None:
     relations = [name for kind, name, _, _ in objects if kind in ("table", "view")]
     for kind, name, table, sql in objects:
         if kind == "trigger":
-            verbs, does = _sqlite_trigger(sql)
+            verbs, does = read_trigger(sql)
             catalogue.add_trigger(table, verbs, does, f"the trigger {name!r}")
         elif kind == "view":
             for other in relations:
@@ -126,23 +121,13 @@ def _read_sqlite(catalogue: Catalogue, query: Query) -> None:
             upper = sql.upper()
             if "CONFLICT" in upper and "REPLACE" in upper:
                 catalogue.add(name, ROW, Effect("delete", bare(name)))
-            if "REFERENCES" in upper and (" CASCADE" in upper or "SET " in upper):
-                _add_sqlite_keys(catalogue, name, query)
-
-
-def _sqlite_trigger(sql: str) -> tuple[frozenset[str], Iterable[Effect]]:
-    """Return the event of a trigger and its effects; no trigger can change NEW here."""
-    head, _, _ = re.sub(r"/\*.*?\*/|--[^\n]*", " ", sql, flags=re.DOTALL).lower().partition(" on ")
-    events = [word for word in re.findall(r"\w+", head) if word in _ALL]
-    text = re.split(r"\bBEGIN\b", sql, maxsplit=1, flags=re.IGNORECASE)[-1]
-    verbs = frozenset(events[-1:]) if len(events) == 1 else _ALL
-    return verbs, read_body(text, "sqlite")
+            _add_sqlite_keys(catalogue, name, query)
 
 
 def _add_sqlite_keys(catalogue: Catalogue, table: str, query: Query) -> None:
     keys: dict[int, list[Any]] = {}
     quoted = table.replace("'", "''")
-    for row in query(f"PRAGMA foreign_key_list('{quoted}')"):
+    for row in query(f"PRAGMA main.foreign_key_list('{quoted}')"):
         keys.setdefault(row[0], []).append(row)
     for rows in keys.values():
         _, _, parent, _, _, on_update, on_delete, _ = rows[0]
@@ -181,12 +166,15 @@ _FOREIGN_KEYS = """
     WHERE k.contype = 'f' AND (k.confdeltype IN ('c', 'n', 'd') OR k.confupdtype IN ('c', 'n', 'd'))"""
 _FUNCTIONS = f"""
     SELECT p.proname, l.lanname, p.provolatile::text, p.prosrc,
-        CASE WHEN p.prosrc = '' THEN pg_get_functiondef(p.oid) END
+        CASE WHEN p.prosrc = '' THEN pg_get_functiondef(p.oid) END,
+        p.pronargs - p.pronargdefaults <= 1 AND EXISTS (
+            SELECT FROM pg_type t LEFT JOIN pg_type b ON b.oid = t.typbasetype
+            WHERE t.oid = p.proargtypes[0] AND (t.typtype IN ('c', 'p') OR b.typtype IN ('c', 'd')))
     FROM pg_proc p JOIN pg_namespace n ON n.oid = p.pronamespace JOIN pg_language l ON l.oid = p.prolang
     WHERE p.prokind IN ('f', 'p', 'w') AND n.nspname {_OWN} AND NOT EXISTS (
         SELECT FROM pg_depend d JOIN pg_extension e ON e.oid = d.refobjid
         WHERE d.classid = 'pg_proc'::regclass AND d.objid = p.oid AND d.refclassid = 'pg_extension'::regclass
-        AND d.deptype = 'e' AND e.extname IN ({", ".join(f"'{name}'" for name in _EXTENSIONS.split())}))"""  # noqa: S608
+        AND d.deptype = 'e' AND e.extname IN ({", ".join(f"'{name}'" for name in sorted(EXTENSIONS))}))"""  # noqa: S608
 #: Tables whose defaults and constraints call user-defined functions.
 _CALLING = f"""
     SELECT c.relname, p.proname FROM pg_depend d
@@ -200,8 +188,10 @@ _EVENTS = {"2": "update", "3": "insert", "4": "delete"}
 
 
 def _read_postgresql(catalogue: Catalogue, query: Query) -> None:
-    for name, language, volatile, source, definition in query(_FUNCTIONS):
+    for name, language, volatile, source, definition, takes_row in query(_FUNCTIONS):
         known = catalogue.functions.get(name.lower(), frozenset())
+        if takes_row:
+            catalogue.of_rows.add(name.lower())
         catalogue.functions[name.lower()] = known | _does(language, volatile, source or _after_head(definition))
     for base, view in query(_DEPENDING):
         catalogue.add_shown(base, view, is_view=True)
@@ -247,7 +237,10 @@ def _after_head(definition: str) -> str:
 
 
 def _inherit_triggers(catalogue: Catalogue, parents: dict[str, set[str]]) -> None:
-    """Copy the triggers of parents: a partitioned table's triggers run if a partition is written by its own name."""
+    """Copy the triggers of parents: a partitioned table's triggers run if a partition is written by its own name.
+
+    And a partition's trigger may change the rows that are written to its parents; an UPDATE moves some from another.
+    """
     for child in parents:
         left, seen = list(parents[child]), set[str]()
         while left:
@@ -256,6 +249,8 @@ def _inherit_triggers(catalogue: Catalogue, parents: dict[str, set[str]]) -> Non
                 continue
             seen.add(parent)
             left += parents.get(parent, ())
+            if any((child, verb) in catalogue.rewritten for verb in ROW):
+                catalogue.rewritten.update((parent, verb) for verb in ROW)
             own = [
                 flow for flow in catalogue.flows.get(parent, ()) if flow.because.startswith(("the trigger", "a rule"))
             ]

@@ -50,7 +50,9 @@ class Definitions:
         with self._lock:
             self._advance()
             if is_under_way(connection):
-                self._open.append(weakref.ref(TransactionObserver.over(connection)))
+                observer = TransactionObserver.over(connection)
+                observer.ended.append(self.are_changing)
+                self._open.append(weakref.ref(observer))
 
     def check_temporary(self, connection: Any) -> None:
         """Trust no catalogue of this database any more if the connection has a TEMP trigger."""
@@ -95,7 +97,8 @@ class DatabaseCache:
         #: Texts by which the ORM writes to a guarded table, and nothing else: the name of the table.
         self.own: dict[str, str] = {}
         self.catalogue: Catalogue | None = None
-        #: Whether the database certainly has no writing function of its own that is named like one of SQL.
+        #: Whether the database certainly has no writing function of its own that is named like one of SQL, or is called
+        #: like a column.
         self.trusts_names = False
         #: Whether statements on a table affect no guard beyond those of the table itself.
         self.quiet: dict[str, bool] = {}
@@ -175,7 +178,7 @@ def affected_guards(effects: Iterable[Effect], connection: Any, own: str = "") -
     if not cache.tables:
         return {}
     catalogue = _catalogue(cache, connection)
-    if catalogue is None and all(effect.verb == "known" for effect in effects):
+    if catalogue is None and all(effect.verb in ("known", "field") for effect in effects):
         return {}  # a read; the catalogue may be locked for a moment, and is looked at again by the next one
     if catalogue is None:
         followed, written = frozenset({(ANYTHING, True)}), effects
@@ -183,7 +186,13 @@ def affected_guards(effects: Iterable[Effect], connection: Any, own: str = "") -
         followed, written = catalogue.follow(effects), map(catalogue.widened, effects)
     direct = {effect for effect in written if not own or effect.name != own}
     causes = [(effect, Cause(effect.name, is_direct=True, is_active=False)) for effect in direct]
-    causes += [(effect, Cause(effect.name, is_direct=False, is_active=active)) for effect, active in followed]
+    # A partitioned table's new row is in a partition, and so in the table: the ORM's compiler adds it once.
+    same = own if catalogue is not None and own not in catalogue.views else ""
+    causes += [
+        (effect, Cause(effect.name, is_direct=False, is_active=active))
+        for effect, active in followed
+        if active or not same or effect.name != same
+    ]
     found: dict[Guard, Cause] = {}
     for effect, cause in sorted(causes, key=lambda each: each[1].is_active):  # a later cause replaces an earlier one
         if effect.verb == "any":
@@ -264,7 +273,7 @@ def _catalogue(cache: DatabaseCache, connection: Any) -> Catalogue | None:
         return None
     if not definitions.are_changing() and seen == definitions.stamp:
         cache.quiet = quiet = _Quiet(cache, catalogue)
-        cache.trusts_names = NEVER_FUNCTIONS.isdisjoint(quiet.writers)
+        cache.trusts_names = NEVER_FUNCTIONS.isdisjoint(quiet.writers) and catalogue.of_rows.isdisjoint(quiet.writers)
         cache.catalogue = catalogue
     return catalogue
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
-from .sql.effects import ANYTHING, Effect, bare
+from .sql.effects import ANY_FIELD, ANYTHING, Effect, bare
 
 #: The verbs that write a row, which a BEFORE trigger may change.
 ROW = frozenset({"insert", "update"})
@@ -31,7 +31,10 @@ class Catalogue:
     def __init__(self) -> None:
         self.flows: dict[str, list[Flow]] = {}
         self.shows: dict[str, list[tuple[str, bool]]] = {}
+        self.views: set[str] = set()
         self.functions: dict[str, frozenset[Effect]] = {}
+        #: Functions that are also called by ``row.name``.
+        self.of_rows: set[str] = set()
         #: Each table and verb with a BEFORE trigger: it may store another row than the statement gives. What it stores
         #: is never read from its text, since a function has too many ways to change the row that it returns.
         self.rewritten: set[tuple[str, str]] = set()
@@ -56,6 +59,9 @@ class Catalogue:
         return frozenset(found)
 
     def _next(self, effect: Effect) -> Iterator[tuple[Effect, bool]]:
+        if effect.verb == "field":
+            for name in self.of_rows if effect == ANY_FIELD else self.of_rows & {effect.name}:
+                yield Effect("call", name), True
         if effect.verb in ("call", "known", "run"):
             for done in self.functions.get(effect.name, (ANYTHING,) if effect.verb == "run" else ()):
                 yield self.widened(done), True
@@ -85,6 +91,8 @@ class Catalogue:
 
     def add(self, table: str, verbs: frozenset[str], effect: Effect, **more: Any) -> None:
         """Record that ``verbs`` on ``table`` have ``effect``."""
+        if effect.verb == "field" and effect != ANY_FIELD and effect.name not in self.of_rows:
+            return  # nearly every trigger reads NEW.name
         self.flows.setdefault(bare(table), []).append(Flow(verbs, effect, **more))
 
     def add_trigger(
@@ -99,3 +107,5 @@ class Catalogue:
     def add_shown(self, table: str, by: str, *, is_view: bool) -> None:
         """Record that ``by``, a parent or a view, shows the rows of ``table``."""
         self.shows.setdefault(bare(table), []).append((bare(by), is_view))
+        if is_view:
+            self.views.add(bare(by))

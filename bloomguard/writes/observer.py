@@ -58,6 +58,8 @@ class TransactionObserver:
         self.committed: dict[str, PendingFence] = {}
         #: By the guard's name.
         self.fences: dict[str, Fence] = {}
+        #: Called when the transaction has ended, however it does.
+        self.ended: list[Callable[[], object]] = []
         #: Whether the file is locked against every other connection of this process as well (SQLite).
         self.is_alone = False
         #: Whether an error may have undone all since the last rollback to a savepoint.
@@ -173,6 +175,8 @@ class TransactionObserver:
     def _end(self, *, committed: bool) -> None:
         if self in self.connection.execute_wrappers:
             self.connection.execute_wrappers.remove(self)
+        for call in self.ended:
+            call()
         due, self.committed = list(self.committed.values()), {}
         fences, self.fences = list(self.fences.values()), {}
         if committed:

@@ -62,29 +62,35 @@ def watch(execute: Execute, sql: Any, params: Any, many: bool, context: dict[str
     ):
         cache = current_cache(connection.alias)
     if early.is_early and not (type(sql) is str and reader.is_plain_read(sql)):
-        early.record_write(read(text_of(sql, connection), connection).effects, connection.alias)
+        reading = read(text_of(sql, connection), connection)
+        early.record_write(reading.effects | reading.known, connection.alias)
     if not cache.tables and not unknown_guards.is_due():
         return execute(sql, params, many, context)
+    own = ""
     if type(sql) is str:
-        if sql in cache.harmless or ((own := cache.own.get(sql)) is not None and own == running.table):
+        if sql in cache.harmless:
+            return execute(sql, params, many, context)
+        if running.due and (own := running.own(sql)) and cache.own.get(sql) == own:
             return execute(sql, params, many, context)
         if sql.startswith(_BORDERS) and ";" not in sql:
             return execute(sql, params, many, context)
-        if reader.is_plain_read(sql) and (cache.trusts_names or "(" not in sql or connection.vendor == "sqlite"):
+        if reader.is_plain_read(sql) and (cache.trusts_names or connection.vendor == "sqlite"):
             cache.add_harmless(sql)
             return execute(sql, params, many, context)
         usual = _USUAL.match(sql)
         if usual is not None and ";" not in sql and cache.quiet.get((table := usual[2] or usual[3]).lower()):
-            if table == running.table:
+            if table == own:
                 cache.add_own(sql, table)
                 return execute(sql, params, many, context)
             if bare(table) not in cache.tables or sql[0] in "Dd":
                 cache.add_harmless(sql)
                 return execute(sql, params, many, context)
-    return _check(execute, sql, params, many, context, cache)
+    return _check(execute, sql, params, many, context, cache, own)
 
 
-def _check(execute: Execute, sql: Any, params: Any, many: bool, context: dict[str, Any], cache: DatabaseCache) -> Any:
+def _check(
+    execute: Execute, sql: Any, params: Any, many: bool, context: dict[str, Any], cache: DatabaseCache, own: str
+) -> Any:
     connection = context["connection"]
     if unknown_guards.read_once():
         cache = current_cache(connection.alias)
@@ -95,7 +101,7 @@ def _check(execute: Execute, sql: Any, params: Any, many: bool, context: dict[st
             return execute(sql, params, many, context)
         finally:
             if not cache.are_idle(connection):  # a build has begun meanwhile
-                _fence_late(_follow(read(text_of(sql, connection), connection), connection), connection)
+                _fence_late(_follow(read(text_of(sql, connection), connection), connection, own), connection)
             elif fencing.may_write_later(connection):
                 _Unread.of(connection).add(text_of(sql, connection))
     text = text_of(sql, connection)
@@ -105,13 +111,15 @@ def _check(execute: Execute, sql: Any, params: Any, many: bool, context: dict[st
         return execute(sql, params, many, context)
     if reading.several and connection.vendor == "sqlite":
         result = execute(sql, params, many, context)  # its driver refuses several statements, before it sends any
-        with following(reading, text, connection):
+        with following(reading, text, connection, own=own):
             return result
-    with following(reading, text, connection) as fenced:
+    with following(reading, text, connection, own=own) as fenced:
+        # While another transaction changes the definitions, no catalogue is kept, nor what follows from it.
+        is_certain = cache.catalogue is not None
         result = execute(sql, params, many, context)
-    is_certain = cache.trusts_names or not reading.known
-    if fenced == {} and is_certain and not reading.defines and running.table is None and params and type(sql) is str:
-        cache.add_harmless(sql)  # without parameters each text differs
+    is_kept = type(sql) is str and (params or reader.is_plain_read(sql))  # else each text differs
+    if fenced == {} and is_certain and is_kept and not (own or reading.defines):
+        cache.add_harmless(sql)
     return result
 
 
@@ -151,7 +159,8 @@ class _Unread:
     def hold(self) -> None:
         """Fence the guards that may have new keys, if a filter is built by now."""
         if not current_cache(self._connection.alias).are_idle(self._connection):
-            effects = {effect for text in self._texts for effect in read(text, self._connection).effects}
+            readings = [read(text, self._connection) for text in self._texts]
+            effects = {effect for reading in readings for effect in reading.effects | reading.known}
             if len(self._texts) >= _MOST_UNREAD:
                 effects.add(ANYTHING)
             _fence(affected_guards(effects, self._connection), self._connection)
@@ -160,11 +169,9 @@ class _Unread:
         """Do nothing: a build that begins after :meth:`hold` has two leases to wait first."""
 
 
-def _follow(reading: Reading, connection: Any) -> dict[Guard, Cause]:
-    """Return the guards that may have new keys, without the table that the ORM is writing: its compiler adds those."""
-    return affected_guards(
-        reading.effects | reading.known, connection, own="" if running.table is None else bare(running.table)
-    )
+def _follow(reading: Reading, connection: Any, own: str) -> dict[Guard, Cause]:
+    """Return the guards that may have new keys; ``own``: the table of the ORM's statement, whose compiler adds them."""
+    return affected_guards(reading.effects | reading.known, connection, own=bare(own))
 
 
 # -- fencing
@@ -172,7 +179,7 @@ def _follow(reading: Reading, connection: Any) -> dict[Guard, Cause]:
 
 @contextmanager
 def following(
-    reading: Reading, text: str, connection: Any, *, apart: bool = False
+    reading: Reading, text: str, connection: Any, *, apart: bool = False, own: str = ""
 ) -> Iterator[dict[Guard, Cause] | None]:
     """Around a statement: fence the guards that may have new keys after it, but for those in a block that adds them.
 
@@ -189,9 +196,9 @@ def following(
                 yield None
             finally:
                 if not cache.are_idle(connection):
-                    _fence_late(_follow(reading, connection), connection)
+                    _fence_late(_follow(reading, connection, own), connection)
         else:
-            with _fencing(_follow(reading, connection), text, connection, apart=apart) as fenced:
+            with _fencing(_follow(reading, connection, own), text, connection, apart=apart) as fenced:
                 yield fenced
     finally:
         if reading.defines:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -28,6 +29,7 @@ _first = itemgetter(0)
 
 #: Errors of a statement that certainly wrote nothing.
 _REFUSED = (IntegrityError, DataError, ProgrammingError)
+_COMMENTS = re.compile(r"(?:\s|/\*(?:[^*]|\*(?!/))*\*/|--[^\n]*\n)*(?:--[^\n]*)?")
 #: How many rows are read back by one query: below every database's limit of parameters.
 PAGE = 500
 
@@ -74,22 +76,50 @@ class BulkRows:
 class _Running(threading.local):
     """What the ORM does in this thread."""
 
-    #: The table that its statement writes: its SQL is not raw.
+    #: The table that its statement writes.
     table: str | None = None
+    #: The texts that its compiler has made, and that are not sent yet. All others are raw SQL, also inside of the
+    #: statement: of a field's ``pre_save``, a converter or an ``execute_wrapper``.
+    due: Sequence[str] = ()
     #: While it is in ``bulk_create``, the rows whose keys are added after the last of its statements.
     batch: BulkRows | None = None
+
+    def own(self, sql: str) -> str:
+        """Return the table if ``sql`` is due now, and empty for raw SQL; wrappers may have added comments to it."""
+        if len(self.due) == 1 and self.due[0] == sql:  # nearly always
+            self.due = ()
+            return self.table or ""
+        for text in self.due:
+            if text == sql or (text in sql and _COMMENTS.fullmatch(sql.replace(text, "", 1))):
+                left = list(self.due)
+                left.remove(text)
+                self.due = left
+                return self.table or ""
+        return ""
 
 
 running = _Running()
 
 
 def run(execute: Execute, compiler: Any, *arguments: Any) -> Any:
-    """Execute a compiler's statement as one of the ORM's, not as raw SQL."""
-    outer, running.table = running.table, compiler.query.model._meta.db_table
+    """Execute a compiler's statement: what its ``as_sql`` returns is the ORM's, and not raw SQL."""
+    outer, given, compile_sql = (running.table, running.due), vars(compiler).get("as_sql"), compiler.as_sql
+
+    def as_sql(*args: Any, **kwargs: Any) -> Any:
+        compiled = compile_sql(*args, **kwargs)
+        running.due = [sql for sql, _ in compiled] if type(compiled) is list else [compiled[0]]
+        return compiled
+
+    compiler.as_sql = as_sql
+    running.table, running.due = compiler.query.model._meta.db_table, ()
     try:
         return execute(compiler, *arguments)
     finally:
-        running.table = outer
+        running.table, running.due = outer
+        if given is None:
+            del compiler.as_sql
+        else:
+            compiler.as_sql = given
 
 
 def lock_alive(compiler: Any, counting: Sequence[TrackedTable], lock: Callable[[Any, TrackedTable], Alive]) -> Before:

@@ -26,6 +26,7 @@ from .rows import (
     returned_rows,
     run,
     run_idle,
+    running,
 )
 from .tables import TrackedTable, folded, guard_of, tracked_tables
 from .transactions import together
@@ -181,10 +182,12 @@ def _execute_returning(
     quote = connection.ops.quote_name
     with connection.cursor() as cursor:
         if give is None:
+            running.due = [sql]
             cursor.execute(sql, parameters)
             return cursor.rowcount  # type: ignore[no-any-return]
         names = ", ".join(f"{quote(table)}.{quote(field.column)}" for field in returned)
-        cursor.execute(f"{sql} RETURNING {names}", parameters)
+        running.due = [sql := f"{sql} RETURNING {names}"]
+        cursor.execute(sql, parameters)
         converters = compiler.get_converters([field.get_col(table) for field in returned])
         changed = 0
         while max(changed, cursor.rowcount) <= discards.MOST_ROWS:

@@ -18,7 +18,8 @@ class Effect(NamedTuple):
     any; ``nulls``: they become NULL. ``alter``: the same by an ALTER TABLE, which fires no trigger. ``delete``: rows
     are deleted. ``copy``: SQLite's schema editor copies a table and keeps the values of ``columns``. ``call``: a
     function is called, ``run``: a procedure. ``known``: something is called that is known to write nothing, if
-    it is not the database's own. ``any``: the effects are unknown.
+    it is not the database's own. ``field``: ``x.name`` on PostgreSQL, which calls a function of that name if ``x`` is a
+    row without such a column. ``any``: the effects are unknown.
     """
 
     verb: str
@@ -28,13 +29,15 @@ class Effect(NamedTuple):
 
 
 ANYTHING = Effect("any")
+#: A ``field`` whose name is not known.
+ANY_FIELD = Effect("field")
 
 
 class Reading(NamedTuple):
     """The effects of a text; ``defines``: it may change views, triggers, constraints and the like.
 
-    ``several``: it has more than one statement. ``known``: calls of names that write nothing, unless the database has a
-    function of its own with that name.
+    ``several``: it has more than one statement. ``known``: calls of names that write nothing, and fields, unless the
+    database has a function of its own with that name.
     """
 
     effects: frozenset[Effect]

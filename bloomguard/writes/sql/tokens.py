@@ -159,6 +159,14 @@ class Tokens:
             at += 1
         return at
 
+    def after(self, at: int, *words: str) -> int:
+        """Return the place after ``words`` if they stand at ``at`` in this order, else ``at``."""
+        return at + len(words) if all(self.word(at + place) == word for place, word in enumerate(words)) else at
+
+    def follows(self, first: str, second: str) -> bool:
+        """Whether the word ``second`` comes right after the word ``first`` anywhere in the statement."""
+        return any(self.word(at) == second and self.word(at - 1) == first for at in range(1, len(self.found)))
+
     def name(self, at: int) -> tuple[str, int]:
         """Return the bare name at ``at``, empty if there is none, and the place after it."""
         at = self.skip(at, ("only",))

@@ -7,12 +7,14 @@ def _words(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-#: Statements that write no row and call no function.
+#: Statements that write no row. On PostgreSQL and SQLite they call no function either, on MySQL some do, as SHOW.
 HARMLESS = _words("""
     abort analyze attach begin checkpoint close cluster comment commit deallocate desc describe detach discard end
     fetch flush grant kill listen lock move notify optimize prepare reassign reindex release reset revoke rollback
     savepoint security set show start unlisten unlock use vacuum
 """)
+#: Those without an expression on any database.
+CALLING_NOTHING = _words("comment grant revoke")
 #: Statements that are scanned from end to end for writes and calls.
 SCANNED = _words("""
     copy declare delete insert merge replace select table truncate update values with
@@ -39,6 +41,27 @@ KINDS = _words("""
     language large materialized operator policy procedure publication role routine rule schema sequence server
     statistics subscription system table tablespace text transform trigger type user view
 """)
+#: Words between CREATE or ALTER and the kind.
+BEFORE_KIND = _words("""
+    aggregate bitmap constraint editionable force foreign fulltext global ignore local materialized noneditionable
+    offline online or procedural public recursive replace spatial temp temporary trusted undo unique unlogged vector
+    virtual
+""")
+#: Kinds whose names are those of relations: PostgreSQL renames a table by ALTER INDEX as well.
+RELATIONS = _words("index sequence table view")
+#: Kinds whose ALTER changes no row.
+ALTERED = _words("""
+    aggregate collation conversion database default event function group language large operator policy procedure
+    publication role routine rule statistics system tablespace text trigger user
+""")
+#: Engines of MySQL and MariaDB that store a table's rows themselves.
+ENGINES = _words("aria innodb memory myisam rocksdb")
+#: Extensions of PostgreSQL whose functions write no tables but their own.
+EXTENSIONS = _words("""
+    bloom btree_gin btree_gist citext cube earthdistance fuzzystrmatch hstore intarray isn ltree moddatetime
+    pg_stat_statements pg_trgm pgcrypto pgrowlocks pgstattuple plpgsql postgis postgis_raster postgis_topology seg
+    tablefunc timescaledb tsm_system_rows unaccent uuid-ossp vector
+""")
 #: SQLite's pragmas that write no row.
 PRAGMAS = _words("""
     analysis_limit application_id auto_vacuum automatic_index busy_timeout cache_size cache_spill
@@ -55,6 +78,8 @@ TABLE_SETTINGS = _words("""
     algorithm auto_increment character cluster collate comment default detach disable drop enable engine force lock
     no owner replica reset row_format validate
 """)
+#: Words that are not expected in such an action: with one of them it is another action.
+UNEXPECTED = _words("attach change convert exchange import modify rename select")
 #: Words after ALTER COLUMN ... SET that keep the column's values.
 COLUMN_SETTINGS = _words("""
     ( compression default generated not options statistics storage

@@ -235,3 +235,41 @@ def test_a_rule_that_writes_another_table_fences_nothing(built, clock):
         execute("DROP TABLE raw_log")
 
     assert status("product") == ARMED
+
+
+@on_postgresql
+def test_a_text_is_harmless_only_by_a_catalogue_that_is_kept(built, clock):
+    """A statement sent while another transaction changes a trigger's function is looked at again after its COMMIT."""
+    function = (
+        "CREATE OR REPLACE FUNCTION raw_does() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN {} RETURN NULL; END $$"
+    )
+    execute("CREATE TABLE raw_noted (id integer PRIMARY KEY, note varchar(50))")
+    execute("INSERT INTO raw_noted VALUES (1, 'a')")
+    execute(function.format(""))
+    execute("CREATE TRIGGER raw_does AFTER UPDATE ON raw_noted FOR EACH ROW EXECUTE FUNCTION raw_does()")
+    try:
+        Rebuild(registry["article"], sleep=clock.sleep).run()
+        with transaction.atomic(using="postgresql"):
+            execute(function.format("INSERT INTO shop_article (id, slug, deleted) VALUES (60, NEW.note, false);"))
+            in_thread(lambda: update_note("b"))
+            stamp = consequences.definitions.stamp
+        assert consequences.definitions.stamp > stamp  # at the COMMIT, and not when somebody asks
+        in_thread(lambda: update_note("c"))
+    finally:
+        execute("DROP TABLE raw_noted")
+        execute("DROP FUNCTION raw_does")
+
+    assert set(Article.objects.values_list("slug", flat=True)) >= {"c"}
+    assert registry["article"].verdict("c") is not Verdict.ABSENT
+
+
+def update_note(note):
+    execute("UPDATE raw_noted SET note = %s WHERE id = %s", [note, 1])
+    connections.close_all()
+
+
+def in_thread(work):
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join(20)
+    assert not thread.is_alive()

@@ -69,13 +69,30 @@ WRITES = [
     "RENAME TABLE swapped TO shop_product",
     "CREATE TABLE shop_product AS SELECT * FROM other",
     "create unlogged table if not exists shop_product (id) as (select 1)",
+    "CREATE TABLE other AS WITH a AS (INSERT INTO shop_product VALUES (1) RETURNING id) SELECT id FROM a",
+    "CREATE TABLE other (a) WITH (fillfactor = 70) AS WITH a AS (UPDATE shop_product SET id = 1) SELECT 1",
+    "EXPLAIN (ANALYZE) CREATE TABLE a AS WITH b AS (INSERT INTO shop_product VALUES (1)) SELECT 1",
+    "CREATE FOREIGN TABLE other PARTITION OF shop_product FOR VALUES IN (1) SERVER a",
+    "ALTER INDEX swapped RENAME TO shop_product",
+    "ALTER SEQUENCE swapped RENAME TO shop_product",
+    "ALTER VIEW IF EXISTS swapped RENAME TO shop_product",
+    "ALTER TABLE a.shop_product SET SCHEMA public",
+    "ALTER TABLE shop_product ADD value integer",
+    "ALTER TABLE shop_product RENAME key TO slug",
+    "ALTER TABLE shop_product RENAME index TO slug",
+    "ALTER TABLE shop_product ALTER slug TYPE text, ALTER id SET DEFAULT 1",
+    "UPDATE shop_product FOR PORTION OF p FROM 1 TO 2 SET note = 1",
+    "DELETE FROM shop_product FOR PORTION OF p FROM 1 TO 2",
+    "MERGE INTO ONLY shop_product USING other ON true WHEN NOT MATCHED THEN INSERT DEFAULT VALUES",
+    "CREATE FUNCTION f() RETURNS int BEGIN ATOMIC SELECT 1; END; INSERT INTO shop_product VALUES (1); "
+    "SELECT CASE WHEN true THEN 1 END",
 ]
 
 
 @pytest.mark.parametrize("sql", WRITES)
 def test_a_write_is_recognised(sql):
     """However it is written, quoted, qualified, wrapped or commented."""
-    assert written(sql) == {"shop_product"}
+    assert written(sql, ("id", "slug", "value")) == {"shop_product"}
 
 
 HARMLESS = [
@@ -106,6 +123,26 @@ HARMLESS = [
     "CREATE INDEX i ON shop_product (slug)",
     'CREATE TABLE "shop_product" ("id" integer NOT NULL PRIMARY KEY, "slug" text)',
     "CREATE TEMP TABLE other AS SELECT * FROM shop_product",
+    "CREATE TABLE other (id int REFERENCES shop_product ON DELETE SET NULL ON UPDATE SET NULL, update int)",
+    "CREATE TABLE shop_product PARTITION OF other FOR VALUES IN (1)",
+    "CREATE FUNCTION f() RETURNS int BEGIN ATOMIC INSERT INTO shop_product VALUES (1); SELECT CASE WHEN a THEN 1 END; "
+    "END",
+    "CREATE EXTENSION IF NOT EXISTS hstore",
+    "CREATE FOREIGN DATA WRAPPER a",
+    "ALTER INDEX shop_product_pkey RENAME TO other",
+    "ALTER SEQUENCE other OWNED BY shop_product.id",
+    "ALTER TABLE shop_product RENAME key TO other",
+    "ALTER TABLE shop_product RENAME CONSTRAINT a TO slug",
+    "ALTER TABLE shop_product RENAME TO other, DROP COLUMN note",
+    "ALTER TABLE other NO INHERIT shop_product",
+    "ALTER TABLE shop_product OWNER TO other",
+    "ALTER TABLE shop_product SET (fillfactor = 70)",
+    "ALTER TYPE mood ADD VALUE 'x'",
+    "GRANT SELECT, INSERT, UPDATE, EXECUTE ON shop_product TO other",
+    "PREPARE a AS INSERT INTO shop_product VALUES (1)",
+    "INSERT INTO other VALUES (1) ON CONFLICT DO NOTHING",
+    "UPDATE other AS shop SET id = 2",
+    "SHOW search_path",
 ]
 
 
@@ -128,6 +165,9 @@ REMAKE = 'INSERT INTO "new__shop_article" ({}) SELECT {} FROM "shop_article"'
         (REMAKE.format('"slug", "id"', '"id", "slug"'), False),
         (REMAKE.format('"id"', '"id"'), False),
         (REMAKE.format('"id", "slug"', '"id", "slug"') + " WHERE x", False),
+        (REMAKE.format('"id", "slug"', '"id", "slug"').replace('FROM "shop_article"', 'FROM "other"'), False),
+        (REMAKE.format('"id", "slug"', '"id", "slug"').replace('FROM "', 'FROM "new__'), False),
+        (REMAKE.format('"id"', '"id" FROM "other" UNION SELECT "id"'), False),
         ('INSERT INTO "shop_article" ("id") VALUES (1)', False),
     ],
 )
@@ -154,6 +194,36 @@ def test_a_table_made_anew_keeps_its_keys_or_not(sql, kept):
         ("/*! INSERT INTO shop_product VALUES (1) */", TABLES),
         ("CALL anything()", set()),
         ("SELECT 1 -- shop_product", set()),
+        ("ALTER TABLE other RENAME shop_product", {"shop_product"}),
+        ("ALTER TABLE other RENAME = `shop_product`", {"shop_product"}),
+        ("ALTER TABLE other RENAME a.shop_product", {"shop_product"}),
+        ("ALTER TABLE other WAIT 5 RENAME shop_product", {"shop_product"}),
+        ("ALTER ONLINE IGNORE TABLE other FORCE, RENAME shop_product", {"shop_product"}),
+        ("ALTER TABLE other RENAME shop_product REMOVE PARTITIONING", TABLES),
+        ("ALTER TABLE shop_product CHANGE COLUMN IF EXISTS a slug int", {"shop_product"}),
+        ("ALTER TABLE shop_product MODIFY IF EXISTS slug int", {"shop_product"}),
+        ("ALTER TABLE shop_product RENAME COLUMN IF EXISTS a TO slug", {"shop_product"}),
+        ("ALTER TABLE shop_product RENAME KEY IF EXISTS a TO slug", set()),
+        ("ALTER TABLE shop_product ADD KEY slug (a)", set()),
+        ("ALTER TABLE shop_product CONVERT TO CHARACTER SET utf8mb4", {"shop_product"}),
+        ("ALTER TABLE other CONVERT PARTITION p TO TABLE shop_product", {"shop_product"}),
+        ("ALTER TABLE other CONVERT PARTITION p TO TABLE shop_product WITH VALIDATION", TABLES),
+        ("ALTER TABLE shop_product CONVERT TABLE other TO PARTITION p VALUES LESS THAN (1)", {"shop_product"}),
+        ("ALTER TABLE other EXCHANGE PARTITION p WITH TABLE shop_product", {"shop_product"}),
+        ("ALTER TABLE shop_product ENGINE = InnoDB, COMMENT 'rename'", set()),
+        ("ALTER TABLE shop_product ENGINE = FEDERATED", {"shop_product"}),
+        ("ALTER SQL SECURITY INVOKER VIEW shop_product AS SELECT 1", {"shop_product"}),
+        ("CREATE DEFINER = 'a'@'b' SQL SECURITY INVOKER VIEW shop_product AS SELECT 1", {"shop_product"}),
+        ("CREATE TABLE shop_product (a int) ENGINE = MERGE UNION = (other)", {"shop_product"}),
+        ("CREATE TABLE shop_product (a int) ENGINE = InnoDB DEFAULT CHARSET utf8mb4", set()),
+        ("CREATE TABLE shop_product (SELECT 1)", {"shop_product"}),
+        ("CREATE TABLE shop_product LIKE other", set()),
+        ("UPDATE other STRAIGHT_JOIN shop_product ON true SET shop_product.id = 2", {"shop_product"}),
+        ("UPDATE other NATURAL LEFT JOIN a.shop_product SET id = 2", {"shop_product"}),
+        ("BEGIN NOT ATOMIC EXECUTE IMMEDIATE 'x'; END", TABLES),
+        ("BEGIN NOT ATOMIC RENAME TABLE other TO shop_product; END", {"shop_product"}),
+        ("ANALYZE UPDATE shop_product SET id = 2", {"shop_product"}),
+        ("EXPLAIN UPDATE shop_product SET id = 2", set()),
     ],
 )
 def test_mysql_is_read_as_mysql_does(sql, found):
@@ -179,6 +249,19 @@ def test_mysql_is_read_as_mysql_does(sql, found):
         "INSERT INTO x VALUES ($$never ends",
         "INSERT INTO x /* never ends",
         "{call anything}",
+        "EXPLAIN ANALYZE EXECUTE anything",
+        "EXPLAIN (VERBOSE, ANALYZE) EXECUTE anything",
+        "CREATE TABLE other AS EXECUTE anything",
+        "CREATE TEMP TABLE other (a) ON COMMIT DROP AS EXECUTE anything(1)",
+        "CREATE EXTENSION anything",
+        "CREATE BANANA a",
+        "ALTER SUBSCRIPTION s REFRESH PUBLICATION",
+        "ALTER SERVER s OPTIONS (SET host 'x')",
+        "ALTER USER MAPPING FOR a SERVER s OPTIONS (SET user 'x')",
+        "ALTER TYPE row ALTER ATTRIBUTE slug TYPE text",
+        "ALTER TABLE other RENAME COLUMN a TO b c",
+        "MERGE shop_product USING other",
+        "CREATE FUNCTION f() RETURNS int BEGIN ATOMIC SELECT CASE 1; END",
     ],
 )
 def test_what_cannot_be_read_may_be_anything(sql):
@@ -215,12 +298,53 @@ def test_what_does_nothing_is_nothing(sql, vendor):
         ('SELECT "my_function" (1)', False),
         ("SELECT 1; DELETE FROM a", False),
         ("SELECT 1 INTO a", False),
+        ("SELECT my_function#count\n(1)", False),
         ("UPDATE a SET b = 1", False),
     ],
 )
 def test_the_usual_query_is_known_at_a_glance(sql, plain):
     """It need not be taken apart; whatever else there might be in it has it looked at."""
     assert sqltext.is_plain_read(sql) is plain
+
+
+@pytest.mark.parametrize(
+    ("sql", "calls"),
+    [
+        ("SHOW TABLES WHERE writes('s') > 0", {"writes"}),
+        ("KILL writes(1)", {"writes"}),
+        ("EXPLAIN SELECT * FROM (SELECT writes(1)) a", {"writes"}),
+        ("LOAD DATA INFILE 'x' INTO TABLE a (b, @c) SET d = writes(@c)", {"writes", "a"}),
+        ("GRANT SELECT (a) ON b TO c", set()),
+    ],
+)
+def test_a_call_is_found_in_any_statement(sql, calls):
+    """MySQL and MariaDB have expressions in many."""
+    found = sqltext.read(sql, "mysql").effects
+
+    assert {effect.name for effect in found if effect.verb == "call"} == calls
+
+
+def test_a_column_may_be_a_call():
+    """On PostgreSQL, if there is no such column: the catalogue knows."""
+    found = sqltext.read('SELECT a.b, (c)."D" FROM x.y a', "postgresql")
+
+    assert (found.effects, {each.name for each in found.known if each.verb == "field"}) == (set(), {"b", "d", "y"})
+    assert not sqltext.read("SELECT a.b FROM x.y a", "sqlite").known
+
+
+@pytest.mark.parametrize(
+    ("sql", "events"),
+    [
+        ('CREATE TRIGGER "update on a" AFTER INSERT ON b BEGIN DELETE FROM c; END', {"insert"}),
+        ("CREATE TEMP TRIGGER IF NOT EXISTS main.[delete] INSTEAD OF UPDATE OF a ON b BEGIN SELECT 1; END", {"update"}),
+        ("CREATE TRIGGER a DELETE ON b WHEN x = 'begin' BEGIN SELECT 1; END", {"delete"}),
+        ("CREATE TRIGGER what is this", {"insert", "update", "delete"}),
+        ("CREATE TRIGGER 'never ends", {"insert", "update", "delete"}),
+    ],
+)
+def test_the_event_of_a_trigger(sql, events):
+    """Its name may be quoted, and have words in it."""
+    assert sqltext.read_trigger(sql)[0] == events
 
 
 def test_a_table_may_be_named_with_its_schema():
