@@ -8,7 +8,6 @@ model without a guard costs the read of a context variable and of a dictionary.
 
 from __future__ import annotations
 
-import time
 from asyncio import _get_running_loop
 from collections.abc import Callable
 from contextlib import suppress
@@ -29,7 +28,7 @@ from ..guards.counters import FALSE_POSITIVE
 from ..guards.misses import remember_missing
 from ..guards.scopes import DATABASE
 from ..log_once import LogOnce
-from ..state.connection import fetch_uncounted, has_begun, has_own_transaction, is_aborted
+from ..state.connection import has_own_transaction, is_aborted
 from ..verdicts import OUT_OF_RANGE, REMEMBERED, SHADOW, Verdict
 from ..writes import adding, fencing
 from ..writes.rows import running
@@ -40,8 +39,6 @@ from .query import EXACT, NO_KEY, RowLookup, concrete, is_plain
 Execute = Callable[..., Any]
 
 _log = LogOnce()
-
-_ROW_SECURITY_SECONDS = 60.0
 
 _UNGUARDED: tuple[tuple[Any, str], ...] = (
     (ForwardManyToOneDescriptor, "get_object"),
@@ -88,7 +85,8 @@ def _is_asked(guard: Guard, model: type[Model]) -> bool:
 
 
 def _selecting(execute: Execute) -> Execute:
-    sees_database = not hasattr(execute, "__wrapped__")  # a caching wrapper may give an old result
+    # What another package has put around Django's own may give an old result, from a cache.
+    sees_database = execute.__module__ == compilers.__name__ and not hasattr(execute, "__wrapped__")
 
     @wraps(execute)
     def execute_sql(
@@ -228,43 +226,12 @@ def _record_false_positive(
     context: LookupContext, compiler: Any, lookup: RowLookup, answer: Answer, generation: str
 ) -> None:
     """Count and cache a false positive: ``generation`` gave MAYBE, and the query found no row."""
-    guard = answer.guard
+    guard, query = answer.guard, compiler.query
     try:
-        if _is_proof(compiler, lookup):
+        # The hot path of `_ask` has not looked whether the query is plain.
+        asks_key_alone = is_plain(query) and lookup.is_pure(query)
+        if asks_key_alone and remember_missing(guard, answer.value, generation, compiler.using):
             guard._runtime.counters[FALSE_POSITIVE]()
-            remember_missing(guard, answer.value, generation, compiler.using)
             context.forget(answer)  # the next check finds it in the negative cache
     except Exception as error:
         _log.error(error, "bloomguard could not record a false positive, because of an internal error")
-
-
-def _is_proof(compiler: Any, lookup: RowLookup) -> bool:
-    """Return whether an empty result proves that no row exists: key only, no transaction, the guard's database."""
-    connection = compiler.connection
-    return (
-        is_plain(compiler.query)  # the hot path of `_ask` has not looked
-        and lookup.is_pure(compiler.query)
-        and (compiler.using == lookup.guard._meta.database or lookup.guard.scope == DATABASE)
-        and not has_begun(connection)
-        and not _has_row_security(connection, lookup.guard.model._meta.db_table)
-    )
-
-
-#: (database, schema of a tenant, table) -> whether PostgreSQL's row security hides rows, and until when this is cached.
-_row_security: dict[tuple[str, str, str], tuple[bool, float]] = {}
-
-
-def _has_row_security(connection: Any, table: str) -> bool:
-    """Return whether row security may hide rows of ``table`` from this user; queried once a minute."""
-    if connection.vendor != "postgresql":
-        return False
-    now = time.monotonic()
-    place = connection.alias, getattr(connection, "schema_name", ""), table
-    found, until = _row_security.get(place, (True, 0.0))
-    if until <= now:
-        name = connection.ops.quote_name(table)
-        with connection.wrap_database_errors:
-            sql = "SELECT relrowsecurity FROM pg_class WHERE oid = %s::regclass"
-            found = bool(fetch_uncounted(connection, sql, [name])[0][0])
-        _row_security[place] = found, now + _ROW_SECURITY_SECONDS
-    return found
