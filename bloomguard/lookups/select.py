@@ -16,8 +16,7 @@ from typing import Any
 
 from django.core.exceptions import EmptyResultSet
 from django.db import router
-from django.db.models import Model, QuerySet
-from django.db.models.fields.related_descriptors import ForwardManyToOneDescriptor
+from django.db.models import Model
 from django.db.models.sql import Query
 from django.db.models.sql import compiler as compilers
 from django.db.models.sql.constants import GET_ITERATOR_CHUNK_SIZE, MULTI, SINGLE
@@ -30,25 +29,14 @@ from ..guards.scopes import DATABASE
 from ..log_once import LogOnce
 from ..state.connection import has_own_transaction, is_aborted
 from ..verdicts import OUT_OF_RANGE, REMEMBERED, SHADOW, Verdict
-from ..writes import adding, fencing
 from ..writes.rows import running
-from . import shadow
-from .context import Answer, LookupContext, contexts, unguarded
+from . import shadow, unguarded
+from .context import Answer, LookupContext, contexts
 from .query import EXACT, NO_KEY, RowLookup, concrete, is_plain
 
 Execute = Callable[..., Any]
 
 _log = LogOnce()
-
-_UNGUARDED: tuple[tuple[Any, str], ...] = (
-    (ForwardManyToOneDescriptor, "get_object"),
-    (Model, "refresh_from_db"),
-    (Model, "save_base"),
-    (Model, "delete"),
-    (QuerySet, "delete"),
-    (QuerySet, "get_or_create"),
-    (QuerySet, "update_or_create"),
-)
 
 
 def connect() -> None:
@@ -57,10 +45,7 @@ def connect() -> None:
     if not hasattr(select.execute_sql, "of_bloomguard"):  # another package may have wrapped ours
         select.execute_sql = _selecting(select.execute_sql)
         select.execute_sql.of_bloomguard = True
-        # Guards answer no query for a row that the project has: for the target of its foreign key, or its deferred
-        # columns. Nor a query of a method that writes: the database alone decides what it writes.
-        for owner, name in _UNGUARDED:
-            setattr(owner, name, unguarded(getattr(owner, name)))
+        unguarded.connect()
 
 
 def lookups_of(model: type[Model]) -> tuple[RowLookup, ...]:
@@ -191,9 +176,9 @@ def _is_current(guard: Guard, compiler: Any) -> bool:
         return False  # Django raises an error for the query
     if not connection.in_atomic_block:
         return not has_own_transaction(connection)
-    # A transaction may still see rows that others have deleted, whose keys the guard has discarded. It also sees rows
-    # that it wrote by raw SQL, also in an ``adding`` block, before their keys are in the filter.
-    if guard._meta.discards or fencing.is_pending(guard.name, using) or adding.is_open(guard, using):
+    # A transaction may still see rows that others have deleted, whose keys the guard has discarded. Of its own rows,
+    # those whose keys are not in the filter yet let the guard pass by itself: `bloomguard.guards.unadded`.
+    if guard._meta.discards:
         return False
     if running.batch is not None:  # of ``bulk_create``, whose fields may query
         return False
