@@ -10,11 +10,9 @@ from __future__ import annotations
 
 from asyncio import _get_running_loop
 from collections.abc import Callable
-from contextlib import suppress
 from functools import wraps
 from typing import Any
 
-from django.core.exceptions import EmptyResultSet
 from django.db import router
 from django.db.models import Model
 from django.db.models.sql import Query
@@ -31,6 +29,7 @@ from ..state.connection import has_own_transaction, is_aborted
 from ..verdicts import OUT_OF_RANGE, REMEMBERED, SHADOW, Verdict
 from ..writes.rows import running
 from . import shadow, unguarded
+from .certainty import is_certain
 from .context import Answer, LookupContext, contexts
 from .query import EXACT, NO_KEY, RowLookup, concrete, is_plain
 
@@ -101,11 +100,11 @@ def _selecting(execute: Execute) -> Execute:
         lookup, answer = asked
         if answer.verdict is Verdict.ABSENT:
             context.note_avoided(lookup.guard)
-            return _empty_result(self, lookup, result_type)
+            return iter(()) if result_type == MULTI else None  # as for `EmptyResultSet`; `is_certain` has compiled it
         result = execute(self, result_type, chunked_fetch, chunk_size)
         if not chunked_fetch:
             if answer.verdict is not Verdict.MAYBE:  # in shadow mode
-                _compare(context, answer, found=bool(result))
+                _compare(context, answer, result)
             elif not result and sees_database and last_check is not None:
                 _record_false_positive(context, self, lookup, answer, last_check[0])
         return result
@@ -152,7 +151,12 @@ def _ask(context: LookupContext, compiler: Any, lookups: tuple[RowLookup, ...]) 
             continue  # UNKNOWN; another guard of the table may have a verdict
         elif answer.reason == REMEMBERED.reason and compiler.connection.in_atomic_block:
             continue  # found out after the transaction began: it may still see a row that others have deleted since
-        elif lookup.is_alive(query) and _is_current(guard, compiler) and context.applies(guard):
+        elif (
+            lookup.is_alive(query)
+            and _is_current(guard, compiler)
+            and is_certain(compiler, lookup)
+            and context.applies(guard)
+        ):
             if answer.verdict is Verdict.ABSENT:
                 return lookup, answer
             asked = asked or (lookup, answer)
@@ -185,24 +189,18 @@ def _is_current(guard: Guard, compiler: Any) -> bool:
     return not is_aborted(connection)
 
 
-def _empty_result(compiler: Any, lookup: RowLookup, result_type: str) -> Any:
-    """Return what ``execute_sql`` returns for ``EmptyResultSet``. Raises as Django if the query does not compile."""
-    query = compiler.query
-    if not lookup.is_pure(query) or query.annotations or query.distinct_fields:
-        with suppress(EmptyResultSet):
-            compiler.as_sql()
-    elif result_type == MULTI:
-        compiler.setup_query()  # sets ``klass_info`` and the like, which the caller reads to build objects
-    return iter(()) if result_type == MULTI else None
-
-
 # The result of a query that was sent shows whether the guard's decision was right. Neither function raises.
 
 
-def _compare(context: LookupContext, answer: Answer, *, found: bool) -> None:
-    """Compare the result with the ABSENT of a guard in shadow mode."""
+def _compare(context: LookupContext, answer: Answer, result: Any) -> None:
+    """Compare the result with the ABSENT of a guard in shadow mode.
+
+    A row, or a list of chunks, shows whether there is one. An iterator does not: Django returns one if it sent nothing.
+    """
+    if result is not None and not isinstance(result, (list, tuple)):
+        return
     try:
-        shadow.compare_rows(context, answer.guard, answer.value, found=found)
+        shadow.compare_rows(context, answer.guard, answer.value, found=bool(result))
     except Exception as error:
         _log.error(error, "bloomguard could not compare a query in shadow mode, because of an internal error")
 

@@ -16,7 +16,7 @@ from django.shortcuts import aget_object_or_404, get_object_or_404
 from bloomguard.guards import counters as counts
 from bloomguard.guards import registry
 from bloomguard.lookups import select
-from bloomguard.lookups.context import guarded_lookups
+from bloomguard.lookups.context import contexts, guarded_lookups
 from bloomguard.rebuild import Rebuild
 from tests.management.test_verify_filter import insert_unseen
 from tests.shop.models import Article, Bargain, Bundle, Diary, Exhibit, Place, Product, Review, Ticket
@@ -512,6 +512,15 @@ def test_in_shadow_mode_the_query_is_sent_and_compared(shadow):
 
     assert (shadow(counts.WOULD_BLOCK), shadow(counts.WOULD_HARM)) == (2, 1)
     assert shadow(counts.BLOCKED) == shadow(counts.AVOIDED) == 0
+
+
+def test_in_shadow_mode_a_query_that_django_does_not_send_is_no_harm(shadow):
+    """Nothing fits an empty list: the result is an iterator, which is true though it gives nothing."""
+    with guarded_lookups():
+        assert queries(lambda: list(Diary.objects.filter(pk=8, id__in=[]))) == 0
+        assert not Diary.objects.filter(pk=8, id__in=[]).exists()
+        select._compare(contexts.get(), contexts.get().ask(registry["watched"], 8), iter([]))
+    assert (shadow(counts.WOULD_BLOCK), shadow(counts.WOULD_HARM)) == (0, 0)
 
 
 @pytest.mark.parametrize("earlier", [{"mode": "shadow"}, {"store": "default"}], ids=["shadow", "cold"])
