@@ -2,32 +2,50 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Any
 
+from django.core.exceptions import EmptyResultSet
 from django.db import connections
 
-from ..state.connection import has_begun
+from ..state.connection import fetch_uncounted, has_begun
 from ..verdicts import Verdict
 from .keys import OutOfRange, Unkeyable
+from .scopes import DATABASE
 
 if TYPE_CHECKING:
     from .guard import Guard
 
+_HIDING_SECONDS = 60.0
 
-def remember_missing(guard: Guard, value: Any, generation: str, using: str) -> None:
-    """Put ``value`` into the negative cache, after a query for it alone found no row in the database ``using``.
+#: Row-level security, or a view in the table's place, may hide rows from one user that another one sees.
+_HIDES = (
+    "SELECT relrowsecurity OR relkind NOT IN ('r', 'p') FROM pg_class "
+    "WHERE oid = ANY (SELECT each::regclass FROM unnest(%s::text[]) AS each)"
+)
 
+
+def remember_missing(guard: Guard, value: Any, generation: str, using: str) -> bool:
+    """Put ``value`` into the negative cache, if the query just sent by ``using``, which found no row, is proof.
+
+    Nothing else writes to the negative cache, so all conditions are checked here, but for two that only the caller
+    knows: the query was for the key and ``alive`` alone, and it reached the database, not a cache of results.
     ``generation`` is :attr:`ActiveFilter.answered_last` from before the query. See
-    :mod:`bloomguard.state.negative_cache`.
+    :mod:`bloomguard.state.negative_cache`. Return whether the query proves that the row does not exist; a value that
+    shares its key with others is then not cached all the same.
     """
     try:
         key = guard._meta.keys.key(value)
-        if _is_exact(guard, value) and guard._meta.place.was_asked(using, key):
+        if not _sees_every_row(guard, key, using):
+            return False
+        if _is_exact(guard, value):
             guard._runtime.active_filter.negative_cache.remember(key, generation, using)
+        return True
     except (Unkeyable, OutOfRange):
         pass
     except Exception as error:
         guard._runtime.log_once(error)
+    return False
 
 
 def confirm_missing(guard: Guard, value: Any) -> None:
@@ -46,13 +64,33 @@ def confirm_missing(guard: Guard, value: Any) -> None:
             key, generation
         ):
             return
-        rows = meta.rows().using(using)
-        if not rows.filter(**meta.conditions(value)).exists():
-            remember_missing(guard, value, generation, rows.db)
-    except (Unkeyable, OutOfRange):
+        rows = meta.rows().using(using).order_by().filter(**meta.conditions(value)).values_list("pk")[:1]
+        # Not by `execute_sql`, which a package may have wrapped to answer from a cache.
+        sql, parameters = rows.query.get_compiler(using).as_sql()
+        with connections[using].cursor() as cursor:
+            cursor.execute(sql, parameters)
+            is_missing = cursor.fetchone() is None
+        if is_missing:
+            remember_missing(guard, value, generation, using)
+    except (Unkeyable, OutOfRange, EmptyResultSet):
         pass
     except Exception as error:
         guard._runtime.log_once(error)
+
+
+def _sees_every_row(guard: Guard, key: bytes, using: str) -> bool:
+    """Return whether a query just sent by ``using`` would have found the row with ``key``, whoever had written it.
+
+    Not in a transaction, whose snapshot may be old; not on a replica, or on another table of the same name; not if the
+    database may hide rows from the user.
+    """
+    connection = connections[using]
+    return (
+        (guard.scope == DATABASE or using == guard._meta.database)
+        and not has_begun(connection)
+        and not _hides_rows(connection, guard)
+        and guard._meta.place.was_asked(using, key)
+    )
 
 
 def _is_exact(guard: Guard, value: Any) -> bool:
@@ -62,3 +100,23 @@ def _is_exact(guard: Guard, value: Any) -> bool:
         return False
     values = [field.to_python(each) for field, each in zip(meta.fields, meta.conditions(value).values())]
     return not any(isinstance(each, int) and abs(each) >> 63 for each in values)
+
+
+#: (database, schema of a tenant, guard) -> whether PostgreSQL may hide rows, and until when this is cached.
+_hiding: dict[tuple[str, str, str], tuple[bool, float]] = {}
+
+
+def _hides_rows(connection: Any, guard: Guard) -> bool:
+    """Return whether PostgreSQL may hide rows of the guard's tables from this user; queried once a minute."""
+    if connection.vendor != "postgresql":
+        return False
+    now = time.monotonic()
+    place = connection.alias, getattr(connection, "schema_name", ""), guard.name
+    found, until = _hiding.get(place, (True, 0.0))
+    if until <= now:
+        names = [connection.ops.quote_name(table) for table in sorted(guard._meta.tables)]
+        with connection.wrap_database_errors:
+            rows = fetch_uncounted(connection, _HIDES, [names])
+        found = len(rows) != len(names) or any(row[0] for row in rows)
+        _hiding[place] = found, now + _HIDING_SECONDS
+    return found

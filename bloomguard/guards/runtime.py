@@ -23,6 +23,7 @@ from ..verdicts import (
     AMBIGUOUS,
     DISABLED,
     ERROR,
+    FENCED,
     LEASE,
     MAYBE,
     OUT_OF_RANGE,
@@ -33,6 +34,7 @@ from ..verdicts import (
 )
 from . import counters, spot_checks
 from .keys import KeyMaker, NoScope, OutOfRange, Uncertain, Unkeyable
+from .unadded import unadded
 from .verdict_log import listeners, notify
 
 if TYPE_CHECKING:
@@ -131,6 +133,7 @@ class GuardRuntime:
                     might is not None
                     and active.table.lease(self._guard.name) is row
                     and router.db_for_write(self._guard.model) == alias
+                    and not unadded.may_have(self._guard.name)
                 ):
                     decision, is_enforced = ABSENT, True
             if decision is None:
@@ -265,12 +268,14 @@ class GuardRuntime:
         return [ERROR] * len(keys)
 
     def _placed(self, decisions: list[Decision], copy: Copy, keys: Sequence[bytes]) -> list[Decision]:
-        """Return ``decisions``, each ABSENT replaced if the filter that gave it may be that of another table.
+        """Return ``decisions``, each ABSENT replaced if the filter may be that of another table, or lack a row of ours.
 
         ``copy`` is that of the state rows from before the filter was asked: the filter may have been replaced since.
         """
         if not _has_absent(decisions):
             return decisions
+        if unadded.may_have(self._guard.name):
+            return [FENCED if each.verdict is Verdict.ABSENT else each for each in decisions]
         before, row = copy.rows.get(self._guard.name), self.active_filter.table.renewed(self._guard.name)
         if row is None or (before is not None and before.source != row.source):
             return [LEASE if each.verdict is Verdict.ABSENT else each for each in decisions]

@@ -1,7 +1,8 @@
 """The context of guarded lookups: a request that passed the middleware, or a block of :func:`guarded_lookups`.
 
-A context variable holds it. Coroutines and threads of ``sync_to_async`` inherit the one of their request. Threads that
-a view starts, tasks of a queue and management commands have none, and their queries go to the database.
+A context variable holds it. Coroutines, and threads that copy the variables, as those of ``sync_to_async`` and
+``asyncio.to_thread`` do, inherit the one of their request. Other threads and processes that a view starts, tasks of a
+queue and management commands have none, and their queries go to the database.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from asgiref.sync import sync_to_async
 
 from ..conf import settings
+from ..forks import after_fork
 from ..guards.counters import AVOIDED, drawn
 from ..guards.verdict_log import listeners
 from ..log_once import LogOnce
@@ -61,9 +63,14 @@ class LookupContext:
         self._known: dict[Any, Answer] = {}
 
     def applies(self, guard: Guard) -> bool:
-        """Return :meth:`Guard.applies` for the request; ``False`` if it raises, which is logged once."""
+        """Return :meth:`Guard.applies` for the request; ``False`` if it raises, which is logged once.
+
+        Guards answer none of its own queries: one of the guard's model would call it again.
+        """
         if self.request is None:
             return True
+        before = contexts.get()
+        contexts.set(None)
         try:
             applies = guard.applies(self.request)
             if isawaitable(applies):
@@ -73,6 +80,8 @@ class LookupContext:
         except Exception as error:
             _log.error(error, "bloomguard: guard %s passes requests, because its applies() failed", guard.name)
             return False
+        finally:
+            contexts.set(before)
 
     # A guard checks each key once per context: the route and the view's query share the answer. ABSENT is not shared:
     # the same request may have created the row since.
@@ -199,6 +208,19 @@ def current() -> LookupContext | None:
     """Return the open context of the running code, if any; a task that outlives its request has none."""
     context = contexts.get()
     return None if context is None or context.is_over else context
+
+
+class _Forks:
+    """Drops the context in a forked child, which may outlive the request: nobody there would end it."""
+
+    def __init__(self) -> None:
+        after_fork(self._after_fork)
+
+    def _after_fork(self) -> None:
+        contexts.set(None)
+
+
+_forks = _Forks()
 
 
 @contextmanager

@@ -57,7 +57,7 @@ class RowLookup:
     @cached_property
     def _alive(self) -> tuple[Any, ...]:
         """The conditions of ``alive``, as in the WHERE of a query."""
-        return tuple(_conditions(self.guard._meta.rows().query.where))
+        return tuple(conditions_of(self.guard._meta.rows().query.where))
 
     @cached_property
     def _alive_tables(self) -> tuple[str, ...]:
@@ -68,8 +68,8 @@ class RowLookup:
         """Return the key of every row of a plain ``query``: one value or a tuple; :data:`NO_KEY` if it has none."""
         # Hot path: nearly all queries for one row have the simplest form, so no calls are made for it.
         if (
-            query.group_by is not None or query.annotations or query.order_by or query.select_for_update
-            or query.combinator or query.explain_info or query.extra or query.extra_tables
+            query.group_by is not None or query.annotations or query.select_for_update or query.combinator
+            or query.explain_info or query.extra or query.extra_tables
         ) and not is_plain(query):  # fmt: skip
             return NO_KEY
         where = query.where
@@ -87,7 +87,7 @@ class RowLookup:
     def _value_among(self, query: Query) -> Any:
         """Return :meth:`value` of a query with several conditions."""
         found: list[Any] = [NO_KEY] * self._width
-        for condition in _conditions(query.where):
+        for condition in conditions_of(query.where):
             for column, value in _compared(condition):
                 place = self.places.get(id(column.target))
                 if place is not None and _is_value(value) and is_of_row(query, column.alias):
@@ -100,11 +100,15 @@ class RowLookup:
         """Return whether ``query`` has all conditions of ``alive``, joined by AND."""
         if not self._alive:
             return True
-        asked = _conditions(query.where)
+        asked = conditions_of(query.where)
         # In a child's query, a table alias may stand for another row: one that a foreign key points to.
         return all(any(condition == each for each in asked) for condition in self._alive) and all(
             is_of_row(query, alias) for alias in self._alive_tables
         )
+
+    def has_in_alive(self, condition: Any) -> bool:
+        """Return whether ``condition`` is one of ``alive``."""
+        return any(condition == each for each in self._alive)
 
     def is_pure(self, query: Query) -> bool:
         """Return whether ``query`` would find any row with the key: only the key and ``alive``, no join, no offset.
@@ -122,7 +126,7 @@ class RowLookup:
         if not all(type(each) is Value for each in query.annotations.values()):
             return False
         compared = 0
-        for condition in _conditions(query.where):
+        for condition in conditions_of(query.where):
             columns = [column for column, _ in _compared(condition)]
             if columns and all(id(column.target) in self.places for column in columns):
                 compared += len(columns)
@@ -132,19 +136,20 @@ class RowLookup:
 
 
 def is_plain(query: Query) -> bool:
-    """Return whether ``query`` returns no row if its WHERE matches none: no plain aggregate, union or lock."""
+    """Return whether ``query`` returns no row if its WHERE matches none: no plain aggregate, union or lock.
+
+    An aggregate in the WHERE or the ORDER BY is left to :mod:`~bloomguard.lookups.certainty`.
+    """
     if type(query) is not Query or query.combinator or query.select_for_update or query.explain_info:
         return False
     if query.extra or query.extra_tables:
         return False
-    annotations, order = query.annotations, query.order_by
     if query.group_by is not None:
         # Without rows, a GROUP BY of columns gives no group. One of constants alone is not a GROUP BY.
         if query.group_by is True:
             return bool(query.default_cols)
         return any(type(column) is Col for column in query.group_by)
-    expressions = [*annotations.values(), *(each for each in order if hasattr(each, "flatten"))]
-    return not any(_may_aggregate(each) for each in expressions)
+    return not any(_may_aggregate(each) for each in query.annotations.values())
 
 
 def _may_aggregate(expression: Any) -> bool:
@@ -177,7 +182,7 @@ def _is_value(value: Any) -> bool:
     return not hasattr(value, "as_sql") and not hasattr(value, "resolve_expression")
 
 
-def _conditions(where: WhereNode) -> Sequence[Any]:
+def conditions_of(where: WhereNode) -> Sequence[Any]:
     """Return the conditions that are joined by AND, from all levels of nesting."""
     children: list[Any] = where.children
     if where.negated or (where.connector != AND and len(children) != 1):
@@ -189,7 +194,7 @@ def _conditions(where: WhereNode) -> Sequence[Any]:
         return children
     found: list[Any] = []
     for child in children:
-        found += _conditions(child) if isinstance(child, WhereNode) else (child,)
+        found += conditions_of(child) if isinstance(child, WhereNode) else (child,)
     return found
 
 

@@ -8,17 +8,13 @@ model without a guard costs the read of a context variable and of a dictionary.
 
 from __future__ import annotations
 
-import time
 from asyncio import _get_running_loop
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from functools import wraps
 from typing import Any
 
-from django.core.exceptions import EmptyResultSet
 from django.db import router
-from django.db.models import Model, QuerySet
-from django.db.models.fields.related_descriptors import ForwardManyToOneDescriptor
+from django.db.models import Model
 from django.db.models.sql import Query
 from django.db.models.sql import compiler as compilers
 from django.db.models.sql.constants import GET_ITERATOR_CHUNK_SIZE, MULTI, SINGLE
@@ -29,29 +25,17 @@ from ..guards.counters import FALSE_POSITIVE
 from ..guards.misses import remember_missing
 from ..guards.scopes import DATABASE
 from ..log_once import LogOnce
-from ..state.connection import fetch_uncounted, has_begun, has_own_transaction, is_aborted
+from ..state.connection import has_own_transaction, is_aborted
 from ..verdicts import OUT_OF_RANGE, REMEMBERED, SHADOW, Verdict
-from ..writes import adding, fencing
 from ..writes.rows import running
-from . import shadow
-from .context import Answer, LookupContext, contexts, unguarded
+from . import shadow, unguarded
+from .certainty import is_certain
+from .context import Answer, LookupContext, contexts
 from .query import EXACT, NO_KEY, RowLookup, concrete, is_plain
 
 Execute = Callable[..., Any]
 
 _log = LogOnce()
-
-_ROW_SECURITY_SECONDS = 60.0
-
-_UNGUARDED: tuple[tuple[Any, str], ...] = (
-    (ForwardManyToOneDescriptor, "get_object"),
-    (Model, "refresh_from_db"),
-    (Model, "save_base"),
-    (Model, "delete"),
-    (QuerySet, "delete"),
-    (QuerySet, "get_or_create"),
-    (QuerySet, "update_or_create"),
-)
 
 
 def connect() -> None:
@@ -60,10 +44,7 @@ def connect() -> None:
     if not hasattr(select.execute_sql, "of_bloomguard"):  # another package may have wrapped ours
         select.execute_sql = _selecting(select.execute_sql)
         select.execute_sql.of_bloomguard = True
-        # Guards answer no query for a row that the project has: for the target of its foreign key, or its deferred
-        # columns. Nor a query of a method that writes: the database alone decides what it writes.
-        for owner, name in _UNGUARDED:
-            setattr(owner, name, unguarded(getattr(owner, name)))
+        unguarded.connect()
 
 
 def lookups_of(model: type[Model]) -> tuple[RowLookup, ...]:
@@ -97,7 +78,8 @@ def _is_asked(guard: Guard, model: type[Model]) -> bool:
 
 
 def _selecting(execute: Execute) -> Execute:
-    sees_database = not hasattr(execute, "__wrapped__")  # a caching wrapper may give an old result
+    # What another package has put around Django's own may give an old result, from a cache.
+    sees_database = execute.__module__ == compilers.__name__ and not hasattr(execute, "__wrapped__")
 
     @wraps(execute)
     def execute_sql(
@@ -127,11 +109,11 @@ def _selecting(execute: Execute) -> Execute:
         lookup, answer = asked
         if answer.verdict is Verdict.ABSENT:
             context.note_avoided(lookup.guard)
-            return _empty_result(self, lookup, result_type)
+            return iter(()) if result_type == MULTI else None  # as for `EmptyResultSet`; `is_certain` has compiled it
         result = execute(self, result_type, chunked_fetch, chunk_size)
         if not chunked_fetch:
             if answer.verdict is not Verdict.MAYBE:  # in shadow mode
-                _compare(context, answer, found=bool(result))
+                _compare(context, answer, result)
             elif not result and sees_database and last_check is not None:
                 _record_false_positive(context, self, lookup, answer, last_check[0])
         return result
@@ -178,7 +160,12 @@ def _ask(context: LookupContext, compiler: Any, lookups: tuple[RowLookup, ...]) 
             continue  # UNKNOWN; another guard of the table may have a verdict
         elif answer.reason == REMEMBERED.reason and compiler.connection.in_atomic_block:
             continue  # found out after the transaction began: it may still see a row that others have deleted since
-        elif lookup.is_alive(query) and _is_current(guard, compiler) and context.applies(guard):
+        elif (
+            lookup.is_alive(query)
+            and _is_current(guard, compiler)
+            and is_certain(compiler, lookup)
+            and context.applies(guard)
+        ):
             if answer.verdict is Verdict.ABSENT:
                 return lookup, answer
             asked = asked or (lookup, answer)
@@ -202,33 +189,27 @@ def _is_current(guard: Guard, compiler: Any) -> bool:
         return False  # Django raises an error for the query
     if not connection.in_atomic_block:
         return not has_own_transaction(connection)
-    # A transaction may still see rows that others have deleted, whose keys the guard has discarded. It also sees rows
-    # that it wrote by raw SQL, also in an ``adding`` block, before their keys are in the filter.
-    if guard._meta.discards or fencing.is_pending(guard.name, using) or adding.is_open(guard, using):
+    # A transaction may still see rows that others have deleted, whose keys the guard has discarded. Of its own rows,
+    # those whose keys are not in the filter yet let the guard pass by itself: `bloomguard.guards.unadded`.
+    if guard._meta.discards:
         return False
     if running.batch is not None:  # of ``bulk_create``, whose fields may query
         return False
     return not is_aborted(connection)
 
 
-def _empty_result(compiler: Any, lookup: RowLookup, result_type: str) -> Any:
-    """Return what ``execute_sql`` returns for ``EmptyResultSet``. Raises as Django if the query does not compile."""
-    query = compiler.query
-    if not lookup.is_pure(query) or query.annotations or query.distinct_fields:
-        with suppress(EmptyResultSet):
-            compiler.as_sql()
-    elif result_type == MULTI:
-        compiler.setup_query()  # sets ``klass_info`` and the like, which the caller reads to build objects
-    return iter(()) if result_type == MULTI else None
-
-
 # The result of a query that was sent shows whether the guard's decision was right. Neither function raises.
 
 
-def _compare(context: LookupContext, answer: Answer, *, found: bool) -> None:
-    """Compare the result with the ABSENT of a guard in shadow mode."""
+def _compare(context: LookupContext, answer: Answer, result: Any) -> None:
+    """Compare the result with the ABSENT of a guard in shadow mode.
+
+    A row, or a list of chunks, shows whether there is one. An iterator does not: Django returns one if it sent nothing.
+    """
+    if result is not None and not isinstance(result, (list, tuple)):
+        return
     try:
-        shadow.compare_rows(context, answer.guard, answer.value, found=found)
+        shadow.compare_rows(context, answer.guard, answer.value, found=bool(result))
     except Exception as error:
         _log.error(error, "bloomguard could not compare a query in shadow mode, because of an internal error")
 
@@ -237,43 +218,12 @@ def _record_false_positive(
     context: LookupContext, compiler: Any, lookup: RowLookup, answer: Answer, generation: str
 ) -> None:
     """Count and cache a false positive: ``generation`` gave MAYBE, and the query found no row."""
-    guard = answer.guard
+    guard, query = answer.guard, compiler.query
     try:
-        if _is_proof(compiler, lookup):
+        # The hot path of `_ask` has not looked whether the query is plain.
+        asks_key_alone = is_plain(query) and lookup.is_pure(query)
+        if asks_key_alone and remember_missing(guard, answer.value, generation, compiler.using):
             guard._runtime.counters[FALSE_POSITIVE]()
-            remember_missing(guard, answer.value, generation, compiler.using)
             context.forget(answer)  # the next check finds it in the negative cache
     except Exception as error:
         _log.error(error, "bloomguard could not record a false positive, because of an internal error")
-
-
-def _is_proof(compiler: Any, lookup: RowLookup) -> bool:
-    """Return whether an empty result proves that no row exists: key only, no transaction, the guard's database."""
-    connection = compiler.connection
-    return (
-        is_plain(compiler.query)  # the hot path of `_ask` has not looked
-        and lookup.is_pure(compiler.query)
-        and (compiler.using == lookup.guard._meta.database or lookup.guard.scope == DATABASE)
-        and not has_begun(connection)
-        and not _has_row_security(connection, lookup.guard.model._meta.db_table)
-    )
-
-
-#: (database, schema of a tenant, table) -> whether PostgreSQL's row security hides rows, and until when this is cached.
-_row_security: dict[tuple[str, str, str], tuple[bool, float]] = {}
-
-
-def _has_row_security(connection: Any, table: str) -> bool:
-    """Return whether row security may hide rows of ``table`` from this user; queried once a minute."""
-    if connection.vendor != "postgresql":
-        return False
-    now = time.monotonic()
-    place = connection.alias, getattr(connection, "schema_name", ""), table
-    found, until = _row_security.get(place, (True, 0.0))
-    if until <= now:
-        name = connection.ops.quote_name(table)
-        with connection.wrap_database_errors:
-            sql = "SELECT relrowsecurity FROM pg_class WHERE oid = %s::regclass"
-            found = bool(fetch_uncounted(connection, sql, [name])[0][0])
-        _row_security[place] = found, now + _ROW_SECURITY_SECONDS
-    return found

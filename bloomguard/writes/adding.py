@@ -12,6 +12,7 @@ from django.db import DEFAULT_DB_ALIAS, connections
 
 from ..guards import Guard
 from ..guards.keys import NoScope
+from ..guards.unadded import unadded
 from . import fencing
 from .instances import fit
 from .transactions import together
@@ -79,20 +80,19 @@ def adding(guard: Guard, using: str = DEFAULT_DB_ALIAS) -> Iterator[Adding]:
     with together(connections[using], undo=True):
         outer = _blocks.open.get(key)
         _blocks.open[key] = block
+        unadded.begin(block, [guard.name])
         try:
-            yield block
+            try:
+                yield block
+            finally:
+                if outer is None:
+                    del _blocks.open[key]
+                else:
+                    _blocks.open[key] = outer
+            if block.missing:
+                fencing.fence(guard, using, block.missing)
         finally:
-            if outer is None:
-                del _blocks.open[key]
-            else:
-                _blocks.open[key] = outer
-        if block.missing:
-            fencing.fence(guard, using, block.missing)
-
-
-def is_open(guard: Guard, using: str) -> bool:
-    """Whether this thread is in a block of the guard: it may have written rows whose keys are not added yet."""
-    return (guard, using) in _blocks.open
+            unadded.end(block)
 
 
 def is_left_to_block(guard: Guard, using: str, statement: str) -> bool:

@@ -387,7 +387,7 @@ def _fence_within(table: StateTable, name: str, using: str, reason: str) -> None
     pending = PendingFence(table, name, before, reason)
     if has_begun(connection):
         # If no row was changed, this transaction has deleted it, which others see only after its COMMIT.
-        TransactionObserver.over(connection).committed[name] = pending
+        TransactionObserver.over(connection).add_fence(name, pending)
     elif changed:
         pending.begin()
         pending.finish()

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from django.db.backends.base.base import BaseDatabaseWrapper
 
+from ..guards.unadded import unadded
 from ..state.connection import has_begun, is_aborted, is_durable
 from .transactions import is_over
 
@@ -98,6 +99,11 @@ class TransactionObserver:
         what.void = what.void or self._is_lost
         self.undoable.append(what)
 
+    def add_fence(self, name: str, fence: PendingFence) -> None:
+        """Finish ``fence`` of the guard ``name`` after the COMMIT; until then the guard passes all requests."""
+        self.committed[name] = fence
+        unadded.begin(self, [name])
+
     def __call__(self, execute: Callable[..., Any], sql: Any, params: Any, many: bool, context: Any) -> Any:
         """Run one statement."""
         if self.fences and not (isinstance(sql, str) and _never_commits(sql)):
@@ -179,13 +185,16 @@ class TransactionObserver:
             call()
         due, self.committed = list(self.committed.values()), {}
         fences, self.fences = list(self.fences.values()), {}
-        if committed:
-            for fence in fences:
-                fence.check()
-            for each in due:
-                each.begin()
-            for each in due:
-                each.finish()
+        try:
+            if committed:
+                for fence in fences:
+                    fence.check()
+                for each in due:
+                    each.begin()
+                for each in due:
+                    each.finish()
+        finally:
+            unadded.end(self)
 
 
 def _never_commits(sql: str) -> bool:

@@ -26,6 +26,7 @@ from django.db import connections, models
 from django.db.models.constants import OnConflict
 from django.db.models.sql import compiler as compilers
 
+from ..guards.unadded import unadded
 from ..models import GuardState
 from . import discards, fencing, observer, state_rows
 from .consequences import may_be_rewritten
@@ -112,11 +113,15 @@ def _wrap_batches(insert: Execute) -> Execute:
         if not tracked_tables(self.model) or running.batch is not None or not connections[self.db].in_atomic_block:
             return insert(self, *args, **kwargs)
         batch = running.batch = BulkRows(self.db)
+        unadded.begin(batch, [tracked.guard.name for tracked in tracked_tables(self.model)])
         try:
             return insert(self, *args, **kwargs)
         finally:  # after an error too: what was sent before it may be committed in a transaction begun by hand
             running.batch = None
-            batch.add()
+            try:
+                batch.add()
+            finally:
+                unadded.end(batch)
 
     return _batched_insert
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 
 import pytest
@@ -20,7 +21,8 @@ from rest_framework.generics import RetrieveAPIView
 
 from bloomguard.guards import registry
 from bloomguard.guards.verdict_log import listeners
-from bloomguard.lookups.context import guarded_lookups
+from bloomguard.lookups.context import contexts, guarded_lookups
+from bloomguard.rebuild import Rebuild
 from tests.lookups.test_select import ABSENT, queries, rows, sent
 from tests.shop.models import Bundle, Diary, Product
 from tests.support import database
@@ -197,6 +199,88 @@ def test_a_thread_of_a_view_is_left_alone(ask, settings):
 
     assert ask(f"/p/{ABSENT}/").status_code == 200
     assert seen == [1]
+
+
+def test_a_request_within_a_request_has_its_own_rule(ask, settings):
+    """A view may send one, as by a test client: a POST in a GET is left alone, a GET in a POST is guarded."""
+    found = {}
+
+    def inner(request, pk):
+        found[request.method] = queries(lambda: rows.filter(pk=pk).first())
+        return HttpResponse("inner")
+
+    def outer(request, pk):
+        getattr(Client(), "post" if request.method == "GET" else "get")(f"/in/{pk}/")
+        found["outer"] = queries(lambda: rows.filter(pk=pk).first())
+        return HttpResponse("outer")
+
+    settings.ROOT_URLCONF = urlconf(path("in/<int:pk>/", inner), path("out/<int:pk>/", outer))
+
+    ask(f"/out/{ABSENT}/")
+    assert found == {"POST": 1, "outer": 0}
+    ask(f"/out/{ABSENT}/", "post")
+    assert found == {"POST": 1, "GET": 0, "outer": 1}
+
+
+def test_a_thread_that_copies_the_context_is_guarded(shop, settings):
+    """``asyncio.to_thread`` is the request's own code in another thread, as ``sync_to_async`` is."""
+    found = []
+
+    async def view(request, pk):
+        found.append(await asyncio.to_thread(lambda: queries(lambda: rows.filter(pk=pk).first())))
+        return HttpResponse("x")
+
+    settings.ROOT_URLCONF = urlconf(path("p/<int:pk>/", view))
+    Asgi()(f"/p/{ABSENT}/")
+
+    assert found == [0]
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="the system has no fork")
+@pytest.mark.filterwarnings("ignore:This process")
+def test_a_child_of_a_view_is_left_alone(shop, settings):
+    """It may outlive the request, whose end it does not hear of."""
+    found = []
+
+    def view(request, pk):
+        reading, writing = os.pipe()
+        child = os.fork()
+        if child == 0:
+            os.write(writing, b"open" if contexts.get() is not None else b"none")
+            os._exit(0)
+        os.waitpid(child, 0)
+        found.extend([os.read(reading, 10), contexts.get() is not None])
+        os.close(reading)
+        os.close(writing)
+        return HttpResponse("x")
+
+    settings.ROOT_URLCONF = urlconf(path("p/<int:pk>/", view))
+    Wsgi()("/p/7/")
+
+    assert found == [b"none", True]
+
+
+def test_applies_may_look_up_rows_of_the_guard(ask, settings, clock):
+    """Guards answer none of its queries: one for the user asked for ``applies`` again, and again."""
+    user = get_user_model().objects.create_user("gone")
+    calls = []
+
+    def applies(self, request):
+        calls.append(get_user_model().objects.filter(pk=request.GET["user"]).first())
+        return True
+
+    def view(request, pk):
+        return HttpResponse(f"{get_user_model().objects.filter(pk=pk).first()}")
+
+    settings.ROOT_URLCONF = urlconf(path("u/<int:pk>/", view))
+    with registered(get_user_model(), name="users", applies=applies) as guard:
+        Rebuild(guard, sleep=clock.sleep).run()
+        with sent() as found:
+            assert ask(f"/u/{user.pk + 1}/?user={user.pk + 1}").content == b"None"
+            assert ask(f"/u/{user.pk}/?user={user.pk}").content == b"gone"
+
+    assert calls == [None]
+    assert len(found) == 2  # that of `applies`, and that for the user who exists
 
 
 def test_a_task_that_outlives_its_request_is_left_alone(shop, settings):

@@ -6,19 +6,22 @@ import functools
 from contextlib import contextmanager
 
 import pytest
+from django.core.cache import caches
 from django.db import OperationalError, connections, transaction
 from django.db.models import F, Func, IntegerField, Q, Value
 from django.db.models.expressions import RawSQL
 from django.db.models.functions import Length, Upper
 from django.db.models.sql.compiler import SQLCompiler
 
+from bloomguard import get_or_load
 from bloomguard.guards import counters as counts
-from bloomguard.guards import registry
+from bloomguard.guards import misses, registry
 from bloomguard.lookups import select
 from bloomguard.lookups.context import guarded_lookups
 from bloomguard.rebuild import Rebuild
 from bloomguard.routes.table import guarded_routes
 from bloomguard.state import table as state
+from bloomguard.verdicts import Verdict
 from tests.lookups.models import Annex, Coded, Hall, Shelf
 from tests.lookups.test_select import ABSENT, lookups, queries, rows, shop  # noqa: F401
 from tests.shop import views
@@ -93,20 +96,20 @@ def test_only_the_key_alone_proves_an_absence(lookups, narrow):  # noqa: F811
     assert queries(lambda: list(rows.filter(pk=7))) == 0
 
 
-def test_what_a_policy_hides_is_not_taken_for_missing(lookups, on_postgresql):  # noqa: F811
-    """Under row-level security one role's query finds nothing where another's finds the row."""
+@contextmanager
+def role_without_rows():
+    """PostgreSQL's row-level security hides every product from the role that the session has in this block."""
     connection = connections["postgresql"]
     connection.ensure_connection()
     raw = connection.connection  # past Django, whose DDL would fence the guard
     raw.execute("CREATE ROLE nobodys_reader")
     raw.execute("GRANT SELECT ON shop_product TO nobodys_reader")
     raw.execute("ALTER TABLE shop_product ENABLE ROW LEVEL SECURITY")
-    select._row_security.clear()
+    misses._hiding.clear()
     try:
         raw.execute("SET ROLE nobodys_reader")
         try:
-            assert [queries(lambda: rows.filter(pk=7).first()) for _ in range(2)] == [1, 1]
-            assert rows.filter(pk=7).first() is None
+            yield
         finally:
             raw.execute("RESET ROLE")
         assert rows.get(pk=7).name == "tea"
@@ -114,7 +117,20 @@ def test_what_a_policy_hides_is_not_taken_for_missing(lookups, on_postgresql):  
         raw.execute("ALTER TABLE shop_product DISABLE ROW LEVEL SECURITY")
         raw.execute("DROP OWNED BY nobodys_reader")
         raw.execute("DROP ROLE nobodys_reader")
-        select._row_security.clear()
+        misses._hiding.clear()
+
+
+@pytest.mark.parametrize(
+    "look",
+    [lambda: rows.filter(pk=7).first(), lambda: get_or_load("product", 7, lambda pk: rows.filter(pk=pk).first())],
+    ids=["lookup", "get_or_load"],
+)  # fmt: skip
+def test_what_a_policy_hides_is_not_taken_for_missing(lookups, on_postgresql, look):  # noqa: F811
+    """Under row-level security one role's query finds nothing where another's finds the row."""
+    caches["default"].clear()
+    with role_without_rows():
+        assert [look() for _ in range(2)] == [None, None]
+        assert queries(lambda: rows.filter(pk=7).first()) == 1
 
 
 # -- packages that wrap the compiler as well
@@ -148,6 +164,28 @@ def test_a_cache_between_the_guard_and_the_database_proves_nothing(shop, monkeyp
     with guarded_lookups():
         assert queries(lambda: list(rows.filter(pk=7))) == 1
     assert counts.counts.read()["product", counts.FALSE_POSITIVE] == 1  # of the last query, which nothing came between
+
+
+@pytest.mark.parametrize("names_what_it_wraps", [True, False])
+def test_a_loader_that_finds_nothing_is_checked_past_such_a_cache(shop, clock, monkeypatch, names_what_it_wraps):  # noqa: F811
+    """The guard's own query for the key, and those of the project: what the cache has kept says nothing of today."""
+    caches["default"].clear()
+    with monkeypatch.context() as patch:
+        between = caching(SQLCompiler.execute_sql.__wrapped__)
+        if not names_what_it_wraps:
+            del between.__wrapped__
+            between.__module__ = __name__
+        patch.setattr(SQLCompiler, "execute_sql", between)
+        select.connect()
+        look = lambda: rows.filter(id=9).exists()  # noqa: E731
+        assert not look()  # which the cache keeps
+        Product.objects.bulk_create([Product(pk=9, name="new")])
+        assert get_or_load("product", 9, lambda pk: None) is None
+        with guarded_lookups():
+            assert not look()
+            assert registry["product"].verdict(9) is Verdict.MAYBE
+    with guarded_lookups():
+        assert rows.get(pk=9).name == "new"
 
 
 def test_a_cache_in_front_of_the_guard_keeps_it_in_place(shop, monkeypatch):  # noqa: F811

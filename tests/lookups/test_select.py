@@ -16,9 +16,8 @@ from django.shortcuts import aget_object_or_404, get_object_or_404
 from bloomguard.guards import counters as counts
 from bloomguard.guards import registry
 from bloomguard.lookups import select
-from bloomguard.lookups.context import guarded_lookups
+from bloomguard.lookups.context import contexts, guarded_lookups
 from bloomguard.rebuild import Rebuild
-from bloomguard.writes import adding
 from tests.management.test_verify_filter import insert_unseen
 from tests.shop.models import Article, Bargain, Bundle, Diary, Exhibit, Place, Product, Review, Ticket
 from tests.support import database
@@ -293,6 +292,50 @@ def test_a_row_in_hand_is_refreshed(lookups):
     assert deferred.name == "x"
 
 
+# -- methods that write
+
+
+WRITING = {
+    "update": lambda: rows.filter(pk=4321).update(name="y") == 1,
+    "update of a child": lambda: Bundle.objects.filter(pk=4321).update(size=9) == 1,
+    "update of a child's parent": lambda: Bundle.objects.filter(pk=4321).update(name="z") == 1,
+    "update of both": lambda: Bundle.objects.filter(pk=4321).update(name="z", size=9) == 1,
+    "update by Model.save": lambda: Bundle(pk=4321, name="z").save(force_update=True) is None,
+    "aupdate": lambda: async_to_sync(Bundle.objects.filter(pk=4321).aupdate)(name="z") == 1,
+    "bulk_update": lambda: Bundle.objects.bulk_update([Bundle(pk=4321, name="b")], ["name"]) == 1,
+    "get_or_create": lambda: rows.get_or_create(pk=4321)[1] is False,
+    "update_or_create": lambda: rows.update_or_create(pk=4321, defaults={"name": "u"})[1] is False,
+    "delete": lambda: Bundle.objects.filter(pk=4321).delete()[0] == 2,
+    "save": lambda: Product(pk=4321, name="saved").save() is None and rows.count() == 2,
+}
+
+
+@pytest.mark.parametrize("method", WRITING)
+def test_a_method_that_writes_asks_no_guard(lookups, method):
+    """What it changes is for the database to say: here a row that the filter does not have."""
+    insert_unseen("shop_product", id=4321, name="x")
+    insert_unseen("shop_bundle", product_ptr_id=4321, size=1)
+
+    assert registry["product"].verdict(4321).value == "absent"
+    assert WRITING[method]()
+
+
+@pytest.mark.parametrize("clear", [False, True])
+def test_related_managers_that_write_ask_no_guard(shop, clock, clear):
+    """``set`` reads what there is, and adds what there is not; here by the column of the guard."""
+    article, other = Article.objects.get(slug="ulm"), Article.objects.get(slug="dead")
+    with registered(Review, name="review", lookup="article") as guard:
+        Rebuild(guard, sleep=clock.sleep).run()
+        insert_unseen("shop_review", id=50, product_id=7, article_id=article.pk)
+        mine = Review.objects.create(product_id=7, article=other)
+        with guarded_lookups():
+            assert article.review_set.first() is None  # which is what a guard is for
+            article.review_set.set([mine], clear=clear)
+            article.review_set.add(mine)
+        assert list(article.review_set.values_list("pk", flat=True)) == [mine.pk]
+        assert Review.objects.get(pk=50).article is None
+
+
 # -- transactions
 
 
@@ -471,6 +514,15 @@ def test_in_shadow_mode_the_query_is_sent_and_compared(shadow):
     assert shadow(counts.BLOCKED) == shadow(counts.AVOIDED) == 0
 
 
+def test_in_shadow_mode_a_query_that_django_does_not_send_is_no_harm(shadow):
+    """Nothing fits an empty list: the result is an iterator, which is true though it gives nothing."""
+    with guarded_lookups():
+        assert queries(lambda: list(Diary.objects.filter(pk=8, id__in=[]))) == 0
+        assert not Diary.objects.filter(pk=8, id__in=[]).exists()
+        select._compare(contexts.get(), contexts.get().ask(registry["watched"], 8), iter([]))
+    assert (shadow(counts.WOULD_BLOCK), shadow(counts.WOULD_HARM)) == (0, 0)
+
+
 @pytest.mark.parametrize("earlier", [{"mode": "shadow"}, {"store": "default"}], ids=["shadow", "cold"])
 def test_every_guard_of_a_table_has_its_say(clock, earlier):
     """One in shadow mode, or without a filter, keeps no other one from answering, nor from learning."""
@@ -515,14 +567,7 @@ def test_models_of_no_guard_are_looked_at_once(lookups):
     assert select.lookups_of(Review) == ()
     assert select.lookups_of(Product) is select.lookups_of(Product)
     assert make_guard(Product).lookups is True
-    with adding_nothing():
-        assert queries(lambda: Review.objects.filter(pk=1).first()) == 1
-
-
-@contextmanager
-def adding_nothing():
-    assert not adding.is_open(registry["product"], database.current)
-    yield
+    assert queries(lambda: Review.objects.filter(pk=1).first()) == 1
 
 
 def test_related_objects_of_rows_in_hand(lookups):

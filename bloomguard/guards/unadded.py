@@ -1,0 +1,42 @@
+"""Rows that this process has written, and whose keys may be in no filter yet.
+
+Only their own transaction sees such rows, so a guard must not answer ABSENT there: in a block of ``adding`` before the
+keys are added, in ``bulk_create`` between its statements, and in a transaction that has fenced the guard without
+committing the fence yet. Which thread asks is not compared: an async function asks in others for the same code. So
+meanwhile all requests of the process pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from weakref import WeakKeyDictionary
+
+from ..forks import own_lock
+
+
+class Unadded:
+    """The writers that may have such rows, each with the names of the guards. One that is gone counts no more."""
+
+    def __init__(self) -> None:
+        self._names: WeakKeyDictionary[object, set[str]] = WeakKeyDictionary()
+        self._lock = own_lock(self, "_lock")
+
+    def begin(self, writer: object, names: Iterable[str]) -> None:
+        """Let the guards pass requests until :meth:`end` of ``writer``."""
+        with self._lock:
+            self._names[writer] = self._names.get(writer, set()) | set(names)
+
+    def end(self, writer: object) -> None:
+        """All keys are added, or the rows are gone, or the fence is known to everyone."""
+        with self._lock:
+            self._names.pop(writer, None)
+
+    def may_have(self, name: str) -> bool:
+        """Return whether there may be such a row of the guard ``name``."""
+        if not self._names:
+            return False
+        with self._lock:
+            return any(name in names for names in self._names.values())
+
+
+unadded = Unadded()

@@ -1,0 +1,307 @@
+"""Whether the database would certainly answer a query with no row, and not with an error, if no row has the key.
+
+A guard must hide no error: neither Django's, when it compiles the query, nor the database's, for a value that it
+refuses. And it must know all SQL of the WHERE: a condition with an OR and without parentheses finds other rows. So only
+conditions of the kinds in this module are known, of Django's own classes and fields; any other query is sent. It is
+inspected only if the filter does not have the key.
+"""
+
+from __future__ import annotations
+
+import datetime
+import decimal
+import math
+import uuid
+from typing import TYPE_CHECKING, Any
+
+from django.core.exceptions import FieldDoesNotExist
+from django.db.models import Choices, Func, Value
+from django.db.models import aggregates as aggregate
+from django.db.models import lookups as builtin
+from django.db.models.expressions import (
+    Col,
+    ColPairs,
+    CombinedExpression,
+    Exists,
+    ExpressionWrapper,
+    NegatedExpression,
+    RawSQL,
+    ResolvedOuterRef,
+    Star,
+    Subquery,
+)
+from django.db.models.fields import related_lookups as related
+from django.db.models.fields import tuple_lookups as tuples
+from django.db.models.functions import Coalesce, Length, Lower, Upper
+from django.db.models.sql import Query
+from django.db.models.sql.datastructures import BaseTable, Join
+from django.db.models.sql.where import WhereNode
+from django.utils.safestring import SafeString
+
+from .query import conditions_of
+
+if TYPE_CHECKING:
+    from .query import RowLookup
+
+#: Lookups that no value makes fail. Not ``regex``, nor others whose value the database parses.
+_COMPARING: frozenset[Any] = frozenset(
+    {
+        builtin.Exact, builtin.In, builtin.IsNull, builtin.Range,
+        builtin.GreaterThan, builtin.GreaterThanOrEqual, builtin.LessThan, builtin.LessThanOrEqual,
+        builtin.IntegerFieldExact, builtin.IntegerGreaterThan, builtin.IntegerGreaterThanOrEqual,
+        builtin.IntegerLessThan, builtin.IntegerLessThanOrEqual,
+        related.RelatedExact, related.RelatedIn, related.RelatedIsNull,
+        related.RelatedGreaterThan, related.RelatedGreaterThanOrEqual,
+        related.RelatedLessThan, related.RelatedLessThanOrEqual,
+        tuples.TupleExact,
+    }
+)  # fmt: skip
+#: The same, but for a column with a collation of its own: PostgreSQL refuses some.
+_MATCHING: frozenset[Any] = frozenset(
+    {
+        builtin.IExact, builtin.Contains, builtin.IContains, builtin.StartsWith, builtin.IStartsWith,
+        builtin.EndsWith, builtin.IEndsWith,
+    }
+)  # fmt: skip
+_FUNCTIONS: frozenset[Any] = frozenset({Lower, Upper, Length, Coalesce})
+_AGGREGATES: frozenset[Any] = frozenset({aggregate.Avg, aggregate.Count, aggregate.Max, aggregate.Min, aggregate.Sum})
+_PLAIN: frozenset[Any] = frozenset(
+    {type(None), bool, datetime.date, datetime.datetime, datetime.time, datetime.timedelta, uuid.UUID}
+)
+#: Bits of integers, by the type's name; psycopg has the last three.
+_BITS = {"int": 63, "Int8": 63, "Int4": 31, "Int2": 15}
+#: ``Query.deferred_loading`` without ``only()`` and ``defer()``.
+_ALL_COLUMNS: tuple[frozenset[str], bool] = frozenset(), True
+#: More parameters, longer texts or numbers with more digits may be too many for the database.
+_MOST_PARAMETERS, _LONGEST_TEXT, _LONGEST_NUMBER = 500, 10_000, 100
+
+
+def is_certain(compiler: Any, lookup: RowLookup) -> bool:
+    """Return whether the query of ``compiler``, which looks up a row that does not exist, certainly gives no row.
+
+    It compiles the query, but for the simplest, which nothing can be wrong with.
+    """
+    query = compiler.query
+    if _is_simplest(compiler, lookup):
+        compiler.setup_query()  # sets ``klass_info`` and the like, which the caller reads to build objects
+        return True
+    if not _is_bounded(query) or not all(_joins_plainly(join, query) for join in query.alias_map.values()):
+        return False
+    inspector = _Inspector(query, lookup)
+    if not inspector.knows(query.where) or not all(map(_is_harmless, query.annotations.values())):
+        return False
+    try:
+        _, parameters = compiler.as_sql()
+    except Exception:  # the query is sent: Django raises the same again, or finds that it is empty
+        return False
+    if len(parameters) > _MOST_PARAMETERS or not all(
+        _is_taken(each, compiler.connection.vendor) for each in parameters
+    ):
+        return False
+    return _orders_plainly(compiler)
+
+
+def _is_simplest(compiler: Any, lookup: RowLookup) -> bool:
+    """Return whether the query asks for the key and ``alive`` alone, by values that the driver takes, in one table.
+
+    To compile it takes a fifth of the time of an absent request.
+    """
+    query = compiler.query
+    if (
+        len(query.alias_map) != 1 or query.select_related or query.group_by is not None or not _is_bounded(query)
+        or query.deferred_loading != _ALL_COLUMNS
+    ):  # fmt: skip
+        return False
+    for column in query.select:
+        if type(column) is not Col:
+            return False
+    for expression in query.annotations.values():  # that of ``exists()``
+        if type(expression) is not Value or type(expression.value) is not int:
+            return False
+    vendor = compiler.connection.vendor
+    return _orders_by_own_columns(query) and all(
+        _compares_simply(condition, vendor) or lookup.has_in_alive(condition)
+        for condition in conditions_of(query.where)
+    )
+
+
+def _compares_simply(condition: Any, vendor: str) -> bool:
+    kind = type(condition)
+    if kind not in (builtin.Exact, builtin.IntegerFieldExact):
+        return False
+    column, value = condition.lhs, condition.rhs
+    if type(column) is not Col or not _is_djangos(column.target):
+        return False
+    if kind is builtin.IntegerFieldExact:
+        return type(value) is int  # Django looks at its range
+    return type(value) in (str, uuid.UUID, bool) and _is_taken(value, vendor)
+
+
+def _is_bounded(query: Query) -> bool:
+    """Return whether LIMIT and OFFSET are numbers of 64 bits, and the query has no SQL of the project beside others."""
+    return not (
+        query.distinct_fields  # PostgreSQL compares them with the order
+        or query.extra_order_by
+        or query.low_mark >> 63
+        or (query.high_mark or 0) >> 63
+    )
+
+
+def _joins_plainly(join: Any, query: Query) -> bool:
+    if type(join) is BaseTable:
+        return True
+    if type(join) is not Join or not _is_djangos(join.join_field):
+        return False
+    condition = getattr(join.filtered_relation, "resolved_condition", None)
+    return join.filtered_relation is None or (condition is not None and _Inspector(query).knows(condition))
+
+
+class _Inspector:
+    """Knows the conditions of one query. ``lookup``: of the guard, whose fields need not be Django's own."""
+
+    def __init__(self, query: Query, lookup: RowLookup | None = None) -> None:
+        self._lookup = lookup
+        self._is_grouped = query.group_by is not None
+
+    def knows(self, condition: Any) -> bool:
+        """Return whether a condition certainly raises nothing, and is no more than one operand of its AND."""
+        kind = type(condition)
+        if kind is WhereNode:
+            return all(map(self.knows, condition.children))
+        if kind in _COMPARING:
+            return self._compares(condition)
+        if kind in _MATCHING:
+            column = condition.lhs
+            return (
+                type(column) is Col and not getattr(column.target, "db_collation", None) and self._compares(condition)
+            )
+        return self._is_operand(condition)
+
+    def _compares(self, condition: Any) -> bool:
+        if condition.bilateral_transforms or not self._is_operand(condition.lhs):
+            return False
+        right = condition.rhs
+        if isinstance(right, Query):
+            return isinstance(condition, builtin.In) and _is_plain_query(right)
+        values = right if isinstance(right, (list, tuple, set, frozenset)) else (right,)
+        return all(self._is_operand(each) for each in values if _is_expression(each))
+
+    def _is_operand(self, operand: Any) -> bool:
+        """Return whether an expression is a column of one of Django's fields, a value, or simple SQL of them."""
+        kind = type(operand)
+        if kind is Exists:
+            return _is_plain_query(operand.query)
+        if kind in (NegatedExpression, ExpressionWrapper):
+            return self.knows(operand.expression)
+        if kind is Col:
+            return _is_djangos(operand.target) or (self._lookup is not None and self._lookup.compares(operand.target))
+        if kind is ColPairs:
+            return all(map(self._is_operand, operand.get_cols()))
+        if kind in (Value, ResolvedOuterRef):
+            return True
+        if kind in _FUNCTIONS or (kind in _AGGREGATES and self._is_grouped):
+            parts = [each for each in operand.get_source_expressions() if each is not None]
+            return not operand.extra and _has_column(operand) and all(map(self._is_operand, parts))
+        return kind is Star
+
+
+def _is_plain_query(query: Any) -> bool:
+    """Return whether a subquery certainly raises nothing."""
+    return (
+        type(query) is Query
+        and _is_bounded(query)
+        and not (query.combinator or query.extra or query.extra_tables or query.explain_info or query.select_for_update)
+        and all(isinstance(each, str) for each in query.order_by)
+        and all(_joins_plainly(join, query) for join in query.alias_map.values())
+        and _Inspector(query).knows(query.where)
+        and all(map(_is_harmless, query.annotations.values()))
+    )
+
+
+def _is_harmless(expression: Any) -> bool:
+    """Return whether an expression of each row raises nothing if there is no row.
+
+    It may if it has no column: PostgreSQL computes constants before it looks for rows.
+    """
+    kind = type(expression)
+    if kind is WhereNode or isinstance(expression, builtin.Lookup):
+        return _Inspector(_GROUPED).knows(expression)
+    if isinstance(expression, Subquery):
+        return kind in (Subquery, Exists) and _is_plain_query(expression.query)
+    if not kind.__module__.startswith("django.") or kind in (Func, RawSQL):
+        return False
+    if isinstance(expression, (Func, CombinedExpression)) and not _has_column(expression):
+        return False
+    if isinstance(expression, Func) and not {"function", "template", "arg_joiner"}.isdisjoint(expression.extra):
+        return False
+    return all(_is_harmless(each) for each in expression.get_source_expressions() if each is not None)
+
+
+#: An annotation with an aggregate groups the rows.
+_GROUPED = Query(None)
+_GROUPED.group_by = ()
+
+
+def _has_column(expression: Any) -> bool:
+    return any(type(part) in (Col, Star, ResolvedOuterRef) for part in expression.flatten())
+
+
+def _orders_plainly(compiler: Any) -> bool:
+    """Return whether the ORDER BY of the compiled query has no aggregate, and raises nothing."""
+    query = compiler.query
+    if _orders_by_own_columns(query):
+        return True
+    references = query.alias_refcount.copy()
+    try:
+        return all(
+            _is_harmless(each) and (query.group_by is not None or not each.contains_aggregate)
+            for each, _ in compiler.get_order_by()
+        )
+    finally:
+        query.reset_refcounts(references)
+
+
+def _orders_by_own_columns(query: Query) -> bool:
+    meta: Any = query.get_meta()
+    order = query.order_by or (meta.ordering if query.default_ordering else None) or ()
+    return all(isinstance(each, str) and _is_own_column(each.lstrip("-+"), meta) for each in order)
+
+
+def _is_own_column(name: str, meta: Any) -> bool:
+    if name == "pk":
+        return True
+    try:
+        field = meta.get_field(name)
+    except FieldDoesNotExist:
+        return False
+    return bool(field.concrete and not field.is_relation)
+
+
+def _is_expression(value: Any) -> bool:
+    return hasattr(value, "as_sql") or hasattr(value, "resolve_expression")
+
+
+def _is_djangos(field: Any) -> bool:
+    return type(field).__module__.startswith("django.")
+
+
+def _is_taken(value: Any, vendor: str) -> bool:
+    """Return whether a driver certainly takes a parameter, and the database no offence at it."""
+    kind = type(value)
+    bits = _BITS.get(kind.__name__)
+    if bits is not None and isinstance(value, int):
+        return -(1 << bits) <= value < 1 << bits
+    if kind is str or (isinstance(value, str) and isinstance(value, (Choices, SafeString))):
+        if value.isascii():
+            return "\0" not in value and len(value) <= _LONGEST_TEXT
+        # Neither halves of a pair, nor on MySQL and MariaDB what a column of three bytes a character cannot have.
+        highest = "\uffff" if vendor == "mysql" else "\U0010ffff"
+        return len(value) <= _LONGEST_TEXT and not any(
+            each == "\0" or "\ud800" <= each <= "\udfff" or each > highest for each in value
+        )
+    if kind is float:
+        return math.isfinite(value)
+    if kind is decimal.Decimal:
+        digits = len(value.as_tuple().digits)
+        return value.is_finite() and abs(value.adjusted()) <= _LONGEST_NUMBER and digits <= _LONGEST_NUMBER
+    return kind in _PLAIN

@@ -1,0 +1,113 @@
+"""What a transaction has written, and no filter has yet, is absent for nobody, however the guard is asked."""
+
+from __future__ import annotations
+
+import pytest
+from asgiref.sync import async_to_sync
+from django.core.cache import caches
+from django.db import connections, transaction
+
+from bloomguard import adding, aget_or_load, get_or_load
+from bloomguard.guards import registry
+from bloomguard.guards.unadded import unadded
+from bloomguard.lookups.context import guarded_lookups
+from bloomguard.rebuild import Rebuild
+from bloomguard.verdicts import Verdict
+from tests.shop.models import Product
+from tests.support import database
+
+pytestmark = [
+    pytest.mark.django_db(databases="__all__", transaction=True),
+    pytest.mark.usefixtures("each_database", "fresh"),
+]
+
+
+@pytest.fixture
+def guard(clock):
+    """A guard of products; there is 7."""
+    Product.objects.create(pk=7)
+    Rebuild(registry["product"], sleep=clock.sleep).run()
+    caches["default"].clear()
+    assert registry["product"].verdict(9) is Verdict.ABSENT
+    return registry["product"]
+
+
+def insert():
+    with connections[database.current].cursor() as cursor:
+        cursor.execute("INSERT INTO shop_product (id, name) VALUES (9, 'raw')")
+
+
+async def aload(pk):
+    return "row"
+
+
+ASKED = {
+    "verdict": lambda guard: guard.verdict(9) is not Verdict.ABSENT,
+    "averdict": lambda guard: async_to_sync(guard.averdict)(9) is not Verdict.ABSENT,
+    "filter_existing": lambda guard: guard.filter_existing([9, 7]) == [9, 7],
+    "afilter_existing": lambda guard: async_to_sync(guard.afilter_existing)([9, 7]) == [9, 7],
+    "many": lambda guard: 9 in async_to_sync(guard.afilter_existing)(range(2_000)),
+    "get_or_load": lambda guard: get_or_load("product", 9, lambda pk: "row") == "row",
+    "aget_or_load": lambda guard: async_to_sync(aget_or_load)("product", 9, aload) == "row",
+    "lookup": lambda guard: looked_up(),
+}
+
+
+def looked_up():
+    with guarded_lookups():
+        return Product.objects.filter(pk=9).exists()
+
+
+@pytest.mark.parametrize("asked", ASKED)
+@pytest.mark.parametrize("adds", [False, True], ids=["raw", "adding"])
+def test_a_row_of_the_own_transaction_is_not_absent(guard, adds, asked):
+    """Raw SQL has written it, within ``adding`` or not; after the block it is in the filter, or the guard is fenced."""
+    with transaction.atomic(using=database.current):
+        if adds:
+            with adding(guard, database.current) as add:
+                insert()
+                assert ASKED[asked](guard)
+                add([9])
+        else:
+            insert()
+            assert ASKED[asked](guard)
+        assert ASKED[asked](guard)
+    assert guard.verdict(9) is not Verdict.ABSENT
+    assert not unadded.may_have("product")
+
+
+def test_a_row_of_a_batch_is_not_absent(guard, monkeypatch):
+    """``bulk_create`` adds its keys after the last of its statements, and asks fields and databases before that."""
+    said = []
+
+    def note(execute, sql, params, many, context):
+        result = execute(sql, params, many, context)
+        if sql.startswith("INSERT INTO"):
+            said.append(guard.verdict(9))
+        return result
+
+    with connections[database.current].execute_wrapper(note):
+        Product.objects.bulk_create([Product(pk=9), Product(pk=10)], batch_size=1)
+    assert len(said) == 2
+    assert Verdict.ABSENT not in said
+    assert not unadded.may_have("product")
+
+
+@pytest.mark.parametrize("adds", [False, True], ids=["raw", "adding"])
+def test_what_was_rolled_back_keeps_no_guard_from_answering(guard, adds, clock):
+    """An error in the block ends what the guard knew of it."""
+
+    def write():
+        with transaction.atomic(using=database.current):
+            if adds:
+                with adding(guard, database.current):
+                    insert()
+                    raise ZeroDivisionError
+            insert()
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        write()
+    assert not unadded.may_have("product")
+    Rebuild(guard, sleep=clock.sleep).run()
+    assert guard.verdict(9) is Verdict.ABSENT

@@ -1,0 +1,243 @@
+"""A guard answers no query that might find other rows without its key, or that Django or the database might refuse."""
+
+from __future__ import annotations
+
+import datetime
+from decimal import Decimal
+
+import pytest
+from django.core.exceptions import FieldError
+from django.db import NotSupportedError, connections
+from django.db.models import (
+    Avg,
+    Case,
+    CharField,
+    Count,
+    Exists,
+    F,
+    FilteredRelation,
+    ForeignKey,
+    IntegerField,
+    Lookup,
+    Max,
+    OuterRef,
+    Q,
+    Subquery,
+    Transform,
+    Value,
+    When,
+)
+from django.db.models.expressions import RawSQL
+from django.db.models.functions import Cast, Coalesce, Concat, Lower, Now, Upper
+from django.db.models.lookups import Exact, GreaterThan
+
+from bloomguard.lookups.certainty import _is_taken
+from bloomguard.lookups.context import guarded_lookups
+from tests.lookups.test_select import ABSENT, lookups, queries, rows, shop  # noqa: F401
+from tests.shop.models import Article, Product, Review
+from tests.support import database
+
+pytestmark = [
+    pytest.mark.django_db(databases="__all__", transaction=True),
+    pytest.mark.usefixtures("each_database", "fresh"),
+]
+
+
+class OrTea(Lookup):
+    """A project's own lookup, whose SQL has no parentheses."""
+
+    lookup_name = "ortea"
+
+    def as_sql(self, compiler, connection):
+        left, first = self.process_lhs(compiler, connection)
+        right, second = self.process_rhs(compiler, connection)
+        return f"{left} = {right} OR {left} = 'tea'", [*first, *second]
+
+
+class Wide(Transform):
+    """A project's own transform: the same for the left side of a comparison."""
+
+    lookup_name = "wide"
+
+    def as_sql(self, compiler, connection):
+        left, values = compiler.compile(self.lhs)
+        return f"{left} = 'tea' OR {left}", values
+
+
+@pytest.fixture(autouse=True)
+def own_lookups():
+    for each in (OrTea, Wide):
+        CharField.register_lookup(each)
+    ForeignKey.register_lookup(OrTea)
+    yield
+    ForeignKey._unregister_lookup(OrTea)
+    for each in (OrTea, Wide):
+        CharField._unregister_lookup(each)
+
+
+def without_a_guard_and_with(look):
+    """What ``look()`` returns or raises outside and inside of guarded lookups."""
+
+    def run():
+        try:
+            return look()
+        except Exception as error:
+            return type(error)
+
+    outside = run()
+    with guarded_lookups():
+        return outside, run()
+
+
+#: Queries with the key of a row that does not exist. They are sent, and so give what they give without a guard.
+SENT = {
+    # what finds a row
+    "an aggregate in HAVING": lambda: rows.filter(pk=ABSENT).filter(Exact(Count("pk"), 0)).exists(),
+    "an aggregate before the key": lambda: rows.filter(Exact(Count("pk"), 0), pk=ABSENT).exists(),
+    "an aggregate in OR": lambda: rows.filter(Q(GreaterThan(1, Count("pk"))) | Q(name="x"), pk=ABSENT).exists(),
+    "an own lookup": lambda: list(rows.filter(pk=ABSENT).filter(name__ortea="x").values_list("pk")),
+    "an own lookup, denied": lambda: list(rows.filter(pk=ABSENT).exclude(name__ortea="x").values_list("pk")),
+    "an own transform": lambda: list(rows.filter(pk=ABSENT).filter(name__wide="x").values_list("pk")),
+    "raw SQL": lambda: list(rows.filter(RawSQL("1 = 1 OR %s = 1", [1], IntegerField()), pk=ABSENT).values_list("pk")),
+    "extra": lambda: list(rows.filter(pk=ABSENT).extra(where=["1 = 1) OR (1 = 1"]).values_list("pk")),
+    "an own lookup in a join": lambda: list(
+        rows.annotate(r=FilteredRelation("review", condition=Q(review__article__ortea=1)))
+        .filter(pk=ABSENT, r__pk=None)
+        .values_list("pk")
+    ),
+    # what is refused
+    "NUL in OR": lambda: rows.filter(Q(name="a\0b") | Q(name="x"), pk=ABSENT).first(),
+    "NUL": lambda: rows.filter(pk=ABSENT, name="a\0b").first(),
+    "NUL, denied": lambda: rows.exclude(name="a\0b").filter(pk=ABSENT).first(),
+    "NUL in a list": lambda: rows.filter(pk=ABSENT, name__in=["a", "a\0b"]).first(),
+    "NUL in a subquery": lambda: rows.filter(
+        Exists(Review.objects.filter(product=OuterRef("pk"), article__slug="a\0b")), pk=ABSENT
+    ).first(),
+    "NUL in an annotation": lambda: rows.annotate(a=Concat("name", Value("a\0b"))).filter(pk=ABSENT).first(),
+    "half of a pair": lambda: rows.filter(pk=ABSENT, name="\ud800").first(),
+    "half of a pair, contained": lambda: rows.filter(pk=ABSENT, name__contains="\udfff").first(),
+    "a regular expression": lambda: rows.filter(pk=ABSENT, name__regex="(").first(),
+    "a regular expression, denied": lambda: rows.exclude(name__iregex="(").filter(pk=ABSENT).first(),
+    "a slice": lambda: list(rows.filter(pk=ABSENT)[10**20 : 10**20 + 10]),
+    "a slice of a subquery": lambda: rows.filter(
+        pk=ABSENT, pk__in=Review.objects.order_by("pk").values("product")[10**20 : 10**20 + 10]
+    ).exists(),
+    "a number beside the key": lambda: rows.filter(pk=ABSENT, review__product=10**30).first(),
+    "a number in an annotation": lambda: rows.annotate(n=Coalesce("id", Value(10**30))).filter(pk=ABSENT).first(),
+    "a number below 64 bits": lambda: rows.filter(pk=ABSENT, review__product=-(10**30)).first(),
+    "an order that there is not": lambda: rows.order_by("name__foo").filter(pk=ABSENT).first(),
+    "an order in a subquery": lambda: rows.filter(
+        pk=ABSENT, pk__in=Review.objects.order_by(Cast(Value("x"), IntegerField())).values("product")[:1]
+    ).first(),
+    "DISTINCT ON in another order": lambda: rows.order_by("pk").distinct("name").filter(pk=ABSENT).first(),
+    "a constant in an annotation": lambda: rows.annotate(n=Cast(Value("x"), IntegerField())).filter(pk=ABSENT).first(),
+    "a constant in an order": lambda: rows.order_by(Cast(Value("x"), IntegerField())).filter(pk=ABSENT).first(),
+    "a constant in a condition": lambda: rows.filter(pk=ABSENT, id__gt=Cast(Value("x"), IntegerField())).first(),
+    "a division": lambda: rows.annotate(n=Value(1) / Value(0)).filter(pk=ABSENT).first(),
+    "several rows for one": lambda: rows.filter(pk=ABSENT, name=Subquery(Article.objects.values("slug"))).first(),
+    "a union in a subquery": lambda: rows.filter(
+        pk=ABSENT, pk__in=Review.objects.values("product").union(Review.objects.values("article"))
+    ).first(),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", SENT)
+def test_what_may_find_a_row_or_be_refused_is_sent(shop, what):  # noqa: F811
+    """The result, or the error, is that of a site without guards."""
+    outside, inside = without_a_guard_and_with(SENT[what])
+
+    assert inside == outside
+
+
+def test_these_do_find_rows_and_are_refused(shop):  # noqa: F811
+    """The rule has something to hold for on each database."""
+    found = {what: without_a_guard_and_with(look)[0] for what, look in SENT.items()}
+
+    assert found["an own lookup"] == [(7,)]
+    assert found["an order that there is not"] is FieldError
+    assert found["DISTINCT ON in another order"] is not None or database.current == "default"
+    if database.current == "postgresql":
+        assert found["an aggregate in HAVING"] is True
+        assert isinstance(found["NUL"], type)
+        assert isinstance(found["a regular expression"], type)
+    if database.current == "default":
+        assert found["a number beside the key"] is OverflowError
+        assert found["DISTINCT ON in another order"] is NotSupportedError
+
+
+#: What sites do ask for beside a key. None of it costs a query.
+ANSWERED = {
+    "a date": lambda: rows.filter(pk=ABSENT, name__gte=datetime.date(2024, 1, 1)),
+    "texts": lambda: rows.filter(pk=ABSENT, name__in=["a", "é", "日本"]).exclude(name__startswith="%_"),
+    "contained": lambda: rows.filter(pk=ABSENT, name__icontains="tea").filter(name__iexact="x"),
+    "a range": lambda: rows.filter(pk=ABSENT, id__range=(1, 2**62)),
+    "lower case": lambda: rows.annotate(low=Lower("name")).filter(pk=ABSENT, low="x"),
+    "a case": lambda: rows.annotate(n=Case(When(name="x", then=Value(1)), default=Value(2))).filter(pk=ABSENT),
+    "a sum": lambda: rows.annotate(n=F("pk") + 1, m=Avg("review__pk")).filter(pk=ABSENT),
+    "HAVING with a group": lambda: rows.annotate(n=Count("review")).filter(pk=ABSENT, n__gt=1),
+    "subqueries": lambda: rows.annotate(
+        newest=Subquery(Review.objects.filter(product=OuterRef("pk")).order_by("-pk").values("pk")[:1]),
+        has=Exists(Review.objects.filter(product=OuterRef("pk"))),
+    ).filter(pk=ABSENT),
+    "a subquery's rows": lambda: rows.filter(pk=ABSENT, pk__in=Review.objects.values("product")),
+    "rows without": lambda: rows.exclude(review__article__slug="x").filter(pk=ABSENT),
+    "rows without, by a subquery": lambda: rows.filter(
+        ~Exists(Review.objects.filter(product=OuterRef("pk"))), pk=ABSENT
+    ),
+    "a filtered join": lambda: rows.annotate(
+        r=FilteredRelation("review", condition=Q(review__article=1))
+    ).filter(pk=ABSENT, r__pk=None),
+    "an order by a relation": lambda: Review.objects.filter(pk=8).order_by(
+        "product__name", Upper("article__slug"), "-pk"
+    ),
+    "only some columns": lambda: rows.filter(pk=ABSENT).values("name", n=Max("review__pk")),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", ANSWERED)
+def test_usual_conditions_cost_no_query(shop, clock, what):  # noqa: F811
+    """The rule leaves what sites ask for."""
+    from bloomguard.rebuild import Rebuild
+    from tests.support.guarding import registered
+
+    with registered(Review, name="review") as guard:
+        Rebuild(guard, sleep=clock.sleep).run()
+        with guarded_lookups():
+            assert queries(lambda: list(ANSWERED[what]())) == 0
+
+
+def test_a_constant_is_computed_by_the_database(shop):  # noqa: F811
+    """``Now()`` has no column: it is sent, as is any other SQL that the database computes before it looks for rows."""
+    with guarded_lookups():
+        assert queries(lambda: list(rows.annotate(now=Now()).filter(pk=ABSENT))) == 1
+
+
+@pytest.mark.parametrize(
+    "value", [0, -(2**63), 2**63 - 1, True, None, 1.5, "", "é", "\U0001f600", Decimal("1.5")], ids=repr
+)
+def test_parameters_that_a_driver_takes(value):
+    """And the database finds nothing wrong with them."""
+    assert _is_taken(value, connections[database.current].vendor) or (
+        database.current == "mariadb" and value == "\U0001f600"
+    )
+    with connections[database.current].cursor() as cursor:
+        cursor.execute("SELECT %s", [value])
+
+
+@pytest.mark.parametrize(
+    "value",
+    [2**63, -(2**63) - 1, float("nan"), float("inf"), "a\0", "\ud83d", "x" * 20_000, Decimal("1e1000"), Decimal("NaN"),
+     b"bytes", [1], object(), type("Own", (str,), {})("x"), type("Own", (int,), {})(1)],
+    ids=lambda value: type(value).__name__,
+)  # fmt: skip
+def test_parameters_that_are_left_to_the_driver(value):
+    """Or to the database."""
+    assert not _is_taken(value, connections[database.current].vendor)
+
+
+def test_products_are_what_they_were(lookups):  # noqa: F811
+    """A query that is compiled twice finds what it finds."""
+    found = rows.filter(pk=7, name__ortea="x").select_related().order_by("name").values_list("pk", "name")
+
+    assert list(found) == [(7, "tea")]
+    assert Product.objects.annotate(n=Count("review")).filter(pk=7, name__wide="x").get().n == 0
