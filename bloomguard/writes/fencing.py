@@ -318,7 +318,7 @@ def table_of(guard: Guard) -> StateTable:
 
 def locks_out(table: StateTable, using: str) -> bool:
     """Return whether a transaction on ``using`` keeps all others from changing state rows: on SQLite."""
-    return connections[using].vendor == "sqlite" and table.connection.alias == using
+    return connections[using].vendor == "sqlite" and table.holds(using)
 
 
 def holds_row(table: StateTable, name: str, using: str) -> bool:
