@@ -12,6 +12,7 @@ from contextlib import ExitStack, suppress
 import pytest
 from django import VERSION
 from django.contrib.auth.models import Group
+from django.core.management import call_command
 from django.db import DatabaseError, IntegrityError, connections, transaction
 from django.utils import timezone
 
@@ -221,6 +222,48 @@ def test_a_state_row_that_the_transaction_has_locked_is_not_waited_for(product, 
 
     assert GuardState.objects.get(name="product").status == FENCED
     assert len(lines(caplog)) == 1
+
+
+LOCKS = {
+    "LOCK TABLE": lambda: execute("LOCK TABLE bloomguard_guardstate"),
+    "a weaker lock": lambda: execute("LOCK TABLE bloomguard_guardstate IN SHARE MODE"),
+    "TRUNCATE": lambda: execute("TRUNCATE bloomguard_guardstate"),
+    "flush": lambda: call_command(
+        "flush", interactive=False, database=database.current, verbosity=0, inhibit_post_migrate=True
+    ),
+}
+
+
+@pytest.mark.parametrize("each_database", ["postgresql"], indirect=True)
+@pytest.mark.parametrize("lock", LOCKS.values(), ids=LOCKS)
+@pytest.mark.parametrize("how", ["ORM", "raw"])
+@pytest.mark.parametrize("is_armed", [False, True], ids=["idle", "in use"])
+@pytest.mark.parametrize("is_undone", [False, True], ids=["", "undone"])
+def test_a_transaction_that_locks_the_state_table_does_not_wait_for_itself(
+    each_database, fresh, clock, lock, how, is_armed, is_undone
+):
+    """It fences by its own connection, if it has not unlocked the table by a savepoint, and its writes work."""
+    guard, began = registry["product"], time.monotonic()
+    if is_armed:
+        Rebuild(guard, sleep=clock.sleep).run()
+    with transaction.atomic(using=database.current):
+        savepoint = transaction.savepoint(using=database.current)
+        for pk in (90_090, 90_091):
+            if not is_undone or pk == 90_090:
+                lock()
+            else:
+                transaction.savepoint_rollback(savepoint, using=database.current)
+            clock.now += 5
+            if how == "ORM":
+                Product.objects.create(pk=pk)
+            else:
+                execute(f"INSERT INTO shop_product (id, name) VALUES ({pk}, 'raw')")
+    clock.now += 5
+
+    assert Product.objects.filter(pk=90_091).exists()
+    is_added = is_armed and how == "ORM" and (is_undone or lock is LOCKS["a weaker lock"])
+    assert guard.verdict(90_091) is (Verdict.MAYBE if is_added else Verdict.UNKNOWN)
+    assert time.monotonic() - began < 9
 
 
 WRITES = {
