@@ -7,14 +7,16 @@ A process works with its own copy of all rows. It may answer ABSENT, or confirm 
 from __future__ import annotations
 
 import logging
+import os
 import secrets
 import threading
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
+from urllib.parse import unquote, urlsplit
 
 from django.db import DatabaseError, OperationalError, connections
 from django.utils import timezone
@@ -209,8 +211,11 @@ class StateTable:
         self.connection.close()
 
     def holds(self, using: str) -> bool:
-        """Return whether ``using`` is the database of the state rows: a recovery takes them back with the data."""
-        return self.connection.alias == using
+        """Return whether ``using`` is the database of the state rows: a recovery takes them back with the data.
+
+        On SQLite also under another alias, as for a ``transaction_mode`` of its own; elsewhere that is not certain.
+        """
+        return self.connection.alias == using or _are_one_file(self.connection.alias, using)
 
     def visible_to(self, using: str) -> Rows:
         """Return the rows that this thread's SQLite connection ``using`` sees now. Raises :class:`DatabaseError`."""
@@ -362,6 +367,21 @@ class StateTable:
         """Log that ``name`` is fenced, with the reason, and send ``guard_fenced``."""
         logger.error("bloomguard: guard %s passes every request until it is rebuilt: %s", name, reason)
         send(guard_fenced, GuardState, name=name, reason=reason)
+
+
+def _are_one_file(alias: str, other: str) -> bool:
+    """Return whether two aliases certainly lead to one SQLite file."""
+    if not connections[alias].vendor == connections[other].vendor == "sqlite":
+        return False
+    names = [_path_of(str(connections[each].settings_dict["NAME"])) for each in (alias, other)]
+    with suppress(OSError, ValueError):  # in memory, or not there yet
+        return os.path.samefile(*names)
+    return False
+
+
+def _path_of(name: str) -> str:
+    """Return the path of a database, which may be a URI."""
+    return unquote(urlsplit(name).path) if name.startswith("file:") else name
 
 
 table = StateTable()

@@ -2,20 +2,33 @@
 
 from __future__ import annotations
 
+import datetime
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from decimal import Decimal
 from functools import partial
 from typing import Any
+from uuid import UUID
 
-from django.db import DEFAULT_DB_ALIAS, connections
+from django.db import DEFAULT_DB_ALIAS, connections, models
 
 from ..guards import Guard
-from ..guards.keys import NoScope
+from ..guards.conversions import value_field
+from ..guards.keys import NoScope, NotNormalized, unwrapped
 from ..guards.unadded import unadded
 from . import fencing
 from .instances import fit
 from .transactions import together
+
+#: The classes that a field's values may have, by its kind: `to_python` takes any object for a text, by its str().
+_CLASSES: dict[str | None, tuple[type, ...]] = {
+    "integer": (int, str, float, Decimal),
+    "uuid": (UUID, str),
+    "text": (str,),
+    "decimal": (Decimal, int, str, float),
+    "date": (datetime.date, str),
+}
 
 
 class _Blocks(threading.local):
@@ -38,19 +51,26 @@ class Adding:
         """The last statement, while no add has followed it."""
 
     def __call__(self, values: Iterable[Any]) -> None:
-        """Add ``values``, each as :meth:`Guard.verdict` takes it; fence the guard if that cannot be confirmed.
+        """Add ``values``, each as :meth:`Guard.verdict` takes it or as a row of a cursor; else fence the guard.
 
-        Raises :class:`ValueError` if one cannot be a value of the guard's fields.
+        Rows without a key are skipped: those with a NULL, and texts for which ``normalize`` has no form. Raises
+        :class:`ValueError` if one cannot be a value of the guard's fields.
         """
+        if isinstance(values, (str, bytes, Mapping)):
+            raise ValueError(f"adding() takes the values of several rows, not a {type(values).__name__}")
         guard, using = self._guard, self._using
         with fencing.writing(guard, using):
             needs_none = fencing.needs_no_add(guard, using)  # reads the state row, which `key_written` may need
-            given = list(values)
+            given = [_values(guard, row) for row in values]
             try:
-                keys, problem = list(map(guard._meta.key_written(using, by_orm=False), given)), ""
+                keys, problem = _keys(guard, guard._meta.key_written(using, by_orm=False), given), ""
             except NoScope as error:
                 keys, problem = [], str(error)
-            if keys and connections[using].vendor != "sqlite" and not fit(guard._meta.fields, given):
+            if (
+                keys
+                and connections[using].vendor != "sqlite"
+                and not fit(guard._meta.fields, list(map(unwrapped, given)))
+            ):
                 problem = "adding() got a text that is longer than its field, and the column may have cut it"
             if keys and guard._meta.discards and not guard._meta.is_unique:
                 # Given once for two rows, as in a set, a key would be discarded with the first of them.
@@ -62,6 +82,52 @@ class Adding:
         if not confirmed:
             fencing.fence(guard, using, problem or guard._runtime.active_filter.why_not_added())
         self.missing = ""
+
+
+def _keys(guard: Guard, key: Callable[[Any], bytes], rows: Iterable[Sequence[Any]]) -> list[bytes]:
+    """Return the keys of the rows that have one. Raises :class:`ValueError`."""
+    found = []
+    for values in rows:
+        if None in values:
+            continue  # no request can ask for it
+        for field, kind, value in zip(guard._meta.fields, guard._meta.keys.kinds, values, strict=True):
+            _check_class(field, kind, value)
+        try:
+            found.append(key(unwrapped(values)))
+        except NotNormalized:
+            continue  # a request for it has no key either, and passes
+    return found
+
+
+def _values(guard: Guard, row: Any) -> Sequence[Any]:
+    """Return the values of the guard's fields in ``row``: a row of a cursor, or the only value."""
+    names = guard._meta.keys.names
+    is_row = hasattr(row, "__len__") and hasattr(row, "__getitem__") and not isinstance(row, (str, bytes, bytearray))
+    if isinstance(row, Mapping):
+        if not set(names) <= set(row):
+            raise ValueError(f"adding() got no value of {', '.join(sorted(set(names) - set(row)))}")
+        return [row[name] for name in names]
+    if not is_row and len(names) == 1:
+        return [row]
+    if not is_row or len(row) != len(names):
+        length = f"{type(row).__name__} of {len(row)}" if is_row else type(row).__name__
+        raise ValueError(f"adding() takes {len(names)} values of a row ({', '.join(names)}), not a {length}")
+    return list(row)
+
+
+def _check_class(field: models.Field[Any, Any], kind: str | None, value: Any) -> None:
+    """Raise :class:`ValueError` for a value that the database may store as another one than `to_python` returns."""
+    field = value_field(field)
+    if not type(field).to_python.__module__.startswith("django."):
+        is_accepted = not isinstance(value, (list, tuple, bytes, bytearray, memoryview))
+    else:
+        is_accepted = isinstance(value, _CLASSES.get(kind, ())) and not isinstance(value, datetime.datetime)
+        if kind == "integer" and isinstance(value, float):
+            is_accepted = value.is_integer()  # else it is rounded, or cut
+        elif kind == "integer" and isinstance(value, Decimal):
+            is_accepted = value.is_finite() and value == value.to_integral_value()
+    if not is_accepted:
+        raise ValueError(f"a {type(value).__name__} is not a value of {field}")
 
 
 @contextmanager

@@ -100,6 +100,8 @@ class DatabaseCache:
         #: Whether the database certainly has no writing function of its own that is named like one of SQL, or is called
         #: like a column.
         self.trusts_names = False
+        #: By table and verb: the columns that no RETURNING can give, see :mod:`.returning`.
+        self.refusals: dict[tuple[str, str], frozenset[str]] = {}
         #: Whether statements on a table affect no guard beyond those of the table itself.
         self.quiet: dict[str, bool] = {}
 

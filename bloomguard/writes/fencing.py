@@ -10,7 +10,7 @@ its caller two leases later.
 
 That happens if the writer's own transaction locks the state row. On SQLite a writer locks out every other connection,
 also the one of its process for the state rows; so it reads them by its own, and no one else can change them meanwhile.
-On PostgreSQL the transaction may have changed or deleted that row.
+On PostgreSQL the transaction may have changed or deleted that row, or locked the whole table.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ from ..state import table as states
 from ..state.connection import has_begun
 from ..state.row import FENCED, Rows, State
 from ..state.table import EXPIRY_SECONDS, LEASE_SECONDS, StateTable
-from .observer import TransactionObserver
+from .observer import TransactionObserver, is_alone
+from .transactions import locks_table
 
 #: Half a lease less, as clocks differ in speed.
 IDLE_SECONDS = 1.5 * LEASE_SECONDS
@@ -176,8 +177,7 @@ def refresh(guard: Guard, using: str) -> None:
     if table.lease(guard.name) is not None:
         return
     alone = locks_out(table, using)
-    observer = TransactionObserver.of(connections[using]) if alone else None
-    if observer is not None and observer.is_alone:
+    if is_alone(connections[using]):
         return
     if not table.renew() and alone and has_begun(connections[using]):
         TransactionObserver.over(connections[using]).is_alone = True
@@ -230,7 +230,8 @@ def needs_no_add(guard: Guard, using: str) -> bool:
     """
     table = table_of(guard)
     for _ in range(2):
-        state = table.renewed(guard.name)
+        may_read = locks_out(table, using) or not is_alone(connections[using])
+        state = table.renewed(guard.name) if may_read else table.lease(guard.name)
         if state is None or state.takes_adds:
             break
         if state.status != FENCED:
@@ -318,7 +319,7 @@ def table_of(guard: Guard) -> StateTable:
 
 def locks_out(table: StateTable, using: str) -> bool:
     """Return whether a transaction on ``using`` keeps all others from changing state rows: on SQLite."""
-    return connections[using].vendor == "sqlite" and table.connection.alias == using
+    return connections[using].vendor == "sqlite" and table.holds(using)
 
 
 def holds_row(table: StateTable, name: str, using: str) -> bool:
@@ -330,6 +331,9 @@ def holds_row(table: StateTable, name: str, using: str) -> bool:
         or not connection.features.has_select_for_update_skip_locked
     ):
         return False
+    if locks_table(connection, GuardState._meta.db_table):
+        TransactionObserver.over(connection).is_alone = True
+        return True
     quote = connection.ops.quote_name
     where = f"FROM {quote(GuardState._meta.db_table)} WHERE {quote('name')} = %s"
     free, _ = table.connection.execute(f"SELECT 1 {where} FOR UPDATE SKIP LOCKED", [name])
@@ -381,7 +385,7 @@ def _fence_within(table: StateTable, name: str, using: str, reason: str) -> None
     if locks_out(table, using):
         before = _committed(table, using).get(name) or State(name)
     else:
-        before = table.current(name)
+        before = table.known(name) if is_alone(connections[using]) else table.current(name)
     rows = GuardState.objects.using(using).filter(name=name).exclude(active="", standby="", building="")
     changed = rows.update(version=F("version") + 1, **table.fenced_values(reason))
     pending = PendingFence(table, name, before, reason)

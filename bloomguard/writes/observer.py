@@ -61,7 +61,7 @@ class TransactionObserver:
         self.fences: dict[str, Fence] = {}
         #: Called when the transaction has ended, however it does.
         self.ended: list[Callable[[], object]] = []
-        #: Whether the file is locked against every other connection of this process as well (SQLite).
+        #: Whether the file (SQLite), or the table of the state rows (PostgreSQL), is locked against all others.
         self.is_alone = False
         #: Whether an error may have undone all since the last rollback to a savepoint.
         self.failed = False
@@ -195,6 +195,12 @@ class TransactionObserver:
                     each.finish()
         finally:
             unadded.end(self)
+
+
+def is_alone(connection: BaseDatabaseWrapper) -> bool:
+    """Return whether the open transaction is known to keep all others from reading the state rows."""
+    observer = TransactionObserver.of(connection)
+    return observer is not None and observer.is_alone
 
 
 def _never_commits(sql: str) -> bool:

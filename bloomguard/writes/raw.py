@@ -17,12 +17,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from django.db import connections
+from django.db import Error, connections
 
 from ..guards import Guard, registry
 from ..log_once import LogOnce
 from ..state import table as states
-from . import adding, consequences, early, fencing, unknown_guards
+from . import adding, consequences, early, fencing, unknown_guards, wrapping
 from .consequences import Cause, DatabaseCache, affected_guards, current_cache, definitions
 from .observer import TransactionObserver
 from .rows import running
@@ -39,12 +39,6 @@ _USUAL = re.compile(
 )
 #: What Django sends around writes; each savepoint has its own name, so these texts are not cached.
 _BORDERS = ("BEGIN", "SAVEPOINT ", "RELEASE SAVEPOINT ", "ROLLBACK TO SAVEPOINT ")
-#: On MySQL and MariaDB, the beginning of a statement that certainly does not commit, nor runs one that does.
-_MYSQL_STAYS_OPEN = re.compile(r"\s*(?:INSERT|REPLACE|UPDATE|DELETE|LOAD|WITH)\b", re.IGNORECASE)
-#: Python's SQLite driver begins a transaction for these alone, unless under autocommit. Not for a WITH, for example.
-_DRIVER_BEGINS = re.compile(
-    r"(?:\s|--[^\n]*\n|/\*.*?\*/)*(?:INSERT|UPDATE|DELETE|REPLACE)\b", re.IGNORECASE | re.DOTALL
-)
 #: The limit of the texts that are kept until their COMMIT.
 _MOST_UNREAD = 1_000
 _log = LogOnce()
@@ -113,7 +107,7 @@ def _check(
         result = execute(sql, params, many, context)  # its driver refuses several statements, before it sends any
         with following(reading, text, connection, own=own):
             return result
-    with following(reading, text, connection, own=own) as fenced:
+    with following(reading, text, connection, own=own, many=many) as fenced:
         # While another transaction changes the definitions, no catalogue is kept, nor what follows from it.
         is_certain = cache.catalogue is not None
         result = execute(sql, params, many, context)
@@ -179,12 +173,12 @@ def _follow(reading: Reading, connection: Any, own: str) -> dict[Guard, Cause]:
 
 @contextmanager
 def following(
-    reading: Reading, text: str, connection: Any, *, apart: bool = False, own: str = ""
+    reading: Reading, text: str, connection: Any, *, apart: bool = False, many: bool = False, own: str = ""
 ) -> Iterator[dict[Guard, Cause] | None]:
     """Around a statement: fence the guards that may have new keys after it, but for those in a block that adds them.
 
     It yields those guards, or ``None`` if they cannot be found out before the statement. ``apart``: put no transaction
-    around it.
+    around it. ``many``: it is sent several times, by ``executemany``.
     """
     try:
         cache = current_cache(connection.alias)
@@ -198,7 +192,7 @@ def following(
                 if not cache.are_idle(connection):
                     _fence_late(_follow(reading, connection, own), connection)
         else:
-            with _fencing(_follow(reading, connection, own), text, connection, apart=apart) as fenced:
+            with _fencing(_follow(reading, connection, own), text, connection, apart=apart, many=many) as fenced:
                 yield fenced
     finally:
         if reading.defines:
@@ -206,7 +200,9 @@ def following(
 
 
 @contextmanager
-def _fencing(written: dict[Guard, Cause], text: str, connection: Any, *, apart: bool) -> Iterator[dict[Guard, Cause]]:
+def _fencing(
+    written: dict[Guard, Cause], text: str, connection: Any, *, apart: bool, many: bool
+) -> Iterator[dict[Guard, Cause]]:
     idle = fencing.all_idle(written, connection.alias) if written else {}
     if idle is not None:
         try:
@@ -216,21 +212,49 @@ def _fencing(written: dict[Guard, Cause], text: str, connection: Any, *, apart: 
                 _fence_late(written, connection)
             else:
                 _hold(written, connection)
-    elif apart or connections[connection.alias] is not connection or _commits_by_itself(text, connection):
-        # No transaction can be put around it: fence again what was built between the first fence and the statement.
+    elif (
+        apart or connections[connection.alias] is not connection or wrapping.is_sent_apart(text, connection, many=many)
+    ):
+        # Fence before it and after it: a filter may be built between the first fence and the statement.
         _fence(written, connection)
         try:
             yield written
         finally:
             _fence_late(written, connection, committed=True)
-    elif connection.in_atomic_block:  # the statement may fail without undoing all of it
-        yield written
+    else:
+        with _wrapped(written, text, connection, many=many):
+            yield written
+
+
+@contextmanager
+def _wrapped(written: dict[Guard, Cause], text: str, connection: Any, *, many: bool) -> Iterator[None]:
+    """Put the statement and the fence into one transaction; after an error the rows that stay are fenced too."""
+    before, failure = wrapping.rows_changed(connection), None
+    if connection.in_atomic_block:  # the statement may fail without undoing all of it
+        try:
+            yield
+        except BaseException as error:
+            # An exception of another kind may have come after the statement, as by a signal.
+            if wrapping.may_leave_rows(connection, before, many=many or not isinstance(error, Error)):
+                _fence_late(written, connection)
+            raise
         with together(connection):  # a refused write must undo it
             _fence(written, connection)
-    else:
-        with together(connection, alone=_DRIVER_BEGINS.match(text) is None):
-            yield written
+        return
+    try:
+        with together(connection, alone=not wrapping.begins_for_driver(text)):
+            try:
+                yield
+            except BaseException as error:
+                if not wrapping.may_leave_rows(connection, before, many=many):
+                    raise
+                failure = error  # without us, the rows before the error would be kept: so they are fenced and kept
             _fence(written, connection)
+    except Error:
+        if failure is None:
+            raise
+    if failure is not None:
+        raise failure
 
 
 def _fence(written: dict[Guard, Cause], connection: Any) -> None:
@@ -264,21 +288,6 @@ def _reason(cause: Cause, site: str) -> str:
     if cause.is_direct:
         return f"raw SQL wrote to {cause.table} at {site}"
     return f"a view, partition, trigger or foreign key may have written to {cause.table} for the statement at {site}"
-
-
-def _commits_by_itself(text: str, connection: Any) -> bool:
-    """Whether a transaction around the statement cannot make its COMMIT come after the fence.
-
-    Under autocommit SQLite commits a statement that returns rows only when they have been fetched; several statements
-    in one text may contain a COMMIT. MySQL and MariaDB commit at definitions, among others.
-    """
-    if ";" in text and re.search(r"\b(?:COMMIT|END)\b", text, re.IGNORECASE):
-        return True
-    if connection.vendor == "postgresql" and not connection.in_atomic_block:
-        return re.match(r"\s*(?:CALL|DO)\b", text, re.IGNORECASE) is not None  # a procedure may commit
-    if connection.vendor == "sqlite" and not connection.in_atomic_block:
-        return re.search(r"\bRETURNING\b|^\s*PRAGMA\b", text, re.IGNORECASE) is not None
-    return connection.vendor == "mysql" and (";" in text.rstrip("; \n") or _MYSQL_STAYS_OPEN.match(text) is None)
 
 
 def _warn(cause: Cause, site: str) -> None:

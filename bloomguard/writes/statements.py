@@ -32,6 +32,7 @@ from . import discards, fencing, observer, state_rows
 from .consequences import may_be_rewritten
 from .discards import Before
 from .instances import hold, may_be_trusted
+from .returning import may_return
 from .rows import (
     BulkRows,
     Execute,
@@ -183,6 +184,8 @@ def _more_to_return(
             if compiler.connection.vendor != "mysql" and not upserts and _instances_hold(tracked, compiler, fields):
                 continue
             more += missing
+    if more and not may_return(compiler.connection, compiler.query.model._meta.db_table, more, "insert"):
+        return []  # if the instances do not hold them, the guards are fenced
     return more if more and _converts(compiler, more) else []
 
 

@@ -9,7 +9,13 @@ from typing import Any
 
 from django.db import DatabaseError, Error, transaction
 
-from ..state.connection import has_begun, has_own_transaction, is_aborted, mariadb_has_transaction
+from ..state.connection import (
+    fetch_uncounted,
+    has_begun,
+    has_own_transaction,
+    is_aborted,
+    mariadb_has_transaction,
+)
 
 _NAME = "bloomguard_write"
 _numbers = itertools.count()
@@ -35,6 +41,20 @@ def is_under_way(connection: Any) -> bool:
     if connection.vendor in ("sqlite", "postgresql"):
         return not is_over(connection)
     return has_begun(connection)
+
+
+#: The locks for which a reader or a writer of another connection waits.
+_LOCKS = """
+    SELECT 1 FROM pg_locks WHERE pid = pg_backend_pid() AND granted AND relation = to_regclass(%s)
+    AND mode IN ('ShareLock', 'ShareRowExclusiveLock', 'ExclusiveLock', 'AccessExclusiveLock')"""
+
+
+def locks_table(connection: Any, table: str) -> bool:
+    """Return whether the open transaction on PostgreSQL has locked the whole table, as by TRUNCATE or LOCK TABLE."""
+    if connection.vendor != "postgresql" or not is_under_way(connection) or is_aborted(connection):
+        return False
+    with connection.wrap_database_errors:
+        return bool(fetch_uncounted(connection, _LOCKS, (connection.ops.quote_name(table),)))
 
 
 def together(connection: Any, *, undo: bool = False, alone: bool = False) -> AbstractContextManager[None]:

@@ -15,6 +15,7 @@ from ..state.connection import fetch_uncounted
 from . import discards, fencing, state_rows
 from .consequences import may_be_rewritten
 from .discards import Before
+from .returning import may_return
 from .rows import (
     PAGE,
     Execute,
@@ -72,6 +73,8 @@ def wrap_update_returning(execute: Execute) -> Execute:
         with together(self.connection):
             before = lock_alive(self, counting, discards.lock)
             more = [field for field in _fields_to_return(touched, before) if field not in returning_fields]
+            if more and not may_return(self.connection, self.query.model._meta.db_table, more, "update"):
+                more = []  # too little is known then, so the guards are fenced
             returned = [*returning_fields, *more]
             rows = run(execute, self, returned)
             add_all(touched, self.using, lambda tracked: _updated(tracked, self.using, returned, rows, before))
@@ -148,7 +151,7 @@ def _send(compiler: Any, tables: Sequence[TrackedTable], sql: str, parameters: A
         add_all(tables, using, lambda tracked: _looked_up(tracked, compiler, keys, before))
         return changed
     returned = _fields_to_return(tables, before)
-    if not returned:
+    if not returned or not may_return(connection, compiler.query.model._meta.db_table, returned, "update"):
         changed = run(_execute_returning, compiler, sql, parameters, [], None)
         add_all(tables, using, lambda tracked: None)
         return changed

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import copy
+import os
 import random
 import threading
+import time
 from contextlib import ExitStack, suppress
 
 import pytest
+from django import VERSION
 from django.contrib.auth.models import Group
+from django.core.management import call_command
 from django.db import DatabaseError, IntegrityError, connections, transaction
 from django.utils import timezone
 
@@ -219,6 +224,48 @@ def test_a_state_row_that_the_transaction_has_locked_is_not_waited_for(product, 
     assert len(lines(caplog)) == 1
 
 
+LOCKS = {
+    "LOCK TABLE": lambda: execute("LOCK TABLE bloomguard_guardstate"),
+    "a weaker lock": lambda: execute("LOCK TABLE bloomguard_guardstate IN SHARE MODE"),
+    "TRUNCATE": lambda: execute("TRUNCATE bloomguard_guardstate"),
+    "flush": lambda: call_command(
+        "flush", interactive=False, database=database.current, verbosity=0, inhibit_post_migrate=True
+    ),
+}
+
+
+@pytest.mark.parametrize("each_database", ["postgresql"], indirect=True)
+@pytest.mark.parametrize("lock", LOCKS.values(), ids=LOCKS)
+@pytest.mark.parametrize("how", ["ORM", "raw"])
+@pytest.mark.parametrize("is_armed", [False, True], ids=["idle", "in use"])
+@pytest.mark.parametrize("is_undone", [False, True], ids=["", "undone"])
+def test_a_transaction_that_locks_the_state_table_does_not_wait_for_itself(
+    each_database, fresh, clock, lock, how, is_armed, is_undone
+):
+    """It fences by its own connection, if it has not unlocked the table by a savepoint, and its writes work."""
+    guard, began = registry["product"], time.monotonic()
+    if is_armed:
+        Rebuild(guard, sleep=clock.sleep).run()
+    with transaction.atomic(using=database.current):
+        savepoint = transaction.savepoint(using=database.current)
+        for pk in (90_090, 90_091):
+            if not is_undone or pk == 90_090:
+                lock()
+            else:
+                transaction.savepoint_rollback(savepoint, using=database.current)
+            clock.now += 5
+            if how == "ORM":
+                Product.objects.create(pk=pk)
+            else:
+                execute(f"INSERT INTO shop_product (id, name) VALUES ({pk}, 'raw')")
+    clock.now += 5
+
+    assert Product.objects.filter(pk=90_091).exists()
+    is_added = is_armed and how == "ORM" and (is_undone or lock is LOCKS["a weaker lock"])
+    assert guard.verdict(90_091) is (Verdict.MAYBE if is_added else Verdict.UNKNOWN)
+    assert time.monotonic() - began < 9
+
+
 WRITES = {
     "ORM": lambda: Product.objects.create(),
     "raw": lambda: execute("INSERT INTO shop_product (name) VALUES ('x')"),
@@ -346,3 +393,84 @@ def test_no_order_of_savepoints_lets_a_key_go(each_database, fresh, clock, plain
         assert discarded > (20 if plain else 3)
     else:
         assert discarded == 0
+
+
+@pytest.fixture
+def second_alias():
+    """The file of the test's database under another alias, as for a ``transaction_mode`` of its own."""
+    settings = copy.deepcopy(connections.settings["default"])
+    settings["NAME"] = connections["default"].settings_dict["NAME"]
+    settings["OPTIONS"] |= {"timeout": 2} | ({"transaction_mode": "IMMEDIATE"} if VERSION >= (5, 1) else {})
+    connections.settings["second"] = settings
+    connections["second"].connect()  # Django's tests refuse `ensure_connection` for an alias that is new
+    try:
+        yield "second"
+    finally:
+        connections["second"].close()
+        del connections["second"], connections.settings["second"]
+
+
+def raw_on_second(pk):
+    with connections["second"].cursor() as cursor:
+        cursor.execute(f"INSERT INTO shop_product (id, name) VALUES ({pk}, 'raw')")
+
+
+def adding_on_second(pk):
+    with adding(registry["product"], "second") as add:
+        raw_on_second(pk)
+        add([pk])
+
+
+ON_SECOND = {
+    "raw": raw_on_second,
+    "adding": adding_on_second,
+    "ORM": lambda pk: Product.objects.using("second").create(pk=pk),
+    "the add fails": lambda pk: Product.objects.using("second").create(pk=pk),
+}
+
+
+@pytest.mark.parametrize("each_database", ["sqlite"], indirect=True)
+@pytest.mark.parametrize("block", ["autocommit", "atomic", "by hand"])
+@pytest.mark.parametrize("how", ON_SECOND)
+@pytest.mark.parametrize("is_read", [False, True], ids=["", "after a lease"])
+def test_a_writer_by_another_alias_of_the_file_does_not_lock_itself_out(
+    product, clock, second_alias, monkeypatch, block, how, is_read
+):
+    """It reads the state rows by its own connection, as the file has one writer, and fences by it."""
+    if how == "the add fails":
+        monkeypatch.setattr(type(product._runtime.active_filter), "add", lambda *args, **named: False)
+    connection = connections[second_alias]
+    began = time.monotonic()
+    for pk in (90_080, 90_081):
+        if is_read:
+            clock.now += 10
+        if block == "atomic":
+            with transaction.atomic(using=second_alias):
+                ON_SECOND[how](pk)
+        elif block == "by hand":
+            connection.cursor().execute("BEGIN")
+            ON_SECOND[how](pk)
+            connection.cursor().execute("COMMIT")
+        else:
+            ON_SECOND[how](pk)
+
+    assert time.monotonic() - began < 2
+    assert Product.objects.filter(pk__gte=90_080).count() == 2
+    assert product.verdict(90_080) is (Verdict.UNKNOWN if how in ("raw", "the add fails") else Verdict.MAYBE)
+    assert product.verdict(123_456) is (Verdict.UNKNOWN if how in ("raw", "the add fails") else Verdict.ABSENT)
+
+
+@pytest.mark.parametrize("each_database", ["sqlite"], indirect=True)
+def test_aliases_of_one_file_are_known_by_the_file(product, second_alias, tmp_path):
+    """Not by their settings: a URI or a link may lead there, too. Databases in memory are different ones."""
+    path = os.path.abspath(connections["default"].settings_dict["NAME"])
+    (tmp_path / "link").symlink_to(path)
+    (tmp_path / "other").touch()
+    settings = connections[second_alias].settings_dict
+    for name in (path, f"file:{path}?mode=rw", str(tmp_path / "link")):
+        settings["NAME"] = name
+        assert state.table.holds(second_alias)
+    for name in (str(tmp_path / "other"), str(tmp_path / "none"), ":memory:", "file::memory:?cache=shared"):
+        settings["NAME"] = name
+        assert not state.table.holds(second_alias)
+    assert not state.table.holds("postgresql")

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+from decimal import Decimal
 from pathlib import Path
 from unittest import mock
+from uuid import UUID
 
 import pytest
 from django.db import connections
@@ -16,7 +18,7 @@ from bloomguard.rebuild import Rebuild
 from bloomguard.state.row import ARMED, FENCED
 from bloomguard.verdicts import Verdict
 from bloomguard.writes.adding import adding
-from tests.shop.models import Product, Short
+from tests.shop.models import Article, Product, Short
 from tests.support import database
 from tests.support.guarding import registered
 
@@ -203,6 +205,114 @@ def test_a_block_that_fails_is_rolled_back(product):
 
     assert status("product") == ARMED
     assert not Product.objects.filter(pk=7).exists()
+
+
+ROWS = {
+    "tuples": lambda slugs: [(slug,) for slug in slugs],
+    "lists": lambda slugs: [[slug] for slug in slugs],
+    "a mapping": lambda slugs: [{"slug": slug} for slug in slugs],
+    "a cursor's": lambda slugs: fetched(f"SELECT slug FROM shop_article WHERE slug IN ({str(slugs)[1:-1]})"),
+    "the only row": lambda slugs: [
+        fetched(f"SELECT slug FROM shop_article WHERE slug = '{slug}'")[0] for slug in slugs
+    ],
+    "texts": lambda slugs: slugs,
+}
+
+
+def fetched(sql):
+    with connections[database.current].cursor() as cursor:
+        cursor.execute(sql)
+        return cursor.fetchall()
+
+
+@pytest.mark.parametrize("rows", ROWS.values(), ids=ROWS)
+def test_rows_of_a_cursor_are_added_by_their_value(built, rows):
+    """A cursor gives a row of one column as a tuple, whose str() is a valid text, but no value of the column."""
+    guard = registry["article"]
+    with adding(guard, using=database.current) as add:
+        execute("INSERT INTO shop_article (id, slug, deleted) VALUES (7, 'new', false), (8, 'newer', false)")
+        add(rows(["new", "newer"]))
+
+    assert status("article") == ARMED
+    assert [guard.verdict(slug) for slug in ("new", "newer", "else")] == [Verdict.MAYBE] * 2 + [Verdict.ABSENT]
+
+
+WRONG = {
+    "a tuple of two": ("article", [("new", False)]),
+    "a tuple in a tuple": ("article", [(("new",),)]),
+    "bytes": ("article", [b"new"]),
+    "a number": ("article", [7]),
+    "a UUID": ("article", [UUID(int=7)]),
+    "a text instead of its list": ("article", "new"),
+    "a mapping instead of its list": ("article", {"slug": "new"}),
+    "another column's mapping": ("article", [{"name": "new"}]),
+    "a fraction": ("product", [7.5]),
+    "a fraction of a decimal": ("product", [Decimal("7.5")]),
+    "bytes of a number": ("product", [b"7"]),
+    "no number": ("product", [float("nan")]),
+    "two letters for two fields": ("place", ["de"]),
+    "one field of two": ("place", [("de",)]),
+    "three fields for two": ("place", [("de", "x", "y")]),
+}
+
+
+@pytest.mark.parametrize(("name", "values"), WRONG.values(), ids=WRONG)
+def test_what_may_be_another_value_in_the_database_is_refused(built, name, values):
+    """By its type, which the error names; the value itself is not in it."""
+    guard = registry[name]
+
+    def work():
+        with adding(guard, using=database.current) as add:
+            execute(INSERT, [7, "x"])
+            add(values)
+
+    with pytest.raises(ValueError, match=r"adding\(\) |is not a value of") as caught:
+        work()
+
+    assert "new" not in str(caught.value)
+    assert not Product.objects.filter(pk=7).exists()
+    assert status(name) == ARMED
+
+
+@pytest.mark.parametrize("value", ["7", 7.0, Decimal(7), True + 6])
+def test_numbers_of_any_class_are_added(product, value):
+    """As a file or an aggregate gives them."""
+    with adding(product, using=database.current) as add:
+        execute(INSERT, [7, "x"])
+        add([value])
+
+    assert [product.verdict(pk) for pk in (7, 8)] == [Verdict.MAYBE, Verdict.ABSENT]
+    assert status("product") == ARMED
+
+
+def test_rows_without_a_key_are_skipped(built, clock):
+    """A NULL, and a text without a normal form: the ORM's rows of that kind are not added either."""
+
+    def normalize(self, value):
+        if value.startswith("-"):
+            raise ValueError
+        return value
+
+    with registered(Article, name="normalized", lookup="slug", normalize=normalize) as guard:
+        Rebuild(guard, sleep=clock.sleep).run()
+        with adding(guard, using=database.current) as add, adding(registry["article"], database.current) as also:
+            execute("INSERT INTO shop_article (id, slug, deleted) VALUES (7, '-new', false), (8, 'new', false)")
+            add(["-new", None, (None,), "new"])
+            also(["-new", "new"])
+
+        assert (status("normalized"), status("article")) == (ARMED, ARMED)
+        verdicts = [guard.verdict(slug) for slug in ("-new", "new", "else")]
+        assert verdicts == [Verdict.UNKNOWN, Verdict.MAYBE, Verdict.ABSENT]
+
+
+def test_a_null_in_one_of_several_fields_is_skipped(built):
+    """No request can ask for such a row."""
+    with adding(registry["place"], using=database.current) as add:
+        execute("INSERT INTO shop_place (country, slug) VALUES ('de', 'x')")
+        add([("de", None), ("de", "x")])
+
+    assert status("place") == ARMED
+    assert registry["place"].verdict(("de", "x")) is Verdict.MAYBE
 
 
 def test_an_add_that_cannot_be_proved_fences(product):

@@ -1,0 +1,100 @@
+"""Which raw statements get a transaction of ours around them, together with the fence.
+
+Such a transaction must change nothing: neither whether the statement works, nor which of its rows stay after an error,
+nor what a later COMMIT or ROLLBACK of the project's ends. So it is for single statements that begin with a word of
+:data:`_STAYS_IN` alone. Every other text is sent apart, as it would be without bloomguard, and the guards are fenced
+before it and after it.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+from ..state.connection import is_aborted
+from .sql.tokens import MARK, Token, Tokens, Unclear, tokens
+from .transactions import is_over, is_under_way
+
+_WRITES = frozenset({"delete", "insert", "merge", "update"})
+#: First words of the statements that certainly work in a transaction, and neither commit nor roll back. Not so on
+#: PostgreSQL a CALL, a DO, a COMMIT PREPARED or a CREATE SUBSCRIPTION; MySQL and MariaDB commit at definitions.
+_STAYS_IN = {
+    "postgresql": _WRITES | {"copy", "select", "table", "truncate", "values", "with"},
+    "sqlite": _WRITES | {"alter", "create", "drop", "replace", "with"},
+    "mysql": _WRITES | {"load", "replace", "with"},
+}
+#: Python's SQLite driver begins a transaction for these alone, unless under autocommit. Not for a WITH, for example.
+_DRIVER_BEGINS = frozenset({"delete", "insert", "replace", "update"})
+_END = Token(MARK, ";")
+_BRACKET = Token(MARK, "(")
+#: The limit of the texts that are cached.
+_LONGEST_TEXT = 2_000
+
+
+class _Shape(NamedTuple):
+    """``head``: the first word of a single statement; empty for several ones, and if that is not certain."""
+
+    head: str
+    returns: bool = False
+    freezes: bool = False
+
+
+_UNCLEAR = _Shape("")
+
+
+def is_sent_apart(text: str, connection: Any, *, many: bool) -> bool:
+    """Whether no transaction can be put around the statement, or it may end the open one."""
+    shape, vendor = _shape(text, connection.vendor), connection.vendor
+    stays_in = shape.head in _STAYS_IN.get(vendor, _WRITES)
+    if connection.in_atomic_block:  # nothing is put around it
+        return not stays_in if vendor == "mysql" else not shape.head and vendor != "sqlite"
+    if not stays_in or shape.freezes:
+        return True
+    if is_under_way(connection):
+        return False
+    # SQLite commits a statement that returns rows only when they have been fetched.
+    return (shape.returns and vendor == "sqlite") or (many and connection.get_autocommit())
+
+
+def begins_for_driver(text: str) -> bool:
+    """Whether Python's SQLite driver begins a transaction for the statement, unless under autocommit."""
+    return _shape(text, "sqlite").head in _DRIVER_BEGINS
+
+
+def rows_changed(connection: Any) -> int:
+    """Return how many rows this connection has changed, as SQLite counts them; zero elsewhere."""
+    if connection.vendor != "sqlite" or connection.connection is None:
+        return 0
+    try:
+        return int(connection.connection.total_changes)
+    except connection.Database.Error:
+        return -1  # closed
+
+
+def may_leave_rows(connection: Any, before: int, *, many: bool) -> bool:
+    """Whether rows of a failed statement may stay; ``before``: what :func:`rows_changed` returned before it.
+
+    SQLite keeps the rows before the error for OR FAIL, ON CONFLICT FAIL and RAISE(FAIL), and counts them.
+    """
+    if connection.vendor == "sqlite":
+        return rows_changed(connection) != before
+    return many and not is_aborted(connection) and not is_over(connection)
+
+
+def _shape(text: str, vendor: str) -> _Shape:
+    return _shape_of(text, vendor) if len(text) < _LONGEST_TEXT else _shape_of.__wrapped__(text, vendor)
+
+
+@lru_cache(maxsize=500)
+def _shape_of(text: str, vendor: str) -> _Shape:
+    try:
+        found = tokens(text, vendor)
+    except Unclear:
+        return _UNCLEAR
+    while found and found[-1] == _END:
+        found.pop()
+    if _END in found:
+        return _UNCLEAR
+    at = next((place for place, token in enumerate(found) if token != _BRACKET), 0)
+    words = Tokens(found)
+    return _Shape(words.word(at), words.has("returning"), words.has("freeze"))

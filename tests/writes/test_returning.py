@@ -1,0 +1,163 @@
+"""A RETURNING is added to the ORM's statements only where the database allows it; elsewhere they fence."""
+
+from __future__ import annotations
+
+import pytest
+from django.db import connections, models, transaction
+from django.db.models import Value
+from django.test.utils import isolate_apps
+
+from bloomguard.guards import registry
+from bloomguard.rebuild import Rebuild
+from bloomguard.state.row import ARMED, FENCED
+from bloomguard.verdicts import Verdict
+from tests.shop.models import Article
+from tests.support import database
+from tests.support.guarding import registered
+
+from .raw.sending import execute, on_postgresql, on_sqlite, status
+
+pytestmark = pytest.mark.django_db(transaction=True, databases="__all__")
+
+
+@pytest.fixture
+def article(each_database, build, clock):
+    """A guard in use, and one row."""
+    Article.objects.create(slug="a")
+    build("article")
+    return registry["article"]
+
+
+@pytest.fixture(params=["autocommit", "atomic"])
+def block(request):
+    """Runs what it is given under autocommit, or in a transaction."""
+
+    def run(work):
+        if request.param == "autocommit":
+            return work()
+        with transaction.atomic(using=database.current):
+            return work()
+
+    return run
+
+
+def slugs():
+    return sorted(Article.objects.values_list("slug", flat=True))
+
+
+@on_postgresql
+@pytest.mark.parametrize("how", ["update", "save"])
+def test_a_table_with_a_rule(article, block, how):
+    """PostgreSQL refuses UPDATE ... RETURNING if a rule may replace the UPDATE."""
+    execute("CREATE RULE raw_kept AS ON UPDATE TO shop_article WHERE OLD.deleted DO INSTEAD NOTHING")
+    try:
+        if how == "update":
+            assert block(lambda: Article.objects.update(slug="b")) == 1
+        else:
+            row = Article.objects.get()
+            row.slug = "b"
+            block(lambda: row.save(force_update=True))
+    finally:
+        execute("DROP RULE raw_kept ON shop_article")
+
+    assert slugs() == ["b"]
+    assert status("article") == FENCED
+
+
+@on_postgresql
+def test_a_rule_that_is_gone_costs_nothing(article, clock):
+    """What was found out of a table is forgotten with its definitions."""
+    execute("CREATE RULE raw_kept AS ON UPDATE TO shop_article WHERE OLD.deleted DO INSTEAD NOTHING")
+    Article.objects.update(slug="b")
+    execute("DROP RULE raw_kept ON shop_article")
+    Rebuild(article, sleep=clock.sleep).run()
+
+    Article.objects.update(slug="c")
+
+    assert status("article") == ARMED
+    assert [article.verdict(slug) for slug in "cd"] == [Verdict.MAYBE, Verdict.ABSENT]
+
+
+@pytest.fixture
+def role(each_database):
+    """A role of PostgreSQL, for a connection that it logs in with."""
+    execute("CREATE ROLE raw_writer")
+    execute("GRANT SELECT, INSERT, UPDATE ON ALL TABLES IN SCHEMA public TO raw_writer")
+    yield "raw_writer"
+    execute("RESET ROLE")
+    execute("DROP OWNED BY raw_writer")
+    execute("DROP ROLE raw_writer")
+
+
+@on_postgresql
+def test_a_role_that_may_not_read_the_looked_up_column(article, role, block):
+    """It may update the column all the same."""
+    execute(f"REVOKE SELECT ON shop_article FROM {role}")
+    execute(f"GRANT SELECT (id, deleted) ON shop_article TO {role}")
+    execute(f"SET ROLE {role}")
+
+    block(lambda: Article.objects.filter(deleted=False).update(slug="b"))
+
+    execute("RESET ROLE")
+    assert slugs() == ["b"]
+    assert status("article") == FENCED
+
+
+@on_postgresql
+def test_a_role_that_may_only_insert(role, fresh, clock, block):
+    """Also if the key is an expression, which the instance does not hold."""
+    with isolate_apps("tests.shop"):
+
+        class Code(models.Model):
+            slug = models.CharField(max_length=50, primary_key=True)
+
+            class Meta:
+                app_label = "shop"
+                db_table = "raw_code"
+
+        with connections["postgresql"].schema_editor() as editor:
+            editor.create_model(Code)
+        try:
+            execute(f"GRANT INSERT ON raw_code TO {role}")
+            with registered(Code, name="code") as guard:
+                Rebuild(guard, sleep=clock.sleep).run()
+                execute(f"SET ROLE {role}")
+                block(lambda: Code(slug="plain").save(force_insert=True))
+                assert status("code") == ARMED
+                block(lambda: Code(slug=Value("x")).save(force_insert=True))
+                execute("RESET ROLE")
+
+                assert Code.objects.count() == 2
+                assert status("code") == FENCED
+        finally:
+            execute("RESET ROLE")
+            execute("DROP TABLE raw_code")
+
+
+@on_sqlite
+def test_a_virtual_table(each_database, fresh, clock, block):
+    """SQLite knows no UPDATE ... RETURNING there."""
+    with isolate_apps("tests.shop"):
+
+        class Page(models.Model):
+            id = models.IntegerField(primary_key=True, db_column="rowid")
+            title = models.CharField(max_length=50)
+
+            class Meta:
+                app_label = "shop"
+                db_table = "raw_pages"
+                managed = False
+
+        execute("CREATE VIRTUAL TABLE raw_pages USING fts5(title)")
+        try:
+            with registered(Page, name="page", lookup="title") as guard:
+                Rebuild(guard, sleep=clock.sleep).run()
+                block(lambda: Page.objects.create(id=1, title="a"))
+                assert (status("page"), guard.verdict("a")) == (ARMED, Verdict.MAYBE)
+
+                assert block(lambda: Page.objects.filter(title="a").update(title="b")) == 1
+
+                assert Page.objects.get().title == "b"
+                assert status("page") == FENCED
+        finally:
+            execute("DROP TABLE raw_pages")
