@@ -66,10 +66,10 @@ def test_an_iterator_that_is_at_its_end_is_no_add(product):
 
 
 @pytest.mark.parametrize(("lookup", "given"), [("slug", "abcde "), (("id", "slug"), (1, "abcde "))], ids=str)
-def test_a_text_that_its_column_may_have_cut_fences(built, lookup, given):
+def test_a_text_that_its_column_may_have_cut_fences(built, clock, lookup, given):
     """PostgreSQL and MariaDB store another text than the statement was given; SQLite stores all of it."""
     with registered(Short, name="short", lookup=lookup) as guard:
-        built(guard)
+        Rebuild(guard, sleep=clock.sleep).run()
         with adding(guard, using=database.current) as add:
             execute("INSERT INTO shop_short (id, slug) VALUES (1, 'abcde ')")
             add([given])
