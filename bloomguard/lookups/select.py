@@ -27,6 +27,7 @@ from ..guards.scopes import DATABASE
 from ..log_once import LogOnce
 from ..state.connection import has_own_transaction, is_aborted
 from ..verdicts import OUT_OF_RANGE, REMEMBERED, SHADOW, Verdict
+from ..writes.isolation import may_omit_reads
 from ..writes.rows import running
 from . import shadow, unguarded
 from .certainty import is_certain
@@ -195,7 +196,7 @@ def _is_current(guard: Guard, compiler: Any) -> bool:
         return False
     if running.batch is not None:  # of ``bulk_create``, whose fields may query
         return False
-    return not is_aborted(connection)
+    return not is_aborted(connection) and may_omit_reads(connection)
 
 
 # The result of a query that was sent shows whether the guard's decision was right. Neither function raises.

@@ -22,7 +22,7 @@ from django.db import Error, connections
 from ..guards import Guard, registry
 from ..log_once import LogOnce
 from ..state import table as states
-from . import adding, consequences, early, fencing, unknown_guards, wrapping
+from . import adding, consequences, early, fencing, isolation, unknown_guards, wrapping
 from .consequences import Cause, DatabaseCache, affected_guards, current_cache, definitions
 from .observer import TransactionObserver
 from .rows import running
@@ -68,7 +68,8 @@ def watch(execute: Execute, sql: Any, params: Any, many: bool, context: dict[str
             return execute(sql, params, many, context)
         if sql.startswith(_BORDERS) and ";" not in sql:
             return execute(sql, params, many, context)
-        if reader.is_plain_read(sql) and (cache.trusts_names or connection.vendor == "sqlite"):
+        trusts_names = cache.trusts_names or connection.vendor == "sqlite"
+        if trusts_names and reader.is_plain_read(sql) and not isolation.is_set_by_function(sql):
             cache.add_harmless(sql)
             return execute(sql, params, many, context)
         usual = _USUAL.match(sql)
@@ -90,18 +91,20 @@ def _check(
         cache = current_cache(connection.alias)
     if not cache.tables:
         return execute(sql, params, many, context)
+    text = text_of(sql, connection)
+    changes_level = isolation.changes_level(text, connection)
     if cache.catalogue is None and cache.seem_idle(connection):
         try:
             return execute(sql, params, many, context)
         finally:
             if not cache.are_idle(connection):  # a build has begun meanwhile
-                _fence_late(_follow(read(text_of(sql, connection), connection), connection, own), connection)
+                _fence_late(_follow(read(text, connection), connection, own), connection)
             elif fencing.may_write_later(connection):
-                _Unread.of(connection).add(text_of(sql, connection))
-    text = text_of(sql, connection)
+                _Unread.of(connection).add(text)
     reading = read(text, connection)
     if not reading.effects and not reading.defines and (cache.trusts_names or not reading.known):
-        cache.add_harmless(text)
+        if not changes_level:
+            cache.add_harmless(text)
         return execute(sql, params, many, context)
     if reading.several and connection.vendor == "sqlite":
         result = execute(sql, params, many, context)  # its driver refuses several statements, before it sends any
@@ -112,7 +115,7 @@ def _check(
         is_certain = cache.catalogue is not None
         result = execute(sql, params, many, context)
     is_kept = type(sql) is str and (params or reader.is_plain_read(sql))  # else each text differs
-    if fenced == {} and is_certain and is_kept and not (own or reading.defines):
+    if fenced == {} and is_certain and is_kept and not (own or reading.defines or changes_level):
         cache.add_harmless(sql)
     return result
 

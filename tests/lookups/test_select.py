@@ -127,7 +127,6 @@ ANSWERED = {
     "two fields": raises(Place.DoesNotExist, lambda: Place.objects.get(country="FR", slug="ulm")),
     "alive": raises(Article.DoesNotExist, lambda: Article.objects.get(slug="none", deleted=False)),
     "alive, apart": lambda: Article.objects.filter(deleted=False).filter(slug="none").first() is None or 1 / 0,
-    "in an atomic block": lambda: atomically(lambda: rows.filter(pk=ABSENT).first() is None or 1 / 0),
 }
 
 

@@ -1,0 +1,66 @@
+"""Whether a transaction's statements depend on the SELECTs that it has sent before.
+
+Where each statement reads what is committed by then, a SELECT that is not sent changes nothing. A snapshot begins with
+the first statement that reads, so without it the snapshot would begin later; and at SERIALIZABLE the database notes
+what a transaction has read, to find out which transactions cannot both be committed.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from typing import Any
+
+from ..state.connection import fetch_uncounted
+
+_DEFAULT_SECONDS = 60.0
+_CHANGES = re.compile(r"\b(?:SET|BEGIN|START)\b.*(?:ISOLATION|CHARACTERISTICS|SNAPSHOT)|\bset_config\b", re.I | re.S)
+
+#: The databases to which this process has sent a statement that may change a level: those of their transactions are
+#: not known any more.
+_changed: set[str] = set()
+#: Database of PostgreSQL -> whether sessions have READ COMMITTED by default, and until when this is cached.
+_defaults: dict[str, tuple[bool, float]] = {}
+
+
+def is_set_by_function(text: str) -> bool:
+    """Return whether a query, which writes nothing, may set a level all the same."""
+    return "set_config" in text.lower()
+
+
+def changes_level(text: str, connection: Any) -> bool:
+    """Return whether a statement may change the isolation level of a transaction, and record it."""
+    if _CHANGES.search(text) is None:
+        return False
+    if connection.vendor == "mysql" and connection.isolation_level:  # Django sends it to each new connection
+        own = f"SET SESSION TRANSACTION ISOLATION LEVEL {connection.isolation_level.upper()}"
+        if _CHANGES.search(text.replace(own, "")) is None:
+            return False
+    _changed.add(connection.alias)
+    return True
+
+
+def may_omit_reads(connection: Any) -> bool:
+    """Return whether a SELECT of the open ``atomic`` block may be left out, without a change for other statements."""
+    if connection.vendor == "sqlite":
+        # Begun so, it has the only lock for writers, and its snapshot. In `set_autocommit(False)` the driver begins it.
+        return connection.transaction_mode in ("IMMEDIATE", "EXCLUSIVE") and connection.commit_on_exit
+    if connection.alias in _changed:
+        return False
+    if connection.vendor == "postgresql":
+        if "isolation_level" in connection.settings_dict["OPTIONS"]:
+            return connection.isolation_level.name in ("READ_COMMITTED", "READ_UNCOMMITTED")
+        return _is_read_committed_by_default(connection)
+    return connection.vendor == "mysql" and connection.isolation_level in ("read committed", "read uncommitted")
+
+
+def _is_read_committed_by_default(connection: Any) -> bool:
+    """Return whether PostgreSQL's sessions have READ COMMITTED; queried once a minute, which begins no snapshot."""
+    now = time.monotonic()
+    found, until = _defaults.get(connection.alias, (False, 0.0))
+    if until <= now:
+        with connection.wrap_database_errors:
+            level = fetch_uncounted(connection, "SHOW default_transaction_isolation")[0][0]
+        found = level in ("read committed", "read uncommitted")
+        _defaults[connection.alias] = found, now + _DEFAULT_SECONDS
+    return found

@@ -1,0 +1,173 @@
+"""In a transaction a guard answers only where the SELECT has no effect on what the transaction sees, or may commit."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager, nullcontext
+
+import pytest
+from django.db import OperationalError, connections, transaction
+
+from bloomguard.lookups.context import guarded_lookups
+from bloomguard.writes import isolation
+from tests.lookups.test_select import ABSENT, atomically, lookups, queries, rows, run, shop  # noqa: F401
+from tests.support import database
+
+pytestmark = [
+    pytest.mark.django_db(databases="__all__", transaction=True),
+    pytest.mark.usefixtures("each_database", "fresh"),
+]
+
+#: By database and level: whether a guard may answer.
+LEVELS = {
+    "default": {None: False, "DEFERRED": False, "IMMEDIATE": True, "EXCLUSIVE": True},
+    "postgresql": {None: True, "READ_COMMITTED": True, "REPEATABLE_READ": False, "SERIALIZABLE": False},
+    "mariadb": {"read committed": True, "repeatable read": False, "serializable": False, None: False},
+}
+
+
+@pytest.fixture(autouse=True)
+def levels_are_known():
+    isolation._changed.clear()
+    isolation._defaults.clear()
+    yield
+    isolation._changed.clear()
+    isolation._defaults.clear()
+
+
+@contextmanager
+def transactions_of(level):
+    """The settings name this level, or none: then it is the server's."""
+    connection = connections[database.current]
+    connection.close()
+    before = dict(connection.settings_dict["OPTIONS"])
+    options = connection.settings_dict["OPTIONS"]
+    if database.current == "postgresql":
+        from django.db.backends.postgresql.psycopg_any import IsolationLevel
+
+        if level is not None:
+            options["isolation_level"] = IsolationLevel[level]
+    else:
+        options["transaction_mode" if database.current == "default" else "isolation_level"] = level
+    try:
+        yield connection
+    finally:
+        connection.close()
+        connection.settings_dict["OPTIONS"] = before
+        connection.ensure_connection()
+
+
+@pytest.mark.parametrize("number", range(4))
+def test_a_guard_answers_where_each_statement_reads_what_is_committed(lookups, number):  # noqa: F811
+    """Or where the snapshot began with the transaction."""
+    level, answers = list(LEVELS[database.current].items())[number]
+    with transactions_of(level):
+        assert queries(lambda: rows.filter(pk=ABSENT).first()) == 0
+        assert queries(lambda: atomically(lambda: rows.filter(pk=ABSENT).first())) == (not answers)
+        assert queries(lambda: rows.filter(pk=ABSENT).first()) == 0
+
+
+CHANGING = {
+    "postgresql": [
+        "SET TRANSACTION ISOLATION LEVEL SERIALIZABLE",
+        "set  session characteristics as\ntransaction isolation level repeatable read",
+        "SET LOCAL default_transaction_isolation = 'serializable'",
+        "SELECT set_config('default_transaction_isolation', 'serializable', false)",
+    ],
+    "mariadb": [
+        "SET SESSION TRANSACTION ISOLATION LEVEL SERIALIZABLE",
+        "SET SESSION tx_isolation = 'REPEATABLE-READ'",
+    ],
+}
+
+
+@pytest.mark.parametrize("number", range(4))
+def test_a_statement_that_sets_a_level_sends_what_follows(lookups, number):  # noqa: F811
+    """From then on the levels of this database are not known, each time that it is sent."""
+    if number >= len(CHANGING.get(database.current, ())):
+        pytest.skip("no such statement")
+    look = lambda: atomically(lambda: rows.filter(pk=ABSENT).first())  # noqa: E731
+    assert queries(look) == 0
+    try:
+        for _ in range(2):
+            isolation._changed.clear()
+            with transaction.atomic(using=database.current):
+                run(CHANGING[database.current][number])
+                assert queries(lambda: rows.filter(pk=ABSENT).first()) == 1
+            assert queries(look) == 1
+    finally:
+        connections[database.current].close()
+
+
+def test_what_django_sends_to_a_new_connection_sets_no_other_level(lookups):  # noqa: F811
+    """MariaDB's session gets the level of the settings, again with each connection."""
+    connections[database.current].close()
+    rows.get(pk=7)
+
+    assert not isolation._changed
+
+
+def test_the_servers_default_is_asked_for(lookups):  # noqa: F811
+    """A role of PostgreSQL may have a level of its own; the question begins no snapshot."""
+    if database.current != "postgresql":
+        pytest.skip("PostgreSQL's alone")
+    connection = connections["postgresql"]
+    connection.ensure_connection()
+    try:
+        connection.connection.execute("SET default_transaction_isolation = 'repeatable read'")  # past Django
+        assert queries(lambda: atomically(lambda: rows.filter(pk=ABSENT).first())) == 1
+    finally:
+        connection.close()
+
+
+# -- what the rule is for
+
+
+@contextmanager
+def another_session():
+    other = connections.create_connection(database.current)
+    other.ensure_connection()
+    try:
+        yield other
+    finally:
+        other.close()
+
+
+def insert(connection, pk):
+    connection.connection.cursor().execute(f"INSERT INTO shop_product (id, name) VALUES ({pk}, 'theirs')")
+    connection.connection.commit()
+
+
+@pytest.mark.parametrize("is_guarded", [False, True])
+def test_a_snapshot_begins_with_the_query_for_an_absent_row(shop, is_guarded):  # noqa: F811
+    """A row that others commit after it is not seen, with a guard as without."""
+    level = {"default": None, "postgresql": "REPEATABLE_READ", "mariadb": "repeatable read"}[database.current]
+    with transactions_of(level), another_session() as other, transaction.atomic(using=database.current):
+        if is_guarded:
+            with guarded_lookups():
+                assert not rows.filter(pk=ABSENT).exists()
+        else:
+            assert not rows.filter(pk=ABSENT).exists()
+        insert(other, 100)
+        assert not rows.filter(name="theirs").exists()
+
+
+@pytest.mark.parametrize("is_guarded", [False, True])
+def test_of_two_who_found_no_row_one_may_insert(shop, is_guarded):  # noqa: F811
+    """At SERIALIZABLE the database has to know what both have read."""
+    if database.current != "postgresql":
+        pytest.skip("PostgreSQL's alone")
+
+    def write():
+        with transaction.atomic(using="postgresql"):
+            assert not rows.filter(pk=100).exists()  # so 101 may be taken
+            raw = other.connection
+            raw.execute("BEGIN ISOLATION LEVEL SERIALIZABLE")
+            assert raw.execute("SELECT 1 FROM shop_product WHERE id = 101").fetchone() is None
+            insert(other, 100)
+            rows.create(pk=101)
+
+    context = guarded_lookups() if is_guarded else nullcontext()
+    with transactions_of("SERIALIZABLE"), another_session() as other, context:
+        with pytest.raises(OperationalError, match="could not serialize"):
+            write()
+        assert not rows.filter(pk=101).exists()
