@@ -17,7 +17,7 @@ from django.apps import apps
 
 from ..state.connection import fetch_uncounted
 from .flows import ROW, Catalogue
-from .sql.effects import ANYTHING, Effect, bare
+from .sql.effects import ANY_FIELD, ANYTHING, Effect, bare
 from .sql.reader import read, read_body, read_trigger
 from .sql.words import EXTENSIONS
 from .transactions import is_under_way
@@ -31,16 +31,27 @@ def load(connection: Any) -> Catalogue:
     reader = _READERS.get(connection.vendor)
     if reader is None:
         _read_models(catalogue)
-    elif connection.vendor == "postgresql" and is_under_way(connection):
-        with _savepoint(connection) as query:
-            reader(catalogue, query)
     else:
-        try:
-            reader(catalogue, partial(fetch_uncounted, connection))
-        finally:
-            if connection.vendor == "postgresql" and is_under_way(connection):
-                connection.connection.rollback()  # so the project's transaction begins with its own first statement
+        with _asking(connection) as query:
+            reader(catalogue, query)
     return catalogue
+
+
+def calls_own_functions(connection: Any, effects: Iterable[Effect]) -> bool:
+    """Whether one of ``effects``, as reads have them, may call a function of the database's own.
+
+    A query of PostgreSQL alone, which takes a fraction of :func:`load`. Raises the driver's exceptions.
+    """
+    if connection.vendor != "postgresql":
+        return True
+    with _asking(connection) as query:
+        found = {Effect("field" if takes_row else "known", name) for name, takes_row in query(_NAMES)}
+    of_rows = {effect.name for effect in found if effect.verb == "field"}
+    names = of_rows | {effect.name for effect in found}
+    return any(
+        effect.name in (of_rows if effect.verb == "field" else names) or (effect == ANY_FIELD and of_rows)
+        for effect in effects
+    )
 
 
 def has_temporary_triggers(connection: Any) -> bool:
@@ -54,6 +65,20 @@ def has_temporary_triggers(connection: Any) -> bool:
 
 
 Query = Callable[[str], Iterable[Any]]
+
+
+@contextmanager
+def _asking(connection: Any) -> Iterator[Query]:
+    """Queries that leave the project's transaction as it was."""
+    if connection.vendor == "postgresql" and is_under_way(connection):
+        with _savepoint(connection) as query:
+            yield query
+        return
+    try:
+        yield partial(fetch_uncounted, connection)
+    finally:
+        if connection.vendor == "postgresql" and is_under_way(connection):
+            connection.connection.rollback()  # so the project's transaction begins with its own first statement
 
 
 @contextmanager
@@ -164,12 +189,17 @@ _FOREIGN_KEYS = """
         (SELECT array_agg(attname::text) FROM pg_attribute WHERE attrelid = k.confrelid AND attnum = ANY (k.confkey))
     FROM pg_constraint k JOIN pg_class c ON c.oid = k.conrelid JOIN pg_class p ON p.oid = k.confrelid
     WHERE k.contype = 'f' AND (k.confdeltype IN ('c', 'n', 'd') OR k.confupdtype IN ('c', 'n', 'd'))"""
+#: Whether ``row.function`` calls it.
+_TAKES_ROW = """p.pronargs - p.pronargdefaults <= 1 AND EXISTS (
+    SELECT FROM pg_type t LEFT JOIN pg_type b ON b.oid = t.typbasetype
+    WHERE t.oid = p.proargtypes[0] AND (t.typtype IN ('c', 'p') OR b.typtype IN ('c', 'd')))"""
+_NAMES = f"""
+    SELECT DISTINCT lower(p.proname), {_TAKES_ROW}
+    FROM pg_proc p JOIN pg_namespace n ON n.oid = p.pronamespace WHERE n.nspname {_OWN}"""  # noqa: S608
 _FUNCTIONS = f"""
     SELECT p.proname, l.lanname, p.provolatile::text, p.prosrc,
         CASE WHEN p.prosrc = '' THEN pg_get_functiondef(p.oid) END,
-        p.pronargs - p.pronargdefaults <= 1 AND EXISTS (
-            SELECT FROM pg_type t LEFT JOIN pg_type b ON b.oid = t.typbasetype
-            WHERE t.oid = p.proargtypes[0] AND (t.typtype IN ('c', 'p') OR b.typtype IN ('c', 'd')))
+        {_TAKES_ROW}
     FROM pg_proc p JOIN pg_namespace n ON n.oid = p.pronamespace JOIN pg_language l ON l.oid = p.prolang
     WHERE p.prokind IN ('f', 'p', 'w') AND n.nspname {_OWN} AND NOT EXISTS (
         SELECT FROM pg_depend d JOIN pg_extension e ON e.oid = d.refobjid

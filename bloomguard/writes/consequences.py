@@ -19,7 +19,7 @@ from ..guards.scopes import DATABASE
 from ..state import table as states
 from ..state.schemas import schemas
 from . import fencing, unknown_guards
-from .catalogue import has_temporary_triggers, load
+from .catalogue import calls_own_functions, has_temporary_triggers, load
 from .flows import Catalogue
 from .observer import TransactionObserver
 from .sql.effects import ANYTHING, Effect, bare
@@ -179,9 +179,12 @@ def affected_guards(effects: Iterable[Effect], connection: Any, own: str = "") -
     cache = current_cache(connection.alias)
     if not cache.tables:
         return {}
+    is_read = all(effect.verb in ("known", "field") for effect in effects)
+    if is_read and cache.catalogue is None and definitions.are_changing() and _calls_nothing(effects, connection):
+        return {}
     catalogue = _catalogue(cache, connection)
-    if catalogue is None and all(effect.verb in ("known", "field") for effect in effects):
-        return {}  # a read; the catalogue may be locked for a moment, and is looked at again by the next one
+    if catalogue is None and is_read:
+        return {}  # the catalogue may be locked for a moment, and is looked at again by the next read
     if catalogue is None:
         followed, written = frozenset({(ANYTHING, True)}), effects
     else:
@@ -203,6 +206,19 @@ def affected_guards(effects: Iterable[Effect], connection: Any, own: str = "") -
             if may_add_key(effect, guard, table):
                 found[guard] = cause._replace(table=table)
     return found
+
+
+def _calls_nothing(effects: Iterable[Effect], connection: Any) -> bool:
+    """Whether a read certainly calls no function of the database's own.
+
+    For reads in a transaction with definitions, as in a migration: no catalogue is kept before its COMMIT.
+    """
+    try:
+        with connection.wrap_database_errors:
+            connection.ensure_connection()
+            return not calls_own_functions(connection, effects)
+    except (DatabaseError, InterfaceError):
+        return False
 
 
 def may_be_rewritten(compiler: Any, verb: str) -> bool:

@@ -136,7 +136,8 @@ def _routine_end(found: Sequence[Token], start: int, at: int) -> int:
         word = found[place].value if found[place].kind == WORD else ""
         if place >= at and depth == 0 and found[place] == (MARK, ";"):
             return place
-        if word in ("begin", "case") and found[place - 1] not in ((MARK, "."), (WORD, "end")):
+        before = found[place - 1]
+        if word in ("begin", "case") and before != (MARK, ".") and (word == "begin" or before != (WORD, "end")):
             depth += 1
         elif word == "end" and not _ends_loop(found, place):
             depth -= 1

@@ -238,6 +238,29 @@ def test_a_rule_that_writes_another_table_fences_nothing(built, clock):
 
 
 @on_postgresql
+@pytest.mark.parametrize("calls", [False, True])
+def test_a_read_after_a_definition_does_not_load_the_catalogue(built, monkeypatch, calls):
+    """In a migration, say; but if it may call a function that is new, it does."""
+    load = mock.Mock(side_effect=consequences.load)
+    monkeypatch.setattr(consequences, "load", load)
+    made = "INSERT INTO shop_product (id, name) VALUES (7, 'x') RETURNING id"
+    with transaction.atomic(using="postgresql"):
+        execute("CREATE TABLE raw_new (id integer)")
+        execute("INSERT INTO raw_new VALUES (1)")
+        if calls:
+            execute(f"CREATE FUNCTION raw_field(r raw_new) RETURNS bigint LANGUAGE sql AS $$ {made} $$")
+        load.reset_mock()
+        assert list(Article.objects.filter(slug="old"))
+        assert Article.objects.count() == 1
+        assert not load.called
+        if calls:
+            execute("SELECT r.raw_field FROM raw_new r")
+            assert status("product") == FENCED
+            assert load.called
+    execute("DROP TABLE raw_new CASCADE")
+
+
+@on_postgresql
 def test_a_text_is_harmless_only_by_a_catalogue_that_is_kept(built, clock):
     """A statement sent while another transaction changes a trigger's function is looked at again after its COMMIT."""
     function = (

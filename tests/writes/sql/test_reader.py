@@ -324,6 +324,18 @@ def test_a_call_is_found_in_any_statement(sql, calls):
     assert {effect.name for effect in found if effect.verb == "call"} == calls
 
 
+@pytest.mark.parametrize("end", [" END", "/* x */END"])
+def test_a_trigger_ends_with_its_last_end(end):
+    """What comes after it is executed, what is in it is not."""
+    case = f"CASE WHEN a THEN 1{end}"
+    text = (
+        f"CREATE TRIGGER t AFTER INSERT ON b WHEN {case} BEGIN SELECT {case}; INSERT INTO shop_product VALUES (1); END"
+    )
+
+    assert written(text, vendor="sqlite") == set()
+    assert written(f"{text}; INSERT INTO shop_article VALUES (1); SELECT {case}", vendor="sqlite") == {"shop_article"}
+
+
 def test_a_column_may_be_a_call():
     """On PostgreSQL, if there is no such column: the catalogue knows."""
     found = sqltext.read('SELECT a.b, (c)."D" FROM x.y a', "postgresql")
