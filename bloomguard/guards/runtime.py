@@ -133,7 +133,7 @@ class GuardRuntime:
                     might is not None
                     and active.table.lease(self._guard.name) is row
                     and router.db_for_write(self._guard.model) == alias
-                    and not unadded.may_have(self._guard.name)
+                    and not (unadded.writers and unadded.may_have(self._guard.name))
                 ):
                     decision, is_enforced = ABSENT, True
             if decision is None:
@@ -274,7 +274,7 @@ class GuardRuntime:
         """
         if not _has_absent(decisions):
             return decisions
-        if unadded.may_have(self._guard.name):
+        if unadded.writers and unadded.may_have(self._guard.name):
             return [FENCED if each.verdict is Verdict.ABSENT else each for each in decisions]
         before, row = copy.rows.get(self._guard.name), self.active_filter.table.renewed(self._guard.name)
         if row is None or (before is not None and before.source != row.source):

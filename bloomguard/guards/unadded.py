@@ -18,25 +18,24 @@ class Unadded:
     """The writers that may have such rows, each with the names of the guards. One that is gone counts no more."""
 
     def __init__(self) -> None:
-        self._names: WeakKeyDictionary[object, set[str]] = WeakKeyDictionary()
+        #: Empty nearly always: look here first, as a call costs each blocked request something.
+        self.writers: WeakKeyDictionary[object, set[str]] = WeakKeyDictionary()
         self._lock = own_lock(self, "_lock")
 
     def begin(self, writer: object, names: Iterable[str]) -> None:
         """Let the guards pass requests until :meth:`end` of ``writer``."""
         with self._lock:
-            self._names[writer] = self._names.get(writer, set()) | set(names)
+            self.writers[writer] = self.writers.get(writer, set()) | set(names)
 
     def end(self, writer: object) -> None:
         """All keys are added, or the rows are gone, or the fence is known to everyone."""
         with self._lock:
-            self._names.pop(writer, None)
+            self.writers.pop(writer, None)
 
     def may_have(self, name: str) -> bool:
         """Return whether there may be such a row of the guard ``name``."""
-        if not self._names:
-            return False
         with self._lock:
-            return any(name in names for names in self._names.values())
+            return any(name in names for names in self.writers.values())
 
 
 unadded = Unadded()

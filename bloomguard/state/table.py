@@ -211,10 +211,11 @@ class StateTable:
         self.connection.close()
 
     def holds(self, using: str) -> bool:
-        """Return whether ``using`` is the database of the state rows: a recovery takes them back with the data.
+        """Return whether ``using`` is the database of the state rows: a recovery takes them back with the data."""
+        return self.is_in_file_of(using)
 
-        On SQLite also under another alias, as for a ``transaction_mode`` of its own; elsewhere that is not certain.
-        """
+    def is_in_file_of(self, using: str) -> bool:
+        """Return whether ``using`` is the alias of the state rows, or on SQLite another alias of their file."""
         return self.connection.alias == using or _are_one_file(self.connection.alias, using)
 
     def visible_to(self, using: str) -> Rows:

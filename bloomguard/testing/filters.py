@@ -113,6 +113,9 @@ class _Rows(StateTable):
     def holds(self, using: str) -> bool:
         return True
 
+    def is_in_file_of(self, using: str) -> bool:
+        return False
+
     def swap(self, seen: State, **changes: Any) -> State | None:
         if self.rows.get(seen.name, State(seen.name)) != seen:
             return None

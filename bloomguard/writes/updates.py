@@ -7,7 +7,7 @@ from functools import partial, wraps
 from typing import Any
 
 from django.core.exceptions import EmptyResultSet
-from django.db import models
+from django.db import OperationalError, models
 
 from ..guards.keys import unwrapped
 from ..models import GuardState
@@ -164,7 +164,15 @@ def _send(compiler: Any, tables: Sequence[TrackedTable], sql: str, parameters: A
             else:
                 add(tracked, using, partial(_updated, using=using, returned=returned, rows=rows, before=before))
 
-    changed = run(_execute_returning, compiler, sql, parameters, returned, add_some)
+    try:
+        changed = run(_execute_returning, compiler, sql, parameters, returned, add_some)
+    except OperationalError as error:
+        if "RETURNING is not available" not in str(error):
+            raise
+        # A virtual table of SQLite, which has refused the statement as a whole: it is sent unchanged.
+        changed = run(_execute_returning, compiler, sql, parameters, [], None)
+        add_all(tables, using, lambda tracked: None)
+        return changed
     if changed > discards.MOST_ROWS:
         for tracked in tables:
             fencing.fence(tracked.guard, using, f"more than {discards.MOST_ROWS:,} rows were changed by one UPDATE")

@@ -19,7 +19,7 @@ pytestmark = [
 
 #: By database and level: whether a guard may answer.
 LEVELS = {
-    "default": {None: False, "DEFERRED": False, "IMMEDIATE": True, "EXCLUSIVE": True},
+    "default": {None: True, "DEFERRED": True, "IMMEDIATE": True, "EXCLUSIVE": True},
     "postgresql": {None: True, "READ_COMMITTED": True, "REPEATABLE_READ": False, "SERIALIZABLE": False},
     "mariadb": {"read committed": True, "repeatable read": False, "serializable": False, None: False},
 }
@@ -58,7 +58,7 @@ def transactions_of(level):
 
 @pytest.mark.parametrize("number", range(4))
 def test_a_guard_answers_where_each_statement_reads_what_is_committed(lookups, number):  # noqa: F811
-    """Or where the snapshot began with the transaction."""
+    """And on SQLite, which has one writer at a time."""
     level, answers = list(LEVELS[database.current].items())[number]
     with transactions_of(level):
         assert queries(lambda: rows.filter(pk=ABSENT).first()) == 0
@@ -140,7 +140,9 @@ def insert(connection, pk):
 @pytest.mark.parametrize("is_guarded", [False, True])
 def test_a_snapshot_begins_with_the_query_for_an_absent_row(shop, is_guarded):  # noqa: F811
     """A row that others commit after it is not seen, with a guard as without."""
-    level = {"default": None, "postgresql": "REPEATABLE_READ", "mariadb": "repeatable read"}[database.current]
+    if database.current == "default":
+        pytest.skip("on SQLite the guard answers: docs/limits.md")
+    level = {"postgresql": "REPEATABLE_READ", "mariadb": "repeatable read"}[database.current]
     with transactions_of(level), another_session() as other, transaction.atomic(using=database.current):
         if is_guarded:
             with guarded_lookups():
