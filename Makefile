@@ -21,7 +21,7 @@ help: ## list the commands
 demo: .venv/demo.installed ## attack the example site: unguarded, with null caching, guarded at the lookup, the route and the door
 	$(BIN)/python example_project/manage.py demo
 
-SUITE := -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not slow"
+SUITE := -m pytest -n 3 --dist loadfile --no-loadscope-reorder -m "not slow"
 
 test: .venv/test.installed ## the whole suite
 	$(BIN)/python $(SUITE)

@@ -11,7 +11,7 @@ import django
 
 #: How long a lock is waited for, in milliseconds: whoever holds one here is waiting for us. SQLite's is also held for
 #: an instant by the other process.
-LOCK_MS = {"postgresql": 200, "sqlite": 2_000, "mariadb": 1_000}
+LOCK_MS = {"postgresql": 200, "sqlite": 5_000, "mariadb": 1_000}
 
 
 def set_up(database: dict[str, Any], *, guarded: bool, store: dict[str, Any] | None = None) -> None:
