@@ -79,7 +79,7 @@ _MOST_PARAMETERS, _LONGEST_TEXT, _LONGEST_NUMBER = 500, 10_000, 100
 def is_certain(compiler: Any, lookup: RowLookup) -> bool:
     """Return whether the query of ``compiler``, which looks up a row that does not exist, certainly gives no row.
 
-    It compiles the query, but for the simplest, which nothing can be wrong with.
+    The query is compiled, except in its simplest form, in which nothing can be wrong.
     """
     query = compiler.query
     if _is_simplest(compiler, lookup):
@@ -286,7 +286,7 @@ def _is_djangos(field: Any) -> bool:
 
 
 def _is_taken(value: Any, vendor: str) -> bool:
-    """Return whether a driver certainly takes a parameter, and the database no offence at it."""
+    """Return whether the driver and the database certainly accept a parameter."""
     kind = type(value)
     bits = _BITS.get(kind.__name__)
     if bits is not None and isinstance(value, int):

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import pytest
-from django.db import connections, models, transaction
+from django.db import IntegrityError, connections, models, transaction
 from django.db.models import Value
+from django.db.models.functions import Upper
 from django.test.utils import isolate_apps
 
 from bloomguard.guards import registry
 from bloomguard.rebuild import Rebuild
 from bloomguard.state.row import ARMED, FENCED
 from bloomguard.verdicts import Verdict
+from bloomguard.writes import consequences
 from tests.shop.models import Article
 from tests.support import database
 from tests.support.guarding import registered
@@ -43,6 +45,18 @@ def block(request):
 
 def slugs():
     return sorted(Article.objects.values_list("slug", flat=True))
+
+
+@on_postgresql
+def test_a_broken_transaction_is_asked_nothing(article):
+    """Django refuses the statement in its own words, and PostgreSQL would refuse the question."""
+    consequences.caches.clear()
+    with transaction.atomic(using="postgresql"):
+        with pytest.raises(IntegrityError):
+            Article.objects.create(slug="a")
+        with pytest.raises(transaction.TransactionManagementError):
+            Article.objects.bulk_create([Article(slug=Upper(Value("b")))])
+        transaction.set_rollback(True, using="postgresql")
 
 
 @on_postgresql
