@@ -153,6 +153,9 @@ class LoweringField(models.CharField):
     def get_placeholder(self, value, compiler, connection):
         return "LOWER(%s)"
 
+    def get_placeholder_sql(self, value, compiler, connection):  # its name since Django 6.1
+        return "LOWER(%s)", (value,)
+
 
 class ReversingField(models.CharField):
     """Converts what is read."""
