@@ -7,7 +7,7 @@ from contextlib import suppress
 from typing import Any
 
 from django.conf import settings
-from django.core.checks import CheckMessage, Error, Warning, register
+from django.core.checks import CheckMessage, Error, Tags, Warning, register
 from django.db import DatabaseError, connections, router
 
 from ..exceptions import ConfigurationError
@@ -17,7 +17,7 @@ from ..guards.scopes import DATABASE
 from ..rebuild.refusals import SEVERAL_TABLES, database_refusals
 
 
-@register("bloomguard")
+@register(Tags.database)  # since Django 6.1 plain checks get all databases, and only this tag keeps them from a query
 def check_places(app_configs: Any, databases: Sequence[str] | None = None, **kwargs: Any) -> list[CheckMessage]:
     """Check the tables in the catalogues of ``databases``; nothing without them."""
     messages: list[CheckMessage] = []

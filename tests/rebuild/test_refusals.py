@@ -8,7 +8,7 @@ import unicodedata
 import uuid
 
 import pytest
-from django.core.checks import run_checks
+from django.core.checks import Tags, run_checks
 from django.core.management import CommandError, call_command
 from django.db import connections, models
 from django.db.models import F, Q, functions
@@ -116,7 +116,11 @@ def refused():
 
 def checked(*, deploy=True):
     """What ``check`` says of mistakes, as ``(id, message, hint)``."""
-    found = run_checks(tags=["bloomguard"], include_deployment_checks=deploy)
+    found = run_checks(
+        tags=["bloomguard", *([Tags.database] if deploy else [])],
+        include_deployment_checks=deploy,
+        databases=[database.current] if deploy else [],
+    )
     return [
         (each.id.removeprefix("bloomguard."), each.msg, each.hint) for each in found if each.id[11:13] in ("W1", "E1")
     ]

@@ -447,7 +447,7 @@ def test_an_exact_lookup_of_the_project_is_not_known(settings, guard, field):
         Product.objects.filter(Q(name="tea") | Q(name__istartswith="m")),
         Product.objects.annotate(reviews=Count("review")),
         Product.objects.filter(Exists(Review.objects.filter(product=OuterRef("pk")))),
-        Product.objects.filter(review__article__slug=F("name")).select_related().order_by("name"),
+        Product.objects.filter(review__article__slug=F("name")).select_related("bundle").order_by("name"),
         Product.objects.filter(name__lt=Now()),
         Bargain.objects.only("name"),
         Product.objects.using("default"),
