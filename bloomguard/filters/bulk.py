@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor
 from functools import partial
 from itertools import islice
-from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -24,6 +23,7 @@ if TYPE_CHECKING:
 _MOST_THREADS = 4  # more threads would wait for memory, and for the interpreter lock between numpy calls
 _BLOCK = 1 << 15  # digests per block: their positions stay in the second-level cache
 _LEAST_BATCH = 1 << 18  # keys
+_SCATTERED = 1 << 13  # the same where bits are set in place, which takes more arrays
 _SMALL = 4 << 20  # bytes of flags
 _FEW = 16  # keys are few if there are more flags per key than this
 _SCRATCH = 1 << 20  # bytes for the threads' own arrays
@@ -130,7 +130,7 @@ class BitSetter:
     If the digests are many for the size of the filter, an array of one byte (*flag*) per bit is filled and packed. In a
     large partition the threads share the digests; this is safe because all of them only write the byte 1. Small
     partitions are assigned to one thread each, as shared flags would move between the cores' caches. If they are few,
-    packing would take longer than setting the bits in place.
+    packing would take longer than setting the bits in place; then too each partition is one thread's.
     """
 
     def __init__(self, body: memoryview, offsets: tuple[int, ...], sizes: tuple[int, ...], pool: WorkerPool) -> None:
@@ -138,7 +138,6 @@ class BitSetter:
 
         cells = np.frombuffer(body, np.uint8)
         self._parts = [(cells[offset : offset + -(-size // 8)], size) for offset, size in zip(offsets, sizes)]
-        self._locks = [Lock() for _ in sizes]
         self._flag_bytes = 8 * max(len(part) for part, _ in self._parts)
         self._spare: list[NDArray[np.bool_]] = []  # arrays of clear flags, to be used again
         self._pool = pool
@@ -152,7 +151,9 @@ class BitSetter:
     def set(self, low: U64) -> None:
         """Set the bits of digests, given their low 60 bits."""
         if len(low) * _FEW < self._flag_bytes:
-            self._pool.spread(partial(self._set_in_place, low), len(low), _BLOCK, 2 * _BLOCK)
+            # A page of a rebuild is fewer: another core reads the next page meanwhile.
+            pool = self._pool if len(low) >= _LEAST_BATCH else WorkerPool(1)
+            pool.spread(partial(self._set_in_place, low), len(self._parts), 1, 1)
             return
         if self._flag_bytes > _SMALL:
             for part, size in self._parts:
@@ -166,16 +167,16 @@ class BitSetter:
 
         self._pool.spread(worker, len(self._parts), 1, 2 if len(low) > _BLOCK else 1 << 10)
 
-    def _set_in_place(self, low: U64, starts: Iterator[int]) -> None:
+    def _set_in_place(self, low: U64, indices: Iterator[int]) -> None:
+        """Set the bits of some partitions: of one after the other, as the bytes of one stay in the cache."""
         import numpy as np
 
-        scratch = np.empty(min(_BLOCK, len(low)), np.uint64)
-        for start in starts:
-            block = low[start : start + _BLOCK]
-            for (part, size), lock in zip(self._parts, self._locks):
-                positions = remainders(block, size, scratch[: len(block)])
-                with lock:  # another thread is a partition ahead or behind, so it hardly ever waits
-                    set_scattered(part, positions)
+        scratch = np.empty(min(_SCATTERED, len(low)), np.uint64)
+        for index in indices:
+            part, size = self._parts[index]
+            for start in range(0, len(low), _SCATTERED):
+                block = low[start : start + _SCATTERED]
+                set_scattered(part, remainders(block, size, scratch[: len(block)]))
 
     def _set(self, part: NDArray[np.uint8], size: int, low: U64, pool: WorkerPool) -> None:
         import numpy as np
@@ -200,16 +201,23 @@ class BitSetter:
 
 
 def set_scattered(cells: NDArray[np.uint8], positions: NDArray[np.int64]) -> None:
-    """Set bits that are so scattered that few share a byte; no other thread may write to ``cells``."""
+    """Set bits that are so scattered that few share a byte; no other thread may write to ``cells``.
+
+    ``positions`` is overwritten.
+    """
     import numpy as np
 
     masks = positions.astype(np.uint8)
     masks &= 7
     np.right_shift(128, masks, out=masks)
-    offsets = positions >> 3
+    offsets = np.right_shift(positions, 3, out=positions)
     while len(offsets):
-        cells[offsets] = cells.take(offsets) | masks
-        lost = np.flatnonzero(cells.take(offsets) & masks == 0)  # another bit was written to their byte after them
+        found = cells.take(offsets)
+        found |= masks
+        cells[offsets] = found
+        cells.take(offsets, out=found, mode="clip")
+        np.bitwise_and(np.bitwise_not(found, out=found), masks, out=found)
+        lost = np.flatnonzero(found)  # another bit was written to their byte after them
         offsets, masks = offsets[lost], masks[lost]
 
 

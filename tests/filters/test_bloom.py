@@ -196,13 +196,27 @@ def test_bulk_ways_agree_whatever_the_share_of_keys():
 
 
 def test_threads_that_set_bits_in_place_lose_none(monkeypatch):
-    """Few keys for a large filter are set by all threads in the same partitions, each of them by one at a time."""
+    """Few keys for a large filter are set by all threads, each in partitions of its own."""
     monkeypatch.setattr(bulk, "cores", lambda: 4)
     filter = BloomFilter(4_000_000, 0.01, width=8)
     numbers = np.arange(400_000)
     filter.add_many(numbers)
 
     assert filter.contains_many(numbers).all()
+
+
+def test_a_page_of_a_rebuild_is_set_by_one_thread(monkeypatch):
+    """The other cores read the next page meanwhile: more threads would take them from the scan."""
+    from bloomguard.rebuild.source import PAGE_ROWS
+
+    monkeypatch.setattr(bulk, "cores", lambda: 4)
+    filter = BloomFilter(7_500_000, 0.001, width=8)
+    with bulk.WorkerPool() as pool:
+        setter = bulk.BitSetter(filter.body, filter.layout.offsets, filter.layout.sizes, pool)
+        setter.set(filter.key_hash.lows(np.arange(PAGE_ROWS), pool))
+
+        assert pool._executor is None
+    assert filter.contains_many(np.arange(PAGE_ROWS)).all()
 
 
 @pytest.mark.parametrize(("count", "bits"), [(1_000_000, 6.5), (3_000_000, 3)])
