@@ -8,7 +8,7 @@ from difflib import get_close_matches
 from typing import Any
 
 from django.conf import settings
-from django.core.checks import CheckMessage, Error, Warning, register
+from django.core.checks import CheckMessage, Warning, register
 from django.db import DatabaseError, connections, models, router
 
 from .. import conf

@@ -87,6 +87,6 @@ def test_a_worker_rebuilds_what_was_asked_for(workers, settings, monkeypatch, cl
     assert GuardState.objects.get(name="product").rows == 20
     assert GuardTask.objects.get(name="product").status == "done"
     assert [entry.change_message.partition(" ")[0] for entry in LogEntry.objects.order_by("pk")] == [
-        "Requested",
+        "Requested:",
         "Rebuilt",
     ]

@@ -7,6 +7,7 @@ import json
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ MOST_STEPS = 10_000
 
 
 def fuzz(
-    kind: str, seeds: list[int], length: int, without: list[str], explain: bool, broken: list[str]
+    kind: str, seeds: Sequence[int], most: int, length: int, without: list[str], explain: bool, broken: list[str]
 ) -> dict[str, Any]:
     """Run programs on a database of its own; what was counted, and the first failure, shrunk."""
     from tests.support.mariadb import MariaDB
@@ -45,17 +46,20 @@ def fuzz(
         machine = Machine(database_for(folder, kind, "fuzz", server), database_for(folder, kind, "fuzz_twin", server))
         machine.without = without
         try:
-            return run_broken(machine, broken, length) if broken else run(machine, seeds, length, explain)
+            return run_broken(machine, broken, length) if broken else run(machine, seeds, most, length, explain)
         finally:
             machine.close()
 
 
-def run(machine: Any, seeds: list[int], length: int, explain: bool) -> dict[str, Any]:
+def run(machine: Any, seeds: Sequence[int], most: int, length: int, explain: bool) -> dict[str, Any]:
+    """Run one program after the other until ``most`` steps were made: some are given up before their end."""
     from .machine import Wrong
     from .programs import program
     from .shrink import shrunk
 
     for seed in seeds:
+        if machine.counts["steps"] >= most:
+            break
         steps = program(seed, length)
         try:
             try:
@@ -117,11 +121,11 @@ def main() -> None:
     parser.add_argument("--without", default="", help="names of what no step is to do, with commas between")
     parser.add_argument("--broken", nargs="*", help="break these rules of the package, one at a time")
     wanted = parser.parse_args()
-    seeds = [wanted.seed] if wanted.seed is not None else [
-        wanted.first + number for number in range(-(-wanted.steps // wanted.length))
-    ]  # fmt: skip
+    first = wanted.first if wanted.seed is None else wanted.seed
+    seeds = range(first, first + (2 * wanted.steps // wanted.length + 1 if wanted.seed is None else 1))
     began = time.perf_counter()
-    found = fuzz(wanted.database, seeds, wanted.length, wanted.without.split(","), wanted.explain, wanted.broken or [])
+    how = (wanted.without.split(","), wanted.explain, wanted.broken or [])
+    found = fuzz(wanted.database, seeds, wanted.steps, wanted.length, *how)
     wrong = found["wrong"]
     if wrong:
         print("\n".join(wrong.pop("explained", [])))

@@ -23,6 +23,8 @@ pytestmark = [pytest.mark.filterwarnings("default"), pytest.mark.timeout(1200)]
 DATABASES = ["sqlite", "postgresql", "mariadb"]
 #: What nothing is proved without.
 EVERYTHING = ("denied", "done", "failed", "checks", "looked up", "built", "went back", "restored", "dropped")
+#: What a shorter run may not come to.
+RARELY = ("went back", "restored", "dropped")
 
 
 def fuzz(*arguments: object) -> dict[str, Any]:
@@ -46,7 +48,7 @@ def fuzz(*arguments: object) -> dict[str, Any]:
 def hold(found: dict[str, Any], steps: int, passing: float = 1.0) -> None:
     """``passing`` for each key that is denied may pass: most of the time the guards answer."""
     assert found["steps"] >= steps
-    assert [name for name in EVERYTHING if not found.get(name)] == []
+    assert [name for name in EVERYTHING if not found.get(name) and (steps >= 5_000 or name not in RARELY)] == []
     assert found["denied"] * passing > found["passed"]
 
 

@@ -74,6 +74,7 @@ def test_a_field_of_djangos_is_trusted(field):
     assert stores_as_given(field)
 
 
+@pytest.mark.filterwarnings("ignore:Field.get_placeholder is deprecated")
 @pytest.mark.parametrize("make", MAKERS, ids=lambda make: make.__name__)
 @pytest.mark.parametrize("name", CONVERSIONS)
 def test_a_field_with_one_method_of_its_own_converts(make, name):

@@ -151,7 +151,11 @@ MESSAGE_STORAGE = "django.contrib.messages.storage.session.SessionStorage"
 SESSION_SAVE_EVERY_REQUEST = VARIANT == "insiders"
 CACHES = {"default": {"BACKEND": "django.core.cache.backends.locmem.LocMemCache"}}
 PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]
-EMAIL_BACKEND = "django.core.mail.backends.locmem.EmailBackend"
+_IN_MEMORY = "django.core.mail.backends.locmem.EmailBackend"
+if django.VERSION >= (6, 1):
+    MAILERS = {"default": {"BACKEND": _IN_MEMORY}}
+else:
+    EMAIL_BACKEND = _IN_MEMORY
 MANAGERS: list[Any] = ["manager@example.com"] if django.VERSION >= (6, 0) else [("Manager", "manager@example.com")]
 SITE_ID = 1
 STATIC_URL = "/static/"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import django
 import pytest
 from django.db import IntegrityError, connections, models, transaction
 from django.db.models import Value
@@ -138,11 +139,12 @@ def test_a_role_that_may_only_insert(role, fresh, clock, block):
                 execute(f"SET ROLE {role}")
                 block(lambda: Code(slug="plain").save(force_insert=True))
                 assert status("code") == ARMED
-                block(lambda: Code(slug=Value("x")).save(force_insert=True))
+                if django.VERSION < (6,):  # later ones ask for it, with bloomguard or without
+                    block(lambda: Code(slug=Value("x")).save(force_insert=True))
+                    assert status("code") == FENCED
                 execute("RESET ROLE")
 
-                assert Code.objects.count() == 2
-                assert status("code") == FENCED
+                assert Code.objects.count() == (2 if django.VERSION < (6,) else 1)
         finally:
             execute("RESET ROLE")
             execute("DROP TABLE raw_code")

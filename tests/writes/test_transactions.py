@@ -113,7 +113,7 @@ def test_a_connection_that_django_holds_for_broken_stays_so(product):
     using = database.current
     Product.objects.create(pk=90_072)
     transaction.set_autocommit(False, using=using)
-    with suppress(IntegrityError):
+    with suppress(IntegrityError), transaction.atomic(using=using, savepoint=False):
         Product.objects.bulk_create([Product(pk=90_072)])
     transaction.commit(using=using)
     transaction.set_autocommit(True, using=using)
