@@ -38,7 +38,7 @@ from bloomguard.routes.discovery import NotFound, find_kwargs
 from bloomguard.routes.listing import rows_of_pattern
 from bloomguard.routes.patterns import patterns
 from bloomguard.routes.table import guarded_routes, table_for
-from tests.shop.models import Bargain, Product, Review
+from tests.shop.models import Bargain, Product, Review, Tag
 from tests.support.guarding import registered, urlconf
 
 GUARD = "bloomguard.middleware.BloomGuardMiddleware"
@@ -502,3 +502,30 @@ def test_an_optional_primary_key_leaves_the_slug_to_the_view(settings, guard):
 
     [route] = guarded_routes(guard)
     assert route.kwargs == ("pk",)
+
+
+@pytest.mark.parametrize("public", [None, True])
+@pytest.mark.parametrize("name", ["product", None], ids=["one name", "unnamed"])
+@pytest.mark.parametrize(
+    ("other", "fixed", "url", "closed"),
+    [
+        ("p/<int:pk>/<slug:slug>/", {}, "/p/7/wrong/", True),
+        ("q/<slug:slug>/", {"pk": 7}, "/q/wrong/", True),
+        ("q/<int:pk>/", {}, "/q/7/", False),
+        ("q/<slug:slug>/", {}, "/p/tea/", False),
+    ],
+)
+def test_a_view_under_two_patterns_is_taken_if_it_looks_up_the_same_kwarg(
+    settings, build, db, other, fixed, url, closed, name, public
+):
+    """A request shows only its view and the name of its pattern, so a slug may be one that the view ignores."""
+    Tag.objects.create(pk=7, title="tea")
+    settings.MIDDLEWARE = [GUARD]
+    view = Detail.as_view(model=Tag, slug_field="title")
+    settings.ROOT_URLCONF = urlconf(path("p/<slug:slug>/", view, name=name), path(other, view, fixed, name=name))
+    with registered(Tag, name="tag", lookup="title", routes="auto", public=public) as guard:
+        build("tag")
+
+        assert Client().get(url).status_code == 200
+        assert Client().get("/p/absent/").status_code == 404
+        assert bool(guarded_routes(guard)[0].closed) is closed
