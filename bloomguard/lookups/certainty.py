@@ -38,6 +38,7 @@ from django.db.models.sql.datastructures import BaseTable, Join
 from django.db.models.sql.where import WhereNode
 from django.utils.safestring import SafeString
 
+from ..guards.conversions import is_djangos_method
 from .query import conditions_of
 
 if TYPE_CHECKING:
@@ -82,6 +83,8 @@ def is_certain(compiler: Any, lookup: RowLookup) -> bool:
     The query is compiled, except in its simplest form, in which nothing can be wrong.
     """
     query = compiler.query
+    if not is_djangos_method(compiler, "as_sql"):
+        return False  # the SELECT may be of another table
     if _is_simplest(compiler, lookup):
         compiler.setup_query()  # sets ``klass_info`` and the like, which the caller reads to build objects
         return True
