@@ -22,7 +22,7 @@ from ..guards import AUTO, Guard, registry
 from ..guards.errors import may_raise
 from ..log_once import LogOnce
 from ..lookups.query import concrete
-from .discovery import Detail, NotFound, detail, find_kwargs, views_by_model
+from .discovery import Detail, NotFound, detail, find_kwargs, views_by_model, why_another_lookup
 from .openness import allowed_methods, why_closed
 from .patterns import Pattern, PatternIndex, patterns, root_urlconf
 
@@ -142,7 +142,8 @@ def _named(guard: Guard, name: str, known: PatternIndex) -> list[GuardedRoute]:
                 raise
             texts = " and ".join(each.text for each in named)
             raise ConfigurationError(f"{texts} have one name, and for {pattern.text}, {error}") from error
-        routes.append(_route(guard, pattern, kwargs, frozenset(guard.methods), known))
+        closed = why_another_lookup(guard, pattern, kwargs)
+        routes.append(_route(guard, pattern, kwargs, frozenset(guard.methods), known, closed))
     return routes
 
 

@@ -529,3 +529,44 @@ def test_a_view_under_two_patterns_is_taken_if_it_looks_up_the_same_kwarg(
         assert Client().get(url).status_code == 200
         assert Client().get("/p/absent/").status_code == 404
         assert bool(guarded_routes(guard)[0].closed) is closed
+
+
+class OwnRow(Detail):
+    def get_object(self, queryset=None):
+        return Tag.objects.get(title=self.kwargs["slug"])
+
+
+class OwnRows(Detail):
+    def get_queryset(self):
+        return Tag.objects.filter(made="made-by-default")
+
+
+@pytest.mark.parametrize("public", [None, True])
+@pytest.mark.parametrize(
+    ("view", "route", "url", "closed"),
+    [
+        (Detail.as_view(model=Tag), "p/<int:pk>/<slug:title>/", "/p/7/old/", "its view looks up pk of shop.Tag"),
+        (Detail.as_view(model=Tag, slug_url_kwarg="title", slug_field="shout"), "p/<slug:title>/", "/p/LOUD/", "shout"),
+        (Detail.as_view(slug_url_kwarg="title", slug_field="name"), "p/<slug:title>/", "/p/soap/", "of shop.Product"),
+        (Detail.as_view(model=Tag, slug_url_kwarg="title", slug_field="title"), "p/<slug:title>/", "/p/tea/", ""),
+        (OwnRows.as_view(model=Tag, slug_url_kwarg="title", slug_field="title"), "p/<slug:title>/", "/p/tea/", "get_q"),
+        (OwnRow.as_view(model=Tag), "p/<slug:slug>/<slug:title>/", "/p/tea/tea/", "OwnRow.get_object runs first"),
+    ],
+)
+def test_a_named_view_whose_lookup_is_known_to_be_another_is_left_alone(
+    settings, build, db, view, route, url, closed, public
+):
+    """A slug beside a primary key is only for readers; the project's own lookups are its own promise."""
+    Tag.objects.create(pk=7, title="tea", shout="loud")
+    Product.objects.create(name="soap")
+    settings.MIDDLEWARE = [GUARD]
+    settings.ROOT_URLCONF = urlconf(path(route, view, name="tag"))
+    with registered(Tag, name="tag", lookup="title", routes=["tag"], public=public) as guard:
+        build("tag")
+        [found] = guarded_routes(guard)
+
+        assert Client().get(url).status_code == 200
+    if public and (view.view_class is not Detail):
+        closed = ""
+    assert closed in found.closed
+    assert bool(closed) is bool(found.closed)
