@@ -113,7 +113,8 @@ class BloomGuardMiddleware:
         finally:
             contexts.set(before)
             exchange.is_over = True
-        response = exchange.response or response
+        if exchange.response is not None:  # one without content may be false
+            response = exchange.response
         if exchange.answer is not None or response.status_code == 404 or exchange.avoided:
             guard = exchange.end(response, self._sets_etags)
             if guard is not None and request_blocked.receivers:
@@ -138,7 +139,8 @@ class BloomGuardMiddleware:
         finally:
             contexts.set(before)
             exchange.is_over = True
-        response = exchange.response or response
+        if exchange.response is not None:  # one without content may be false
+            response = exchange.response
         if exchange.answer is not None or response.status_code == 404 or exchange.avoided:
             guard = exchange.end(response, self._sets_etags)
             if guard is not None and request_blocked.receivers:

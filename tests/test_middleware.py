@@ -147,6 +147,19 @@ def test_a_page_that_is_a_template_response_is_rendered(browser, shop, settings)
     assert browser.get("/p/8/").content == b"on /p/8/"
 
 
+def test_a_page_without_content_is_answered_too(browser, shop, settings):
+    """Also one of a class whose length is that of its content, so that it is false."""
+
+    class Sized(HttpResponse):
+        def __len__(self):
+            return len(self.content)
+
+    handler = lambda request, exception: Sized(status=404)  # noqa: E731
+    settings.ROOT_URLCONF = urlconf(path("p/<int:pk>/", views.product, name="product"), handler404=handler)
+
+    assert browser.get("/p/8/").status_code == 404
+
+
 def test_a_page_that_streams_keeps_streaming(shop, settings, client):
     """A streamed 404 gets no length."""
 

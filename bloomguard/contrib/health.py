@@ -40,7 +40,7 @@ class HealthView(View):
     """A view that returns ``{"status": "armed", "guards": {"city": {"state": "armed", "mode": "enforce"}}}``.
 
     ``status`` is ``"armed"`` if all guards are armed, else ``"passing"``. The HTTP status is 503 only if a guard named
-    in ``require`` is not armed or does not exist; ``require = "all"`` names all guards.
+    in ``require``, one or several, is not armed or does not exist; ``require = "all"`` names all guards.
     """
 
     require: Iterable[str] = ()
@@ -49,7 +49,8 @@ class HealthView(View):
         """Return the state of every guard in this process."""
         guards = {guard.name: {"state": state_of(guard), "mode": mode_of(guard)} for guard in registry}
         passing = {name for name, guard in guards.items() if guard["state"] != ARMED}
-        required = set(guards) if self.require == "all" else set(self.require)
+        required = {self.require} if isinstance(self.require, str) else set(self.require)
+        required = set(guards) if self.require == "all" else required
         return JsonResponse(
             {"status": "passing" if passing else ARMED, "guards": guards},
             status=503 if required & passing or required - set(guards) else 200,

@@ -6,7 +6,8 @@ are kept here. Between processes that share a cache, an entry made by ``cache.ad
 - A loaded value is cached for ``timeout`` seconds minus up to a tenth, so that entries made together do not expire
   together. ``None`` is not cached, so a flood of IDs that do not exist does not fill the cache.
 - A load that returns ``None`` answers only the callers that were waiting when it began, because the row may have been
-  created since. Later callers wait for the next load. In a transaction it answers its own caller alone.
+  created since. Later callers wait for the next load. In a transaction it answers its own caller alone, as it does if
+  several values may share a key, as with ``normalize``: one load may find nothing, and that of another value a row.
 - An exception goes only to the caller that ran the load. The next waiting caller tries again itself.
 - No caller waits longer than twice ``patience``. A flight older than ``patience`` is abandoned: the next caller to
   arrive, or to run out of patience, loads instead. A caller that has waited twice ``patience`` loads for itself alone.
@@ -160,7 +161,9 @@ class Flights:
 flights = Flights()
 
 
-def _get_or_load(key: str | None, waiter: Waiter, timeout: float | None, patience: float) -> Steps:
+def _get_or_load(
+    key: str | None, waiter: Waiter, timeout: float | None, patience: float, *, shares_none: bool
+) -> Steps:
     """Return the cached value of ``key``, or load it once for all callers; ``None`` if there is no value.
 
     Without a key, load without the cache and without waiting.
@@ -177,7 +180,7 @@ def _get_or_load(key: str | None, waiter: Waiter, timeout: float | None, patienc
         if mine:
             try:
                 found = yield from _load_for_all(key, timeout, patience)
-                if found is not None or not waiter.is_in_transaction():
+                if found is not None or (shares_none and not waiter.is_in_transaction()):
                     flight.result = found
             finally:
                 flights.land(waiter.scope, key, flight)
@@ -317,7 +320,9 @@ def _key(guard: Guard, value: Any) -> str | None:
 def _steps(
     guard: Guard, value: Any, decision: Decision, waiter: Waiter, timeout: float | None, patience: float
 ) -> Steps:
-    found = yield from _get_or_load(_key(guard, value), waiter, timeout, patience)
+    key = _key(guard, value)
+    shares_none = key is not None and guard._meta.is_exact
+    found = yield from _get_or_load(key, waiter, timeout, patience, shares_none=shares_none)
     if found is None and decision.verdict is Verdict.MAYBE:
         # The loader may have looked anywhere, so its None proves nothing: query the database.
         yield methodcaller("call", partial(confirm_missing, guard, value))

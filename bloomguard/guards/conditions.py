@@ -179,9 +179,9 @@ def _doubt_of_query(model: type[Model], path: str, value: Any) -> str:
     for column in (left, right):
         if type(column) is Col and (doubt := _doubt_of_field(column.target)):
             return doubt
-    family = _family(left.target)
-    if type(right) is Col and _family(right.target) != family:
-        return f"compares a {family} with a {_family(right.target)}"
+    family = family_of(left.target)
+    if type(right) is Col and family_of(right.target) != family:
+        return f"compares a {family} with a {family_of(right.target)}"
     if type(compared) in _EQUAL or (type(compared) in _ORDER and family in _ORDERED):
         return ""
     return f"compares a {family} by {type(compared).__name__}, whose result depends on more than the row"
@@ -206,7 +206,7 @@ def _doubt_of_moment(model: type[Model], path: str, value: Any) -> str:
         field = model._meta.get_field(path.partition("__")[0])
     except FieldDoesNotExist:
         return ""
-    if not isinstance(field, Field) or _family(field) != "moment":
+    if not isinstance(field, Field) or family_of(field) != "moment":
         return ""
     for each in value if isinstance(value, (list, tuple, set, frozenset)) else [value]:
         text = each.value if isinstance(each, Value) else each
@@ -220,14 +220,15 @@ def _doubt_of_moment(model: type[Model], path: str, value: Any) -> str:
 
 
 def _doubt_of_field(field: Any) -> str:
-    if _family(field) is None or converts_itself(field):
+    if family_of(field) is None or converts_itself(field):
         return f"compares a {type(field).__name__}"
     if getattr(field, "generated", False) and not field.db_persist:
         return "compares a generated column that is computed at each read"
     return ""
 
 
-def _family(field: Any) -> str | None:
+def family_of(field: Any) -> str | None:
+    """Return the family of a column's values, such as ``text``; ``None`` if it is not one of Django's usual fields."""
     return _FAMILIES.get(value_field(field).get_internal_type())
 
 

@@ -73,13 +73,13 @@ def is_djangos(field: models.Field[Any, Any]) -> bool:
 
 def own_methods(field: models.Field[Any, Any], names: Sequence[str]) -> list[str]:
     """Return which of the methods, of the field or of the one that it points to, are not Django's."""
-    return [name for name in names if not all(_is_djangos_method(each, name) for each in _with_targets(field))]
+    return [name for name in names if not all(is_djangos_method(each, name) for each in _with_targets(field))]
 
 
-def _is_djangos_method(field: models.Field[Any, Any], name: str) -> bool:
+def is_djangos_method(owner: Any, name: str) -> bool:
     """Return whether the method is Django's, or absent. ``functools.wraps`` copies only the name of a module."""
     try:
-        method = getattr(field, name, _MISSING)
+        method = getattr(owner, name, _MISSING)
     except Exception:
         return False
     if method is _MISSING:

@@ -1,9 +1,12 @@
-"""Find values for which a query may raise an error: an answer before the view would hide it."""
+"""Find values that a guard must leave to the view: its query may raise an error, or look up another value."""
 
 from __future__ import annotations
 
+import datetime
 from collections.abc import Iterable
+from decimal import Decimal
 from typing import TYPE_CHECKING, Any
+from uuid import UUID
 
 from django.db import models
 
@@ -15,6 +18,8 @@ if TYPE_CHECKING:
 
 #: The range of a 64-bit column.
 _LOW, _HIGH = -(1 << 63), (1 << 63) - 1
+#: Classes of values that mean the same in the view as in the filter.
+_PLAIN = (str, int, float, Decimal, UUID, datetime.date, type(None))
 
 
 def may_raise(guard: Guard, value: Any, captured: Iterable[Any], *, by_link: bool = False) -> bool:
@@ -23,7 +28,11 @@ def may_raise(guard: Guard, value: Any, captured: Iterable[Any], *, by_link: boo
     ``value`` is one value, or a sequence of several fields' values. Then an ABSENT has to pass: databases refuse text
     with NUL, and numbers that no column can hold. Of one integer field Django knows that no row has such a number, and
     sends no query; ``by_link`` if the view may compare a foreign key with it instead, such as a child's parent link.
+
+    ``True`` also for an object that a path converter of the project returns: the view may look up an attribute of it.
     """
+    fields = guard._meta.fields
+    values = (value,) if len(fields) == 1 else value
     numbers = guard._meta.ignores_overflow and not by_link
     for each in captured:
         if isinstance(each, str):
@@ -31,11 +40,11 @@ def may_raise(guard: Guard, value: Any, captured: Iterable[Any], *, by_link: boo
                 return True
         elif isinstance(each, int) and not _LOW <= each <= _HIGH and not (numbers and each is value):
             return True
-    if numbers:
-        return False
-    fields = guard._meta.fields
-    values = (value,) if len(fields) == 1 else value
     try:
+        if not all(isinstance(each, _PLAIN) for each in values):
+            return True
+        if numbers:
+            return False
         return any(_is_refused(value_field(field), each) for field, each in zip(fields, values, strict=True))
     except Exception:  # not a value of the field
         return True

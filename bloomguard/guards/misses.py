@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 from django.core.exceptions import EmptyResultSet
@@ -10,6 +11,7 @@ from django.db import connections
 
 from ..state.connection import fetch_uncounted, has_begun
 from ..verdicts import Verdict
+from .conversions import is_djangos_method
 from .keys import OutOfRange, Unkeyable
 from .scopes import DATABASE
 
@@ -26,26 +28,40 @@ _HIDES = (
 
 
 def remember_missing(guard: Guard, value: Any, generation: str, using: str) -> bool:
-    """Put ``value`` into the negative cache, if the query just sent by ``using``, which found no row, is proof.
+    """Put ``value`` into the negative cache, if ``using`` certainly has no row of it: a query has found none there.
 
-    Nothing else writes to the negative cache, so all conditions are checked here, but for two that only the caller
-    knows: the query was for the key and ``alive`` alone, and it reached the database, not a cache of results.
-    ``generation`` is :attr:`ActiveFilter.answered_last` from before the query. See
-    :mod:`bloomguard.state.negative_cache`. Return whether the query proves that the row does not exist; a value that
-    shares its key with others is then not cached all the same.
+    Nothing else writes to the negative cache, so all conditions are checked here. ``generation`` is
+    :attr:`ActiveFilter.answered_last` from before the query. See :mod:`bloomguard.state.negative_cache`. Return whether
+    the row does not exist; a value that shares its key with others is then not cached all the same.
     """
     try:
         key = guard._meta.keys.key(value)
-        if not _sees_every_row(guard, key, using):
+        if not _sees_every_row(guard, key, using) or not _is_missing(guard, value, using):
             return False
         if _is_exact(guard, value):
             guard._runtime.active_filter.negative_cache.remember(key, generation, using)
         return True
-    except (Unkeyable, OutOfRange):
+    except (Unkeyable, OutOfRange, EmptyResultSet):
         pass
     except Exception as error:
         guard._runtime.log_once(error)
     return False
+
+
+def _is_missing(guard: Guard, value: Any, using: str) -> bool:
+    """Return whether the table has no row of ``value``, by a statement of our own, past what may change the project's.
+
+    An ``execute_wrapper``, a patched cursor or compiler may add a condition, such as that of a request's tenant.
+    """
+    connection = connections[using]
+    rows = guard._meta.rows().using(using).order_by().filter(**guard._meta.conditions(value)).values_list("pk")[:1]
+    compiler = rows.query.get_compiler(using)
+    if not is_djangos_method(compiler, "as_sql"):
+        return False
+    sql, parameters = compiler.as_sql()
+    with connection.wrap_database_errors, closing(connection.create_cursor()) as cursor:
+        cursor.execute(sql, parameters)
+        return cursor.fetchone() is None
 
 
 def confirm_missing(guard: Guard, value: Any) -> None:
@@ -64,22 +80,16 @@ def confirm_missing(guard: Guard, value: Any) -> None:
             key, generation
         ):
             return
-        rows = meta.rows().using(using).order_by().filter(**meta.conditions(value)).values_list("pk")[:1]
-        # Not by `execute_sql`, which a package may have wrapped to answer from a cache.
-        sql, parameters = rows.query.get_compiler(using).as_sql()
-        with connections[using].cursor() as cursor:
-            cursor.execute(sql, parameters)
-            is_missing = cursor.fetchone() is None
-        if is_missing:
-            remember_missing(guard, value, generation, using)
-    except (Unkeyable, OutOfRange, EmptyResultSet):
+        connections[using].ensure_connection()
+        remember_missing(guard, value, generation, using)
+    except (Unkeyable, OutOfRange):
         pass
     except Exception as error:
         guard._runtime.log_once(error)
 
 
 def _sees_every_row(guard: Guard, key: bytes, using: str) -> bool:
-    """Return whether a query just sent by ``using`` would have found the row with ``key``, whoever had written it.
+    """Return whether a query by ``using`` finds the row with ``key``, whoever has written it.
 
     Not in a transaction, whose snapshot may be old; not on a replica, or on another table of the same name; not if the
     database may hide rows from the user.

@@ -38,6 +38,8 @@ from django.db.models.sql.datastructures import BaseTable, Join
 from django.db.models.sql.where import WhereNode
 from django.utils.safestring import SafeString
 
+from ..guards.conditions import family_of
+from ..guards.conversions import is_djangos_method
 from .query import conditions_of
 
 if TYPE_CHECKING:
@@ -63,6 +65,10 @@ _MATCHING: frozenset[Any] = frozenset(
         builtin.EndsWith, builtin.IEndsWith,
     }
 )  # fmt: skip
+_NULL = frozenset({builtin.IsNull, related.RelatedIsNull})
+#: Families of columns whose values Django itself converts: what the database gets is no text that it has to parse, as
+#: for an address, a range or an interval.
+_TYPED = frozenset({"number", "text", "boolean", "date", "moment", "time", "uuid"})
 _FUNCTIONS: frozenset[Any] = frozenset({Lower, Upper, Length, Coalesce})
 _AGGREGATES: frozenset[Any] = frozenset({aggregate.Avg, aggregate.Count, aggregate.Max, aggregate.Min, aggregate.Sum})
 _PLAIN: frozenset[Any] = frozenset(
@@ -82,6 +88,8 @@ def is_certain(compiler: Any, lookup: RowLookup) -> bool:
     The query is compiled, except in its simplest form, in which nothing can be wrong.
     """
     query = compiler.query
+    if not is_djangos_method(compiler, "as_sql"):
+        return False  # the SELECT may be of another table
     if _is_simplest(compiler, lookup):
         compiler.setup_query()  # sets ``klass_info`` and the like, which the caller reads to build objects
         return True
@@ -120,17 +128,19 @@ def _is_simplest(compiler: Any, lookup: RowLookup) -> bool:
             return False
     vendor = compiler.connection.vendor
     return _orders_by_own_columns(query) and all(
-        _compares_simply(condition, vendor) or lookup.has_in_alive(condition)
+        _compares_simply(condition, lookup, vendor) or lookup.has_in_alive(condition)
         for condition in conditions_of(query.where)
     )
 
 
-def _compares_simply(condition: Any, vendor: str) -> bool:
+def _compares_simply(condition: Any, lookup: RowLookup, vendor: str) -> bool:
     kind = type(condition)
     if kind not in (builtin.Exact, builtin.IntegerFieldExact):
         return False
     column, value = condition.lhs, condition.rhs
     if type(column) is not Col or not _is_djangos(column.target):
+        return False
+    if not lookup.compares(column.target) and not _is_typed(column.target):
         return False
     if kind is builtin.IntegerFieldExact:
         return type(value) is int  # Django looks at its range
@@ -168,13 +178,17 @@ class _Inspector:
         kind = type(condition)
         if kind is WhereNode:
             return all(map(self.knows, condition.children))
+        if self._lookup is not None and self._lookup.has_in_alive(condition):
+            return True
+        if kind in _NULL and type(condition.lhs) is Col:
+            return _is_djangos(condition.lhs.target)
         if kind in _COMPARING:
             return self._compares(condition)
         if kind in _MATCHING:
-            column = condition.lhs
-            return (
-                type(column) is Col and not getattr(column.target, "db_collation", None) and self._compares(condition)
-            )
+            column, value = condition.lhs, condition.rhs
+            is_text = isinstance(value, str) or _is_expression(value)
+            is_plain = type(column) is Col and not getattr(column.target, "db_collation", None)
+            return is_text and is_plain and self._compares(condition)
         return self._is_operand(condition)
 
     def _compares(self, condition: Any) -> bool:
@@ -183,6 +197,8 @@ class _Inspector:
         right = condition.rhs
         if isinstance(right, Query):
             return isinstance(condition, builtin.In) and _is_plain_query(right)
+        if type(condition) is builtin.Range and not (isinstance(right, (list, tuple)) and len(right) == 2):
+            return False  # two placeholders
         values = right if isinstance(right, (list, tuple, set, frozenset)) else (right,)
         return all(self._is_operand(each) for each in values if _is_expression(each))
 
@@ -194,7 +210,7 @@ class _Inspector:
         if kind in (NegatedExpression, ExpressionWrapper):
             return self.knows(operand.expression)
         if kind is Col:
-            return _is_djangos(operand.target) or (self._lookup is not None and self._lookup.compares(operand.target))
+            return _is_typed(operand.target) or (self._lookup is not None and self._lookup.compares(operand.target))
         if kind is ColPairs:
             return all(map(self._is_operand, operand.get_cols()))
         if kind in (Value, ResolvedOuterRef):
@@ -228,7 +244,7 @@ def _is_harmless(expression: Any) -> bool:
         return _Inspector(_GROUPED).knows(expression)
     if isinstance(expression, Subquery):
         return kind in (Subquery, Exists) and _is_plain_query(expression.query)
-    if not kind.__module__.startswith("django.") or kind in (Func, RawSQL):
+    if not kind.__module__.startswith("django.db.models.") or kind in (Func, RawSQL):
         return False
     if isinstance(expression, (Func, CombinedExpression)) and not _has_column(expression):
         return False
@@ -283,6 +299,10 @@ def _is_expression(value: Any) -> bool:
 
 def _is_djangos(field: Any) -> bool:
     return type(field).__module__.startswith("django.")
+
+
+def _is_typed(field: Any) -> bool:
+    return _is_djangos(field) and family_of(field) in _TYPED
 
 
 def _is_taken(value: Any, vendor: str) -> bool:

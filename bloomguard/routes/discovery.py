@@ -50,6 +50,8 @@ _ON_THE_WAY = {
     "get_queryset": SingleObjectMixin.get_queryset,
     "get_slug_field": SingleObjectMixin.get_slug_field,
 }
+#: Those that decide which row it is.
+_LOOKUP = {"get_object": SingleObjectMixin.get_object, "get_queryset": SingleObjectMixin.get_queryset}
 
 
 def detail(pattern: Pattern) -> Detail | None:
@@ -152,6 +154,26 @@ def find_kwargs(guard: Guard, pattern: Pattern) -> tuple[str, ...]:
     if not is_plain(query) or query.is_sliced or not lookup.is_alive(query):
         raise NotFound(f"its view may show rows that are not in the filter of the guard {guard.name!r}")
     return (shown.looked_up[name],)
+
+
+def why_another_lookup(guard: Guard, pattern: Pattern, kwargs: tuple[str, ...]) -> str:
+    """Return why Django's own code in a generic view looks up something else than ``kwargs``; empty if it may not.
+
+    A slug beside a primary key is only for readers: the view ignores it.
+    """
+    try:
+        shown = detail(pattern)
+    except Exception:  # of a class that reads its attributes in its own way
+        return ""
+    if shown is None or not looks_up_first(shown.cls) or not issubclass(shown.cls, SingleObjectMixin):
+        return ""
+    if any(getattr(shown.cls, name) is not djangos for name, djangos in _LOOKUP.items()):
+        return ""
+    lookup = RowLookup(guard, shown.model)
+    compared = [kwarg for name, kwarg in shown.looked_up.items() if lookup.compares(column_of(shown.model, name))]
+    if set(kwargs) <= set(compared):
+        return ""
+    return f"its view looks up {' and '.join(shown.looked_up)} of {shown.model._meta.label}"
 
 
 def column_of(model: type[Model], name: str) -> Any:

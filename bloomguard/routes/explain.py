@@ -214,7 +214,7 @@ def _outcome(
     if verdict is not Verdict.ABSENT:
         return "passes"
     if routes[0].may_raise(value, match.kwargs) if routes else may_raise(guard, value, match.kwargs.values()):
-        return "passes: the view's query may raise an error for it"
+        return "passes: the view's query may raise an error, or look up another value"
     place = "at the route, or at the door if the site has one" if row.answered == DOOR else f"at the {row.answered}"
     unless = "" if type(guard).applies is Guard.applies else ", if applies(request) returns True"
     return f"404 {place}{why}{unless}"

@@ -135,6 +135,8 @@ class PatternIndex:
     def __init__(self, known: Iterable[Pattern]) -> None:
         self.patterns = tuple(known)
         self._by_name: dict[str, list[Pattern]] = {}
+        #: ``id`` of a view -> its patterns.
+        self._by_view: dict[int, list[Pattern]] = {}
         #: Literal prefix -> positions of its patterns in `patterns`.
         self._by_literal: dict[str, list[int]] = {}
         self._places: dict[tuple[int, ...], int] = {}
@@ -142,6 +144,7 @@ class PatternIndex:
         for place, pattern in enumerate(self.patterns):
             if pattern.is_named:
                 self._by_name.setdefault(pattern.view_name, []).append(pattern)
+            self._by_view.setdefault(id(pattern.callback), []).append(pattern)
             self._by_literal.setdefault(pattern.literal, []).append(place)
             self._places.setdefault(_chain(pattern), place)
         self._literals = sorted(self._by_literal)
@@ -149,6 +152,12 @@ class PatternIndex:
     def named(self, name: str) -> Sequence[Pattern]:
         """Return the patterns with this full name (``"namespace:name"``)."""
         return self._by_name.get(name, ())
+
+    def alike(self, of: Pattern) -> Iterator[Pattern]:
+        """Yield the other patterns whose requests look like those of ``of``: :meth:`Pattern.is_of` holds for both."""
+        for each in self._by_view.get(id(of.callback), ()):
+            if each is not of and (not of.is_named or each.view_name == of.view_name):
+                yield each
 
     def overlapping(self, of: Pattern) -> tuple[Pattern, ...]:
         """Return the patterns before ``of`` that may match one of its paths."""

@@ -22,7 +22,7 @@ from ..guards import AUTO, Guard, registry
 from ..guards.errors import may_raise
 from ..log_once import LogOnce
 from ..lookups.query import concrete
-from .discovery import Detail, NotFound, detail, find_kwargs, views_by_model
+from .discovery import Detail, NotFound, detail, find_kwargs, views_by_model, why_another_lookup
 from .openness import allowed_methods, why_closed
 from .patterns import Pattern, PatternIndex, patterns, root_urlconf
 
@@ -142,7 +142,8 @@ def _named(guard: Guard, name: str, known: PatternIndex) -> list[GuardedRoute]:
                 raise
             texts = " and ".join(each.text for each in named)
             raise ConfigurationError(f"{texts} have one name, and for {pattern.text}, {error}") from error
-        routes.append(_route(guard, pattern, kwargs, frozenset(guard.methods), known))
+        closed = why_another_lookup(guard, pattern, kwargs)
+        routes.append(_route(guard, pattern, kwargs, frozenset(guard.methods), known, closed))
     return routes
 
 
@@ -150,19 +151,38 @@ def _found(guard: Guard, pattern: Pattern, known: PatternIndex) -> Iterator[Guar
     try:
         kwargs = find_kwargs(guard, pattern)
         # With other methods, the view may run other code before it looks up the object.
-        yield _route(guard, pattern, kwargs, frozenset(guard.methods) & {"GET", "HEAD"}, known)
+        shared = _why_shared(pattern, kwargs, known)
+        yield _route(guard, pattern, kwargs, frozenset(guard.methods) & {"GET", "HEAD"}, known, shared)
     except NotFound:  # `guard_routes` shows the reason
         pass
     except Exception as error:  # skip this view; the other routes are still guarded
         logger.debug("bloomguard does not guard %s: reading its view raises %r", pattern.text, error)
 
 
+def _why_shared(pattern: Pattern, kwargs: tuple[str, ...], known: PatternIndex) -> str:
+    """Return why a request for the view may not look up its ``kwargs``; empty if each does that has them.
+
+    Under one pattern a view looks up the slug. Under another one, with a primary key too, it ignores the slug.
+    """
+    for other in known.alike(pattern):
+        if {*other.captured, *other.fixed}.issuperset(kwargs):
+            shown = detail(other)
+            if shown is None or not set(kwargs) <= set(shown.looked_up.values()):
+                return f"its view is also that of {other.text}, where it does not look up {' and '.join(kwargs)}"
+    return ""
+
+
 def _route(
-    guard: Guard, pattern: Pattern, kwargs: tuple[str, ...], methods: frozenset[str], known: PatternIndex
+    guard: Guard,
+    pattern: Pattern,
+    kwargs: tuple[str, ...],
+    methods: frozenset[str],
+    known: PatternIndex,
+    closed: str = "",
 ) -> GuardedRoute:
     allowed = allowed_methods(pattern.callback)
     methods = methods if allowed is None else methods & allowed
-    closed = why_closed(guard, pattern.callback)
+    closed = closed or why_closed(guard, pattern.callback)
     return GuardedRoute(
         guard, pattern, kwargs, methods, closed, closed or _why_not_at_door(guard, pattern, kwargs, methods, known)
     )

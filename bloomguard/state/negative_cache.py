@@ -34,8 +34,6 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 
-from django.db import connections
-
 from ..exceptions import StoreError
 from ..filters import FilterError
 from ..stores import Generation
@@ -116,9 +114,8 @@ class NegativeCache:
 
     def _sees_published(self, using: str, name: str) -> bool:
         """Return whether ``using`` sees data from after ``name`` was published. Raises :class:`DatabaseError`."""
-        # A statement outside a transaction does, except on SQLite during a scan of the same connection.
-        if connections[using].vendor != "sqlite":
-            return True
+        # A statement outside a transaction does, except on SQLite during a scan of the same connection, and on a
+        # standby that lags: a pooler, or a HOST with several names, may lead there.
         seen = self._table.visible_to(using).get(self._guard)
         return seen is not None and seen.active == name
 

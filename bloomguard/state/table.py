@@ -219,14 +219,15 @@ class StateTable:
         return self.connection.alias == using or _are_one_file(self.connection.alias, using)
 
     def visible_to(self, using: str) -> Rows:
-        """Return the rows that this thread's SQLite connection ``using`` sees now. Raises :class:`DatabaseError`."""
+        """Return the rows that this thread's connection ``using`` sees now. Raises :class:`DatabaseError`."""
         connection: Any = connections[using]
         with connection.wrap_database_errors:
             try:
                 found = fetch_uncounted(connection, self.query)
             except connection.Database.Error as error:
-                if "no such table" in str(error):
-                    return {}  # not migrated yet
+                code = getattr(error, "sqlstate", None) or getattr(error, "pgcode", None)  # psycopg 3, psycopg 2
+                if "no such table" in str(error) or code == "42P01":
+                    return {}  # not migrated yet, or not in the search_path
                 raise
         along: dict[str, Any] = {"here": self.connection.here}
         return {row[0]: State(*row, **along) for row in found}

@@ -75,7 +75,15 @@ def test_guards_that_are_merely_cold_take_no_site_down(health):
 
 
 @pytest.mark.parametrize(
-    ("require", "status"), [(["product"], 200), (["product", "order"], 503), (["nobody"], 503), ("all", 503)]
+    ("require", "status"),
+    [
+        (["product"], 200),
+        ("product", 200),
+        (["product", "order"], 503),
+        ("order", 503),
+        (["nobody"], 503),
+        ("all", 503),
+    ],
 )
 def test_a_site_may_require_some(armed, health, require, status):
     """503 while one of them is not armed, or does not exist."""

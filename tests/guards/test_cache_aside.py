@@ -17,7 +17,7 @@ from django.db import connections, transaction
 from bloomguard.guards import cache_aside, registry
 from bloomguard.guards.cache_aside import _key, aget_or_load, cache_key, get_or_load
 from tests.shop.models import Article, Product
-from tests.support.guarding import make_guard
+from tests.support.guarding import make_guard, registered
 from tests.support.servers import valkey
 
 CROWD = 200
@@ -259,6 +259,22 @@ def test_nothing_found_in_a_transaction_is_no_answer_for_others(shop, monkeypatc
             return get_or_load("product", 7, loader, patience=60)
 
     assert crowd(load, size) == [None] * size
+    assert loader.calls == size
+
+
+@pytest.mark.django_db(transaction=True)
+def test_nothing_found_for_one_spelling_is_no_answer_for_another(shop, build, monkeypatch):
+    """With a ``normalize`` they share a key, and whoever floods the site with one must not answer for the other."""
+    size = 5
+    waiting, wait = threading.Semaphore(0), cache_aside.Waiter.wait
+    monkeypatch.setattr(cache_aside.Waiter, "wait", lambda *args: waiting.release() or wait(*args))
+    left = iter(range(size - 1, -1, -1))  # each load ends when all who are left wait for it
+    loader = Loader(lambda value: all(waiting.acquire(timeout=60) for _ in range(next(left))) and None)
+    Article.objects.create(slug="ulm")
+
+    with registered(Article, name="folded", lookup="slug", normalize=lambda self, value: value.casefold()):
+        build("folded")
+        assert crowd(lambda: get_or_load("folded", "ULM", loader, patience=60), size) == [None] * size
     assert loader.calls == size
 
 

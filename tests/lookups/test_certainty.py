@@ -6,8 +6,9 @@ import datetime
 from decimal import Decimal
 
 import pytest
+from django.contrib.postgres.fields import IntegerRangeField
 from django.core.exceptions import FieldError
-from django.db import NotSupportedError, connections
+from django.db import NotSupportedError, connections, models
 from django.db.models import (
     Avg,
     Case,
@@ -30,12 +31,16 @@ from django.db.models import (
 from django.db.models.expressions import RawSQL
 from django.db.models.functions import Cast, Coalesce, Concat, Lower, Now, Upper
 from django.db.models.lookups import Exact, GreaterThan
+from django.test.utils import isolate_apps
 
+from bloomguard.guards import registry
 from bloomguard.lookups.certainty import _is_taken
 from bloomguard.lookups.context import guarded_lookups
+from bloomguard.rebuild import Rebuild
 from tests.lookups.test_select import ABSENT, lookups, queries, rows, shop  # noqa: F401
 from tests.shop.models import Article, Product, Review
 from tests.support import database
+from tests.support.guarding import registered
 
 pytestmark = [
     pytest.mark.django_db(databases="__all__", transaction=True),
@@ -118,6 +123,9 @@ SENT = {
     "half of a pair, contained": lambda: rows.filter(pk=ABSENT, name__contains="\udfff").first(),
     "a regular expression": lambda: rows.filter(pk=ABSENT, name__regex="(").first(),
     "a regular expression, denied": lambda: rows.exclude(name__iregex="(").filter(pk=ABSENT).first(),
+    "one end of a range": lambda: rows.filter(pk=ABSENT, name__range="a").first(),
+    "three ends of a range": lambda: rows.filter(pk=ABSENT, id__range=[1, 2, 3]).first(),
+    "what is no text": lambda: rows.filter(pk=ABSENT, name__iexact=True).first(),
     "a slice": lambda: list(rows.filter(pk=ABSENT)[10**20 : 10**20 + 10]),
     "a slice of a subquery": lambda: rows.filter(
         pk=ABSENT, pk__in=Review.objects.order_by("pk").values("product")[10**20 : 10**20 + 10]
@@ -233,6 +241,54 @@ def test_parameters_that_a_driver_takes(value):
 def test_parameters_that_are_left_to_the_driver(value):
     """Or to the database."""
     assert not _is_taken(value, connections[database.current].vendor)
+
+
+@pytest.fixture
+def visits(each_database, clock):
+    """A model with columns whose values Django hands on as they are, and its guard."""
+    alive = Q(length=datetime.timedelta(1))
+    connection = connections[database.current]
+    with isolate_apps("tests.shop"):
+
+        class Visit(models.Model):
+            ip = models.GenericIPAddressField(null=True)
+            length = models.DurationField(null=True)
+            raw = models.BinaryField(null=True)
+            span = IntegerRangeField(null=True) if connection.vendor == "postgresql" else models.IntegerField(null=True)
+
+            class Meta:
+                app_label = "shop"
+
+    with connection.schema_editor() as editor:
+        editor.create_model(Visit)
+    with registered(Visit, name="visit") as guard, registered(Visit, name="long-visit", alive=alive) as narrow:
+        Rebuild(guard, sleep=clock.sleep).run()
+        Rebuild(narrow, sleep=clock.sleep).run()
+        yield Visit
+    with connection.schema_editor() as editor:
+        editor.delete_model(Visit)
+
+
+@pytest.mark.parametrize("value", ["garbage", "[1,2", "1", 1, True, Decimal("1.5")])
+@pytest.mark.parametrize("name", ["ip", "ip__gt", "length", "length__in", "raw", "span", "span__gte"])
+def test_what_the_database_has_to_parse_is_sent(visits, name, value):
+    """An address, an interval or a range that is none is refused, or not: the database alone knows."""
+    outside, inside = without_a_guard_and_with(
+        lambda: visits.objects.filter(**{name: [value] if name.endswith("in") else value}, pk=8).first()
+    )
+
+    assert inside == outside
+
+
+def test_columns_that_are_null_and_those_of_alive_cost_no_query(visits):
+    """There the database has nothing to parse, or has parsed it in the rebuild."""
+    narrow = visits.objects.filter(registry["long-visit"].alive)
+    with guarded_lookups():
+        assert queries(lambda: visits.objects.filter(pk=8, ip=None, span__isnull=False, length=None).first()) == 0
+        registry["visit"].lookups = False
+        registry.replan()
+        assert queries(lambda: narrow.filter(pk=8).first()) == 0
+        assert queries(lambda: narrow.filter(pk=8, raw=None).only("pk").first()) == 0
 
 
 def test_products_are_what_they_were(lookups):  # noqa: F811

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 import pytest
 from django.core.cache import caches
 from django.db import OperationalError, connections, transaction
+from django.db.backends.utils import CursorWrapper
 from django.db.models import F, Func, IntegerField, Q, Value
 from django.db.models.expressions import RawSQL
 from django.db.models.functions import Length, Upper
@@ -21,6 +22,7 @@ from bloomguard.lookups.context import guarded_lookups
 from bloomguard.rebuild import Rebuild
 from bloomguard.routes.table import guarded_routes
 from bloomguard.state import table as state
+from bloomguard.state.connection import fetch_uncounted
 from bloomguard.verdicts import Verdict
 from tests.lookups.models import Annex, Coded, Hall, Shelf
 from tests.lookups.test_select import ABSENT, lookups, queries, rows, shop  # noqa: F401
@@ -186,6 +188,76 @@ def test_a_loader_that_finds_nothing_is_checked_past_such_a_cache(shop, clock, m
             assert registry["product"].verdict(9) is Verdict.MAYBE
     with guarded_lookups():
         assert rows.get(pk=9).name == "new"
+
+
+def of_a_tenant(sql):
+    return sql.replace(" WHERE ", " WHERE name = 'mine' AND ", 1)
+
+
+@contextmanager
+def rewritten(how, monkeypatch):
+    """Each SELECT of a product is sent with a condition more."""
+    connection = connections[database.current]
+    if how == "wrapper":
+        with connection.execute_wrapper(lambda execute, sql, *rest: execute(of_a_tenant(sql), *rest)):
+            yield
+        return
+    with monkeypatch.context() as patch:
+        if how == "cursor":
+            execute = CursorWrapper.execute
+            patch.setattr(CursorWrapper, "execute", lambda self, sql, *rest: execute(self, of_a_tenant(sql), *rest))
+        else:
+            owner = SQLCompiler if how == "patched compiler" else type("Own", (SQLCompiler,), {})
+            as_sql = SQLCompiler.as_sql
+
+            @functools.wraps(as_sql)
+            def rewriting(self, *args, **kwargs):
+                sql, parameters = as_sql(self, *args, **kwargs)
+                return of_a_tenant(sql), parameters
+
+            patch.setattr(owner, "as_sql", rewriting)
+            patch.setattr(connection.ops, "compiler", lambda name: owner)
+        yield
+
+
+@pytest.mark.parametrize("how", ["wrapper", "cursor", "patched compiler", "compiler"])
+def test_a_statement_that_others_have_changed_is_no_proof(lookups, monkeypatch, how):  # noqa: F811
+    """A condition that is added on the way to the database, as that of a tenant, hides a row from one request alone."""
+    with rewritten(how, monkeypatch):
+        assert rows.filter(pk=7).first() is None
+        assert get_or_load("product", 7, lambda pk: None) is None
+
+    assert rows.get(pk=7).name == "tea"
+    assert registry["product"].verdict(7) is Verdict.MAYBE
+
+
+@pytest.mark.parametrize("how", ["patched compiler", "compiler"])
+def test_a_compiler_of_the_project_is_asked(lookups, monkeypatch, how):  # noqa: F811
+    """It may make a SELECT of another table, which has a row that the guard's does not."""
+    with rewritten(how, monkeypatch):
+        assert queries(lambda: rows.filter(pk=ABSENT).first()) == 1
+
+    assert queries(lambda: rows.filter(pk=ABSENT).first()) == 0
+
+
+def test_a_server_that_lags_behind_proves_nothing(shop):  # noqa: F811
+    """The ORM's connection may lead to a standby, where neither the row nor the rebuild has arrived yet."""
+    if database.current != "postgresql":
+        pytest.skip("PostgreSQL's alone")
+    product, connection = registry["product"], connections["postgresql"]
+    Product.objects.filter(pk=7).delete()
+    fetch_uncounted(connection, "CREATE TEMP TABLE bloomguard_guardstate AS SELECT * FROM bloomguard_guardstate")
+    try:
+        for active, expected in [("older", Verdict.MAYBE), ("", Verdict.MAYBE)]:
+            fetch_uncounted(connection, "UPDATE pg_temp.bloomguard_guardstate SET active = %s", [active])
+            with guarded_lookups():
+                assert rows.filter(pk=7).first() is None
+            assert product.verdict(7) is expected
+    finally:
+        fetch_uncounted(connection, "DROP TABLE pg_temp.bloomguard_guardstate")
+    with guarded_lookups():
+        assert rows.filter(pk=7).first() is None
+    assert product.verdict(7) is Verdict.ABSENT
 
 
 def test_a_cache_in_front_of_the_guard_keeps_it_in_place(shop, monkeypatch):  # noqa: F811

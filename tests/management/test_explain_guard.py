@@ -218,12 +218,18 @@ def test_it_reads_well(shop, capsys):
     [
         (["products/8/"], r"'products/8/' is not a path: it must begin with a slash"),
         (["/products/8/", "--urlconf", "no.such"], r"there is no URLconf 'no\.such'"),
+        (["/products/8/", "--urlconf", "tests.shop.models"], r"there is no URLconf 'tests\.shop\.models'"),
     ],
 )
 def test_a_mistake_is_named(shop, arguments, why):
     """With the value and the cure."""
     with pytest.raises(CommandError, match=why):
         call_command("explain_guard", *arguments)
+
+
+def test_two_slashes_are_a_path_of_their_own(shop, capsys):
+    """Django takes them as they are; no host stands between them."""
+    assert "request     GET //products/8/" in told(capsys, "//products/8/?page=2")
 
 
 def test_a_decorator_with_a_guard_that_there_is_not(shop, settings):

@@ -38,7 +38,7 @@ from bloomguard.routes.discovery import NotFound, find_kwargs
 from bloomguard.routes.listing import rows_of_pattern
 from bloomguard.routes.patterns import patterns
 from bloomguard.routes.table import guarded_routes, table_for
-from tests.shop.models import Bargain, Product, Review
+from tests.shop.models import Bargain, Product, Review, Tag
 from tests.support.guarding import registered, urlconf
 
 GUARD = "bloomguard.middleware.BloomGuardMiddleware"
@@ -502,3 +502,71 @@ def test_an_optional_primary_key_leaves_the_slug_to_the_view(settings, guard):
 
     [route] = guarded_routes(guard)
     assert route.kwargs == ("pk",)
+
+
+@pytest.mark.parametrize("public", [None, True])
+@pytest.mark.parametrize("name", ["product", None], ids=["one name", "unnamed"])
+@pytest.mark.parametrize(
+    ("other", "fixed", "url", "closed"),
+    [
+        ("p/<int:pk>/<slug:slug>/", {}, "/p/7/wrong/", True),
+        ("q/<slug:slug>/", {"pk": 7}, "/q/wrong/", True),
+        ("q/<int:pk>/", {}, "/q/7/", False),
+        ("q/<slug:slug>/", {}, "/p/tea/", False),
+    ],
+)
+def test_a_view_under_two_patterns_is_taken_if_it_looks_up_the_same_kwarg(
+    settings, build, db, other, fixed, url, closed, name, public
+):
+    """A request shows only its view and the name of its pattern, so a slug may be one that the view ignores."""
+    Tag.objects.create(pk=7, title="tea")
+    settings.MIDDLEWARE = [GUARD]
+    view = Detail.as_view(model=Tag, slug_field="title")
+    settings.ROOT_URLCONF = urlconf(path("p/<slug:slug>/", view, name=name), path(other, view, fixed, name=name))
+    with registered(Tag, name="tag", lookup="title", routes="auto", public=public) as guard:
+        build("tag")
+
+        assert Client().get(url).status_code == 200
+        assert Client().get("/p/absent/").status_code == 404
+        assert bool(guarded_routes(guard)[0].closed) is closed
+
+
+class OwnRow(Detail):
+    def get_object(self, queryset=None):
+        return Tag.objects.get(title=self.kwargs["slug"])
+
+
+class OwnRows(Detail):
+    def get_queryset(self):
+        return Tag.objects.filter(made="made-by-default")
+
+
+@pytest.mark.parametrize("public", [None, True])
+@pytest.mark.parametrize(
+    ("view", "route", "url", "closed"),
+    [
+        (Detail.as_view(model=Tag), "p/<int:pk>/<slug:title>/", "/p/7/old/", "its view looks up pk of shop.Tag"),
+        (Detail.as_view(model=Tag, slug_url_kwarg="title", slug_field="shout"), "p/<slug:title>/", "/p/LOUD/", "shout"),
+        (Detail.as_view(slug_url_kwarg="title", slug_field="name"), "p/<slug:title>/", "/p/soap/", "of shop.Product"),
+        (Detail.as_view(model=Tag, slug_url_kwarg="title", slug_field="title"), "p/<slug:title>/", "/p/tea/", ""),
+        (OwnRows.as_view(model=Tag, slug_url_kwarg="title", slug_field="title"), "p/<slug:title>/", "/p/tea/", "get_q"),
+        (OwnRow.as_view(model=Tag), "p/<slug:slug>/<slug:title>/", "/p/tea/tea/", "OwnRow.get_object runs first"),
+    ],
+)
+def test_a_named_view_whose_lookup_is_known_to_be_another_is_left_alone(
+    settings, build, db, view, route, url, closed, public
+):
+    """A slug beside a primary key is only for readers; the project's own lookups are its own promise."""
+    Tag.objects.create(pk=7, title="tea", shout="loud")
+    Product.objects.create(name="soap")
+    settings.MIDDLEWARE = [GUARD]
+    settings.ROOT_URLCONF = urlconf(path(route, view, name="tag"))
+    with registered(Tag, name="tag", lookup="title", routes=["tag"], public=public) as guard:
+        build("tag")
+        [found] = guarded_routes(guard)
+
+        assert Client().get(url).status_code == 200
+    if public and (view.view_class is not Detail):
+        closed = ""
+    assert closed in found.closed
+    assert bool(closed) is bool(found.closed)

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import enum
 import json
+from datetime import date
+from decimal import Decimal
 from urllib.parse import unquote
+from uuid import UUID
 
 import pytest
 from asgiref.sync import async_to_sync
@@ -22,7 +26,7 @@ from bloomguard.guards.errors import may_raise
 from bloomguard.rebuild import Rebuild
 from tests.door.site import Wsgi
 from tests.lookups.models import Page
-from tests.shop.models import Article, Bundle, Order, Price, Product, Review
+from tests.shop.models import Article, Bundle, Diary, Order, Price, Product, Review
 from tests.support.guarding import make_guard, registered, urlconf
 
 GUARD = "bloomguard.middleware.BloomGuardMiddleware"
@@ -35,7 +39,27 @@ class SignedConverter:
     to_url = str
 
 
+class Kind(enum.Enum):
+    ULM = "ulm"
+
+
+class Number:
+    def __int__(self):
+        return 8
+
+
+class KindConverter:
+    regex = "[a-z]+"
+
+    def to_python(self, value):
+        return Kind(value)
+
+    def to_url(self, value):
+        return value.value
+
+
 register_converter(SignedConverter, "negative")
+register_converter(KindConverter, "kind")
 
 
 def of(model, **conditions):
@@ -97,6 +121,26 @@ def test_an_error_is_not_hidden(site, settings, clock, each_database, place, nam
     assert (bare, found) == ((500, 500) if each_database in raising else (404, 404))
 
 
+@pytest.mark.parametrize("place", ["route", "async route", "decorator", "door"])
+def test_what_a_converter_of_the_project_returns_is_its_own_business(site, settings, build, place, db):
+    """The view looks up an attribute of the object, and the guard could only make a key of its ``str()``."""
+
+    def view(request, slug):
+        return HttpResponse(get_object_or_404(Article, slug=slug.value).pk)
+
+    Article.objects.create(slug="ulm")
+    settings.MIDDLEWARE = [GUARD]
+    settings.ROOT_URLCONF = urlconf(
+        path("<kind:slug>/", guarded("kinds")(view) if place == "decorator" else view, name="kinds"),
+        path("plain/<slug:slug>/", of(Article), name="plain"),
+    )
+    with registered(Article, name="kinds", lookup="slug", routes=["kinds", "plain"]):
+        build("kinds")
+
+        assert (Wsgi()("/ulm/").status if place == "door" else site("/ulm/")) == 200
+        assert site("/ulm/", AsyncClient if place == "async route" else Client) == 200
+
+
 @pytest.mark.parametrize("client", [Client, AsyncClient])
 @pytest.mark.parametrize("route", ["<int:pk>/", "<str:pk>/"])
 def test_a_number_that_no_column_holds_is_not_found(site, settings, build, client, route, db):
@@ -150,7 +194,8 @@ def test_explain_guard_says_that_it_passes(settings, build, capsys, db):
         call_command("explain_guard", f"/{HUGE}/", "--json")
 
     [answer] = json.loads(capsys.readouterr().out)["guards"]
-    assert (answer["verdict"], answer["outcome"]) == ("absent", "passes: the view's query may raise an error for it")
+    outcome = "passes: the view's query may raise an error, or look up another value"
+    assert (answer["verdict"], answer["outcome"]) == ("absent", outcome)
 
 
 @pytest.mark.parametrize(
@@ -171,9 +216,15 @@ def test_explain_guard_says_that_it_passes(settings, build, capsys, db):
         (Page, ("author", "slug"), (7, "x\0"), [], True),
         (Page, ("author", "slug"), (7,), [7], True),
         (Price, "amount", "12345678.99", [], False),
+        (Price, "amount", Decimal("1.5"), [], False),
         (Order, "pk", "0" * 32, ["0" * 32], False),
+        (Order, "pk", UUID(int=7), [], False),
+        (Diary, "day", date(2024, 2, 29), [], False),
+        (Article, "slug", Kind.ULM, [Kind.ULM], True),
+        (Product, "pk", Number(), [], True),
+        (Page, ("author", "slug"), (7, Kind.ULM), [], True),
     ],
 )
 def test_which_values_may_raise_an_error(model, lookup, value, captured, expected):
-    """NUL, and numbers that no column holds; anything that is not known passes."""
+    """NUL, numbers that no column holds, and objects that mean what only the project knows; anything else passes."""
     assert may_raise(make_guard(model, lookup=lookup), value, captured) is expected

@@ -7,6 +7,7 @@ from dataclasses import asdict
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
+from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
 from ...exceptions import ConfigurationError
@@ -26,12 +27,14 @@ class Command(BaseCommand):
         parser.add_argument("--json", action="store_true", help="print one JSON object")
 
     def handle(self, *args: Any, **options: Any) -> None:
-        path = unquote(urlsplit(options["path"]).path)
+        given = options["path"]
+        # Two slashes at the start of a path would be those before a host.
+        path = unquote(urlsplit(f"http://host{given}" if given.startswith("/") else given).path)
         if not path.startswith("/"):
-            raise CommandError(f"{options['path']!r} is not a path: it must begin with a slash, as in /cities/7/")
+            raise CommandError(f"{given!r} is not a path: it must begin with a slash, as in /cities/7/")
         try:
             found = explain(path, options["method"], options["urlconf"])
-        except ImportError as error:
+        except (ImportError, ImproperlyConfigured) as error:
             raise CommandError(f"there is no URLconf {options['urlconf']!r}: {error}") from error
         except ConfigurationError as error:
             raise CommandError(str(error)) from error

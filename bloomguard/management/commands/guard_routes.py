@@ -6,6 +6,7 @@ import json
 from dataclasses import asdict
 from typing import Any
 
+from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
 from ... import conf
@@ -28,7 +29,7 @@ class Command(BaseCommand):
         urlconf = options["urlconf"]
         try:
             table = table_for(urlconf)
-        except ImportError as error:
+        except (ImportError, ImproperlyConfigured) as error:
             raise CommandError(f"there is no URLconf {urlconf!r}: {error}") from error
         every = [pattern for pattern in table.patterns if takes_id(pattern)]
         shown = [pattern for pattern in every if options["admin"] or not is_admin(pattern)]
