@@ -59,10 +59,14 @@ Before = dict[TrackedTable, Alive]
 def counting(tables: Iterable[TrackedTable], using: str) -> list[TrackedTable]:
     """Return the tables whose guards need to know which rows are gone after the statement.
 
-    Empty in a transaction that was begun by hand: Django runs no ``on_commit`` hook for it.
+    Empty on a database where :func:`is_durable` is never true, so that nothing is discarded; and in a transaction that
+    was begun by hand, as Django runs no ``on_commit`` hook for it.
     """
+    connection = connections[using]
+    if connection.vendor not in ("postgresql", "sqlite"):
+        return []
     found = [tracked for tracked in tables if tracked.counted and not fencing.has_nothing_to_add_to(tracked.guard)]
-    return [] if found and has_own_transaction(connections[using]) else found
+    return [] if found and has_own_transaction(connection) else found
 
 
 def lock(compiler: Any, tracked: TrackedTable) -> Alive:
