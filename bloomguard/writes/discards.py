@@ -26,7 +26,7 @@ from django.db import connections, router, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models import Q, QuerySet
 from django.db.models.constants import OnConflict
-from django.db.models.sql import Query
+from django.db.models.sql import DeleteQuery, Query
 
 from ..guards import Guard
 from ..guards.keys import NoScope, OutOfRange, Unkeyable, unwrapped
@@ -114,8 +114,10 @@ def _lock(compiler: Any, tracked: TrackedTable, chosen: Iterable[Any]) -> Alive:
         guard._runtime.active_filter.active(compiler.using) if at_home and guard._meta.place.is_certain() else ""
     )
     rows: dict[Any, tuple[Any, ...]] = {}
-    # As during the statement itself, other transactions may still insert rows that refer to these.
-    no_key = compiler.connection.features.has_select_for_no_key_update
+    # The lock of the statement itself. During an UPDATE others may still insert rows that refer to these; a DELETE that
+    # waited for those with a lock of its own could deadlock with them.
+    features = compiler.connection.features
+    no_key = features.has_select_for_no_key_update and not isinstance(compiler.query, DeleteQuery)
     living = guard._meta.rows().using(compiler.using).select_for_update(no_key=no_key)
     for some in chosen:
         rows |= _values(guard, living.filter(**{f"{tracked.link or 'pk'}__in": some}))
