@@ -116,10 +116,12 @@ def _by_catalogue(connection: BaseDatabaseWrapper, field: models.Field[Any, Any]
     with connection.cursor() as cursor:
         cursor.execute(
             "WITH RECURSIVE base AS ("
-            " SELECT atttypid AS oid, attcollation AS compared_by FROM pg_attribute"
+            " SELECT atttypid AS oid, atttypmod AS modifier, attcollation AS compared_by FROM pg_attribute"
             " WHERE attrelid = to_regclass(%s) AND attname = %s AND NOT attisdropped"
-            " UNION ALL SELECT typbasetype, compared_by FROM base JOIN pg_type USING (oid) WHERE typtype = 'd') "
-            "SELECT typname, typtype, collname, collisdeterministic, format_type(pg_type.oid, -1) "
+            " UNION ALL SELECT typbasetype, typtypmod, compared_by FROM base JOIN pg_type USING (oid)"
+            " WHERE typtype = 'd') "
+            "SELECT typname, typtype, collname, collisdeterministic, format_type(pg_type.oid, -1), "
+            "format_type(pg_type.oid, modifier) "
             "FROM base JOIN pg_type USING (oid) LEFT JOIN pg_collation ON pg_collation.oid = compared_by "
             "WHERE typtype <> 'd'",
             [connection.ops.quote_name(field.model._meta.db_table), field.column],
@@ -127,10 +129,12 @@ def _by_catalogue(connection: BaseDatabaseWrapper, field: models.Field[Any, Any]
         row = cursor.fetchone()
     if row is None:
         return "", "%s"  # no such column: the statement that reads it fails
-    name, category, collation, is_exact, written = row
+    name, category, collation, is_exact, written, whole = row
     cast = f"CAST(%s AS {written})"
     if name not in _EXACT_TYPES[kind] and not (kind == "text" and category == "e"):
         return f"is of the type {name}", cast
+    if ",-" in whole:  # numeric(6,-2) rounds integers to hundreds
+        return f"is of the type {whole}", cast
     if is_exact is False:
         return f"is of the nondeterministic collation {collation!r}", cast
     return "", cast

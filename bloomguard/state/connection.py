@@ -29,7 +29,8 @@ from ..stores.disk import boot_id, file_id
 
 logger = logging.getLogger("bloomguard")
 
-_IN_ERROR = 3  # libpq's PQTRANS_INERROR
+#: What libpq reports without a transaction, as PQTRANS_IDLE, or as PQTRANS_UNKNOWN of a lost connection; and in error.
+NO_TRANSACTION, _IN_ERROR = (0, 4), 3
 #: SQLSTATEs if a hosted server lacks a function: insufficient privilege, undefined, not supported, wrong state.
 _FUNCTION_REFUSED = {"42501", "42883", "0A000", "55000"}
 
@@ -42,6 +43,8 @@ def fetch_uncounted(connection: Any, sql: str, *parameters: Sequence[Any]) -> Se
 
     Django's cursor would count and log it as a query of the project.
     """
+    connection.close_if_health_check_failed()  # as Django's cursor does first
+    connection.ensure_connection()
     with closing(connection.connection.cursor()) as cursor:
         cursor.execute(sql, *parameters)
         return cursor.fetchall() if cursor.description else ()
@@ -68,7 +71,7 @@ def has_own_transaction(connection: Any) -> bool:
         return bool(raw.in_transaction)
     if connection.vendor == "mysql":
         return bool(mariadb_has_transaction(connection))
-    return connection.vendor == "postgresql" and bool(raw.info.transaction_status)
+    return connection.vendor == "postgresql" and raw.info.transaction_status not in NO_TRANSACTION
 
 
 def mariadb_has_transaction(connection: Any) -> bool | None:

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from ..exceptions import StoreError, UnknownGeneration
 from ..filters.codec import Frame, Header
 from ..filters.layout import Layout
-from ..forks import own_lock
+from ..forks import after_fork, own_lock
 from .base import FindKeyHash, Generation, Store, bound
 from .frames import FrameGeneration
 from .pages import PAGE_BYTES, Page, add_to
@@ -22,14 +22,19 @@ class MemoryStore(Store):
     def __init__(self, alias: str, *, max_bytes: int = 1 << 30) -> None:
         super().__init__(alias)
         self._max_bytes = max_bytes
-        self._life = uuid.uuid4().hex
+        self._begin_life()
+        after_fork(self._begin_life)
         self._buffers: dict[tuple[str, str], list[memoryview]] = {}
         self._pages: dict[Page, bytes] = {}
         self._lock = own_lock(self, "_lock")
 
+    def _begin_life(self) -> None:
+        self._life = uuid.uuid4().hex
+
     @property
     def identity(self) -> str:
-        # A forked child has its own copy, which misses the parent's later writes, so it gets another identity.
+        # A forked child has its own copy, which misses the parent's later writes, so it gets another identity: by the
+        # process number where Python's fork hooks do not run, as in uWSGI. A later child may get the same number again.
         return f"memory:{self._life}:{os.getpid()}"
 
     @contextmanager

@@ -26,7 +26,7 @@ from django.db import connections, router, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models import Q, QuerySet
 from django.db.models.constants import OnConflict
-from django.db.models.sql import Query
+from django.db.models.sql import DeleteQuery, Query
 
 from ..guards import Guard
 from ..guards.keys import NoScope, OutOfRange, Unkeyable, unwrapped
@@ -59,10 +59,14 @@ Before = dict[TrackedTable, Alive]
 def counting(tables: Iterable[TrackedTable], using: str) -> list[TrackedTable]:
     """Return the tables whose guards need to know which rows are gone after the statement.
 
-    Empty in a transaction that was begun by hand: Django runs no ``on_commit`` hook for it.
+    Empty on a database where :func:`is_durable` is never true, so that nothing is discarded; and in a transaction that
+    was begun by hand, as Django runs no ``on_commit`` hook for it.
     """
+    connection = connections[using]
+    if connection.vendor not in ("postgresql", "sqlite"):
+        return []
     found = [tracked for tracked in tables if tracked.counted and not fencing.has_nothing_to_add_to(tracked.guard)]
-    return [] if found and has_own_transaction(connections[using]) else found
+    return [] if found and has_own_transaction(connection) else found
 
 
 def lock(compiler: Any, tracked: TrackedTable) -> Alive:
@@ -110,8 +114,10 @@ def _lock(compiler: Any, tracked: TrackedTable, chosen: Iterable[Any]) -> Alive:
         guard._runtime.active_filter.active(compiler.using) if at_home and guard._meta.place.is_certain() else ""
     )
     rows: dict[Any, tuple[Any, ...]] = {}
-    # As during the statement itself, other transactions may still insert rows that refer to these.
-    no_key = compiler.connection.features.has_select_for_no_key_update
+    # The lock of the statement itself. During an UPDATE others may still insert rows that refer to these; a DELETE that
+    # waited for those with a lock of its own could deadlock with them.
+    features = compiler.connection.features
+    no_key = features.has_select_for_no_key_update and not isinstance(compiler.query, DeleteQuery)
     living = guard._meta.rows().using(compiler.using).select_for_update(no_key=no_key)
     for some in chosen:
         rows |= _values(guard, living.filter(**{f"{tracked.link or 'pk'}__in": some}))

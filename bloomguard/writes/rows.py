@@ -16,8 +16,9 @@ from ..guards.keys import NoScope, NotNormalized, OutOfRange, Unkeyable, unwrapp
 from ..state.connection import has_begun, is_aborted
 from . import fencing, unknown_guards
 from .discards import Alive, Before
-from .tables import Fields, TrackedTable, guard_of
+from .tables import Fields, TrackedTable, guard_of, tracked_tables
 from .transactions import is_over, together
+from .wrapping import rows_changed
 
 if TYPE_CHECKING:
     from ..filters.base import RowKeys
@@ -112,8 +113,14 @@ def run(execute: Execute, compiler: Any, *arguments: Any) -> Any:
 
     compiler.as_sql = as_sql
     running.table, running.due = compiler.query.model._meta.db_table, ()
+    before = rows_changed(compiler.connection)
     try:
         return execute(compiler, *arguments)
+    except Error:
+        if rows_changed(compiler.connection) != before:  # of SQLite, for RAISE(FAIL) and ON CONFLICT FAIL
+            for tracked in tracked_tables(compiler.query.model):
+                fencing.fence(tracked.guard, compiler.using, "a statement failed, and left rows whose keys are unknown")
+        raise
     finally:
         running.table, running.due = outer
         if given is None:

@@ -239,7 +239,11 @@ def _instances_hold(tracked: TrackedTable, compiler: Any, fields: Fields) -> boo
         return False
     if not may_be_trusted(tracked.guard, compiler.connection.vendor):
         return False
-    if not all(hold(field, [getattr(each, field.attname) for each in query.objs]) for field in fields):
+    held = [[getattr(each, field.attname) for each in query.objs] for field in fields]
+    if not all(map(hold, fields, held)):
+        return False
+    # Asked again after the statement: meanwhile the `pre_save` of another field may have changed them.
+    if vars(compiler).setdefault("_bloomguard_held", {}).setdefault(fields, held) != held:
         return False
     return not may_be_rewritten(compiler, "insert")
 

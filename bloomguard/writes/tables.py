@@ -87,7 +87,8 @@ def columns(guard: Guard, table: str) -> frozenset[str]:
     """Return the columns of ``table``, in lower case, whose change can give the guard a new key.
 
     These are the columns of the key, of ``alive``, of the links between parents, and those that generated ones are
-    computed from. All columns if the sources of one cannot be found out.
+    computed from; and the primary key, as a scan that goes by it misses a row that moves to where it has been. All
+    columns if the sources of one cannot be found out.
     """
     models = (guard.model, *guard.model._meta.all_parents)
     try:
@@ -121,11 +122,9 @@ def parent_path(model: type[Model], parent: type[Model]) -> str:
 
 def _sources(guard: Guard) -> set[Any]:
     model = guard.model
-    due: list[Any] = list(guard._meta.fields)
-    for name in guard.alive.referenced_base_fields:
-        due += model._meta.pk_fields if name == "pk" else [model._meta.get_field(name)]
+    due: list[Any] = [*guard._meta.fields, *model._meta.pk_fields]
+    due += [model._meta.get_field(name) for name in guard.alive.referenced_base_fields if name != "pk"]
     if len(guard._meta.tables) > 1:
-        due += model._meta.pk_fields
         for one in _family(model):
             due += [field for field in one._meta.parents.values() if field is not None]
     found: set[Any] = set()

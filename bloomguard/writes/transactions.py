@@ -10,6 +10,7 @@ from typing import Any
 from django.db import DatabaseError, Error, transaction
 
 from ..state.connection import (
+    NO_TRANSACTION,
     fetch_uncounted,
     has_begun,
     has_own_transaction,
@@ -30,7 +31,7 @@ def is_over(connection: Any) -> bool:
         return not raw.in_transaction
     if connection.vendor == "mysql":  # after DDL, for example, which commits
         return mariadb_has_transaction(connection) is False
-    return connection.vendor == "postgresql" and not raw.info.transaction_status
+    return connection.vendor == "postgresql" and raw.info.transaction_status in NO_TRANSACTION
 
 
 def is_under_way(connection: Any) -> bool:

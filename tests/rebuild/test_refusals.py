@@ -295,6 +295,7 @@ def test_a_condition_on_a_column_that_each_update_sets(each_database, only, undo
     [
         ("default", models.UUIDField(), "numeric", "treats UUID("),
         ("postgresql", models.IntegerField(), "real", "is of the type float4"),
+        ("postgresql", models.IntegerField(), "numeric(6, -2)", "is of the type numeric(6,-2)"),
         ("postgresql", models.BigIntegerField(), "text", "is of the type text"),
         ("postgresql", models.DecimalField(max_digits=9, decimal_places=2), "float8", "is of the type float8"),
         ("postgresql", models.DateField(), "timestamptz", "is of the type timestamptz"),
@@ -323,6 +324,7 @@ def test_columns_of_another_type_than_the_fields(monkeypatch, page, alias, field
         (models.IntegerField(), "integer", 7),
         (models.SmallIntegerField(), "smallint", 7),
         (models.BigIntegerField(), "numeric(20)", 2**60),
+        (models.IntegerField(), "numeric(8, 2)", 7),
         (models.UUIDField(), "uuid", uuid.UUID(int=5)),
         (models.DecimalField(max_digits=3, decimal_places=2), "numeric(3, 2)", 7),
         (models.DateField(), "date", datetime.date(2024, 2, 29)),

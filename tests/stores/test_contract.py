@@ -11,6 +11,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from bloomguard import forks
 from bloomguard.exceptions import StoreError, UnknownGeneration
 from bloomguard.filters import CorruptFilter, DiscardUnsupported, KeyHash
 from bloomguard.filters.codec import Frame
@@ -479,6 +480,17 @@ def test_a_forked_child_shares_files_and_not_memory(kind, tmp_path):
     child.join()
 
     assert (queue.get() == store.identity) == (kind == "file")
+
+
+def test_a_child_with_the_process_number_of_an_ancestor_has_a_memory_of_its_own(monkeypatch):
+    """A number is given again when its process has ended."""
+    monkeypatch.setattr(forks, "_methods", [])
+    store = MemoryStore("default")
+    before = store.identity
+
+    forks._run()  # what is called in a child; the number of this process stays
+
+    assert store.identity != before
 
 
 def test_key_hashes_are_asked_for_by_the_key_id_in_the_header(place):

@@ -19,6 +19,7 @@ from tests.conftest import forget
 from tests.shop.models import Article
 from tests.support import database
 from tests.support.guarding import registered
+from tests.support.servers import until
 from tests.support.tokens import NAIVE, World
 
 
@@ -61,6 +62,8 @@ def test_no_row_is_lost_in_a_million_writes(world):
 
 
 # -- the same through the ORM, on PostgreSQL
+
+BLOCKED = "SELECT EXISTS (SELECT FROM pg_locks WHERE NOT granted AND pg_backend_pid() = ANY (pg_blocking_pids(pid)))"
 
 LETTERS, ARTICLES_A_LETTER = "abcd", 12
 
@@ -160,3 +163,29 @@ def test_racing_threads_lose_no_row_while_it_is_rebuilt(articles):
 
     assert len(builds) > 3
     assert Verification(articles).run().missing == 0
+
+
+@pytest.mark.django_db(transaction=True, databases="__all__")
+def test_a_delete_holds_no_lock_while_it_waits_for_one(articles):
+    """Who has inserted a row that refers to it, and changes it then, would else wait for the DELETE, and it for him."""
+
+    def delete():
+        Article.objects.filter(slug="a0").delete()
+        connections.close_all()
+
+    def is_blocked():
+        cursor.execute(BLOCKED)
+        return cursor.fetchone()[0]
+
+    deleter = threading.Thread(target=delete)
+    with transaction.atomic(using="postgresql"), connections["postgresql"].cursor() as cursor:
+        # The lock of a foreign key that is checked at once.
+        cursor.execute("SELECT FROM shop_article WHERE slug = 'a0' FOR KEY SHARE")
+        deleter.start()
+        until(is_blocked)
+        cursor.execute("SET LOCAL lock_timeout = 100")
+
+        assert Article.objects.filter(slug="a0").update(slug="a0") == 1
+    deleter.join()
+
+    assert not Article.objects.filter(slug="a0").exists()

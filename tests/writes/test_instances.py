@@ -12,7 +12,7 @@ from bloomguard.rebuild import Rebuild
 from bloomguard.state import table as state
 from bloomguard.state.row import ARMED
 from bloomguard.verdicts import Verdict
-from tests.shop.models import Article, BoundPrice, BoundShort, Converted, Echo, Price, Product, Short, Shout
+from tests.shop.models import Article, BoundPrice, BoundShort, Converted, Echo, Place, Price, Product, Short, Shout
 from tests.support import database
 from tests.support.guarding import registered
 
@@ -245,3 +245,23 @@ def test_prices_are_still_prices(guard_of):
     Price.objects.create(amount=1.1)
 
     assert_all_found(guard)
+
+
+@pytest.mark.parametrize("is_bulk", [False, True], ids=["create", "bulk_create"])
+def test_an_instance_that_another_field_changes_while_it_is_saved_is_not_trusted(clock, monkeypatch, is_bulk):
+    """Its ``pre_save`` comes after the value of the key was taken, so the row stores what the instance held before."""
+    slug = Place._meta.get_field("slug")
+
+    def pre_save(instance, add):
+        instance.country = "xx"
+        return instance.slug
+
+    monkeypatch.setattr(slug, "pre_save", pre_save)
+    with registered(Place, name="changed", lookup="country") as guard:
+        Rebuild(guard, sleep=clock.sleep).run()
+        if is_bulk:
+            Place.objects.bulk_create([Place(country="de", slug="a"), Place(country="fr", slug="b")])
+        else:
+            Place.objects.create(country="de", slug="a")
+
+        assert_all_found(guard)

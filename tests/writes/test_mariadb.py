@@ -8,6 +8,7 @@ from contextlib import ExitStack, suppress
 import pytest
 from django.db import DatabaseError, IntegrityError, OperationalError, connections, transaction
 from django.db.models import F
+from django.test.utils import CaptureQueriesContext
 
 from bloomguard.guards import registry
 from bloomguard.rebuild import Rebuild
@@ -18,6 +19,7 @@ from bloomguard.writes import consequences, updates
 from bloomguard.writes.sql import reader
 from tests.shop.models import Article, Place, Product
 from tests.support import database
+from tests.support.guarding import registered
 
 pytestmark = pytest.mark.django_db(transaction=True, databases="__all__")
 
@@ -354,3 +356,21 @@ def test_the_servers_own_procedures_slow_no_write(built):
 
     assert quiet
     assert (before, status("product")) == (ARMED, FENCED)
+
+
+def test_a_cuckoo_filter_costs_no_query_of_living_rows(built, clock):
+    """None of its keys is discarded there, so nobody asks which rows are gone; LOCK TABLES would refuse it."""
+    with registered(Place, name="counted", lookup="slug", filter="cuckoo") as guard:
+        Rebuild(guard, sleep=clock.sleep).run()
+        execute("LOCK TABLES shop_place WRITE")
+        try:
+            Place.objects.create(country="de", slug="two")
+            assert Place.objects.filter(slug="two").update(slug="new") == 1
+            with CaptureQueriesContext(connections["mariadb"]) as sent:
+                assert Place.objects.filter(slug="new").delete() == (1, {"shop.Place": 1})
+        finally:
+            execute("UNLOCK TABLES")
+
+        assert [each["sql"] for each in sent if each["sql"].startswith("SELECT")] == []
+        assert guard.filter_existing(["two", "new"]) == ["two", "new"]
+        assert status("counted") == ARMED

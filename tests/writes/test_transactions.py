@@ -7,13 +7,15 @@ import os
 import random
 import threading
 import time
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
 
 import pytest
 from django import VERSION
 from django.contrib.auth.models import Group
 from django.core.management import call_command
 from django.db import DatabaseError, IntegrityError, connections, transaction
+from django.db.models import Value
+from django.db.models.functions import Concat
 from django.utils import timezone
 
 from bloomguard.exceptions import StoreError
@@ -167,6 +169,34 @@ def test_a_refused_write_is_undone_alone(broken, monkeypatch, block):
 
     assert Group.objects.filter(name="kept").exists()
     assert not Product.objects.filter(pk=90_074).exists()
+
+
+@contextmanager
+def atomic_that_goes_on():
+    """The project says that an error has broken nothing."""
+    with transaction.atomic():
+        yield
+        transaction.set_rollback(False)
+
+
+@pytest.mark.parametrize("each_database", ["sqlite"], indirect=True)
+@pytest.mark.parametrize("block", [*BY_HAND, atomic_that_goes_on], ids=lambda block: block.__name__)
+def test_rows_that_a_failed_update_leaves_are_not_denied(product, clock, block):
+    """SQLite keeps those before a RAISE(FAIL), or before a conflict with ON CONFLICT FAIL; their keys are not known."""
+    with registered(Product, name="named", lookup="name") as guard:
+        Product.objects.bulk_create([Product(name="a"), Product(name="b")])
+        execute(
+            "CREATE TRIGGER fails BEFORE UPDATE ON shop_product WHEN OLD.name = 'b' BEGIN SELECT RAISE(FAIL, 'no'); END"
+        )
+        try:
+            Rebuild(guard, sleep=clock.sleep).run()
+            with block(), suppress(IntegrityError):
+                Product.objects.filter(name__in="ab").update(name=Concat("name", Value("-new")))
+        finally:
+            execute("DROP TRIGGER fails")
+
+        assert Product.objects.filter(name="a-new").exists()
+        assert guard.verdict("a-new") is not Verdict.ABSENT
 
 
 def test_a_fence_that_is_rolled_back_is_not_logged(broken, each_database, clock, caplog):

@@ -13,7 +13,6 @@ from .words import (
     ALTERED,
     BEFORE_KIND,
     COLUMN_SETTINGS,
-    ENGINES,
     EXTENSIONS,
     KINDS,
     RELATIONS,
@@ -95,17 +94,17 @@ class Definition(Tokens):
             if (
                 word == "select"
                 or (depth == 0 and (word == "as" or (word == "values" and self.word(at - 1) != "for")))
-                or self._is_engine_of_others(at)
+                or self._is_other_engine(at)
             ):
                 self.add("insert", name)
             if depth == 0 and word == "execute":
                 self.effects.add(ANYTHING)  # a prepared statement
 
-    def _is_engine_of_others(self, at: int) -> bool:
-        """Whether an ENGINE at ``at`` may show rows that are elsewhere."""
+    def _is_other_engine(self, at: int) -> bool:
+        """Whether an ENGINE at ``at`` is not InnoDB: it may show rows that are elsewhere, or keep those of an error."""
         if self.vendor != "mysql" or self.word(at) != "engine":
             return False
-        return self.token(at + 1 + (self.mark(at + 1) == "=")).value.lower() not in ENGINES
+        return self.token(at + 1 + (self.mark(at + 1) == "=")).value.lower() != "innodb"
 
     def _insert_all(self, start: int, end: int | None = None) -> None:
         for token in self.found[start:end]:
@@ -178,7 +177,7 @@ class Definition(Tokens):
     def _is_other(self, at: int, end: int) -> bool:
         """Whether what begins like a setting of a table may be something else."""
         words = {self.word(place) for place in range(at + 1, end)}
-        return bool(words & UNEXPECTED) or any(self._is_engine_of_others(place) for place in range(at, end))
+        return bool(words & UNEXPECTED) or any(self._is_other_engine(place) for place in range(at, end))
 
     def _adds_no_column(self, at: int) -> bool:
         """Whether an ADD is one of a constraint or an index; these words may also be names of columns."""

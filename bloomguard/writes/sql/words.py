@@ -54,8 +54,6 @@ ALTERED = _words("""
     aggregate collation conversion database default event function group language large operator policy procedure
     publication role routine rule statistics system tablespace text trigger user
 """)
-#: Engines of MySQL and MariaDB that store a table's rows themselves.
-ENGINES = _words("aria innodb memory myisam rocksdb")
 #: Extensions of PostgreSQL whose functions write no tables but their own.
 EXTENSIONS = _words("""
     bloom btree_gin btree_gist citext cube earthdistance fuzzystrmatch hstore intarray isn ltree moddatetime

@@ -212,6 +212,8 @@ def test_a_table_made_anew_keeps_its_keys_or_not(sql, kept):
         ("ALTER TABLE other EXCHANGE PARTITION p WITH TABLE shop_product", {"shop_product"}),
         ("ALTER TABLE shop_product ENGINE = InnoDB, COMMENT 'rename'", set()),
         ("ALTER TABLE shop_product ENGINE = FEDERATED", {"shop_product"}),
+        ("ALTER TABLE shop_product ENGINE MyISAM", {"shop_product"}),
+        ("ALTER TABLE shop_product COMMENT 'x' ENGINE = `Aria`", {"shop_product"}),
         ("ALTER SQL SECURITY INVOKER VIEW shop_product AS SELECT 1", {"shop_product"}),
         ("CREATE DEFINER = 'a'@'b' SQL SECURITY INVOKER VIEW shop_product AS SELECT 1", {"shop_product"}),
         ("CREATE TABLE shop_product (a int) ENGINE = MERGE UNION = (other)", {"shop_product"}),
