@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 from django.contrib.contenttypes.management import create_contenttypes
-from django.contrib.contenttypes.models import ContentType
 from django.db import OperationalError, connections
 from django.db.models.signals import post_migrate
 
@@ -121,10 +120,10 @@ def django_db_setup(django_db_setup: None, django_db_blocker: Any) -> Iterator[N
     """
     post_migrate.disconnect(create_contenttypes)
     post_migrate.disconnect(dispatch_uid="django.contrib.auth.management.create_permissions")
-    post_migrate.connect(forget_content_types)
-    flush.delete_rows_alone()
+    flush.replace_djangos()
     state.table.connection.adopt_databases(anew=True)  # the connection to the state rows stays open, as on a site
     yield
+    flush.flush.close()
     for connection in connections.all():
         if connection.vendor == "postgresql":
             with django_db_blocker.unblock(), connection.cursor() as cursor:
@@ -132,11 +131,6 @@ def django_db_setup(django_db_setup: None, django_db_blocker: Any) -> Iterator[N
                     "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
                     "WHERE datname = current_database() AND pid <> pg_backend_pid()"
                 )
-
-
-def forget_content_types(**given: Any) -> None:
-    """Those of the rows that are gone; whoever needs one makes it."""
-    ContentType.objects.clear_cache()
 
 
 @pytest.fixture(scope="session", autouse=True)
