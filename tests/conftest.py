@@ -33,7 +33,8 @@ from tests.support.processes import Watch, end, spawn
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """No process outlives the run."""
+    """No process outlives the run, and no file waits for a disk."""
+    servers.stay_in_memory()
     config.pluginmanager.register(Watch(config, servers.stop_all), "bloomguard-processes")
 
 
