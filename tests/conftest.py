@@ -35,15 +35,22 @@ from tests.support.processes import Watch, end, spawn
 def pytest_configure(config: pytest.Config) -> None:
     """No process outlives the run, and no file waits for a disk."""
     servers.stay_in_memory()
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # hundreds of processes would compile all sources, each again
     config.pluginmanager.register(Watch(config, servers.stop_all), "bloomguard-processes")
 
 
-#: What takes a minute or more comes first, so that at the end no process of the run works alone.
+#: What takes longest comes first, so that at the end no process of the run works alone.
 LONGEST = (
     "tests/fuzz/",
-    "tests/simulation/test_simulation.py",
     "tests/transparency/test_transparency.py",
+    "tests/scopes/test_scopes.py",
     "tests/lookups/test_differential.py",
+    "tests/writes/test_statements.py",
+    "tests/writes/test_transactions.py",
+    "tests/simulation/test_simulation.py",
+    "tests/newcomer/",
+    "tests/soak/",
+    "tests/site/test_hostile.py",
 )
 
 

@@ -37,13 +37,13 @@ VARIANTS = {
 }
 #: Of how many combinations a variant takes one.
 SHARES = {
-    "everything": 3,
-    "startproject": 3,
-    "plain": 4,
-    "login": 5,
-    "cache": 7,
-    "walls": 6,
-    "insiders": 8,
+    "everything": 5,
+    "startproject": 5,
+    "plain": 6,
+    "login": 8,
+    "cache": 9,
+    "walls": 9,
+    "insiders": 9,
     "failing": 12,
 }
 #: What the statuses of the unguarded site have to show, so that equal answers mean something.
