@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 from django.contrib.contenttypes.management import create_contenttypes
-from django.contrib.contenttypes.models import ContentType
 from django.db import OperationalError, connections
 from django.db.models.signals import post_migrate
 
@@ -34,16 +33,24 @@ from tests.support.processes import Watch, end, spawn
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """No process outlives the run."""
+    """No process outlives the run, and no file waits for a disk."""
+    servers.stay_in_memory()
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # hundreds of processes would compile all sources, each again
     config.pluginmanager.register(Watch(config, servers.stop_all), "bloomguard-processes")
 
 
-#: What takes a minute or more comes first, so that at the end no process of the run works alone.
+#: What takes longest comes first, so that at the end no process of the run works alone.
 LONGEST = (
     "tests/fuzz/",
-    "tests/simulation/test_simulation.py",
     "tests/transparency/test_transparency.py",
+    "tests/scopes/test_scopes.py",
     "tests/lookups/test_differential.py",
+    "tests/writes/test_statements.py",
+    "tests/writes/test_transactions.py",
+    "tests/simulation/test_simulation.py",
+    "tests/newcomer/",
+    "tests/soak/",
+    "tests/site/test_hostile.py",
 )
 
 
@@ -121,10 +128,10 @@ def django_db_setup(django_db_setup: None, django_db_blocker: Any) -> Iterator[N
     """
     post_migrate.disconnect(create_contenttypes)
     post_migrate.disconnect(dispatch_uid="django.contrib.auth.management.create_permissions")
-    post_migrate.connect(forget_content_types)
-    flush.delete_rows_alone()
+    flush.replace_djangos()
     state.table.connection.adopt_databases(anew=True)  # the connection to the state rows stays open, as on a site
     yield
+    flush.flush.close()
     for connection in connections.all():
         if connection.vendor == "postgresql":
             with django_db_blocker.unblock(), connection.cursor() as cursor:
@@ -132,11 +139,6 @@ def django_db_setup(django_db_setup: None, django_db_blocker: Any) -> Iterator[N
                     "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
                     "WHERE datname = current_database() AND pid <> pg_backend_pid()"
                 )
-
-
-def forget_content_types(**given: Any) -> None:
-    """Those of the rows that are gone; whoever needs one makes it."""
-    ContentType.objects.clear_cache()
 
 
 @pytest.fixture(scope="session", autouse=True)

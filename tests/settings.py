@@ -1,5 +1,8 @@
 """The example project's settings, with each database that is there, and a folder that goes away."""
 
+import os
+import re
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -23,6 +26,11 @@ SILENCED_SYSTEM_CHECKS = ["guardian.W001"]
 ROOT_URLCONF = "tests.shop.urls"
 TEMPLATES = [{**TEMPLATES[0], "OPTIONS": {**TEMPLATES[0]["OPTIONS"], "debug": False}}]
 
+#: Under pytest-xdist the first process deals out the tests and runs none: it needs no server.
+DEALS_OUT = "PYTEST_XDIST_WORKER" not in os.environ and bool(
+    re.search(r"\s(-n|--numprocesses)[= ]?[1-9a-z]", " ".join(sys.argv))
+)
+
 # A file, not memory: other connections and other processes have to see it.
 DATABASES: dict[str, Any] = {
     "default": {
@@ -31,8 +39,8 @@ DATABASES: dict[str, Any] = {
         "TEST": {"NAME": BASE_DIR / "test.sqlite3"},
         "OPTIONS": {"init_command": "PRAGMA journal_mode=WAL; PRAGMA synchronous=NORMAL;", "timeout": 20},
     },
-    "postgresql": postgresql(),
+    "postgresql": {"ENGINE": "django.db.backends.postgresql", "NAME": "none"} if DEALS_OUT else postgresql(),
 }
-if not is_missing():
+if not DEALS_OUT and not is_missing():
     DATABASES["mariadb"] = mariadb()
 DATABASE_ROUTERS = ["tests.support.database.Router"]

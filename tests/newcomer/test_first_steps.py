@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shutil
+import tempfile
+from pathlib import Path
 from textwrap import dedent
 
 import pytest
@@ -35,11 +37,13 @@ def python(tmp_path_factory):
 
 
 @pytest.fixture
-def reader(tmp_path, python):
-    reader = Reader(tmp_path, python)
-    yield reader
-    if reader.server is not None:
-        end(reader.server)
+def reader(python):
+    """On a disk, not in memory as other tests: there the checks would have something to say."""
+    with tempfile.TemporaryDirectory(prefix="bloomguard-newcomer-", dir="/var/tmp") as folder:
+        reader = Reader(Path(folder), python)
+        yield reader
+        if reader.server is not None:
+            end(reader.server)
 
 
 def test_the_readme_leads_from_an_empty_folder_to_a_blocked_lookup(reader, python):

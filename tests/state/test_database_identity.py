@@ -27,6 +27,7 @@ from bloomguard.verdicts import Verdict
 from tests.conftest import Counting, forget
 from tests.shop.models import Product
 from tests.support import database, servers
+from tests.support.flush import flush
 from tests.support.guarding import registered
 
 pytestmark = pytest.mark.django_db(transaction=True, databases="__all__")
@@ -174,6 +175,7 @@ def copied(each_database: str, tmp_path: Path) -> Iterator[Callable[[], None]]:
             ):
                 old.backup(new)
             return
+        flush.close()  # PostgreSQL copies no database that somebody is connected to
         with connection._nodb_cursor() as administrator:  # as Django makes its test databases
             administrator.execute("DROP DATABASE IF EXISTS staging")
             administrator.execute(f'CREATE DATABASE staging TEMPLATE "{before["NAME"]}"')

@@ -60,6 +60,11 @@ def quick_folder() -> str | None:
     return None
 
 
+def stay_in_memory() -> None:
+    """Let the temporary files of this process, and of those that it starts, wait for no disk."""
+    tempfile.tempdir = os.environ["TMPDIR"] = quick_folder() or tempfile.gettempdir()
+
+
 class PostgreSQL:
     """A PostgreSQL of our own, in a folder and on a socket of its own; it can lose what it has acknowledged."""
 

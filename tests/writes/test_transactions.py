@@ -22,6 +22,7 @@ from bloomguard.exceptions import StoreError
 from bloomguard.guards import registry
 from bloomguard.models import GuardState
 from bloomguard.rebuild import Rebuild
+from bloomguard.state import connection as state_connection
 from bloomguard.state import table as state
 from bloomguard.state.row import FENCED
 from bloomguard.verdicts import Verdict
@@ -270,9 +271,10 @@ LOCKS = {
 @pytest.mark.parametrize("is_armed", [False, True], ids=["idle", "in use"])
 @pytest.mark.parametrize("is_undone", [False, True], ids=["", "undone"])
 def test_a_transaction_that_locks_the_state_table_does_not_wait_for_itself(
-    each_database, fresh, clock, lock, how, is_armed, is_undone
+    each_database, fresh, clock, lock, how, is_armed, is_undone, monkeypatch
 ):
     """It fences by its own connection, if it has not unlocked the table by a savepoint, and its writes work."""
+    monkeypatch.setattr(state_connection, "READ_SECONDS", 0.5)  # for so long it does wait
     guard, began = registry["product"], time.monotonic()
     if is_armed:
         Rebuild(guard, sleep=clock.sleep).run()
