@@ -9,6 +9,7 @@ from functools import cache
 from types import SimpleNamespace
 from typing import Any
 
+import django.db
 from django.db import OperationalError, connections
 
 from bloomguard.filters.kinds import KeysSummary
@@ -178,6 +179,8 @@ class SimulatedRows:
 
     vendor = "postgresql"
     execute_wrappers = ()
+    wrap_database_errors = nullcontext()
+    Database = django.db
 
     def __init__(self, current: Callable[[], Database]) -> None:
         self._current = current
@@ -196,6 +199,12 @@ class SimulatedRows:
 
     def set_rollback(self, rollback: bool) -> None:
         self._current().mine.doomed = rollback
+
+    def state_rows(self, sql: str) -> list[tuple[Any, ...]]:
+        """The state rows, which lie beside the guarded ones."""
+        self._current().scheduler.hop()
+        found: list[tuple[Any, ...]] = connections["default"].connection.execute(_plain(sql)).fetchall()
+        return found
 
 
 class SimulatedConnection(StateConnection):

@@ -38,7 +38,7 @@ def install() -> None:
     from django.db import connections
 
     from bloomguard.rebuild import locks, rebuild, standby
-    from bloomguard.state import active_filter, connection, locate, negative_cache
+    from bloomguard.state import active_filter, connection, locate
     from bloomguard.state import table as state
     from bloomguard.writes import fencing, rows, state_rows
 
@@ -71,8 +71,8 @@ def install() -> None:
         ),
     )
     simulated = {"rows": SimulatedRows(lambda: World.current.database)}
-    for module in (negative_cache, rows):
-        _put(module, connections=simulated)
+    _put(rows, connections=simulated)
+    _put(state, connections=simulated, fetch_uncounted=lambda connection, sql: connection.state_rows(sql))
     _put(fencing, connections=simulated | {"default": connections["default"]})
     _put(
         locks,
