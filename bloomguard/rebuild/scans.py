@@ -1,11 +1,18 @@
-"""How PostgreSQL, SQLite and MariaDB aggregate the keys of a page into one value, and how that is unpacked."""
+"""How a page of keys is read: aggregated by the database into one value, or, integers of MySQL and MariaDB, row by row.
+
+To aggregate integers costs MariaDB more than to send them.
+"""
 
 from __future__ import annotations
 
 import uuid
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
+
+from django.db.backends.base.base import BaseDatabaseWrapper
 
 from ..exceptions import RebuildError
 
@@ -14,13 +21,13 @@ _CAUSE = "the column has other values too, or MariaDB cut the page: then set max
 
 @dataclass(frozen=True)
 class Scan:
-    """How a database aggregates a page of keys into one value.
+    """How a page of keys is read as one value.
 
-    ``gather`` is the SQL aggregate over ``bloomguard_key``; ``unpack(value, rows)`` returns the keys, and raises
-    :class:`RebuildError` if some are missing. ``last(value)`` returns the key after which the next page begins: to find
-    the greatest one itself would take the database a tenth of the scan. Both raise :class:`RebuildError` for other
-    values than keys. ``prefix`` is in front of the statement, and a page has at most ``most_rows``. ``by_ranges``:
-    where integers are dense, a range of them is read faster than rows up to a LIMIT.
+    ``gather`` is the SQL aggregate over ``bloomguard_key``; without one, the value is what :func:`streamed` returns.
+    ``unpack(value, rows)`` returns the keys, and raises :class:`RebuildError` if some are missing. ``last(value)``
+    returns the key after which the next page begins: to find the greatest one itself would take the database a tenth of
+    the scan. Both raise :class:`RebuildError` for other values than keys. ``prefix`` is in front of the statement, and
+    a page has at most ``most_rows``.
     """
 
     gather: str
@@ -28,7 +35,39 @@ class Scan:
     last: Callable[[Any], Any]
     prefix: str = ""
     most_rows: int = 200_000
-    by_ranges: bool = False
+
+
+#: Rows that are Python objects at a time: more of them do not stay in the processor's cache.
+_STREAMED = 2_000
+
+
+def unbuffered_cursor(connection: BaseDatabaseWrapper) -> Any:
+    """Return the class of the cursors of mysqlclient and PyMySQL that fetch while the server sends, or ``None``."""
+    driver = getattr(connection, "Database", None)
+    return getattr(getattr(driver, "cursors", None), "SSCursor", None)
+
+
+def streamed(connection: BaseDatabaseWrapper, sql: str, parameters: Any) -> tuple[Any, int]:
+    """Return the integers of one column as an array, and the last one; they are fetched while the server sends them.
+
+    Closing the cursor reads what an exception has left: otherwise it would be in the way of the next statement.
+    """
+    import numpy as np
+
+    parts, last = [np.empty(0, np.int64)], 0
+    with (
+        connection.wrap_database_errors,
+        closing(connection.connection.cursor(unbuffered_cursor(connection))) as cursor,
+    ):
+        cursor.execute(sql, parameters)
+        while rows := cursor.fetchmany(_STREAMED):
+            try:
+                numbers = np.fromiter(chain.from_iterable(rows), np.int64, len(rows))
+            except OverflowError:  # from 2**63 on, in an unsigned column: a key is the same 64 bits without a sign
+                numbers = np.fromiter(chain.from_iterable(rows), np.uint64, len(rows)).view(np.int64)
+            parts.append(numbers)
+            last = rows[-1][0]
+    return np.concatenate(parts), last
 
 
 def _integers(numbers: Any, rows: int) -> Any:
@@ -116,14 +155,7 @@ SCANS = {
     ),
     ("sqlite", "integer"): Scan("group_concat(bloomguard_key, ',')", _decimal_integers, _last_integer),
     ("sqlite", "uuid"): Scan("group_concat(bloomguard_key, '')", _hexadecimal_uuids, _last_uuid),
-    ("mariadb", "integer"): Scan(
-        "group_concat(bloomguard_key, ',' SEPARATOR '')",
-        lambda gathered, rows: _decimal_integers(gathered.rpartition(",")[0], rows),
-        lambda gathered: _last_integer(gathered.rpartition(",")[0]),
-        prefix=_WHOLE,
-        most_rows=_MOST_BYTES // len("-9223372036854775808,"),
-        by_ranges=True,  # it copies the rows of a LIMIT into a temporary table first
-    ),
+    ("mysql", "integer"): Scan("", lambda value, rows: value[0], lambda value: value[1]),
     ("mariadb", "uuid"): Scan(
         "group_concat(bloomguard_key SEPARATOR '')",
         _hexadecimal_uuids,

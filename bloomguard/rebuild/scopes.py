@@ -21,6 +21,7 @@ from ..guards.scopes import DATABASE, SCHEMA, database_of, no_schema
 from ..state.connection import DatabaseConnection
 from ..state.schemas import schemas
 from ..stores import Generation
+from .scans import Scan
 from .source import KeyPage, Source
 
 #: What is the same for all connections to one database. Two databases never have it in common, nor a server and its
@@ -51,9 +52,9 @@ class ScopedSource(Source):
         for page in super().pages():
             yield KeyPage(page.rows, partial(_keys_of, page, head_of(self.scope)))
 
-    def _fetch(self, sql: str, parameters: Any) -> tuple[Any, int]:
+    def _fetch(self, scan: Scan, sql: str, parameters: Any) -> tuple[Any, int]:
         self._check_schema()  # it is not sent by the cursor that sets the search_path
-        return super()._fetch(sql, parameters)
+        return super()._fetch(scan, sql, parameters)
 
     def _check_schema(self) -> None:
         """Raise :class:`RebuildError` if the table's name does not mean the one in the schema."""

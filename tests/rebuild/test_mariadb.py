@@ -8,12 +8,13 @@ import uuid
 from contextlib import suppress
 
 import pytest
-from django.db import IntegrityError, OperationalError, connections
+from django.db import IntegrityError, OperationalError, connections, models
 from django.test.utils import CaptureQueriesContext
 
 from bloomguard.exceptions import RebuildError
-from bloomguard.guards import registry
-from bloomguard.rebuild import Rebuild, verify
+from bloomguard.filters.bulk import one_by_one
+from bloomguard.guards import Guard, registry
+from bloomguard.rebuild import Rebuild, scans, verify
 from bloomguard.rebuild import source as sources
 from bloomguard.rebuild.source import Source
 from bloomguard.state import table as states
@@ -162,45 +163,107 @@ def test_a_rebuild_holds_every_row(name, build, monkeypatch, clock):
         assert guard.verdict(value) is not Verdict.ABSENT
 
 
-@pytest.mark.parametrize(
-    ("name", "rows", "length"),
-    [("product", [Product(pk=1234), Product(pk=5678)], 10), ("order", [Order(), Order()], 72)],
-)
-def test_a_page_that_the_server_cuts_stops_the_scan(name, rows, length):
+def test_a_page_that_the_server_cuts_stops_the_scan():
     """MariaDB cuts what is longer than ``max_allowed_packet``, with a warning: behind a key or within one."""
-    type(rows[0]).objects.bulk_create(rows)
-    source = Source(registry[name])
-    for most_bytes in range(4, length + 1):
+    Order.objects.bulk_create([Order(), Order()])
+    source = Source(registry["order"])
+    for most_bytes in range(4, 73):
         scan = dataclasses.replace(source._scan(), prefix=f"SET STATEMENT group_concat_max_len = {most_bytes} FOR ")
         (page,) = source._gathered(scan)
-        if most_bytes < length:
+        if most_bytes < 72:
             with pytest.raises(RebuildError, match="max_allowed_packet"):
                 page.keys  # noqa: B018
-    assert len(page.keys) in (2, 32)
-
-
-def test_dense_integers_are_read_by_ranges(monkeypatch):
-    """A LIMIT costs a temporary table, so it is used where a range would find hardly any rows, and at the end."""
-    monkeypatch.setattr(sources, "PAGE_ROWS", 10)
-    Product.objects.bulk_create(Product(pk=pk) for pk in [*range(1, 101), *range(1_000, 1_015)])
-    with CaptureQueriesContext(connections["mariadb"]) as sent:
-        rows = [page.rows for page in Source(registry["product"]).pages()]
-
-    assert rows == [10] * 11 + [5]
-    assert ["LIMIT" in each["sql"] for each in sent.captured_queries] == [True, *[False] * 10, True, False, True]
+    assert len(page.keys) == 32
 
 
 def test_a_session_with_short_pages_is_read_whole():
     """A project may have set ``group_concat_max_len``, and finds it as it was."""
-    Product.objects.bulk_create(Product(pk=pk) for pk in range(1, 301))
+    Order.objects.bulk_create(Order() for _ in range(300))
     execute("SET SESSION group_concat_max_len = 4")
     try:
-        assert [len(page.keys) for page in Source(registry["product"]).pages()] == [300]
+        assert [len(page.keys) for page in Source(registry["order"]).pages()] == [300 * 16]
         with connections["mariadb"].cursor() as cursor:
             cursor.execute("SELECT @@group_concat_max_len")
             assert cursor.fetchone() == (4,)
     finally:
         execute("SET SESSION group_concat_max_len = DEFAULT")
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, MemoryError, OperationalError])
+def test_rows_that_nobody_fetched_are_in_nobodys_way(error, monkeypatch):
+    """A page that is left half read leaves the connection as it was: the next statement gets its own rows."""
+    MySQLdb = pytest.importorskip("MySQLdb")
+    Product.objects.bulk_create(Product(pk=pk) for pk in range(1, 20_001))
+
+    class Broken(MySQLdb.cursors.SSCursor):
+        def fetchmany(self, size=None):
+            super().fetchmany(2)
+            raise MySQLdb.OperationalError(2013, "no more") if error is OperationalError else error
+
+    monkeypatch.setattr(MySQLdb.cursors, "SSCursor", Broken)
+    with pytest.raises(error):
+        list(Source(registry["product"]).pages())
+    monkeypatch.undo()
+
+    assert Product.objects.using("mariadb").count() == 20_000
+    assert sum(page.rows for page in Source(registry["product"]).pages()) == 20_000
+
+
+def test_integers_are_fetched_a_few_at_a_time(monkeypatch):
+    """A page's rows are not all Python objects at once: they would take ten times the memory of its array."""
+    Product.objects.bulk_create(Product(pk=pk) for pk in range(1, 10_001))
+    MySQLdb = pytest.importorskip("MySQLdb")
+    fetched = []
+
+    class Counted(MySQLdb.cursors.SSCursor):
+        def fetchmany(self, size=None):
+            rows = super().fetchmany(size)
+            fetched.append(len(rows))
+            return rows
+
+    monkeypatch.setattr(MySQLdb.cursors, "SSCursor", Counted)
+    (page,) = Source(registry["product"]).pages()
+
+    assert page.keys.tolist() == list(range(1, 10_001))
+    assert fetched == [scans._STREAMED] * 5 + [0]
+
+
+def test_a_driver_without_such_a_cursor_is_read_by_the_orm(monkeypatch):
+    """Other drivers than mysqlclient and PyMySQL get the same keys, slower."""
+    Product.objects.bulk_create(Product(pk=pk) for pk in range(1, 101))
+    monkeypatch.delattr("MySQLdb.cursors.SSCursor")
+
+    (page,) = Source(registry["product"]).pages()
+    assert page.keys == [pk.to_bytes(8, "little") for pk in range(1, 101)]
+
+
+class Wide(models.Model):
+    number = models.PositiveBigIntegerField(unique=True)
+
+    class Meta:
+        app_label = "shop_unsigned"
+
+
+class WideGuard(Guard):
+    lookup = "number"
+
+
+@pytest.mark.parametrize("page_rows", [1, 2, 3, 100])
+def test_integers_without_a_sign_have_the_keys_of_requests(page_rows, monkeypatch):
+    """An unsigned column has numbers from 2**63 on too."""
+    monkeypatch.setattr(sources, "PAGE_ROWS", page_rows)
+    guard = WideGuard(Wide)
+    numbers = [0, 1, (1 << 63) - 1, 1 << 63, (1 << 63) + 5, (1 << 64) - 1]
+    with connections["mariadb"].schema_editor() as editor:
+        editor.create_model(Wide)
+    try:
+        Wide.objects.using("mariadb").bulk_create(Wide(number=number) for number in numbers)
+        found = [key for page in Source(guard, "mariadb").pages() for key in one_by_one(page.keys)]
+    finally:
+        with connections["mariadb"].schema_editor() as editor:
+            editor.delete_model(Wide)
+
+    assert found == [guard._meta.keys.key(number) for number in numbers]
 
 
 @pytest.mark.parametrize("verified", [False, True], ids=["rebuild_filter", "verify_filter"])
