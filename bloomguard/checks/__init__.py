@@ -1,7 +1,7 @@
 """System checks: report errors in guards, settings and deployments at startup, each with the value and the fix.
 
 Plain checks read settings, classes and the URLconf, and query neither databases nor servers. Checks that need them run
-with ``check --deploy``. Importing a module registers its checks.
+with ``check --deploy``, or ``check --database``. Importing a module registers its checks.
 """
 
 from . import deployment, guards, middleware, places, spelling, stores, writes  # noqa: F401

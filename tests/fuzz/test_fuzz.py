@@ -23,8 +23,6 @@ pytestmark = [pytest.mark.filterwarnings("default"), pytest.mark.timeout(1200)]
 DATABASES = ["sqlite", "postgresql", "mariadb"]
 #: What nothing is proved without.
 EVERYTHING = ("denied", "done", "failed", "checks", "looked up", "built", "went back", "restored", "dropped")
-#: What a shorter run may not come to.
-RARELY = ("went back", "restored", "dropped")
 
 
 def fuzz(*arguments: object) -> dict[str, Any]:
@@ -48,11 +46,11 @@ def fuzz(*arguments: object) -> dict[str, Any]:
 def hold(found: dict[str, Any], steps: int, passing: float = 1.0) -> None:
     """``passing`` for each key that is denied may pass: most of the time the guards answer."""
     assert found["steps"] >= steps
-    assert [name for name in EVERYTHING if not found.get(name) and (steps >= 5_000 or name not in RARELY)] == []
+    assert [name for name in EVERYTHING if not found.get(name)] == []
     assert found["denied"] * passing > found["passed"]
 
 
-@pytest.mark.parametrize(("database", "steps"), [("sqlite", 5_000), ("postgresql", 5_000), ("mariadb", 2_000)])
+@pytest.mark.parametrize(("database", "steps"), [("sqlite", 5_000), ("postgresql", 5_000), ("mariadb", 4_000)])
 def test_no_row_is_denied_and_no_write_comes_out_otherwise(database, steps):
     """Every committed row passes in two processes, and rows, results and errors are those of a twin without guards."""
     # On MariaDB more writes fence: there an UPDATE returns no rows.
