@@ -116,6 +116,12 @@ class _Rows(StateTable):
     def is_in_file_of(self, using: str) -> bool:
         return False
 
+    def visible_to(self, using: str) -> Rows:
+        return dict(self.rows)
+
+    def set_mode(self, name: str, mode: str) -> None:
+        self.rows[name] = replace(self.rows.get(name, State(name)), mode=mode)
+
     def swap(self, seen: State, **changes: Any) -> State | None:
         if self.rows.get(seen.name, State(seen.name)) != seen:
             return None
@@ -153,11 +159,13 @@ def guards_armed(*names: str) -> Iterator[None]:
     """
     table = _Rows()
     with ExitStack() as block:
+        block.callback(_forget_lookups)  # last: the guards have their own filters again by then
         block.enter_context(mock.patch.object(spot_checks, "drawn", spot_checks.never))
         for guard in _guards(names):
             made = _TestFilter(guard, table)
             _fill(guard, made, table)
             block.enter_context(_replaced(guard._runtime, "active_filter", made))
+        _forget_lookups()
         yield
 
 
@@ -169,9 +177,11 @@ def guards_off(*names: str) -> Iterator[None]:
     """
     table = _Rows()
     with ExitStack() as block:
+        block.callback(_forget_lookups)
         for guard in _guards(names):
             block.enter_context(_replaced(guard._runtime, "active_filter", _TestFilter(guard, table)))
             block.enter_context(_replaced(guard, "mode", "shadow"))
+        _forget_lookups()
         yield
 
 
@@ -191,6 +201,11 @@ def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
             owner.__dict__[name] = before  # at once: a thread of a live server may query the guard meanwhile
         else:
             del owner.__dict__[name]
+
+
+def _forget_lookups() -> None:
+    """Drop what the lookup hook has prepared for each model: it holds the filters that the guards had then."""
+    registry.plans.lookups.clear()
 
 
 def _fill(guard: Guard, made: _TestFilter, table: _Rows) -> None:

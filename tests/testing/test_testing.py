@@ -7,10 +7,12 @@ import re
 import subprocess
 import sys
 from contextlib import nullcontext
+from io import StringIO
 from pathlib import Path
 
 import pytest
 from django.core.cache import cache
+from django.core.management import call_command
 from django.db import connection, transaction
 from django.http import HttpResponse
 from django.test import Client, TestCase, TransactionTestCase
@@ -20,6 +22,7 @@ from django.urls import path
 from bloomguard.exceptions import ConfigurationError
 from bloomguard.filters.layout import Layout
 from bloomguard.guards import registry, spot_checks
+from bloomguard.lookups.context import guarded_lookups
 from bloomguard.testing import GuardTestMixin, assert_blocked, assert_passes, guards_armed, guards_off
 from bloomguard.testing.filters import _Keys
 from bloomguard.verdicts import Verdict
@@ -94,6 +97,36 @@ def test_rows_that_are_there_before_are_known(transactional_db, client, request)
     assert_passes(client, "/products/3000/")
     assert_blocked(client, "/products/3001/")
     assert_blocked(client, "/articles/gone/")
+
+
+def test_each_block_asks_the_filter_of_its_own(transactional_db, django_assert_num_queries):
+    """At the lookup too, which prepares its questions once: a row of the block before is none of this one."""
+    Product.objects.create(pk=7)
+    with guards_armed("product"), guarded_lookups():
+        assert Product.objects.filter(pk=7).exists()
+    with guards_off("product"), guarded_lookups(), django_assert_num_queries(1):
+        assert Product.objects.filter(pk=7).exists()
+    Product.objects.all().delete()
+    with guards_armed("product"), guarded_lookups(), django_assert_num_queries(0):
+        assert not Product.objects.filter(pk=7).exists()
+
+
+def test_everything_works_in_a_block_as_in_production(transactional_db, client, caplog):
+    """A repeated false positive is answered, commands find their state, and nothing logs an error."""
+    Product.objects.create(pk=7)
+    with guards_armed("product"):
+        Product.objects.filter(pk=7).delete()  # which leaves its key in the filter
+        with guarded_lookups():
+            assert [Product.objects.filter(pk=7).first() for _ in range(2)] == [None, None]
+        call_command("explain_guard", "/products/8/", stdout=(said := StringIO()))
+        assert "absent" in said.getvalue().lower()
+        call_command("filter_stats", "product", stdout=StringIO())
+        assert_blocked(client, "/products/8/")
+        call_command("switch_guards", "shadow", "product", stdout=StringIO())
+        assert_passes(client, "/products/8/")
+        call_command("switch_guards", "enforce", "product", stdout=StringIO())
+        assert_blocked(client, "/products/8/")
+    assert not [each for each in caplog.records if each.levelname == "ERROR"]
 
 
 def test_without_it_every_guard_is_cold(db, client):
