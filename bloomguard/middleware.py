@@ -10,10 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from functools import cached_property
 from typing import Any
 
 from asgiref.sync import iscoroutinefunction, markcoroutinefunction, sync_to_async
 from django.conf import settings
+from django.core.handlers.base import BaseHandler
 from django.http import HttpRequest, HttpResponse, HttpResponseBase
 from django.middleware.cache import FetchFromCacheMiddleware
 from django.middleware.csrf import CsrfViewMiddleware
@@ -40,6 +42,8 @@ GetResponse = Callable[[HttpRequest], HttpResponseBase | Awaitable[HttpResponseB
 HEADER = "X-Bloomguard"
 #: The position in ``MIDDLEWARE``, which determines when the middleware may answer for routes.
 LAST, BEFORE_CACHE, ELSEWHERE = "last", "before the cache", "elsewhere"
+#: Steps from the middleware to Django's handler: one or two for each middleware between them, which is the cache's.
+_DEEPEST = 10
 
 _log = LogOnce()
 
@@ -95,6 +99,23 @@ class BloomGuardMiddleware:
         if self._async:
             markcoroutinefunction(self)
 
+    # The classes in `MIDDLEWARE` lack what a factory function makes, or what ``__init__`` sets. Django has loaded all
+    # of it when the first request comes.
+
+    @cached_property
+    def _exceptions_are_answered(self) -> bool:
+        """Whether middleware may answer the ``Http404`` of a view."""
+        handler = _handler_of(self.get_response)
+        return handler is None or bool(getattr(handler, "_exception_middleware", True))
+
+    @cached_property
+    def _is_before_cache(self) -> bool:
+        """Whether a guard may answer before the cache is asked: every ``process_view`` is a known one."""
+        if self.place != BEFORE_CACHE:
+            return False
+        known = [each for each in middleware_classes() if hasattr(each, "process_view")]
+        return len(getattr(_handler_of(self.get_response), "_view_middleware", ())) == len(known)
+
     # Sync and async do the same: open the exchange, pass the request on, process the response.
 
     def __call__(self, request: HttpRequest) -> HttpResponseBase | Awaitable[HttpResponseBase]:
@@ -106,7 +127,7 @@ class BloomGuardMiddleware:
         before = contexts.get()
         contexts.set(exchange)
         try:
-            found = _view_before_cache(request) if self.place == BEFORE_CACHE else None
+            found = _view_before_cache(request) if self._is_before_cache else None
             response: Any = self._view(request, *found) if found else None
             if response is None:
                 response = self.get_response(request)
@@ -132,7 +153,7 @@ class BloomGuardMiddleware:
         try:
             if getattr(request, "urlconf", None) not in registry.plans.routes:
                 await _abuild_table(request)
-            found = _view_before_cache(request) if self.place == BEFORE_CACHE else None
+            found = _view_before_cache(request) if self._is_before_cache else None
             response: Any = await self._aview(request, *found) if found else None
             if response is None:
                 response = await self.get_response(request)  # type: ignore[misc]
@@ -176,6 +197,8 @@ class BloomGuardMiddleware:
             if not routes or type(exchange) is not Exchange or exchange.request is not request or exchange.is_over:
                 return None
             for route, value in routes:
+                if self._exceptions_are_answered and not route.guard.public:
+                    continue
                 answer = exchange.ask(route.guard, value)
                 if (
                     answer.verdict is Verdict.ABSENT
@@ -203,6 +226,8 @@ class BloomGuardMiddleware:
             if not routes or type(exchange) is not Exchange or exchange.request is not request or exchange.is_over:
                 return None
             for route, value in routes:
+                if self._exceptions_are_answered and not route.guard.public:
+                    continue
                 answer = await exchange.aask(route.guard, value)
                 if (
                     answer.verdict is Verdict.ABSENT
@@ -223,6 +248,17 @@ class BloomGuardMiddleware:
         except Exception as error:
             _log.error(error, "bloomguard lets requests pass because of an internal error")
         return None
+
+
+def _handler_of(get_response: Any) -> BaseHandler | None:
+    """Return Django's handler, which calls the view at the end of the chain; ``None`` if it is not found."""
+    for _ in range(_DEEPEST):
+        owner = getattr(get_response, "__self__", None)
+        if isinstance(owner, BaseHandler):
+            return owner
+        # Django wraps each middleware to convert its exceptions.
+        get_response = getattr(get_response, "__wrapped__", None) or getattr(get_response, "get_response", None)
+    return None
 
 
 def _view_before_cache(request: HttpRequest) -> tuple[Any, Any, dict[str, Any]] | None:

@@ -91,3 +91,11 @@ def is_djangos_method(owner: Any, name: str) -> bool:
 
 def _is_named_by_django(module: Any) -> bool:
     return isinstance(module, str) and module.startswith("django.")
+
+
+def is_djangos_compiler(compiler: Any) -> bool:
+    """Return whether Django's own code makes a SELECT, of the table that the query names."""
+    classes = type(compiler).__mro__[:-1]
+    return all(_is_named_by_django(each.__module__) for each in classes) and all(
+        is_djangos_method(compiler, name) for name in ("as_sql", "get_from_clause")
+    )

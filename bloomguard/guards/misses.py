@@ -11,7 +11,7 @@ from django.db import connections
 
 from ..state.connection import fetch_uncounted, has_begun
 from ..verdicts import Verdict
-from .conversions import is_djangos_method
+from .conversions import is_djangos_compiler
 from .keys import OutOfRange, Unkeyable
 from .scopes import DATABASE
 
@@ -56,7 +56,7 @@ def _is_missing(guard: Guard, value: Any, using: str) -> bool:
     connection = connections[using]
     rows = guard._meta.rows().using(using).order_by().filter(**guard._meta.conditions(value)).values_list("pk")[:1]
     compiler = rows.query.get_compiler(using)
-    if not is_djangos_method(compiler, "as_sql"):
+    if not is_djangos_compiler(compiler):
         return False
     sql, parameters = compiler.as_sql()
     with connection.wrap_database_errors, closing(connection.create_cursor()) as cursor:

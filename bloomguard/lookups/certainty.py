@@ -39,7 +39,7 @@ from django.db.models.sql.where import WhereNode
 from django.utils.safestring import SafeString
 
 from ..guards.conditions import family_of
-from ..guards.conversions import is_djangos_method
+from ..guards.conversions import is_djangos_compiler
 from .query import conditions_of
 
 if TYPE_CHECKING:
@@ -88,8 +88,10 @@ def is_certain(compiler: Any, lookup: RowLookup) -> bool:
     The query is compiled, except in its simplest form, in which nothing can be wrong.
     """
     query = compiler.query
-    if not is_djangos_method(compiler, "as_sql"):
+    if not is_djangos_compiler(compiler):
         return False  # the SELECT may be of another table
+    if not _reads_own_table(query):
+        return False
     if _is_simplest(compiler, lookup):
         compiler.setup_query()  # sets ``klass_info`` and the like, which the caller reads to build objects
         return True
@@ -154,6 +156,15 @@ def _is_bounded(query: Query) -> bool:
         or query.extra_order_by
         or query.low_mark >> 63
         or (query.high_mark or 0) >> 63
+    )
+
+
+def _reads_own_table(query: Query) -> bool:
+    """Return whether the query begins with its model's table: a project may have put another one in its place."""
+    table = query.get_meta().db_table
+    return all(
+        join.parent_alias is not None or (type(join) is BaseTable and join.table_name == table)
+        for join in query.alias_map.values()
     )
 
 

@@ -34,6 +34,7 @@ from ..guards import Guard
 _OF_OTHER_REQUESTS = frozenset(
     {"form_valid", "form_invalid", "post", "put", "delete", "options", "http_method_not_allowed"}
 )
+_SAFE = frozenset({"GET", "HEAD"})
 #: Methods that also run for GET and HEAD, after the object was found: if ``get`` looks it up first.
 _AFTER_LOOKUP = _OF_OTHER_REQUESTS | {
     *("get_context_data", "get_context_object_name", "get_template_names", "render_to_response"),
@@ -146,10 +147,15 @@ def is_rest_framework(view: Any) -> bool:
 
 
 def allowed_methods(view: Any) -> frozenset[str] | None:
-    """Return the HTTP methods that the class and the decorators of ``view`` allow; ``None`` if they set no limit."""
+    """Return the HTTP methods that the class and the decorators of ``view`` allow; ``None`` if they set no limit.
+
+    ``csrf_protect`` and its like look at all requests but GET and HEAD before the view runs.
+    """
     allowed: frozenset[str] | None = None
     *decorators, innermost = layers(view)
     for layer in decorators:
+        if _is_plain(layer) and layer.__code__ in _middleware_code():
+            allowed = _SAFE if allowed is None else allowed & _SAFE
         methods = inspect.getclosurevars(layer).nonlocals.get("request_method_list") if _is_plain(layer) else None
         if methods is not None and _is_harmless(layer):
             allowed = frozenset(methods) if allowed is None else allowed & frozenset(methods)

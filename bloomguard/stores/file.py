@@ -59,6 +59,8 @@ class FileStore(Store):
                 )
             path = Path(base) / ".bloomguard"
         self.path = Path(path)
+        if b"\0" in os.fsencode(self.path):
+            raise ConfigurationError(f"the store {alias!r}: {_option(alias)} has a NUL, which no path can have")
         self._locks: dict[str, _WriteLock] = {}
         self._metrics = PageFolder(self.path)
 

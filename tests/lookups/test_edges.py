@@ -7,12 +7,13 @@ from contextlib import contextmanager
 
 import pytest
 from django.core.cache import caches
-from django.db import OperationalError, connections, transaction
+from django.db import DatabaseError, OperationalError, connections, transaction
 from django.db.backends.utils import CursorWrapper
 from django.db.models import F, Func, IntegerField, Q, Value
 from django.db.models.expressions import RawSQL
 from django.db.models.functions import Length, Upper
 from django.db.models.sql.compiler import SQLCompiler
+from django.db.models.sql.datastructures import BaseTable
 
 from bloomguard import get_or_load
 from bloomguard.guards import counters as counts
@@ -238,6 +239,73 @@ def test_a_compiler_of_the_project_is_asked(lookups, monkeypatch, how):  # noqa:
         assert queries(lambda: rows.filter(pk=ABSENT).first()) == 1
 
     assert queries(lambda: rows.filter(pk=ABSENT).first()) == 0
+
+
+get_from_clause = SQLCompiler.get_from_clause
+
+
+def from_another_table(compiler):
+    [table, *joins], parameters = get_from_clause(compiler)
+    return [of_other_table(table), *joins], parameters
+
+
+class Elsewhere(SQLCompiler):
+    """Reads another table under the name of the model's."""
+
+    get_from_clause = from_another_table
+
+
+class OtherTable(BaseTable):
+    """The same, put into one query."""
+
+    def as_sql(self, compiler, connection):
+        sql, parameters = super().as_sql(compiler, connection)
+        return of_other_table(sql), parameters
+
+
+def of_other_table(sql):
+    return f"(SELECT {ABSENT} AS id, 'coffee' AS name) AS {sql}"
+
+
+@contextmanager
+def reading_elsewhere(how, monkeypatch):
+    """A queryset of products that finds the rows of another table."""
+    found = rows.filter(pk=ABSENT)
+    with monkeypatch.context() as patch:
+        if how == "compiler":
+            patch.setattr(connections[database.current].ops, "compiler", lambda name: Elsewhere)
+        elif how == "patched compiler":
+            patch.setattr(SQLCompiler, "get_from_clause", from_another_table)
+        else:
+            [alias] = found.query.alias_map
+            if how == "class":
+                found.query.alias_map[alias] = OtherTable(alias, alias)
+            else:
+                found.query.alias_map[alias].table_name = "shop_other"
+        yield found
+
+
+@pytest.mark.parametrize("how", ["compiler", "patched compiler", "class"])
+def test_a_query_that_reads_another_table_is_sent(lookups, monkeypatch, how):  # noqa: F811
+    """Whatever puts it there, in the FROM of the SELECT: that table may have the row."""
+    with reading_elsewhere(how, monkeypatch) as found:
+        assert found.get().name == "coffee"
+
+
+def test_a_query_whose_table_has_another_name_is_sent(lookups, monkeypatch):  # noqa: F811
+    """It may be a partition of the project's; here there is no such table, so the database refuses it."""
+    with reading_elsewhere("name", monkeypatch) as found, pytest.raises(DatabaseError):
+        found.first()
+
+
+def test_what_another_table_lacks_is_not_taken_for_missing(lookups, monkeypatch):  # noqa: F811
+    """The negative cache's own statement reads the guard's table, or proves nothing."""
+    with monkeypatch.context() as patch:
+        patch.setattr(connections[database.current].ops, "compiler", lambda name: Elsewhere)
+        assert rows.filter(pk=7).first() is None
+        assert get_or_load("product", 7, lambda pk: None) is None
+
+    assert rows.get(pk=7).name == "tea"
 
 
 def test_a_server_that_lags_behind_proves_nothing(shop):  # noqa: F811

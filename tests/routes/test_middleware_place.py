@@ -48,6 +48,11 @@ class Looking:
         return HttpResponse("closed for maintenance", status=503)
 
 
+def looking(get_response):
+    """A factory function of such middleware: no class in the settings has its method."""
+    return Looking(get_response)
+
+
 class OwnFetch(FetchFromCacheMiddleware):
     """A project's own kind of the cache middleware."""
 
@@ -141,6 +146,14 @@ def test_elsewhere_it_answers_at_the_lookup(shop, settings, get, django_assert_n
 def test_other_middleware_has_the_first_word(shop, settings, get, names):
     """What answers in place of a view answers in place of an absent row's as well."""
     settings.MIDDLEWARE = [NAMES[name] for name in names]
+
+    assert [get(f"/p/{pk}/").status_code for pk in (7, 8)] == [503, 503]
+
+
+@both
+def test_what_a_factory_makes_has_the_first_word_too(shop, settings, get):
+    """Which methods its middleware has is known when Django has loaded it: then the guard waits for the lookup."""
+    settings.MIDDLEWARE = [UPDATE, f"{HERE}.looking", GUARD, FETCH]
 
     assert [get(f"/p/{pk}/").status_code for pk in (7, 8)] == [503, 503]
 

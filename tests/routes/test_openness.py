@@ -504,6 +504,21 @@ def test_require_GET_refuses_head(shop, client):
     assert [visit(f"/v/{pk}/", "head", client=client)[0] for pk in (7, 99)] == [200, 404]
 
 
+@pytest.mark.parametrize("name", ["csrf_protect", "cache_page", "conditional_page", "gzip_page"])
+def test_what_looks_at_other_methods_has_the_first_word_of_them(build, settings, name):
+    """``csrf_protect`` refuses a POST without a token, of rows that are there and of others."""
+    settings.MIDDLEWARE = MIDDLEWARE
+    settings.ROOT_URLCONF = urlconf(path("v/<int:pk>/", HARMLESS[name](function), name="posted"))
+    Product.objects.create(pk=7)
+    with registered(Product, name="posts", routes=["posted"], methods=("GET", "HEAD", "POST")) as guard:
+        build("posts")
+        [route] = guarded_routes(guard)
+        statuses = [Client(enforce_csrf_checks=True).post(f"/v/{pk}/").status_code for pk in (7, 99)]
+
+    assert (route.closed, route.methods) == ("", {"GET", "HEAD"})
+    assert statuses == ([403, 403] if name == "csrf_protect" else [200, 404])
+
+
 @pytest.mark.parametrize("method", ["post", "put", "patch", "delete", "options", "trace"])
 def test_other_methods_pass(shop, method):
     """A guard answers GET and HEAD; the view has its say of the rest."""
@@ -762,14 +777,18 @@ def test_plain_values_that_a_view_holds_leave_it_open(shop, held):
     assert blocked(lambda: visit("/v/99/"))[1] == ["product"]
 
 
-class Answering:
-    """Middleware that has an answer of its own for an Http404 of a view."""
+class Noting:
+    """Middleware that passes all requests."""
 
     def __init__(self, get_response):
         self.get_response = get_response
 
     def __call__(self, request):
         return self.get_response(request)
+
+
+class Answering(Noting):
+    """Middleware that has an answer of its own for an Http404 of a view."""
 
     def process_exception(self, request, exception):
         return HttpResponse("moved to our new site", status=410)
@@ -784,6 +803,42 @@ def test_middleware_that_answers_exceptions_answers_those_of_absent_rows(shop, s
 
     assert "process_exception" in route.closed
     assert visit("/v/99/", client=client)[:2] == (410, b"moved to our new site")
+
+
+class Answered(Noting):
+    """Middleware of which only the instance has such a method."""
+
+    def __init__(self, get_response):
+        super().__init__(get_response)
+        self.process_exception = lambda request, exception: HttpResponse("moved to our new site", status=410)
+
+
+def answering(get_response):
+    """A factory function that makes such middleware."""
+    return Answering(get_response)
+
+
+def answering_by_a_function(get_response):
+    """A factory function, what it makes is one too."""
+
+    def passes(request):
+        return get_response(request)
+
+    passes.process_exception = lambda request, exception: HttpResponse("moved to our new site", status=410)
+    return passes
+
+
+@clients
+@pytest.mark.parametrize("public", [None, True])
+@pytest.mark.parametrize("middleware", ["Answered", "answering", "answering_by_a_function"])
+def test_a_process_exception_that_no_class_has_counts_as_well(shop, settings, monkeypatch, client, middleware, public):
+    """What a factory makes is known when Django has loaded it: then no guard answers before the view, but in public."""
+    monkeypatch.setattr(registry["product"], "public", public)
+    shop(function)
+    settings.MIDDLEWARE = [f"{__name__}.{middleware}", *MIDDLEWARE]
+
+    assert visit("/v/7/", client=client)[0] == 200
+    assert visit("/v/99/", client=client)[0] == (404 if public else 410)
 
 
 class OfProxies(DetailView):

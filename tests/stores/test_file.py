@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from bloomguard.exceptions import StoreError
+from bloomguard.exceptions import ConfigurationError, StoreError
 from bloomguard.filters import CorruptFilter
 from bloomguard.stores.disk import draft_of
 from bloomguard.stores.file import FileStore
@@ -345,6 +345,12 @@ def test_a_place_that_cannot_be_written_is_a_warning(monkeypatch, tmp_path):
 
     assert found.id == "bloomguard.W110"
     assert str(tmp_path) in found.msg
+
+
+def test_a_path_that_cannot_exist_is_a_mistake_in_the_settings():
+    """``manage.py check`` reports it: a store with such a path is never made."""
+    with pytest.raises(ConfigurationError, match=r"the store 'default': .*path'\] has a NUL"):
+        FileStore("default", path="/srv/filters\0")
 
 
 def test_a_full_disk_is_a_clear_error_and_leaves_nothing(files):
