@@ -322,6 +322,19 @@ def test_the_rows_of_guards_that_this_process_has_make_no_new_plans(each_databas
     assert registry.plans is plans
 
 
+def test_a_row_that_was_deleted_by_sql_stays_that_of_a_guard_that_this_process_has(each_database, fresh, clock):
+    """It counts as fenced for two leases, and as built for the same keys."""
+    Product.objects.create(name="first")
+    Rebuild(registry["product"], sleep=clock.sleep).run()
+    plans = registry.plans
+    execute("DELETE FROM bloomguard_guardstate")
+    state.table.renew(after=clock.now)
+    assert state.table.copy.rows["product"].status == FENCED
+    Product.objects.create(name="second")
+
+    assert registry.plans is plans
+
+
 def test_an_unknown_guard_costs_no_route_table(armed):
     with without(armed):
         routes = table_for()
