@@ -49,6 +49,9 @@ class GuardState(models.Model):
     tables = models.CharField(
         max_length=2000, default="", blank=True, help_text="whose writes can make keys, one a line"
     )
+    definition = models.CharField(
+        max_length=32, default="", blank=True, help_text="hash of what a key means, in the version that built them"
+    )
     active = models.CharField(max_length=40, default="", blank=True, help_text="the active generation")
     standby = models.CharField(
         max_length=40, default="", blank=True, help_text="the previous generation, still written to"

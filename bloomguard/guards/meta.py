@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -122,7 +123,18 @@ class GuardMeta:
         # No filter is built for such a condition; one that another release has built must not be queried.
         uncertain = "|uncertain" if next(refusal_reasons(self.model, guard.alive), "") else ""
         scope = f"|scope={guard.scope}" if guard.scope else ""
-        return f"{guard.name}|{self.model._meta.db_table}({columns})|{alive}|{normalize}{counted}{uncertain}{scope}"
+        # A version that follows signals alone misses writes that another one would add.
+        signals = "|signals" if guard.sync == "signals" else ""
+        name = f"{guard.name}|{self.model._meta.db_table}({columns})"
+        return f"{name}|{alive}|{normalize}{counted}{uncertain}{scope}{signals}"
+
+    @property
+    def definition_hash(self) -> str:
+        """The :attr:`definition` as the state row has it; empty if it has a mistake, so that it cannot be known."""
+        try:
+            return hashlib.sha256(self.definition.encode()).hexdigest()[:32]
+        except Exception:  # a system check reports it
+            return ""
 
     @property
     def discards(self) -> bool:

@@ -23,6 +23,7 @@ class Migration(migrations.Migration):
                 ('database', models.CharField(blank=True, default='', help_text='the database that the generations were built from', max_length=200)),
                 ('source', models.CharField(blank=True, default='', help_text='the database alias and the schema that they were built from', max_length=400)),
                 ('tables', models.CharField(blank=True, default='', help_text='whose writes can make keys, one a line', max_length=2000)),
+                ('definition', models.CharField(blank=True, default='', help_text='hash of what a key means, in the version that built them', max_length=32)),
                 ('active', models.CharField(blank=True, default='', help_text='the active generation', max_length=40)),
                 ('standby', models.CharField(blank=True, default='', help_text='the previous generation, still written to', max_length=40)),
                 ('standby_until', models.DateTimeField(blank=True, help_text='the previous generation is kept for a roll-back until then', null=True)),

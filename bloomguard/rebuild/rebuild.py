@@ -250,12 +250,8 @@ class Rebuild:
             self.table.heartbeat(self._mine)
 
     def _announce(self, seen: State) -> State:
-        changes = {
-            "building": self._name,
-            "builder": builder_id(),
-            "builder_seen_at": timezone.now(),
-            "tables": self._tables(),
-        }
+        changes: dict[str, Any] = {"building": self._name, "builder": builder_id(), "builder_seen_at": timezone.now()}
+        changes |= self._built_for()
         identity = identity_of(self.store)
         if self._generation is not None and self._generation.identity not in ("", identity):
             # The connection that created it still leads to the server from before a failover.
@@ -269,12 +265,13 @@ class Rebuild:
         return mine
 
     def _is_elsewhere(self, seen: State, identity: str) -> bool:
-        """Return whether the generations of ``seen`` are in another store, or of rows in another place."""
-        is_of_others = seen.tables not in ("", self._tables())
+        """Return whether the generations of ``seen`` are in another store, or of other rows or keys."""
+        is_of_others = any(getattr(seen, name) not in ("", value) for name, value in self._built_for().items())
         return is_of_others or not seen.is_in(identity) or not seen.is_ours or seen.source != self._source()
 
-    def _tables(self) -> str:
-        return "\n".join(sorted(self.guard._meta.tables))
+    def _built_for(self) -> dict[str, str]:
+        meta = self.guard._meta
+        return {"tables": "\n".join(sorted(meta.tables)), "definition": meta.definition_hash}
 
     def _source(self) -> str:
         found = self.guard._meta.place.source(self.sources.aliases[0])

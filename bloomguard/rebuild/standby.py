@@ -81,7 +81,7 @@ def why_replaced(store: Store, seen: State) -> str:
     if not seen.is_ours:
         return "the database was copied, restored or replaced"
     if seen.is_in(store.identity):
-        return "its rows are read from another database, schema or table than before"
+        return "the guard's options have changed, or the database, schema or table of its rows"
     if store.is_remote or seen.host in ("", here):
         return "the store was replaced"
     return (

@@ -35,6 +35,7 @@ class State:
     database: str = field(default="", compare=False)  # that the generations were built from
     source: str = field(default="", compare=False)  # of their rows: see bloomguard.guards.places
     tables: str = field(default="", compare=False)  # of their rows: see bloomguard.writes.unknown_guards
+    definition: str = field(default="", compare=False)  # of their keys: see bloomguard.guards.meta
     #: Random, new with each version: a restored database uses the same version numbers again.
     token: str = field(default="", compare=False)
     #: Raw database values, only tested for equality and presence: which fence it is, and whether the standby is kept.

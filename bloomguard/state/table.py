@@ -192,7 +192,9 @@ class StateTable:
         for name, before in self.copy.rows.items():
             if name not in rows and before.generations:
                 fence = before.fenced_at if before.status == FENCED else f"vanished {new_token()}"
-                self._vanished[name] = now, State(name, status=FENCED, fenced_at=fence, tables=before.tables)
+                tables, definition = before.tables, before.definition
+                fenced = State(name, status=FENCED, fenced_at=fence, tables=tables, definition=definition)
+                self._vanished[name] = now, fenced
         for name, (since, _) in list(self._vanished.items()):
             if name in rows or now - since >= EXPIRY_SECONDS:
                 self._vanished.pop(name, None)

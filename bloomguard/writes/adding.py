@@ -145,14 +145,14 @@ def adding(guard: Guard, using: str = DEFAULT_DB_ALIAS) -> Iterator[Adding]:
     key, block = (guard, using), Adding(guard, using)
     with together(connections[using], undo=True):
         outer = _blocks.open.get(key)
-        _blocks.open[key] = block
-        unadded.begin(block, [guard.name])
         try:
-            try:
+            try:  # from here on: a block that is left open would take all later statements of this thread for its own
+                _blocks.open[key] = block
+                unadded.begin(block, [guard.name])
                 yield block
             finally:
                 if outer is None:
-                    del _blocks.open[key]
+                    _blocks.open.pop(key, None)
                 else:
                     _blocks.open[key] = outer
             if block.missing:

@@ -20,7 +20,7 @@ from ..exceptions import ConfigurationError, StoreError
 from ..guards import Guard, registry
 from ..guards.keys import OutOfRange, Unkeyable, unwrapped
 from . import fencing
-from .instances import hold, may_be_trusted
+from .instances import hold
 from .tables import parent_path, same_fields
 
 logger = logging.getLogger("bloomguard")
@@ -88,14 +88,16 @@ def _holds(instance: Model, fields: Iterable[Any]) -> bool:
 
 
 def _try_add(guard: Guard, instance: Model, using: str, *, stored: bool) -> bool:
-    is_trusted = may_be_trusted(guard, connections[using].vendor)
+    # Only on SQLite can no trigger have changed the row, and no column have cut or clipped a value.
+    is_trusted = connections[using].vendor == "sqlite"
     if isinstance(instance, guard.model) and not stored and is_trusted and _holds(instance, guard._meta.fields):
         with suppress(Unkeyable, OutOfRange):
             return guard._runtime.add(guard._meta.value_of(instance), using)
     if isinstance(instance, guard.model):
         if not _holds(instance, guard.model._meta.pk_fields):
             return False  # the row may have another primary key
-        return _add_stored(guard, {"pk": getattr(instance, guard.model._meta.pk.attname)}, using) is not None
+        found = _add_stored(guard, {"pk": getattr(instance, guard.model._meta.pk.attname)}, using)
+        return found is not None and bool(found or guard.alive)  # else the row has another primary key
     model = type(instance)
     written = _tables(model) & guard._meta.tables
     for owner in (guard.model, *guard.model._meta.all_parents):

@@ -113,9 +113,10 @@ def _wrap_batches(insert: Execute) -> Execute:
     def _batched_insert(self: Any, *args: Any, **kwargs: Any) -> Any:
         if not tracked_tables(self.model) or running.batch is not None or not connections[self.db].in_atomic_block:
             return insert(self, *args, **kwargs)
-        batch = running.batch = BulkRows(self.db)
-        unadded.begin(batch, [tracked.guard.name for tracked in tracked_tables(self.model)])
-        try:
+        batch, names = BulkRows(self.db), [tracked.guard.name for tracked in tracked_tables(self.model)]
+        try:  # from here on: a batch that is left behind would swallow all later keys of this thread
+            running.batch = batch
+            unadded.begin(batch, names)
             return insert(self, *args, **kwargs)
         finally:  # after an error too: what was sent before it may be committed in a transaction begun by hand
             running.batch = None

@@ -1,7 +1,10 @@
 """Guards that this process does not have, because it runs another version of the project than other processes.
 
+It may have a guard of that name, but with another ``lookup`` or ``alive``, for example. Then it would overlook a write
+of a column that only the other version watches.
+
 It cannot make the keys of such a guard, so each of its statements that may write one fences the guard. The state row of
-the guard names the tables.
+the guard names the tables, and has a hash of what a key means.
 
 A process reads the state rows before it makes the plans of its first ORM write. After that it looks at each new copy of
 them, which it reads for its own guards.
@@ -22,7 +25,7 @@ from ..guards.registry import Plans
 from ..state import table as states
 
 #: Why a guard is fenced.
-REASON = "a process that runs a version of the project without this guard wrote to its table"
+REASON = "a process that runs a version of the project without this guard, or with other options, wrote to its table"
 
 #: Seconds until the next read after one that failed.
 AGAIN_SECONDS = 60.0
@@ -120,11 +123,17 @@ def unknown_guards(plans: Plans) -> Iterator[tuple[str, UnknownGuard]]:
 
 
 def _named() -> Named:
-    """Return the names and tables of the state rows, without those that this process has a guard for."""
+    """Return the names and tables of the state rows, without those that this process has the same guard for."""
     if not is_complete:
         return frozenset()
-    plans, rows = registry.plans, states.table.copy.rows
+    plans, found = registry.plans, set()
     if plans.known is None:
-        plans.known = frozenset((guard.name, table) for guard in registry for table in guard._meta.tables)
-    named = ((name, table) for name, row in rows.items() if row.tables for table in row.tables.split("\n"))
-    return frozenset(each for each in named if each not in plans.known)
+        plans.known = frozenset(
+            (guard.name, table, guard._meta.definition_hash) for guard in registry for table in guard._meta.tables
+        )
+    for name, row in states.table.copy.rows.items():
+        for table in row.tables.split("\n") if row.tables else ():
+            # A guard with a mistake has no definition; each write of its tables fences it anyway.
+            if plans.known.isdisjoint({(name, table, row.definition), (name, table, "")}):
+                found.add((name, table))
+    return frozenset(found)

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 import pytest
 from django.db import IntegrityError, connections, models, transaction
 
 from bloomguard.guards import registry
+from bloomguard.guards.unadded import unadded
 from bloomguard.lookups import guarded_lookups
 from bloomguard.state import table as state
 from bloomguard.state.row import FENCED
 from bloomguard.verdicts import Verdict
+from bloomguard.writes import rows
 from tests.shop.models import Article
 from tests.support import database
 
@@ -108,3 +112,18 @@ def test_an_add_that_fails_fences_before_the_commit(guard, clock, monkeypatch):
 
     assert clock.now - began >= 2 * state.LEASE_SECONDS
     assert state.table.current("article").status == FENCED
+
+
+def test_a_batch_that_is_interrupted_at_its_beginning_keeps_no_later_key(guard, monkeypatch):
+    """Nothing that this thread inserts later is collected for a batch that no longer runs."""
+
+    def interrupted(*arguments):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, suppress(KeyboardInterrupt), transaction.atomic(using=database.current):
+        patch.setattr(unadded, "begin", interrupted)
+        Article.objects.bulk_create(articles("a", "b"))
+    Article.objects.create(slug="later")
+
+    assert rows.running.batch is None
+    assert verdicts(guard, "later") == [Verdict.MAYBE]

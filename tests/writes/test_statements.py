@@ -19,11 +19,13 @@ from django.db.models import F, Value
 from django.db.models.functions import Concat, Lower
 
 from bloomguard.guards import registry
+from bloomguard.rebuild import Rebuild
 from bloomguard.state import table as state
 from bloomguard.state.row import FENCED
 from bloomguard.verdicts import Verdict
 from tests.shop.models import Article, Bargain, Bundle, Diary, Order, Place, Price, Product
 from tests.support import database
+from tests.support.guarding import registered
 
 pytestmark = pytest.mark.django_db(transaction=True, databases="__all__")
 
@@ -384,20 +386,16 @@ def test_a_database_without_returning_locks_and_looks_up(old_rows, monkeypatch):
     assert registry["article"].verdict("old-y") is Verdict.MAYBE
 
 
-def test_a_guard_may_follow_signals_alone(old_rows, monkeypatch):
+def test_a_guard_may_follow_signals_alone(old_rows, clock):
     """With `sync = "signals"` a save is added by post_save, and the compilers leave it alone."""
-    guard = registry["order"]
-    monkeypatch.setattr(type(guard), "sync", "signals")
-    registry.changed()
+    with registered(Order, name="mine", sync="signals") as guard:
+        Rebuild(guard, sleep=clock.sleep).run()
+        made = Order.objects.create()
+        unseen = uuid.uuid4()
+        Order.objects.bulk_create([Order(id=unseen)])
 
-    made = Order.objects.create()
-    unseen = uuid.uuid4()
-    Order.objects.bulk_create([Order(id=unseen)])
-
-    assert guard.verdict(made.pk) is Verdict.MAYBE
-    assert guard.verdict(unseen) is Verdict.ABSENT
-    monkeypatch.undo()
-    registry.changed()
+        assert guard.verdict(made.pk) is Verdict.MAYBE
+        assert guard.verdict(unseen) is Verdict.ABSENT
 
 
 def test_makes_no_query_on_a_table_without_a_guard(old_rows, django_assert_num_queries):

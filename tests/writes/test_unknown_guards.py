@@ -10,6 +10,7 @@ from django.contrib.auth.models import Group
 from django.db import connections, transaction
 from django.db import models as fields
 from django.db.migrations.state import ModelState, ProjectState
+from django.db.models import Q
 
 from bloomguard.guards import registry
 from bloomguard.models import GuardState
@@ -172,6 +173,55 @@ def test_a_guard_of_the_same_name_at_another_table(each_database, fresh, clock):
         assert GuardState.objects.get(name="thing").status == ARMED
 
 
+#: What two versions say of one guard, and a write that only the first of them follows.
+VERSIONS = {
+    "lookup": ({"lookup": "slug"}, {"lookup": "pk"}, lambda: Article.objects.filter(pk=1_001).update(slug="new")),
+    "lookup, raw": ({"lookup": "slug"}, {"lookup": "pk"}, lambda: execute("UPDATE shop_article SET slug = 'new'")),
+    "alive": (
+        {"lookup": "slug", "alive": Q(deleted=False)},
+        {"lookup": "slug"},
+        lambda: Article.objects.filter(pk=1_001).update(deleted=False),
+    ),
+    "sync": (
+        {"lookup": "slug"},
+        {"lookup": "slug", "sync": "signals"},
+        lambda: Article.objects.bulk_create([Article(pk=1_002, slug="new")]),
+    ),
+}
+
+
+@pytest.mark.parametrize("options", VERSIONS.values(), ids=VERSIONS)
+def test_a_write_fences_a_guard_that_has_other_options_in_the_filters_version(each_database, fresh, clock, options):
+    """The version that writes has a guard of that name, but watches other columns, or other statements."""
+    built, other, write = options
+    Article.objects.create(pk=1_001, slug="old", deleted=True)
+    with registered(Article, name="thing", **built) as guard:
+        Rebuild(guard, sleep=clock.sleep).run()
+    with registered(Article, name="thing", **other):
+        state.table.forget()
+        write()
+    clock.sleep(LEASE)
+
+    row = Article.objects.latest("pk")
+    assert GuardState.objects.get(name="thing").status == FENCED
+    assert guard.verdict(row.slug) is Verdict.UNKNOWN
+
+
+def test_all_generations_of_a_row_are_of_one_version(each_database, fresh, clock, monkeypatch):
+    """A rebuild with other options first fences the filter: no process follows the writes of both versions."""
+    with registered(Article, name="thing", lookup="pk") as former:
+        Rebuild(former, sleep=clock.sleep).run()
+    with registered(Article, name="thing", lookup="slug") as guard:
+        failing = Rebuild(guard, sleep=clock.sleep)
+        monkeypatch.setattr(failing, "_fill", lambda *arguments: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            failing.run()
+    row = GuardState.objects.get(name="thing")
+
+    assert (row.status, row.active, row.standby, row.building) == (FENCED, "", "", "")
+    assert row.definition == guard._meta.definition_hash != former._meta.definition_hash
+
+
 def test_a_row_of_a_release_that_named_no_tables_costs_nothing(each_database, fresh, clock):
     """Nor does it help: see the page on deploying."""
     product = registry["product"]
@@ -267,6 +317,19 @@ def test_the_rows_of_guards_that_this_process_has_make_no_new_plans(each_databas
     plans = registry.plans
     Rebuild(registry["product"], sleep=clock.sleep).run()
     clock.sleep(LEASE)
+    Product.objects.create(name="second")
+
+    assert registry.plans is plans
+
+
+def test_a_row_that_was_deleted_by_sql_stays_that_of_a_guard_that_this_process_has(each_database, fresh, clock):
+    """It counts as fenced for two leases, and as built for the same keys."""
+    Product.objects.create(name="first")
+    Rebuild(registry["product"], sleep=clock.sleep).run()
+    plans = registry.plans
+    execute("DELETE FROM bloomguard_guardstate")
+    state.table.renew(after=clock.now)
+    assert state.table.copy.rows["product"].status == FENCED
     Product.objects.create(name="second")
 
     assert registry.plans is plans

@@ -14,6 +14,7 @@ from django.db.backends.postgresql.psycopg_any import is_psycopg3
 from gazetteer.models import City
 
 from bloomguard.guards import registry
+from bloomguard.guards.unadded import unadded
 from bloomguard.rebuild import Rebuild
 from bloomguard.state.row import ARMED, FENCED
 from bloomguard.verdicts import Verdict
@@ -343,3 +344,18 @@ def test_the_pages_block_does_what_it_says(build):
 
     assert status("city-by-slug") == ARMED
     assert registry["city-by-slug"].verdict(("DE", "munich")) is Verdict.MAYBE
+
+
+def test_a_block_that_is_interrupted_at_its_beginning_is_not_open(product, monkeypatch):
+    """What this thread sends later fences, as outside of a block."""
+
+    def interrupted(*arguments):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(unadded, "begin", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            adding(product, using=database.current).__enter__()
+    execute(INSERT, [7, "x"])
+
+    assert status("product") == FENCED
