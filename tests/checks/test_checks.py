@@ -273,7 +273,7 @@ def test_a_guard_that_is_not_registered(only):
     assert not any("BaseGuard" in name for name in names)
 
 
-@pytest.mark.parametrize("name", ["BLOOM_GUARD", "BLOOMGUARDS"])
+@pytest.mark.parametrize("name", ["BLOOM_GUARD", "BLOOMGUARDS", "BLOOMGARD", "BLOMGUARD", "BLOOMGAURD"])
 def test_a_misspelt_setting(only, settings, name):
     """A setting that is nearly ``BLOOMGUARD`` is read by nothing."""
     setattr(settings, name, {})
