@@ -6,18 +6,14 @@ from collections.abc import Iterator
 
 import pytest
 
-_OPENERS = ("django_db_reset_sequences", "django_db_serialized_rollback", "transactional_db", "db")
-
 
 @pytest.fixture
-def armed_guards(request: pytest.FixtureRequest) -> Iterator[None]:
+def armed_guards(db: None) -> Iterator[None]:
     """Arm every guard with a filter in memory that follows the test's database.
 
-    The database is opened first, by the database fixture that the test requests, else by ``db``.
+    ``db`` is an argument, and not requested in the body, since pytest-django chooses the databases that it replaces by
+    the names of fixtures. It opens the database as ``transactional_db`` and the like do, if the test requests those.
     """
-    openers = [name for name in _OPENERS if name in request.fixturenames]
-    for name in openers or ["db"]:
-        request.getfixturevalue(name)
     from .testing import guards_armed  # imported here, so that other test runs do not load Django
 
     with guards_armed():

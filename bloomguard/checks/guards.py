@@ -135,7 +135,9 @@ def _routes(guard: Guard, error: Any) -> Iterator[CheckMessage]:
             if shared
             else "Name the kwarg, as in routes = {'route': 'kwarg'}."
             if near
-            else f"Named patterns are {', '.join(names[:20]) or 'none'}.",
+            else f"The URLconf has {', '.join(names[:20])}."
+            if names
+            else "No URL pattern has a name: write path(..., name='...').",
         )
 
 

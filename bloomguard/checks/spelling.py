@@ -77,7 +77,8 @@ def _subclasses(cls: type[Guard]) -> Iterator[type[Guard]]:
 
 def _settings() -> Iterator[CheckMessage]:
     for name in dir(settings):
-        if name != "BLOOMGUARD" and name.isupper() and name.replace("_", "").rstrip("S") == "BLOOMGUARD":
+        bare = name.replace("_", "").rstrip("S")
+        if name != "BLOOMGUARD" and name.isupper() and get_close_matches(bare, ["BLOOMGUARD"], 1, 0.85):
             yield Warning(
                 f"the settings have {name}, which bloomguard does not read.",
                 hint="The setting is named BLOOMGUARD.",

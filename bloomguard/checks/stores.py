@@ -81,9 +81,9 @@ def check_settings(app_configs: Any, **kwargs: Any) -> list[CheckMessage]:
 
 
 def _unusable(error: ConfigurationError) -> Warning:
+    is_redis = isinstance(error.__cause__, ModuleNotFoundError) and error.__cause__.name == "redis"
     return Warning(
         f"{error}.",
-        hint="See docs/settings.md, and the docstring of the BACKEND for its OPTIONS; RedisStore needs "
-        "pip install bloomguard[redis].",
+        hint="Install bloomguard with the extra redis, see docs/redis.md." if is_redis else "See docs/settings.md.",
         id="bloomguard.W109",
     )

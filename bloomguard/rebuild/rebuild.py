@@ -93,8 +93,7 @@ class Rebuild:
         if refused := self._refusals():
             raise RebuildError(refused)
         summary = self._summary()
-        layout = self._layout(summary, tag=0)
-        return Plan.of(layout, self.guard.name, summary.count)
+        return Plan.of(self._layout(summary, tag=0), self.guard.name, summary.count)
 
     def _summary(self) -> KeysSummary:
         return self.sources.summary()
@@ -131,13 +130,14 @@ class Rebuild:
     def fence_replaced(self) -> bool:
         """Fence an active generation of another store, database, or life of it; return whether there was one.
 
-        Writers stop adding to it when the row names our store, while processes with a lease on the older row still
-        answer from it. So :data:`EXPIRY_SECONDS` must pass before :meth:`announce`.
+        Writers stop adding to it when the row names our store, and processes with a lease on the older row still answer
+        from it: :data:`EXPIRY_SECONDS` must pass before :meth:`announce`.
         """
         self._refuse_transaction()
         seen = self.table.current(self.guard.name)
         if not seen.active or not self._is_elsewhere(seen, self.store.identity):
             return False
+        self.store.prepare(self.guard.name)  # a user who may not build must not end what the other store serves
         if seen.building:
             refuse_if_alive(self.table, seen)
         # Even if it is fenced already we wait: the fence may be younger than a lease.

@@ -54,7 +54,7 @@ def declaration_refusals(guard: Guard) -> Iterator[Refusal]:
                 f"{cure}.",
             )
     for doubt in dict.fromkeys(alive.refusal_reasons(guard.model, guard.alive)):
-        yield Refusal("bloomguard.W113", f"alive may change without a write of the row: it {doubt}", alive.CURE)
+        yield Refusal("bloomguard.W113", f"alive is not allowed: it {doubt}", alive.CURE)
 
 
 def database_refusals(guard: Guard, connection: BaseDatabaseWrapper) -> Iterator[Refusal]:

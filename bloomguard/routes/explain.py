@@ -43,7 +43,7 @@ MEANING = {
     "unreachable": "the store does not answer",
     "untrusted": "the filter is damaged, or was built for another definition or SECRET_KEY; run rebuild_filter",
     "ambiguous": "several schemas or databases have the table, and the filter does not have the rows of this one",
-    "shadow": 'the filter does not contain it, but mode = "shadow" lets the request pass',
+    "shadow": "the filter does not contain it, but the guard is in shadow mode, so the request passes",
     "false absence": "the row exists, but the filter does not contain it; run rebuild_filter",
     "error": "an error inside bloomguard",
     "disabled": "BLOOMGUARD['ENABLED'] is not True, so no guard answers",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from inspect import signature
 from typing import Any
 
 from django.core.signals import setting_changed
@@ -35,6 +36,18 @@ def turn(lock: threading.Lock, what: str) -> Iterator[None]:
         lock.release()
 
 
+def _unknown(cls: Any, options: Any) -> str:
+    """Return which of ``options`` the store ``cls`` does not have, and those that it has, or an empty text."""
+    if not (isinstance(cls, type) and issubclass(cls, Store) and isinstance(options, dict)):
+        return ""
+    parameters = signature(cls).parameters.values()
+    known = [each.name for each in parameters if each.kind is each.KEYWORD_ONLY]
+    unknown = sorted(str(name) for name in options if name not in known)
+    if not unknown or any(each.kind is each.VAR_KEYWORD for each in parameters):
+        return ""
+    return f"{cls.__name__} has no option {unknown[0]!r}; its OPTIONS are {', '.join(known) or 'none'}"
+
+
 class StoreHandler:
     """Mapping of aliases to stores, one instance per process and alias, created on first use."""
 
@@ -62,9 +75,16 @@ class StoreHandler:
                 f"{', '.join(sorted(configured)) or 'none'}"
             )
         backend = configured[alias].get("BACKEND")
+        if not backend:
+            raise ConfigurationError(
+                f"BLOOMGUARD['STORES'][{alias!r}] has no BACKEND, such as 'bloomguard.stores.file.FileStore'"
+            )
+        options = configured[alias].get("OPTIONS", {})
         try:
-            cls = import_string(backend or "")
-            made = cls(alias, **configured[alias].get("OPTIONS", {}))
+            cls = import_string(backend)
+            if unknown := _unknown(cls, options):
+                raise ConfigurationError(f"BLOOMGUARD['STORES'][{alias!r}]: {unknown}")
+            made = cls(alias, **options)
         except BloomGuardError:
             raise
         except Exception as error:

@@ -7,7 +7,7 @@ import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
-from ..exceptions import StoreError, UnknownGeneration
+from ..exceptions import ConfigurationError, StoreError, UnknownGeneration
 from ..filters.codec import Frame, Header
 from ..filters.layout import Layout
 from ..forks import after_fork, own_lock
@@ -21,6 +21,8 @@ class MemoryStore(Store):
 
     def __init__(self, alias: str, *, max_bytes: int = 1 << 30) -> None:
         super().__init__(alias)
+        if type(max_bytes) is not int or max_bytes < 1:
+            raise ConfigurationError(f"the store {alias!r}: max_bytes is {max_bytes!r}; it has to be a number of bytes")
         self._max_bytes = max_bytes
         self._begin_life()
         after_fork(self._begin_life)

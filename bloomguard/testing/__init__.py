@@ -5,7 +5,7 @@ In a test run guards are cold: everything passes, as on a site before its first 
 it through the same hooks as in production.
 
 * ``django.test``: put :class:`GuardTestMixin` before ``TestCase``.
-* pytest: request the fixture ``armed_guards``, and ``db`` or a similar fixture.
+* pytest: request the fixture ``armed_guards``, which enables the database too.
 """
 
 from .assertions import GuardTestMixin, assert_blocked, assert_passes

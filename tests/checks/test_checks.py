@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from unittest.mock import Mock
 
 import pytest
 from django.core.checks import Tags, run_checks
@@ -81,7 +82,7 @@ def only():
         (Product, {"lookup": "bundle__name"}, "W101", "no field 'bundle__name'", "none across a relation"),
         (Product, {"lookup": ()}, "W101", "lookup is ()", "the model has id, name"),
         (Product, {"routes": ["prodcut"]}, "W102", "no URL pattern named 'prodcut'", "Did you mean 'product'"),
-        (Product, {"routes": ["xyzzy"]}, "W102", "no URL pattern named 'xyzzy'", "Named patterns are "),
+        (Product, {"routes": ["xyzzy"]}, "W102", "no URL pattern named 'xyzzy'", "The URLconf has "),
         (Product, {"mode": "shade"}, "W114", "mode is 'shade'", "'enforce', 'shadow'"),
         (Product, {"routes": "product"}, "W102", "routes is 'product'", "routes = ['product']"),
         (Product, {"routes": ["article"]}, "W102", "captures slug", "routes = {'route': 'kwarg'}"),
@@ -272,7 +273,7 @@ def test_a_guard_that_is_not_registered(only):
     assert not any("BaseGuard" in name for name in names)
 
 
-@pytest.mark.parametrize("name", ["BLOOM_GUARD", "BLOOMGUARDS"])
+@pytest.mark.parametrize("name", ["BLOOM_GUARD", "BLOOMGUARDS", "BLOOMGARD", "BLOMGUARD", "BLOOMGAURD"])
 def test_a_misspelt_setting(only, settings, name):
     """A setting that is nearly ``BLOOMGUARD`` is read by nothing."""
     setattr(settings, name, {})
@@ -300,7 +301,7 @@ def test_an_unknown_key_of_a_store(only, settings):
     [
         ({"BACKEND": "bloomguard.stores.nowhere.Store"}, "bloomguard.stores.nowhere.Store"),
         ({"BACKEND": "bloomguard.stores.file.FileStore", "OPTIONS": {"colour": "red"}}, "colour"),
-        ({}, "None"),
+        ({}, "has no BACKEND"),
     ],
 )
 def test_a_store_that_cannot_be_made(only, settings, store, value):
@@ -312,10 +313,20 @@ def test_a_store_that_cannot_be_made(only, settings, store, value):
     assert found == "bloomguard.W109"
     assert "BLOOMGUARD['STORES']['default']" in message
     assert value in message
-    assert hint == (
-        "See docs/settings.md, and the docstring of the BACKEND for its OPTIONS; RedisStore needs pip install "
-        "bloomguard[redis]."
-    )
+    assert hint == "See docs/settings.md."
+
+
+def test_a_missing_driver_names_its_extra(settings, monkeypatch):
+    """Installed as on the page of the store, and from no registry."""
+    missing = Mock(side_effect=ModuleNotFoundError("No module named 'redis'", name="redis"))
+    monkeypatch.setattr("bloomguard.stores.import_string", missing)
+    settings.BLOOMGUARD = {"STORES": {"default": {"BACKEND": "bloomguard.stores.redis.RedisStore"}}}
+
+    found, message, hint = the_message()
+
+    assert found == "bloomguard.W109"
+    assert "redis" in message
+    assert hint == "Install bloomguard with the extra redis, see docs/redis.md."
 
 
 @pytest.mark.django_db

@@ -27,6 +27,7 @@ from tests.support.guarding import make_guard, registered
 
 CHECK = ["check", "--database", "default"]
 FILE, REDIS = "bloomguard.stores.file.FileStore", "bloomguard.stores.redis.RedisStore"
+MEMORY = "bloomguard.stores.memory.MemoryStore"
 GUARD = "bloomguard.middleware.BloomGuardMiddleware"
 
 
@@ -92,7 +93,7 @@ GUARDS = [
     ({"filter": "blom"}, "W111", "filter is 'blom'"),
     ({"filter": []}, "W111", "filter is []"),
     ({"sync": "statement"}, "W112", "sync is 'statement'"),
-    ({"alive": Q(nmae=1)}, "W113", "alive may change without a write of the row: it cannot be queried"),
+    ({"alive": Q(nmae=1)}, "W113", "alive is not allowed: it cannot be queried"),
     ({"alive": Q(pk__lt=float("inf"))}, "W113", "cannot be queried: cannot convert float infinity to integer"),
     ({"alive": Q(pk__in=Unreadable())}, "W113", "has a Unreadable, which is not a constant"),
     ({"alive": Q(("name",))}, "W118", "alive cannot be read: ValueError: a comparison is not a pair"),
@@ -144,16 +145,32 @@ SETTINGS = [
     ({"BLOOMGUARD": {"STORES": [FILE]}}, "W109", "for 'STORES'; it has to be a dictionary"),
     ({"BLOOMGUARD": {"STORES": {"default": FILE}}}, "W109", "for 'default'; it has to be a dictionary"),
     ({"BLOOMGUARD": {"STORES": {}}}, "W103", "there is no store 'default'"),
-    (store({}), "W109", "with BACKEND None"),
+    (store({}), "W109", "'default'] has no BACKEND, such as"),
     (store({"BACKEND": 5}), "W109", "with BACKEND 5: AttributeError"),
     (store({"BACKEND": "no.Store"}), "W109", "No module named 'no'"),
     (store({"BACKEND": "pathlib.Path"}), "W109", "is not a subclass of Store"),
     (store({"BACKEND": FILE, "OPTIONS": ["/x"]}), "W109", "must be a mapping"),
-    (store({"BACKEND": FILE, "OPTIONS": {"folder": "/x"}}), "W109", "'folder'"),
+    (
+        store({"BACKEND": FILE, "OPTIONS": {"folder": "/x"}}),
+        "W109",
+        "FileStore has no option 'folder'; its OPTIONS are path",
+    ),
     (store({"BACKEND": FILE, "OPTIONS": {"path": 5}}), "W109", "int"),
     (store({"BACKEND": FILE, "LOCATION": "/x"}), "W115", "unknown key 'LOCATION'"),
     (store({"BACKEND": FILE, "OPTIONS": {"path": f"{__file__}/x"}}), "W110", __file__),
+    (
+        store({"BACKEND": MEMORY, "OPTIONS": {"max_bytes": "1 GB"}}),
+        "W109",
+        "max_bytes is '1 GB'; it has to be a number",
+    ),
+    (store({"BACKEND": MEMORY, "OPTIONS": {"max_bytes": True}}), "W109", "max_bytes is True; it has to be a number"),
     (store({"BACKEND": REDIS}), "W109", "needs either url"),
+    (
+        store({"BACKEND": REDIS, "OPTIONS": {"url": "redis://m", "sentinels": ["h:1"]}}),
+        "W109",
+        "a list of (host, port)",
+    ),
+    (store({"BACKEND": REDIS, "OPTIONS": {"url": "redis://m", "sentinels": 5}}), "W109", "a list of (host, port)"),
     (store({"BACKEND": REDIS, "OPTIONS": {"url": 5}}), "W109", "its url is not the URL of a Redis server"),
     (store({"BACKEND": REDIS, "OPTIONS": {"cache": "no"}}), "W109", "the alias of one of CACHES: default"),
     (store({"BACKEND": REDIS, "OPTIONS": {"url": "redis://x", "read_timeout": "1"}}), "W109", "read_timeout is '1'"),

@@ -242,7 +242,7 @@ def test_the_check_tells_the_comparison_and_the_cure():
     with registered(Event, name="doubtful", alive=Q(shown=True, at__year=2024), lookup="pk"):
         (message,) = [each for each in check_guards(None) if each.id == "bloomguard.W113"]
 
-    assert "alive may change without a write of the row" in message.msg
+    assert "alive is not allowed: it " in message.msg
     assert "(at__year)" in message.msg
     assert message.hint == CURE
 

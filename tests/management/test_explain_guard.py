@@ -201,7 +201,7 @@ def test_a_fenced_guard_says_why(shop, capsys):
         "verdict     unknown (fenced): the guard is disabled, often after an unconfirmed add; run rebuild_filter"
         in said
     )
-    assert "fenced a write of a test" in said
+    assert "fenced: a write of a test" in said
 
 
 def test_it_reads_well(shop, capsys):

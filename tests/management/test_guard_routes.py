@@ -83,6 +83,18 @@ def test_it_reads_well(guards, capsys):
     assert lines[-1].endswith("patterns that take an identifier are guarded")
 
 
+def test_the_share_of_guarded_patterns_is_that_of_all(guards, capsys):
+    """Also of ``--unguarded``, which lists none of the guarded ones."""
+    call_command("guard_routes")
+    every = capsys.readouterr().out.splitlines()
+    call_command("guard_routes", "--unguarded")
+    unguarded = capsys.readouterr().out.splitlines()
+
+    assert unguarded[-1] == every[-1]
+    assert not every[-1].startswith("0 of")
+    assert len(unguarded) < len(every)
+
+
 def test_another_urlconf(guards, capsys):
     """``--urlconf`` takes another one than ``ROOT_URLCONF``; one that is not there is said to be missing."""
     assert rows(capsys, "--urlconf", "tests.shop.urls")[0]["name"] == "product"

@@ -203,6 +203,23 @@ def test_a_store_that_is_replaced_denies_no_row(built, clock, monkeypatch):
     assert serves(clock)
 
 
+def test_a_build_that_cannot_write_its_store_leaves_the_other_one_in_use(built, clock, settings, tmp_path):
+    """As by another user, or with other settings: what failed to begin fences nothing, however often cron runs it."""
+    usable = settings.BLOOMGUARD
+    (tmp_path / "file").touch()
+    settings.BLOOMGUARD = {
+        "STORES": {"default": {**usable["STORES"]["default"], "OPTIONS": {"path": tmp_path / "file/a"}}}
+    }
+    stores.reset()
+    with pytest.raises(RebuildError, match=r"cannot write .*file as user \d+: "):
+        Rebuild(registry["product"]).run()
+    settings.BLOOMGUARD = usable
+    forget()
+
+    assert (row().status, row().active) == (ARMED, built.generation)
+    assert serves(clock)
+
+
 def test_a_store_that_is_replaced_once_more_is_left_to_the_next_build(built, clock, monkeypatch):
     """A build does not name a store for which nothing was fenced: it gives way, and nothing changes."""
     rebuilder = Rebuild(registry["product"], sleep=clock.sleep)

@@ -256,13 +256,46 @@ def test_the_page_for_users_works(tmp_path):
     for number, block in enumerate(re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)):
         (tmp_path / f"test_page_{number}.py").write_text(block)
 
-    environment = {**os.environ, "PYTHONPATH": str(EXAMPLE), "DJANGO_SETTINGS_MODULE": "config.settings"}
-    ran = subprocess.run(
+    ran = run_pytest(tmp_path)
+
+    assert "3 passed" in ran.stdout, ran.stdout + ran.stderr
+
+
+ALONE = """
+import pytest
+from django.db import connection
+from gazetteer.models import City
+
+NAME = str(connection.settings_dict["NAME"])
+
+
+@pytest.mark.usefixtures({fixtures})
+def test_database():
+    assert str(connection.settings_dict["NAME"]) != NAME
+    assert connection.in_atomic_block is {atomic}
+    assert not City.objects.exists()
+"""
+
+
+@pytest.mark.parametrize(
+    ("fixtures", "atomic"), [(["armed_guards"], True), (["armed_guards", "transactional_db"], False)]
+)
+def test_the_fixture_alone_never_opens_the_real_database(tmp_path, fixtures, atomic):
+    """Whichever tests run beside it: even if none of them requests a database, the test has one of its own."""
+    (tmp_path / "test_alone.py").write_text(ALONE.format(fixtures=", ".join(map(repr, fixtures)), atomic=atomic))
+
+    ran = run_pytest(tmp_path)
+
+    assert "1 passed" in ran.stdout, ran.stdout + ran.stderr
+
+
+def run_pytest(tmp_path):
+    paths = f"{EXAMPLE.parent}:{EXAMPLE}"
+    environment = {**os.environ, "PYTHONPATH": paths, "DJANGO_SETTINGS_MODULE": "config.settings"}
+    return subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", tmp_path, tmp_path],
         env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=120,
     )  # fmt: skip
-
-    assert "3 passed" in ran.stdout, ran.stdout + ran.stderr
 
 
 def statements(queries):

@@ -74,7 +74,8 @@ def _guard(answer: GuardAnswer) -> list[tuple[str, str]]:
         room, rate = f"room for {generation['capacity']:,}", f"an error rate of {generation['error_rate']:g}"
         lines.append(("", f"of {generation['bytes']:,} bytes with {room} at {rate}"))
     if state := answer.state:
-        lines.append(("state row", f"version {state['version']}, {state['status']} {state['reason']}".rstrip()))
+        status = f"{state['status']}: {state['reason']}" if state["reason"] else state["status"]
+        lines.append(("state row", f"version {state['version']}, {status}"))
         lines += [("", f"{name} {state[name]}") for name in ("active", "standby", "building") if state[name]]
         lines.append(("", f"{state['rows']:,} rows at the last build, published {state['published_at'] or 'never'}"))
         if state["identity"] != answer.identity:

@@ -33,8 +33,8 @@ class Command(BaseCommand):
             raise CommandError(f"there is no URLconf {urlconf!r}: {error}") from error
         every = [pattern for pattern in table.patterns if takes_id(pattern)]
         shown = [pattern for pattern in every if options["admin"] or not is_admin(pattern)]
-        rows = [row for pattern in shown for row in rows_of_pattern(table, pattern)]
-        rows = [row for row in rows if not (options["unguarded"] and row.answered)]
+        listed = [row for pattern in shown for row in rows_of_pattern(table, pattern)]
+        rows = [row for row in listed if not (options["unguarded"] and row.answered)]
         if options["json"]:
             self.stdout.write(json.dumps({"routes": [asdict(row) for row in rows]}))
             return
@@ -43,8 +43,9 @@ class Command(BaseCommand):
             where = f"{row.guard}: {row.answered}" if row.answered != NOWHERE else "nowhere"
             why = f" ({row.reason})" if row.reason else ""
             self.stdout.write(f"{row.pattern:<{width}}  {where}{why}")
-        listed, guarded = {row.pattern for row in rows}, {row.pattern for row in rows if row.answered != NOWHERE}
-        self.stdout.write(f"{len(guarded)} of {len(listed)} patterns that take an identifier are guarded")
+        guarded = {row.pattern for row in listed if row.answered != NOWHERE}
+        in_all = len({row.pattern for row in listed})
+        self.stdout.write(f"{len(guarded)} of {in_all} patterns that take an identifier are guarded")
         if not conf.settings.is_enabled:
             self.stdout.write("BLOOMGUARD['ENABLED'] is not True, so no guard answers now")
         if len(shown) < len(every):

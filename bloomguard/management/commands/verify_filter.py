@@ -71,8 +71,9 @@ class Command(BaseCommand):
                         guard, sample=options["sample"], progress=ProgressBar(guard, bars, quiet)
                     )
                     found[guard] = verification.run()
-            except _EXPECTED as error:
-                failed.append(error)
+            except _EXPECTED as error:  # most of a store's errors name no guard
+                failed.append(CommandError(f"{guard.name}: {str(error).removeprefix(f'{guard.name}: ')}"))
+                failed[-1].__cause__ = error
                 continue
             if not quiet and not options["json"]:
                 self.stdout.write(_summary(found[guard]))

@@ -231,7 +231,7 @@ class RedisStore(Store):
         except StoreError as error:
             return [
                 Warning(
-                    f"the store {self.alias!r} does not answer: {error}.",
+                    f"the store {self.alias!r} does not answer: {str(error).rstrip('.')}.",
                     hint="Start it, or correct its address. Until it answers, guards pass every request, and saving a "
                     "guarded row disables the guard.",
                     id="bloomguard.W021",

@@ -234,9 +234,13 @@ def find_servers(
         options.pop("port", None)
         secure = issubclass(pool.connection_class, redis.SSLConnection)
         managed = SentinelManagedSSLConnection if secure else SentinelManagedConnection
-        return SentinelServers(
-            service, [(host, port) for host, port in sentinels], sentinel_options or {}, options, managed
-        )
+        try:
+            addresses = [(host, int(port)) for host, port in sentinels]
+        except (TypeError, ValueError):
+            raise ConfigurationError(
+                f"the store {alias!r}: sentinels has to be a list of (host, port), as in [('10.0.0.1', 26379)]"
+            ) from None
+        return SentinelServers(service, addresses, sentinel_options or {}, options, managed)
     return SingleServer(pool.connection_class, dict(pool.connection_kwargs))
 
 
