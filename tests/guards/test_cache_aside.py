@@ -363,16 +363,19 @@ def test_an_exception_is_nobodys_result_on_a_loop_either(shop):
 
 @pytest.fixture
 def hurry(monkeypatch, clock):
-    """``hurry(event)``: whoever waits for a load that came before ``event`` loses patience at once, on a clock of
-    its own."""
+    """``hurry(is_hopeless)``: whoever waits for an event that is hopeless loses patience at once, on a clock of its own.
+
+    All who wait for one event move the clock once: it would overtake those who wait for another.
+    """
     monkeypatch.setattr(cache_aside, "time", SimpleNamespace(monotonic=clock))
     monkeypatch.setattr(cache_aside.Waiter, "sleep", lambda self, seconds: clock.sleep(seconds))
-    wait = cache_aside.Waiter.wait
+    wait, lock, until = cache_aside.Waiter.wait, threading.Lock(), {}
 
     def start(is_hopeless):
         def waits(self, event, seconds):
             if is_hopeless(event):
-                clock.sleep(max(seconds, 0))
+                with lock:
+                    clock.sleep(max(until.setdefault(event, clock() + seconds) - clock(), 0))
             else:
                 wait(self, event, 60)
 
