@@ -128,6 +128,17 @@ def kind_of(field: models.Field[Any, Any]) -> str | None:
     return None
 
 
+def form_of(field: models.Field[Any, Any]) -> str:
+    """Return, as text, what decides which bytes a value of the field becomes, but for ``normalize``."""
+    field = value_field(field)
+    form = str(kind_of(field))
+    if isinstance(field, models.DecimalField):
+        form += f"({field.decimal_places})"  # values with more places are read as others on SQLite, and have no key
+    if own_methods(field, ("to_python",)):
+        form += f"({getattr(field.to_python, '__qualname__', type(field).__qualname__)})"
+    return form
+
+
 def own_class(field: models.Field[Any, Any]) -> str:
     """Return the name of the class that a custom ``to_python`` returns; empty if it returns the plain class."""
     field, kind = value_field(field), kind_of(field)

@@ -16,7 +16,7 @@ from ..exceptions import ConfigurationError
 from ..filters.kinds import KINDS
 from .conditions import Unstable, as_text, refusal_reasons
 from .conversions import is_djangos
-from .keys import KeyMaker, Scoped, plain, scope_of, unwrapped
+from .keys import KeyMaker, Scoped, form_of, plain, scope_of, unwrapped
 from .places import Place
 from .scopes import DATABASE, Scopes
 
@@ -112,7 +112,8 @@ class GuardMeta:
     def definition(self) -> str:
         """What a key of this guard means, as text: a filter that was built for another text is never queried."""
         guard = self._guard
-        columns = ",".join(f"{field.column}:{kind}" for field, kind in zip(self.fields, self.keys.kinds))
+        self.keys  # noqa: B018  # raises for fields that cannot be a key
+        columns = ",".join(f"{field.column}:{form_of(field)}" for field in self.fields)
         normalize = type(guard).normalize.__qualname__
         try:
             alive = as_text(guard.alive)

@@ -611,6 +611,23 @@ def test_an_image_that_the_server_evicts_is_no_add(store, server, monkeypatch):
         made.add(np.arange(3_000))
 
 
+def test_a_load_that_the_server_evicts_is_no_filter(store, server, monkeypatch):
+    """It may be gone before its bits are in the shard; the shard itself then has its size and its tags."""
+    made = store.create("city", "a", make_layout())
+    made.add_many(np.arange(3_000))
+    load = store.load
+
+    def evicting(commands, identity=None):
+        if any(words[0] == "BITOP" for _, words in commands if isinstance(words, tuple)):
+            server.delete(*server.keys("*:load"))
+        return load(commands, identity)
+
+    monkeypatch.setattr(store, "load", evicting)
+
+    with pytest.raises(CorruptFilter, match="evicted"):
+        made.seal()
+
+
 def test_the_settings_name_one_server():
     """Neither or both of ``url`` and ``cache``, or a URL of something else, are configuration errors."""
     for options in ({}, {"url": "redis://h", "cache": "default"}, {"url": "ftp://h"}, {"cache": "nothing"}):

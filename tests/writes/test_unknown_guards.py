@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from decimal import Decimal
 
 import pytest
 from django.contrib.auth.models import Group
@@ -24,7 +25,7 @@ from bloomguard.writes.consequences import may_add_key
 from bloomguard.writes.sql.effects import Effect
 from bloomguard.writes.tables import tracked_tables
 from bloomguard.writes.unknown_guards import REASON
-from tests.shop.models import Article, Bundle, Product
+from tests.shop.models import Article, Bundle, Price, Product
 from tests.support import database
 from tests.support.guarding import registered
 
@@ -205,6 +206,34 @@ def test_a_write_fences_a_guard_that_has_other_options_in_the_filters_version(ea
     row = Article.objects.latest("pk")
     assert GuardState.objects.get(name="thing").status == FENCED
     assert guard.verdict(row.slug) is Verdict.UNKNOWN
+
+
+def lower(value):
+    return value.lower()
+
+
+#: What two versions say of a field: the versions make other keys of one value.
+FIELDS = {
+    "decimal_places": (Price, "amount", "decimal_places", 4, Decimal("1.2345")),
+    "to_python": (Article, "slug", "to_python", lower, "seen"),
+}
+
+
+@pytest.mark.parametrize(("model", "name", "attribute", "changed", "value"), FIELDS.values(), ids=FIELDS)
+def test_a_field_that_makes_other_keys_is_another_option(
+    fresh, clock, monkeypatch, model, name, attribute, changed, value
+):
+    """No version asks a filter that another one has built, and the first write of the other one fences it."""
+    with registered(model, name="thing", lookup=name) as guard:
+        Rebuild(guard, sleep=clock.sleep).run()
+    monkeypatch.setattr(model._meta.get_field(name), attribute, changed)
+    with registered(model, name="thing", lookup=name) as guard:
+        state.table.forget()
+        before = guard.verdict(value)
+        model.objects.create(**{name: value})
+
+    assert before is Verdict.UNKNOWN
+    assert GuardState.objects.get(name="thing").status == FENCED
 
 
 def test_all_generations_of_a_row_are_of_one_version(each_database, fresh, clock, monkeypatch):

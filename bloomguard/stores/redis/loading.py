@@ -82,7 +82,7 @@ def join_bits(store: RedisStore, layout: Layout, keys: Sequence[str], frames: Se
     fields = BitFields(layout, keys)
     for shard, (key, frame) in enumerate(zip(keys, frames)):
         gathered = gather(store, key, frame, identity)
-        joined, _, tags = store.load(
+        joined, removed, tags = store.load(
             [
                 (key, ("BITOP", "OR", key, key, gathered)),
                 (key, ("UNLINK", gathered)),
@@ -91,6 +91,8 @@ def join_bits(store: RedisStore, layout: Layout, keys: Sequence[str], frames: Se
             identity,
         )
         fields.check_tags(shard, tags)
+        if removed != 1:
+            raise CorruptFilter(f"{gathered} was evicted, perhaps before its bits were in {key}")
         if joined != len(frame.buffer):
             raise CorruptFilter(f"{key} has {joined:,} bytes; its header says {len(frame.buffer):,}")
 
