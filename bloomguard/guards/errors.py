@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 #: The range of a 64-bit column.
 _LOW, _HIGH = -(1 << 63), (1 << 63) - 1
 #: Classes of values that mean the same in the view as in the filter. Not their subclasses, which may have attributes.
-_PLAIN = frozenset({str, int, bool, float, Decimal, UUID, datetime.date, datetime.datetime, type(None)})
+PLAIN = frozenset({str, int, bool, float, Decimal, UUID, datetime.date, datetime.datetime, type(None)})
 
 
 def may_raise(guard: Guard, value: Any, captured: Iterable[Any], *, by_link: bool = False) -> bool:
@@ -41,7 +41,7 @@ def may_raise(guard: Guard, value: Any, captured: Iterable[Any], *, by_link: boo
         elif isinstance(each, int) and not _LOW <= each <= _HIGH and not (numbers and each is value):
             return True
     try:
-        if not all(type(each) in _PLAIN for each in values):
+        if not all(type(each) in PLAIN for each in values):
             return True
         if numbers:
             return False
