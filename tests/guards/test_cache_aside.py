@@ -402,6 +402,20 @@ def test_an_exception_is_nobodys_result(shop):
     assert (loader.calls, loader.most) == (4, 1)
 
 
+@pytest.mark.parametrize("error", [StopIteration(7), RuntimeError("oops"), KeyboardInterrupt()], ids=repr)
+def test_an_exception_of_the_loader_is_raised_as_it_is(shop, error):
+    """Also one that no generator lets through; and the next caller loads."""
+
+    def load(value):
+        raise error
+
+    for _ in range(2):
+        with pytest.raises(type(error)) as raised:
+            get_or_load("product", 7, load)
+        assert raised.value is error
+    assert get_or_load("product", 7, lambda value: "loaded") == "loaded"
+
+
 def test_an_exception_is_nobodys_result_on_a_loop_either(shop):
     """The same for tasks."""
     loader = Loader(fail, fail, fail, "tea")
