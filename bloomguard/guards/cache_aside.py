@@ -6,8 +6,9 @@ are kept here. Between processes that share a cache, an entry made by ``cache.ad
 - A loaded value is cached for ``timeout`` seconds minus up to a tenth, so that entries made together do not expire
   together. ``None`` is not cached, so a flood of IDs that do not exist does not fill the cache.
 - A load that returns ``None`` answers only the callers that were waiting when it began, because the row may have been
-  created since. Later callers wait for the next load. In a transaction it answers its own caller alone, as it does if
-  several values may share a key, as with ``normalize``: one load may find nothing, and that of another value a row.
+  created since. Later callers wait for the next load. In a transaction it answers its own caller alone.
+- Values that the filter has under one key, but that the database may tell apart, as with ``normalize``, each have an
+  entry and loads of their own: what is loaded for one may be another row than that of the other.
 - An exception goes only to the caller that ran the load. The next waiting caller tries again itself.
 - No caller waits longer than twice ``patience``. A flight older than ``patience`` is abandoned: the next caller to
   arrive, or to run out of patience, loads instead. A caller that has waited twice ``patience`` loads for itself alone.
@@ -40,8 +41,9 @@ from ..state.connection import has_begun
 from ..stores.steps import Steps, arun, run
 from ..verdicts import Decision, Verdict
 from .counters import AVOIDED
+from .errors import PLAIN
 from .guard import Guard
-from .misses import confirm_missing
+from .misses import confirm_missing, is_exact
 from .registry import registry
 
 Event = threading.Event | asyncio.Event
@@ -161,9 +163,7 @@ class Flights:
 flights = Flights()
 
 
-def _get_or_load(
-    key: str | None, waiter: Waiter, timeout: float | None, patience: float, *, shares_none: bool
-) -> Steps:
+def _get_or_load(key: str | None, waiter: Waiter, timeout: float | None, patience: float) -> Steps:
     """Return the cached value of ``key``, or load it once for all callers; ``None`` if there is no value.
 
     Without a key, load without the cache and without waiting.
@@ -180,7 +180,7 @@ def _get_or_load(
         if mine:
             try:
                 found = yield from _load_for_all(key, timeout, patience)
-                if found is not None or (shares_none and not waiter.is_in_transaction()):
+                if found is not None or not waiter.is_in_transaction():
                     flight.result = found
             finally:
                 flights.land(waiter.scope, key, flight)
@@ -252,8 +252,9 @@ def _secret(secret_key: str) -> bytes:
 def cache_key(name: str, value: Any) -> str | None:
     """Return the key under which :func:`get_or_load` caches ``value`` of the guard ``name``; ``None`` if it has none.
 
-    Use it to delete the entry when the row changes: ``cache.delete(cache_key("city", 7))``. It contains a keyed hash,
-    not the value itself. Raises :class:`ConfigurationError` if there is no such guard.
+    Use it to delete the entry when the row changes: ``cache.delete(cache_key("city", 7))``. With a ``normalize`` or a
+    field of the project's own, each spelling of a value has an entry. It contains a keyed hash, not the value itself.
+    Raises :class:`ConfigurationError` if there is no such guard.
     """
     return _key(registry[name], value)
 
@@ -307,22 +308,26 @@ async def aget_or_load(
 
 
 def _key(guard: Guard, value: Any) -> str | None:
+    """Return the cache key of ``value``; ``None`` if only its class knows which row it means."""
     try:
-        key = guard._meta.keys.key(value)
+        key, own = guard._meta.keys.key(value), b""
+        if not is_exact(guard, value):
+            values = list(guard._meta.conditions(value).values())
+            if not all(type(each) in PLAIN for each in values):
+                return None
+            own = b"\0" + repr(values).encode()
     except Exception:
         return None
     secret = _secret(django_settings.SECRET_KEY)
     digest = hashlib.blake2b(guard._meta.definition.encode(), key=secret, person=b"bloomguard.cache", digest_size=16)
-    digest.update(b"\0" + key)
+    digest.update(b"\0" + key + own)
     return f"bloomguard:{guard.name}:{digest.hexdigest()}"
 
 
 def _steps(
     guard: Guard, value: Any, decision: Decision, waiter: Waiter, timeout: float | None, patience: float
 ) -> Steps:
-    key = _key(guard, value)
-    shares_none = key is not None and guard._meta.is_exact
-    found = yield from _get_or_load(key, waiter, timeout, patience, shares_none=shares_none)
+    found = yield from _get_or_load(_key(guard, value), waiter, timeout, patience)
     if found is None and decision.verdict is Verdict.MAYBE:
         # The loader may have looked anywhere, so its None proves nothing: query the database.
         yield methodcaller("call", partial(confirm_missing, guard, value))

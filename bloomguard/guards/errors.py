@@ -10,7 +10,7 @@ from uuid import UUID
 
 from django.db import models
 
-from .conversions import value_field
+from .conversions import is_djangos, value_field
 from .keys import kind_of
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 #: The range of a 64-bit column.
 _LOW, _HIGH = -(1 << 63), (1 << 63) - 1
 #: Classes of values that mean the same in the view as in the filter. Not their subclasses, which may have attributes.
-_PLAIN = frozenset({str, int, bool, float, Decimal, UUID, datetime.date, datetime.datetime, type(None)})
+PLAIN = frozenset({str, int, bool, float, Decimal, UUID, datetime.date, datetime.datetime, type(None)})
 
 
 def may_raise(guard: Guard, value: Any, captured: Iterable[Any], *, by_link: bool = False) -> bool:
@@ -41,11 +41,21 @@ def may_raise(guard: Guard, value: Any, captured: Iterable[Any], *, by_link: boo
         elif isinstance(each, int) and not _LOW <= each <= _HIGH and not (numbers and each is value):
             return True
     try:
-        if not all(type(each) in _PLAIN for each in values):
+        if not all(type(each) in PLAIN for each in values):
             return True
         if numbers:
             return False
         return any(_is_refused(value_field(field), each) for field, each in zip(fields, values, strict=True))
+    except Exception:  # not a value of the field
+        return True
+
+
+def may_raise_beside(field: models.Field[Any, Any], value: Any) -> bool:
+    """Return whether a query may raise an error that compares a field beside the guard's with ``value``."""
+    try:
+        known = is_djangos(field) and kind_of(field) in ("integer", "uuid", "text", "date")
+        field = value_field(field)
+        return not known or field.to_python(value) is None or _is_refused(field, value)
     except Exception:  # not a value of the field
         return True
 

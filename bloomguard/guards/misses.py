@@ -38,7 +38,7 @@ def remember_missing(guard: Guard, value: Any, generation: str, using: str) -> b
         key = guard._meta.keys.key(value)
         if not _sees_every_row(guard, key, using) or not _is_missing(guard, value, using):
             return False
-        if _is_exact(guard, value):
+        if is_exact(guard, value):
             guard._runtime.active_filter.negative_cache.remember(key, generation, using)
         return True
     except (Unkeyable, OutOfRange, EmptyResultSet):
@@ -103,7 +103,7 @@ def _sees_every_row(guard: Guard, key: bytes, using: str) -> bool:
     )
 
 
-def _is_exact(guard: Guard, value: Any) -> bool:
+def is_exact(guard: Guard, value: Any) -> bool:
     """Return whether a miss of ``value`` holds for its key; no integer of more than 64 bits has a key of its own."""
     meta = guard._meta
     if not meta.is_exact:

@@ -15,6 +15,7 @@ from typing import Any
 from django.core.exceptions import FieldDoesNotExist
 from django.db.models import Model
 from django.views.generic.base import View
+from django.views.generic.dates import BaseDateDetailView
 from django.views.generic.detail import SingleObjectMixin
 from django.views.generic.edit import BaseCreateView
 
@@ -167,6 +168,8 @@ def why_another_lookup(guard: Guard, pattern: Pattern, kwargs: tuple[str, ...]) 
         return ""
     if shown is None or not looks_up_first(shown.cls) or not issubclass(shown.cls, SingleObjectMixin):
         return ""
+    if shown.cls.get_object is BaseDateDetailView.get_object:
+        return "its view looks up a date too, and its 404 may say so"
     if any(getattr(shown.cls, name) is not djangos for name, djangos in _LOOKUP.items()):
         return ""
     lookup = RowLookup(guard, shown.model)

@@ -19,6 +19,7 @@ from django.db.models import Func, Model, QuerySet
 from django.db.models.expressions import RawSQL
 from django.db.models.manager import BaseManager
 from django.db.models.sql import Query
+from django.db.models.sql.where import ExtraWhere
 from django.utils.datastructures import OrderedSet
 
 from ..guards import Guard
@@ -93,6 +94,8 @@ def _conditions(query: Query) -> Iterator[Any]:
 def _is_djangos(condition: Any) -> bool:
     """Whether ``condition`` is made of Django's own classes and plain values: it is the same in each request."""
     if not type(condition).__module__.startswith("django.") or getattr(condition, "contains_aggregate", False):
+        return False
+    if type(condition) is ExtraWhere:
         return False
     rhs = getattr(condition, "rhs", None)
     if not (hasattr(rhs, "resolve_expression") or _is_plain(rhs)):

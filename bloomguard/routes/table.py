@@ -19,10 +19,10 @@ from django.views.debug import technical_404_response
 
 from ..exceptions import ConfigurationError
 from ..guards import AUTO, Guard, registry
-from ..guards.errors import may_raise
+from ..guards.errors import may_raise, may_raise_beside
 from ..log_once import LogOnce
 from ..lookups.query import concrete
-from .discovery import Detail, NotFound, detail, find_kwargs, views_by_model, why_another_lookup
+from .discovery import Detail, NotFound, column_of, detail, find_kwargs, views_by_model, why_another_lookup
 from .openness import allowed_methods, why_closed
 from .patterns import Pattern, PatternIndex, patterns, root_urlconf
 
@@ -63,7 +63,17 @@ class GuardedRoute:
 
     def may_raise(self, value: Any, captured: Mapping[str, Any]) -> bool:
         """Return whether the view's query for ``value`` may raise an error, which a 404 would hide."""
-        return may_raise(self.guard, value, captured.values(), by_link=self._by_link)
+        return may_raise(self.guard, value, captured.values(), by_link=self._by_link) or any(
+            may_raise_beside(field, captured.get(kwarg)) for kwarg, field in self._beside
+        )
+
+    @cached_property
+    def _beside(self) -> tuple[tuple[str, Any], ...]:
+        """The kwargs and fields that Django's own view compares beside those of the guard."""
+        if self.shown is None:
+            return ()
+        model, looked_up = self.shown.model, self.shown.looked_up
+        return tuple((kwarg, column_of(model, name)) for name, kwarg in looked_up.items() if kwarg not in self.kwargs)
 
     @cached_property
     def _by_link(self) -> bool:

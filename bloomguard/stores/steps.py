@@ -15,17 +15,23 @@ Steps = Generator[Step, Any, Any]
 
 def run(steps: Steps, waiter: Any) -> Any:
     """Run the steps in this thread and return the generator's return value."""
+    raised: BaseException | None = None
     try:
         step = next(steps)
         while True:
             try:
                 done = step(waiter)
             except BaseException as error:
+                raised = error
                 step = steps.throw(error)
             else:
                 step = steps.send(done)
     except StopIteration as end:
         return end.value
+    except RuntimeError as error:
+        if isinstance(raised, StopIteration) and error.__cause__ is raised:
+            raise raised from None  # a generator cannot let it through as it is
+        raise
 
 
 async def arun(steps: Steps, waiter: Any) -> Any:

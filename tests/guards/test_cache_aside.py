@@ -262,20 +262,71 @@ def test_nothing_found_in_a_transaction_is_no_answer_for_others(shop, monkeypatc
     assert loader.calls == size
 
 
+def folding(monkeypatch, way):
+    """The options of a guard that has one key for ``ulm`` and ``ULM``, which the database tells apart."""
+    if way == "normalize":
+        return {"normalize": lambda self, value: value.casefold()}
+    field = Article._meta.get_field("slug")
+    monkeypatch.setattr(field, "to_python", str.casefold)
+    monkeypatch.setattr(field, "get_prep_value", lambda value: value)
+    return {}
+
+
+@pytest.mark.parametrize("way", ["normalize", "field"])
+def test_values_that_the_database_tells_apart_have_entries_of_their_own(shop, build, monkeypatch, way):
+    """What is loaded for one spelling is no other row's, also if they share a key; each is still cached."""
+
+    def load(slug):
+        return Article.objects.filter(slug=slug).values_list("slug", flat=True).first()
+
+    Article.objects.bulk_create([Article(slug="ulm"), Article(slug="Ulm")])
+    with registered(Article, name="folded", lookup="slug", **folding(monkeypatch, way)):
+        build("folded")
+        for _ in range(2):
+            assert [get_or_load("folded", slug, load) for slug in ("ulm", "Ulm", "ULM")] == ["ulm", "Ulm", None]
+        assert [get_or_load("folded", slug, fail) for slug in ("ulm", "Ulm")] == ["ulm", "Ulm"]
+        keys = {cache_key("folded", slug) for slug in ("ulm", "Ulm", "ULM")}
+        assert (len(keys), None in keys, cache_key("folded", Spelt("ulm"))) == (3, False, None)
+
+
+class Spelt(str):
+    """What it means is the business of its class."""
+
+
+def in_threads(call, *values):
+    """What the call returns for each value, in a thread for each that leaves no connection behind."""
+
+    def one(value):
+        try:
+            return call(value)
+        finally:
+            connections.close_all()
+
+    with ThreadPoolExecutor(len(values)) as pool:
+        return list(pool.map(one, values))
+
+
 @pytest.mark.django_db(transaction=True)
-def test_nothing_found_for_one_spelling_is_no_answer_for_another(shop, build, monkeypatch):
-    """With a ``normalize`` they share a key, and whoever floods the site with one must not answer for the other."""
-    size = 5
-    waiting, wait = threading.Semaphore(0), cache_aside.Waiter.wait
-    monkeypatch.setattr(cache_aside.Waiter, "wait", lambda *args: waiting.release() or wait(*args))
-    left = iter(range(size - 1, -1, -1))  # each load ends when all who are left wait for it
-    loader = Loader(lambda value: all(waiting.acquire(timeout=60) for _ in range(next(left))) and None)
+def test_a_load_for_one_spelling_is_not_that_of_another(shop, build):
+    """Whoever floods the site with one spelling does not answer for the other, found or not."""
+    barrier = threading.Barrier(2, timeout=20)  # both loads run at once
     Article.objects.create(slug="ulm")
+
+    def load(slug):
+        barrier.wait()
+        return slug if slug == "ulm" else None
 
     with registered(Article, name="folded", lookup="slug", normalize=lambda self, value: value.casefold()):
         build("folded")
-        assert crowd(lambda: get_or_load("folded", "ULM", loader, patience=60), size) == [None] * size
-    assert loader.calls == size
+        assert in_threads(lambda slug: get_or_load("folded", slug, load, patience=60), "ulm", "ULM") == ["ulm", None]
+
+
+def test_a_number_that_no_column_holds_has_no_other_numbers_entry(shop):
+    """The bytes of a key are those of a negative number as well."""
+    Product.objects.create(pk=-7)
+    assert get_or_load("product", -7, lambda value: "found") == "found"
+
+    assert [get_or_load("product", each, lambda value: None) for each in (2**64 - 7, str(2**64 - 7))] == [None, None]
 
 
 def test_a_cancelled_task_does_not_go_on(shop):
@@ -349,6 +400,20 @@ def test_an_exception_is_nobodys_result(shop):
 
     assert sorted(map(repr, found)) == ["'tea'"] * 47 + ["RuntimeError('oops')"] * 3
     assert (loader.calls, loader.most) == (4, 1)
+
+
+@pytest.mark.parametrize("error", [StopIteration(7), RuntimeError("oops"), KeyboardInterrupt()], ids=repr)
+def test_an_exception_of_the_loader_is_raised_as_it_is(shop, error):
+    """Also one that no generator lets through; and the next caller loads."""
+
+    def load(value):
+        raise error
+
+    for _ in range(2):
+        with pytest.raises(type(error)) as raised:
+            get_or_load("product", 7, load)
+        assert raised.value is error
+    assert get_or_load("product", 7, lambda value: "loaded") == "loaded"
 
 
 def test_an_exception_is_nobodys_result_on_a_loop_either(shop):

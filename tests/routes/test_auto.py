@@ -403,6 +403,7 @@ OWN_QUERYSETS = {
     "SQL of the project": lambda: Product.objects.filter(
         Func(Value(1), template="1=1 OR %(expressions)s", output_field=BooleanField())
     ),
+    "extra SQL": lambda: Product.objects.extra(where=["1/0 = 1"]),
     "a value of each request": lambda: Product.objects.filter(name=SimpleLazyObject(str)),
     "in a subquery": lambda: Product.objects.filter(
         review__in=Review.objects.filter(article__slug__in=["a", SimpleLazyObject(str)])

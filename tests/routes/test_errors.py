@@ -25,6 +25,7 @@ from bloomguard.guards.counters import WOULD_BLOCK, WOULD_HARM
 from bloomguard.guards.errors import may_raise
 from bloomguard.rebuild import Rebuild
 from tests.door.site import Wsgi
+from tests.lookups.models import Diary as Entry
 from tests.lookups.models import Page
 from tests.shop.models import Article, Bundle, Diary, Order, Price, Product, Review
 from tests.support.guarding import make_guard, registered, urlconf
@@ -125,6 +126,41 @@ def test_an_error_is_not_hidden(site, settings, clock, each_database, place, nam
         found = Wsgi()(unquote(url)).status if place == "door" else site(url, client)
 
     assert (bare, found) == ((500, 500) if each_database in raising else (404, 404))
+
+
+# A view that compares the ID and another field: the guard's model and lookup, the slug's field, its texts.
+BESIDE = {
+    "text": (Article, "pk", "slug", ["x", "a%00b"]),
+    "date": (Entry, "pk", "day", ["x", "2024-02-30", "2024-02-29"]),
+    "decimal": (Entry, "pk", "amount", ["x", "NaN", "1e99", "1.5", "-" + "9" * 30]),
+    "foreign key": (Entry, "pk", "author", ["x", "7", str(HUGE)]),
+    "text of a parent": (Entry, "pk", "author__name", ["x"]),
+    "no field": (Entry, "pk", "nothing", ["x"]),
+    "primary key": (Article, "slug", "slug", ["x", "7", str(HUGE), "1_0"]),
+}
+
+
+@pytest.mark.django_db(databases="__all__", transaction=True)
+@pytest.mark.usefixtures("each_database", "fresh")
+@pytest.mark.parametrize("each_database", ["sqlite", "postgresql"], indirect=True)
+@pytest.mark.parametrize("place", ["auto", "named", "async"])  # the door needs a path of the ID alone
+@pytest.mark.parametrize("name", BESIDE)
+def test_an_error_of_what_the_view_compares_beside_the_key_is_not_hidden(site, settings, clock, place, name):
+    """With ``query_pk_and_slug`` a view of Django's compares two fields, and a guard knows one of them."""
+    model, lookup, slug, texts = BESIDE[name]
+    view = type("Both", (DetailView,), {"model": model, "slug_field": slug, "query_pk_and_slug": True})
+    route = "<str:pk>/<slug:slug>/" if lookup == "slug" else "<int:pk>/<str:slug>/"
+    settings.MIDDLEWARE = [GUARD]
+    settings.ROOT_URLCONF = urlconf(path(route, view.as_view(), name="both"))
+    urls = [f"/{text}/absent/" if lookup == "slug" else f"/99/{text}/" for text in texts]
+    client = AsyncClient if place == "async" else Client
+    bare = [site(url, client) for url in urls]
+    routes = "auto" if place == "auto" else ["both"]
+    with registered(model, name="both", lookup=lookup, routes=routes, lookups=False) as guard:
+        Rebuild(guard, sleep=clock.sleep).run()
+        found = [site(url, client) for url in urls]
+
+    assert found == bare
 
 
 @pytest.mark.parametrize("place", ["route", "async route", "decorator", "door"])

@@ -47,6 +47,7 @@ from django.views.decorators.http import (
 )
 from django.views.decorators.vary import vary_on_cookie, vary_on_headers
 from django.views.generic import CreateView, DeleteView, DetailView, RedirectView, UpdateView
+from django.views.generic.dates import DateDetailView
 from guardian.decorators import permission_required_or_403
 from guardian.mixins import LoginRequiredMixin as GuardianLoginRequired
 from guardian.mixins import PermissionRequiredMixin as GuardianPermissionRequired
@@ -57,7 +58,7 @@ from bloomguard.guards import registry
 from bloomguard.rebuild import Rebuild
 from bloomguard.routes.table import guarded_routes, table_for
 from bloomguard.signals import request_blocked
-from tests.shop.models import Article, Bargain, Product
+from tests.shop.models import Article, Bargain, Diary, Product
 from tests.support.guarding import registered, urlconf
 
 GUARD = "bloomguard.middleware.BloomGuardMiddleware"
@@ -653,6 +654,23 @@ def test_the_message_is_the_views_own(shop, view):
     assert guards == ["product"]
     assert none == []
     assert answered[:2] == unguarded[:2]
+
+
+@pytest.mark.parametrize("public", [None, True])
+def test_a_view_that_looks_up_a_date_too_is_closed(build, settings, db, public):
+    """The date decides first, and the words of its 404 are others."""
+    view = type("Dated", (DateDetailView,), {"model": Diary, "date_field": "day", "month_format": "%m"})
+    settings.MIDDLEWARE = ["bloomguard.middleware.BloomGuardMiddleware"]
+    settings.ROOT_URLCONF = urlconf(
+        path("<int:year>/<int:month>/<int:day>/<int:pk>/", view.as_view(), name="dated"), handler404=words
+    )
+    with registered(Diary, name="dated", routes=["dated"], public=public) as guard:
+        build("dated")
+        [route] = guarded_routes(guard)
+        said = [visit(f"/{day}/99/")[1] for day in ("2024/2/30", "2999/1/1", "2024/2/29")]
+
+    assert "date" in route.closed
+    assert [each[:20] for each in said] == [b"not found: Invalid d", b"not found: Future di", b"not found: No diary "]
 
 
 def test_an_open_view_of_a_guard_with_alive(build, settings):
