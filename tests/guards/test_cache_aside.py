@@ -428,7 +428,7 @@ def test_an_exception_is_nobodys_result_on_a_loop_either(shop):
 
 @pytest.fixture
 def hurry(monkeypatch, clock):
-    """``hurry(is_hopeless)``: whoever waits for an event that is hopeless loses patience at once, on a clock of its own.
+    """Return ``hurry(is_hopeless)``: who waits for an event that is hopeless loses patience at once, on its own clock.
 
     All who wait for one event move the clock once: it would overtake those who wait for another.
     """
