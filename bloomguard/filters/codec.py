@@ -188,7 +188,8 @@ class Frame:
         return _TRAILER.unpack_from(self.buffer, len(self.buffer) - _TRAILER.size)
 
     def _set_trailer(self, checksum: int, dirty: int) -> None:
-        _TRAILER.pack_into(self.buffer, len(self.buffer) - _TRAILER.size, checksum, dirty, self.header.tag << 1)
+        # Not by `pack_into`, which zeroes the bytes first: a kill, or a reader meanwhile, would find no tag.
+        self.buffer[-_TRAILER.size :] = _TRAILER.pack(checksum, dirty, self.header.tag << 1)
 
     @property
     def dirty(self) -> bool:
@@ -275,12 +276,11 @@ class Frame:
 
     def _start(self) -> int:
         """Mark the frame dirty; returns the checksum before the change."""
-        at = len(self.buffer) - _TRAILER.size
-        checksum, dirty, tag = _TRAILER.unpack_from(self.buffer, at)
+        checksum, dirty, _ = self._trailer()
         if dirty:  # a writer died here; each byte that it wrote is complete and intended
             self.seal()
             checksum = self._trailer()[0]
-        _TRAILER.pack_into(self.buffer, at, checksum, 1, tag)
+        self._set_trailer(checksum, 1)
         return int(checksum)
 
 

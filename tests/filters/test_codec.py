@@ -3,11 +3,13 @@
 import random
 import struct
 import tracemalloc
+from pathlib import Path
 from zlib import adler32, crc32
 
 import numpy as np
 import pytest
 
+import bloomguard
 from bloomguard.filters import BloomFilter, CorruptFilter, KeyHash, codec
 from bloomguard.filters.codec import Frame, Header
 from bloomguard.filters.layout import Layout
@@ -99,6 +101,12 @@ def test_damaged_frames_are_refused_and_nothing_else(kind):
 def test_a_hundred_thousand_damaged_frames(kind):
     """The same at full length: 100,000 mutated frames over all kinds."""
     hold_against_damage(kind, 100_000 // len(KINDS) + 1, seed=f"{kind.name} at length")
+
+
+def test_no_write_passes_through_a_state_that_is_not_meant():
+    """``pack_into`` zeroes the bytes first: a kill, or another process meanwhile, would find no tag."""
+    sources = Path(bloomguard.__file__).parent.rglob("*.py")
+    assert not [path for path in sources if ".pack_into(" in path.read_text()]
 
 
 def test_every_single_flipped_bit_is_noticed():

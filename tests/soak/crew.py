@@ -14,7 +14,6 @@ import mmap
 import os
 import random
 import signal
-import struct
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -46,16 +45,18 @@ class Shared:
 
     def __init__(self) -> None:
         self.journal = mmap.mmap(-1, (WRITERS + 1) * ROWS_A_WRITER)
-        self._numbers = mmap.mmap(-1, 8 * (len(self._FIELDS) * (WRITERS + 1) + len(TRAPS)))
+        # Each is stored at once: `struct.pack_into` zeroes it first, so a kill, or a reader meanwhile, would find none.
+        self._numbers = memoryview(mmap.mmap(-1, 8 * len(self._FIELDS) * (WRITERS + 1))).cast("d")
+        self._trapped = memoryview(mmap.mmap(-1, 8 * len(TRAPS))).cast("q")
 
     def _at(self, member: int, field: str) -> int:
-        return 8 * (member * len(self._FIELDS) + self._FIELDS.index(field))
+        return member * len(self._FIELDS) + self._FIELDS.index(field)
 
     def get(self, member: int, field: str) -> float:
-        return float(struct.unpack_from("d", self._numbers, self._at(member, field))[0])
+        return self._numbers[self._at(member, field)]
 
     def set(self, member: int, field: str, value: float) -> None:
-        struct.pack_into("d", self._numbers, self._at(member, field), value)
+        self._numbers[self._at(member, field)] = value
 
     def count(self, member: int, field: str, more: float = 1) -> None:
         self.set(member, field, self.get(member, field) + more)
@@ -64,10 +65,8 @@ class Shared:
         return int(sum(self.get(member, field) for member in range(WRITERS + 1)))
 
     def trapped(self, name: str, more: int = 0) -> int:
-        at = 8 * (len(self._FIELDS) * (WRITERS + 1) + TRAPS.index(name))
-        found = struct.unpack_from("q", self._numbers, at)[0] + more
-        struct.pack_into("q", self._numbers, at, found)
-        return int(found)
+        self._trapped[TRAPS.index(name)] += more
+        return self._trapped[TRAPS.index(name)]
 
     @contextmanager
     def timed(self, member: int) -> Iterator[None]:
