@@ -276,11 +276,11 @@ class Frame:
 
     def _start(self) -> int:
         """Mark the frame dirty; returns the checksum before the change."""
-        checksum, dirty, _ = self._trailer()
+        checksum, dirty, tag = _TRAILER.unpack_from(self.buffer, len(self.buffer) - _TRAILER.size)
         if dirty:  # a writer died here; each byte that it wrote is complete and intended
             self.seal()
             checksum = self._trailer()[0]
-        self._set_trailer(checksum, 1)
+        self.buffer[-_TRAILER.size :] = _TRAILER.pack(checksum, 1, tag)
         return int(checksum)
 
 
