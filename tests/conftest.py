@@ -152,8 +152,12 @@ def no_flusher() -> None:
 
 @pytest.fixture(autouse=True)
 def no_spot_checks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No absence is held against the database, unless the test says so."""
+    """No absence is held against the database, unless the test says so; and then none was a moment ago.
+
+    The process's own object keeps the time of its last check, which may be another test's clock.
+    """
     monkeypatch.setattr(spot_checks, "drawn", spot_checks.never)
+    monkeypatch.setattr(spot_checks, "checks", spot_checks.SpotChecks())
 
 
 @pytest.fixture(autouse=True)

@@ -177,7 +177,6 @@ def test_a_false_absence_is_told(shop, clock, monkeypatch, fails, by):
     """A row that no sync saw is told with its ID, whoever finds it; the request passes, and the guard is fenced."""
     insert_unseen("shop_product", id=5_000, name="x")
     monkeypatch.setattr(spot_checks, "drawn", lambda: True)
-    monkeypatch.setattr(spot_checks, "checks", spot_checks.SpotChecks())
 
     with listening(signals.false_negative_found, fails=fails) as sent:
         if by == "a spot check":

@@ -40,8 +40,8 @@ def _unknown(cls: Any, options: Any) -> str:
     """Return which of ``options`` the store ``cls`` does not have, and those that it has, or an empty text."""
     if not (isinstance(cls, type) and issubclass(cls, Store) and isinstance(options, dict)):
         return ""
-    parameters = signature(cls).parameters.values()
-    known = [each.name for each in parameters if each.kind is each.KEYWORD_ONLY]
+    _, *parameters = signature(cls).parameters.values()  # the first one is the alias
+    known = [each.name for each in parameters if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)]
     unknown = sorted(str(name) for name in options if name not in known)
     if not unknown or any(each.kind is each.VAR_KEYWORD for each in parameters):
         return ""

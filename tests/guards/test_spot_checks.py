@@ -31,9 +31,8 @@ pytestmark = [
 
 @pytest.fixture(autouse=True)
 def each(monkeypatch) -> None:
-    """Every absence is drawn, and nothing was checked yet."""
+    """Every absence is drawn."""
     monkeypatch.setattr(spot_checks, "drawn", lambda: True)
-    monkeypatch.setattr(spot_checks, "checks", spot_checks.SpotChecks())
 
 
 @pytest.fixture
