@@ -61,10 +61,15 @@ class Flusher:
         self._flushed: dict[tuple[str, str], int] = {}
 
     def start(self) -> None:
-        """Start the thread, unless it is running or the database is temporary."""
+        """Start the thread, unless it is running or the database is temporary; never raises."""
         if not table.connection.is_temporary and self._started.acquire(blocking=False):
-            self._thread = threading.Thread(target=self._run, name="bloomguard-metrics", daemon=True)
-            self._thread.start()
+            thread = threading.Thread(target=self._run, name="bloomguard-metrics", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError:  # the limit of threads, or the end of the program: the next new count tries again
+                self._started.release()
+            else:
+                self._thread = thread
 
     def stop(self) -> None:
         """Flush once more and end the thread; return within :data:`_PATIENCE` even if a store hangs."""

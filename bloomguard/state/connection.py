@@ -25,7 +25,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 
 from ..forks import after_fork
 from ..models import GuardState
-from ..stores.disk import boot_id, file_id
+from ..stores.disk import comparable_boot_id, file_id
 
 logger = logging.getLogger("bloomguard")
 
@@ -108,7 +108,7 @@ def identity_of_file(connection: BaseDatabaseWrapper) -> str:
     """Return the identity of the SQLite database that Django would open now; it changes when the host boots."""
     found = _file_of(connection)
     # A database in memory is copied by a fork, so its identity has the process ID.
-    return f"sqlite:{':'.join(map(str, found))}@{boot_id()}" if found else f"sqlite:memory@{os.getpid()}"
+    return f"sqlite:{':'.join(map(str, found))}@{comparable_boot_id()}" if found else f"sqlite:memory@{os.getpid()}"
 
 
 #: Time limits in seconds: to connect, for one read of the rows, for one change.
@@ -300,7 +300,7 @@ class StateConnection:
 
     def has_table(self, name: str) -> bool:
         """Return whether the database has the table. Raises :class:`DatabaseError`."""
-        with self._locked(READ_SECONDS):
+        with self._locked(READ_SECONDS), _interface_errors_converted():
             try:
                 connection = self._open()
                 connection.ensure_connection()
@@ -378,7 +378,8 @@ def _cut_off(connection: BaseDatabaseWrapper, seconds: float) -> Iterator[None]:
         number = raw.fileno()
     timer = threading.Timer(seconds, cut)
     timer.daemon = True
-    timer.start()
+    with suppress(RuntimeError):  # at the limit of threads or the program's end: the driver's limits have to do
+        timer.start()
     try:
         yield
     except DatabaseError as error:

@@ -176,6 +176,8 @@ BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 #: The first is a UUID, which only macOS has. The time of the boot changes when the clock is set, too.
 _BOOTS = (b"kern.bootsessionuuid", b"kern.boottime")
 _SYSCTL_BYTES = 256
+#: The content of :data:`BOOT_ID` when it was read last.
+_read_before: dict[Path, str] = {}
 
 _EMPTY_PATH = 0x1000  # AT_EMPTY_PATH: query the descriptor itself
 _BIRTH = 0x800  # STATX_BTIME
@@ -185,12 +187,27 @@ _STATX_BYTES, _BIRTH_AT = 256, 80
 def boot_id() -> str:
     """Return an ID of the host's current boot. Data that was not on the disk when the host went down is lost.
 
-    Linux has a file for it, macOS and the BSDs have values of the kernel. Elsewhere it is an ID of the host alone.
+    Linux has a file for it, macOS and the BSDs have values of the kernel. Elsewhere it is an ID of the host alone. If
+    the file cannot be read again, as without a free descriptor, the boot is still that of before. Raises
+    :class:`OSError` if it could never be read.
     """
     if BOOT_ID.exists():
-        return BOOT_ID.read_text().strip()
+        try:
+            _read_before[BOOT_ID] = BOOT_ID.read_text().strip()
+        except OSError:
+            if BOOT_ID not in _read_before:
+                raise
+        return _read_before[BOOT_ID]
     found = next(filter(None, map(_sysctl, _BOOTS)), b"")
     return f"{found.hex()}@{uuid.getnode()}" if found else f"node:{uuid.getnode()}"
+
+
+def comparable_boot_id() -> str:
+    """Return :func:`boot_id`, or a text that equals no other if it cannot be read. Never raises."""
+    try:
+        return boot_id()
+    except OSError:
+        return f"unknown:{uuid.uuid4().hex}"
 
 
 def _sysctl(name: bytes) -> bytes:

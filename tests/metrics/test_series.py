@@ -269,6 +269,25 @@ def test_no_thread_starts_on_a_temporary_database(memory, monkeypatch):
     assert counted._thread is None
 
 
+def test_a_count_needs_no_new_thread(memory, calendar, monkeypatch):
+    """At the limit of threads the first count of a request is no error, and a later one starts the thread."""
+
+    def refuse(thread):
+        raise RuntimeError("can't start new thread")
+
+    flusher = Flusher(calendar)
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        flusher.start()
+        flusher.stop()  # nothing to wait for
+    flusher._ended.clear()
+    flusher.start()
+    count("maybe")
+    flusher.stop()
+
+    assert since(1, NOON + timedelta(minutes=1)).total("maybe") == 1
+
+
 def test_the_thread_flushes_at_the_end(flusher):
     """One thread flushes by itself, for the last time when the process ends."""
     for _ in range(2):

@@ -63,8 +63,11 @@ def test_an_interface_error_is_a_database_error(kept, each_database, monkeypatch
         raise InterfaceError("connection already closed")
 
     monkeypatch.setattr(kept, "_run", fails)
+    monkeypatch.setattr(kept, "_open", fails)
     with pytest.raises(DatabaseError, match="connection already closed"):
         kept.execute("SELECT 1")
+    with pytest.raises(DatabaseError, match="connection already closed"):
+        kept.has_table("bloomguard_state")
 
 
 def test_a_temporary_database_can_be_dropped(kept, each_database, monkeypatch):
