@@ -244,10 +244,13 @@ class Rebuild:
         standby.retire(self.guard, state, self._keep_standby)
 
     def heartbeat(self) -> None:
-        """Renew the heartbeat of this builder in the state row every ten seconds."""
+        """Renew the heartbeat of this builder in the state row every ten seconds. Never raises."""
         if self._mine is not None and not self.published and self._clock() - self._last_beat >= _BEAT_SECONDS:
             self._last_beat = self._clock()
-            self.table.heartbeat(self._mine)
+            try:
+                self.table.heartbeat(self._mine)
+            except DatabaseError as error:  # if another builder has taken over meanwhile, the publication fails
+                logger.info("bloomguard could not say that the build of %s goes on: %s", self.guard.name, error)
 
     def _announce(self, seen: State) -> State:
         changes: dict[str, Any] = {"building": self._name, "builder": builder_id(), "builder_seen_at": timezone.now()}

@@ -286,7 +286,9 @@ class StateTable:
             f"AND {quote('version')} = %s AND {quote('token')} = %s",
             [*map(self._adapt, values.values()), seen.name, *seen.change],
         )
-        return after if changed == 1 else None
+        if changed == 1 or self.current(after.name).change == after.change:  # the answer of the first try may be lost
+            return after
+        return None
 
     def _here_of(self, seen: State) -> str:
         if not seen.here:  # ``seen`` was constructed, not read
@@ -305,7 +307,10 @@ class StateTable:
                 [self._adapt(getattr(row, field.attname)) for field in row_fields],
             )
         except DatabaseError:
-            if self.current(after.name).version:
+            now = self.current(after.name)
+            if now.change == after.change:
+                return after  # its answer was lost, and it was sent again
+            if now.version:
                 return None
             raise
         return after

@@ -671,6 +671,25 @@ def test_a_builder_beats_now_and_then(built, clock, monkeypatch):
     assert [beat - began for beat in beats] == [10.0 * number for number in range(1, 11)]
 
 
+def test_a_beat_that_fails_ends_no_build(built, clock, monkeypatch):
+    """A second without the state rows is no reason to begin a long scan again; the next beat is ten seconds later."""
+    monkeypatch.setattr(sources, "PAGE_ROWS", 1)
+    beats = []
+
+    def fail(state):
+        beats.append(clock.now)
+        raise OperationalError("the connection was lost")
+
+    def progress(done, total):
+        clock.now += 1
+
+    monkeypatch.setattr(states.table, "heartbeat", fail)
+    report = Rebuild(registry["product"], progress=progress, sleep=lambda seconds: None, clock=clock).run()
+
+    assert states.table.current("product").active == report.generation != built.generation
+    assert len(beats) == 10
+
+
 # -- kills
 
 

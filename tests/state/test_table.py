@@ -207,6 +207,45 @@ def test_only_one_of_two_changes_the_row(table):
     assert other.current("city").active == "b"
 
 
+@pytest.fixture
+def losing(monkeypatch):
+    """A table whose connection stays open; each change of a row is made, and the connection lost before the answer."""
+    made = StateTable(StateConnection(Clock()), Clock())
+    made.renew()
+    run, lost = made.connection._run, []
+
+    def lose(sql, *arguments):
+        found = run(sql, *arguments)
+        if sql not in lost and not sql.startswith("SELECT"):
+            lost.append(sql)
+            raise OperationalError("the connection was lost")
+        return found
+
+    monkeypatch.setattr(made.connection, "_run", lose)
+    yield made
+    made.forget()
+
+
+def test_a_change_whose_answer_was_lost_is_known_as_made(losing):
+    """It is sent again by a new connection, and then changes nothing: that is no other process's change."""
+    first = losing.swap(State("city"), active="a", building="b")
+    second = losing.swap(first, active="b", building="")
+
+    assert (first.version, second.version) == (1, 2)
+    assert losing.current("city") == second
+    assert losing.swap(first, active="c") is None
+
+
+def test_a_fence_whose_answer_was_lost_is_logged(losing, caplog):
+    """Whoever looks for the reason finds it."""
+    losing.swap(State("city"), active="a")
+
+    losing.fence("city", "for a reason")
+
+    assert losing.current("city").status == FENCED
+    assert "for a reason" in caplog.text
+
+
 def test_only_one_of_two_makes_the_row(table):
     """Of two who saw no row, one makes it."""
     made = [table.swap(State("city"), active="a"), another(table).swap(State("city"), active="b")]
