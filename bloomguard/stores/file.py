@@ -298,9 +298,9 @@ class _WriteLock:
 
     def _close(self, close: Callable[[int], None] = os.close) -> None:
         # The default argument keeps a reference: at interpreter exit the module's globals may be cleared before.
-        if self._fd is not None:
-            close(self._fd)
-            self._fd = None
+        fd, self._fd = self._fd, None  # first: a number whose close failed is free, and soon another file's
+        if fd is not None:
+            close(fd)
 
     def __call__(self, exclusive: bool) -> AbstractContextManager[None]:
         """Return a context manager for the exclusive or shared lock; raises :class:`StoreError` after a timeout."""
@@ -322,7 +322,8 @@ class _WriteLock:
             self._lock(how)
         except BaseException as error:
             try:
-                self._close()  # which unlocks the file, if it was locked
+                with suppress(OSError):
+                    self._close()  # which unlocks the file, if it was locked
             finally:
                 self._thread.release()
             if isinstance(error, OSError):
@@ -335,6 +336,10 @@ class _WriteLock:
         try:
             if self._fd is not None:
                 fcntl.flock(self._fd, fcntl.LOCK_UN)
+        except OSError as error:
+            with suppress(OSError):
+                self._close()
+            raise StoreError(f"cannot unlock {self._path}: {error.strerror}") from error
         finally:
             self._thread.release()
 
