@@ -158,6 +158,11 @@ class TransactionObserver:
             for fence in list(self.fences.values()):
                 fence.hold()
 
+    def check_fences(self) -> None:
+        """Called after a COMMIT, also after one that failed: the database may have done it, and its answer was lost."""
+        for fence in list(self.fences.values()):
+            fence.check()
+
     def committing(self) -> None:
         """Called before the COMMIT: make everything void if the database will roll it back, or may lose it."""
         if self.connection.vendor == "postgresql":
@@ -236,7 +241,12 @@ def _committing(commit: Callable[[Any], None]) -> Callable[[Any], None]:
             raise
         for observer in observers:
             observer.committing()
-        commit(self)
+        try:
+            commit(self)
+        except BaseException:
+            for observer in observers:
+                observer.check_fences()
+            raise
         for observer in observers:
             observer.commit()
 

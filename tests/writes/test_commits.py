@@ -6,10 +6,11 @@ A build may begin and end between the statement that causes them and its COMMIT,
 from __future__ import annotations
 
 import threading
+from contextlib import nullcontext
 
 import pytest
 from django.contrib.auth.models import Group
-from django.db import DatabaseError, connections, transaction
+from django.db import DatabaseError, OperationalError, connections, transaction
 
 from bloomguard.exceptions import StoreError
 from bloomguard.guards import registry
@@ -153,16 +154,21 @@ def test_a_fence_that_fails_stops_the_commit(site, rebuild, monkeypatch):
     assert not connections["postgresql"].connection.info.transaction_status
 
 
-def test_a_commit_that_takes_longer_than_a_build_fences_afterwards(site, rebuild, clock, monkeypatch):
-    """The row was seen for a moment."""
+@pytest.mark.parametrize("is_lost", [False, True], ids=["answered", "answer lost"])
+def test_a_commit_that_takes_longer_than_a_build_fences_afterwards(site, rebuild, clock, monkeypatch, is_lost):
+    """The row was seen for a moment. Also if the writer gets an error, as the connection was lost before the answer."""
     rebuild()
     commit = connections["postgresql"]._commit
-    with atomic():
+
+    def slow():
+        rebuild()
+        commit()
+        if is_lost:
+            raise OperationalError("the connection was lost")
+
+    with pytest.raises(OperationalError) if is_lost else nullcontext(), atomic():
         Group.objects.create(name="x")
-
-        def slow():
-            rebuild()
-            commit()
-
         monkeypatch.setattr(connections["postgresql"], "_commit", slow)
+
+    assert Product.objects.filter(pk=7).exists()
     assert status() == FENCED
