@@ -282,13 +282,12 @@ class StateTable:
             return self._insert(after, values)
         assignments = ", ".join(f"{quote(name)} = %s" for name in values)
         _, changed = self.connection.execute(
+            # Or it is this change already: if the answer is lost, the statement is sent again.
             f"UPDATE {table} SET {assignments} WHERE {quote('name')} = %s "  # noqa: S608
-            f"AND {quote('version')} = %s AND {quote('token')} = %s",
-            [*map(self._adapt, values.values()), seen.name, *seen.change],
+            f"AND ({quote('version')} = %s AND {quote('token')} = %s OR {quote('token')} = %s)",
+            [*map(self._adapt, values.values()), seen.name, *seen.change, after.token],
         )
-        if changed == 1 or self.current(after.name).change == after.change:  # the answer of the first try may be lost
-            return after
-        return None
+        return after if changed == 1 else None
 
     def _here_of(self, seen: State) -> str:
         if not seen.here:  # ``seen`` was constructed, not read
