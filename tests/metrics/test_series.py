@@ -281,6 +281,23 @@ def test_the_thread_flushes_at_the_end(flusher):
     assert not flusher._thread.is_alive()
 
 
+def test_a_thread_that_cannot_be_started_is_started_later(flusher, monkeypatch):
+    """A process at its limit of threads has figures when it is below it again, and ends as any other."""
+
+    def refuse(thread):
+        raise RuntimeError("no more threads")
+
+    with monkeypatch.context() as limited:
+        limited.setattr(threading.Thread, "start", refuse)
+        with pytest.raises(RuntimeError, match="no more threads"):
+            flusher.start()
+        flusher.stop()
+
+    flusher.start()
+    assert flusher._thread is not None
+    flusher.stop()
+
+
 def test_a_mistake_of_ours_is_said_once(flusher, caplog, monkeypatch):
     """Whatever goes wrong in the thread, it goes on, and says so once."""
     monkeypatch.setattr(flusher, "_new_counts", lambda: 1 / 0)
