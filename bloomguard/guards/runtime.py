@@ -155,7 +155,7 @@ class GuardRuntime:
         """Return the decision on ``key``, without a count and without a spot check. May read the state rows."""
         active = self.active_filter
         copy = active.table.copy
-        decision = active.ask_leased(key) or active.ask(key)
+        decision = active.ask(key)
         return decision if decision is MAYBE else self._placed([decision], copy, [key])[0]
 
     def _keep_absent(self, key: bytes) -> None:
