@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from .door.page import NotFoundPage
 
 Application = Callable[[dict[str, Any], Callable[..., Any], Callable[..., Any]], Awaitable[None]]
-#: The two ASGI messages of a response: start and body.
-Messages = tuple[dict[str, Any], dict[str, Any]]
+#: The encoded headers of a response, and its body.
+Page = tuple[tuple[tuple[bytes, bytes], ...], bytes]
 
 
 def shield(application: Application) -> Application:
@@ -27,14 +27,14 @@ def shield(application: Application) -> Application:
     from .door.door import open_door  # needs the app registry, which is loaded after the imports of asgi.py
     from .guards.counters import ablocked
 
-    found = open_door(application)
-    if found is None:
+    opened = open_door(application)
+    if opened is None:
         return application
-    door, methods, ask = found, found.methods, found.aask
-    ready: dict[tuple[NotFoundPage, str], Messages] = {}
+    door, methods, ask = opened, opened.methods, opened.aask
+    ready: dict[tuple[NotFoundPage, str], Page] = {}
 
     async def shielded(scope: dict[str, Any], receive: Callable[..., Any], send: Callable[..., Any]) -> None:
-        messages = None
+        found = None
         if scope["type"] == "http" and (method := scope["method"]) in methods:
             try:
                 path = scope["path"]
@@ -43,19 +43,21 @@ def shield(application: Application) -> Application:
                     page = _page(door, scope)
                     answer = await ask(method, path, routes) if page is not None else None
                     if page is not None and answer is not None:
-                        messages = ready.get((page, method))
-                        if messages is None:
-                            messages = _messages(page, method)
+                        found = ready.get((page, method))
+                        if found is None:
+                            found = _encoded(page, method)
                             if not page.nonces:
-                                ready[page, method] = messages
+                                ready[page, method] = found
                         await ablocked(answer.guard, None)
             except Exception as error:
                 door.failed(error)
-        if messages is None:
+        if found is None:
             await application(scope, receive, send)
         else:
-            await send(messages[0])
-            await send(messages[1])
+            headers, body = found
+            # New ones each time: what is put around the door may change them.
+            await send({"type": "http.response.start", "status": 404, "headers": list(headers)})
+            await send({"type": "http.response.body", "body": body})
 
     return shielded
 
@@ -89,10 +91,6 @@ def _page(door: Door, scope: dict[str, Any]) -> NotFoundPage | None:
     return page if page is not None and names.isdisjoint(page.header_names) else None
 
 
-def _messages(page: NotFoundPage, method: str) -> Messages:
+def _encoded(page: NotFoundPage, method: str) -> Page:
     headers, body = page.answer(method)
-    encoded = [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in headers]
-    return (
-        {"type": "http.response.start", "status": 404, "headers": encoded},
-        {"type": "http.response.body", "body": body},
-    )
+    return tuple((name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in headers), body

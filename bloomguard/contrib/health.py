@@ -8,6 +8,8 @@ a guard that the project lists in ``require`` is not armed.
 
 from __future__ import annotations
 
+import threading
+from asyncio import _get_running_loop
 from collections.abc import Iterable
 from typing import Any
 
@@ -16,15 +18,27 @@ from django.views import View
 
 from ..guards import Guard, registry
 from ..state.row import ARMED
-from ..verdicts import Decision
+from ..verdicts import LEASE, Decision
+
+#: Seconds for which an event loop waits for the state of a guard.
+_LOOP_SECONDS = 0.1
 
 
 def state_of(guard: Guard) -> str:
     """Return ``"armed"``, or why this process lets every request to the guard pass, such as ``"cold"``.
 
-    Never raises.
+    Never raises. On an event loop, where an ASGI app of metrics collects and Django refuses queries, a thread asks.
     """
-    answering = guard._runtime.answering()
+    answers: list[Any] = []
+    if _get_running_loop() is None:
+        answers.append(guard._runtime.answering())
+    else:
+        thread = threading.Thread(
+            target=lambda: answers.append(guard._runtime.answering()), name="bloomguard-state", daemon=True
+        )
+        thread.start()
+        thread.join(_LOOP_SECONDS)
+    answering = answers[0] if answers else LEASE
     return answering.reason if isinstance(answering, Decision) else ARMED
 
 

@@ -84,10 +84,6 @@ class Waiter:
         """Call a function that queries the database."""
         return function()
 
-    def is_in_transaction(self) -> bool:
-        """Return whether a load may find no row although it was committed before: it may read an older snapshot."""
-        return any(map(has_begun, connections.all(initialized_only=True)))
-
 
 class AsyncWaiter(Waiter):
     """The I/O of a load, awaited in a task of an event loop."""
@@ -114,8 +110,10 @@ class AsyncWaiter(Waiter):
     def call(self, function: Callable[[], Any]) -> Any:
         return sync_to_async(function)()
 
-    def is_in_transaction(self) -> bool:
-        return False  # Django's transactions are those of threads
+
+def _is_in_transaction() -> bool:
+    """Return whether a load in this thread may miss a row that others see: by an older snapshot, or a delete."""
+    return any(map(has_begun, connections.all(initialized_only=True)))
 
 
 class Flight:
@@ -180,7 +178,7 @@ def _get_or_load(key: str | None, waiter: Waiter, timeout: float | None, patienc
         if mine:
             try:
                 found = yield from _load_for_all(key, timeout, patience)
-                if found is not None or not waiter.is_in_transaction():
+                if found is not None or not (yield methodcaller("call", _is_in_transaction)):
                     flight.result = found
             finally:
                 flights.land(waiter.scope, key, flight)
@@ -201,15 +199,15 @@ def _load_for_all(key: str, timeout: float | None, patience: float) -> Steps:
     """Load, unless another process is loading: then wait up to ``patience`` for the value that it caches."""
     token, claim = secrets.token_hex(8), f"{key}:loading"
     deadline, pause = time.monotonic() + patience, _FIRST_PAUSE
-    while not (yield from _try("add", claim, token, patience, otherwise=True)):
-        if time.monotonic() >= deadline:
-            return (yield from _load(key, timeout))
-        yield methodcaller("sleep", pause)
-        pause = min(2 * pause, _LONGEST_PAUSE)
-        found = yield from _cached(key)
-        if found is not None:
-            return found
-    try:
+    try:  # a task that is cancelled while it claims may have made the claim
+        while not (yield from _try("add", claim, token, patience, otherwise=True)):
+            if time.monotonic() >= deadline:
+                return (yield from _load(key, timeout))
+            yield methodcaller("sleep", pause)
+            pause = min(2 * pause, _LONGEST_PAUSE)
+            found = yield from _cached(key)
+            if found is not None:
+                return found
         found = yield from _cached(key)  # another process may have cached it before our claim
         return found if found is not None else (yield from _load(key, timeout))
     finally:

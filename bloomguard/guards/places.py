@@ -21,6 +21,9 @@ _MEANT = (
     "FROM unnest(%s::text[]) WITH ORDINALITY AS asked (name, number) ORDER BY number"
 )
 
+#: An event loop may be held up for so long between two lines.
+_NEXT_SECONDS = 0.1
+
 if TYPE_CHECKING:
     from django.db.models import Model
 
@@ -66,9 +69,9 @@ class Place:
         return f"{alias}/{','.join(sorted(found[0])) if found else ''}" if all(found) else None
 
     def must_read(self) -> bool:
-        """Return whether :meth:`certain_alias` has to read the catalogue: once a minute, on PostgreSQL."""
+        """Return whether :meth:`certain_alias`, called next, may read the catalogue: once a minute, on PostgreSQL."""
         alias = self._guard._meta.database
-        return schemas.is_due(alias, self._loose(alias))
+        return schemas.is_due(alias, self._loose(alias), ahead=_NEXT_SECONDS)
 
     def certain_alias(self, source: str) -> str:
         """Return the alias of the guard's database if its queries certainly read the table of ``source``, else ``""``.

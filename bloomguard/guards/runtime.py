@@ -155,7 +155,7 @@ class GuardRuntime:
         """Return the decision on ``key``, without a count and without a spot check. May read the state rows."""
         active = self.active_filter
         copy = active.table.copy
-        decision = active.ask_leased(key) or active.ask(key)
+        decision = active.ask(key)
         return decision if decision is MAYBE else self._placed([decision], copy, [key])[0]
 
     def _keep_absent(self, key: bytes) -> None:
@@ -267,16 +267,19 @@ class GuardRuntime:
         self.log_once(error)
         return [ERROR] * len(keys)
 
-    def _placed(self, decisions: list[Decision], copy: Copy, keys: Sequence[bytes]) -> list[Decision]:
+    def _placed(
+        self, decisions: list[Decision], copy: Copy, keys: Sequence[bytes], row: State | None = None
+    ) -> list[Decision]:
         """Return ``decisions``, each ABSENT replaced if the filter may be that of another table, or lack a row of ours.
 
         ``copy`` is that of the state rows from before the filter was asked: the filter may have been replaced since.
+        Without ``row``, which was leased after that, the state rows may be read.
         """
         if not _has_absent(decisions):
             return decisions
         if unadded.writers and unadded.may_have(self._guard.name):
             return [FENCED if each.verdict is Verdict.ABSENT else each for each in decisions]
-        before, row = copy.rows.get(self._guard.name), self.active_filter.table.renewed(self._guard.name)
+        before, row = copy.rows.get(self._guard.name), row or self.active_filter.table.renewed(self._guard.name)
         if row is None or (before is not None and before.source != row.source):
             return [LEASE if each.verdict is Verdict.ABSENT else each for each in decisions]
         if self._guard.scope is not None:
@@ -292,11 +295,12 @@ class GuardRuntime:
         return [AMBIGUOUS if each.verdict is Verdict.ABSENT else each for each in decisions]
 
     async def _aplaced(self, decisions: list[Decision], copy: Copy, keys: Sequence[bytes]) -> list[Decision]:
-        if _has_absent(decisions):
-            is_leased = self.active_filter.table.lease(self._guard.name) is not None
-            if not is_leased or self._guard._meta.place.must_read():
-                return await sync_to_async(self._placed, thread_sensitive=False)(decisions, copy, keys)
-        return self._placed(decisions, copy, keys)
+        if not _has_absent(decisions):
+            return decisions
+        row = self.active_filter.table.lease(self._guard.name)
+        if row is None or self._guard._meta.place.must_read():
+            return await sync_to_async(self._placed, thread_sensitive=False)(decisions, copy, keys)
+        return self._placed(decisions, copy, keys, row)
 
     def _is_check_due(self) -> bool:
         """Return whether to compare an ABSENT with the database; in shadow mode all are, as far as time allows."""

@@ -61,15 +61,18 @@ class Flusher:
         self._flushed: dict[tuple[str, str], int] = {}
 
     def start(self) -> None:
-        """Start the thread, unless it is running or the database is temporary; never raises."""
+        """Start the thread, unless it is running or the database is temporary.
+
+        Raises :class:`RuntimeError` if the process can start none now; a later call tries again.
+        """
         if not table.connection.is_temporary and self._started.acquire(blocking=False):
             thread = threading.Thread(target=self._run, name="bloomguard-metrics", daemon=True)
             try:
                 thread.start()
-            except RuntimeError:  # the limit of threads, or the end of the program: the next new count tries again
+            except RuntimeError:
                 self._started.release()
-            else:
-                self._thread = thread
+                raise
+            self._thread = thread
 
     def stop(self) -> None:
         """Flush once more and end the thread; return within :data:`_PATIENCE` even if a store hangs."""

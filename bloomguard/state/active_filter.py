@@ -106,20 +106,14 @@ class ActiveFilter(Awaited):
 
     def ask_now(self, key: bytes) -> Decision | None:
         """Check ``key`` without I/O; return ``None`` if the check needs database, disk or network."""
-        if self.is_remote is None:
-            self.is_remote = self.store.is_remote
-        return None if self.is_remote else self.ask_leased(key)
+        return self.ask_leased(key) if self.is_remote is False else None
 
     def ask_many(self, keys: Sequence[bytes]) -> list[Decision]:
         """Check ``keys`` in one round trip to the store; return their decisions in the same order."""
-        if not keys:
-            return []
-        if self.last_check is None and self.table.lease(self.name) is None and (why := self._why_no_generation()):
-            return [why] * len(keys)
-        return self._renew_and_decide(keys)
+        return self._renew_and_decide(keys) if keys else []
 
     def ask_leased(self, key: bytes) -> Decision | None:
-        """Check ``key`` with the rows and generations that this process has; ``None`` if they are not enough."""
+        """Check ``key`` with the rows and generations that this process has; ``None`` if it had to read others."""
         asked, name = self.last_check, ""
         if asked is not None:
             name, check = asked
@@ -132,10 +126,9 @@ class ActiveFilter(Awaited):
         if state is not None:
             if self._is_current(state, name):
                 return ABSENT
-            if state.active in self._opened or state.active in self._refused or not state.active:
+            if state.active in self._opened or self._is_refused(state.active) or not state.active:
                 return self._decide(state, [key])[0]
-            return None  # the generation is not open yet, and opening it reads all of it
-        return self._why_no_generation() if asked is None else None
+        return None  # opening the generation reads all of it
 
     def _is_current(self, state: State, name: str) -> bool:
         """Return whether the generation ``name``, which was just checked without a hit, is the one to trust."""
@@ -195,6 +188,8 @@ class ActiveFilter(Awaited):
         return found
 
     def _renew_and_decide(self, keys: Sequence[bytes]) -> list[Decision]:
+        if self.last_check is None and self.table.lease(self.name) is None and (why := self._why_no_generation()):
+            return [why] * len(keys)
         state = self.table.renewed(self.name)
         return [LEASE] * len(keys) if state is None else self._decide(state, keys)
 

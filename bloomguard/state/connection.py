@@ -159,10 +159,8 @@ class StateConnection:
 
         Such a database may be dropped while this process runs, and its requests are not those of the site.
         """
-        if self._names is None:
-            return False
-        alias = self.alias
-        return bool(connections[alias].settings_dict["NAME"] != self._names.get(alias))
+        alias, names = self.alias, self._names
+        return names is not None and bool(connections[alias].settings_dict["NAME"] != names.get(alias))
 
     def execute(self, sql: str, parameters: Sequence[Any] = ()) -> tuple[list[tuple[Any, ...]], int]:
         """Execute and commit one statement; return its rows and its row count.
@@ -361,7 +359,8 @@ class TimedOut(OperationalError):
 def _cut_off(connection: BaseDatabaseWrapper, seconds: float) -> Iterator[None]:
     """Cut the connection if the block takes longer than ``seconds``; raises :class:`TimedOut` then.
 
-    Drivers have no time limit for a statement, and the server's own has no effect if the network is down.
+    Drivers have no time limit for a statement, and the server's own has no effect if the network is down. A process
+    that can start no thread, as at its end since Python 3.12, has no limit: a write must not fail for that.
     """
     raw: Any = connection.connection
     if not hasattr(raw, "fileno"):  # SQLite, which has its own time limit
@@ -378,7 +377,7 @@ def _cut_off(connection: BaseDatabaseWrapper, seconds: float) -> Iterator[None]:
         number = raw.fileno()
     timer = threading.Timer(seconds, cut)
     timer.daemon = True
-    with suppress(RuntimeError):  # at the limit of threads or the program's end: the driver's limits have to do
+    with suppress(RuntimeError):
         timer.start()
     try:
         yield

@@ -56,10 +56,10 @@ class Schemas:
         """Drop the copy."""
         self._copies = {}
 
-    def is_due(self, alias: str, tables: Sequence[str]) -> bool:
-        """Return whether :meth:`of` has to read the catalogue for ``tables``; not if there are none."""
+    def is_due(self, alias: str, tables: Sequence[str], *, ahead: float = 0.0) -> bool:
+        """Return whether :meth:`of`, so many seconds ``ahead``, has to read the catalogue; not for no ``tables``."""
         until, copy = self._copies.get(alias, (float("-inf"), {}))
-        return bool(tables) and (self.clock() >= until or any(table not in copy for table in tables))
+        return bool(tables) and (self.clock() + ahead >= until or any(table not in copy for table in tables))
 
     def of(self, alias: str, tables: Sequence[str]) -> list[Tables]:
         """Return the schemas that have each table, none if they cannot be read. May wait. Never raises."""

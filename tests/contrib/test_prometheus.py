@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
+
 import pytest
 
+from bloomguard.contrib import health
 from bloomguard.guards import registry as guards
 from bloomguard.guards.counters import counts
 from bloomguard.metrics.flush import Flusher
@@ -97,6 +101,38 @@ def test_a_database_that_is_away_breaks_no_scrape(shop, clock, monkeypatch):
     monkeypatch.setattr(state.table.connection, "has_table", gone)
 
     assert exported(registry) == {}
+
+
+def test_an_asgi_app_gets_the_same(shop, clock, monkeypatch):
+    """It collects on the event loop, which waits for the database only for a moment: without an answer, no sample."""
+    registry, began, end = CollectorRegistry(), threading.Event(), threading.Event()
+    registry.register(StateCollector())
+    execute = state.table.connection.execute
+
+    async def scrape():
+        clock.sleep(1)
+        return exported(registry)
+
+    def hang(*args):
+        began.set()
+        assert end.wait(60)
+        return execute(*args)
+
+    monkeypatch.setattr(health, "_LOOP_SECONDS", 60)
+    assert asyncio.run(scrape()) == {
+        ("bloomguard_guard_armed", guard.name): float(guard.name == "product") for guard in guards
+    }
+
+    monkeypatch.setattr(state.table.connection, "execute", hang)
+    monkeypatch.setattr(health, "_LOOP_SECONDS", 0.01)
+    try:
+        assert asyncio.run(scrape()) == {}
+        assert began.wait(60)
+    finally:
+        end.set()
+    for thread in threading.enumerate():
+        if thread.name == "bloomguard-state":
+            thread.join(60)
 
 
 def test_registering_asks_nothing(django_assert_num_queries, monkeypatch):

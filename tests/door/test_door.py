@@ -203,6 +203,43 @@ def test_only_djangos_own_application_is_taken(shield):
         shield(lambda environ, start_response: [])
 
 
+def test_what_is_around_the_door_may_change_an_answer(shop, shielded):
+    """As a package does that adds a header or compresses a body: the next visitor gets nothing of it."""
+    site = shielded()
+    application, before = site.application, [site("/products/8/", method) for method in ("GET", "HEAD")]
+
+    def change(headers):
+        headers.append((b"set-cookie", b"for=one") if isinstance(site, Asgi) else ("Set-Cookie", "for=one"))
+
+    def around(environ, start_response):
+        def start(status, headers):
+            change(headers)
+            start_response(status, headers)
+
+        response = application(environ, start)
+        response[:] = [b"changed"]
+        return response
+
+    async def around_async(scope, receive, send):
+        async def changed(message):
+            if "headers" in message:
+                change(message["headers"])
+                message["headers"] = [*message["headers"], (b"x-more", b"1")]
+            else:
+                message["body"] = b"changed"
+            await send(message)
+
+        await application(scope, receive, changed)
+
+    site.application = around_async if isinstance(site, Asgi) else around
+    changed = [site("/products/8/", method) for method in ("GET", "HEAD")]
+    site.application = application
+
+    assert all(answer.headers["set-cookie"] == "for=one" and answer.body == b"changed" for answer in changed)
+    assert [site("/products/8/", method) for method in ("GET", "HEAD")] == before
+    assert site.reached == []
+
+
 def test_a_websocket_is_nobodys_business(shop, settings):
     """Other kinds of connections go on."""
     settings.MIDDLEWARE = STARTPROJECT

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import pytest
-from asgiref.sync import async_to_sync
+from asgiref.sync import ThreadSensitiveContext, async_to_sync, sync_to_async
 from django.core.cache import caches
 from django.core.cache.backends.locmem import LocMemCache
 from django.db import connections, transaction
@@ -260,6 +260,37 @@ def test_nothing_found_in_a_transaction_is_no_answer_for_others(shop, monkeypatc
 
     assert crowd(load, size) == [None] * size
     assert loader.calls == size
+
+
+@pytest.mark.django_db(transaction=True)
+def test_nothing_found_in_a_transaction_is_no_answer_for_others_on_a_loop_either(shop, monkeypatch):
+    """The transaction is that of a thread which waits for the task."""
+    size, waiting, calls = 3, [], []
+    wait = cache_aside.AsyncWaiter.wait
+    monkeypatch.setattr(cache_aside.AsyncWaiter, "wait", lambda *args: waiting.append(args) or wait(*args))
+
+    async def load(value):
+        calls.append(value)
+        while len(waiting) < size - len(calls):  # it ends when all who are left wait for it
+            await asyncio.sleep(0.001)
+        waiting.clear()
+
+    def look():
+        try:
+            with transaction.atomic():
+                return async_to_sync(aget_or_load)("product", 7, load, patience=60)
+        finally:
+            connections.close_all()
+
+    async def request():
+        async with ThreadSensitiveContext():  # as under ASGI
+            return await sync_to_async(look)()
+
+    async def scene():
+        return await asyncio.gather(*(request() for _ in range(size)))
+
+    assert asyncio.run(scene()) == [None] * size
+    assert len(calls) == size
 
 
 def folding(monkeypatch, way):
@@ -565,6 +596,34 @@ def test_a_claim_that_was_lost_is_not_taken_from_its_new_owner(shop, claim):
     caches["default"].delete(claim)
     assert get_or_load("product", 7, Loader("tea")) == "tea"
     assert caches["default"].get(claim) is None
+
+
+class SlowToClaim(LocMemCache):
+    """Its ``add`` begins, and ends when it may."""
+
+    begun, may_end = threading.Event(), threading.Event()
+
+    def add(self, *args, **kwargs):
+        self.begun.set()
+        assert self.may_end.wait(60)
+        return super().add(*args, **kwargs)
+
+
+def test_a_task_that_is_cancelled_while_it_claims_leaves_no_claim(shop, claim, settings):
+    """The thread that makes the claim goes on, and other processes would wait for it until patience is over."""
+    settings.CACHES = {"default": {"BACKEND": "tests.guards.test_cache_aside.SlowToClaim"}}
+
+    async def scene():
+        task = asyncio.create_task(aget_or_load("product", 7, Loader("tea").later))
+        await asyncio.to_thread(SlowToClaim.begun.wait, 60)
+        task.cancel()
+        await asyncio.sleep(0)  # the task is told before the claim is made
+        SlowToClaim.may_end.set()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        return await caches["default"].aget(claim)
+
+    assert asyncio.run(scene()) is None
 
 
 def test_a_child_lands_none_of_its_parents_flights(shop):

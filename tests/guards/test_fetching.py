@@ -13,7 +13,8 @@ from bloomguard.guards import registry
 from bloomguard.rebuild import Rebuild
 from bloomguard.state import table as state
 from bloomguard.stores import stores
-from bloomguard.verdicts import Verdict
+from bloomguard.stores.file import FileStore
+from bloomguard.verdicts import ABSENT, COLD, Verdict
 from tests.conftest import forget
 from tests.shop.models import Article, Place, Product
 from tests.support.servers import valkey
@@ -71,6 +72,52 @@ def test_an_async_verdict_reads_the_state_rows_in_a_thread(shop, clock, monkeypa
 
     assert verdict is Verdict.ABSENT
     assert threads
+    assert loop not in threads
+
+
+def lease_ends_meanwhile(guard, clock, monkeypatch):
+    """Between two looks at it; what was leased by the first one is good enough."""
+    place = guard._meta.place
+    must_read = place.must_read
+    monkeypatch.setattr(place, "must_read", lambda: (clock.sleep(1), must_read())[1])
+    return ABSENT
+
+
+def file_was_not_opened(guard, clock, monkeypatch):
+    """A while ago; now it may be tried again."""
+    live = guard._runtime.active_filter
+    with monkeypatch.context() as broken:
+        broken.setattr(FileStore, "open", lambda *args: (_ for _ in ()).throw(StoreError("no more files")))
+        live.forget()
+        assert guard.verdict(11) is Verdict.UNKNOWN
+    clock.sleep(11)
+    state.table.renew()
+    return ABSENT
+
+
+def no_filter_is_there(guard, clock, monkeypatch):
+    """In no store: all of them are looked into, those on servers too."""
+    monkeypatch.setattr(FileStore, "names", lambda *args: [])
+    guard._runtime.active_filter.forget()
+    state.table.forget()
+    return COLD
+
+
+@pytest.mark.parametrize("way", [lease_ends_meanwhile, file_was_not_opened, no_filter_is_there])
+def test_an_async_verdict_reads_nothing_on_the_loop(shop, clock, monkeypatch, way):
+    """No state rows, no filter and no store, whatever happens in between: threads do."""
+    guard, threads = registry["product"], set()
+    expected = way(guard, clock, monkeypatch)
+    for owner, name in ((FileStore, "open"), (FileStore, "names"), (state.table.connection, "execute")):
+        real = getattr(owner, name)
+        monkeypatch.setattr(owner, name, lambda *args, real=real: threads.add(threading.get_ident()) or real(*args))
+
+    async def ask():
+        return await guard._runtime.adecide(11), threading.get_ident()
+
+    decision, loop = async_to_sync(ask)()
+
+    assert decision is expected
     assert loop not in threads
 
 

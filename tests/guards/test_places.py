@@ -301,6 +301,19 @@ def test_an_event_loop_waits_for_no_catalogue(tenants, clock, monkeypatch):
     assert len(hops) == 1
 
 
+def test_nor_for_one_that_becomes_too_old_the_next_moment(tenants, clock, monkeypatch):
+    """Between the look at its age and its use."""
+    schemas.schemas.forget()
+    assert decisions(8) == [ABSENT]
+    clock.sleep(schemas.SECONDS - 0.05)
+    state.table.renewed("product")
+    place = registry["product"]._meta.place
+    must_read = place.must_read
+    monkeypatch.setattr(place, "must_read", lambda: (must_read(), clock.sleep(0.06))[0])
+
+    assert asyncio.run(registry["product"]._runtime.adecide(8)) == ABSENT
+
+
 def test_only_a_query_of_its_own_database_read_the_guards_table(two):
     """Another one proves nothing, whatever the router names."""
     place = registry["product"]._meta.place

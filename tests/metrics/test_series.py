@@ -269,25 +269,6 @@ def test_no_thread_starts_on_a_temporary_database(memory, monkeypatch):
     assert counted._thread is None
 
 
-def test_a_count_needs_no_new_thread(memory, calendar, monkeypatch):
-    """At the limit of threads the first count of a request is no error, and a later one starts the thread."""
-
-    def refuse(thread):
-        raise RuntimeError("can't start new thread")
-
-    flusher = Flusher(calendar)
-    with monkeypatch.context() as patch:
-        patch.setattr(threading.Thread, "start", refuse)
-        flusher.start()
-        flusher.stop()  # nothing to wait for
-    flusher._ended.clear()
-    flusher.start()
-    count("maybe")
-    flusher.stop()
-
-    assert since(1, NOON + timedelta(minutes=1)).total("maybe") == 1
-
-
 def test_the_thread_flushes_at_the_end(flusher):
     """One thread flushes by itself, for the last time when the process ends."""
     for _ in range(2):
@@ -298,6 +279,23 @@ def test_the_thread_flushes_at_the_end(flusher):
 
     assert since(1, NOON + timedelta(minutes=1)).total("maybe") == 1
     assert not flusher._thread.is_alive()
+
+
+def test_a_thread_that_cannot_be_started_is_started_later(flusher, monkeypatch):
+    """A process at its limit of threads has figures when it is below it again, and ends as any other."""
+
+    def refuse(thread):
+        raise RuntimeError("no more threads")
+
+    with monkeypatch.context() as limited:
+        limited.setattr(threading.Thread, "start", refuse)
+        with pytest.raises(RuntimeError, match="no more threads"):
+            flusher.start()
+        flusher.stop()
+
+    flusher.start()
+    assert flusher._thread is not None
+    flusher.stop()
 
 
 def test_a_mistake_of_ours_is_said_once(flusher, caplog, monkeypatch):

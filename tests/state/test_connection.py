@@ -131,6 +131,17 @@ def test_a_server_that_does_not_answer_is_cut_off(kept, each_database, monkeypat
         assert cursor.fetchall() == [(True,)]
 
 
+def test_a_process_that_can_start_no_thread_sends_its_statements(kept, monkeypatch):
+    """As at its end since Python 3.12, when ``atexit`` and threads that are left may save rows; or at a limit."""
+
+    def refuse(thread):
+        raise RuntimeError("can't create new thread at interpreter shutdown")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+
+    assert kept.execute("SELECT 1")[0] == [(1,)]
+
+
 def test_nobody_waits_for_ever_for_another_threads_statement(kept, monkeypatch):
     """Who is kept from the connection for too long gets an error, and a write that needs it is refused."""
     monkeypatch.setattr(connection_module, "READ_SECONDS", 0.05)
