@@ -174,8 +174,9 @@ class KeyMaker:
         )
         self.kinds = kinds
         self.normalizes = normalize is not None
-        #: Name of the first field that changes values on their way to the database or back; else empty.
-        self.own_field = next((field.name for field in fields if converts_itself(field)), "")
+        #: Name of the first field that changes values on their way to the database or back; empty if none does, or if
+        #: ``normalize`` allows for it.
+        self.own_field = "" if normalize else next((field.name for field in fields if converts_itself(field)), "")
         self.key: Encode
         if len(fields) == 1:
             self.width = {"integer": 8, "date": 8, "uuid": 16}.get(kinds[0] or "")

@@ -21,7 +21,8 @@ from bloomguard.guards import misses, registry
 from bloomguard.lookups import select
 from bloomguard.lookups.context import guarded_lookups
 from bloomguard.rebuild import Rebuild
-from bloomguard.routes.table import guarded_routes
+from bloomguard.routes.listing import NOWHERE, rows_of_pattern
+from bloomguard.routes.table import guarded_routes, table_for
 from bloomguard.state import table as state
 from bloomguard.state.connection import fetch_uncounted
 from bloomguard.verdicts import Verdict
@@ -384,7 +385,7 @@ def test_rows_that_a_base_manager_leaves_out_are_found_by_the_others(clock):
 
 
 def test_a_field_that_converts_its_values_is_left_to_the_database(clock, settings):
-    """What a query compares is not what a row holds: neither the lookup nor the route answers."""
+    """What a query compares is not what a row holds: neither the lookup nor the route answers, and the list says so."""
     settings.ROOT_URLCONF = urlconf_of_codes()
     Coded.objects.create(pk=1, code=7)
     with registered(Coded, name="coded", lookup="code", routes=["coded"]) as guard:
@@ -394,7 +395,10 @@ def test_a_field_that_converts_its_values_is_left_to_the_database(clock, setting
             assert Coded.objects.get(code=7).pk == 1
             assert queries(lambda: Coded.objects.filter(code=8).first()) == 1
 
+        [row] = rows_of_pattern(table_for(), route.pattern)
+
     assert route.closed == "code converts values with the project's own code"
+    assert row.answered == NOWHERE
 
 
 def urlconf_of_codes():
