@@ -153,7 +153,7 @@ def _uniqueness(guard: Guard, fields: tuple[models.Field[Any, Any], ...]) -> Ite
 
 def _equality(guard: Guard, field: models.Field[Any, Any], error: Any) -> Iterator[CheckMessage]:
     """Report a field if the database may compare values as equal that have different keys."""
-    if type(guard).normalize is not Guard.normalize:
+    if guard._meta.normalizes:
         return
     target = value_field(field)
     collation = getattr(target, "db_collation", None)
