@@ -188,8 +188,9 @@ def _route(
     kwargs: tuple[str, ...],
     methods: frozenset[str],
     known: PatternIndex,
-    closed: str = "",
+    closed: str,
 ) -> GuardedRoute:
+    """Return the route of ``pattern``; ``closed`` is a reason that its view itself gives, empty if none."""
     allowed = allowed_methods(pattern.callback)
     methods = methods if allowed is None else methods & allowed
     closed = closed or why_closed(guard, pattern.callback)
