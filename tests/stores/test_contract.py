@@ -493,6 +493,16 @@ def test_a_child_with_the_process_number_of_an_ancestor_has_a_memory_of_its_own(
     assert store.identity != before
 
 
+def test_a_child_whose_fork_ran_no_hooks_has_a_memory_of_its_own(monkeypatch):
+    """As in uWSGI: the number of its process tells it from its parent."""
+    store = MemoryStore("default")
+    before = store.identity
+
+    monkeypatch.setattr("os.getpid", lambda: -1)
+
+    assert store.identity != before
+
+
 def test_key_hashes_are_asked_for_by_the_key_id_in_the_header(place):
     """The store asks its guard which hash fits the header, and says yes and no by that one."""
     asked = []
