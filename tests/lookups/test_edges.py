@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from contextlib import contextmanager
+from types import SimpleNamespace
 
 import pytest
 from django.core.cache import caches
@@ -98,6 +99,24 @@ def test_only_the_key_alone_proves_an_absence(lookups, narrow):  # noqa: F811
     assert [queries(lambda: list(narrow(rows.filter(pk=7)))) for _ in range(2)] == [1, 1]
     assert queries(lambda: list(rows.filter(pk=7))) == 1
     assert queries(lambda: list(rows.filter(pk=7))) == 0
+
+
+def test_whether_rows_are_hidden_is_asked_for_each_minute(lookups, clock, monkeypatch):  # noqa: F811
+    """Row-level security that is switched on is known a minute later."""
+    if database.current != "postgresql":
+        pytest.skip("PostgreSQL's alone")
+    monkeypatch.setattr(misses, "time", SimpleNamespace(monotonic=clock))
+    misses._hiding.clear()
+    connection, guard = connections["postgresql"], registry["product"]
+    assert not misses._hides_rows(connection, guard)
+    connection.connection.execute("ALTER TABLE shop_product ENABLE ROW LEVEL SECURITY")  # past Django
+    try:
+        assert not misses._hides_rows(connection, guard)
+        clock.sleep(60)
+        assert misses._hides_rows(connection, guard)
+    finally:
+        connection.connection.execute("ALTER TABLE shop_product DISABLE ROW LEVEL SECURITY")
+        misses._hiding.clear()
 
 
 @contextmanager
