@@ -227,7 +227,7 @@ class GuardAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # not generic at 
 
     def _do(self, request: HttpRequest, operation: Operation, guards: list[Guard]) -> None:
         if operation.by_worker:
-            self._ask_for(request, operation, guards)
+            self._queue(request, operation, guards)
             return
         for guard in guards:
             try:
@@ -239,17 +239,17 @@ class GuardAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # not generic at 
             log(str(request.user.pk), guard.name, outcome)
             messages.success(request, _("Guard %(guard)s: %(what)s") % {"guard": guard.name, "what": outcome})
 
-    def _ask_for(self, request: HttpRequest, operation: Operation, guards: list[Guard]) -> None:
-        asked = queue_work(operation.name, guards, request.user)
-        for guard in asked:
+    def _queue(self, request: HttpRequest, operation: Operation, guards: list[Guard]) -> None:
+        queued = queue_work(operation.name, guards, request.user)
+        for guard in queued:
             log(str(request.user.pk), guard.name, _("Requested: %(what)s.") % {"what": operation.label})
-        if asked:
+        if queued:
             words = ngettext(
-                "%(count)d guard is queued for a worker.", "%(count)d guards are queued for a worker.", len(asked)
+                "%(count)d guard is queued for a worker.", "%(count)d guards are queued for a worker.", len(queued)
             )
-            messages.success(request, words % {"count": len(asked)})
+            messages.success(request, words % {"count": len(queued)})
         for guard in guards:
-            if guard not in asked:
+            if guard not in queued:
                 messages.warning(
                     request, _("Guard %(guard)s: a task for it is already queued or running.") % {"guard": guard.name}
                 )

@@ -215,6 +215,15 @@ def build(fresh: None, transactional_db: None, clock: Clock) -> Callable[..., re
 
 
 @pytest.fixture
+def shop(build: Callable[..., rebuild.Report]) -> None:
+    """Product 7 exists, and the filter is built."""
+    from tests.shop.models import Product  # not installed in the sites of some folders
+
+    Product.objects.create(pk=7)
+    build("product")
+
+
+@pytest.fixture
 def start(fresh: None, transactional_db: None, settings: Any) -> Iterator[Callable[..., subprocess.Popen[str]]]:
     """``start("rebuild_filter", "product")`` runs a command in a process of its own, on this test's data."""
     started: list[subprocess.Popen[str]] = []

@@ -40,13 +40,6 @@ def ask(request, settings):
     return request.param
 
 
-@pytest.fixture
-def shop(build):
-    """Product 7 exists and the filter is built."""
-    Product.objects.create(pk=7)
-    build("product")
-
-
 def spy(view_kind, calls, name="product", **arguments):
     """A view, sync or async, that notes its calls, decorated."""
     if view_kind == "async":

@@ -58,13 +58,6 @@ def browser(request):
     return request.param()
 
 
-@pytest.fixture
-def shop(build):
-    """Product 7 exists and the filter is built."""
-    Product.objects.create(pk=7)
-    build("product")
-
-
 def handler404(request, exception):
     return HttpResponseNotFound(f"our own page: {exception}")
 

@@ -16,7 +16,7 @@ from ..models import GuardState
 from ..rebuild.plan import open_active
 from ..state.row import ARMED
 from ..state.table import table
-from ..stores import Generation
+from .guards import warn
 
 #: Values of libpq's ``target_session_attrs`` that accept a read-only server.
 _READERS = ("read-only", "standby", "prefer-standby")
@@ -53,15 +53,13 @@ def _has_store(guard: Guard) -> bool:
 
 
 def _filter(guard: Guard, row: GuardState | None) -> Iterator[CheckMessage]:
-    def warning(number: int, text: str, hint: str) -> Warning:
-        return Warning(f"the guard {guard.name!r}: {text}.", hint=hint, obj=guard.model, id=f"bloomguard.W{number:03}")
-
     cure = f"manage.py rebuild_filter {guard.name}"
     if row is None or not row.active:
-        yield warning(30, "it has no filter yet, so every request passes", f"Run {cure}.")
+        yield warn(guard, "bloomguard.W030", "it has no filter yet, so every request passes", f"Run {cure}.")
         return
     if row.status != ARMED:
-        yield warning(31, f"it is fenced, so every request passes: {row.reason}", f"Fix the cause, then run {cure}.")
+        text = f"it is fenced, so every request passes: {row.reason}"
+        yield warn(guard, "bloomguard.W031", text, f"Fix the cause, then run {cure}.")
         return
     try:
         generation = open_active(guard, table.current(guard.name))
@@ -69,22 +67,20 @@ def _filter(guard: Guard, row: GuardState | None) -> Iterator[CheckMessage]:
     except StoreUnavailable:  # reported as W021
         return
     except (StoreError, FilterError) as error:
-        yield warning(
-            33,
+        yield warn(
+            guard,
+            "bloomguard.W033",
             f"its filter cannot be used here, so every request passes: {error}",
             f"Run {cure}; while two releases run side by side, run it with the older one.",
         )
         return
-    yield from _fullness(guard, generation, keys, cure, warning)
-
-
-def _fullness(guard: Guard, generation: Generation, keys: int, cure: str, warning: Any) -> Iterator[CheckMessage]:
     room = generation.layout.capacity
     if keys <= room:
         return
     given = guard.capacity is not None and guard.capacity <= keys
-    yield warning(
-        32,
+    yield warn(
+        guard,
+        "bloomguard.W032",
         f"its filter contains about {keys:,} keys, but has a capacity of {room:,}: more than the configured "
         f"{generation.layout.error_rate:.2%} of absent IDs pass",
         f"Raise its capacity, which is {guard.capacity:,}, or remove the line; then run {cure}."

@@ -42,14 +42,14 @@ def check_guards(app_configs: Any, **kwargs: Any) -> list[CheckMessage]:
     return messages
 
 
-def _guard(guard: Guard) -> Iterator[CheckMessage]:
-    def error(number: int, text: str, hint: str) -> Warning:
-        return Warning(f"the guard {guard.name!r}: {text}.", hint=hint, obj=guard.model, id=f"bloomguard.W1{number:02}")
+def warn(guard: Guard, id: str, text: str, hint: str) -> Warning:
+    """Return a warning about ``guard``."""
+    return Warning(f"the guard {guard.name!r}: {text}.", hint=hint, obj=guard.model, id=id)
 
+
+def _guard(guard: Guard) -> Iterator[CheckMessage]:
     for mistake in guard._mistakes:
-        yield Warning(
-            f"the guard {guard.name!r}: {mistake.reason}.", hint=f"{mistake.cure}.", obj=guard.model, id=mistake.id
-        )
+        yield warn(guard, mistake.id, mistake.reason, f"{mistake.cure}.")
     if any(mistake.decides_keys for mistake in guard._mistakes):
         return
     try:
@@ -59,32 +59,35 @@ def _guard(guard: Guard) -> Iterator[CheckMessage]:
         hint = f"lookup is {guard.lookup!r}; the model has {', '.join(names)}."
         if "__" in str(guard.lookup):
             hint += " A key has columns of the model's own table, none across a relation."
-        yield error(1, str(problem), hint)
+        yield warn(guard, "bloomguard.W101", str(problem), hint)
         return
     for field in fields:
         if kind_of(field) is None:
-            yield error(
-                5,
+            yield warn(
+                guard,
+                "bloomguard.W105",
                 f"{field.name!r} is a {type(field).__name__}, which cannot be a key",
                 "Look rows up by an integer, UUID, text, decimal or date field.",
             )
             return
-        yield from _equality(guard, field, error)
+        yield from _equality(guard, field)
     with suppress(ConfigurationError):  # reported as W109
         if guard.store not in conf.settings.stores:
-            yield error(
-                3,
+            yield warn(
+                guard,
+                "bloomguard.W103",
                 f"there is no store {guard.store!r}",
                 f"BLOOMGUARD['STORES'] has {', '.join(sorted(conf.settings.stores)) or 'none'}.",
             )
     if guard.filter == "bitmap" and guard._meta.keys.width != 8:
         hint = "Set another one: a bitmap can only contain integers and dates, of a guard without a scope."
-        yield error(11, "filter is 'bitmap'", hint)
+        yield warn(guard, "bloomguard.W111", "filter is 'bitmap'", hint)
     if guard.scope == SCHEMA and (why := no_schema(connections[router.db_for_write(guard.model)])):
-        yield error(38, *why)
+        yield warn(guard, "bloomguard.W138", *why)
     elif guard.scope == SCHEMA and getattr(settings, "TENANT_LIMIT_SET_CALLS", False):
-        yield error(
-            38,
+        yield warn(
+            guard,
+            "bloomguard.W138",
             "scope is 'schema', but with TENANT_LIMIT_SET_CALLS the search_path is set only before a request's first "
             "query, so all later ones pass",
             "Remove TENANT_LIMIT_SET_CALLS.",
@@ -98,25 +101,32 @@ def _guard(guard: Guard) -> Iterator[CheckMessage]:
             id="bloomguard.W005",
         )
     for refusal in declaration_refusals(guard):
-        yield Warning(f"the guard {guard.name!r}: {refusal.reason}.", hint=refusal.cure, obj=guard.model, id=refusal.id)
-    yield from _routes(guard, error)
-    yield from _uniqueness(guard, fields)
+        yield warn(guard, refusal.id, refusal.reason, refusal.cure)
+    yield from _routes(guard)
+    if nullable := ", ".join(field.name for field in fields if field.null):
+        yield warn(
+            guard,
+            "bloomguard.W001",
+            f"{nullable} may be NULL",
+            "The filter does not contain rows with NULL; views that find them by another lookup are not affected.",
+        )
 
 
-def _routes(guard: Guard, error: Any) -> Iterator[CheckMessage]:
+def _routes(guard: Guard) -> Iterator[CheckMessage]:
     if guard.routes == AUTO:
         if not guarded_routes(guard):
-            yield Warning(
-                f"the guard {guard.name!r}: routes = {AUTO!r} matches no URL pattern.",
-                hint="manage.py guard_routes shows why for each pattern. Name the routes, or put @guarded on views.",
-                obj=guard.model,
-                id="bloomguard.W010",
+            yield warn(
+                guard,
+                "bloomguard.W010",
+                f"routes = {AUTO!r} matches no URL pattern",
+                "manage.py guard_routes shows why for each pattern. Name the routes, or put @guarded on views.",
             )
         return
     for route, named in guard.routes.items() if isinstance(guard.routes, Mapping) else ():
         if not isinstance(named, str) and (odd := set(named) - {field.name for field in guard._meta.fields}):
-            yield error(
-                2,
+            yield warn(
+                guard,
+                "bloomguard.W102",
                 f"routes names the field {min(odd)!r} for {route!r}, which is not in lookup",
                 f"The fields are {', '.join(field.name for field in guard._meta.fields)}.",
             )
@@ -126,8 +136,9 @@ def _routes(guard: Guard, error: Any) -> Iterator[CheckMessage]:
         names = sorted({pattern.view_name for pattern in patterns() if pattern.is_named})
         shared = [name for name in guard.routes if len([each for each in patterns() if each.view_name == name]) > 1]
         near = [match for route in guard.routes for match in get_close_matches(route, names)]
-        yield error(
-            2,
+        yield warn(
+            guard,
+            "bloomguard.W102",
             str(problem),
             f"Did you mean {' or '.join(map(repr, near))}?"
             if near and near[0] not in guard.routes
@@ -141,35 +152,26 @@ def _routes(guard: Guard, error: Any) -> Iterator[CheckMessage]:
         )
 
 
-def _uniqueness(guard: Guard, fields: tuple[models.Field[Any, Any], ...]) -> Iterator[CheckMessage]:
-    if any(field.null for field in fields):
-        yield Warning(
-            f"the guard {guard.name!r}: {', '.join(field.name for field in fields if field.null)} may be NULL.",
-            hint="The filter does not contain rows with NULL; views that find them by another lookup are not affected.",
-            obj=guard.model,
-            id="bloomguard.W001",
-        )
-
-
-def _equality(guard: Guard, field: models.Field[Any, Any], error: Any) -> Iterator[CheckMessage]:
+def _equality(guard: Guard, field: models.Field[Any, Any]) -> Iterator[CheckMessage]:
     """Report a field if the database may compare values as equal that have different keys."""
-    if type(guard).normalize is not Guard.normalize:
+    if guard._meta.normalizes:
         return
     target = value_field(field)
     collation = getattr(target, "db_collation", None)
     vendor = connections[router.db_for_write(guard.model)].vendor
     if collation and collation not in EXACT_COLLATIONS:
         text = f"{field.name!r} has the collation {collation!r}, by which different texts may be equal"
-        yield error(6, text, CURE)
+        yield warn(guard, "bloomguard.W106", text, CURE)
     elif vendor not in _ASKED and kind_of(field) == "text":
-        yield error(6, f"{field.name!r} is text in {vendor}, which may compare different texts as equal", CURE)
+        text = f"{field.name!r} is text in {vendor}, which may compare different texts as equal"
+        yield warn(guard, "bloomguard.W106", text, CURE)
     if own := own_conversions(field):
-        yield Warning(
-            f"the guard {guard.name!r}: {field.name!r} is a {type(target).__name__}, whose {', '.join(own)} may "
-            "store or compare another value than its to_python returns.",
-            hint="If so, let to_python return the stored value, or add normalize(self, value) to the guard.",
-            obj=guard.model,
-            id="bloomguard.W002",
+        yield warn(
+            guard,
+            "bloomguard.W002",
+            f"{field.name!r} is a {type(target).__name__}, whose {', '.join(own)} may store or compare another value "
+            "than its to_python returns",
+            "If so, let to_python return the stored value, or add normalize(self, value) to the guard.",
         )
 
 
@@ -182,19 +184,10 @@ def check_columns(app_configs: Any, databases: Sequence[str] | None = None, **kw
         if databases is not None and alias not in databases:
             continue
         with suppress(ConfigurationError, DatabaseError):  # reported as W101, or as W034 for the state rows' database
-            reported = {message.id for field in guard._meta.fields for message in _equality(guard, field, _error)}
+            reported = {message.id for field in guard._meta.fields for message in _equality(guard, field)}
             messages += [
-                Warning(
-                    f"the guard {guard.name!r}: {refusal.reason}.",
-                    hint=refusal.cure,
-                    obj=guard.model,
-                    id=refusal.id,
-                )
+                warn(guard, refusal.id, refusal.reason, refusal.cure)
                 for refusal in database_refusals(guard, connections[alias])
                 if refusal.id not in reported and refusal.id != SEVERAL_TABLES  # of `check --database`
             ]
     return messages
-
-
-def _error(number: int, text: str, hint: str) -> Warning:
-    return Warning(text, hint=hint, id=f"bloomguard.W1{number:02}")

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import Any
 
-from django.core.checks import CheckMessage, Warning, register
+from django.core.checks import CheckMessage, register
 from django.db import DatabaseError, connections, router
 
 from ..exceptions import ConfigurationError
@@ -15,6 +15,7 @@ from ..writes.catalogue import load
 from ..writes.consequences import may_add_key
 from ..writes.flows import Catalogue, Flow
 from ..writes.sql.effects import bare
+from .guards import warn
 
 
 @register("bloomguard", deploy=True)
@@ -30,14 +31,14 @@ def check_triggers(app_configs: Any, databases: Sequence[str] | None = None, **k
             catalogue = catalogues.get(alias) or _load(alias)
             catalogues[alias] = catalogue
             messages += [
-                Warning(
-                    f"the guard {guard.name!r}: {because} on {table!r} in the database {alias!r} may write its keys. "
+                warn(
+                    guard,
+                    "bloomguard.W035",
+                    f"{because} on {table!r} in the database {alias!r} may write its keys. "
                     "If Django sends the statement, the guard is disabled until it is rebuilt. If another program "
-                    "sends it, bloomguard cannot detect it, and requests for the new row would be answered 404.",
-                    hint="Let the application write the keys; otherwise run verify_filter --repair often, by cron, and "
+                    "sends it, bloomguard cannot detect it, and requests for the new row would be answered 404",
+                    "Let the application write the keys; otherwise run verify_filter --repair often, by cron, and "
                     "rebuild_filter after such writes. If it writes no keys, add this ID to SILENCED_SYSTEM_CHECKS.",
-                    obj=guard.model,
-                    id="bloomguard.W035",
                 )
                 for table, because in _sources(catalogue, guard)
             ]

@@ -45,7 +45,7 @@ def state_of(guard: Guard) -> str:
 def mode_of(guard: Guard) -> str:
     """Return ``"enforce"`` or ``"shadow"``: as set in the admin, else as the guard declares. Never raises."""
     try:
-        return guard._runtime.active_filter.mode or guard.mode
+        return guard._runtime.mode
     except Exception:  # the guard is misconfigured
         return guard.mode
 

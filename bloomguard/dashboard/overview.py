@@ -214,10 +214,11 @@ class Overview:
         lines = []
         for guard in self.guards:
             row, answers = rows.get(guard.name) or GuardState(name=guard.name), guard._runtime.answering()
+            state = _state(guard, answers)
             line = Line(
                 guard=guard,
-                state=_state(guard, answers),
-                why=_why(guard, answers, row),
+                state=state,
+                why=_why(state, row),
                 row=row,
                 task=tasks.get(guard.name),
                 series=self.series[guard.name],
@@ -310,8 +311,7 @@ def _state(guard: Guard, answers: Any) -> str:
     return SHADOW.reason if guard._runtime.is_shadow else ARMED
 
 
-def _why(guard: Guard, answers: Any, row: GuardState) -> str | Promise:
-    state = _state(guard, answers)
+def _why(state: str, row: GuardState) -> str | Promise:
     if state == FENCED.reason and row.reason:
         return _("%(reason)s: requests pass until a rebuild") % {"reason": row.reason}
     return STATES[state][1]

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 SHARD_BYTES = 32 << 20
 MAX_BYTES = 1 << 40
-#: Capacity of each shard's recent bits: its part of an eighth of all keys, of which there are at most a million.
+#: Capacity of each shard's recent bits: its part of an eighth of the build's capacity, or of a million if that is less.
 _FEWEST_RECENT, _MOST_RECENT, _RECENT_SHARE, _RECENT_ERROR_RATE = 10_000, 1_000_000, 8, 0.01
 
 

@@ -155,9 +155,8 @@ class KeyMaker:
     """Maker of one guard's keys, from the value of one field or of several.
 
     ``width`` is the size of a key in bytes if all keys have the same size (8 or 16), else ``None``. ``normalize`` is
-    applied to text after ``to_python``, for URLs and rows alike; ``normalizes`` tells whether there is one.
-    ``current_scope``, for a guard with a scope, returns the first part of the key of a value that is not
-    :class:`Scoped`.
+    applied to text after ``to_python``, for URLs and rows alike. ``current_scope``, for a guard with a scope, returns
+    the first part of the key of a value that is not :class:`Scoped`.
     """
 
     def __init__(
@@ -173,9 +172,9 @@ class KeyMaker:
             _encoder(value_field(field), kind, normalize) for field, kind in zip(fields, kinds)
         )
         self.kinds = kinds
-        self.normalizes = normalize is not None
-        #: Name of the first field that changes values on their way to the database or back; else empty.
-        self.own_field = next((field.name for field in fields if converts_itself(field)), "")
+        #: Name of the first field that changes values on their way to the database or back; empty if none does, or if
+        #: ``normalize`` allows for it.
+        self.own_field = "" if normalize else next((field.name for field in fields if converts_itself(field)), "")
         self.key: Encode
         if len(fields) == 1:
             self.width = {"integer": 8, "date": 8, "uuid": 16}.get(kinds[0] or "")

@@ -33,6 +33,8 @@ class GuardMeta:
     def __init__(self, guard: Guard, normalize: Callable[[str], str] | None) -> None:
         self._guard = guard
         self._normalize = normalize
+        #: Whether the project has overridden ``normalize``.
+        self.normalizes = normalize is not None
         self.model = guard.model
 
     @cached_property
@@ -152,7 +154,7 @@ class GuardMeta:
         unique += [set(constraint.fields) for constraint in options.total_unique_constraints]
         unique.append({field.name for field in options.pk_fields})
         looked_up = {field.name for field in self.fields}
-        return self._normalize is None and any(names <= looked_up for names in unique)
+        return not self.normalizes and any(names <= looked_up for names in unique)
 
     @property
     def database(self) -> str:
@@ -179,7 +181,7 @@ class GuardMeta:
 
         An overridden ``normalize`` or a custom field may give one key to several values.
         """
-        return all(map(is_djangos, self.fields)) and not self.keys.normalizes
+        return not self.normalizes and all(map(is_djangos, self.fields))
 
     def rows(self) -> models.QuerySet[Any]:
         """Return the rows that the public can see, unordered."""

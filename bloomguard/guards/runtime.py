@@ -83,9 +83,14 @@ class GuardRuntime:
             raise ConfigurationError(f"what its keys mean cannot be read: {type(error).__name__}") from error
 
     @property
+    def mode(self) -> str:
+        """The guard's mode, as set in the admin or by a command, else as declared."""
+        return self.active_filter.mode or self._guard.mode
+
+    @property
     def is_shadow(self) -> bool:
-        """Whether the guard is in shadow mode: set in the admin, else by ``mode``."""
-        return (self.active_filter.mode or self._guard.mode) != "enforce"
+        """Whether the guard is in shadow mode."""
+        return self.mode != "enforce"
 
     def answering(self) -> Generation | Decision:
         """Return the generation that answers now, or why every request passes. May wait. Never raises."""
@@ -278,21 +283,20 @@ class GuardRuntime:
         if not _has_absent(decisions):
             return decisions
         if unadded.writers and unadded.may_have(self._guard.name):
-            return [FENCED if each.verdict is Verdict.ABSENT else each for each in decisions]
+            return _without_absent(decisions, FENCED)
         before, row = copy.rows.get(self._guard.name), row or self.active_filter.table.renewed(self._guard.name)
         if row is None or (before is not None and before.source != row.source):
-            return [LEASE if each.verdict is Verdict.ABSENT else each for each in decisions]
+            return _without_absent(decisions, LEASE)
         if self._guard.scope is not None:
             if before is None or before.change != row.change:  # another generation may have given the answer
-                return [LEASE if each.verdict is Verdict.ABSENT else each for each in decisions]
+                return _without_absent(decisions, LEASE)
             covers = self._guard._meta.scopes.covers
             return [
                 AMBIGUOUS if each.verdict is Verdict.ABSENT and not covers(row, key) else each
                 for each, key in zip(decisions, keys)
             ]
-        if self._guard._meta.place.certain_alias(row.source):
-            return decisions
-        return [AMBIGUOUS if each.verdict is Verdict.ABSENT else each for each in decisions]
+        is_certain = self._guard._meta.place.certain_alias(row.source)
+        return decisions if is_certain else _without_absent(decisions, AMBIGUOUS)
 
     async def _aplaced(self, decisions: list[Decision], copy: Copy, keys: Sequence[bytes]) -> list[Decision]:
         if not _has_absent(decisions):
@@ -334,6 +338,10 @@ def _has_absent(decisions: Sequence[Decision]) -> bool:
         if decision.verdict is Verdict.ABSENT:
             return True
     return False
+
+
+def _without_absent(decisions: Sequence[Decision], instead: Decision) -> list[Decision]:
+    return [instead if each.verdict is Verdict.ABSENT else each for each in decisions]
 
 
 def _filled(decided: Sequence[Decision | None], answers: Sequence[Decision]) -> list[Decision]:

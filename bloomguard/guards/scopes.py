@@ -222,16 +222,19 @@ class Scopes(Place):
     def marks(self, scope: str) -> list[bytes]:
         """Return the marks of ``scope``; empty if its tables cannot be found. May query the catalogue."""
         text = self._text(scope)
-        if not text or self._is_by_database():
-            return marks_of(text) if text else []
+        if not text:
+            return []
+        if self._is_by_database():
+            return marks_of(text)
         alias = self._guard._meta.database
         oids = [tables[scope] for tables in schemas.of(alias, self._loose(alias)) if scope in tables]
         return marks_of(text) + marks_of(_text_of(_NAMELESS, oids))[:_NAMELESS_MARKS]
 
     def _text(self, scope: str) -> str:
+        """Return the text of the marks of ``scope``: its tables' schemas and OIDs; empty if they cannot be found."""
         alias = scope if self._is_by_database() else self._guard._meta.database
         found = []
-        for tables in schemas.of(alias, loose) if (loose := self._loose(alias)) else ():
+        for tables in schemas.of(alias, self._loose(alias)):
             schema = next(iter(tables), "") if self._is_by_database() else scope
             if schema not in tables or (self._is_by_database() and len(tables) > 1):
                 return ""

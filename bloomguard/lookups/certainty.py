@@ -40,7 +40,7 @@ from django.utils.safestring import SafeString
 
 from ..guards.conditions import family_of
 from ..guards.conversions import is_djangos_compiler
-from .query import conditions_of
+from .query import conditions_of, order_of
 
 if TYPE_CHECKING:
     from .query import RowLookup
@@ -290,8 +290,7 @@ def _orders_plainly(compiler: Any) -> bool:
 
 def _orders_by_own_columns(query: Query) -> bool:
     meta: Any = query.get_meta()
-    order = query.order_by or (meta.ordering if query.default_ordering else None) or ()
-    return all(isinstance(each, str) and _is_own_column(each.lstrip("-+"), meta) for each in order)
+    return all(isinstance(each, str) and _is_own_column(each.lstrip("-+"), meta) for each in order_of(query))
 
 
 def _is_own_column(name: str, meta: Any) -> bool:

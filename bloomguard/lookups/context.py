@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
-from functools import wraps
 from inspect import isawaitable
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -240,20 +239,3 @@ def guarded_lookups() -> Iterator[None]:
     finally:
         contexts.set(before)
         context.close()
-
-
-def unguarded(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap ``method`` so that guards answer none of its queries: Django has the row, or one that points to it."""
-
-    @wraps(method)
-    def fetch(*args: Any, **kwargs: Any) -> Any:
-        before = contexts.get()
-        if before is None:
-            return method(*args, **kwargs)
-        contexts.set(None)
-        try:
-            return method(*args, **kwargs)
-        finally:
-            contexts.set(before)
-
-    return fetch

@@ -119,9 +119,7 @@ class RowLookup:
             return False
         if concrete(query.model) is not concrete(self.guard.model):
             return False
-        meta = query.get_meta()
-        order = query.order_by or (meta.ordering if query.default_ordering else None) or ()
-        if not all(isinstance(each, (str, F)) for each in order):
+        if not all(isinstance(each, (str, F)) for each in order_of(query)):
             return False
         if not all(type(each) is Value for each in query.annotations.values()):
             return False
@@ -130,7 +128,7 @@ class RowLookup:
             columns = [column for column, _ in _compared(condition)]
             if columns and all(id(column.target) in self.places for column in columns):
                 compared += len(columns)
-            elif not any(condition == each for each in self._alive):
+            elif not self.has_in_alive(condition):
                 return False
         return compared == self._width  # more: two values for one column
 
@@ -154,12 +152,21 @@ def is_plain(query: Query) -> bool:
 
 def _may_aggregate(expression: Any) -> bool:
     """Return whether ``expression`` is, or may contain, an aggregate: custom SQL may. It gives a row even for none."""
-    return expression.contains_aggregate or any(
+    return expression.contains_aggregate or any(map(is_own_sql, expression.flatten()))
+
+
+def is_own_sql(part: Any) -> bool:
+    """Return whether a part of an expression may be any SQL: a class, a function or a template of the project's own."""
+    return (
         type(part) in (Func, RawSQL)
         or not type(part).__module__.startswith("django.")
         or (isinstance(part, Func) and not {"function", "template"}.isdisjoint(part.extra))
-        for part in expression.flatten()
     )
+
+
+def order_of(query: Query) -> Sequence[Any]:
+    """Return what ``query`` is ordered by: its own order, or the model's."""
+    return query.order_by or (query.get_meta().ordering if query.default_ordering else None) or ()
 
 
 # Hot path: nearly all queries have one or two flat conditions, so no generators here.

@@ -60,22 +60,21 @@ def lookups_of(model: type[Model]) -> tuple[RowLookup, ...]:
 def _lookups(model: type[Model]) -> Iterator[RowLookup]:
     for guard in registry:
         try:
-            if _is_asked(guard, model):
+            if answers_queries(guard) and issubclass(concrete(model), concrete(guard.model)):
                 yield RowLookup(guard, model)
         except Exception as error:  # a mistake in one guard must not stop the queries of others
             _log.error(error, "bloomguard: guard %s answers no query, because of an internal error", guard.name)
 
 
-def _is_asked(guard: Guard, model: type[Model]) -> bool:
+def answers_queries(guard: Guard) -> bool:
+    """Return whether ``guard`` may answer queries at all."""
     # A guard that follows only signals misses some ORM writes. Its routes still answer, as the project chose them.
     if not guard.lookups or guard.sync != "statements":
         return False
     try:
-        if guard._meta.keys.own_field and not guard._meta.keys.normalizes:
-            return False  # the query compares other values than the rows hold: see check W002
+        return not guard._meta.keys.own_field  # else a query compares other values than the rows hold: see check W002
     except ConfigurationError:  # a system check reports it
         return False
-    return issubclass(concrete(model), concrete(guard.model))
 
 
 def _selecting(execute: Execute) -> Execute:

@@ -15,7 +15,7 @@ from django.db.models import Model, QuerySet
 from django.db.models.fields import related_descriptors as related
 from django.db.models.sql.compiler import SQLUpdateCompiler
 
-from .context import unguarded
+from .context import contexts
 
 #: Their async versions call them.
 _METHODS: tuple[tuple[Any, str], ...] = (
@@ -41,25 +41,44 @@ def connect() -> None:
     if hasattr(setup, "of_bloomguard"):
         return
     for owner, name in _METHODS:
-        setattr(owner, name, unguarded(getattr(owner, name)))
+        setattr(owner, name, _unguarded(getattr(owner, name)))
     setup = SQLUpdateCompiler.pre_sql_setup
     setup.of_bloomguard = True
     for name in ("create_reverse_many_to_one_manager", "create_forward_many_to_many_manager"):
-        setattr(related, name, _unguarding(getattr(related, name)))
+        setattr(related, name, _with_unguarded_methods(getattr(related, name)))
     if apps.is_installed("django.contrib.contenttypes"):
         from django.contrib.contenttypes import fields
 
         name = "create_generic_related_manager"
-        setattr(fields, name, _unguarding(getattr(fields, name)))
+        setattr(fields, name, _with_unguarded_methods(getattr(fields, name)))
 
 
-def _unguarding(make: Callable[..., Any]) -> Callable[..., Any]:
+def _unguarded(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap ``method`` so that guards answer none of its queries."""
+
+    @wraps(method)
+    def fetch(*args: Any, **kwargs: Any) -> Any:
+        before = contexts.get()
+        if before is None:
+            return method(*args, **kwargs)
+        contexts.set(None)
+        try:
+            return method(*args, **kwargs)
+        finally:
+            contexts.set(before)
+
+    return fetch
+
+
+def _with_unguarded_methods(make: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap ``make``, which makes the class of a related manager."""
+
     @wraps(make)
     def make_manager(*args: Any, **kwargs: Any) -> Any:
         manager = make(*args, **kwargs)
         for name in _OF_MANAGERS:
             if name in vars(manager):
-                setattr(manager, name, unguarded(vars(manager)[name]))
+                setattr(manager, name, _unguarded(vars(manager)[name]))
         return manager
 
     return make_manager

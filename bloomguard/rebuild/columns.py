@@ -79,16 +79,15 @@ def difference(connection: BaseDatabaseWrapper, guard: Guard, field: models.Fiel
 
     Raises :class:`DatabaseError`.
     """
-    kind, normalizes = str(kind_of(field)), type(guard).normalize is not Guard.normalize
-    cast = "%s"
+    kind, cast = str(kind_of(field)), "%s"
     if connection.vendor in ("postgresql", "mysql"):
         ask = _by_catalogue if connection.vendor == "postgresql" else _by_mysql_catalogue
         found, cast = ask(connection, field, kind)
-        if not found or kind != "text" or not normalizes:
+        if not found or kind != "text" or not guard._meta.normalizes:
             return found
     elif connection.vendor != "sqlite":
         # Neither the catalogue nor a comparison is implemented here.
-        text = kind == "text" and not normalizes
+        text = kind == "text" and not guard._meta.normalizes
         return f"is text in {connection.vendor}, which may treat different texts as equal" if text else ""
     return _by_asking(connection, guard, field, kind, cast)
 

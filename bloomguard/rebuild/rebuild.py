@@ -91,7 +91,7 @@ class Rebuild:
     def plan(self) -> Plan:
         """Return what :meth:`run` would make. Raises :class:`RebuildError`, with figures, if it does not fit."""
         if refused := self._refusals():
-            raise RebuildError(refused)
+            raise RebuildError(f"{self.guard.name}: {refused}")
         summary = self._summary()
         return Plan.of(self._layout(summary, tag=0), self.guard.name, summary.count)
 
@@ -112,8 +112,8 @@ class Rebuild:
         """Raise :class:`RebuildError`, and fence the guard, if a filter could deny rows that exist."""
         self._refuse_transaction()
         if refused := self._refusals():
-            self.table.fence(self.guard.name, refused.partition(": ")[2])
-            raise RebuildError(refused)
+            self.table.fence(self.guard.name, refused)
+            raise RebuildError(f"{self.guard.name}: {refused}")
         for source in self.sources:
             if denied := refusals.unreadable_columns(self.guard, source.connection):
                 raise RebuildError(f"{self.guard.name}: {denied}")
@@ -122,7 +122,7 @@ class Rebuild:
         found = list(map(str, refusals.declaration_refusals(self.guard)))
         for source in self.sources:
             found += map(str, refusals.database_refusals(self.guard, source.connection))
-        return f"{self.guard.name}: {' '.join(dict.fromkeys(found))}" if found else ""
+        return " ".join(dict.fromkeys(found))
 
     def prepare(self) -> None:
         """Do what takes long and can be done before the announcement: nothing here."""

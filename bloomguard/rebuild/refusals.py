@@ -45,7 +45,7 @@ def declaration_refusals(guard: Guard) -> Iterator[Refusal]:
             cure = "Look rows up by another field, or let its to_python return a plain value"
             if kind_of(field) == "text":
                 cure = "Give the guard a normalize(self, value) that returns a str, or look rows up by another field"
-                if type(guard).normalize is not Guard.normalize:
+                if guard._meta.normalizes:
                     continue
             kind = type(value_field(field)).__name__
             yield Refusal(

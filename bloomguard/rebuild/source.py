@@ -247,8 +247,8 @@ class Source:
 
     def _is_plain_text(self) -> bool:
         """Return whether a row's text is its key."""
-        keys = self.guard._meta.keys
-        return self._has_plain_field() and keys.kinds == ("text",) and not (keys.normalizes or self.guard.scope)
+        meta = self.guard._meta
+        return self._has_plain_field() and meta.keys.kinds == ("text",) and not (meta.normalizes or self.guard.scope)
 
     def _gathered(self, scan: Scan) -> Iterator[KeyPage]:
         field = self.guard._meta.fields[0].attname

@@ -231,14 +231,15 @@ def _look_at(guard: Guard) -> tuple[dict[str, Any], dict[str, Any], str, str]:
     """Return the active generation, the state row, the current identity of the store, and what is wrong with them."""
     generation: dict[str, Any] = {}
     state: dict[str, Any] = {}
-    identity = ""
+    identity = fault = ""
     try:
-        identity = guard._runtime.active_filter.store.identity
-        row = guard._runtime.active_filter.table.row(guard.name)
+        active = guard._runtime.active_filter
+        identity = active.store.identity
+        row = active.table.row(guard.name)
         if row is None:
             return {}, {}, identity, "there is no state row"
         state = model_to_dict(row)
-        found = open_active(guard, guard._runtime.active_filter.table.current(guard.name))
+        found = open_active(guard, active.table.current(guard.name))
         layout = found.layout
         generation = {
             "name": found.name,
@@ -249,8 +250,8 @@ def _look_at(guard: Guard) -> tuple[dict[str, Any], dict[str, Any], str, str]:
             "bytes": layout.total_bytes,
         }
     except (BloomGuardError, FilterError, DatabaseError) as error:
-        return generation, state, identity, str(error)
-    return generation, state, identity, ""
+        fault = str(error)
+    return generation, state, identity, fault
 
 
 def _backend(guard: Guard) -> str:

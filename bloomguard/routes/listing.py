@@ -10,6 +10,7 @@ from typing import Any
 from ..exceptions import ConfigurationError
 from ..guards import AUTO, Guard, registry
 from ..lookups.query import RowLookup, concrete
+from ..lookups.select import answers_queries
 from .discovery import NotFound, column_of, detail, find_kwargs, reason_against
 from .openness import layers
 from .patterns import Pattern
@@ -63,7 +64,7 @@ def _of_decorator(pattern: Pattern, name: str) -> Row:
             try:
                 kwargs_of_view(guard, pattern.callback, pattern.captured)
             except AmbiguousKwargs as problem:
-                return _row(pattern, name, LOOKUP if _asks(guard) else NOWHERE, f"not before the view: {problem}")
+                return _closed(guard, pattern, problem)
     return _row(pattern, name, ROUTE, "by @guarded, at its place among the view's decorators")
 
 
@@ -71,7 +72,11 @@ def _of_route(route: GuardedRoute) -> Row:
     guard, pattern = route.guard, route.pattern
     if not route.closed:
         return _row(pattern, guard.name, ROUTE if route.not_at_door else DOOR, route.not_at_door)
-    return _row(pattern, guard.name, LOOKUP if _asks(guard) else NOWHERE, f"not before the view: {route.closed}")
+    return _closed(guard, pattern, route.closed)
+
+
+def _closed(guard: Guard, pattern: Pattern, why: object) -> Row:
+    return _row(pattern, guard.name, LOOKUP if answers_queries(guard) else NOWHERE, f"not before the view: {why}")
 
 
 def _of_lookups(pattern: Pattern, *, is_known: bool) -> Iterator[tuple[Guard, str]]:
@@ -82,7 +87,7 @@ def _of_lookups(pattern: Pattern, *, is_known: bool) -> Iterator[tuple[Guard, st
     """
     shown, admin = detail(pattern), getattr(pattern.callback, "model_admin", None)
     for guard in registry:
-        if not _asks(guard):
+        if not answers_queries(guard):
             continue
         if admin is not None:
             if "object_id" in pattern.captured and RowLookup(guard, admin.model).compares(admin.model._meta.pk):
@@ -115,14 +120,6 @@ def _why_not_auto(guard: Guard, pattern: Pattern) -> str:
     except Exception as error:  # the view's own error
         return f"; not before the view: reading it raises {type(error).__name__}"
     return ""
-
-
-def _asks(guard: Guard) -> bool:
-    """Whether ``guard`` checks queries."""
-    try:
-        return guard.lookups and guard.sync == "statements" and bool(guard._meta.fields)
-    except ConfigurationError:
-        return False
 
 
 def _fields(guard: Guard) -> str:

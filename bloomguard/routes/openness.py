@@ -67,7 +67,7 @@ def why_closed(guard: Guard, view: Callable[..., Any]) -> str:
         return ""
     if guard.scope is not None:
         return f"the {guard.scope} that the view reads is certain at its query"
-    if guard._meta.keys.own_field and not guard._meta.keys.normalizes:
+    if guard._meta.keys.own_field:
         return f"{guard._meta.keys.own_field} converts values with the project's own code"
     if reason := _why_middleware_closes(view):
         return reason

@@ -15,14 +15,14 @@ from typing import Any
 from uuid import UUID
 
 from django.db import router
-from django.db.models import Func, Model, QuerySet
-from django.db.models.expressions import RawSQL
+from django.db.models import Model, QuerySet
 from django.db.models.manager import BaseManager
 from django.db.models.sql import Query
 from django.db.models.sql.where import ExtraWhere
 from django.utils.datastructures import OrderedSet
 
 from ..guards import Guard
+from ..lookups.query import is_own_sql
 from .openness import OF_EVERY_CLASS
 
 #: Methods of a queryset that a view of one object does not call.
@@ -101,13 +101,7 @@ def _is_djangos(condition: Any) -> bool:
     if not (hasattr(rhs, "resolve_expression") or _is_plain(rhs)):
         return False
     parts = condition.flatten() if hasattr(condition, "flatten") else ()
-    return not any(
-        type(part) in (Func, RawSQL)
-        or not type(part).__module__.startswith("django.")
-        or (isinstance(part, Func) and not {"function", "template"}.isdisjoint(part.extra))
-        for part in parts
-        if hasattr(part, "resolve_expression")
-    )
+    return not any(is_own_sql(part) for part in parts if hasattr(part, "resolve_expression"))
 
 
 def _is_plain(value: Any) -> bool:

@@ -188,8 +188,9 @@ def _route(
     kwargs: tuple[str, ...],
     methods: frozenset[str],
     known: PatternIndex,
-    closed: str = "",
+    closed: str,
 ) -> GuardedRoute:
+    """Return the route of ``pattern``; ``closed`` is a reason that its view itself gives, empty if none."""
     allowed = allowed_methods(pattern.callback)
     methods = methods if allowed is None else methods & allowed
     closed = closed or why_closed(guard, pattern.callback)
@@ -283,8 +284,8 @@ def _usual_kwargs(guard: Guard, field: models.Field[Any, Any]) -> tuple[list[str
 def not_found(request: HttpRequest, route: GuardedRoute) -> HttpResponseBase | None:
     """Return the response of the site's ``handler404`` to the view's ``Http404``; ``None`` if the handler fails.
 
-    The message is the view's own: a site's 404 page may show it.
-    It may render a template: on an event loop, Django calls it in a thread.
+    The message is the view's own: a site's 404 page may show it. The handler may render a template, so on an event loop
+    this is called in a thread.
     """
     if route.shown is None:
         message = f"No {route.guard.model._meta.object_name} matches the given query."

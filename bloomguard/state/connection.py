@@ -279,12 +279,11 @@ class StateConnection:
         """Return whether the server refused a function of :attr:`proofs`, which omits it from now on."""
         cause = error.__cause__
         code = getattr(cause, "sqlstate", None) or getattr(cause, "pgcode", None)  # psycopg 3, psycopg 2
-        refused = code in _FUNCTION_REFUSED
-        if refused and not self._hides_identity:
-            self._hides_identity = True
-            logger.warning("bloomguard cannot detect a restored database, so it discards no keys: %s", error)
-            return True
-        return False
+        if self._hides_identity or code not in _FUNCTION_REFUSED:
+            return False
+        self._hides_identity = True
+        logger.warning("bloomguard cannot detect a restored database, so it discards no keys: %s", error)
+        return True
 
     @property
     def here(self) -> str:

@@ -14,7 +14,7 @@ from uuid import UUID
 from django.db import DEFAULT_DB_ALIAS, connections, models
 
 from ..guards import Guard
-from ..guards.conversions import value_field
+from ..guards.conversions import own_methods, value_field
 from ..guards.keys import NoScope, NotNormalized, unwrapped
 from ..guards.unadded import unadded
 from . import fencing
@@ -47,8 +47,8 @@ class Adding:
     def __init__(self, guard: Guard, using: str) -> None:
         self._guard = guard
         self._using = using
+        #: The last statement, while no add has followed it.
         self.missing = ""
-        """The last statement, while no add has followed it."""
 
     def __call__(self, values: Iterable[Any]) -> None:
         """Add ``values``, each as :meth:`Guard.verdict` takes it or as a row of a cursor; else fence the guard.
@@ -118,7 +118,7 @@ def _values(guard: Guard, row: Any) -> Sequence[Any]:
 def _check_class(field: models.Field[Any, Any], kind: str | None, value: Any) -> None:
     """Raise :class:`ValueError` for a value that the database may store as another one than `to_python` returns."""
     field = value_field(field)
-    if not type(field).to_python.__module__.startswith("django."):
+    if own_methods(field, ("to_python",)):
         is_accepted = not isinstance(value, (list, tuple, bytes, bytearray, memoryview))
     else:
         is_accepted = isinstance(value, _CLASSES.get(kind, ())) and not isinstance(value, datetime.datetime)

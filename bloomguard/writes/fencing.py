@@ -96,7 +96,8 @@ def hold(guard: Guard, connection: Any, reason: str) -> None:
     Only for a transaction that :func:`may_write_later`.
     """
     if may_write_later(connection):
-        TransactionObserver.over(connection).fences.setdefault(guard.name, HeldFence(guard, connection.alias, reason))
+        held = TransactionObserver.over(connection).held_fences
+        held.setdefault(guard.name, HeldFence(guard, connection.alias, reason))
 
 
 def may_write_later(connection: Any) -> bool:
@@ -355,7 +356,7 @@ def is_pending(name: str, using: str) -> bool:
 def _pending(using: str) -> dict[str, Any]:
     """Return the fences of the open transaction."""
     observer = TransactionObserver.of(connections[using])
-    return observer.committed if observer is not None else {}
+    return observer.pending_fences if observer is not None else {}
 
 
 def _fenced_within(table: StateTable, name: str, using: str) -> bool:

@@ -21,7 +21,7 @@ def may_be_trusted(guard: Guard, vendor: str) -> bool:
 
     PostgreSQL's ``name`` cuts a text after 63 bytes, and a type of the project's own may convert it.
     """
-    return vendor != "postgresql" or type(guard).normalize is Guard.normalize
+    return vendor != "postgresql" or not guard._meta.normalizes
 
 
 def hold(field: Any, values: Iterable[Any]) -> bool:

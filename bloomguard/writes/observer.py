@@ -56,9 +56,9 @@ class TransactionObserver:
         #: They become void if the statement that caused them is rolled back.
         self.undoable: list[PendingDelete] = []
         #: By the guard's name: finished after the COMMIT, before it returns to its caller.
-        self.committed: dict[str, PendingFence] = {}
-        #: By the guard's name.
-        self.fences: dict[str, Fence] = {}
+        self.pending_fences: dict[str, PendingFence] = {}
+        #: By the guard's name: set again before the COMMIT if need be.
+        self.held_fences: dict[str, Fence] = {}
         #: Called when the transaction has ended, however it does.
         self.ended: list[Callable[[], object]] = []
         #: Whether the file (SQLite), or the table of the state rows (PostgreSQL), is locked against all others.
@@ -101,12 +101,12 @@ class TransactionObserver:
 
     def add_fence(self, name: str, fence: PendingFence) -> None:
         """Finish ``fence`` of the guard ``name`` after the COMMIT; until then the guard passes all requests."""
-        self.committed[name] = fence
+        self.pending_fences[name] = fence
         unadded.begin(self, [name])
 
     def __call__(self, execute: Callable[..., Any], sql: Any, params: Any, many: bool, context: Any) -> Any:
         """Run one statement."""
-        if self.fences and not (isinstance(sql, str) and _never_commits(sql)):
+        if self.held_fences and not (isinstance(sql, str) and _never_commits(sql)):
             self.hold_fences()
         try:
             result = execute(sql, params, many, context)
@@ -155,7 +155,7 @@ class TransactionObserver:
     def hold_fences(self) -> None:
         """Called before each statement that may be a COMMIT. Raises what :meth:`Fence.hold` raises."""
         if not is_aborted(self.connection):
-            for fence in list(self.fences.values()):
+            for fence in list(self.held_fences.values()):
                 fence.hold()
 
     def check_fences(self) -> None:
@@ -188,15 +188,15 @@ class TransactionObserver:
             self.connection.execute_wrappers.remove(self)
         for call in self.ended:
             call()
-        due, self.committed = list(self.committed.values()), {}
-        fences, self.fences = list(self.fences.values()), {}
+        pending, self.pending_fences = list(self.pending_fences.values()), {}
+        held, self.held_fences = list(self.held_fences.values()), {}
         try:
             if committed:
-                for fence in fences:
+                for fence in held:
                     fence.check()
-                for each in due:
+                for each in pending:
                     each.begin()
-                for each in due:
+                for each in pending:
                     each.finish()
         finally:
             unadded.end(self)

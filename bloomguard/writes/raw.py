@@ -145,7 +145,7 @@ class _Unread:
     @classmethod
     def of(cls, connection: Any) -> _Unread:
         """Return those of the open transaction."""
-        found: Any = TransactionObserver.over(connection).fences.setdefault("", cls(connection))
+        found: Any = TransactionObserver.over(connection).held_fences.setdefault("", cls(connection))
         return found  # type: ignore[no-any-return]
 
     def add(self, text: str) -> None:

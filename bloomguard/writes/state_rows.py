@@ -67,6 +67,6 @@ def before_change(using: str) -> None:
     """On SQLite, record the committed state rows: the project's transaction is about to change some."""
     table, connection = states.table, connections[using]
     if locks_out(table, using) and has_begun(connection):
-        known = TransactionObserver.over(connection).committed
+        known = TransactionObserver.over(connection).pending_fences
         for name, state in table.visible_to(using).items():
             known.setdefault(name, PendingFence(table, name, state, ""))

@@ -90,11 +90,10 @@ def columns(guard: Guard, table: str) -> frozenset[str]:
     computed from; and the primary key, as a scan that goes by it misses a row that moves to where it has been. All
     columns if the sources of one cannot be found out.
     """
-    models = (guard.model, *guard.model._meta.all_parents)
     try:
         found = _sources(guard)
     except Exception:  # a system check reports the missing field
-        found = {field for model in models for field in model._meta.concrete_fields}
+        found = {field for model in _family(guard.model) for field in model._meta.concrete_fields}
     return frozenset(folded(field) for field in found if _table(field) == table)
 
 

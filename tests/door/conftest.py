@@ -6,7 +6,6 @@ import pytest
 
 from tests.door.site import Asgi, Wsgi
 from tests.shop import views
-from tests.shop.models import Product
 from tests.support.guarding import urlconf
 
 STARTPROJECT = [
@@ -26,13 +25,6 @@ def shielded(request, settings):
     settings.MIDDLEWARE = STARTPROJECT
     settings.ALLOWED_HOSTS = ["testserver"]
     return request.param
-
-
-@pytest.fixture
-def shop(build):
-    """Product 7 exists and the filter is built."""
-    Product.objects.create(pk=7)
-    build("product")
 
 
 @pytest.fixture

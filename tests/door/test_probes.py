@@ -146,15 +146,27 @@ def test_a_proxys_word_counts_as_it_does_for_django(shop, shielded, settings):
     assert (ask("https", "elsewhere.example"), len(site.reached)) == (400, 2)
 
 
-def test_a_proxys_word_that_is_said_twice_is_for_django(shop, settings):
-    """Which of the two counts is Django's business."""
-    settings.SECURE_SSL_REDIRECT = True
+@pytest.mark.parametrize(
+    ("name", "first", "second", "status"),
+    [
+        (b"x-forwarded-proto", b"http", b"https", 301),
+        (b"x-forwarded-host", b"elsewhere.example", b"testserver", 400),
+        (b"host", b"elsewhere.example", b"testserver", 400),
+    ],
+)
+def test_a_header_that_is_sent_twice_is_for_django(shop, settings, name, first, second, status):
+    """Which of the two counts is Django's business: the door answers a request that has each once."""
+    settings.SECURE_SSL_REDIRECT = settings.USE_X_FORWARDED_HOST = True
     settings.SECURE_PROXY_SSL_HEADER = ("HTTP_X_FORWARDED_PROTO", "https")
     site = Asgi()
-    told = [(b"x-forwarded-proto", b"http"), (b"x-forwarded-proto", b"https")]
-    scope = {"type": "http", "method": "GET", "path": "/products/8/", "headers": [(b"host", b"testserver"), *told]}
+    once = {b"host": b"testserver", b"x-forwarded-proto": b"https"}
+    scope = {"type": "http", "method": "GET", "path": "/products/8/", "query_string": b""}
 
-    assert asyncio.run(site._ask(scope | {"query_string": b""})).status == 301
+    def ask(headers):
+        return asyncio.run(site._ask(scope | {"headers": headers})).status
+
+    assert (ask(list(once.items())), site.reached) == (404, [])
+    assert ask([*((key, value) for key, value in once.items() if key != name), (name, first), (name, second)]) == status
     assert site.reached == ["/products/8/"]
 
 

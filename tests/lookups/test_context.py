@@ -21,8 +21,10 @@ from rest_framework.generics import RetrieveAPIView
 
 from bloomguard.guards import registry
 from bloomguard.guards.verdict_log import listeners
-from bloomguard.lookups.context import contexts, guarded_lookups
+from bloomguard.lookups import context
+from bloomguard.lookups.context import LookupContext, contexts, guarded_lookups
 from bloomguard.rebuild import Rebuild
+from bloomguard.verdicts import Verdict
 from tests.lookups.test_select import ABSENT, queries, rows, sent
 from tests.shop.models import Bundle, Diary, Product
 from tests.support import database
@@ -430,3 +432,18 @@ def test_a_server_is_asked_once_for_an_absent_row(shop, monkeypatch):
         assert queries(lambda: rows.filter(pk=ABSENT).first()) == 0
 
     assert len(asked) == 1
+
+
+@pytest.mark.parametrize("ask_", [LookupContext.ask, async_to_sync(LookupContext.aask)])
+def test_a_context_knows_few_answers(shop, monkeypatch, ask_):
+    """A block may run for hours: past a limit a key is asked for each time."""
+    monkeypatch.setattr(context, "_MOST_KNOWN", 2)
+    Product.objects.bulk_create(Product(pk=pk) for pk in range(11, 15))
+
+    block = LookupContext()
+    for pk in range(11, 15):
+        assert ask_(block, registry["product"], pk).verdict is Verdict.MAYBE
+    with guarded_lookups():
+        for pk in range(11, 15):
+            assert rows.get(pk=pk).pk == pk
+        assert len(contexts.get()._known) == len(block._known) == 2

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from contextlib import contextmanager
+from types import SimpleNamespace
 
 import pytest
 from django.core.cache import caches
@@ -21,7 +22,8 @@ from bloomguard.guards import misses, registry
 from bloomguard.lookups import select
 from bloomguard.lookups.context import guarded_lookups
 from bloomguard.rebuild import Rebuild
-from bloomguard.routes.table import guarded_routes
+from bloomguard.routes.listing import NOWHERE, rows_of_pattern
+from bloomguard.routes.table import guarded_routes, table_for
 from bloomguard.state import table as state
 from bloomguard.state.connection import fetch_uncounted
 from bloomguard.verdicts import Verdict
@@ -97,6 +99,24 @@ def test_only_the_key_alone_proves_an_absence(lookups, narrow):  # noqa: F811
     assert [queries(lambda: list(narrow(rows.filter(pk=7)))) for _ in range(2)] == [1, 1]
     assert queries(lambda: list(rows.filter(pk=7))) == 1
     assert queries(lambda: list(rows.filter(pk=7))) == 0
+
+
+def test_whether_rows_are_hidden_is_asked_for_each_minute(lookups, clock, monkeypatch):  # noqa: F811
+    """Row-level security that is switched on is known a minute later."""
+    if database.current != "postgresql":
+        pytest.skip("PostgreSQL's alone")
+    monkeypatch.setattr(misses, "time", SimpleNamespace(monotonic=clock))
+    misses._hiding.clear()
+    connection, guard = connections["postgresql"], registry["product"]
+    assert not misses._hides_rows(connection, guard)
+    connection.connection.execute("ALTER TABLE shop_product ENABLE ROW LEVEL SECURITY")  # past Django
+    try:
+        assert not misses._hides_rows(connection, guard)
+        clock.sleep(60)
+        assert misses._hides_rows(connection, guard)
+    finally:
+        connection.connection.execute("ALTER TABLE shop_product DISABLE ROW LEVEL SECURITY")
+        misses._hiding.clear()
 
 
 @contextmanager
@@ -384,7 +404,7 @@ def test_rows_that_a_base_manager_leaves_out_are_found_by_the_others(clock):
 
 
 def test_a_field_that_converts_its_values_is_left_to_the_database(clock, settings):
-    """What a query compares is not what a row holds: neither the lookup nor the route answers."""
+    """What a query compares is not what a row holds: neither the lookup nor the route answers, and the list says so."""
     settings.ROOT_URLCONF = urlconf_of_codes()
     Coded.objects.create(pk=1, code=7)
     with registered(Coded, name="coded", lookup="code", routes=["coded"]) as guard:
@@ -394,7 +414,10 @@ def test_a_field_that_converts_its_values_is_left_to_the_database(clock, setting
             assert Coded.objects.get(code=7).pk == 1
             assert queries(lambda: Coded.objects.filter(code=8).first()) == 1
 
+        [row] = rows_of_pattern(table_for(), route.pattern)
+
     assert route.closed == "code converts values with the project's own code"
+    assert row.answered == NOWHERE
 
 
 def urlconf_of_codes():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import contextmanager, nullcontext
+from types import SimpleNamespace
 
 import pytest
 from django.db import OperationalError, connections, transaction
@@ -31,6 +32,7 @@ def levels_are_known():
     isolation._defaults.clear()
     yield
     isolation._changed.clear()
+    isolation._defaults.clear()
     isolation._defaults.clear()
 
 
@@ -106,15 +108,18 @@ def test_what_django_sends_to_a_new_connection_sets_no_other_level(lookups):  # 
     assert not isolation._changed
 
 
-def test_the_servers_default_is_asked_for(lookups):  # noqa: F811
-    """A role of PostgreSQL may have a level of its own; the question begins no snapshot."""
+def test_the_servers_default_is_asked_for(lookups, clock, monkeypatch):  # noqa: F811
+    """A role of PostgreSQL may have a level of its own, and get another; the question begins no snapshot."""
     if database.current != "postgresql":
         pytest.skip("PostgreSQL's alone")
+    monkeypatch.setattr(isolation, "time", SimpleNamespace(monotonic=clock))
     connection = connections["postgresql"]
     connection.ensure_connection()
     try:
-        connection.connection.execute("SET default_transaction_isolation = 'repeatable read'")  # past Django
-        assert queries(lambda: atomically(lambda: rows.filter(pk=ABSENT).first())) == 1
+        for level, sent in (("repeatable read", 1), ("read committed", 0)):
+            connection.connection.execute(f"SET default_transaction_isolation = '{level}'")  # past Django
+            clock.sleep(60)
+            assert queries(lambda: atomically(lambda: rows.filter(pk=ABSENT).first())) == sent
     finally:
         connection.close()
 

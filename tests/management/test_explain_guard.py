@@ -19,13 +19,6 @@ from tests.shop.models import Article, Place, Product
 from tests.support.guarding import registered, urlconf
 
 
-@pytest.fixture
-def shop(build):
-    """Product 7 exists and the filter is built."""
-    Product.objects.create(pk=7)
-    build("product")
-
-
 def told(capsys, *arguments):
     call_command("explain_guard", *arguments)
     return capsys.readouterr().out

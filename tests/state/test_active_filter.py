@@ -547,6 +547,23 @@ def test_a_store_that_does_not_exist_is_an_error_that_passes(fresh, caplog):
     assert "nowhere" in caplog.text
 
 
+def test_a_filter_that_could_not_be_opened_is_opened_later(product, clock, monkeypatch):
+    """A permission that was missing may be there after ten seconds; before that no request looks."""
+    product._runtime.active_filter.forget()
+
+    def fail(*args):
+        raise StoreError("permission denied")
+
+    with monkeypatch.context() as closed:
+        closed.setattr(stores["default"], "open", fail)
+        assert product._runtime.decide(ABSENT_PK) == UNTRUSTED
+    assert product._runtime.decide(ABSENT_PK) == UNTRUSTED
+
+    clock.sleep(10)
+
+    assert product._runtime.decide(ABSENT_PK) == ABSENT
+
+
 def test_a_state_says_what_it_names():
     """The generations of a row are those that are there, the active one first."""
     assert State("city", active="a", building="c").generations == ("a", "c")

@@ -15,6 +15,7 @@ from bloomguard import forks
 from bloomguard.exceptions import StoreError, UnknownGeneration
 from bloomguard.filters import CorruptFilter, DiscardUnsupported, KeyHash
 from bloomguard.filters.codec import Frame
+from bloomguard.stores import frames
 from bloomguard.stores.memory import MemoryStore
 
 from .conftest import HASH, KEY_ID, RANGE, fill, find, key, make_layout
@@ -493,6 +494,16 @@ def test_a_child_with_the_process_number_of_an_ancestor_has_a_memory_of_its_own(
     assert store.identity != before
 
 
+def test_a_child_whose_fork_ran_no_hooks_has_a_memory_of_its_own(monkeypatch):
+    """As in uWSGI: the number of its process tells it from its parent."""
+    store = MemoryStore("default")
+    before = store.identity
+
+    monkeypatch.setattr("os.getpid", lambda: -1)
+
+    assert store.identity != before
+
+
 def test_key_hashes_are_asked_for_by_the_key_id_in_the_header(place):
     """The store asks its guard which hash fits the header, and says yes and no by that one."""
     asked = []
@@ -503,3 +514,14 @@ def test_key_hashes_are_asked_for_by_the_key_id_in_the_header(place):
     assert asked == [KEY_ID]
     assert opened.might_contain(key(5))
     assert not opened.might_contain(key(6))
+
+
+def test_many_keys_are_added_in_parts(monkeypatch):
+    """No part is left out, nor the end of the last one."""
+    monkeypatch.setattr(frames, "_WRITTEN_AT_ONCE", 8)
+    generation = MemoryStore("default").create("city", "a", make_layout())
+    keys = [key(number) for number in range(100)]
+
+    generation.add(keys)
+
+    assert all(generation.might_contain_many(keys))

@@ -615,3 +615,14 @@ def test_unique_keys_of_raw_sql_are_discarded(made, lookup, values):
     Place.objects.filter(country="de").delete()
 
     assert [guard.verdict(value) for value in values] == [ABSENT, MAYBE]
+
+
+@on_one_database
+def test_rows_are_read_again_in_parts(articles, monkeypatch):
+    """What an UPDATE leaves alive is found again in every part, so that none of it counts as gone."""
+    monkeypatch.setattr(discards, "_AT_ONCE", 2)
+
+    Article.objects.filter(slug__in="abc").update(deleted=False)
+
+    assert [articles.verdict(slug) for slug in "abc"] == [MAYBE] * 3
+    assert held(articles) == 3

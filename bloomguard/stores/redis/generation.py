@@ -9,7 +9,7 @@ from statistics import mean
 from typing import TYPE_CHECKING, Any
 
 from ...exceptions import StoreError
-from ...filters import CorruptFilter, DiscardUnsupported, FilterError
+from ...filters import CorruptFilter, FilterError
 from ...filters.base import BodyFilter
 from ...filters.bulk import one_by_one
 from ...filters.codec import Frame
@@ -133,10 +133,10 @@ class RedisGeneration(Generation):
             change.check(self._store.write(change.commands, self.identity))
 
     def discard(self, keys: Iterable[bytes]) -> None:
-        """Discard each key once. Raises :class:`DiscardUnsupported`, :class:`CorruptFilter` or :class:`StoreError`."""
-        if not isinstance(self._kind, Fingerprints):
-            raise DiscardUnsupported(f"a {self.layout.kind} filter cannot discard; choose a cuckoo filter")
-        self._change(Change(self, self._parts(keys, self._kind.discard_commands)))
+        if isinstance(self._kind, Fingerprints):
+            self._change(Change(self, self._parts(keys, self._kind.discard_commands)))
+        else:
+            super().discard(keys)  # raises
 
     @classmethod
     def add_to_all(
@@ -180,7 +180,7 @@ class RedisGeneration(Generation):
         if isinstance(self._kind, Fingerprints):
             join_fingerprints(self._store, self._kind, self.keys, self._draft, self.identity)
         else:
-            join_bits(self._store, self.layout, self.keys, self._draft.frames, self.identity)
+            join_bits(self._store, self._kind.fields, self.keys, self._draft.frames, self.identity)
         self._draft = None
 
     # -- whole shards

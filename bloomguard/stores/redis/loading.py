@@ -12,10 +12,10 @@ from ...exceptions import StoreError
 from ...filters import CorruptFilter
 from ...filters.codec import TRAILER_BYTES, Frame
 from ...filters.layout import Layout
-from .bits import BitFields
 
 if TYPE_CHECKING:
     from ...filters.base import Keys
+    from .bits import BitFields
     from .cuckoo import Fingerprints
     from .store import RedisStore
 
@@ -74,12 +74,13 @@ def make(store: RedisStore, layout: Layout, keys: Sequence[str], frames: Sequenc
         store.load([(key, ("SETRANGE", key, 0, head))], identity)
 
 
-def join_bits(store: RedisStore, layout: Layout, keys: Sequence[str], frames: Sequence[Frame], identity: str) -> None:
+def join_bits(
+    store: RedisStore, fields: BitFields, keys: Sequence[str], frames: Sequence[Frame], identity: str
+) -> None:
     """Transfer the bits of ``frames`` and OR them into the shards, which have the bits that other processes have set.
 
     Raises :class:`CorruptFilter` if a shard is missing, and :class:`StoreError`.
     """
-    fields = BitFields(layout, keys)
     for shard, (key, frame) in enumerate(zip(keys, frames)):
         gathered = gather(store, key, frame, identity)
         joined, removed, tags = store.load(

@@ -34,7 +34,7 @@ from .connection import Link
 from .cuckoo import with_script
 from .generation import RedisGeneration, commands_class
 from .loading import Draft, journal_key, load_key, make
-from .topology import ClusterServers, find_servers
+from .topology import ClusterServers, find_servers, options_of_cache
 
 _CLUSTER_SHARD_BYTES = 2 << 20  # with a billion keys, each of 64 nodes has its share to within a seventh
 _LISTS = 8  # copies of the hash in a Cluster, spread over the nodes
@@ -309,7 +309,7 @@ def check_cache(alias: str) -> Iterator[CheckMessage]:
             hint="The guards' store does not: it uses only the address and the login, and detects every failed add.",
             id="bloomguard.I024",
         )
-    given = {**options, **options.get("REDIS_CLIENT_KWARGS", {}), **options.get("CONNECTION_POOL_KWARGS", {})}
+    given = options_of_cache(configured)
     replicas = len(urls) > 1 and "Sentinel" not in str(options.get("CLIENT_CLASS", ""))
     if replicas or any(given.get(name) for name in _REPLICA_READS):
         yield Info(

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 from decimal import Decimal
+from functools import wraps
 from pathlib import Path
 from unittest import mock
 from uuid import UUID
 
 import pytest
-from django.db import connections
+from django.db import connections, models
 from django.db.backends.postgresql.psycopg_any import is_psycopg3
 from gazetteer.models import City
 
@@ -18,7 +19,7 @@ from bloomguard.guards.unadded import unadded
 from bloomguard.rebuild import Rebuild
 from bloomguard.state.row import ARMED, FENCED
 from bloomguard.verdicts import Verdict
-from bloomguard.writes.adding import adding
+from bloomguard.writes.adding import _check_class, adding
 from tests.shop.models import Article, Product, Short
 from tests.support import database
 from tests.support.guarding import registered
@@ -44,6 +45,19 @@ def test_keys_that_are_added_keep_the_guard_in_use(product, caplog):
     assert status("product") == ARMED
     assert [product.verdict(pk) for pk in (7, 8, 9, 10)] == [Verdict.MAYBE] * 3 + [Verdict.ABSENT]
     assert caplog.records == []
+
+
+def test_a_field_of_the_projects_own_takes_what_it_converts():
+    """Also if its ``to_python`` has the name of Django's: ``functools.wraps`` copies that of the module."""
+
+    class Level(models.IntegerField):
+        @wraps(models.IntegerField.to_python)
+        def to_python(self, value):
+            return len(value)
+
+    _check_class(Level(), "integer", {"a", "b"})
+    with pytest.raises(ValueError, match="not a value"):
+        _check_class(models.IntegerField(), "integer", {"a", "b"})
 
 
 def test_keys_that_are_not_added_fence(product):

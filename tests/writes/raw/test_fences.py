@@ -30,6 +30,20 @@ from .sending import INSERT, execute, on_postgresql, on_sqlite, status
 pytestmark = pytest.mark.django_db(transaction=True, databases="__all__")
 
 
+def test_more_texts_than_are_kept_may_have_written_anything(built, monkeypatch):
+    """While all guards are idle, a transaction's texts are kept for the COMMIT, up to a limit."""
+    monkeypatch.setattr(raw, "_MOST_UNREAD", 2)
+    kept = raw._Unread(connections[database.current])
+    kept.add("SELECT 1")
+    kept.hold()
+    assert status("product") == ARMED
+
+    kept.add("SELECT 2")
+    kept.hold()
+
+    assert status("product") == FENCED
+
+
 @pytest.mark.parametrize("where", ["autocommit", "atomic"])
 def test_a_raw_insert_fences(built, clock, where):
     """The guard answers nothing from before the row can be seen, until it is rebuilt."""
