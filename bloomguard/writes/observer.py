@@ -160,7 +160,7 @@ class TransactionObserver:
 
     def check_fences(self) -> None:
         """Called after a COMMIT, also after one that failed: the database may have done it, and its answer was lost."""
-        for fence in list(self.fences.values()):
+        for fence in list(self.held_fences.values()):
             fence.check()
 
     def committing(self) -> None:
