@@ -11,6 +11,7 @@ from __future__ import annotations
 import threading
 from asyncio import _get_running_loop
 from collections.abc import Iterable
+from contextlib import suppress
 from typing import Any
 
 from django.http import HttpRequest, JsonResponse
@@ -36,8 +37,9 @@ def state_of(guard: Guard) -> str:
         thread = threading.Thread(
             target=lambda: answers.append(guard._runtime.answering()), name="bloomguard-state", daemon=True
         )
-        thread.start()
-        thread.join(_LOOP_SECONDS)
+        with suppress(RuntimeError):  # no thread can be started
+            thread.start()
+            thread.join(_LOOP_SECONDS)
     answering = answers[0] if answers else LEASE
     return answering.reason if isinstance(answering, Decision) else ARMED
 

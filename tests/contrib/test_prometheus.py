@@ -129,6 +129,21 @@ def test_an_asgi_app_gets_the_same(shop, clock, monkeypatch):
         assert began.wait(60)
     finally:
         end.set()
+
+
+def test_an_asgi_app_gets_no_samples_where_no_thread_can_be_started(shop, monkeypatch):
+    """At the limit of threads too, the state of a guard is never an error."""
+    registry = CollectorRegistry()
+    registry.register(StateCollector())
+
+    def refuse(thread):
+        raise RuntimeError("can't start new thread")
+
+    async def scrape():
+        monkeypatch.setattr(threading.Thread, "start", refuse)
+        return exported(registry)
+
+    assert asyncio.run(scrape()) == {}
     for thread in threading.enumerate():
         if thread.name == "bloomguard-state":
             thread.join(60)
