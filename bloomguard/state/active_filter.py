@@ -12,7 +12,7 @@ import hmac
 import logging
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ..conf import settings
 from ..exceptions import ConfigurationError, StoreError, StoreUnavailable, UnknownGeneration
@@ -20,12 +20,13 @@ from ..filters import CorruptFilter, FilterError, KeyHash
 from ..forks import after_fork
 from ..stores import Generation, Store, stores, turn
 from ..verdicts import ABSENT, COLD, ERROR, FENCED, IDENTITY, LEASE, MAYBE, UNREACHABLE, UNTRUSTED, Decision
+from . import fences
 from . import table as states
 from .awaited import Awaited
 from .locate import all_stores, describe_location, locate_store
 from .negative_cache import NegativeCache
 from .row import ARMED, State
-from .table import EXPIRY_SECONDS, LEASE_SECONDS, StateTable
+from .table import LEASE_SECONDS, StateTable
 
 if TYPE_CHECKING:
     from ..filters.base import RowKeys
@@ -71,8 +72,6 @@ class ActiveFilter(Awaited):
         self._looked_at, self._looked = float("-inf"), COLD
         #: The false positives that this process has found.
         self.negative_cache = NegativeCache(name, self.table, lambda name: self._opened.get(name))
-        # ``fenced_at`` of the last fence that this process read, and when it read it first, by the table's clock.
-        self._fence: tuple[Any, float] = ("", float("-inf"))
         self._lock = threading.Lock()
         self._opening = threading.Lock()  # held during disk and network I/O
         after_fork(self._after_fork)
@@ -307,25 +306,11 @@ class ActiveFilter(Awaited):
             began = self.table.clock()
             state = self.table.renewed(self.name)
             if state is not None:
-                self.wait_for_fence(state)
+                fences.wait_for(self.table, state)
                 if self._add(state, keys, drop_standby):
                     return True
             self.table.renew(after=began)
         return False
-
-    def wait_for_fence(self, state: State, *, was_waited_for: bool = False) -> None:
-        """Wait, once per fence, before a row becomes visible: for two leases a process may still miss the fence.
-
-        Also for a fence without an active generation: a loaded dump may have replaced a row that had one.
-        """
-        if state.status == ARMED:
-            return
-        if self._fence[0] != state.fenced_at:  # this process may have missed the fences in between
-            self._fence = state.fenced_at, float("-inf") if was_waited_for else self.table.clock()
-        wait = self._fence[1] + EXPIRY_SECONDS - self.table.clock()
-        if wait > 0:
-            self.table.sleep(wait)
-            self.table.renew()
 
     def _add(self, state: State, keys: RowKeys, drop_standby: Callable[[State], bool]) -> bool:
         generations: list[Generation] = []

@@ -92,6 +92,8 @@ class StateTable:
         self.copy = _NEVER
         #: Guard name -> reason of each fence that this process still has to set, before it reads the rows again.
         self.overdue: dict[str, str] = {}
+        #: Guard name -> ``fenced_at`` of the last fence that a writer has met, and when it did, by ``clock``.
+        self.fences: dict[str, tuple[Any, float]] = {}
         self._failed_at = float("-inf")
         self._here = ""  # the identity of the database that was read last
         self._vanished: dict[str, tuple[float, State]] = {}  # see :meth:`_with_vanished`

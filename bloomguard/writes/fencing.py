@@ -26,6 +26,7 @@ from django.db.models import F
 from ..exceptions import ConfigurationError, StoreError
 from ..guards import Guard
 from ..models import GuardState
+from ..state import fences
 from ..state import table as states
 from ..state.connection import has_begun
 from ..state.row import FENCED, Rows, State
@@ -48,23 +49,24 @@ class PendingFence:
         self.before = before
         self._reason = reason
         self._since = float("-inf")
+        self._after: State | None = None
 
     def begin(self) -> None:
-        """Note the time of the COMMIT."""
-        self._since = self.table.clock()
+        """Note the time of the COMMIT, and the row that it has left."""
+        self._since, self._after = self.table.clock(), None
+        with suppress(DatabaseError, InterfaceError):
+            self._after = self.table.current(self.name)
+            fences.meet(self.table, self._after)  # the next write waits no longer than this one
 
     def finish(self) -> None:
         """Wait until no process answers from an older state row, and log the fence; not if a savepoint undid it."""
-        try:
-            now = self.table.current(self.name)
-        except (DatabaseError, InterfaceError):
-            now = None
-        if now is not None and now.version == self.before.version and now.version:
+        after = self._after
+        if after is not None and after.version == self.before.version and after.version:
             return
         wait = self._since + EXPIRY_SECONDS - self.table.clock()
         if wait > 0:
             self.table.sleep(wait)
-        if now is not None and now.status == FENCED and now.version > self.before.version:
+        if after is not None and after.status == FENCED and after.version > self.before.version:
             self.table.log_fenced(self.name, self._reason)
 
 
@@ -166,7 +168,7 @@ def _idle_since(guard: Guard, using: str) -> float | None:
             return None
         if state.status != FENCED:
             return since
-        _wait_for_fence(guard, state)  # waits at most once; then read again
+        fences.wait_for(table, state)  # waits at most once; then read again
         if table.clock() - since < LEASE_SECONDS:
             return since
     return None
@@ -237,7 +239,7 @@ def needs_no_add(guard: Guard, using: str) -> bool:
             break
         if state.status != FENCED:
             return True
-        _wait_for_fence(guard, state)  # the next build waits for this transaction
+        fences.wait_for(table, state)  # the next build waits for this transaction
         now = table.lease(guard.name)
         if now is not None and now.version == state.version:
             return True
@@ -261,7 +263,9 @@ def fence(guard: Guard, using: str, reason: str) -> bool:
             else:
                 table.fence(guard.name, reason)
                 table.sleep(EXPIRY_SECONDS)
-                _has_waited(guard)
+                state = table.renewed(guard.name)
+                if state is not None:
+                    fences.waited_for(table, state)  # no second wait, such as that of :meth:`HeldFence.hold`
     except DatabaseError as error:
         raise StoreError(
             f"{guard.name}: a row could not be added to its filter, and the guard could not be fenced; the write is "
@@ -283,31 +287,6 @@ def drop_standby(guard: Guard, using: str, seen: State) -> bool:
         return not holds_row(table, guard.name, using) and table.swap(seen, standby="", standby_until=None) is not None
     except DatabaseError:
         return False
-
-
-#: Guard name -> the last fence, and when this process saw it, for guards with a configuration error and unknown ones.
-_seen: dict[str, tuple[Any, float]] = {}
-
-
-def _wait_for_fence(guard: Guard, state: State) -> None:
-    try:
-        guard._runtime.active_filter.wait_for_fence(state)
-    except ConfigurationError:
-        table = table_of(guard)
-        for each in (*table.copy.rows.values(), state):  # what one read has found is waited for together
-            if each.status == FENCED and _seen.get(each.name, ("", 0.0))[0] != each.fenced_at:
-                _seen[each.name] = each.fenced_at, table.clock()
-        wait = _seen[guard.name][1] + EXPIRY_SECONDS - table.clock()
-        if wait > 0:
-            table.sleep(wait)
-
-
-def _has_waited(guard: Guard) -> None:
-    """Note that the fence which is set now needs no second wait, such as that of :meth:`HeldFence.hold`."""
-    state = table_of(guard).renewed(guard.name)
-    with suppress(ConfigurationError):
-        if state is not None:
-            guard._runtime.active_filter.wait_for_fence(state, was_waited_for=True)
 
 
 def table_of(guard: Guard) -> StateTable:

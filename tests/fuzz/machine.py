@@ -194,9 +194,9 @@ class Machine:
         for guards in (self.guards, self.others):
             for guard in guards.values():
                 guard._runtime.active_filter.forget()
-                guard._runtime.active_filter._fence = ("", float("-inf"))
         for table in (states.table, self.other_table):
             table.forget()
+            table.fences.clear()
         self.open, self.wrote = [False, False], [False, False]
         self.dump: str = "[]"
         self.twin.wait()

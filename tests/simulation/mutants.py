@@ -13,6 +13,7 @@ from weakref import WeakKeyDictionary
 from bloomguard.exceptions import StoreError
 from bloomguard.filters import FilterError
 from bloomguard.rebuild import Rebuild, rebuild
+from bloomguard.state import fences
 from bloomguard.state.active_filter import ActiveFilter
 from bloomguard.state.negative_cache import NegativeCache
 from bloomguard.state.row import State
@@ -230,7 +231,7 @@ def no_wait_after_the_fence() -> Patches:
 @mutant(12)
 def fence_of_others_not_heeded() -> Patches:
     """A writer who finds a fence of somebody else commits at once."""
-    return _impatient(ActiveFilter, "wait_for_fence")
+    return _impatient(fences, "wait_for")
 
 
 @mutant(2701, rare=True)
@@ -280,13 +281,13 @@ def no_wait_after_fencing_a_replaced_store() -> Patches:
 
     They wait by themselves for each fence that is new to them. Either wait is enough.
     """
-    wait = ActiveFilter.wait_for_fence
+    wait = fences.wait_for
 
-    def wait_for_fence(self: ActiveFilter, state: State, **options: Any) -> None:
+    def wait_for(table: StateTable, state: State) -> None:
         if state.active or not state.building:
-            wait(self, state, **options)
+            wait(table, state)
 
-    return [*_hurried(lambda one: one._mine is None), patch.object(ActiveFilter, "wait_for_fence", wait_for_fence)]
+    return [*_hurried(lambda one: one._mine is None), patch.object(fences, "wait_for", wait_for)]
 
 
 @mutant(1)

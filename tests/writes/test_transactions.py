@@ -332,6 +332,42 @@ def test_a_fence_without_a_filter_is_waited_for_once(each_database, fresh, clock
     assert waits[2] == 0  # raw SQL fences the build, and waits for that fence too
 
 
+@pytest.mark.parametrize("write", [WRITES["ORM"], WRITES["raw"]], ids=["ORM", "raw"])
+def test_fences_of_several_guards_are_waited_for_together(each_database, fresh, clock, write):
+    """As after ``switch_guards fence``: what one read has found was set before it, so one wait is enough for all."""
+    with registered(Product, name="by-name", lookup="name"), registered(Product, name="third", lookup=("id", "name")):
+        Product.objects.create()
+        for name in ["product", "by-name", "third"]:
+            fenced = {"version": 2, "status": FENCED, "fenced_at": timezone.now(), "token": name}
+            GuardState.objects.update_or_create(name=name, defaults=fenced)
+        state.table.fences.clear()  # another process has set them
+        clock.sleep(state.LEASE_SECONDS)
+        began = clock.now
+
+        write()
+
+        assert clock.now - began == 2 * state.LEASE_SECONDS
+
+
+@pytest.mark.parametrize("names", [(), ("by-name", "third")], ids=["one guard", "three"])
+def test_whoever_commits_a_fence_waits_once(each_database, product, clock, monkeypatch, names):
+    """Also where it is committed with the rows, as on SQLite: the next write knows that it was waited for."""
+    with ExitStack() as block:
+        guards = [registry["product"]]
+        guards += [block.enter_context(registered(Product, name=name, lookup=("id", "name"))) for name in names]
+        for guard in guards:
+            Rebuild(guard, sleep=clock.sleep).run()
+            monkeypatch.setattr(guard._runtime.active_filter, "add", lambda *args, **options: False)
+        with transaction.atomic(using=database.current):
+            Product.objects.create(pk=90_300)
+        assert {row.status for row in GuardState.objects.all()} == {FENCED}
+        began = clock.now
+
+        Product.objects.create(pk=90_301)
+
+        assert clock.now == began
+
+
 def test_a_fence_that_came_during_the_statement_is_waited_for(each_database, fresh, clock):
     """What was sent as it is, because there was no filter, and took long, looks again before its COMMIT."""
     GuardState.objects.update_or_create(name="product", defaults={"status": FENCED, "fenced_at": timezone.now()})
