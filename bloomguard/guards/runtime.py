@@ -15,8 +15,8 @@ from ..exceptions import ConfigurationError, StoreError
 from ..filters import CorruptFilter
 from ..log_once import LogOnce
 from ..state.active_filter import ActiveFilter
+from ..state.copies import Copy
 from ..state.row import State
-from ..state.table import Copy
 from ..stores import Generation
 from ..verdicts import (
     ABSENT,

@@ -20,7 +20,6 @@ from ..filters import CorruptFilter, FilterError, KeyHash
 from ..forks import after_fork
 from ..stores import Generation, Store, stores, turn
 from ..verdicts import ABSENT, COLD, ERROR, FENCED, IDENTITY, LEASE, MAYBE, UNREACHABLE, UNTRUSTED, Decision
-from . import fences
 from . import table as states
 from .awaited import Awaited
 from .locate import all_stores, describe_location, locate_store
@@ -306,7 +305,7 @@ class ActiveFilter(Awaited):
             began = self.table.clock()
             state = self.table.renewed(self.name)
             if state is not None:
-                fences.wait_for(self.table, state)
+                self.table.wait_for_fence(state)
                 if self._add(state, keys, drop_standby):
                     return True
             self.table.renew(after=began)

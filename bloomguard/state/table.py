@@ -9,13 +9,12 @@ from __future__ import annotations
 import logging
 import os
 import secrets
-import threading
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from django.db import DatabaseError, OperationalError, connections
@@ -25,7 +24,8 @@ from ..forks import own_lock
 from ..models import GuardState
 from ..signals import guard_fenced, send
 from .connection import StateConnection, fetch_uncounted, is_locked
-from .row import COLUMNS, FENCED, Rows, State
+from .copies import NEVER, Copy, Reading, Within
+from .row import ARMED, COLUMNS, FENCED, Rows, State
 
 logger = logging.getLogger("bloomguard")
 
@@ -41,41 +41,6 @@ _CLOCK: int | None = getattr(time, "CLOCK_BOOTTIME", getattr(time, "CLOCK_MONOTO
 seconds: Callable[[], float] = time.monotonic if _CLOCK is None else partial(time.clock_gettime, _CLOCK)
 
 
-class Copy(NamedTuple):
-    """The rows as one read gave them; it began at ``read_at``, by :attr:`StateTable.clock`."""
-
-    read_at: float
-    rows: Rows
-
-
-_NEVER = Copy(float("-inf"), {})
-
-
-class _Within(threading.local):
-    """This thread's override of how the rows are read, and its copy, which other threads must not use."""
-
-    read: Callable[[], Rows] | None = None  # set by a writer that holds the database's write lock
-    copy: Copy = _NEVER
-
-
-class _Reading:
-    """The block of :meth:`StateTable.reading_by`. A class, as a generator would cost each INSERT two microseconds."""
-
-    __slots__ = ("_before", "_read", "_within")
-
-    def __init__(self, within: _Within, read: Callable[[], Rows]) -> None:
-        self._within = within
-        self._read = read
-
-    def __enter__(self) -> None:
-        self._before, self._within.read = self._within.read, self._read
-
-    def __exit__(self, *exception: object) -> None:
-        self._within.read = self._before
-        if self._before is None:
-            self._within.copy = _NEVER
-
-
 def new_token() -> str:
     """Return a new ``State.token``."""
     return secrets.token_hex(16)
@@ -89,16 +54,16 @@ class StateTable:
         self.clock = clock
         self.sleep: Callable[[float], None] = time.sleep
         #: The last copy. Replaced as a whole.
-        self.copy = _NEVER
+        self.copy = NEVER
         #: Guard name -> reason of each fence that this process still has to set, before it reads the rows again.
         self.overdue: dict[str, str] = {}
-        #: Guard name -> ``fenced_at`` of the last fence that a writer has met, and when it did, by ``clock``.
+        #: Guard name -> ``fenced_at`` of the last fence that was read, and when it was read first, by ``clock``.
         self.fences: dict[str, tuple[Any, float]] = {}
         self._failed_at = float("-inf")
         self._here = ""  # the identity of the database that was read last
         self._vanished: dict[str, tuple[float, State]] = {}  # see :meth:`_with_vanished`
         self._lock = own_lock(self, "_lock")
-        self._within = _Within()
+        self._within = Within()
 
     def lease(self, name: str) -> State | None:
         """Return the row of ``name`` while the lease on the copy is valid, else ``None``. No I/O."""
@@ -160,7 +125,7 @@ class StateTable:
 
     def reading_by(self, read: Callable[[], Rows]) -> AbstractContextManager[None]:
         """In this block and thread, read by ``read``: it returns committed rows or raises :class:`DatabaseError`."""
-        return _Reading(self._within, read)
+        return Reading(self._within, read)
 
     def _renew_within(self, read: Callable[[], Rows], after: float | None) -> bool:
         now = self.clock()
@@ -170,12 +135,35 @@ class StateTable:
                 self._within.copy = Copy(now, self._with_vanished(read()))
             except DatabaseError:
                 return False
+            self._note_fences(self._within.copy)
         return True
 
     def _keep(self, copy: Copy) -> None:
+        self._note_fences(copy)
         self.copy = copy
         if self.overdue:  # read after the assignment: `fence_soon`, in another thread, adds to it, then drops the copy
-            self.copy = Copy(*_NEVER)
+            self.copy = Copy(*NEVER)
+
+    def _note_fences(self, copy: Copy) -> None:
+        for state in copy.rows.values():
+            if state.status != ARMED:
+                self._fence_read_at(state)
+
+    def _fence_read_at(self, state: State) -> float:
+        if self.fences.get(state.name, ("", 0.0))[0] != state.fenced_at:  # the fences in between may have been missed
+            self.fences[state.name] = state.fenced_at, self.clock()
+        return self.fences[state.name][1]
+
+    def wait_for_fence(self, state: State) -> None:
+        """Wait before a row becomes visible: for two leases after a fence, some process may not have read it.
+
+        Also for a fence without an active generation: a loaded dump may have replaced a row that had one.
+        """
+        if state.status != ARMED:
+            wait = self._fence_read_at(state) + EXPIRY_SECONDS - self.clock()
+            if wait > 0:
+                self.sleep(wait)
+                self.renew()
 
     def current(self, name: str) -> State:
         """Read and return the row of ``name``. Raises :class:`DatabaseError`."""
@@ -208,8 +196,9 @@ class StateTable:
 
     def forget(self) -> None:
         """Drop the copy and the connection, as if the process had just started."""
-        self.copy = Copy(*_NEVER)  # a new object: caches that compare the copy by identity are dropped too
+        self.copy = Copy(*NEVER)  # a new object: caches that compare the copy by identity are dropped too
         self._vanished = {}
+        self.fences.clear()
         self.overdue.clear()
         self._failed_at = float("-inf")
         self.connection.close()
@@ -354,7 +343,7 @@ class StateTable:
         For rows that are committed already, though their keys could not be added.
         """
         self.overdue[name] = reason
-        self.copy = Copy(*_NEVER)  # so that the next lease needs a read, before which the fence is set
+        self.copy = Copy(*NEVER)  # so that the next lease needs a read, before which the fence is set
         try:
             self._fence_overdue()
         except DatabaseError as error:

@@ -26,7 +26,6 @@ from django.db.models import F
 from ..exceptions import ConfigurationError, StoreError
 from ..guards import Guard
 from ..models import GuardState
-from ..state import fences
 from ..state import table as states
 from ..state.connection import has_begun
 from ..state.row import FENCED, Rows, State
@@ -52,11 +51,10 @@ class PendingFence:
         self._after: State | None = None
 
     def begin(self) -> None:
-        """Note the time of the COMMIT, and the row that it has left."""
+        """Note the time of the COMMIT, and read the row that it has left: later writes wait no longer than this one."""
         self._since, self._after = self.table.clock(), None
         with suppress(DatabaseError, InterfaceError):
             self._after = self.table.current(self.name)
-            fences.meet(self.table, self._after)  # the next write waits no longer than this one
 
     def finish(self) -> None:
         """Wait until no process answers from an older state row, and log the fence; not if a savepoint undid it."""
@@ -168,7 +166,7 @@ def _idle_since(guard: Guard, using: str) -> float | None:
             return None
         if state.status != FENCED:
             return since
-        fences.wait_for(table, state)  # waits at most once; then read again
+        table.wait_for_fence(state)  # waits at most once; then read again
         if table.clock() - since < LEASE_SECONDS:
             return since
     return None
@@ -239,7 +237,7 @@ def needs_no_add(guard: Guard, using: str) -> bool:
             break
         if state.status != FENCED:
             return True
-        fences.wait_for(table, state)  # the next build waits for this transaction
+        table.wait_for_fence(state)  # the next build waits for this transaction
         now = table.lease(guard.name)
         if now is not None and now.version == state.version:
             return True
@@ -262,10 +260,9 @@ def fence(guard: Guard, using: str, reason: str) -> bool:
                 _fence_within(table, guard.name, using, reason)
             else:
                 table.fence(guard.name, reason)
+                table.renew(after=table.clock())  # a fence that was read before this wait needs no second one
                 table.sleep(EXPIRY_SECONDS)
-                state = table.renewed(guard.name)
-                if state is not None:
-                    fences.waited_for(table, state)  # no second wait, such as that of :meth:`HeldFence.hold`
+                table.renew()
     except DatabaseError as error:
         raise StoreError(
             f"{guard.name}: a row could not be added to its filter, and the guard could not be fenced; the write is "

@@ -196,7 +196,6 @@ class Machine:
                 guard._runtime.active_filter.forget()
         for table in (states.table, self.other_table):
             table.forget()
-            table.fences.clear()
         self.open, self.wrote = [False, False], [False, False]
         self.dump: str = "[]"
         self.twin.wait()

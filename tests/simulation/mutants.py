@@ -13,11 +13,11 @@ from weakref import WeakKeyDictionary
 from bloomguard.exceptions import StoreError
 from bloomguard.filters import FilterError
 from bloomguard.rebuild import Rebuild, rebuild
-from bloomguard.state import fences
 from bloomguard.state.active_filter import ActiveFilter
+from bloomguard.state.copies import Copy
 from bloomguard.state.negative_cache import NegativeCache
 from bloomguard.state.row import State
-from bloomguard.state.table import Copy, StateTable
+from bloomguard.state.table import StateTable
 from bloomguard.writes import fencing, state_rows
 
 from .database import SimulatedConnection
@@ -231,7 +231,7 @@ def no_wait_after_the_fence() -> Patches:
 @mutant(12)
 def fence_of_others_not_heeded() -> Patches:
     """A writer who finds a fence of somebody else commits at once."""
-    return _impatient(fences, "wait_for")
+    return _impatient(StateTable, "wait_for_fence")
 
 
 @mutant(2701, rare=True)
@@ -281,13 +281,13 @@ def no_wait_after_fencing_a_replaced_store() -> Patches:
 
     They wait by themselves for each fence that is new to them. Either wait is enough.
     """
-    wait = fences.wait_for
+    wait = StateTable.wait_for_fence
 
-    def wait_for(table: StateTable, state: State) -> None:
+    def wait_for_fence(table: StateTable, state: State) -> None:
         if state.active or not state.building:
             wait(table, state)
 
-    return [*_hurried(lambda one: one._mine is None), patch.object(fences, "wait_for", wait_for)]
+    return [*_hurried(lambda one: one._mine is None), patch.object(StateTable, "wait_for_fence", wait_for_fence)]
 
 
 @mutant(1)

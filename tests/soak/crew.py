@@ -88,13 +88,13 @@ shared = Shared()
 def haste(lease: float = LEASE) -> None:
     """Make leases, and all that is waited for because of them, shorter in this process and those it forks."""
     from bloomguard.rebuild import rebuild, standby, verify
-    from bloomguard.state import active_filter, fences
+    from bloomguard.state import active_filter
     from bloomguard.state import table as state
     from bloomguard.writes import fencing, state_rows
 
     for module in (state, active_filter, verify):
         module.LEASE_SECONDS = lease
-    for module in (state, fences, rebuild, standby, fencing, state_rows):
+    for module in (state, rebuild, standby, fencing, state_rows):
         module.EXPIRY_SECONDS = 2 * lease
 
 

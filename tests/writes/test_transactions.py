@@ -340,13 +340,32 @@ def test_fences_of_several_guards_are_waited_for_together(each_database, fresh, 
         for name in ["product", "by-name", "third"]:
             fenced = {"version": 2, "status": FENCED, "fenced_at": timezone.now(), "token": name}
             GuardState.objects.update_or_create(name=name, defaults=fenced)
-        state.table.fences.clear()  # another process has set them
+        state.table.forget()  # another process has set them
         clock.sleep(state.LEASE_SECONDS)
         began = clock.now
 
         write()
 
         assert clock.now - began == 2 * state.LEASE_SECONDS
+
+
+@pytest.mark.parametrize("leases", [0, 1, 2, 3])
+@pytest.mark.parametrize("write", WRITES.values(), ids=WRITES)
+def test_a_fence_is_waited_for_from_the_time_when_it_was_read(each_database, fresh, clock, write, leases):
+    """A worker that has answered requests since then does not wait at its first write."""
+    Product.objects.create()
+    row, _ = GuardState.objects.get_or_create(name="product")
+    fenced = {"status": FENCED, "fenced_at": timezone.now(), "token": "x"}
+    GuardState.objects.filter(name="product").update(version=row.version + 1, **fenced)
+    state.table.forget()  # another process has set it
+    clock.sleep(state.LEASE_SECONDS)
+    assert state.table.renew()  # as each request for a fenced guard does
+    clock.sleep(leases * state.LEASE_SECONDS)
+    began = clock.now
+
+    write()
+
+    assert clock.now - began == max(0, 2 - leases) * state.LEASE_SECONDS
 
 
 @pytest.mark.parametrize("names", [(), ("by-name", "third")], ids=["one guard", "three"])
