@@ -146,13 +146,16 @@ class StateTable:
 
     def _note_fences(self, copy: Copy) -> None:
         for state in copy.rows.values():
-            if state.status != ARMED:
+            if state.status == ARMED:
+                self.fences.pop(state.name, None)  # a restored database may bring the same fence back
+            else:
                 self._fence_read_at(state)
 
     def _fence_read_at(self, state: State) -> float:
-        if self.fences.get(state.name, ("", 0.0))[0] != state.fenced_at:  # the fences in between may have been missed
-            self.fences[state.name] = state.fenced_at, self.clock()
-        return self.fences[state.name][1]
+        known = self.fences.get(state.name)
+        if known is None or known[0] != state.fenced_at:  # the fences in between may have been missed
+            known = self.fences[state.name] = state.fenced_at, self.clock()
+        return known[1]
 
     def wait_for_fence(self, state: State) -> None:
         """Wait before a row becomes visible: for two leases after a fence, some process may not have read it.

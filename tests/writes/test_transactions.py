@@ -24,7 +24,7 @@ from bloomguard.models import GuardState
 from bloomguard.rebuild import Rebuild
 from bloomguard.state import connection as state_connection
 from bloomguard.state import table as state
-from bloomguard.state.row import FENCED
+from bloomguard.state.row import ARMED, FENCED
 from bloomguard.verdicts import Verdict
 from bloomguard.writes import fencing
 from bloomguard.writes.adding import adding
@@ -366,6 +366,25 @@ def test_a_fence_is_waited_for_from_the_time_when_it_was_read(each_database, fre
     write()
 
     assert clock.now - began == max(0, 2 - leases) * state.LEASE_SECONDS
+
+
+def test_a_fence_that_comes_back_is_waited_for_again(each_database, product, clock):
+    """A database that is restored has the row of a former fence, while others still answer by the row from before."""
+    state.table.fence("product", "a former fence")
+    fenced = GuardState.objects.get(name="product")
+    clock.sleep(3 * state.LEASE_SECONDS)
+    Product.objects.create(pk=90_400)
+    Rebuild(registry["product"], sleep=clock.sleep).run()
+    assert state.table.current("product").status == ARMED
+    GuardState.objects.filter(name="product").update(
+        version=fenced.version, status=FENCED, fenced_at=fenced.fenced_at, token=fenced.token
+    )
+    clock.sleep(state.LEASE_SECONDS)
+    began = clock.now
+
+    Product.objects.create(pk=90_401)
+
+    assert clock.now - began == 2 * state.LEASE_SECONDS
 
 
 @pytest.mark.parametrize("names", [(), ("by-name", "third")], ids=["one guard", "three"])
