@@ -175,7 +175,8 @@ class Valkey:
 
         place = ["--port", str(self.port), "--bind", "127.0.0.1", "--dir", self._folder]
         keep = ["--save", "", "--appendonly", "no", "--repl-diskless-sync-delay", "0"]
-        self._process = spawn([str(get_binary_path()), *place, *keep, *self._options], stdout=subprocess.DEVNULL)
+        named = ["--set-proc-title", "no"]  # a title would be written over the environment, by which the run knows it
+        self._process = spawn([str(get_binary_path()), *place, *keep, *named, *self._options], stdout=subprocess.DEVNULL)
         until(self._answers)
 
     def _answers(self) -> bool:

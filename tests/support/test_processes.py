@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.processes import end, spawn
+from tests.support.processes import RUN, end, find, spawn
+from tests.support.servers import Valkey
 
 ROOT = Path(__file__).resolve().parents[2]
 CONFTEST = """
@@ -156,3 +157,12 @@ def test_who_is_ended_takes_its_group_along(leader, code):
     assert child.stdout.read() == ""  # nobody has the pipe any more
     assert child.returncode == code
     child.stdout.close()
+
+
+def test_a_servers_own_process_keeps_the_mark():
+    """By which the watcher finds it when its parent was killed."""
+    server = Valkey()
+    try:
+        assert server._process.pid in find(RUN, root=-1)
+    finally:
+        server.stop()
