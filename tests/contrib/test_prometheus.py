@@ -129,6 +129,9 @@ def test_an_asgi_app_gets_the_same(shop, clock, monkeypatch):
         assert began.wait(60)
     finally:
         end.set()
+    for thread in threading.enumerate():
+        if thread.name == "bloomguard-state":
+            thread.join(60)
 
 
 def test_an_asgi_app_gets_no_samples_where_no_thread_can_be_started(shop, monkeypatch):
@@ -144,9 +147,6 @@ def test_an_asgi_app_gets_no_samples_where_no_thread_can_be_started(shop, monkey
         return exported(registry)
 
     assert asyncio.run(scrape()) == {}
-    for thread in threading.enumerate():
-        if thread.name == "bloomguard-state":
-            thread.join(60)
 
 
 def test_registering_asks_nothing(django_assert_num_queries, monkeypatch):

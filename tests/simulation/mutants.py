@@ -68,7 +68,7 @@ def mutated(name: str | None) -> Iterator[None]:
 # -- the lease
 
 
-@mutant(3)
+@mutant(1)
 def no_lease_on_reading() -> Patches:
     """Readers and writers go by their copy of the row, however old."""
 
@@ -78,7 +78,7 @@ def no_lease_on_reading() -> Patches:
     return [patch.object(StateTable, "lease", lease)]
 
 
-@mutant(57)
+@mutant(5)
 def lease_from_the_answer() -> Patches:
     """The lease counts from when the row arrived, not from when it was asked for."""
 
@@ -96,14 +96,14 @@ def lease_from_the_answer() -> Patches:
     return [patch.object(StateTable, name, late(getattr(StateTable, name))) for name in ("renew", "current")]
 
 
-@mutant(159)
+@mutant(5)
 def clock_that_sleeps_with_its_host() -> Patches:
     """As ``time.monotonic`` counts on Linux: who wakes up takes an old copy for a fresh one."""
     real = Process.clock
     return [patch.object(Process, "clock", lambda self: real(self) - self.slept)]
 
 
-@mutant(5)
+@mutant(27)
 def rows_of_a_standby() -> Patches:
     """Whoever answers is believed, however far it lags behind."""
     return [patch.object(SimulatedConnection, "is_standby", "0")]
@@ -150,19 +150,19 @@ def _writes_only(narrow: Callable[[Any], Any]) -> Patches:
     ]
 
 
-@mutant(1)
+@mutant(5)
 def add_to_the_active_alone() -> Patches:
     """Writers leave out the generation that is being built."""
     return _writes_only(lambda state: replace(state, standby="", building=""))
 
 
-@mutant(4)
+@mutant(21)
 def no_add_to_the_standby() -> Patches:
     """Writers leave out the generation that some processes still answer from."""
     return _writes_only(lambda state: replace(state, standby=""))
 
 
-@mutant(5)
+@mutant(1)
 def every_add_counts() -> Patches:
     """An add is taken for done, whatever the store said."""
     real = ActiveFilter._add
@@ -177,7 +177,7 @@ def every_add_counts() -> Patches:
 # -- the write while there is no filter
 
 
-@mutant(28)
+@mutant(51)
 def idle_statements_are_not_looked_at_again() -> Patches:
     """A statement that was sent as it is, because there was no filter, may take as long as it likes."""
     return [patch.object(fencing, "was_idle", lambda guard, since: True)]
@@ -222,16 +222,29 @@ def _impatient(owner: Any, name: str) -> Patches:
     return [patch.object(owner, name, hurry), patch.object(Process, "sleep", wait)]
 
 
-@mutant(3)
+@mutant(12)
 def no_wait_after_the_fence() -> Patches:
     """The writer who fences commits at once."""
     return _impatient(fencing, "fence")
 
 
-@mutant(12)
+@mutant(34)
 def fence_of_others_not_heeded() -> Patches:
     """A writer who finds a fence of somebody else commits at once."""
     return _impatient(StateTable, "wait_for_fence")
+
+
+@mutant(83)
+def fence_taken_for_a_former_one() -> Patches:
+    """A process that has waited for a fence of the guard does not wait for the next one."""
+
+    def fence_read_at(self: StateTable, state: State) -> float:
+        return self.fences.setdefault(state.name, (state.fenced_at, self.clock()))[1]
+
+    return [
+        patch.object(StateTable, "_fence_read_at", fence_read_at),
+        patch.object(StateTable, "_note_fences", lambda self, copy: None),
+    ]
 
 
 @mutant(2701, rare=True)
@@ -243,7 +256,7 @@ def fence_that_failed_is_forgotten() -> Patches:
 # -- the store
 
 
-@mutant(46)
+@mutant(15)
 def identity_not_checked() -> Patches:
     """Any server is as good as any other."""
     return [
@@ -252,7 +265,7 @@ def identity_not_checked() -> Patches:
     ]
 
 
-@mutant(32)
+@mutant(7)
 def missing_is_empty() -> Patches:
     """A generation that a server does not have is an empty one, and an add creates it."""
     return [
@@ -290,25 +303,25 @@ def no_wait_after_fencing_a_replaced_store() -> Patches:
     return [*_hurried(lambda one: one._mine is None), patch.object(StateTable, "wait_for_fence", wait_for_fence)]
 
 
-@mutant(1)
+@mutant(3)
 def no_wait_after_the_announcement() -> Patches:
     """The scan begins before every writer knows of the new generation."""
     return _hurried(lambda one: one._mine is not None and not one.published)
 
 
-@mutant(212)
+@mutant(208)
 def standby_dropped_at_once() -> Patches:
     """The former generation goes while some processes still answer from it."""
     return _hurried(lambda one: one.published)
 
 
-@mutant(3)
+@mutant(0)
 def no_barrier() -> Patches:
     """The scan begins while transactions are open that know nothing of the new generation."""
     return [patch.object(rebuild, "wait_for_writers", lambda *arguments: None)]
 
 
-@mutant(2)
+@mutant(3)
 def publish_without_compare_and_set() -> Patches:
     """A builder publishes whatever happened to the row meanwhile."""
     real = StateTable.swap
@@ -331,14 +344,14 @@ def standby_kept_though_an_add_missed_it() -> Patches:
 # -- discards
 
 
-@mutant(285)
+@mutant(28)
 def discard_without_a_token() -> Patches:
     """A deleted row leaves whatever generation answers by then, whether it was ever added there or not."""
     real = ActiveFilter.discard
     return [patch.object(ActiveFilter, "discard", lambda self, keys, name: real(self, keys, self.active()))]
 
 
-@mutant(658)
+@mutant(46)
 def discard_by_every_deleter() -> Patches:
     """Of two that delete one row, both discard it."""
     return [patch.object(Process, "finds", lambda self, key: True)]
@@ -370,7 +383,7 @@ def memory_without_the_recent_bits() -> Patches:
     return [patch.object(NegativeCache, "_is_recent", lambda self, name, key: False)]
 
 
-@mutant(9)
+@mutant(56)
 def adds_without_the_recent_bits() -> Patches:
     """A write adds its key to the filter alone."""
 
@@ -383,7 +396,7 @@ def adds_without_the_recent_bits() -> Patches:
     return [patch.object(Server, "add", add)]
 
 
-@mutant(16)
+@mutant(35)
 def a_counter_in_place_of_the_recent_bits() -> Patches:
     """What was found to be absent counts until the next add of its key: but the last one may not be committed yet."""
     before: WeakKeyDictionary[SimulatedStore, dict[tuple[str, bytes], int]] = WeakKeyDictionary()

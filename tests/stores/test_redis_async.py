@@ -246,6 +246,7 @@ def test_a_black_hole_is_waited_for_until_the_breaker_opens(make_store, proxy, r
             *(made.amight_contain(key(number)) for number in range(times)), return_exceptions=True
         )
         assert all(isinstance(each, StoreUnavailable) and why in str(each) for each in found)
+        return str(found[-1])
 
     async def ask():
         assert await made.amight_contain(key(NUMBERS[0]))
@@ -253,8 +254,9 @@ def test_a_black_hole_is_waited_for_until_the_breaker_opens(make_store, proxy, r
         wait_at_most(store, 0.02)
         for failures in range(1, 5):
             while len(breaker._failures) < failures:  # no task blames a server while the loop itself is held up
-                await fail(1)
+                said = await fail(1)
             assert len(breaker._failures) == failures
+            assert "did not answer in time" in said
         await fail(200)
         while breaker.allows():
             await fail(1)
