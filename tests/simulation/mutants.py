@@ -247,7 +247,7 @@ def fence_taken_for_a_former_one() -> Patches:
     ]
 
 
-@mutant(2701, rare=True)
+@mutant(1656, rare=True)
 def fence_that_failed_is_forgotten() -> Patches:
     """A fence that came too late for rows which are saved all the same is not set when it can be."""
     return [patch.object(StateTable, "fence_soon", lambda self, name, reason: None)]
