@@ -92,11 +92,14 @@ class Actor(Writes, Raw):
     @property
     def is_open(self) -> bool:
         """Whether what is written now is not committed at once."""
+        return connection.connection is not None and (connection.in_atomic_block or self.has_begun)
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether the database has a transaction open; without autocommit, MariaDB opens none for a savepoint."""
         raw = connection.connection
         if raw is None:
             return False
-        if connection.in_atomic_block:
-            return True
         if connection.vendor == "mysql":
             raw.query("SELECT @@in_transaction")
             return bool(raw.store_result().fetch_row()[0][0])

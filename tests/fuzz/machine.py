@@ -356,8 +356,8 @@ class Machine:
     def _look(self, who: int, one: Guarded) -> None:
         """In this thread's own transaction no row that it sees is missing from the ORM's lookups."""
         actor, raw = self.peer.actors[who], connection.connection
-        if raw is None or actor.is_broken or (not actor.is_open and not connection.get_autocommit()):
-            return
+        if raw is None or actor.is_broken or not (actor.has_begun or connection.get_autocommit()):
+            return  # a SELECT would begin a transaction, which the twin does not
         with connection.wrap_database_errors:
             if connection.vendor == "mysql":
                 with raw.cursor() as cursor:
