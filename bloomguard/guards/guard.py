@@ -60,7 +60,7 @@ class Guard:
     #: ``False``: ORM queries do not ask the guard; its routes, the door and ``@guarded`` still do.
     lookups: bool = True
     #: Whether the guard may answer its routes before their views run. ``True``: all of them; ``False``: none; ``None``:
-    #: bloomguard inspects each view. See docs/routes-reference.md#open-and-closed-views.
+    #: bloomguard inspects each view. See docs/routes.md#open-and-closed-views.
     public: bool | None = None
 
     model: type[Model]

@@ -214,7 +214,7 @@ def test_the_decorators_that_leave_a_view_open_are_those_of_the_page():
     guard = make_guard(City)
     row = next(
         line
-        for line in (DOCS / "routes-reference.md").read_text().splitlines()
+        for line in (DOCS / "routes.md").read_text().splitlines()
         if line.startswith("| a function, plain")
     )
     for pattern in re.findall(r"`([a-z_*]+)`", row):

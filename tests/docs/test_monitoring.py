@@ -72,18 +72,6 @@ def test_the_commands_run(city):
     assert re.split("  +", out.getvalue().splitlines()[0].strip()) == re.split("  +", head)
 
 
-def test_every_reason_is_explained():
-    """The page names every reason of a verdict that is unknown, and no other."""
-    table = PAGE[PAGE.index("The reasons of `unknown`") :].split("\n\n")[1]
-    unknown = {
-        each.reason
-        for each in vars(verdicts).values()
-        if isinstance(each, verdicts.Decision) and each.verdict is verdicts.Verdict.UNKNOWN
-    }
-
-    assert set(re.findall(r"^\| `([^`]+)`", table, re.MULTILINE)) == unknown
-
-
 def test_the_log_lines_to_alert_on_are_logged():
     """Each is a text of the package; dots stand for what differs."""
     package = Path(verdicts.__file__).parent

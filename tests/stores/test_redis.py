@@ -722,7 +722,7 @@ def test_a_client_class_that_spreads_keys_is_refused(settings):
 @pytest.mark.parametrize("kind", ["bloom", "cuckoo"])
 def test_the_rights_in_the_docs_suffice(server, make_store, kind):
     """An ACL user with the rights that the docs name can do all that a store does."""
-    text = (Path(__file__).parents[2] / "docs" / "redis-reference.md").read_text()
+    text = (Path(__file__).parents[2] / "docs" / "redis.md").read_text()
     rights = re.search(r"\*\*Rights\*\*: an ACL user needs `([^`]*)`\s+\([^)]*\)\s+on\s+`([^`]*)`", text)
     granted, keys = " ".join(rights[1].split()), rights[2]
     server.execute_command("ACL", "SETUSER", "guards", "reset", "on", ">secret", keys, *granted.split())
