@@ -47,8 +47,7 @@ class BloomGuardConfig(AppConfig):
     def ready(self) -> None:
         from . import checks  # noqa: F401
         from .guards import registry
-        from .guards.counters import counts
-        from .guards.verdict_log import log_if_wanted
+        from .guards.counters import counts, log_if_wanted
         from .lookups import select
         from .metrics.flush import flusher
         from .state.table import table

@@ -15,7 +15,7 @@ from .door.page import probing
 from .exceptions import ConfigurationError
 from .guards import Guard, registry
 from .guards.counters import ablocked, blocked
-from .guards.errors import may_raise
+from .guards.fields import may_raise
 from .log_once import LogOnce
 from .lookups.context import Answer, LookupContext, current
 from .routes.table import kwargs_for, kwargs_of_arg

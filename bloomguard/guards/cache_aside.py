@@ -41,7 +41,7 @@ from ..state.connection import has_begun
 from ..stores.steps import Steps, arun, run
 from ..verdicts import Decision, Verdict
 from .counters import AVOIDED
-from .errors import PLAIN
+from .fields import PLAIN
 from .guard import Guard
 from .misses import confirm_missing, is_exact
 from .registry import registry

@@ -23,7 +23,7 @@ from django.db.models.fields import related_lookups
 from django.db.models.sql import Query
 from django.utils.dateparse import parse_datetime
 
-from .conversions import converts_itself, value_field
+from .fields import converts_itself, value_field
 
 _PLAIN = (bool, int, float, str, bytes, Decimal, uuid.UUID, datetime.date, datetime.time, datetime.timedelta)
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 from asgiref.sync import sync_to_async
 from django.db import DEFAULT_DB_ALIAS, router
@@ -13,10 +14,10 @@ from django.db import DEFAULT_DB_ALIAS, router
 from ..conf import settings
 from ..exceptions import ConfigurationError, StoreError
 from ..filters import CorruptFilter
+from ..forks import own_lock
 from ..log_once import LogOnce
 from ..state.active_filter import ActiveFilter
-from ..state.copies import Copy
-from ..state.row import State
+from ..state.row import Copy, State
 from ..stores import Generation
 from ..verdicts import (
     ABSENT,
@@ -33,15 +34,44 @@ from ..verdicts import (
     Verdict,
 )
 from . import counters, spot_checks
+from .counters import listeners, notify
 from .keys import KeyMaker, NoScope, OutOfRange, Uncertain, Unkeyable
-from .unadded import unadded
-from .verdict_log import listeners, notify
 
 if TYPE_CHECKING:
     from .guard import Guard
 
-#: More values than this would block an event loop for longer than a millisecond; they go to a thread.
-_ON_LOOP = 500
+
+class Unadded:
+    """The writers of this process whose rows may be in no filter yet, each with the names of the guards.
+
+    Only their own transaction sees such rows, so a guard must not answer ABSENT there: in a block of ``adding`` before
+    the keys are added, in ``bulk_create`` between its statements, and in a transaction whose fence of the guard is not
+    committed yet. Which thread asks is not compared: an async function asks in others for the same code. So
+    meanwhile all requests of the process pass. A writer that is gone counts no more.
+    """
+
+    def __init__(self) -> None:
+        #: Empty nearly always: look here first, as a call costs each blocked request something.
+        self.writers: WeakKeyDictionary[object, set[str]] = WeakKeyDictionary()
+        self._lock = own_lock(self, "_lock")
+
+    def begin(self, writer: object, names: Iterable[str]) -> None:
+        """Let the guards pass requests until :meth:`end` of ``writer``."""
+        with self._lock:
+            self.writers[writer] = self.writers.get(writer, set()) | set(names)
+
+    def end(self, writer: object) -> None:
+        """All keys are added, or the rows are gone, or the fence is known to everyone."""
+        with self._lock:
+            self.writers.pop(writer, None)
+
+    def may_have(self, name: str) -> bool:
+        """Return whether there may be such a row of the guard ``name``."""
+        with self._lock:
+            return any(name in names for names in self.writers.values())
+
+
+unadded = Unadded()
 
 
 class GuardRuntime:
@@ -218,28 +248,10 @@ class GuardRuntime:
         return [self._record(value, decision) for value, decision in zip(values, found)]
 
     async def adecide_many(self, values: Sequence[Any]) -> list[Decision]:
-        """Async :meth:`decide_many`. More than 500 values are checked in a thread."""
+        """Async :meth:`decide_many`, in a thread: to make many keys would hold up the event loop."""
         if not settings.is_enabled:
             return [DISABLED] * len(values)
-        if self._guard.scope is not None:
-            values = await self.ascoped(values)
-        if len(values) > _ON_LOOP:
-            return await sync_to_async(self.decide_many, thread_sensitive=False)(values)
-        keys, decided = self._keyed(values)
-        try:
-            copy = self.active_filter.table.copy
-            answers = await self.active_filter.aask_many(keys)
-            if answers is None:
-                answers = await sync_to_async(self.active_filter.ask_many, thread_sensitive=False)(keys)
-            answers = await self._aplaced(answers, copy, keys)
-        except Exception as error:
-            answers = self._errors(keys, error)
-        found = _filled(decided, answers)
-        for place, value in enumerate(values):
-            if found[place] is ABSENT and self._is_check_due():
-                check = sync_to_async(spot_checks.checks.check, thread_sensitive=False)
-                found[place] = await check(self._guard, value)
-        return [self._record(value, decision) for value, decision in zip(values, found)]
+        return await sync_to_async(self.decide_many, thread_sensitive=False)(await self.ascoped(values))
 
     def _keyed(self, values: Sequence[Any]) -> tuple[list[bytes], list[Decision | None]]:
         """Return the keys of ``values``, and a list with the decision for each value without a key, else ``None``."""

@@ -17,8 +17,8 @@ from ..log_once import LogOnce
 from ..signals import false_negative_found, send
 from ..state.connection import DatabaseConnection
 from ..verdicts import ABSENT, CAUGHT, Decision
-from .conversions import value_field
 from .counters import one_in
+from .fields import value_field
 from .keys import plain, scope_of
 from .scopes import SCHEMA
 

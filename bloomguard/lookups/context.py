@@ -18,8 +18,7 @@ from asgiref.sync import sync_to_async
 
 from ..conf import settings
 from ..forks import after_fork
-from ..guards.counters import AVOIDED, drawn
-from ..guards.verdict_log import listeners
+from ..guards.counters import AVOIDED, drawn, listeners
 from ..log_once import LogOnce
 from ..verdicts import MAYBE, Verdict
 

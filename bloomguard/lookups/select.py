@@ -190,7 +190,7 @@ def _is_current(guard: Guard, compiler: Any) -> bool:
     if not connection.in_atomic_block:
         return not has_own_transaction(connection)
     # A transaction may still see rows that others have deleted, whose keys the guard has discarded. Of its own rows,
-    # those whose keys are not in the filter yet let the guard pass by itself: `bloomguard.guards.unadded`.
+    # those whose keys are not in the filter yet let the guard pass by itself: `bloomguard.guards.runtime`.
     if guard._meta.discards:
         return False
     if running.batch is not None:  # of ``bulk_create``, whose fields may query

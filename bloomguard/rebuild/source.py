@@ -25,8 +25,8 @@ from django.db.models import F, Max, Min
 from ..exceptions import RebuildError
 from ..filters.kinds import KeysSummary
 from ..guards import Guard
-from ..guards.conversions import converts_itself, is_djangos
-from ..guards.keys import OutOfRange, Uncertain, Unkeyable, kind_of, unwrapped
+from ..guards.fields import converts_itself, is_djangos, kind_of
+from ..guards.keys import OutOfRange, Uncertain, Unkeyable, unwrapped
 from ..stores import Generation
 from .scans import SCANS, Scan, streamed, unbuffered_cursor
 

@@ -19,7 +19,7 @@ from django.views.debug import technical_404_response
 
 from ..exceptions import ConfigurationError
 from ..guards import AUTO, Guard, registry
-from ..guards.errors import may_raise, may_raise_beside
+from ..guards.fields import may_raise, may_raise_beside
 from ..log_once import LogOnce
 from ..lookups.query import concrete
 from .discovery import Detail, NotFound, column_of, detail, find_kwargs, views_by_model, why_another_lookup

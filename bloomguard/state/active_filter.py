@@ -21,10 +21,8 @@ from ..forks import after_fork
 from ..stores import Generation, Store, stores, turn
 from ..verdicts import ABSENT, COLD, ERROR, FENCED, IDENTITY, LEASE, MAYBE, UNREACHABLE, UNTRUSTED, Decision
 from . import table as states
-from .awaited import Awaited
-from .locate import all_stores, describe_location, locate_store
 from .negative_cache import NegativeCache
-from .row import ARMED, State
+from .row import ARMED, State, all_stores, locate_store
 from .table import LEASE_SECONDS, StateTable
 
 if TYPE_CHECKING:
@@ -38,7 +36,7 @@ NONE = (0, "")
 _REOPEN_SECONDS = 10.0
 
 
-class ActiveFilter(Awaited):
+class ActiveFilter:
     """The filter of the guard ``name`` in the store ``store_alias``.
 
     ``definition`` describes what a key stands for (table, columns, which rows). A generation that was built for another
@@ -124,9 +122,32 @@ class ActiveFilter(Awaited):
         if state is not None:
             if self._is_current(state, name):
                 return ABSENT
-            if state.active in self._opened or self._is_refused(state.active) or not state.active:
+            if self._answering_now(state) is not None:
                 return self._decide(state, [key])[0]
         return None  # opening the generation reads all of it
+
+    async def aask(self, key: bytes) -> Decision | None:
+        """Do :meth:`ask_leased` on an event loop: await the store, without blocking; ``None``: ask in a thread."""
+        asked, name = self.last_check, ""
+        if asked is not None:
+            name = asked[0]
+            generation = self._opened.get(name)
+            if generation is None or not generation.supports_async:
+                return None
+            try:
+                if await generation.amight_contain(key):
+                    may_be_known = hash(key) in self.negative_cache.marks
+                    return await self.negative_cache.arecall(key, name) if may_be_known else MAYBE
+            except (CorruptFilter, StoreError) as error:
+                return self._fail(error, name)
+        state = self.table.lease(self.name)
+        if state is None:
+            has_looked = self.table.clock() - self._looked_at < LEASE_SECONDS
+            return self._looked if asked is None and has_looked else None
+        if self._is_current(state, name):
+            return ABSENT
+        answering = self._answering_now(state)
+        return answering if isinstance(answering, Decision) else None  # a thread begins with a new generation
 
     def _is_current(self, state: State, name: str) -> bool:
         """Return whether the generation ``name``, which was just checked without a hit, is the one to trust."""
@@ -198,8 +219,10 @@ class ActiveFilter(Awaited):
                 return [generation] * len(keys)
             self.last_check = state.active, generation.might_contain
             found = [generation.might_contain(keys[0])] if len(keys) == 1 else generation.might_contain_many(keys)
+            marks, recall = self.negative_cache.marks, self.negative_cache.recall
             return [
-                self.negative_cache.recalled(key, state.active) if might else ABSENT for key, might in zip(keys, found)
+                (hash(key) in marks and recall(key, state.active)) or MAYBE if might else ABSENT
+                for key, might in zip(keys, found)
             ]
         except (CorruptFilter, StoreError) as error:
             return [self._fail_current(error, state.active)] * len(keys)
@@ -231,7 +254,7 @@ class ActiveFilter(Awaited):
         if self._warned != state.change:
             self._warned = state.change
             logger.warning(
-                "bloomguard: guard %s passes every request: %s", self.name, describe_location(state, self.store)
+                "bloomguard: guard %s passes every request: %s", self.name, state.describe_location(self.store)
             )
         return IDENTITY
 
@@ -240,7 +263,7 @@ class ActiveFilter(Awaited):
         state = self.table.lease(self.name)
         try:
             if state is not None and state.active and not (state.is_ours and state.is_in(self.store.identity)):
-                return describe_location(state, self.store)
+                return state.describe_location(self.store)
         except StoreError:
             pass  # the identity of a store that does not respond is unknown
         return "a written row could not be added to its filter"

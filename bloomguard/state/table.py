@@ -24,8 +24,7 @@ from ..forks import own_lock
 from ..models import GuardState
 from ..signals import guard_fenced, send
 from .connection import StateConnection, fetch_uncounted, is_locked
-from .copies import NEVER, Copy, Reading, Within
-from .row import ARMED, COLUMNS, FENCED, Rows, State
+from .row import ARMED, COLUMNS, FENCED, NEVER, Copy, OverriddenRead, Rows, State, Within
 
 logger = logging.getLogger("bloomguard")
 
@@ -125,7 +124,7 @@ class StateTable:
 
     def reading_by(self, read: Callable[[], Rows]) -> AbstractContextManager[None]:
         """In this block and thread, read by ``read``: it returns committed rows or raises :class:`DatabaseError`."""
-        return Reading(self._within, read)
+        return OverriddenRead(self._within, read)
 
     def _renew_within(self, read: Callable[[], Rows], after: float | None) -> bool:
         now = self.clock()

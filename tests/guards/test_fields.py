@@ -9,7 +9,7 @@ from django.db import models
 from django.db.models.lookups import Exact
 from django.test.utils import isolate_apps
 
-from bloomguard.guards.conversions import converts_itself, is_djangos, own_conversions, stores_as_given, value_field
+from bloomguard.guards.fields import converts_itself, is_djangos, own_conversions, stores_as_given, value_field
 from bloomguard.guards.keys import KeyMaker
 from tests.shop.models import Article, BoundShort, Echo, Order, Place, Price, Product, Review, Short, Shout, Tag
 
