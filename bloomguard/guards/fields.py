@@ -75,11 +75,6 @@ def own_conversions(field: models.Field[Any, Any]) -> tuple[str, ...]:
     return tuple(found)
 
 
-def converts_itself(field: models.Field[Any, Any]) -> bool:
-    """Return whether the field may change a value on its way to the database or back."""
-    return bool(own_conversions(field))
-
-
 def selects_itself(field: models.Field[Any, Any]) -> bool:
     """Return whether a SELECT may give another value of the column than ``RETURNING``."""
     return bool(own_methods(field, _SELECTS))
@@ -92,7 +87,7 @@ def stores_as_given(field: models.Field[Any, Any]) -> bool:
 
 def is_djangos(field: models.Field[Any, Any]) -> bool:
     """Return whether the field, and the one that it points to, is of a class of Django's and converts as that does."""
-    return not converts_itself(field) and all(
+    return not own_conversions(field) and all(
         type(each).__module__.startswith("django.db.models.") for each in _with_targets(field)
     )
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from django.core.exceptions import ValidationError
 from django.db import models
 
-from .fields import CLASSES, converts_itself, kind_of, own_methods, value_field
+from .fields import CLASSES, kind_of, own_conversions, own_methods, value_field
 
 if TYPE_CHECKING:
     from ..filters.base import RowKeys
@@ -119,7 +119,7 @@ class KeyMaker:
         self.kinds = kinds
         #: Name of the first field that changes values on their way to the database or back; empty if none does, or if
         #: ``normalize`` allows for it.
-        self.own_field = "" if normalize else next((field.name for field in fields if converts_itself(field)), "")
+        self.own_field = "" if normalize else next((field.name for field in fields if own_conversions(field)), "")
         self.key: Encode
         if len(fields) == 1:
             self.width = {"integer": 8, "date": 8, "uuid": 16}.get(kinds[0] or "")
@@ -176,7 +176,7 @@ def _encoder(
         raise TypeError(f"{field} is a {type(field).__name__}, which cannot be a key")
     to_python, plain = field.to_python, CLASSES[kind]
     # A custom field may convert one form of a value, but not the form that the database returns.
-    failure = Uncertain if converts_itself(field) or own_methods(field, ("to_python",)) else Unkeyable
+    failure = Uncertain if own_conversions(field) or own_methods(field, ("to_python",)) else Unkeyable
 
     def convert(value: Any) -> Any:
         try:

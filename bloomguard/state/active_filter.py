@@ -98,7 +98,7 @@ class ActiveFilter:
 
     def ask(self, key: bytes) -> Decision:
         """Check ``key``. May read the state rows, at most once per lease. Never raises on bad data."""
-        return self.ask_leased(key) or self._renew_and_decide([key])[0]
+        return self.ask_leased(key) or self.ask_many([key])[0]
 
     def ask_now(self, key: bytes) -> Decision | None:
         """Check ``key`` without I/O; return ``None`` if the check needs database, disk or network."""
@@ -106,7 +106,12 @@ class ActiveFilter:
 
     def ask_many(self, keys: Sequence[bytes]) -> list[Decision]:
         """Check ``keys`` in one round trip to the store; return their decisions in the same order."""
-        return self._renew_and_decide(keys) if keys else []
+        if not keys:
+            return []
+        if self.last_check is None and self.table.lease(self.name) is None and (why := self._why_no_generation()):
+            return [why] * len(keys)
+        state = self.table.renewed(self.name)
+        return [LEASE] * len(keys) if state is None else self._decide(state, keys)
 
     def ask_leased(self, key: bytes) -> Decision | None:
         """Check ``key`` with the rows and generations that this process has; ``None`` if it had to read others."""
@@ -205,12 +210,6 @@ class ActiveFilter:
                 logger.debug("bloomguard could not look for filters of %s: %s", self.name, error)
         self._looked_at, self._looked = now, found
         return found
-
-    def _renew_and_decide(self, keys: Sequence[bytes]) -> list[Decision]:
-        if self.last_check is None and self.table.lease(self.name) is None and (why := self._why_no_generation()):
-            return [why] * len(keys)
-        state = self.table.renewed(self.name)
-        return [LEASE] * len(keys) if state is None else self._decide(state, keys)
 
     def _decide(self, state: State, keys: Sequence[bytes]) -> list[Decision]:
         try:
