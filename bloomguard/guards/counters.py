@@ -22,8 +22,7 @@ from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
 from ..conf import settings
-from ..forks import after_fork
-from ..log_once import LogOnce
+from ..process import LogOnce, after_fork
 from ..signals import asend, request_blocked, send
 from ..verdicts import CAUGHT, DECISIONS, DISABLED, Decision, Verdict
 

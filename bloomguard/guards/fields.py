@@ -19,20 +19,13 @@ from django.db import models
 if TYPE_CHECKING:
     from .guard import Guard
 
-#: Kind -> class that ``to_python`` must return, and values to try it with.
-CLASSES: dict[str, type] = {
-    "integer": int,
-    "uuid": UUID,
-    "text": str,
-    "decimal": Decimal,
-    "date": datetime.date,
-}
-_TRIED: dict[str, tuple[Any, ...]] = {
-    "integer": (1, "1"),
-    "uuid": (UUID(int=1), str(UUID(int=1))),
-    "text": ("a",),
-    "decimal": (Decimal(1), "1"),
-    "date": (datetime.date(2024, 2, 29), "2024-02-29"),
+#: Kind of a key -> the classes of its fields, and a value of the class that their ``to_python`` must return.
+_KINDS: dict[str, tuple[tuple[type, ...], Any]] = {
+    "integer": ((models.IntegerField,), 1),
+    "uuid": ((models.UUIDField,), UUID(int=1)),
+    "text": ((models.CharField, models.TextField), "a"),
+    "decimal": ((models.DecimalField,), Decimal(1)),
+    "date": ((models.DateField,), datetime.date(2024, 2, 29)),
 }
 #: The range of a 64-bit column.
 _LOW, _HIGH = -(1 << 63), (1 << 63) - 1
@@ -125,17 +118,15 @@ def is_djangos_compiler(compiler: Any) -> bool:
 def kind_of(field: models.Field[Any, Any]) -> str | None:
     """Return ``integer``, ``uuid``, ``text``, ``decimal`` or ``date``; ``None`` for a field that cannot be a key."""
     field = value_field(field)
-    if isinstance(field, models.IntegerField):
-        return "integer"
-    if isinstance(field, models.UUIDField):
-        return "uuid"
-    if isinstance(field, (models.CharField, models.TextField)):
-        return "text"
-    if isinstance(field, models.DecimalField):
-        return "decimal"
-    if isinstance(field, models.DateField) and not isinstance(field, models.DateTimeField):
-        return "date"
+    for kind, (classes, _) in _KINDS.items():
+        if isinstance(field, classes) and not isinstance(field, models.DateTimeField):
+            return kind
     return None
+
+
+def class_of(kind: str) -> type:
+    """Return the class of values that ``to_python`` of a field of this kind must return."""
+    return type(_KINDS[kind][1])
 
 
 def form_of(field: models.Field[Any, Any]) -> str:
@@ -154,9 +145,10 @@ def own_class(field: models.Field[Any, Any]) -> str:
     field, kind = value_field(field), kind_of(field)
     if kind is None or not own_methods(field, ("to_python",)):
         return ""
-    for value in _TRIED[kind]:
+    _, plain = _KINDS[kind]
+    for value in (plain, str(plain)):
         with suppress(Exception):  # a value that fails to convert has no key
-            if not isinstance(converted := field.to_python(value), (CLASSES[kind], type(None))):
+            if not isinstance(converted := field.to_python(value), (type(plain), type(None))):
                 return type(converted).__name__
     return ""
 

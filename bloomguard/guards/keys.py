@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from django.core.exceptions import ValidationError
 from django.db import models
 
-from .fields import CLASSES, kind_of, own_conversions, own_methods, value_field
+from .fields import class_of, kind_of, own_conversions, own_methods, value_field
 
 if TYPE_CHECKING:
     from ..filters.base import RowKeys
@@ -174,7 +174,7 @@ def _encoder(
     """
     if kind is None:
         raise TypeError(f"{field} is a {type(field).__name__}, which cannot be a key")
-    to_python, plain = field.to_python, CLASSES[kind]
+    to_python, plain = field.to_python, class_of(kind)
     # A custom field may convert one form of a value, but not the form that the database returns.
     failure = Uncertain if own_conversions(field) or own_methods(field, ("to_python",)) else Unkeyable
 

@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from django.db import connections, router
 
-from ..forks import own_lock
-from ..log_once import LogOnce
+from ..process import LogOnce, own_lock
 from ..state.connection import CONNECT_SECONDS, READ_SECONDS, DatabaseConnection, fetch_uncounted
 from ..state.table import seconds
 

@@ -14,8 +14,7 @@ from django.db import DEFAULT_DB_ALIAS, router
 from ..conf import settings
 from ..exceptions import ConfigurationError, StoreError
 from ..filters import CorruptFilter
-from ..forks import own_lock
-from ..log_once import LogOnce
+from ..process import LogOnce, own_lock
 from ..state.active_filter import ActiveFilter
 from ..state.row import Copy, State
 from ..stores import Generation

@@ -24,7 +24,7 @@ from ..guards import Guard, registry
 from ..guards.counters import FALSE_POSITIVE
 from ..guards.misses import remember_missing
 from ..guards.scopes import DATABASE
-from ..log_once import LogOnce
+from ..process import LogOnce
 from ..state.connection import has_own_transaction, is_aborted
 from ..verdicts import OUT_OF_RANGE, REMEMBERED, SHADOW, Verdict
 from ..writes.isolation import may_omit_reads

@@ -23,8 +23,8 @@ from typing import Any
 from django.db import DatabaseError, InterfaceError, OperationalError, connections, router
 from django.db.backends.base.base import BaseDatabaseWrapper
 
-from ..forks import after_fork
 from ..models import GuardState
+from ..process import after_fork
 from ..stores.disk import comparable_boot_id, file_id
 
 logger = logging.getLogger("bloomguard")

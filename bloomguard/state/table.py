@@ -20,8 +20,8 @@ from urllib.parse import unquote, urlsplit
 from django.db import DatabaseError, OperationalError, connections
 from django.utils import timezone
 
-from ..forks import own_lock
 from ..models import GuardState
+from ..process import own_lock
 from ..signals import guard_fenced, send
 from .connection import StateConnection, fetch_uncounted, is_locked
 from .row import ARMED, COLUMNS, FENCED, NEVER, Copy, OverriddenRead, Rows, State, Within
