@@ -38,9 +38,8 @@ class Thing:
 def counting() -> Seconds:
     """Seconds that ``CALLS`` calls take bare, and with what is done to count one request."""
     from bloomguard.guards import counters as counts
-    from bloomguard.guards.counters import blocked
+    from bloomguard.guards.counters import blocked, listeners
     from bloomguard.guards.runtime import GuardRuntime
-    from bloomguard.guards.verdict_log import listeners
     from bloomguard.lookups.context import LookupContext
     from bloomguard.verdicts import ABSENT, MAYBE, Decision
 

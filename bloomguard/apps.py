@@ -47,8 +47,7 @@ class BloomGuardConfig(AppConfig):
     def ready(self) -> None:
         from . import checks  # noqa: F401
         from .guards import registry
-        from .guards.counters import counts
-        from .guards.verdict_log import log_if_wanted
+        from .guards.counters import counts, log_if_wanted
         from .lookups import select
         from .metrics.flush import flusher
         from .state.table import table
@@ -62,17 +61,11 @@ class BloomGuardConfig(AppConfig):
         counts.begin = flusher.start
         atexit.register(flusher.stop)
         log_if_wanted()
-        watch_cold_guards()
-
-
-def watch_cold_guards() -> None:
-    """Log the cold guards of this process at its first request, if ``DEBUG`` is on: ``ready()`` must send no query."""
-    if settings.DEBUG:
-        request_started.connect(log_cold_guards)
+        request_started.connect(log_cold_guards)  # `ready()` must send no query
 
 
 def log_cold_guards(**kwargs: Any) -> None:
-    """Log a line for each guard without a filter; never in a test run, whose guards are all cold. Never raises."""
+    """Log each guard without a filter, if ``DEBUG`` is on; not in a test run, where all are cold. Never raises."""
     from .guards import registry
     from .state.table import table
     from .verdicts import COLD

@@ -42,8 +42,9 @@ class Settings:
 
     def forget(self, *, setting: str, **kwargs: Any) -> None:
         """Drop what is cached, because the setting has changed."""
-        if setting == "BLOOMGUARD":
+        if setting in ("BLOOMGUARD", "SECRET_KEY", "SECRET_KEY_FALLBACKS"):
             self.__dict__.pop("is_enabled", None)
+            self.__dict__.pop("secrets", None)
 
     @property
     def stores(self) -> dict[str, dict[str, Any]]:
@@ -56,7 +57,7 @@ class Settings:
                 )
         return stores
 
-    @property
+    @cached_property
     def secrets(self) -> list[bytes]:
         """32 bytes derived from ``SECRET_KEY``, used for new builds, then 32 for each of ``SECRET_KEY_FALLBACKS``."""
         keys = [django_settings.SECRET_KEY, *django_settings.SECRET_KEY_FALLBACKS]

@@ -15,9 +15,9 @@ from .door.page import probing
 from .exceptions import ConfigurationError
 from .guards import Guard, registry
 from .guards.counters import ablocked, blocked
-from .guards.errors import may_raise
-from .log_once import LogOnce
+from .guards.fields import may_raise
 from .lookups.context import Answer, LookupContext, current
+from .process import LogOnce
 from .routes.table import kwargs_for, kwargs_of_arg
 from .verdicts import Verdict
 

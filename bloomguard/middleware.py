@@ -28,9 +28,9 @@ from . import conf
 from .door.page import probing
 from .guards import Guard, registry
 from .guards.counters import BLOCKED
-from .log_once import LogOnce
 from .lookups.context import Answer, LookupContext, contexts
 from .lookups.shadow import compare_status
+from .process import LogOnce
 from .routes.openness import middleware_classes
 from .routes.table import not_found, routes_of, table_for
 from .signals import asend, request_blocked, send

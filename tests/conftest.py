@@ -19,13 +19,13 @@ from django.db.models.signals import post_migrate
 from bloomguard import middleware
 from bloomguard.guards import registry, spot_checks
 from bloomguard.guards.counters import counts
+from bloomguard.guards.places import schemas
 from bloomguard.lookups import context, select, shadow
 from bloomguard.metrics.flush import flusher
 from bloomguard.rebuild import rebuild
 from bloomguard.routes import table as routes
 from bloomguard.state import table as state
 from bloomguard.state.connection import StateConnection
-from bloomguard.state.schemas import schemas
 from bloomguard.stores import disk, stores
 from tests.support import database, flush, servers
 from tests.support.patience import be_patient

@@ -14,8 +14,7 @@ from django.db import DatabaseError, connections, models, router
 from .. import conf
 from ..exceptions import ConfigurationError
 from ..guards import AUTO, Guard, registry
-from ..guards.conversions import own_conversions, value_field
-from ..guards.keys import kind_of
+from ..guards.fields import kind_of, own_conversions, value_field
 from ..guards.scopes import SCHEMA, no_schema
 from ..rebuild.columns import CURE, EXACT_COLLATIONS
 from ..rebuild.refusals import SEVERAL_TABLES, database_refusals, declaration_refusals

@@ -17,8 +17,8 @@ from django.urls import get_resolver
 
 from .. import conf
 from ..exceptions import ConfigurationError
-from ..log_once import LogOnce
 from ..lookups.context import Answer
+from ..process import LogOnce
 from ..routes.table import NO_ID, table_for
 from ..verdicts import Verdict
 from .page import DoorClosed, NotFoundPage

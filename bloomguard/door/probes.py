@@ -34,8 +34,7 @@ from django.http.request import split_domain_port
 from django.urls import NoReverseMatch, Resolver404, resolve, reverse
 from django.utils.crypto import get_random_string
 
-from ..guards.conversions import value_field
-from ..guards.keys import kind_of
+from ..guards.fields import kind_of, value_field
 from ..routes.table import NO_ID
 from .page import DoorClosed, NotFoundPage, ProbeResponse, make_page, run_probe
 from .paths import DoorRoute

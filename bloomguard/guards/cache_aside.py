@@ -24,24 +24,22 @@ import secrets
 import threading
 import time
 from collections.abc import Awaitable, Callable
-from functools import lru_cache, partial
+from functools import partial
 from operator import methodcaller
 from typing import Any
 
 from asgiref.sync import sync_to_async
-from django.conf import settings as django_settings
 from django.core.cache import caches
 from django.core.exceptions import ObjectDoesNotExist
 from django.db import connections
 
 from ..conf import settings
-from ..forks import after_fork
-from ..log_once import LogOnce
+from ..process import LogOnce, after_fork
 from ..state.connection import has_begun
 from ..stores.steps import Steps, arun, run
 from ..verdicts import Decision, Verdict
 from .counters import AVOIDED
-from .errors import PLAIN
+from .fields import PLAIN
 from .guard import Guard
 from .misses import confirm_missing, is_exact
 from .registry import registry
@@ -241,12 +239,6 @@ def _try(operation: str, *args: Any, otherwise: Any) -> Steps:
         return otherwise
 
 
-@lru_cache(maxsize=1)
-def _secret(secret_key: str) -> bytes:
-    """Return the first secret, computed once for each value of ``SECRET_KEY``."""
-    return settings.secrets[0]
-
-
 def cache_key(name: str, value: Any) -> str | None:
     """Return the key under which :func:`get_or_load` caches ``value`` of the guard ``name``; ``None`` if it has none.
 
@@ -316,8 +308,9 @@ def _key(guard: Guard, value: Any) -> str | None:
             own = b"\0" + repr(values).encode()
     except Exception:
         return None
-    secret = _secret(django_settings.SECRET_KEY)
-    digest = hashlib.blake2b(guard._meta.definition.encode(), key=secret, person=b"bloomguard.cache", digest_size=16)
+    digest = hashlib.blake2b(
+        guard._meta.definition.encode(), key=settings.secrets[0], person=b"bloomguard.cache", digest_size=16
+    )
     digest.update(b"\0" + key + own)
     return f"bloomguard:{guard.name}:{digest.hexdigest()}"
 

@@ -23,7 +23,7 @@ from django.db.models.fields import related_lookups
 from django.db.models.sql import Query
 from django.utils.dateparse import parse_datetime
 
-from .conversions import converts_itself, value_field
+from .fields import own_conversions, value_field
 
 _PLAIN = (bool, int, float, str, bytes, Decimal, uuid.UUID, datetime.date, datetime.time, datetime.timedelta)
 
@@ -91,19 +91,15 @@ def as_text(alive: Q) -> str:
     return f"{'NOT ' if alive.negated else ''}({f' {alive.connector} '.join(children)})"
 
 
-def unreadable(alive: Q) -> str:
-    """Return why the condition cannot be read, empty if it can.
-
-    Later every query and every write of the table reads it, so it must not raise there.
-    """
+def check_readable(alive: Q) -> None:
+    """Raise :class:`ValueError` if the condition cannot be read: every query and every write of the table reads it."""
     try:
         _check_form(alive)
         with suppress(Unstable):  # `refusal_reasons` reports it
             as_text(alive)
         iter(alive.referenced_base_fields)
     except Exception as error:
-        return f"{type(error).__name__}: {error}"
-    return ""
+        raise ValueError(f"alive cannot be read: {type(error).__name__}: {error}") from error
 
 
 def _check_form(alive: Q, depth: int = 1) -> None:
@@ -220,7 +216,7 @@ def _doubt_of_moment(model: type[Model], path: str, value: Any) -> str:
 
 
 def _doubt_of_field(field: Any) -> str:
-    if family_of(field) is None or converts_itself(field):
+    if family_of(field) is None or own_conversions(field):
         return f"compares a {type(field).__name__}"
     if getattr(field, "generated", False) and not field.db_persist:
         return "compares a generated column that is computed at each read"

@@ -1,10 +1,16 @@
-"""Counters of this process for each guard: verdicts by reason, and the outcomes of requests.
+"""What this process records of each guard: counters of verdicts and of outcomes of requests; listeners to verdicts.
 
 Counting takes no lock and loses no count: a counter is an ``itertools.count``, and ``next()`` on it is atomic.
+
+Listeners get every verdict: the logger ``bloomguard.verdicts`` at DEBUG, and the debug toolbar's panel; without them
+nothing is logged. IDs are shown as digests keyed with a secret of the project: equal IDs have equal digests, and a
+digest does not reveal its ID.
 """
 
 from __future__ import annotations
 
+import hashlib
+import logging
 import random
 import threading
 from collections import deque
@@ -15,9 +21,10 @@ from itertools import cycle
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
-from ..forks import after_fork
+from ..conf import settings
+from ..process import LogOnce, after_fork
 from ..signals import asend, request_blocked, send
-from ..verdicts import CAUGHT, DECISIONS, DISABLED, Verdict
+from ..verdicts import CAUGHT, DECISIONS, DISABLED, Decision, Verdict
 
 if TYPE_CHECKING:
     from .guard import Guard
@@ -161,3 +168,47 @@ async def ablocked(guard: Guard, request: Any) -> None:
     """Do :func:`blocked` without running sync receivers on the event loop."""
     guard._runtime.counters[BLOCKED]()
     await asend(request_blocked, type(guard), guard=guard, request=request)
+
+
+# -- listeners
+
+verdict_logger = logging.getLogger("bloomguard.verdicts")
+#: ``listener(guard, value, decision)`` is called after every verdict. Each type of error that it raises is logged once.
+listeners: list[Callable[[Any, Any, Decision], None]] = []
+
+_log = LogOnce()
+
+
+def notify(guard: Guard, value: Any, decision: Decision) -> None:
+    """Call all listeners. Never raises."""
+    for listener in listeners:
+        try:
+            listener(guard, value, decision)
+        except Exception as error:
+            _log.error(error, "bloomguard: a listener for the verdicts of %s failed", guard.name)
+
+
+def digest(guard: Guard, value: Any) -> str:
+    """Return the digest of ``value`` for this guard as 16 hexadecimal digits; empty if the value has no key."""
+    try:
+        key = guard._meta.keys.key(value)
+    except ValueError:
+        return ""
+    return hashlib.blake2b(guard.name.encode() + b"\0" + key, key=settings.secrets[0], digest_size=8).hexdigest()
+
+
+def log_verdict(guard: Guard, value: Any, decision: Decision) -> None:
+    """Log one verdict; the record has the attributes ``guard``, ``key_digest``, ``verdict`` and ``reason``."""
+    fields = {
+        "guard": guard.name,
+        "key_digest": digest(guard, value),
+        "verdict": decision.verdict.value,
+        "reason": decision.reason,
+    }
+    verdict_logger.debug("%(guard)s: %(verdict)s (%(reason)s) of %(key_digest)s", fields, extra=fields)
+
+
+def log_if_wanted() -> None:
+    """Start logging if the project's ``LOGGING`` enables the logger; called once, when Django starts."""
+    if verdict_logger.isEnabledFor(logging.DEBUG) and verdict_logger.hasHandlers() and log_verdict not in listeners:
+        listeners.append(log_verdict)

@@ -14,12 +14,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
-from uuid import UUID
 
 from django.core.exceptions import ValidationError
 from django.db import models
 
-from .conversions import converts_itself, own_methods, value_field
+from .fields import class_of, kind_of, own_conversions, own_methods, value_field
 
 if TYPE_CHECKING:
     from ..filters.base import RowKeys
@@ -29,21 +28,6 @@ Encode = Callable[[Any], bytes]
 _LOW, _MASK = -(1 << 63), (1 << 64) - 1
 #: Errors of ``normalize`` that mean that the text has no normal form. Any other error, such as OSError, is temporary.
 _OF_THE_TEXT = (ValidationError, ValueError, TypeError, LookupError, ArithmeticError, AttributeError)
-#: Kind -> class that ``to_python`` must return, and values to try it with.
-_PLAIN: dict[str, type] = {
-    "integer": int,
-    "uuid": UUID,
-    "text": str,
-    "decimal": Decimal,
-    "date": datetime.date,
-}
-_TRIED: dict[str, tuple[Any, ...]] = {
-    "integer": (1, "1"),
-    "uuid": (UUID(int=1), str(UUID(int=1))),
-    "text": ("a",),
-    "decimal": (Decimal(1), "1"),
-    "date": (datetime.date(2024, 2, 29), "2024-02-29"),
-}
 #: The number of keys that mark a scope.
 MARKS = 128
 #: From this many integers on, an array of them is made faster than their bytes.
@@ -112,45 +96,6 @@ def marks_of(text: str) -> list[bytes]:
     return [b"\xff\xff\xff\xff" + bytes([number]) + text.encode() for number in range(MARKS)]
 
 
-def kind_of(field: models.Field[Any, Any]) -> str | None:
-    """Return ``integer``, ``uuid``, ``text``, ``decimal`` or ``date``; ``None`` for a field that cannot be a key."""
-    field = value_field(field)
-    if isinstance(field, models.IntegerField):
-        return "integer"
-    if isinstance(field, models.UUIDField):
-        return "uuid"
-    if isinstance(field, (models.CharField, models.TextField)):
-        return "text"
-    if isinstance(field, models.DecimalField):
-        return "decimal"
-    if isinstance(field, models.DateField) and not isinstance(field, models.DateTimeField):
-        return "date"
-    return None
-
-
-def form_of(field: models.Field[Any, Any]) -> str:
-    """Return, as text, what decides which bytes a value of the field becomes, but for ``normalize``."""
-    field = value_field(field)
-    form = str(kind_of(field))
-    if isinstance(field, models.DecimalField):
-        form += f"({field.decimal_places})"  # values with more places are read as others on SQLite, and have no key
-    if own_methods(field, ("to_python",)):
-        form += f"({getattr(field.to_python, '__qualname__', type(field).__qualname__)})"
-    return form
-
-
-def own_class(field: models.Field[Any, Any]) -> str:
-    """Return the name of the class that a custom ``to_python`` returns; empty if it returns the plain class."""
-    field, kind = value_field(field), kind_of(field)
-    if kind is None or not own_methods(field, ("to_python",)):
-        return ""
-    for value in _TRIED[kind]:
-        with suppress(Exception):  # a value that fails to convert has no key
-            if not isinstance(converted := field.to_python(value), (_PLAIN[kind], type(None))):
-                return type(converted).__name__
-    return ""
-
-
 class KeyMaker:
     """Maker of one guard's keys, from the value of one field or of several.
 
@@ -174,7 +119,7 @@ class KeyMaker:
         self.kinds = kinds
         #: Name of the first field that changes values on their way to the database or back; empty if none does, or if
         #: ``normalize`` allows for it.
-        self.own_field = "" if normalize else next((field.name for field in fields if converts_itself(field)), "")
+        self.own_field = "" if normalize else next((field.name for field in fields if own_conversions(field)), "")
         self.key: Encode
         if len(fields) == 1:
             self.width = {"integer": 8, "date": 8, "uuid": 16}.get(kinds[0] or "")
@@ -229,9 +174,9 @@ def _encoder(
     """
     if kind is None:
         raise TypeError(f"{field} is a {type(field).__name__}, which cannot be a key")
-    to_python, plain = field.to_python, _PLAIN[kind]
+    to_python, plain = field.to_python, class_of(kind)
     # A custom field may convert one form of a value, but not the form that the database returns.
-    failure = Uncertain if converts_itself(field) or own_methods(field, ("to_python",)) else Unkeyable
+    failure = Uncertain if own_conversions(field) or own_methods(field, ("to_python",)) else Unkeyable
 
     def convert(value: Any) -> Any:
         try:

@@ -15,8 +15,8 @@ from django.db.models.lookups import IntegerFieldExact
 from ..exceptions import ConfigurationError
 from ..filters.kinds import KINDS
 from .conditions import Unstable, as_text, refusal_reasons
-from .conversions import is_djangos
-from .keys import KeyMaker, Scoped, form_of, plain, scope_of, unwrapped
+from .fields import form_of, is_djangos
+from .keys import KeyMaker, Scoped, plain, scope_of, unwrapped
 from .places import Place
 from .scopes import DATABASE, Scopes
 

@@ -11,7 +11,7 @@ from django.db import connections
 
 from ..state.connection import fetch_uncounted, has_begun
 from ..verdicts import Verdict
-from .conversions import is_djangos_compiler
+from .fields import is_djangos_compiler
 from .keys import OutOfRange, Unkeyable
 from .scopes import DATABASE
 
@@ -67,8 +67,8 @@ def _is_missing(guard: Guard, value: Any, using: str) -> bool:
 def confirm_missing(guard: Guard, value: Any) -> None:
     """Query the database for ``value`` after a loader found nothing, and put a miss into the negative cache.
 
-    Does not query if the value was queried or added recently or is in the negative cache, nor inside a transaction,
-    which may see other rows than other connections do.
+    Does not query if the value cannot be put there or was added recently, nor inside a transaction, which may see other
+    rows than other connections do.
     """
     try:
         meta, active = guard._meta, guard._runtime.active_filter
@@ -76,12 +76,10 @@ def confirm_missing(guard: Guard, value: Any) -> None:
         using = meta.database_of(key)
         if not generation or has_begun(connections[using]):
             return
-        if guard._runtime.ask(key).verdict is not Verdict.MAYBE or not active.negative_cache.worth_asking(
-            key, generation
-        ):
-            return
-        connections[using].ensure_connection()
-        remember_missing(guard, value, generation, using)
+        is_maybe = guard._runtime.ask(key).verdict is Verdict.MAYBE
+        if is_maybe and is_exact(guard, value) and active.negative_cache.may_remember(key, generation):
+            connections[using].ensure_connection()
+            remember_missing(guard, value, generation, using)
     except (Unkeyable, OutOfRange):
         pass
     except Exception as error:

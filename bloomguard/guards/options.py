@@ -13,9 +13,8 @@ from typing import Any
 
 from django.db.models import Q
 
-from ..filters.errors import InvalidShape
 from ..filters.sizing import check_capacity, check_error_rate
-from .conditions import unreadable
+from .conditions import check_readable
 
 #: A value of ``routes``: find the routes by what the views of the URLconf look up.
 AUTO = "auto"
@@ -41,10 +40,13 @@ class Mistake:
 
 @dataclass(frozen=True)
 class _Option:
-    """``takes(value)`` returns whether the value is possible; ``instead`` lets requests pass; ``wants`` is the cure."""
+    """``takes(value)`` returns whether the value is possible, or raises :class:`ValueError` with the reason if not.
+
+    ``instead`` lets requests pass; ``wants`` is the cure.
+    """
 
     id: str
-    takes: Callable[[Any], bool]
+    takes: Callable[[Any], object]
     instead: Any
     wants: str
     decides_keys: bool = False
@@ -76,15 +78,10 @@ def _are_methods(value: Any) -> bool:
     return bool(value) and _is_list(value, lambda method: _is_text(method) and method.isupper())
 
 
-def _fits(check: Callable[[Any], Any]) -> Callable[[Any], bool]:
-    def takes(value: Any) -> bool:
-        try:
-            check(value)
-        except InvalidShape:
-            return False
-        return True
-
-    return takes
+def _is_condition(value: Any) -> bool:
+    if isinstance(value, Q):
+        check_readable(value)
+    return isinstance(value, Q)
 
 
 def _one_of(*values: Any) -> Callable[[Any], bool]:
@@ -108,7 +105,7 @@ _OPTIONS = {
         "Name a field, as in lookup = 'slug', or several: lookup = ('country', 'slug')", True,
     ),
     "alive": _Option(
-        "bloomguard.W118", lambda value: isinstance(value, Q) and not unreadable(value), Q(),
+        "bloomguard.W118", _is_condition, Q(),
         "Write alive = Q(deleted=False)", True,
     ),
     "store": _Option("bloomguard.W103", _is_text, "default", "Name one of BLOOMGUARD['STORES']", True),
@@ -131,12 +128,13 @@ _OPTIONS = {
     "public": _Option("bloomguard.W118", _one_of(True, False, None), False, "Set True, False or None"),
     "lookups": _Option("bloomguard.W116", _one_of(True, False), False, "Set True or False"),
     "applies": _Option("bloomguard.W118", _is_function, None, "Write def applies(self, request): return ..."),
-    "error_rate": _Option("bloomguard.W104", _fits(check_error_rate), 0.001, _SIZE),
-    "capacity": _Option("bloomguard.W104", lambda value: value is None or _fits(check_capacity)(value), None, _SIZE),
+    "error_rate": _Option("bloomguard.W104", check_error_rate, 0.001, _SIZE),
+    "capacity": _Option("bloomguard.W104", lambda value: value is None or check_capacity(value), None, _SIZE),
 }  # fmt: skip
-_WHY = {"error_rate": check_error_rate, "capacity": check_capacity}
 #: What happens meanwhile, if it is worth saying.
 _MEANWHILE = {"mode": ", so every request passes", "lookups": ", neither True nor False"}
+#: The cure of a text where another value belongs.
+_CURES = {"lookups": "Write lookup = {!r} if you mean the field", "routes": "Write routes = [{!r}]"}
 
 
 def correct(guard: Any) -> list[Mistake]:
@@ -144,13 +142,18 @@ def correct(guard: Any) -> list[Mistake]:
     mistakes = []
     for name, option in _OPTIONS.items():
         value = getattr(guard, name)
+        reason = f"{name} is {_shown(value)}{_MEANWHILE.get(name, '')}"
         try:
             is_possible = option.takes(value)
+        except ValueError as error:
+            is_possible, reason = False, str(error)
         except Exception:  # of the value's own methods
             is_possible = False
-        if not is_possible:
-            mistakes.append(_mistake(name, option, value))
-            setattr(guard, name, option.instead)
+        if is_possible:
+            continue
+        cure = _CURES[name].format(value) if name in _CURES and _is_text(value) else option.wants
+        mistakes.append(Mistake(name, option.id, reason, cure, option.decides_keys))
+        setattr(guard, name, option.instead)
     return mistakes
 
 
@@ -161,19 +164,3 @@ def _shown(value: Any) -> str:
         parts = [value]
     plain = all(isinstance(each, (str, int, float, type, type(None))) for each in parts)
     return repr(value) if plain else f"a {type(value).__name__}"
-
-
-def _mistake(name: str, option: _Option, value: Any) -> Mistake:
-    reason, cure = f"{name} is {_shown(value)}{_MEANWHILE.get(name, '')}", option.wants
-    if name in _WHY:
-        try:
-            _WHY[name](value)
-        except InvalidShape as error:
-            reason = str(error)
-    if name == "alive" and isinstance(value, Q):
-        reason = f"alive cannot be read: {unreadable(value)}"
-    if name == "lookups" and _is_text(value):
-        cure = f"Write lookup = {value!r} if you mean the field"
-    if name == "routes" and _is_text(value):
-        cure = f"Write routes = [{value!r}]"
-    return Mistake(name, option.id, reason, cure, option.decides_keys)

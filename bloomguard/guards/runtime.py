@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 from asgiref.sync import sync_to_async
 from django.db import DEFAULT_DB_ALIAS, router
@@ -13,10 +14,9 @@ from django.db import DEFAULT_DB_ALIAS, router
 from ..conf import settings
 from ..exceptions import ConfigurationError, StoreError
 from ..filters import CorruptFilter
-from ..log_once import LogOnce
+from ..process import LogOnce, own_lock
 from ..state.active_filter import ActiveFilter
-from ..state.copies import Copy
-from ..state.row import State
+from ..state.row import Copy, State
 from ..stores import Generation
 from ..verdicts import (
     ABSENT,
@@ -33,15 +33,44 @@ from ..verdicts import (
     Verdict,
 )
 from . import counters, spot_checks
+from .counters import listeners, notify
 from .keys import KeyMaker, NoScope, OutOfRange, Uncertain, Unkeyable
-from .unadded import unadded
-from .verdict_log import listeners, notify
 
 if TYPE_CHECKING:
     from .guard import Guard
 
-#: More values than this would block an event loop for longer than a millisecond; they go to a thread.
-_ON_LOOP = 500
+
+class Unadded:
+    """The writers of this process whose rows may be in no filter yet, each with the names of the guards.
+
+    Only their own transaction sees such rows, so a guard must not answer ABSENT there: in a block of ``adding`` before
+    the keys are added, in ``bulk_create`` between its statements, and in a transaction whose fence of the guard is not
+    committed yet. Which thread asks is not compared: an async function asks in others for the same code. So
+    meanwhile all requests of the process pass. A writer that is gone counts no more.
+    """
+
+    def __init__(self) -> None:
+        #: Empty nearly always: look here first, as a call costs each blocked request something.
+        self.writers: WeakKeyDictionary[object, set[str]] = WeakKeyDictionary()
+        self._lock = own_lock(self, "_lock")
+
+    def begin(self, writer: object, names: Iterable[str]) -> None:
+        """Let the guards pass requests until :meth:`end` of ``writer``."""
+        with self._lock:
+            self.writers[writer] = self.writers.get(writer, set()) | set(names)
+
+    def end(self, writer: object) -> None:
+        """All keys are added, or the rows are gone, or the fence is known to everyone."""
+        with self._lock:
+            self.writers.pop(writer, None)
+
+    def may_have(self, name: str) -> bool:
+        """Return whether there may be such a row of the guard ``name``."""
+        with self._lock:
+            return any(name in names for names in self.writers.values())
+
+
+unadded = Unadded()
 
 
 class GuardRuntime:
@@ -189,8 +218,13 @@ class GuardRuntime:
             copy = active.table.copy
             decision = active.ask_now(key) or await active.aask(key)
             if decision is None:  # the state rows or a filter must be read
-                decision = await sync_to_async(active.ask, thread_sensitive=False)(key)
-            (decision,) = await self._aplaced([decision], copy, [key])
+                decision = await sync_to_async(self.ask, thread_sensitive=False)(key)
+            elif decision.verdict is Verdict.ABSENT:
+                row = active.table.lease(self._guard.name)
+                if row is None or self._guard._meta.place.must_read():
+                    (decision,) = await sync_to_async(self._placed, thread_sensitive=False)([decision], copy, [key])
+                else:
+                    (decision,) = self._placed([decision], copy, [key], row)
         except Exception as error:
             decision = self._decision_for(error)
         if began:
@@ -205,53 +239,30 @@ class GuardRuntime:
         """Return a verdict with its reason for each of ``values``, in their order, in one round trip to the store."""
         if not settings.is_enabled:
             return [DISABLED] * len(values)
-        keys, decided = self._keyed(values)
+        found: list[Decision] = []
+        keys: dict[int, bytes] = {}
+        for place, value in enumerate(values):
+            try:
+                keys[place] = self.keys.key(value)
+                found.append(MAYBE)
+            except Exception as error:
+                found.append(self._decision_for(error))
+        asked = list(keys.values())
         try:
             copy = self.active_filter.table.copy
-            answers = self._placed(self.active_filter.ask_many(keys), copy, keys)
+            answers = self._placed(self.active_filter.ask_many(asked), copy, asked)
         except Exception as error:
-            answers = self._errors(keys, error)
-        found = _filled(decided, answers)
-        for place, value in enumerate(values):
-            if found[place] is ABSENT and self._is_check_due():
-                found[place] = spot_checks.checks.check(self._guard, value)
+            answers = [self._decision_for(error)] * len(asked)
+        for place, answer in zip(keys, answers):
+            is_due = answer is ABSENT and self._is_check_due()
+            found[place] = spot_checks.checks.check(self._guard, values[place]) if is_due else answer
         return [self._record(value, decision) for value, decision in zip(values, found)]
 
     async def adecide_many(self, values: Sequence[Any]) -> list[Decision]:
-        """Async :meth:`decide_many`. More than 500 values are checked in a thread."""
+        """Async :meth:`decide_many`, in a thread: to make many keys would hold up the event loop."""
         if not settings.is_enabled:
             return [DISABLED] * len(values)
-        if self._guard.scope is not None:
-            values = await self.ascoped(values)
-        if len(values) > _ON_LOOP:
-            return await sync_to_async(self.decide_many, thread_sensitive=False)(values)
-        keys, decided = self._keyed(values)
-        try:
-            copy = self.active_filter.table.copy
-            answers = await self.active_filter.aask_many(keys)
-            if answers is None:
-                answers = await sync_to_async(self.active_filter.ask_many, thread_sensitive=False)(keys)
-            answers = await self._aplaced(answers, copy, keys)
-        except Exception as error:
-            answers = self._errors(keys, error)
-        found = _filled(decided, answers)
-        for place, value in enumerate(values):
-            if found[place] is ABSENT and self._is_check_due():
-                check = sync_to_async(spot_checks.checks.check, thread_sensitive=False)
-                found[place] = await check(self._guard, value)
-        return [self._record(value, decision) for value, decision in zip(values, found)]
-
-    def _keyed(self, values: Sequence[Any]) -> tuple[list[bytes], list[Decision | None]]:
-        """Return the keys of ``values``, and a list with the decision for each value without a key, else ``None``."""
-        keys: list[bytes] = []
-        decided: list[Decision | None] = []
-        for value in values:
-            try:
-                keys.append(self.keys.key(value))
-                decided.append(None)
-            except Exception as error:
-                decided.append(self._decision_for(error))
-        return keys, decided
+        return await sync_to_async(self.decide_many, thread_sensitive=False)(await self.ascoped(values))
 
     # -- from the filter's answer to the decision
 
@@ -268,10 +279,6 @@ class GuardRuntime:
             self.log_once(error)
         return decision
 
-    def _errors(self, keys: Sequence[bytes], error: Exception) -> list[Decision]:
-        self.log_once(error)
-        return [ERROR] * len(keys)
-
     def _placed(
         self, decisions: list[Decision], copy: Copy, keys: Sequence[bytes], row: State | None = None
     ) -> list[Decision]:
@@ -280,31 +287,27 @@ class GuardRuntime:
         ``copy`` is that of the state rows from before the filter was asked: the filter may have been replaced since.
         Without ``row``, which was leased after that, the state rows may be read.
         """
-        if not _has_absent(decisions):
+        if not any(each.verdict is Verdict.ABSENT for each in decisions):
             return decisions
-        if unadded.writers and unadded.may_have(self._guard.name):
-            return _without_absent(decisions, FENCED)
-        before, row = copy.rows.get(self._guard.name), row or self.active_filter.table.renewed(self._guard.name)
-        if row is None or (before is not None and before.source != row.source):
-            return _without_absent(decisions, LEASE)
-        if self._guard.scope is not None:
-            if before is None or before.change != row.change:  # another generation may have given the answer
-                return _without_absent(decisions, LEASE)
-            covers = self._guard._meta.scopes.covers
-            return [
-                AMBIGUOUS if each.verdict is Verdict.ABSENT and not covers(row, key) else each
-                for each, key in zip(decisions, keys)
-            ]
-        is_certain = self._guard._meta.place.certain_alias(row.source)
-        return decisions if is_certain else _without_absent(decisions, AMBIGUOUS)
+        row = row or self.active_filter.table.renewed(self._guard.name)
+        doubt = self._doubt(copy.rows.get(self._guard.name), row)
+        if row is None or doubt is not None or self._guard.scope is None:
+            return [doubt or each if each.verdict is Verdict.ABSENT else each for each in decisions]
+        covers = self._guard._meta.scopes.covers
+        return [
+            AMBIGUOUS if each.verdict is Verdict.ABSENT and not covers(row, key) else each
+            for each, key in zip(decisions, keys)
+        ]
 
-    async def _aplaced(self, decisions: list[Decision], copy: Copy, keys: Sequence[bytes]) -> list[Decision]:
-        if not _has_absent(decisions):
-            return decisions
-        row = self.active_filter.table.lease(self._guard.name)
-        if row is None or self._guard._meta.place.must_read():
-            return await sync_to_async(self._placed, thread_sensitive=False)(decisions, copy, keys)
-        return self._placed(decisions, copy, keys, row)
+    def _doubt(self, before: State | None, row: State | None) -> Decision | None:
+        """Return the decision that replaces each ABSENT of an answer between these reads of the state row, if any."""
+        if unadded.writers and unadded.may_have(self._guard.name):
+            return FENCED
+        if row is None or (before is not None and before.source != row.source):
+            return LEASE
+        if self._guard.scope is not None:  # another generation may have given the answer
+            return LEASE if before is None or before.change != row.change else None
+        return None if self._guard._meta.place.certain_alias(row.source) else AMBIGUOUS
 
     def _is_check_due(self) -> bool:
         """Return whether to compare an ABSENT with the database; in shadow mode all are, as far as time allows."""
@@ -331,20 +334,3 @@ def decision_for(error: Exception) -> Decision:
     if isinstance(error, (Unkeyable, Uncertain)):
         return UNKEYABLE
     return OUT_OF_RANGE if isinstance(error, OutOfRange) else ERROR
-
-
-def _has_absent(decisions: Sequence[Decision]) -> bool:
-    for decision in decisions:  # noqa: SIM110 -- any() of a generator takes longer for the usual single one
-        if decision.verdict is Verdict.ABSENT:
-            return True
-    return False
-
-
-def _without_absent(decisions: Sequence[Decision], instead: Decision) -> list[Decision]:
-    return [instead if each.verdict is Verdict.ABSENT else each for each in decisions]
-
-
-def _filled(decided: Sequence[Decision | None], answers: Sequence[Decision]) -> list[Decision]:
-    """Return ``decided`` with each ``None`` replaced by the next of ``answers``."""
-    rest = iter(answers)
-    return [next(rest) if decision is None else decision for decision in decided]

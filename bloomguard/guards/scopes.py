@@ -32,9 +32,8 @@ from django.db import connections, router
 from ..exceptions import StoreError
 from ..filters import FilterError
 from ..state.row import ARMED, State
-from ..state.schemas import schemas
 from .keys import MARKS, NoScope, Scoped, marks_of, scope_of
-from .places import Place, databases_of, name_of_database
+from .places import Place, databases_of, name_of_database, schemas
 
 if TYPE_CHECKING:
     from ..stores import Generation

@@ -6,26 +6,20 @@ fenced until the next rebuild, and the request passes.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from django.db import DatabaseError
-
-from ..forks import own_lock
-from ..log_once import LogOnce
+from ..process import LogOnce, own_lock
 from ..signals import false_negative_found, send
 from ..state.connection import DatabaseConnection
 from ..verdicts import ABSENT, CAUGHT, Decision
-from .conversions import value_field
 from .counters import one_in
+from .fields import value_field
 from .keys import plain, scope_of
 from .scopes import SCHEMA
 
 if TYPE_CHECKING:
     from .guard import Guard
-
-logger = logging.getLogger("bloomguard")
 
 EVERY = 1_000
 SECONDS = 1.0
@@ -63,7 +57,8 @@ class SpotChecks:
             active = guard._runtime.active_filter
             if not is_denied(lambda: _exists(guard, value, key), lambda: active.ask(key) is ABSENT):
                 return ABSENT
-            self._fence(guard)
+            reason = "a spot check found a row that the filter does not have, so a request would have been answered 404"
+            active.table.fence_soon(guard.name, reason)
             send(false_negative_found, type(guard), guard=guard, value=plain(value))
             return CAUGHT
         except Exception as error:
@@ -72,14 +67,6 @@ class SpotChecks:
             return ABSENT
         finally:
             self._turn.release()
-
-    @staticmethod
-    def _fence(guard: Guard) -> None:
-        reason = "a spot check found a row that the filter does not have, so a request would have been answered 404"
-        try:
-            guard._runtime.active_filter.table.fence(guard.name, reason)
-        except DatabaseError as error:
-            logger.critical("bloomguard could not fence the guard %s, although %s: %s", guard.name, reason, error)
 
 
 def is_denied(exists: Callable[[], bool], denies: Callable[[], bool]) -> bool:
@@ -98,7 +85,11 @@ def _exists(guard: Guard, value: Any, key: bytes) -> bool:
     The request's own connection may be in a failed transaction, or in one that sees an old snapshot.
     """
     alias = guard._meta.database_of(key)
-    rows = guard._meta.rows().using(alias).order_by().filter(**_wanted(guard, value)).values_list("pk")[:1]
+    wanted = {
+        name: value_field(field).to_python(each)
+        for field, (name, each) in zip(guard._meta.fields, guard._meta.conditions(value).items())
+    }
+    rows = guard._meta.rows().using(alias).order_by().filter(**wanted).values_list("pk")[:1]
     sql, parameters = rows.query.get_compiler(alias).as_sql()
     connection = DatabaseConnection(alias, scope_of(key) if guard.scope == SCHEMA else "")
     try:
@@ -106,11 +97,6 @@ def _exists(guard: Guard, value: Any, key: bytes) -> bool:
         return bool(found)
     finally:
         connection.close()
-
-
-def _wanted(guard: Guard, value: Any) -> dict[str, Any]:
-    conditions = guard._meta.conditions(value).items()
-    return {name: value_field(field).to_python(each) for field, (name, each) in zip(guard._meta.fields, conditions)}
 
 
 checks = SpotChecks()

@@ -39,7 +39,7 @@ from django.db.models.sql.where import WhereNode
 from django.utils.safestring import SafeString
 
 from ..guards.conditions import family_of
-from ..guards.conversions import is_djangos_compiler
+from ..guards.fields import is_djangos_compiler
 from .query import conditions_of, order_of
 
 if TYPE_CHECKING:

@@ -17,10 +17,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from asgiref.sync import sync_to_async
 
 from ..conf import settings
-from ..forks import after_fork
-from ..guards.counters import AVOIDED, drawn
-from ..guards.verdict_log import listeners
-from ..log_once import LogOnce
+from ..guards.counters import AVOIDED, drawn, listeners
+from ..process import LogOnce, after_fork
 from ..verdicts import MAYBE, Verdict
 
 if TYPE_CHECKING:

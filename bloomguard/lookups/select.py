@@ -24,7 +24,7 @@ from ..guards import Guard, registry
 from ..guards.counters import FALSE_POSITIVE
 from ..guards.misses import remember_missing
 from ..guards.scopes import DATABASE
-from ..log_once import LogOnce
+from ..process import LogOnce
 from ..state.connection import has_own_transaction, is_aborted
 from ..verdicts import OUT_OF_RANGE, REMEMBERED, SHADOW, Verdict
 from ..writes.isolation import may_omit_reads
@@ -190,7 +190,7 @@ def _is_current(guard: Guard, compiler: Any) -> bool:
     if not connection.in_atomic_block:
         return not has_own_transaction(connection)
     # A transaction may still see rows that others have deleted, whose keys the guard has discarded. Of its own rows,
-    # those whose keys are not in the filter yet let the guard pass by itself: `bloomguard.guards.unadded`.
+    # those whose keys are not in the filter yet let the guard pass by itself: `bloomguard.guards.runtime`.
     if guard._meta.discards:
         return False
     if running.batch is not None:  # of ``bulk_create``, whose fields may query

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..guards.counters import WOULD_BLOCK, WOULD_HARM
 from ..guards.keys import OutOfRange
-from ..log_once import LogOnce
+from ..process import LogOnce
 from ..verdicts import Verdict
 
 if TYPE_CHECKING:

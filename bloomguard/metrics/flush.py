@@ -15,10 +15,9 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 
 from ..exceptions import BloomGuardError
-from ..forks import after_fork
 from ..guards import registry
 from ..guards.counters import NAMES, counts
-from ..log_once import LogOnce
+from ..process import LogOnce, after_fork
 from ..state.table import table
 from ..stores import Store, stores
 from ..stores.pages import COLUMNS, HOUR, MINUTE, ROWS, Page

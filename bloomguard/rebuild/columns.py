@@ -17,8 +17,8 @@ from django.db import models
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from ..guards import Guard
-from ..guards.conversions import value_field
-from ..guards.keys import OutOfRange, Uncertain, Unkeyable, kind_of
+from ..guards.fields import kind_of, value_field
+from ..guards.keys import OutOfRange, Uncertain, Unkeyable
 
 #: The collations of MariaDB that compare texts byte by byte. Those without ``nopad`` ignore spaces at the end.
 EXACT_COLLATIONS = {"utf8mb4_nopad_bin", "utf8mb3_nopad_bin"}

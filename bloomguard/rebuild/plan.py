@@ -15,7 +15,6 @@ from ..filters.kinds import Choice, KeysSummary, choose
 from ..filters.layout import Layout
 from ..guards import Guard
 from ..models import GuardState
-from ..state.locate import describe_location
 from ..state.row import ARMED, BY_HAND, FENCED, State
 from ..stores import Generation, Store
 from .scopes import Sources
@@ -218,7 +217,7 @@ def open_active(guard: Guard, state: State, *, name: str = "", store: Store | No
     if not name:
         raise StoreError("there is no filter yet")
     if not state.is_ours or not state.is_in(store.identity):
-        raise StoreError(describe_location(state, store))
+        raise StoreError(state.describe_location(store))
     return store.open(guard.name, name, active.find_key_hash, state.identity)
 
 

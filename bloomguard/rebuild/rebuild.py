@@ -29,7 +29,6 @@ from ..filters.layout import Layout
 from ..guards import Guard
 from ..signals import generation_published, send
 from ..state.connection import has_begun
-from ..state.locate import identity_of
 from ..state.row import ARMED, FENCED, State
 from ..state.table import EXPIRY_SECONDS
 from ..stores import Generation
@@ -255,7 +254,8 @@ class Rebuild:
     def _announce(self, seen: State) -> State:
         changes: dict[str, Any] = {"building": self._name, "builder": builder_id(), "builder_seen_at": timezone.now()}
         changes |= self._built_for()
-        identity = identity_of(self.store)
+        if not (identity := self.store.identity):
+            raise StoreError(f"the store {self.store.alias!r} has no identity, so no filter in it could be trusted")
         if self._generation is not None and self._generation.identity not in ("", identity):
             # The connection that created it still leads to the server from before a failover.
             raise RebuildError(f"{self.guard.name}: the store was replaced at the same moment; run it again")

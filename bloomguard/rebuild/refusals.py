@@ -15,8 +15,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 
 from ..guards import Guard
 from ..guards import conditions as alive
-from ..guards.conversions import value_field
-from ..guards.keys import kind_of, own_class
+from ..guards.fields import kind_of, own_class, value_field
 from ..guards.scopes import SCHEMA
 from ..writes.tables import columns as tracked_columns
 from ..writes.tables import folded

@@ -16,10 +16,9 @@ from ..exceptions import RebuildError
 from ..filters.kinds import KeysSummary
 from ..guards import Guard
 from ..guards.keys import NoScope, Scoped, head_of
-from ..guards.places import name_of_database
+from ..guards.places import name_of_database, schemas
 from ..guards.scopes import DATABASE, SCHEMA, database_of, no_schema
 from ..state.connection import DatabaseConnection
-from ..state.schemas import schemas
 from ..stores import Generation
 from .scans import Scan
 from .source import KeyPage, Source

@@ -25,8 +25,8 @@ from django.db.models import F, Max, Min
 from ..exceptions import RebuildError
 from ..filters.kinds import KeysSummary
 from ..guards import Guard
-from ..guards.conversions import converts_itself, is_djangos
-from ..guards.keys import OutOfRange, Uncertain, Unkeyable, kind_of, unwrapped
+from ..guards.fields import is_djangos, kind_of, own_conversions
+from ..guards.keys import OutOfRange, Uncertain, Unkeyable, unwrapped
 from ..stores import Generation
 from .scans import SCANS, Scan, streamed, unbuffered_cursor
 
@@ -172,7 +172,7 @@ class Source:
     def all_values(self, size: int) -> Generator[tuple[Any, ...]]:
         """Yield the values of the guard's fields for all rows, of which ``size`` are in memory at a time."""
         rows, names, pk = self.rows().order_by(), self.guard._meta.attnames, self.guard.model._meta.pk
-        if self.connection.vendor != "mysql" or kind_of(pk) is None or converts_itself(pk):
+        if self.connection.vendor != "mysql" or kind_of(pk) is None or own_conversions(pk):
             yield from rows.values_list(*names).iterator(chunk_size=size)
             return
         # The driver keeps the whole result of a statement in memory.

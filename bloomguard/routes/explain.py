@@ -18,7 +18,7 @@ from .. import conf
 from ..exceptions import BloomGuardError, ConfigurationError
 from ..filters import FilterError
 from ..guards import Guard, registry
-from ..guards.errors import may_raise
+from ..guards.fields import may_raise
 from ..guards.keys import NoScope, Uncertain, unwrapped
 from ..guards.runtime import decision_for
 from ..rebuild.plan import open_active

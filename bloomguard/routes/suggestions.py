@@ -19,8 +19,7 @@ from django.db.models import Model, UniqueConstraint
 
 from ..exceptions import ConfigurationError
 from ..guards import AUTO, Guard, registry
-from ..guards.conversions import value_field
-from ..guards.keys import kind_of
+from ..guards.fields import kind_of, value_field
 from ..lookups.query import concrete
 from ..rebuild.plan import layout_of
 from ..rebuild.refusals import database_refusals, declaration_refusals

@@ -19,9 +19,9 @@ from django.views.debug import technical_404_response
 
 from ..exceptions import ConfigurationError
 from ..guards import AUTO, Guard, registry
-from ..guards.errors import may_raise, may_raise_beside
-from ..log_once import LogOnce
+from ..guards.fields import may_raise, may_raise_beside
 from ..lookups.query import concrete
+from ..process import LogOnce
 from .discovery import Detail, NotFound, column_of, detail, find_kwargs, views_by_model, why_another_lookup
 from .openness import allowed_methods, why_closed
 from .patterns import Pattern, PatternIndex, patterns, root_urlconf

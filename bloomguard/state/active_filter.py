@@ -17,14 +17,12 @@ from typing import TYPE_CHECKING
 from ..conf import settings
 from ..exceptions import ConfigurationError, StoreError, StoreUnavailable, UnknownGeneration
 from ..filters import CorruptFilter, FilterError, KeyHash
-from ..forks import after_fork
+from ..process import after_fork
 from ..stores import Generation, Store, stores, turn
 from ..verdicts import ABSENT, COLD, ERROR, FENCED, IDENTITY, LEASE, MAYBE, UNREACHABLE, UNTRUSTED, Decision
 from . import table as states
-from .awaited import Awaited
-from .locate import all_stores, describe_location, locate_store
 from .negative_cache import NegativeCache
-from .row import ARMED, State
+from .row import ARMED, State, all_stores, locate_store
 from .table import LEASE_SECONDS, StateTable
 
 if TYPE_CHECKING:
@@ -38,7 +36,7 @@ NONE = (0, "")
 _REOPEN_SECONDS = 10.0
 
 
-class ActiveFilter(Awaited):
+class ActiveFilter:
     """The filter of the guard ``name`` in the store ``store_alias``.
 
     ``definition`` describes what a key stands for (table, columns, which rows). A generation that was built for another
@@ -100,7 +98,7 @@ class ActiveFilter(Awaited):
 
     def ask(self, key: bytes) -> Decision:
         """Check ``key``. May read the state rows, at most once per lease. Never raises on bad data."""
-        return self.ask_leased(key) or self._renew_and_decide([key])[0]
+        return self.ask_leased(key) or self.ask_many([key])[0]
 
     def ask_now(self, key: bytes) -> Decision | None:
         """Check ``key`` without I/O; return ``None`` if the check needs database, disk or network."""
@@ -108,7 +106,12 @@ class ActiveFilter(Awaited):
 
     def ask_many(self, keys: Sequence[bytes]) -> list[Decision]:
         """Check ``keys`` in one round trip to the store; return their decisions in the same order."""
-        return self._renew_and_decide(keys) if keys else []
+        if not keys:
+            return []
+        if self.last_check is None and self.table.lease(self.name) is None and (why := self._why_no_generation()):
+            return [why] * len(keys)
+        state = self.table.renewed(self.name)
+        return [LEASE] * len(keys) if state is None else self._decide(state, keys)
 
     def ask_leased(self, key: bytes) -> Decision | None:
         """Check ``key`` with the rows and generations that this process has; ``None`` if it had to read others."""
@@ -124,9 +127,32 @@ class ActiveFilter(Awaited):
         if state is not None:
             if self._is_current(state, name):
                 return ABSENT
-            if state.active in self._opened or self._is_refused(state.active) or not state.active:
+            if self._answering_now(state) is not None:
                 return self._decide(state, [key])[0]
         return None  # opening the generation reads all of it
+
+    async def aask(self, key: bytes) -> Decision | None:
+        """Do :meth:`ask_leased` on an event loop: await the store, without blocking; ``None``: ask in a thread."""
+        asked, name = self.last_check, ""
+        if asked is not None:
+            name = asked[0]
+            generation = self._opened.get(name)
+            if generation is None or not generation.supports_async:
+                return None
+            try:
+                if await generation.amight_contain(key):
+                    may_be_known = hash(key) in self.negative_cache.marks
+                    return await self.negative_cache.arecall(key, name) if may_be_known else MAYBE
+            except (CorruptFilter, StoreError) as error:
+                return self._fail(error, name)
+        state = self.table.lease(self.name)
+        if state is None:
+            has_looked = self.table.clock() - self._looked_at < LEASE_SECONDS
+            return self._looked if asked is None and has_looked else None
+        if self._is_current(state, name):
+            return ABSENT
+        answering = self._answering_now(state)
+        return answering if isinstance(answering, Decision) else None  # a thread begins with a new generation
 
     def _is_current(self, state: State, name: str) -> bool:
         """Return whether the generation ``name``, which was just checked without a hit, is the one to trust."""
@@ -185,12 +211,6 @@ class ActiveFilter(Awaited):
         self._looked_at, self._looked = now, found
         return found
 
-    def _renew_and_decide(self, keys: Sequence[bytes]) -> list[Decision]:
-        if self.last_check is None and self.table.lease(self.name) is None and (why := self._why_no_generation()):
-            return [why] * len(keys)
-        state = self.table.renewed(self.name)
-        return [LEASE] * len(keys) if state is None else self._decide(state, keys)
-
     def _decide(self, state: State, keys: Sequence[bytes]) -> list[Decision]:
         try:
             generation = self._answering(state)
@@ -198,8 +218,10 @@ class ActiveFilter(Awaited):
                 return [generation] * len(keys)
             self.last_check = state.active, generation.might_contain
             found = [generation.might_contain(keys[0])] if len(keys) == 1 else generation.might_contain_many(keys)
+            marks, recall = self.negative_cache.marks, self.negative_cache.recall
             return [
-                self.negative_cache.recalled(key, state.active) if might else ABSENT for key, might in zip(keys, found)
+                (hash(key) in marks and recall(key, state.active)) or MAYBE if might else ABSENT
+                for key, might in zip(keys, found)
             ]
         except (CorruptFilter, StoreError) as error:
             return [self._fail_current(error, state.active)] * len(keys)
@@ -231,7 +253,7 @@ class ActiveFilter(Awaited):
         if self._warned != state.change:
             self._warned = state.change
             logger.warning(
-                "bloomguard: guard %s passes every request: %s", self.name, describe_location(state, self.store)
+                "bloomguard: guard %s passes every request: %s", self.name, state.describe_location(self.store)
             )
         return IDENTITY
 
@@ -240,7 +262,7 @@ class ActiveFilter(Awaited):
         state = self.table.lease(self.name)
         try:
             if state is not None and state.active and not (state.is_ours and state.is_in(self.store.identity)):
-                return describe_location(state, self.store)
+                return state.describe_location(self.store)
         except StoreError:
             pass  # the identity of a store that does not respond is unknown
         return "a written row could not be added to its filter"

@@ -23,8 +23,8 @@ from typing import Any
 from django.db import DatabaseError, InterfaceError, OperationalError, connections, router
 from django.db.backends.base.base import BaseDatabaseWrapper
 
-from ..forks import after_fork
 from ..models import GuardState
+from ..process import after_fork
 from ..stores.disk import comparable_boot_id, file_id
 
 logger = logging.getLogger("bloomguard")
@@ -104,13 +104,6 @@ def is_durable(connection: Any) -> bool:
         return False
 
 
-def identity_of_file(connection: BaseDatabaseWrapper) -> str:
-    """Return the identity of the SQLite database that Django would open now; it changes when the host boots."""
-    found = _file_of(connection)
-    # A database in memory is copied by a fork, so its identity has the process ID.
-    return f"sqlite:{':'.join(map(str, found))}@{comparable_boot_id()}" if found else f"sqlite:memory@{os.getpid()}"
-
-
 #: Time limits in seconds: to connect, for one read of the rows, for one change.
 CONNECT_SECONDS, READ_SECONDS, CHANGE_SECONDS = 2, 2.0, 10.0
 #: Seconds that a read waits for a writer of SQLite.
@@ -170,7 +163,7 @@ class StateConnection:
         that long.
         """
         seconds = READ_SECONDS if sql.startswith("SELECT") else CHANGE_SECONDS
-        with self._locked(seconds), _interface_errors_converted():
+        with self._locked(seconds):
             reused = self._connection is not None
             try:
                 return self._run(sql, parameters, seconds)
@@ -181,8 +174,6 @@ class StateConnection:
                 if not reused or isinstance(error, TimedOut):
                     raise
                 return self._run(sql, parameters, seconds)
-            finally:
-                self._close_if_temporary()
 
     @contextmanager
     def _locked(self, seconds: float) -> Iterator[None]:
@@ -190,13 +181,15 @@ class StateConnection:
         if not self._lock.acquire(timeout=seconds + CONNECT_SECONDS):
             raise OperationalError("another thread has held the connection to the state rows for too long")
         try:
-            yield
+            try:
+                yield
+            finally:
+                if self._connection is not None and self.is_temporary:
+                    self.close()  # an open connection would keep PostgreSQL from dropping the database
+        except InterfaceError as error:  # Django's is no DatabaseError
+            raise OperationalError(str(error)) from error
         finally:
             self._lock.release()
-
-    def _close_if_temporary(self) -> None:
-        if self._connection is not None and self.is_temporary:
-            self.close()  # an open connection would keep PostgreSQL from dropping the database
 
     def _run(self, sql: str, parameters: Sequence[Any], seconds: float) -> tuple[list[tuple[Any, ...]], int]:
         connection = self._open()
@@ -287,9 +280,15 @@ class StateConnection:
 
     @property
     def here(self) -> str:
-        """The identity of a SQLite database; empty for servers, which give theirs with the rows."""
-        connection = connections[self.alias]
-        return identity_of_file(connection) if connection.vendor == "sqlite" else ""
+        """The identity of the SQLite database that Django would open now; it changes when the host boots.
+
+        Empty for servers, which give theirs with the rows.
+        """
+        if connections[self.alias].vendor != "sqlite":
+            return ""
+        found = _file_of(connections[self.alias])
+        # A database in memory is copied by a fork, so its identity has the process ID.
+        return f"sqlite:{':'.join(map(str, found))}@{comparable_boot_id()}" if found else f"sqlite:memory@{os.getpid()}"
 
     def quote(self, name: str) -> str:
         """Quote the identifier ``name``."""
@@ -297,14 +296,11 @@ class StateConnection:
 
     def has_table(self, name: str) -> bool:
         """Return whether the database has the table. Raises :class:`DatabaseError`."""
-        with self._locked(READ_SECONDS), _interface_errors_converted():
-            try:
-                connection = self._open()
-                connection.ensure_connection()
-                with _cut_off(connection, READ_SECONDS):
-                    return name in connection.introspection.table_names()
-            finally:
-                self._close_if_temporary()
+        with self._locked(READ_SECONDS):
+            connection = self._open()
+            connection.ensure_connection()
+            with _cut_off(connection, READ_SECONDS):
+                return name in connection.introspection.table_names()
 
     def adapt_datetime(self, value: Any) -> Any:
         """Convert a datetime to a query parameter of the database."""
@@ -317,14 +313,6 @@ class StateConnection:
             if connection is not None:
                 with suppress(DatabaseError):  # mysqlclient refuses to close what is closed already
                     connection.close()
-
-
-@contextmanager
-def _interface_errors_converted() -> Iterator[None]:
-    try:
-        yield
-    except InterfaceError as error:  # Django's is no DatabaseError
-        raise OperationalError(str(error)) from error
 
 
 class DatabaseConnection(StateConnection):

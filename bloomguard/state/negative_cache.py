@@ -59,58 +59,66 @@ class NegativeCache:
         self._table = table
         self._opened = opened
         self._secret = os.urandom(16)
+        self.forget()
+
+    def forget(self) -> None:
+        """Drop all cached keys, as after a fork."""
         self._lock = threading.Lock()
-        self._begin()
-
-    def _begin(self) -> None:
-        self._missing, self._asked = _Memory(self._clock), _Memory(self._clock)
+        #: Generation and digest of each key, oldest first -> when its time is up, and its mark.
+        self._kept: OrderedDict[tuple[str, bytes], tuple[float, int]] = OrderedDict()
         #: The ``hash`` of each cached key: rules out nearly all other keys at a tenth of the cost of a digest.
-        self.marks = self._missing.marks
-
-    def _clock(self) -> float:
-        return self._table.clock()
+        self.marks: set[int] = set()
 
     def recall(self, key: bytes, name: str) -> Decision | None:
         """Look up a key for which the generation ``name`` gave MAYBE; return ``None`` if the lease has expired."""
-        if not self._missing.has(name, self._digest(key)):
-            return MAYBE
-        state = self._table.lease(self._guard)
-        if state is None:
-            return None
-        return self.recalled(key, name) if state.is_answered_by(name) and state.may_forget else MAYBE
-
-    def recalled(self, key: bytes, name: str) -> Decision:
-        """Do :meth:`recall` if a valid lease shows that ``name`` is in use."""
-        if hash(key) not in self.marks or not self._missing.has(name, self._digest(key)):
-            return MAYBE
-        return MAYBE if self._is_recent(name, key) else REMEMBERED
+        return self._decide(name, self._is_recent(name, key)) if self._has(key, name) else MAYBE
 
     async def arecall(self, key: bytes, name: str) -> Decision | None:
         """Do :meth:`recall` on an event loop, for a generation that ``supports_async``."""
-        if not self._missing.has(name, self._digest(key)):
+        if not self._has(key, name):
             return MAYBE
         generation = self._opened(name)
         try:
             is_recent = generation is None or await generation.ais_recent(key)
         except (FilterError, StoreError) as error:
             is_recent = self._cannot_tell(error)
-        state = self._table.lease(self._guard)  # read after the await
+        return self._decide(name, is_recent)
+
+    def _has(self, key: bytes, name: str) -> bool:
+        until, _ = self._kept.get((name, self._digest(key)), (float("-inf"), 0))
+        return until > self._table.clock()
+
+    def _decide(self, name: str, is_recent: bool) -> Decision | None:
+        """Decide on a cached key, by the lease that is valid after its recent bits were read."""
+        state = self._table.lease(self._guard)
         if state is None:
             return None
         return REMEMBERED if state.is_answered_by(name) and state.may_forget and not is_recent else MAYBE
+
+    def may_remember(self, key: bytes, name: str) -> bool:
+        """Return whether a query that finds no row of ``key`` may be cached. May wait."""
+        return self._is_in_use(name) and not self._is_recent(name, key)
+
+    def _is_in_use(self, name: str) -> bool:
+        state = self._table.answered_by(name, self._guard)
+        return state is not None and state.may_forget
 
     def remember(self, key: bytes, name: str, using: str) -> None:
         """Cache ``key`` after a query on ``using`` found no row; the query began after ``name`` gave MAYBE.
 
         See the module for the conditions. Raises :class:`DatabaseError`.
         """
-        if not self._table.holds(using):
+        if not (self._table.holds(using) and self._is_in_use(name) and self._sees_published(using, name)):
             return
-        state = self._table.answered_by(name, self._guard)
-        if state is None or not state.may_forget or not self._sees_published(using, name):
-            return
+        now, mark = self._table.clock(), hash(key)
         with self._lock:
-            self._missing.put(name, self._digest(key), hash(key))
+            entry = name, self._digest(key)
+            self._kept[entry] = now + SECONDS, mark
+            self._kept.move_to_end(entry)
+            self.marks.add(mark)
+            while len(self._kept) > MOST_KEYS or next(iter(self._kept.values()))[0] <= now:
+                _, (_, oldest) = self._kept.popitem(last=False)
+                self.marks.discard(oldest)
 
     def _sees_published(self, using: str, name: str) -> bool:
         """Return whether ``using`` sees data from after ``name`` was published. Raises :class:`DatabaseError`."""
@@ -119,28 +127,11 @@ class NegativeCache:
         seen = self._table.visible_to(using).get(self._guard)
         return seen is not None and seen.active == name
 
-    def worth_asking(self, key: bytes, name: str) -> bool:
-        """Return whether to query the database for ``key``: at most once in :data:`SECONDS` per key. May wait."""
-        state = self._table.answered_by(name, self._guard)
-        if state is None or not state.may_forget:
-            return False
-        digest = self._digest(key)
-        with self._lock:
-            if self._asked.has(name, digest):
-                return False
-            self._asked.put(name, digest, 0)
-        return not self._is_recent(name, key)
-
     def tidy(self, names: Sequence[str]) -> None:
         """Drop all generations except ``names``."""
         with self._lock:
-            self._missing.keep(names)
-            self._asked.keep(names)
-
-    def forget(self) -> None:
-        """Drop all cached state, as after a fork."""
-        self._lock = threading.Lock()
-        self._begin()
+            self._kept = OrderedDict((entry, until) for entry, until in self._kept.items() if entry[0] in names)
+            self.marks.intersection_update({mark for _, mark in self._kept.values()})
 
     def _is_recent(self, name: str, key: bytes) -> bool:
         """Return whether ``key`` may have been added since ``name`` was announced; ``True`` on error. Never raises."""
@@ -157,35 +148,3 @@ class NegativeCache:
 
     def _digest(self, key: bytes) -> bytes:
         return hashlib.blake2b(key, key=self._secret, digest_size=16).digest()
-
-
-class _Memory:
-    """Up to :data:`MOST_KEYS` keys, each of one generation, for :data:`SECONDS` from its last :meth:`put`.
-
-    :attr:`marks` has one number per key, not unique: a key whose number is not in it is not cached.
-    """
-
-    def __init__(self, clock: Callable[[], float]) -> None:
-        self._clock = clock
-        self.until: OrderedDict[tuple[str, bytes], tuple[float, int]] = OrderedDict()
-        self.marks: set[int] = set()
-
-    def put(self, name: str, digest: bytes, mark: int) -> None:
-        now = self._clock()
-        self.until[name, digest] = now + SECONDS, mark
-        self.until.move_to_end((name, digest))
-        self.marks.add(mark)
-        while len(self.until) > MOST_KEYS or next(iter(self.until.values()))[0] <= now:
-            _, (_, oldest) = self.until.popitem(last=False)
-            self.marks.discard(oldest)
-
-    def has(self, name: str, digest: bytes) -> bool:
-        until, _ = self.until.get((name, digest), _NEVER)
-        return until > self._clock()
-
-    def keep(self, names: Sequence[str]) -> None:
-        self.until = OrderedDict((entry, until) for entry, until in self.until.items() if entry[0] in names)
-        self.marks.intersection_update({mark for _, mark in self.until.values()})
-
-
-_NEVER = float("-inf"), 0

@@ -20,12 +20,11 @@ from urllib.parse import unquote, urlsplit
 from django.db import DatabaseError, OperationalError, connections
 from django.utils import timezone
 
-from ..forks import own_lock
 from ..models import GuardState
+from ..process import own_lock
 from ..signals import guard_fenced, send
 from .connection import StateConnection, fetch_uncounted, is_locked
-from .copies import NEVER, Copy, Reading, Within
-from .row import ARMED, COLUMNS, FENCED, Rows, State
+from .row import ARMED, COLUMNS, FENCED, NEVER, Copy, OverriddenRead, Rows, State, Within
 
 logger = logging.getLogger("bloomguard")
 
@@ -125,7 +124,7 @@ class StateTable:
 
     def reading_by(self, read: Callable[[], Rows]) -> AbstractContextManager[None]:
         """In this block and thread, read by ``read``: it returns committed rows or raises :class:`DatabaseError`."""
-        return Reading(self._within, read)
+        return OverriddenRead(self._within, read)
 
     def _renew_within(self, read: Callable[[], Rows], after: float | None) -> bool:
         now = self.clock()
@@ -265,7 +264,6 @@ class StateTable:
 
     def swap(self, seen: State, **changes: Any) -> State | None:
         """Change the row if it is still as in ``seen``; return the new state, or ``None`` if it has changed."""
-        quote, table = self.connection.quote, self.connection.quote(GuardState._meta.db_table)
         # A row's first generation, and each new ``building``, is bound to the database that ``seen`` was read from.
         if changes.get("building") or (changes.get("active") and not seen.generations):
             changes["database"] = self._here_of(seen)
@@ -274,14 +272,18 @@ class StateTable:
         values = {**changes, "version": after.version}
         if seen.version == 0:
             return self._insert(after, values)
-        assignments = ", ".join(f"{quote(name)} = %s" for name in values)
-        _, changed = self.connection.execute(
-            # Or it is this change already: if the answer is lost, the statement is sent again.
-            f"UPDATE {table} SET {assignments} WHERE {quote('name')} = %s "  # noqa: S608
-            f"AND ({quote('version')} = %s AND {quote('token')} = %s OR {quote('token')} = %s)",
-            [*map(self._adapt, values.values()), seen.name, *seen.change, after.token],
-        )
-        return after if changed == 1 else None
+        quote = self.connection.quote
+        # Or it is this change already: if the answer is lost, the statement is sent again.
+        is_same = f"({quote('version')} = %s AND {quote('token')} = %s OR {quote('token')} = %s)"
+        return after if self._update(seen.name, values, is_same, *seen.change, after.token) else None
+
+    def _update(self, name: str, values: dict[str, Any], condition: str = "1 = 1", *parameters: Any) -> bool:
+        """Change the row of ``name`` if the ``condition`` holds; return whether it did."""
+        quote, table = self.connection.quote, self.connection.quote(GuardState._meta.db_table)
+        assignments = ", ".join(f"{quote(column)} = %s" for column in values)
+        statement = f"UPDATE {table} SET {assignments} WHERE {quote('name')} = %s AND {condition}"  # noqa: S608
+        _, changed = self.connection.execute(statement, [*map(self._adapt, values.values()), name, *parameters])
+        return changed == 1
 
     def _here_of(self, seen: State) -> str:
         if not seen.here:  # ``seen`` was constructed, not read
@@ -313,22 +315,14 @@ class StateTable:
 
     def heartbeat(self, state: State) -> None:
         """Update the builder's heartbeat; the version of the row stays."""
-        quote, table = self.connection.quote, self.connection.quote(GuardState._meta.db_table)
-        self.connection.execute(
-            f"UPDATE {table} SET {quote('builder_seen_at')} = %s "  # noqa: S608
-            f"WHERE {quote('name')} = %s AND {quote('building')} = %s",
-            [self._adapt(timezone.now()), state.name, state.building],
-        )
+        is_mine = f"{self.connection.quote('building')} = %s"
+        self._update(state.name, {"builder_seen_at": timezone.now()}, is_mine, state.building)
 
     def set_mode(self, name: str, mode: str) -> None:
         """Override the guard's own mode with ``mode``; empty ends the override. Raises :class:`DatabaseError`."""
-        quote, table = self.connection.quote, self.connection.quote(GuardState._meta.db_table)
         # The version of the row stays, so a rebuild is not disturbed.
-        statement = f"UPDATE {table} SET {quote('mode')} = %s WHERE {quote('name')} = %s"  # noqa: S608
-        while True:
-            _, changed = self.connection.execute(statement, [mode, name])
-            if changed or self.swap(State(name), mode=mode):
-                return
+        while not self._update(name, {"mode": mode}) and not self.swap(State(name), mode=mode):
+            pass
 
     def fence(self, name: str, reason: str) -> None:
         """Disable the guard in all processes, within one lease. Raises :class:`DatabaseError`."""

@@ -13,7 +13,7 @@ from django.utils.module_loading import import_string
 
 from ..conf import settings
 from ..exceptions import BloomGuardError, ConfigurationError, StoreUnavailable
-from ..forks import own_lock
+from ..process import own_lock
 from .base import Generation, Store
 
 __all__ = ["Generation", "Store", "stores", "turn"]

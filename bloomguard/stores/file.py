@@ -25,7 +25,7 @@ from ..exceptions import ConfigurationError, StoreError, UnknownGeneration
 from ..filters import CorruptFilter
 from ..filters.codec import Frame, Header
 from ..filters.layout import MAX_BYTES, Layout
-from ..forks import after_fork
+from ..process import after_fork
 from . import disk
 from .base import FindKeyHash, Generation, Store, bound
 from .disk import NotPrivate, check_folder, fcntl, file_id, opened_private

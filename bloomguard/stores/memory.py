@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from ..exceptions import ConfigurationError, StoreError, UnknownGeneration
 from ..filters.codec import Frame, Header
 from ..filters.layout import Layout
-from ..forks import after_fork, own_lock
+from ..process import after_fork, own_lock
 from .base import FindKeyHash, Generation, Store, bound
 from .frames import FrameGeneration
 from .pages import PAGE_BYTES, Page, add_to

@@ -14,9 +14,9 @@ from uuid import UUID
 from django.db import DEFAULT_DB_ALIAS, connections, models
 
 from ..guards import Guard
-from ..guards.conversions import own_methods, value_field
+from ..guards.fields import own_methods, value_field
 from ..guards.keys import NoScope, NotNormalized, unwrapped
-from ..guards.unadded import unadded
+from ..guards.runtime import unadded
 from . import fencing
 from .instances import fit
 from .transactions import together

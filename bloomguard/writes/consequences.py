@@ -12,12 +12,11 @@ from typing import Any, NamedTuple
 
 from django.db import DatabaseError, InterfaceError, connections, router
 
-from ..forks import own_lock
 from ..guards import Guard, registry
-from ..guards.places import name_of_database
+from ..guards.places import name_of_database, schemas
 from ..guards.scopes import DATABASE
+from ..process import own_lock
 from ..state import table as states
-from ..state.schemas import schemas
 from . import fencing, unknown_guards
 from .catalogue import calls_own_functions, has_temporary_triggers, load
 from .flows import Catalogue

@@ -12,8 +12,7 @@ from functools import lru_cache
 from typing import Any
 
 from ..guards import Guard
-from ..guards.conversions import stores_as_given, value_field
-from ..guards.keys import kind_of
+from ..guards.fields import kind_of, stores_as_given, value_field
 
 
 def may_be_trusted(guard: Guard, vendor: str) -> bool:

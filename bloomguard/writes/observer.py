@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from django.db.backends.base.base import BaseDatabaseWrapper
 
-from ..guards.unadded import unadded
+from ..guards.runtime import unadded
 from ..state.connection import has_begun, is_aborted, is_durable
 from .transactions import is_over
 

@@ -20,7 +20,7 @@ from typing import Any
 from django.db import Error, connections
 
 from ..guards import Guard, registry
-from ..log_once import LogOnce
+from ..process import LogOnce
 from ..state import table as states
 from . import adding, consequences, early, fencing, isolation, unknown_guards, wrapping
 from .consequences import Cause, DatabaseCache, affected_guards, current_cache, definitions

@@ -26,7 +26,7 @@ from django.db import connections, models
 from django.db.models.constants import OnConflict
 from django.db.models.sql import compiler as compilers
 
-from ..guards.unadded import unadded
+from ..guards.runtime import unadded
 from ..models import GuardState
 from . import discards, fencing, observer, state_rows
 from .consequences import may_be_rewritten

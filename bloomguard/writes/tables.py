@@ -16,8 +16,7 @@ from django.db.models.sql import Query
 from django.utils.functional import cached_property
 
 from ..guards import Guard, registry
-from ..guards.conversions import selects_itself, value_field
-from ..guards.keys import kind_of
+from ..guards.fields import kind_of, selects_itself, value_field
 from ..state import table as states
 from . import unknown_guards
 from .unknown_guards import UnknownGuard

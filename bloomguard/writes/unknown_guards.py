@@ -19,9 +19,9 @@ from django.apps import apps
 from django.db import DatabaseError
 from django.db.models import Model
 
-from ..forks import after_fork
 from ..guards import Guard, registry
 from ..guards.registry import Plans
+from ..process import after_fork
 from ..state import table as states
 
 #: Why a guard is fenced.

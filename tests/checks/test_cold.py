@@ -14,7 +14,7 @@ from django.core.signals import request_started
 from django.test import Client
 from django.urls import path
 
-from bloomguard.apps import log_cold_guards, watch_cold_guards
+from bloomguard.apps import log_cold_guards
 from bloomguard.exceptions import StoreUnavailable
 from bloomguard.guards import registry
 from bloomguard.state.connection import StateConnection
@@ -44,7 +44,7 @@ def hints(caplog):
 def test_a_cold_guard_is_told_of_at_the_first_request(developing, build, caplog):
     """One line a guard, with the command; none for a guard that has a filter, and none at the second request."""
     build("product")
-    watch_cold_guards()
+    request_started.connect(log_cold_guards)
     for _ in range(2):
         Client().get("/products/8/")
 
@@ -59,7 +59,7 @@ def test_a_cold_guard_is_told_of_at_the_first_request(developing, build, caplog)
 @pytest.mark.parametrize("case", ["no DEBUG", "a test run", "switched off"])
 def test_nothing_is_told_elsewhere(developing, fresh, settings, monkeypatch, caplog, case):
     """Not in production, not in the tests of a project, not if no guard answers anyway."""
-    watch_cold_guards()
+    request_started.connect(log_cold_guards)
     if case == "no DEBUG":
         settings.DEBUG = False
     elif case == "a test run":

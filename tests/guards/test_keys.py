@@ -16,7 +16,8 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from bloomguard.filters.bulk import one_by_one
-from bloomguard.guards.keys import KeyMaker, OutOfRange, Unkeyable, kind_of
+from bloomguard.guards.fields import kind_of
+from bloomguard.guards.keys import KeyMaker, OutOfRange, Unkeyable
 from tests.shop.models import Article, Bundle, Diary, Order, Place, Price, Product
 from tests.support import database
 

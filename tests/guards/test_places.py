@@ -13,13 +13,12 @@ from django.db import connections
 from bloomguard import get_or_load
 from bloomguard.contrib.health import state_of
 from bloomguard.exceptions import RebuildError
-from bloomguard.guards import registry, runtime
+from bloomguard.guards import places, registry, runtime
 from bloomguard.guards.places import databases_of
 from bloomguard.lookups import guarded_lookups
 from bloomguard.lookups.context import LookupContext, contexts
 from bloomguard.rebuild import Rebuild
 from bloomguard.routes import explain
-from bloomguard.state import schemas
 from bloomguard.state import table as state
 from bloomguard.state.active_filter import ActiveFilter
 from bloomguard.state.connection import DatabaseConnection
@@ -41,7 +40,7 @@ def run(*statements):
 def tenants(monkeypatch, build, clock):
     """The products of the schema ``public``, with a filter; ``tenants()`` gives another schema the table, unseen."""
     monkeypatch.setattr(database, "current", "postgresql")
-    monkeypatch.setattr(schemas.schemas, "clock", clock)
+    monkeypatch.setattr(places.schemas, "clock", clock)
     Product.objects.create(pk=1)
     build("product")
 
@@ -79,7 +78,7 @@ def test_a_table_of_one_schema_is_answered_for(tenants, django_assert_num_querie
 def test_a_table_of_two_schemas_is_not(tenants, clock):
     """Whichever of them a request reads: it passes, and ``check`` says why."""
     tenants()
-    clock.sleep(schemas.SECONDS)
+    clock.sleep(places.SECONDS)
 
     assert decisions(1, 7, 8) == [MAYBE, AMBIGUOUS, AMBIGUOUS]
     assert state_of(registry["product"]) == "ambiguous"
@@ -89,7 +88,7 @@ def test_a_table_of_two_schemas_is_not(tenants, clock):
     (said,) = found("postgresql")
     assert "'shop_product' is a table of the schema 'tenant', and of 'public'" in said
     run("DROP SCHEMA tenant CASCADE")
-    clock.sleep(schemas.SECONDS)
+    clock.sleep(places.SECONDS)
     assert decisions(7, 8) == [ABSENT, ABSENT]
 
 
@@ -99,12 +98,12 @@ def test_the_catalogue_is_read_once_a_minute(tenants, clock, monkeypatch):
     execute = DatabaseConnection.execute
     monkeypatch.setattr(DatabaseConnection, "execute", lambda self, *given: read.append(given) or execute(self, *given))
 
-    schemas.schemas.forget()
+    places.schemas.forget()
     for number in range(100):
         registry["product"]._runtime.decide(100 + number)
 
     assert len(read) == 1
-    clock.sleep(schemas.SECONDS)
+    clock.sleep(places.SECONDS)
     decisions(7)
     decisions(1)
     assert len(read) == 2
@@ -113,11 +112,11 @@ def test_the_catalogue_is_read_once_a_minute(tenants, clock, monkeypatch):
 def test_a_catalogue_that_cannot_be_read_says_nothing(tenants, clock, monkeypatch):
     """No answer is no proof; a second later it is asked again."""
     with monkeypatch.context() as broken:
-        broken.setattr(schemas, "SQL", "SELECT nonsense FROM nowhere WHERE x = %s")
-        schemas.schemas.forget()
+        broken.setattr(places, "SQL", "SELECT nonsense FROM nowhere WHERE x = %s")
+        places.schemas.forget()
         assert decisions(1, 7) == [MAYBE, AMBIGUOUS]
 
-    clock.sleep(schemas.AGAIN_SECONDS)
+    clock.sleep(places.AGAIN_SECONDS)
 
     assert decisions(7) == [ABSENT]
 
@@ -257,7 +256,7 @@ def test_a_schema_of_a_role_that_the_login_can_set(tenants):
     )
     try:
         with clerk.cursor() as cursor:
-            cursor.execute(schemas.SQL, [["shop_product"]])
+            cursor.execute(places.SQL, [["shop_product"]])
             assert {schema for _, schema, _ in cursor.fetchall()} == {"public", "tenant"}
     finally:
         clerk.close()
@@ -266,31 +265,31 @@ def test_a_schema_of_a_role_that_the_login_can_set(tenants):
 
 def test_a_copy_that_is_too_old_is_not_used(tenants, clock, monkeypatch):
     """Not even if another thread reads for long."""
-    monkeypatch.setattr(schemas, "CONNECT_SECONDS", 0.01)
-    monkeypatch.setattr(schemas, "READ_SECONDS", 0.01)
+    monkeypatch.setattr(places, "CONNECT_SECONDS", 0.01)
+    monkeypatch.setattr(places, "READ_SECONDS", 0.01)
     assert decisions(8) == [ABSENT]
-    clock.sleep(schemas.SECONDS)
+    clock.sleep(places.SECONDS)
 
-    with schemas.schemas._lock:
+    with places.schemas._lock:
         assert decisions(8) == [AMBIGUOUS]
 
 
 def test_a_rebuild_that_cannot_read_the_catalogue_changes_nothing(tenants, monkeypatch, clock):
     """The filter in use stays."""
     with monkeypatch.context() as broken:
-        broken.setattr(schemas, "SQL", "SELECT nonsense FROM nowhere WHERE x = %s")
-        schemas.schemas.forget()
+        broken.setattr(places, "SQL", "SELECT nonsense FROM nowhere WHERE x = %s")
+        places.schemas.forget()
         with pytest.raises(RebuildError, match="which schema"):
             Rebuild(registry["product"], sleep=clock.sleep).run()
 
-    schemas.schemas.forget()
+    places.schemas.forget()
     assert decisions(8) == [ABSENT]
 
 
 def test_an_event_loop_waits_for_no_catalogue(tenants, clock, monkeypatch):
     """A thread reads it, and only for an ABSENT."""
     decisions(1)
-    clock.sleep(schemas.SECONDS)
+    clock.sleep(places.SECONDS)
     state.table.renewed("product")
     hops = []
     real = runtime.sync_to_async
@@ -307,9 +306,9 @@ def test_an_event_loop_waits_for_no_catalogue(tenants, clock, monkeypatch):
 
 def test_nor_for_one_that_becomes_too_old_the_next_moment(tenants, clock, monkeypatch):
     """Between the look at its age and its use."""
-    schemas.schemas.forget()
+    places.schemas.forget()
     assert decisions(8) == [ABSENT]
-    clock.sleep(schemas.SECONDS - 0.05)
+    clock.sleep(places.SECONDS - 0.05)
     state.table.renewed("product")
     place = registry["product"]._meta.place
     must_read = place.must_read

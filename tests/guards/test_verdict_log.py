@@ -8,8 +8,8 @@ import pytest
 from django.http import HttpResponse
 from django.test import Client, RequestFactory
 
-from bloomguard.guards import registry, verdict_log
-from bloomguard.guards.verdict_log import digest, log, log_if_wanted
+from bloomguard.guards import counters, registry
+from bloomguard.guards.counters import digest, log_if_wanted, log_verdict
 from bloomguard.verdicts import ABSENT
 from tests.shop.models import Product
 
@@ -17,12 +17,12 @@ from tests.shop.models import Product
 @pytest.fixture
 def product(build, monkeypatch):
     """The guard of product 7, and nobody who hears."""
-    verdict_log._log.forget()
-    before = verdict_log.listeners[:]
+    counters._log.forget()
+    before = counters.listeners[:]
     Product.objects.create(pk=7)
     build("product")
     yield registry["product"]
-    verdict_log.listeners[:] = before
+    counters.listeners[:] = before
 
 
 def records(caplog):
@@ -70,12 +70,12 @@ def test_nobody_hears_unless_the_log_wants_it(product):
     """At any other level than DEBUG nothing is called."""
     log_if_wanted()
 
-    assert log not in verdict_log.listeners
+    assert log_verdict not in counters.listeners
 
 
 def test_a_listener_that_fails_harms_nobody(product, caplog):
     """It is said once."""
-    verdict_log.listeners.append(lambda *heard: 1 / 0)
+    counters.listeners.append(lambda *heard: 1 / 0)
 
     assert [product._runtime.decide(123456789) for _ in range(2)] == [ABSENT, ABSENT]
     assert [record.name for record in caplog.records if record.levelno == logging.ERROR] == ["bloomguard"]

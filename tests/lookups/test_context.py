@@ -20,7 +20,7 @@ from rest_framework import serializers
 from rest_framework.generics import RetrieveAPIView
 
 from bloomguard.guards import registry
-from bloomguard.guards.verdict_log import listeners
+from bloomguard.guards.counters import listeners
 from bloomguard.lookups import context
 from bloomguard.lookups.context import LookupContext, contexts, guarded_lookups
 from bloomguard.rebuild import Rebuild

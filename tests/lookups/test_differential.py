@@ -15,7 +15,7 @@ import pytest
 from django.db import IntegrityError, connections, transaction
 from django.db.models import Model, QuerySet
 
-from bloomguard.guards import Guard, verdict_log
+from bloomguard.guards import Guard, counters
 from bloomguard.lookups import guarded_lookups
 from bloomguard.rebuild import Rebuild, run_all
 from bloomguard.state import table as state
@@ -115,8 +115,8 @@ def evaluated(expression: str, guarded: bool) -> Evaluated:
                 stack.enter_context(undone(alias))
             stack.enter_context(connections[alias].execute_wrapper(note))
         if guarded:
-            verdict_log.listeners.append(hear)
-            stack.callback(verdict_log.listeners.remove, hear)
+            counters.listeners.append(hear)
+            stack.callback(counters.listeners.remove, hear)
             stack.enter_context(guarded_lookups())
         try:
             result.outcome = outcome(evaluate(expression), expression)

@@ -22,7 +22,7 @@ from django.views.generic import DetailView
 from bloomguard.decorators import guarded
 from bloomguard.guards import counters as counts
 from bloomguard.guards.counters import WOULD_BLOCK, WOULD_HARM
-from bloomguard.guards.errors import may_raise
+from bloomguard.guards.fields import may_raise
 from bloomguard.rebuild import Rebuild
 from tests.door.site import Wsgi
 from tests.lookups.models import Diary as Entry

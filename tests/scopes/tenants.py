@@ -20,8 +20,8 @@ from django_tenants.utils import schema_context, schema_rename  # noqa: E402
 
 from bloomguard import adding  # noqa: E402
 from bloomguard.exceptions import RebuildError  # noqa: E402
-from bloomguard.guards import registry, spot_checks  # noqa: E402
-from bloomguard.state import schemas, table  # noqa: E402
+from bloomguard.guards import places, registry, spot_checks  # noqa: E402
+from bloomguard.state import table  # noqa: E402
 from bloomguard.state.active_filter import ActiveFilter  # noqa: E402
 from bloomguard.verdicts import CAUGHT  # noqa: E402
 from tests.scopes.customers.models import Customer, Domain  # noqa: E402
@@ -52,9 +52,9 @@ def clock(monkeypatch):
     made = Clock()
     monkeypatch.setattr(table.table, "clock", made)
     monkeypatch.setattr(table.table, "sleep", made.sleep)
-    monkeypatch.setattr(schemas.schemas, "clock", made)
+    monkeypatch.setattr(places.schemas, "clock", made)
     monkeypatch.setattr(spot_checks, "drawn", spot_checks.never)
-    schemas.schemas.forget()
+    places.schemas.forget()
     yield made
     connection.set_schema_to_public()
 
@@ -147,7 +147,7 @@ def test_a_schema_that_another_program_makes_passes(wares, clock):
     try:
         assert decisions("one", 7) == ["absent"]
         assert decisions("cloned", 7, 8) == ["ambiguous"] * 2
-        clock.sleep(schemas.SECONDS)
+        clock.sleep(places.SECONDS)
         assert decisions("cloned", 7, 8) == ["ambiguous"] * 2
     finally:
         past_django("DROP SCHEMA cloned CASCADE")
@@ -171,7 +171,7 @@ def test_a_table_that_is_made_anew_passes(wares, clock):
         "INSERT INTO two.wares_ware VALUES (7, '')",
     )  # fmt: skip
     try:
-        clock.sleep(schemas.SECONDS)
+        clock.sleep(places.SECONDS)
         assert decisions("two", 7) == ["ambiguous"]
     finally:
         past_django("DROP TABLE two.wares_ware", "ALTER TABLE two.former RENAME TO wares_ware")
@@ -279,7 +279,7 @@ def test_a_write_to_a_schema_that_was_renamed_fences(wares, clock):
             Ware.objects.create(pk=33)
     finally:
         past_django("ALTER SCHEMA away RENAME TO two")
-    clock.sleep(schemas.SECONDS)
+    clock.sleep(places.SECONDS)
 
     assert decisions("two", 33) == ["fenced"]
     assert "'away' had another name" in table.table.row("ware").reason

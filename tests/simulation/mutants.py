@@ -14,9 +14,8 @@ from bloomguard.exceptions import StoreError
 from bloomguard.filters import FilterError
 from bloomguard.rebuild import Rebuild, rebuild
 from bloomguard.state.active_filter import ActiveFilter
-from bloomguard.state.copies import Copy
 from bloomguard.state.negative_cache import NegativeCache
-from bloomguard.state.row import State
+from bloomguard.state.row import Copy, State
 from bloomguard.state.table import StateTable
 from bloomguard.writes import fencing, state_rows
 

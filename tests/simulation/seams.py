@@ -38,7 +38,7 @@ def install() -> None:
     from django.db import connections
 
     from bloomguard.rebuild import locks, rebuild, standby
-    from bloomguard.state import active_filter, connection, locate
+    from bloomguard.state import active_filter, connection, row
     from bloomguard.state import table as state
     from bloomguard.writes import fencing, rows, state_rows
 
@@ -57,7 +57,7 @@ def install() -> None:
         _put(module, timezone=wall)
     _put(state, new_token=lambda: World.current.new_token())
     network = SimpleNamespace(gethostname=lambda: World.current.running().host)
-    for module in (locate, locks, rebuild):
+    for module in (row, locks, rebuild):
         _put(module, socket=network)
     _put(
         rebuild,

@@ -15,8 +15,7 @@ from bloomguard.models import GuardState
 from bloomguard.rebuild import Rebuild
 from bloomguard.state import table as states
 from bloomguard.state.active_filter import ActiveFilter
-from bloomguard.state.locate import identity_of, locate_store
-from bloomguard.state.row import FENCED, State
+from bloomguard.state.row import FENCED, State, locate_store
 from bloomguard.state.table import StateTable
 from bloomguard.stores import disk, stores
 from bloomguard.stores.file import FileStore
@@ -228,8 +227,6 @@ def test_a_store_without_an_identity_is_not_trusted(product, clock, monkeypatch)
     assert product._runtime.decide(ABSENT_PK) == IDENTITY
     assert locate_store("", stores["default"]) is None
     assert not active.add([key(77)])
-    with pytest.raises(StoreError, match="has no identity"):
-        identity_of(stores["default"])
     monkeypatch.setattr(FileStore, "prepare", lambda store, guard: None)
     with pytest.raises(RebuildError, match="has no identity"):
         Rebuild(product, sleep=clock.sleep).run()

@@ -465,13 +465,13 @@ def test_what_is_over_leaves_nothing_behind(product, clock):
     first(new)
 
     assert product._runtime.active_filter.negative_cache.marks == {hash(product._meta.keys.key(new))}
-    assert len(product._runtime.active_filter.negative_cache._missing.until) == 1
+    assert len(product._runtime.active_filter.negative_cache._kept) == 1
 
 
 def test_no_key_is_kept(found, product):
     """What is remembered is a digest, which tells nothing of the ID."""
     first(found)
-    (_, digest), *others = product._runtime.active_filter.negative_cache._missing.until
+    (_, digest), *others = product._runtime.active_filter.negative_cache._kept
 
     assert others == []
     assert len(digest) == 16

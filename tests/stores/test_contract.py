@@ -7,11 +7,12 @@ import random
 import re
 import threading
 from dataclasses import replace
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import pytest
 
-from bloomguard import forks
+from bloomguard import process
 from bloomguard.exceptions import StoreError, UnknownGeneration
 from bloomguard.filters import CorruptFilter, DiscardUnsupported, KeyHash
 from bloomguard.filters.codec import Frame
@@ -485,11 +486,11 @@ def test_a_forked_child_shares_files_and_not_memory(kind, tmp_path):
 
 def test_a_child_with_the_process_number_of_an_ancestor_has_a_memory_of_its_own(monkeypatch):
     """A number is given again when its process has ended."""
-    monkeypatch.setattr(forks, "_methods", [])
+    monkeypatch.setattr(process, "_resets", WeakKeyDictionary())
     store = MemoryStore("default")
     before = store.identity
 
-    forks._run()  # what is called in a child; the number of this process stays
+    process._run()  # what is called in a child; the number of this process stays
 
     assert store.identity != before
 

@@ -9,7 +9,7 @@ from debug_toolbar.panels import Panel
 from django.http import HttpRequest, HttpResponse
 
 from ...guards import Guard
-from ...guards.verdict_log import digest, listeners
+from ...guards.counters import digest, listeners
 from ...routes.explain import MEANING
 from ...verdicts import Decision, Verdict
 

@@ -17,7 +17,7 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
 from ...exceptions import StoreUnavailable
-from ...forks import after_fork
+from ...process import after_fork
 from ..steps import arun
 from . import commands
 from .cluster import Address, Cluster, NodeCommands, NodeReplies

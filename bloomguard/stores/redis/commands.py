@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import redis
 
 from ...exceptions import StoreError, StoreUnavailable
-from ...forks import own_lock
+from ...process import own_lock
 
 #: A command's words, or the command encoded in the Redis protocol.
 Words = tuple[Any, ...] | bytes

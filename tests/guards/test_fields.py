@@ -9,7 +9,7 @@ from django.db import models
 from django.db.models.lookups import Exact
 from django.test.utils import isolate_apps
 
-from bloomguard.guards.conversions import converts_itself, is_djangos, own_conversions, stores_as_given, value_field
+from bloomguard.guards.fields import is_djangos, own_conversions, stores_as_given, value_field
 from bloomguard.guards.keys import KeyMaker
 from tests.shop.models import Article, BoundShort, Echo, Order, Place, Price, Product, Review, Short, Shout, Tag
 
@@ -92,7 +92,7 @@ def test_a_field_with_a_column_of_its_own_may_store_something_else(make, name):
     """The type of the column may convert a value. A query compares what is stored, so no value changes there."""
     field = make(name)
 
-    assert not converts_itself(field)
+    assert not own_conversions(field)
     assert not stores_as_given(field)
 
 
@@ -141,4 +141,4 @@ def test_a_pre_save_is_no_conversion():
     """It changes the instance, and no value that is looked up."""
     field = Tag._meta.get_field("shout")
 
-    assert (converts_itself(field), stores_as_given(field)) == (False, False)
+    assert (bool(own_conversions(field)), stores_as_given(field)) == (False, False)

@@ -1,0 +1,197 @@
+"""What is known of a model field: the kind of key it makes, whether all its conversions are Django's, what it refuses.
+
+Django's fields are known: what they store is what :mod:`bloomguard.guards.keys` makes of the value. A method of the
+project's own may do anything, so the field is not trusted. Methods are looked up on the field, not on its class,
+because a project may set them there. A method counts as Django's only if its module and its code are Django's.
+"""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any
+from uuid import UUID
+
+from django.db import models
+
+if TYPE_CHECKING:
+    from .guard import Guard
+
+#: Kind of a key -> the classes of its fields, and a value of the class that their ``to_python`` must return.
+_KINDS: dict[str, tuple[tuple[type, ...], Any]] = {
+    "integer": ((models.IntegerField,), 1),
+    "uuid": ((models.UUIDField,), UUID(int=1)),
+    "text": ((models.CharField, models.TextField), "a"),
+    "decimal": ((models.DecimalField,), Decimal(1)),
+    "date": ((models.DateField,), datetime.date(2024, 2, 29)),
+}
+#: The range of a 64-bit column.
+_LOW, _HIGH = -(1 << 63), (1 << 63) - 1
+#: Classes of values that mean the same in the view as in the filter. Not their subclasses, which may have attributes.
+PLAIN = frozenset({str, int, bool, float, Decimal, UUID, datetime.date, datetime.datetime, type(None)})
+#: What converts a value that is stored, read or compared, in Python or in SQL.
+_CONVERSIONS = (
+    "get_prep_value", "get_db_prep_value", "get_db_prep_save", "get_placeholder", "get_placeholder_sql",
+    "cast_db_type", "from_db_value", "get_db_converters", "select_format", "get_col", "get_lookup", "get_transform",
+)  # fmt: skip
+#: What reads a column by other SQL than its name: ``RETURNING`` and a SELECT may then give different values.
+_SELECTS = ("select_format", "get_col")
+#: What decides which value an INSERT sends, and the type of the column, which may convert it.
+_COLUMN = (
+    "pre_save", "db_type", "db_type_parameters", "db_type_suffix", "db_parameters", "rel_db_type", "get_internal_type",
+)  # fmt: skip
+_MISSING = object()
+
+
+def value_field(field: models.Field[Any, Any]) -> models.Field[Any, Any]:
+    """Return the field that defines the value: for a foreign key, the field that it points to."""
+    return list(_with_targets(field))[-1]
+
+
+def _with_targets(field: models.Field[Any, Any]) -> Iterator[models.Field[Any, Any]]:
+    """Yield the field; of a foreign key also the field that it points to, which may be one too."""
+    yield field
+    while field.remote_field is not None and getattr(field, "target_field", None) is not None:
+        field = field.target_field  # type: ignore[attr-defined]
+        yield field
+
+
+def own_conversions(field: models.Field[Any, Any]) -> tuple[str, ...]:
+    """Return the names of the methods, and of the lookup, by which the field may change a value or compare another."""
+    found = own_methods(field, _CONVERSIONS)
+    if "get_lookup" not in found:
+        lookups = [each.get_lookup("exact") for each in _with_targets(field)]
+        if not all(_is_named_by_django(getattr(lookup, "__module__", None)) for lookup in lookups):
+            found.append("exact")
+    return tuple(found)
+
+
+def selects_itself(field: models.Field[Any, Any]) -> bool:
+    """Return whether a SELECT may give another value of the column than ``RETURNING``."""
+    return bool(own_methods(field, _SELECTS))
+
+
+def stores_as_given(field: models.Field[Any, Any]) -> bool:
+    """Return whether an INSERT sends what ``to_python`` makes of the instance's value, to a column of Django's type."""
+    return not own_methods(field, (*_CONVERSIONS, *_COLUMN))
+
+
+def is_djangos(field: models.Field[Any, Any]) -> bool:
+    """Return whether the field, and the one that it points to, is of a class of Django's and converts as that does."""
+    return not own_conversions(field) and all(
+        type(each).__module__.startswith("django.db.models.") for each in _with_targets(field)
+    )
+
+
+def own_methods(field: models.Field[Any, Any], names: Sequence[str]) -> list[str]:
+    """Return which of the methods, of the field or of the one that it points to, are not Django's."""
+    return [name for name in names if not all(is_djangos_method(each, name) for each in _with_targets(field))]
+
+
+def is_djangos_method(owner: Any, name: str) -> bool:
+    """Return whether the method is Django's, or absent. ``functools.wraps`` copies only the name of a module."""
+    try:
+        method = getattr(owner, name, _MISSING)
+    except Exception:
+        return False
+    if method is _MISSING:
+        return True
+    function = getattr(method, "__func__", method)
+    code_of = getattr(function, "__globals__", {}).get("__name__")
+    return _is_named_by_django(getattr(function, "__module__", None)) and _is_named_by_django(code_of)
+
+
+def _is_named_by_django(module: Any) -> bool:
+    return isinstance(module, str) and module.startswith("django.")
+
+
+def is_djangos_compiler(compiler: Any) -> bool:
+    """Return whether Django's own code makes a SELECT, of the table that the query names."""
+    classes = type(compiler).__mro__[:-1]
+    return all(_is_named_by_django(each.__module__) for each in classes) and all(
+        is_djangos_method(compiler, name) for name in ("as_sql", "get_from_clause")
+    )
+
+
+def kind_of(field: models.Field[Any, Any]) -> str | None:
+    """Return ``integer``, ``uuid``, ``text``, ``decimal`` or ``date``; ``None`` for a field that cannot be a key."""
+    field = value_field(field)
+    for kind, (classes, _) in _KINDS.items():
+        if isinstance(field, classes) and not isinstance(field, models.DateTimeField):
+            return kind
+    return None
+
+
+def class_of(kind: str) -> type:
+    """Return the class of values that ``to_python`` of a field of this kind must return."""
+    return type(_KINDS[kind][1])
+
+
+def form_of(field: models.Field[Any, Any]) -> str:
+    """Return, as text, what decides which bytes a value of the field becomes, but for ``normalize``."""
+    field = value_field(field)
+    form = str(kind_of(field))
+    if isinstance(field, models.DecimalField):
+        form += f"({field.decimal_places})"  # values with more places are read as others on SQLite, and have no key
+    if own_methods(field, ("to_python",)):
+        form += f"({getattr(field.to_python, '__qualname__', type(field).__qualname__)})"
+    return form
+
+
+def own_class(field: models.Field[Any, Any]) -> str:
+    """Return the name of the class that a custom ``to_python`` returns; empty if it returns the plain class."""
+    field, kind = value_field(field), kind_of(field)
+    if kind is None or not own_methods(field, ("to_python",)):
+        return ""
+    _, plain = _KINDS[kind]
+    for value in (plain, str(plain)):
+        with suppress(Exception):  # a value that fails to convert has no key
+            if not isinstance(converted := field.to_python(value), (type(plain), type(None))):
+                return type(converted).__name__
+    return ""
+
+
+def may_raise(guard: Guard, value: Any, captured: Iterable[Any], *, by_link: bool = False) -> bool:
+    """Return whether the query of a view for ``value`` may raise an error, with all that the path has ``captured``.
+
+    ``value`` is one value, or a sequence of several fields' values. Then an ABSENT has to pass: databases refuse text
+    with NUL, and numbers that no column can hold. Of one integer field Django knows that no row has such a number, and
+    sends no query; ``by_link`` if the view may compare a foreign key with it instead, such as a child's parent link.
+
+    ``True`` also for an object that a path converter of the project returns: the view may look up an attribute of it.
+    """
+    fields = guard._meta.fields
+    values = (value,) if len(fields) == 1 else value
+    numbers = guard._meta.ignores_overflow and not by_link
+    for each in captured:
+        if isinstance(each, str):
+            if "\0" in each:
+                return True
+        elif isinstance(each, int) and not _LOW <= each <= _HIGH and not (numbers and each is value):
+            return True
+    try:
+        if not all(type(each) in PLAIN for each in values):
+            return True
+        if numbers:
+            return False
+        return any(_is_refused(value_field(field), each) for field, each in zip(fields, values, strict=True))
+    except Exception:  # not a value of the field
+        return True
+
+
+def may_raise_beside(field: models.Field[Any, Any], value: Any) -> bool:
+    """Return whether a query may raise an error that compares a field beside the guard's with ``value``."""
+    try:
+        known = is_djangos(field) and kind_of(field) in ("integer", "uuid", "text", "date")
+        field = value_field(field)
+        return not known or field.to_python(value) is None or _is_refused(field, value)
+    except Exception:  # not a value of the field
+        return True
+
+
+def _is_refused(field: models.Field[Any, Any], value: Any) -> bool:
+    if kind_of(field) == "integer":
+        return not _LOW <= int(field.to_python(value)) <= _HIGH
+    return isinstance(value, str) and "\0" in value

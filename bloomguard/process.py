@@ -1,0 +1,69 @@
+"""What each process has for itself: objects that a fork resets, and errors that are logged once."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Callable
+from typing import Any
+from weakref import WeakKeyDictionary
+
+logger = logging.getLogger("bloomguard")
+
+#: Each object that a forked child must reset, because it must not share file locks, connections or held locks with the
+#: parent -> functions of the object that do it.
+_resets: WeakKeyDictionary[object, list[Callable[[Any], object]]] = WeakKeyDictionary()
+_lock = threading.Lock()
+
+
+def after_fork(method: Callable[[], Any]) -> None:
+    """Call the bound ``method`` in every child that is forked from now on, as long as its object lives."""
+    _append(method.__self__, method.__func__)  # type: ignore[attr-defined]
+
+
+def own_lock(owner: object, name: str) -> threading.Lock:
+    """Return a lock for the attribute ``name`` of ``owner``, which gets a new one in every child."""
+    _append(owner, lambda known: setattr(known, name, threading.Lock()))
+    return threading.Lock()
+
+
+def _append(owner: object, reset: Callable[[Any], object]) -> None:
+    with _lock:
+        _resets.setdefault(owner, []).append(reset)
+
+
+def _run() -> None:
+    global _lock
+    _lock = threading.Lock()
+    for owner, resets in list(_resets.items()):
+        for reset in resets:
+            reset(owner)
+
+
+if hasattr(os, "register_at_fork"):  # Windows has no fork
+    os.register_at_fork(after_in_child=_run)
+
+
+class LogOnce:
+    """A logger that logs each message once for each type of exception, so that requests do not flood the log."""
+
+    def __init__(self) -> None:
+        self._logged: set[tuple[object, ...]] = set()
+
+    def error(self, error: Exception, message: str, *args: object) -> None:
+        """Log ``error`` with the traceback; ``message`` and ``args`` as for :meth:`logging.Logger.error`, no IDs."""
+        kind = (type(error), message, *args)
+        if kind not in self._logged:
+            self._logged.add(kind)
+            logger.error(message, *args, exc_info=error)
+
+    def warning(self, message: str, *args: object) -> None:
+        """Log a warning, once with these ``args``, and without a traceback: that may contain an ID."""
+        if (message, *args) not in self._logged:
+            self._logged.add((message, *args))
+            logger.warning(message, *args)
+
+    def forget(self) -> None:
+        """Forget what was logged, as in a new process."""
+        self._logged.clear()

@@ -1,0 +1,85 @@
+"""A forked child resets every object that asked for it; what goes wrong at every request is logged once."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from weakref import WeakKeyDictionary
+
+from bloomguard import process
+from bloomguard.process import LogOnce
+
+
+class Told:
+    """Counts how often it is called."""
+
+    def __init__(self):
+        self.times = 0
+        process.after_fork(self.tell)
+
+    def tell(self):
+        self.times += 1
+
+
+def test_objects_that_threads_make_at_once_are_all_told(monkeypatch):
+    """Two requests may make the first locks and filters of a process side by side."""
+    monkeypatch.setattr(process, "_resets", WeakKeyDictionary())
+    barrier = threading.Barrier(20)
+    with ThreadPoolExecutor(20) as pool:
+        made = list(pool.map(lambda _: (barrier.wait() and None) or Told(), range(20)))
+
+    process._run()
+
+    assert [each.times for each in made] == [1] * 20
+
+
+def test_what_is_gone_is_not_told(monkeypatch):
+    """No object is kept alive, and none that is gone is remembered."""
+    monkeypatch.setattr(process, "_resets", WeakKeyDictionary())
+    kept = Told()
+    for _ in range(1_000):
+        Told()
+
+    process._run()
+
+    assert kept.times == 1
+    assert list(process._resets) == [kept]
+
+
+def test_a_lock_of_ones_own_is_made_anew(monkeypatch):
+    """Another thread of the parent may hold it while it forks: the child's is free."""
+    monkeypatch.setattr(process, "_resets", WeakKeyDictionary())
+
+    class Owner:
+        def __init__(self):
+            self.turn = process.own_lock(self, "turn")
+
+    kept, before = [Owner() for _ in range(2)], []
+    for each in kept:
+        before.append(each.turn)
+        assert each.turn.acquire(blocking=False)
+    del kept[1], each
+
+    process._run()
+
+    assert kept[0].turn is not before[0]
+    assert kept[0].turn.acquire(blocking=False)
+    assert list(process._resets) == kept
+
+
+def test_each_message_is_logged_once_for_each_type_of_error(caplog):
+    """Two guards that fail alike are both named."""
+    log = LogOnce()
+    for _ in range(3):
+        for name in ("city", "order"):
+            log.error(ValueError("a text that differs"), "guard %s failed", name)
+        log.error(KeyError("x"), "guard %s failed", "city")
+
+    assert [record.getMessage() for record in caplog.records] == [
+        "guard city failed",
+        "guard order failed",
+        "guard city failed",
+    ]
+    log.forget()
+    log.error(ValueError("x"), "guard %s failed", "city")
+    assert len(caplog.records) == 4
