@@ -20,9 +20,20 @@ from django.utils.http import urlencode
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
+from .dashboard.operations import (
+    ENFORCE,
+    FENCE,
+    REBUILD,
+    SHADOW,
+    VERIFY,
+    command,
+    is_under_way,
+    log,
+    queue,
+    queue_work,
+    switch,
+)
 from .dashboard.overview import PERIODS, Overview
-from .dashboard.switches import ENFORCE, FENCE, SHADOW, SWITCHES
-from .dashboard.tasks import REBUILD, VERIFY, command, is_under_way, log, queue, queue_work
 from .exceptions import ConfigurationError
 from .guards import Guard, registry
 from .models import GuardState, GuardTask
@@ -231,7 +242,7 @@ class GuardAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # not generic at 
             return
         for guard in guards:
             try:
-                outcome = SWITCHES[operation.name](guard, f"{request.user.get_username()} in the admin")
+                outcome = switch(guard, operation.name, f"{request.user.get_username()} in the admin")
             except DatabaseError as error:
                 words = _("Guard %(guard)s: nothing was done because the database failed (%(error)s).")
                 messages.error(request, words % {"guard": guard.name, "error": type(error).__name__})

@@ -26,7 +26,7 @@ from ..state.table import table
 from ..stores import Generation
 from ..verdicts import AMBIGUOUS, COLD, DISABLED, ERROR, FENCED, IDENTITY, LEASE, SHADOW, UNREACHABLE, UNTRUSTED
 from . import charts
-from .tasks import LOST_AFTER, REBUILD, command, is_under_way
+from .operations import LOST_AFTER, REBUILD, command, is_under_way
 
 #: Count the set bits of so many bytes of filters for one page; for other filters show the rows of the last build.
 _COUNTED_BYTES = 16 << 20

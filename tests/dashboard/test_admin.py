@@ -14,7 +14,7 @@ from django.db import connections
 from django.test import Client
 from django.utils import timezone
 
-from bloomguard.dashboard import tasks
+from bloomguard.dashboard import operations as tasks
 from bloomguard.guards import registry
 from bloomguard.metrics import series as figures
 from bloomguard.models import GuardState, GuardTask

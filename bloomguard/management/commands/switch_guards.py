@@ -10,7 +10,7 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.db import DatabaseError
 from django.utils import translation
 
-from ...dashboard.switches import ENFORCE, SWITCHES
+from ...dashboard.operations import ENFORCE, SWITCHES, switch
 from ...exceptions import ConfigurationError
 from ...writes.fencing import table_of
 from ..output import chosen
@@ -25,7 +25,7 @@ class Command(BaseCommand):
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
-        parser.add_argument("action", choices=sorted(SWITCHES), help="what to switch to")
+        parser.add_argument("action", choices=SWITCHES, help="what to switch to")
         parser.add_argument("names", nargs="*", metavar="name", help="guards to switch (default: all)")
         parser.add_argument("--json", action="store_true", help="print one JSON object")
 
@@ -34,7 +34,7 @@ class Command(BaseCommand):
         try:
             for guard in chosen(options["names"], "switch"):
                 with translation.override(None):
-                    outcome = SWITCHES[action](guard, f"{_user()} by switch_guards")
+                    outcome = switch(guard, action, f"{_user()} by switch_guards")
                 state = table_of(guard).current(guard.name)
                 if action == ENFORCE and not (state.active and state.is_answered_by(state.active)):
                     outcome = f"It answers nothing before rebuild_filter {guard.name}."
