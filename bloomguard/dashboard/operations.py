@@ -73,7 +73,7 @@ try:
 
 except Exception as error:  # Django 5.2 has no tasks; or TASKS has no default backend, or one that cannot be made
     logger.debug("bloomguard cannot use TASKS: %s", error)
-    work = None
+    work = None  # type: ignore[assignment]
 
 
 def queue() -> Callable[[str, list[str], str], Any] | None:
