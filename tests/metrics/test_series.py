@@ -515,10 +515,10 @@ def test_servers_bring_their_figures_when_they_end(shop, start, server):
 
 def test_a_project_without_guards_is_told_how_to_have_one(memory, monkeypatch):
     """Nothing registered: no empty table, but where to register."""
+    from bloomguard import management
     from bloomguard.guards.registry import Registry
-    from bloomguard.management import output
 
-    monkeypatch.setattr(output, "registry", Registry())
+    monkeypatch.setattr(management, "registry", Registry())
     with pytest.raises(CommandError, match=r"no guard to show: register one in an app's guards\.py"):
         call_command("filter_stats")
 
