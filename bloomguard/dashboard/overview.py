@@ -14,12 +14,12 @@ from django.utils.functional import Promise
 from django.utils.timesince import timesince
 from django.utils.translation import gettext_lazy as _
 
+from .. import metrics
 from ..exceptions import StoreError
 from ..filters import FilterError
 from ..guards import Guard
 from ..guards.counters import FALSE_ABSENCE, WOULD_BLOCK, WOULD_HARM
-from ..metrics import series
-from ..metrics.series import HOUR, MINUTE, Series
+from ..metrics import HOUR, MINUTE, Series
 from ..models import GuardState, GuardTask
 from ..rebuild.plan import FULL, days_to_capacity, rows_a_day
 from ..state.row import ARMED
@@ -251,7 +251,7 @@ class Overview:
         local = datetime.fromtimestamp(self.now.timestamp(), timezone.get_current_timezone())
         since_midnight = local - local.replace(hour=0, minute=0, second=0, microsecond=0)
         end = self.now + -since_midnight % self.period.unit
-        return series.read_series(self.guards, end - self.period.length, end, step)
+        return metrics.read_series(self.guards, end - self.period.length, end, step)
 
     @property
     def problems(self) -> list[Line]:

@@ -21,9 +21,9 @@ from bloomguard.exceptions import StoreUnavailable
 from bloomguard.guards import registry
 from bloomguard.guards.counters import counts
 from bloomguard.metrics import flush
-from bloomguard.metrics import series as figures
+from bloomguard import metrics as figures
 from bloomguard.metrics.flush import Flusher
-from bloomguard.metrics.series import DAY, HOUR, MINUTE, Series
+from bloomguard.metrics import DAY, HOUR, MINUTE, Series
 from bloomguard.stores import stores
 from bloomguard.stores.memory import MemoryStore
 from tests.door.test_servers import SERVERS, ask, running

@@ -14,7 +14,7 @@ from django.core.management.base import CommandParser
 
 from ...guards import Guard
 from ...guards.counters import FALSE_ABSENCE, FALSE_POSITIVE, WOULD_BLOCK, WOULD_HARM
-from ...metrics.series import DAY, HOUR, MINUTE, Series, read_series
+from ...metrics import DAY, HOUR, MINUTE, Series, read_series
 from .. import GuardsCommand, seconds
 
 _MONTH = 31 * DAY
