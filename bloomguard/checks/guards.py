@@ -18,8 +18,7 @@ from ..guards import AUTO, Guard, registry
 from ..guards.conversions import own_conversions, value_field
 from ..guards.keys import kind_of
 from ..guards.scopes import SCHEMA, no_schema
-from ..rebuild.columns import CURE, EXACT_COLLATIONS
-from ..rebuild.refusals import declaration_refusals
+from ..rebuild.refusals import CURE, EXACT_COLLATIONS, declaration_refusals
 from ..routes.patterns import patterns
 from ..routes.table import guarded_routes
 

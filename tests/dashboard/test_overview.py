@@ -8,9 +8,9 @@ from zoneinfo import ZoneInfo
 import pytest
 from django.utils import timezone as django_timezone
 
+from bloomguard import metrics as figures
 from bloomguard.dashboard.overview import PERIODS, Overview
 from bloomguard.guards import registry
-from bloomguard import metrics as figures
 from bloomguard.metrics import HOUR, MINUTE
 
 NOW = datetime(2026, 3, 5, 17, 20, 30, tzinfo=timezone.utc)

@@ -17,13 +17,12 @@ from django.core.management import CommandError, call_command
 from django.db import connections
 from django.test import Client
 
+from bloomguard import metrics as figures
 from bloomguard.exceptions import StoreUnavailable
 from bloomguard.guards import registry
 from bloomguard.guards.counters import counts
-from bloomguard.metrics import flush
-from bloomguard import metrics as figures
+from bloomguard.metrics import DAY, HOUR, MINUTE, Series, flush
 from bloomguard.metrics.flush import Flusher
-from bloomguard.metrics import DAY, HOUR, MINUTE, Series
 from bloomguard.stores import stores
 from bloomguard.stores.memory import MemoryStore
 from tests.door.test_servers import SERVERS, ask, running
