@@ -111,7 +111,7 @@ def read(alias: str, days: int, step: int) -> float:
     """Seconds to read all guards for so many days, at best of five times."""
     from datetime import datetime, timedelta, timezone
 
-    from bloomguard.metrics import series as figures
+    from bloomguard import metrics as figures
 
     class Named:
         def __init__(self, name: str) -> None:

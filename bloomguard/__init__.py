@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from .guards import Guard, register, registry
     from .guards.cache_aside import aget_or_load, cache_key, get_or_load
     from .lookups import guarded_lookups
-    from .metrics.series import Series, read_series
+    from .metrics import Series, read_series
     from .middleware import BloomGuardMiddleware
     from .signals import false_negative_found, generation_published, guard_fenced, request_blocked
     from .verdicts import Verdict
@@ -73,7 +73,7 @@ _MODULES = {
     "guards": ["Guard", "register", "registry"],
     "guards.cache_aside": ["aget_or_load", "cache_key", "get_or_load"],
     "lookups": ["guarded_lookups"],
-    "metrics.series": ["Series", "read_series"],
+    "metrics": ["Series", "read_series"],
     "middleware": ["BloomGuardMiddleware"],
     "signals": ["false_negative_found", "generation_published", "guard_fenced", "request_blocked"],
     "verdicts": ["Verdict"],

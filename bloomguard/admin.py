@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import django
 from django.contrib import admin, messages
 from django.core.exceptions import PermissionDenied
 from django.db import DatabaseError, connections, transaction
@@ -20,9 +21,20 @@ from django.utils.http import urlencode
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
+from .dashboard.operations import (
+    ENFORCE,
+    FENCE,
+    REBUILD,
+    SHADOW,
+    VERIFY,
+    command,
+    is_under_way,
+    log,
+    queue,
+    queue_work,
+    switch,
+)
 from .dashboard.overview import PERIODS, Overview
-from .dashboard.switches import ENFORCE, FENCE, SHADOW, SWITCHES
-from .dashboard.tasks import REBUILD, VERIFY, command, is_under_way, log, queue, queue_work
 from .exceptions import ConfigurationError
 from .guards import Guard, registry
 from .models import GuardState, GuardTask
@@ -160,15 +172,13 @@ class GuardAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # not generic at 
         name = request.GET.get("guard")
         chosen = _guards([name])[0] if name else None
         context = {
-            **self.admin_site.each_context(request),
             "title": _("Guards"),
-            "opts": self.opts,
             "overview": Overview(list(registry), period, chosen),
             "periods": PERIODS.values(),
             "operations": OPERATIONS.values() if self.may_operate(request) else (),
+            **(extra_context or {}),
         }
-        request.current_app = self.admin_site.name
-        return TemplateResponse(request, "bloomguard/overview.html", {**context, **(extra_context or {})})
+        return self._respond(request, "bloomguard/overview.html", context)
 
     def change_view(
         self, request: HttpRequest, object_id: str, form_url: str = "", extra_context: dict[str, Any] | None = None
@@ -207,16 +217,19 @@ class GuardAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # not generic at 
             self._do(request, operation, guards)
             return HttpResponseRedirect(self._page())
         context = {
-            **self.admin_site.each_context(request),
             "title": operation.question,
-            "opts": self.opts,
             "operation": operation,
             "guards": guards,
             "can_do": self._can_do(operation),
             "command": command(operation.name, guards) if operation.by_worker else "",
         }
+        return self._respond(request, "bloomguard/operate.html", context)
+
+    def _respond(self, request: HttpRequest, template: str, context: dict[str, Any]) -> HttpResponse:
         request.current_app = self.admin_site.name
-        return TemplateResponse(request, "bloomguard/operate.html", context)
+        # Django 6.1 and newer writes the breadcrumbs as a list.
+        shared = {"opts": self.opts, "breadcrumbs_are_a_list": django.VERSION >= (6, 1)}
+        return TemplateResponse(request, template, {**self.admin_site.each_context(request), **shared, **context})
 
     def _page(self) -> str:
         return reverse("admin:bloomguard_guardstate_changelist", current_app=self.admin_site.name)
@@ -231,7 +244,7 @@ class GuardAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # not generic at 
             return
         for guard in guards:
             try:
-                outcome = SWITCHES[operation.name](guard, f"{request.user.get_username()} in the admin")
+                outcome = switch(guard, operation.name, f"{request.user.get_username()} in the admin")
             except DatabaseError as error:
                 words = _("Guard %(guard)s: nothing was done because the database failed (%(error)s).")
                 messages.error(request, words % {"guard": guard.name, "error": type(error).__name__})

@@ -1,44 +1,59 @@
-"""Checks of every guard: its model, lookup, sizes, store and routes, and its columns in the database."""
+"""Checks of every guard: the names of its options, its model, lookup, sizes, store and routes, and its registration."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from difflib import get_close_matches
 from typing import Any
 
+from django.apps import apps
 from django.conf import settings
 from django.core.checks import CheckMessage, Warning, register
-from django.db import DatabaseError, connections, models, router
+from django.db import connections, models, router
 
 from .. import conf
 from ..exceptions import ConfigurationError
 from ..guards import AUTO, Guard, registry
 from ..guards.fields import kind_of, own_conversions, value_field
 from ..guards.scopes import SCHEMA, no_schema
-from ..rebuild.columns import CURE, EXACT_COLLATIONS
-from ..rebuild.refusals import SEVERAL_TABLES, database_refusals, declaration_refusals
+from ..rebuild.refusals import CURE, EXACT_COLLATIONS, declaration_refusals
 from ..routes.patterns import patterns
 from ..routes.table import guarded_routes
 
 #: Databases whose catalogue shows whether a column compares different texts as equal; `check_columns` reads it.
 _ASKED = ("postgresql", "sqlite", "mysql")
+OPTIONS = tuple(name for name in Guard.__annotations__ if hasattr(Guard, name) and not name.startswith("_"))
+#: Names that other libraries have for an option.
+_OTHER_NAMES = {
+    "route": "routes",
+    "url_names": "routes",
+    "fp_rate": "error_rate",
+    "false_positive_rate": "error_rate",
+    "size": "capacity",
+    "max_elements": "capacity",
+    "field": "lookup",
+    "fields": "lookup",
+    "lookup_field": "lookup",
+    "kind": "filter",
+    "filter_type": "filter",
+    "condition": "alive",
+}
 
 
 @register("bloomguard")
-def check_guards(app_configs: Any, **kwargs: Any) -> list[CheckMessage]:
-    """Check every guard's model, lookup, store, sizes and routes."""
-    messages = [message for guard in registry for message in _guard(guard)]
+def check_guards(app_configs: Any, **kwargs: Any) -> Iterator[CheckMessage]:
+    """Check every guard's model, lookup, store, sizes and routes, and the names of its options."""
+    for guard in registry:
+        yield from _guard(guard)
+        yield from _misspelt(guard)
     for guard in registry.clashes:
-        messages.append(
-            Warning(
-                f"{type(guard).__module__}.{type(guard).__name__}: another guard already has the name {guard.name!r}.",
-                hint="Give one of them another name: name = ...",
-                obj=registry[guard.name].model,
-                id="bloomguard.W107",
-            )
+        yield Warning(
+            f"{type(guard).__module__}.{type(guard).__name__}: another guard already has the name {guard.name!r}.",
+            hint="Give one of them another name: name = ...",
+            obj=registry[guard.name].model,
+            id="bloomguard.W107",
         )
-    return messages
 
 
 def warn(guard: Guard, id: str, text: str, hint: str) -> Warning:
@@ -69,7 +84,7 @@ def _guard(guard: Guard) -> Iterator[CheckMessage]:
                 "Look rows up by an integer, UUID, text, decimal or date field.",
             )
             return
-        yield from _equality(guard, field)
+        yield from equality(guard, field)
     with suppress(ConfigurationError):  # reported as W109
         if guard.store not in conf.settings.stores:
             yield warn(
@@ -92,12 +107,12 @@ def _guard(guard: Guard) -> Iterator[CheckMessage]:
             "Remove TENANT_LIMIT_SET_CALLS.",
         )
     if guard.sync == "signals":
-        yield Warning(
-            f"the guard {guard.name!r} tracks writes only by signals: bulk_create, QuerySet.update, raw SQL and "
-            "migrations bypass it, and under autocommit a row is visible before its key is in the filter.",
-            hint='Remove sync = "signals" if you can; otherwise run rebuild_filter after such writes.',
-            obj=guard.model,
-            id="bloomguard.W005",
+        yield warn(
+            guard,
+            "bloomguard.W005",
+            "it tracks writes only by signals: bulk_create, QuerySet.update, raw SQL and migrations bypass it, and "
+            "under autocommit a row is visible before its key is in the filter",
+            'Remove sync = "signals" if you can; otherwise run rebuild_filter after such writes.',
         )
     for refusal in declaration_refusals(guard):
         yield warn(guard, refusal.id, refusal.reason, refusal.cure)
@@ -151,7 +166,7 @@ def _routes(guard: Guard) -> Iterator[CheckMessage]:
         )
 
 
-def _equality(guard: Guard, field: models.Field[Any, Any]) -> Iterator[CheckMessage]:
+def equality(guard: Guard, field: models.Field[Any, Any]) -> Iterator[CheckMessage]:
     """Report a field if the database may compare values as equal that have different keys."""
     if guard._meta.normalizes:
         return
@@ -174,19 +189,38 @@ def _equality(guard: Guard, field: models.Field[Any, Any]) -> Iterator[CheckMess
         )
 
 
-@register("bloomguard", deploy=True)
-def check_columns(app_configs: Any, databases: Sequence[str] | None = None, **kwargs: Any) -> list[CheckMessage]:
-    """Check the tables in the database itself: raw SQL in a migration or manual changes may have altered them."""
-    messages: list[CheckMessage] = []
-    for guard in registry:
-        alias = router.db_for_write(guard.model)
-        if databases is not None and alias not in databases:
-            continue
-        with suppress(ConfigurationError, DatabaseError):  # reported as W101, or as W034 for the state rows' database
-            reported = {message.id for field in guard._meta.fields for message in _equality(guard, field)}
-            messages += [
-                warn(guard, refusal.id, refusal.reason, refusal.cure)
-                for refusal in database_refusals(guard, connections[alias])
-                if refusal.id not in reported and refusal.id != SEVERAL_TABLES  # of `check --database`
-            ]
-    return messages
+def _misspelt(guard: Guard) -> Iterator[CheckMessage]:
+    for cls in type(guard).__mro__[: type(guard).__mro__.index(Guard)]:
+        for name in vars(cls):
+            close = get_close_matches(name, OPTIONS, 1, 0.8)
+            meant = _OTHER_NAMES.get(name) or (close[0] if close else "")
+            if meant and not name.startswith("_") and not hasattr(Guard, name):
+                text = f"it has an attribute {name!r}, which is not an option"
+                hint = f"Did you mean {meant!r}? The options are {', '.join(OPTIONS)}."
+                yield warn(guard, "bloomguard.W018", text, hint)
+
+
+@register("bloomguard")
+def check_registered(app_configs: Any, **kwargs: Any) -> Iterator[CheckMessage]:
+    """Check that each guard in an app's ``guards.py`` is registered."""
+    for refused, reason in registry.refused:
+        yield Warning(
+            f"{refused.__module__}.{refused.__qualname__} is not registered, so it guards nothing: {reason}.",
+            hint="Write class MyGuard(Guard), and above it @register(Model), with the model to guard.",
+            id="bloomguard.W019",
+        )
+    known = {*registry.classes, *(refused for refused, _ in registry.refused)}
+    modules = {f"{config.name}.guards" for config in apps.get_app_configs()}
+    for cls in _subclasses(Guard):
+        if cls.__module__ in modules and cls not in known and not cls.__subclasses__():
+            yield Warning(
+                f"{cls.__module__}.{cls.__name__} is not registered, so it guards nothing.",
+                hint="Put @register(Model) above the class.",
+                id="bloomguard.W019",
+            )
+
+
+def _subclasses(cls: type[Guard]) -> Iterator[type[Guard]]:
+    for each in cls.__subclasses__():
+        yield each
+        yield from _subclasses(each)

@@ -27,25 +27,21 @@ _SHIELDED = re.compile(r"^[^#\n]*\bshield\(", re.MULTILINE)
 
 
 @register("bloomguard")
-def check_order(app_configs: Any, **kwargs: Any) -> list[CheckMessage]:
+def check_order(app_configs: Any, **kwargs: Any) -> Iterator[CheckMessage]:
     """Check that all other middleware has processed the request when a guard answers at a route."""
     middleware = _classes()
-    for place, each in enumerate(middleware):
-        if issubclass(each, BloomGuardMiddleware):
-            return [*_order(each, middleware[:place], middleware[place + 1 :])]
-    return []
-
-
-def _order(ours: type, before: list[type], after: list[type]) -> Iterator[CheckMessage]:
-    if place_in_settings(ours) == ELSEWHERE:
-        names = ", ".join(f"{each.__module__}.{each.__qualname__}" for each in after)
+    place = next((place for place, each in enumerate(middleware) if issubclass(each, BloomGuardMiddleware)), None)
+    if place is None:
+        return
+    if place_in_settings(middleware[place]) == ELSEWHERE:
+        names = ", ".join(f"{each.__module__}.{each.__qualname__}" for each in middleware[place + 1 :])
         yield Warning(
             f"MIDDLEWARE has {names} after BloomGuardMiddleware, so guards answer only at the lookup, not before a "
             "view runs: that middleware might have answered differently.",
             hint=f"Put {_PATH!r} last, or right before FetchFromCacheMiddleware.",
             id="bloomguard.W011",
         )
-    for each in before:
+    for each in middleware[:place]:
         if issubclass(each, FetchFromCacheMiddleware):
             yield Warning(
                 f"MIDDLEWARE has {each.__module__}.{each.__qualname__} before BloomGuardMiddleware, so a request for "
@@ -56,48 +52,43 @@ def _order(ours: type, before: list[type], after: list[type]) -> Iterator[CheckM
 
 
 @register("bloomguard")
-def check_presence(app_configs: Any, **kwargs: Any) -> list[CheckMessage]:
+def check_presence(app_configs: Any, **kwargs: Any) -> Iterator[CheckMessage]:
     """Check that requests reach the guards at all."""
-    if not len(registry) or any(issubclass(each, BloomGuardMiddleware) for each in _classes()):
-        return []
+    if any(issubclass(each, BloomGuardMiddleware) for each in _classes()):
+        return
     in_views = {getattr(pattern.callback, "guarded_by", "") for pattern in table_for().patterns}
     silent = sorted(guard.name for guard in registry if guard.name not in in_views)
-    if not silent:
-        return []
     names = ", ".join(map(repr, silent))
-    if _has_door():
-        return [
-            Info(
-                f"MIDDLEWARE has no BloomGuardMiddleware: for {names} only the door answers, and what it passes to "
-                "Django (other hosts, other methods, closed routes, every query) is not guarded.",
-                hint=f"If that is not intended, add {_PATH!r} at the end.",
-                id="bloomguard.I014",
-            )
-        ]
-    return [
-        Warning(
+    if silent and _has_door():
+        yield Info(
+            f"MIDDLEWARE has no BloomGuardMiddleware: for {names} only the door answers, and what it passes to "
+            "Django (other hosts, other methods, closed routes, every query) is not guarded.",
+            hint=f"If that is not intended, add {_PATH!r} at the end.",
+            id="bloomguard.I014",
+        )
+    elif silent:
+        yield Warning(
             f"MIDDLEWARE has no BloomGuardMiddleware, so the guards {names} protect no request.",
             hint=f"Add {_PATH!r} at the end, or put @guarded on the views.",
             id="bloomguard.W013",
         )
-    ]
 
 
 @register("bloomguard")
-def check_closed(app_configs: Any, **kwargs: Any) -> list[CheckMessage]:
+def check_closed(app_configs: Any, **kwargs: Any) -> Iterator[CheckMessage]:
     """Report named routes that are closed, and routes of the admin with ``public = True``."""
     alike: dict[Any, list[GuardedRoute]] = {}  # a REST router makes two patterns for one view
     for route in table_for().guarded:
         if route.guard.routes != AUTO:
             key = route.guard.name, route.pattern.view_name, route.closed, is_admin(route.pattern)
             alike.setdefault(key, []).append(route)
-    return [message for routes in alike.values() for message in _closed(routes)]
+    for routes in alike.values():
+        yield from _closed(routes)
 
 
 @register("bloomguard")
-def check_arguments(app_configs: Any, **kwargs: Any) -> list[CheckMessage]:
+def check_arguments(app_configs: Any, **kwargs: Any) -> Iterator[CheckMessage]:
     """Report views under ``@guarded`` for which it is not certain which argument carries the ID."""
-    messages: list[CheckMessage] = []
     for pattern in table_for().patterns:
         for view in _guarded_views(pattern.callback):
             guard = registry.get(view.guarded_by)
@@ -107,11 +98,10 @@ def check_arguments(app_configs: Any, **kwargs: Any) -> list[CheckMessage]:
             except AmbiguousKwargs as problem:
                 text = f"the guard {view.guarded_by!r} does not answer for {pattern.text}: {problem}."
                 hint = f"Name the argument, as in @guarded({view.guarded_by!r}, arg='argument')."
-                messages.append(Warning(text, hint=hint, obj=guard and guard.model, id="bloomguard.W102"))
+                yield Warning(text, hint=hint, obj=guard and guard.model, id="bloomguard.W102")
                 break  # `as_view` has the attributes of a decorated `dispatch` too
             except ConfigurationError:  # another check reports the guard
                 pass
-    return messages
 
 
 def _guarded_views(view: Any) -> Iterator[Any]:
@@ -123,31 +113,26 @@ def _guarded_views(view: Any) -> Iterator[Any]:
     yield from (each for each in (view, *functions) if getattr(each, "guarded_by", ""))
 
 
-def _closed(routes: list[GuardedRoute]) -> list[CheckMessage]:
+def _closed(routes: list[GuardedRoute]) -> Iterator[CheckMessage]:
     route, texts = routes[0], " and ".join(each.pattern.text for each in routes)
     guard, where = route.guard, f"{texts} ({route.pattern.view_name})"
     if not route.closed and is_admin(route.pattern):
-        return [
-            Warning(
-                f"the guard {guard.name!r} answers for {where}, a view of the admin, before its login: everybody "
-                "could find out which rows exist, and the admin redirects where the guard answers 404.",
-                hint="Remove the route from routes; the guard answers at the view's own query.",
-                obj=guard.model,
-                id="bloomguard.W017",
-            )
-        ]
+        yield Warning(
+            f"the guard {guard.name!r} answers for {where}, a view of the admin, before its login: everybody "
+            "could find out which rows exist, and the admin redirects where the guard answers 404.",
+            hint="Remove the route from routes; the guard answers at the view's own query.",
+            obj=guard.model,
+            id="bloomguard.W017",
+        )
     # `@guarded` already answers for its view.
     if route.closed and guard.public is None and getattr(route.pattern.callback, "guarded_by", "") != guard.name:
-        return [
-            Info(
-                f"the guard {guard.name!r} does not answer for {where} before its view runs: {route.closed}.",
-                hint="It answers at the view's own query. If an early 404 reveals no more than the view does, set "
-                "public = True on the guard; else remove the route from routes.",
-                obj=guard.model,
-                id="bloomguard.I015",
-            )
-        ]
-    return []
+        yield Info(
+            f"the guard {guard.name!r} does not answer for {where} before its view runs: {route.closed}.",
+            hint="It answers at the view's own query. If an early 404 reveals no more than the view does, set "
+            "public = True on the guard; else remove the route from routes.",
+            obj=guard.model,
+            id="bloomguard.I015",
+        )
 
 
 def _classes() -> list[type]:

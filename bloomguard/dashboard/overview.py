@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from functools import cached_property
@@ -11,32 +11,36 @@ from typing import Any
 from django.db import DatabaseError
 from django.utils import formats, timezone
 from django.utils.functional import Promise
+from django.utils.timesince import timesince
 from django.utils.translation import gettext_lazy as _
 
+from .. import metrics
 from ..exceptions import StoreError
 from ..filters import FilterError
 from ..guards import Guard
 from ..guards.counters import FALSE_ABSENCE, WOULD_BLOCK, WOULD_HARM
-from ..metrics import series
-from ..metrics.series import HOUR, MINUTE, Series
+from ..metrics import HOUR, MINUTE, Series
 from ..models import GuardState, GuardTask
 from ..rebuild.plan import FULL, days_to_capacity, rows_a_day
 from ..state.row import ARMED
 from ..state.table import table
 from ..stores import Generation
 from ..verdicts import AMBIGUOUS, COLD, DISABLED, ERROR, FENCED, IDENTITY, LEASE, SHADOW, UNREACHABLE, UNTRUSTED
-from . import charts
-from .tasks import LOST_AFTER, REBUILD, command, is_under_way
+from .operations import LOST_AFTER, REBUILD, command, is_under_way
 
 #: Count the set bits of so many bytes of filters for one page; for other filters show the rows of the last build.
 _COUNTED_BYTES = 16 << 20
 #: Compute an error rate only from at least so many ABSENT verdicts in the period.
 _ENOUGH = 1_000
 
-_UNTRUSTED = _(
-    "its filter is damaged, or was built with another SECRET_KEY or for another definition: requests pass until a "
-    "rebuild"
-)
+#: The sizes of the viewBoxes of a chart and of a sparkline; the browser stretches them.
+WIDTH, HEIGHT = 600, 120
+SPARK_WIDTH, SPARK_HEIGHT = 120, 24
+#: A sparkline of fewer points would be a spike, not a course.
+_FEWEST_POINTS, _MOST_POINTS = 8, 60
+#: More bars than this have no gaps between them, which would flicker.
+_MOST_APART = 31
+
 #: State -> its label, and its explanation.
 STATES: dict[str, tuple[str | Promise, str | Promise]] = {
     ARMED: (_("armed"), _("absent IDs are answered 404")),
@@ -48,7 +52,13 @@ STATES: dict[str, tuple[str | Promise, str | Promise]] = {
         _("its filter is in another store, or from before a restart of this host: requests pass until a rebuild"),
     ),
     UNREACHABLE.reason: (_("unreachable"), _("its store does not respond: requests pass until it does")),
-    UNTRUSTED.reason: (_("untrusted"), _UNTRUSTED),
+    UNTRUSTED.reason: (
+        _("untrusted"),
+        _(
+            "its filter is damaged, or was built with another SECRET_KEY or for another definition: requests pass "
+            "until a rebuild"
+        ),
+    ),
     LEASE.reason: (_("unknown"), _("the database could not be read: requests pass until it can")),
     AMBIGUOUS.reason: (
         _("ambiguous"),
@@ -95,6 +105,17 @@ DRAWN: tuple[tuple[str, str | Promise, str | Promise], ...] = (
 
 
 @dataclass(frozen=True)
+class Bar:
+    """One time step: its rectangle in the chart's units, and its tooltip."""
+
+    x: float
+    y: float
+    width: float
+    height: float
+    words: str
+
+
+@dataclass(frozen=True)
 class Chart:
     """The chart of one counter over a period."""
 
@@ -103,30 +124,40 @@ class Chart:
     meaning: str | Promise
     total: int
     top: int
-    bars: list[charts.Bar]
+    bars: list[Bar]
     marks: list[list[str]]
 
 
 @dataclass(frozen=True)
 class Line:
-    """One guard's line. Unknown numbers are ``None``; ``fill`` is the used share of the capacity, 0 to 1."""
+    """One guard's line, as the template shows it. What is unknown is ``None`` or empty.
+
+    ``fill`` is the used share of the capacity, 0 to 1. ``blocked`` counts requests of the period, ``would_block`` those
+    that only shadow mode let pass, ``would_harm`` those of them that the site answered with a page. ``built`` and
+    ``seen`` are the times since the publication, and since the last progress of a task or builder.
+    """
 
     guard: Guard
     state: str
     why: str | Promise
     row: GuardState
     task: GuardTask | None
-    series: Series
+    blocked: int
+    would_block: int
+    would_harm: int
+    spark: str
+    built: str
+    seen: str
+    error_rate: str
+    error_rate_measured: str = ""
+    measured_by_requests: bool = False
     kind: str = ""
     rows: int | None = None
     capacity: int = 0
     bytes: int = 0
-    error_rate: float = 0.0
-    error_rate_measured: float | None = None
-    measured_by_requests: bool = False
     fill: float | None = None
     rows_a_day: float | None = None
-    days_left: float | None = None
+    days_left: int | None = None
 
     @property
     def name(self) -> str:
@@ -145,31 +176,9 @@ class Line:
         return f"{self.guard.model._meta.label}: {looked_up}"
 
     @property
-    def is_shadow(self) -> bool:
-        """Whether the guard is in shadow mode."""
-        return self.state == SHADOW.reason
-
-    @property
-    def would_block(self) -> int:
-        """Requests of the period that the guard would have answered 404 outside of shadow mode."""
-        return self.series.total(WOULD_BLOCK)
-
-    @property
-    def would_harm(self) -> int:
-        """Those of :attr:`would_block` that the site answered with a page."""
-        return self.series.total(WOULD_HARM)
-
-    @property
     def is_healthy(self) -> bool:
         """Whether the guard is armed, or in shadow mode with a valid filter."""
         return self.state in (ARMED, SHADOW.reason)
-
-    @property
-    def command(self) -> str:
-        """The command that makes the guard answer again; empty if none does, or while one runs."""
-        seen_at = self.row.builder_seen_at if self.row.building else None
-        is_running = self.is_busy or (seen_at is not None and timezone.now() - seen_at < LOST_AFTER)
-        return "" if is_running or self.state not in _CURED_BY_REBUILD else command(REBUILD, [self.guard])
 
     @property
     def is_nearly_full(self) -> bool:
@@ -182,14 +191,11 @@ class Line:
         return self.task is not None and is_under_way(self.task)
 
     @property
-    def spark(self) -> str:
-        """The requests blocked over the period, as the data of an SVG path."""
-        return charts.spark(self.series["blocked"])
-
-    @property
-    def blocked(self) -> int:
-        """Requests blocked over the period."""
-        return self.series.total("blocked")
+    def command(self) -> str:
+        """The command that makes the guard answer again; empty if none does, or while one runs."""
+        seen_at = self.row.builder_seen_at if self.row.building else None
+        is_running = self.is_busy or (seen_at is not None and timezone.now() - seen_at < LOST_AFTER)
+        return "" if is_running or self.state not in _CURED_BY_REBUILD else command(REBUILD, [self.guard])
 
 
 @dataclass
@@ -210,19 +216,24 @@ class Overview:
         table.renew(after=table.clock())  # so that the page shows changes of a moment ago
         rows = GuardState.objects.using(table.connection.alias).in_bulk()
         tasks = GuardTask.objects.in_bulk()
-        left = _COUNTED_BYTES
-        lines = []
+        left, lines = _COUNTED_BYTES, list[Line]()
         for guard in self.guards:
-            row, answers = rows.get(guard.name) or GuardState(name=guard.name), guard._runtime.answering()
+            row, task = rows.get(guard.name) or GuardState(name=guard.name), tasks.get(guard.name)
+            answers, counts = guard._runtime.answering(), self.series[guard.name]
             state = _state(guard, answers)
             line = Line(
                 guard=guard,
                 state=state,
                 why=_why(state, row),
                 row=row,
-                task=tasks.get(guard.name),
-                series=self.series[guard.name],
-                **_numbers(guard, row, answers, self.series[guard.name], left, self.now),
+                task=task,
+                blocked=counts.total("blocked"),
+                would_block=counts.total(WOULD_BLOCK),
+                would_harm=counts.total(WOULD_HARM),
+                spark=spark(counts["blocked"]),
+                built=_since(row.published_at),
+                seen=_since(task.seen_at if task is not None else row.builder_seen_at),
+                **_numbers(guard, row, answers, counts, left, self.now),
             )
             left -= line.bytes if isinstance(answers, Generation) and line.bytes <= left else 0
             lines.append(line)
@@ -232,18 +243,15 @@ class Overview:
     def series(self) -> dict[str, Series]:
         """The figures of the period by guard name: a day's in hours as long as there is less than a day of them."""
         found = self._read(self.period.step)
-        hour = HOUR // self.period.step
-        if self.period.name == "day" and not any(
-            any(c[:hour]) for each in found.values() for c in each.counts.values()
-        ):
-            return self._read(HOUR)
-        return found
+        first_hour = HOUR // self.period.step
+        is_whole = any(any(counts[:first_hour]) for each in found.values() for counts in each.counts.values())
+        return found if is_whole or self.period.name != "day" else self._read(HOUR)
 
     def _read(self, step: int) -> dict[str, Series]:
         local = datetime.fromtimestamp(self.now.timestamp(), timezone.get_current_timezone())
         since_midnight = local - local.replace(hour=0, minute=0, second=0, microsecond=0)
         end = self.now + -since_midnight % self.period.unit
-        return series.read_series(self.guards, end - self.period.length, end, step)
+        return metrics.read_series(self.guards, end - self.period.length, end, step)
 
     @property
     def problems(self) -> list[Line]:
@@ -270,15 +278,18 @@ class Overview:
         return [timezone.localtime(begun) for begun in self._drawn[0].times] if self._drawn else []
 
     @cached_property
-    def steps(self) -> list[tuple[datetime, list[int]]]:
+    def _sums(self) -> list[list[int]]:
+        return [list(map(sum, zip(*(series[name] for series in self._drawn)))) for name, *_rest in DRAWN]
+
+    @property
+    def steps(self) -> list[tuple[datetime, tuple[int, ...]]]:
         """The period's steps: the time of each, and its numbers for :data:`DRAWN`."""
-        sums = [_summed(self._drawn, name) for name, *_rest in DRAWN]
-        return [(when, list(numbers)) for when, *numbers in zip(self.times, *sums)]
+        return list(zip(self.times, zip(*self._sums)))
 
     @cached_property
     def charts(self) -> list[Chart]:
         """One chart for each of :data:`DRAWN`; none if nothing was counted."""
-        if not any(any(numbers) for _when, numbers in self.steps):
+        if not any(map(any, self._sums)):
             return []
         marks: list[list[str]] = []
         day: list[str] | None = None
@@ -286,23 +297,21 @@ class Overview:
             time, *date = (formats.date_format(when, line) for line in self.period.formats)
             marks.append([time] if date == day else [time, *date])  # a day is named where it begins
             day = date
+        written = [formats.date_format(when, "DATETIME_FORMAT") for when in self.times]
         made = []
-        for place, (name, title, meaning) in enumerate(DRAWN):
-            values = [numbers[place] for _when, numbers in self.steps]
-            words = [f"{_written(when)}: {number(value)}" for when, value in zip(self.times, values)]
-            made.append(
-                Chart(name, title, meaning, sum(values), charts.scale_top(values), charts.bars(values, words), marks)
-            )
+        for (name, title, meaning), values in zip(DRAWN, self._sums):
+            numbers = (formats.number_format(value, 0, force_grouping=True) for value in values)
+            words = [f"{when}: {number}" for when, number in zip(written, numbers)]
+            made.append(Chart(name, title, meaning, sum(values), scale_top(values), bars(values, words), marks))
         return made
 
 
-def number(value: int) -> str:
-    """Format a number with the active language's thousand separators."""
-    return formats.number_format(value, 0, force_grouping=True)
+def _since(when: datetime | None) -> str:
+    return timesince(when, depth=1) if when else ""
 
 
-def _written(when: datetime) -> str:
-    return formats.date_format(when, "DATETIME_FORMAT")
+def _percent(share: float) -> str:
+    return f"{formats.number_format(round(100 * share, 3), 3)}%"  # which alone would truncate
 
 
 def _state(guard: Guard, answers: Any) -> str:
@@ -319,24 +328,28 @@ def _why(state: str, row: GuardState) -> str | Promise:
 
 def _numbers(guard: Guard, row: GuardState, answers: Any, series: Series, left: int, now: datetime) -> dict[str, Any]:
     """Return the filter's figures: of the generation that answers now, else of the last publication."""
-    known: dict[str, Any] = {"error_rate": guard.error_rate, "error_rate_measured": row.error_rate_measured}
+    known: dict[str, Any] = {"error_rate": _percent(guard.error_rate)}
+    measured = row.error_rate_measured
     if row.published_at is not None:
         known |= {"kind": row.kind, "rows": row.rows, "capacity": row.capacity, "bytes": row.bytes}
     counts = [(row.former_published_at, row.former_rows), (row.published_at, row.rows)]
     if isinstance(answers, Generation):
         layout = answers.layout
         known |= {"kind": layout.kind, "capacity": layout.capacity, "bytes": layout.total_bytes}
-        known["error_rate"] = layout.error_rate
-        keys = _keys(guard, answers) if layout.total_bytes <= left else None
-        counts.append((now if keys is not None else None, keys))
+        known["error_rate"] = _percent(layout.error_rate)
+        counts.append((now, _keys(guard, answers) if layout.total_bytes <= left else None))
         if series.total("absent") >= _ENOUGH and series.false_positive_rate is not None:
-            known |= {"error_rate_measured": series.false_positive_rate, "measured_by_requests": True}
+            measured = series.false_positive_rate
+            known["measured_by_requests"] = True
     points = [(when, count) for when, count in counts if when is not None and count is not None]
     if points and known.get("capacity"):
         most, capacity = points[-1][1], known["capacity"]
         known["fill"] = most / capacity
         known["rows_a_day"] = rows_a_day(points)
-        known["days_left"] = days_to_capacity(most, capacity, known["rows_a_day"])
+        days = days_to_capacity(most, capacity, known["rows_a_day"])
+        known["days_left"] = None if days is None else int(days)
+    if measured is not None:
+        known["error_rate_measured"] = _percent(measured)
     return known
 
 
@@ -348,5 +361,40 @@ def _keys(guard: Guard, generation: Generation) -> int | None:
         return None
 
 
-def _summed(series: Iterable[Series], name: str) -> list[int]:
-    return [sum(numbers) for numbers in zip(*(each[name] for each in series))]
+def scale_top(values: Sequence[int]) -> int:
+    """Return the top of a chart: the smallest of 1, 2, 3, 4, 5, 6, 8 times a power of ten that holds all ``values``."""
+    top, most = 1, max(values, default=0)
+    while top < most:
+        for factor in (2, 3, 4, 5, 6, 8, 10):
+            if top * factor >= most:
+                return top * factor
+        top *= 10
+    return top
+
+
+def bars(values: Sequence[int], words: Sequence[str]) -> list[Bar]:
+    """Return a bar for each of ``values`` that is not 0, with its tooltip from ``words``."""
+    step, top = WIDTH / max(len(values), 1), scale_top(values)
+    filled = 0.82 if len(values) <= _MOST_APART else 1.0
+    made = []
+    for place, (value, text) in enumerate(zip(values, words)):
+        if value:
+            height = max(HEIGHT * value / top, 1.5)  # so that even the smallest value is visible
+            x = round(place * step, 2)
+            width = round(round((place + filled) * step, 2) - x, 2)
+            made.append(Bar(x, round(HEIGHT - height, 2), width, round(height, 2), text))
+    return made
+
+
+def spark(values: Sequence[int]) -> str:
+    """Return the area under ``values`` as the data of an SVG path; empty if fewer than eight points are not 0."""
+    together = max(-(-len(values) // _MOST_POINTS), 1)
+    sums = [sum(values[start : start + together]) for start in range(0, len(values), together)]
+    if sum(map(bool, sums)) < _FEWEST_POINTS:
+        return ""
+    step, most = SPARK_WIDTH / max(len(sums) - 1, 1), max(sums)
+    points = " ".join(
+        f"L{round(place * step, 1):g} {round(SPARK_HEIGHT - (SPARK_HEIGHT - 2) * value / most, 1):g}"
+        for place, value in enumerate(sums)
+    )
+    return f"M0 {SPARK_HEIGHT} {points} L{SPARK_WIDTH} {SPARK_HEIGHT}Z"

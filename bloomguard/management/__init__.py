@@ -1,1 +1,103 @@
-"""The management commands."""
+"""The management commands, and what several of them share."""
+
+from __future__ import annotations
+
+import re
+import sys
+from argparse import ArgumentTypeError
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import asdict
+from typing import Any
+
+from django.core.management.base import BaseCommand, CommandError, CommandParser
+from django.db import DatabaseError
+from tqdm import tqdm
+
+from ..exceptions import BloomGuardError
+from ..filters import FilterError
+from ..guards import Guard, registry
+
+EXPECTED = (BloomGuardError, FilterError, DatabaseError)
+
+
+class GuardsCommand(BaseCommand):
+    """A command on all guards, or the named ones; subclasses implement :meth:`run`, for the ``purpose`` in words.
+
+    The errors in :data:`EXPECTED` are shown without a traceback, Ctrl-C with the text ``interrupted``.
+    """
+
+    purpose = ""
+    interrupted = ""
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        parser.add_argument("names", nargs="*", metavar="name", help=f"guards to {self.purpose} (default: all)")
+        parser.add_argument("--json", action="store_true", help="print one JSON object")
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        self._is_quiet = not options["verbosity"]
+        self._is_talking = not (self._is_quiet or options["json"])
+        try:
+            guards = [registry[name] for name in dict.fromkeys(options["names"])] or list(registry)
+            if not guards:
+                raise CommandError(f"there is no guard to {self.purpose}: register one in an app's guards.py")
+            self.run(guards, options)
+        except EXPECTED as error:
+            raise CommandError(str(error)) from error
+        except KeyboardInterrupt:
+            raise CommandError(self.interrupted, returncode=130) from None
+
+    def run(self, guards: Sequence[Guard], options: dict[str, Any]) -> None:
+        """Do the work."""
+        raise NotImplementedError
+
+    def say(self, text: str) -> None:
+        """Print ``text``, unless figures are printed as JSON, or ``--verbosity 0`` is given."""
+        if self._is_talking:
+            self.stdout.write(text)
+
+    def progress(self, guard: Guard, bars: ExitStack) -> ProgressBar:
+        """Return a progress bar for one of several guards, which share ``bars``."""
+        return ProgressBar(guard, bars, self._is_quiet)
+
+
+class ProgressBar:
+    """The progress bar of one guard, shown from its first page until the next guard's first page."""
+
+    def __init__(self, guard: Guard, stack: ExitStack, quiet: bool) -> None:
+        self._guard, self._stack, self._quiet = guard, stack, quiet
+        self._bar: tqdm[Any] | None = None
+
+    def __call__(self, done: int, total: int) -> None:
+        if self._bar is None:
+            self._stack.close()
+            # `None` shows it on a terminal alone: cron would mail every step.
+            off = True if self._quiet else None
+            bar = tqdm(desc=self._guard.name, unit=" rows", unit_scale=True, disable=off, file=sys.stderr)
+            self._bar = self._stack.enter_context(bar)
+        self._bar.total = total
+        self._bar.update(done - self._bar.n)
+
+
+def seconds(text: str) -> float:
+    """Convert ``90s``, ``30m``, ``1h`` or ``7d`` to seconds; for ``type=`` of an option."""
+    found = re.fullmatch(r"([0-9]{1,9})([smhd])", text)
+    if found is None:
+        raise ArgumentTypeError(f"{text!r} is not a duration; write a number with s, m, h or d, as in 30m or 1h")
+    return int(found[1]) * {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}[found[2]]
+
+
+def named(figures: Any) -> dict[str, Any]:
+    """Return the fields of a dataclass about one guard for ``--json``, with ``name`` in place of ``guard``."""
+    found = asdict(figures)
+    return {"name": found.pop("guard"), **found}
+
+
+def size_in_words(count: int) -> str:
+    """Return a number of bytes as text, such as ``1.2 MiB``."""
+    size, unit = float(count), "bytes"
+    for larger in ("KiB", "MiB", "GiB", "TiB"):
+        if size < 1024:
+            break
+        size, unit = size / 1024, larger
+    return f"{size:.1f} {unit}" if unit != "bytes" else f"{count} bytes"

@@ -126,8 +126,7 @@ class Source:
         # The range of all rows, alive or not, is read from the ends of an index; that of the alive rows would take a
         # scan. One query for each end: SQLite answers MIN or MAX alone from the index, and scans for both together.
         every, field = self._every(), self.guard._meta.fields[0].attname
-        ends = [every.aggregate(end=end(field))["end"] for end in (Min, Max)]
-        keys = [self.key([end]) for end in ends]
+        keys = [self.key([every.aggregate(end=end(field))["end"]]) for end in (Min, Max)]
         low, high = (int.from_bytes(key or b"", "little", signed=True) for key in keys)
         # The table has no rows, or only NULL, or numbers from 2**63 on in an unsigned column of MySQL.
         if None in keys or low > high:
@@ -138,8 +137,9 @@ class Source:
         """Return the approximate number of rows: for a large table without ``alive`` by an estimate, else by COUNT."""
         if not self.guard.alive:
             if self.connection.vendor == "postgresql":
+                table = self.connection.ops.quote_name(self.guard.model._meta.db_table)
                 with self.connection.cursor() as cursor:
-                    cursor.execute(_POSTGRESQL_ESTIMATE, [self._table()])
+                    cursor.execute(_POSTGRESQL_ESTIMATE, [table])
                     tuples = int(cursor.fetchone()[0] or 0)
                 if tuples > _COUNT_BELOW:
                     return tuples
@@ -156,14 +156,8 @@ class Source:
         if self.guard._meta.keys.kinds != ("integer",) or not field.unique or span <= _COUNT_BELOW:
             return False
         starts = [low + (span - _STRETCH) * number // (_STRETCHES - 1) for number in range(_STRETCHES)]
-        name = field.attname
-        found = sum(
-            self.rows().filter(**{f"{name}__gte": start, f"{name}__lt": start + _STRETCH}).count() for start in starts
-        )
-        return found >= _DENSE * _STRETCHES * _STRETCH
-
-    def _table(self) -> str:
-        return self.connection.ops.quote_name(self.guard.model._meta.db_table)
+        stretches = [{f"{field.attname}__range": (start, start + _STRETCH - 1)} for start in starts]
+        return sum(self.rows().filter(**stretch).count() for stretch in stretches) >= _DENSE * _STRETCHES * _STRETCH
 
     def end(self, order: str) -> Any:
         """Return the first primary key of all rows, alive or not, by its index; ``order`` is ``pk`` or ``-pk``."""
@@ -224,21 +218,19 @@ class Source:
     def pages(self) -> Iterator[KeyPage]:
         """Yield all keys, page by page. Rows written during the scan may be missed: their writers add them."""
         scan = self._scan()
-        if scan is not None:
-            return self._gathered(scan)
-        return self._texts() if self._is_plain_text() else self._one_by_one()
+        return self._gathered(scan) if scan is not None else self._from_rows()
 
     def _scan(self) -> Scan | None:
         """Return the aggregating scan for the field, if any: the field must be unique, so indexed, and not NULL."""
-        field = self.guard._meta.fields[0]
+        field, vendor = self.guard._meta.fields[0], self.connection.vendor
         if not self._has_plain_field() or not field.unique or field.null:
             return None
         kind = str(self.guard._meta.keys.kinds[0])
-        if self.connection.vendor != "mysql":
-            return SCANS.get((self.connection.vendor, kind))
-        if kind == "integer":
-            return SCANS["mysql", kind] if unbuffered_cursor(self.connection) else None
-        return SCANS.get(("mariadb", kind)) if getattr(self.connection, "mysql_is_mariadb", False) else None
+        if vendor == "mysql" and kind == "integer" and not unbuffered_cursor(self.connection):
+            return None
+        if kind == "uuid" and getattr(self.connection, "mysql_is_mariadb", False):
+            vendor = "mariadb"
+        return SCANS.get((vendor, kind))
 
     def _has_plain_field(self) -> bool:
         """Return whether there is one field, and Django's own: a custom one may store something else in its column."""
@@ -272,21 +264,32 @@ class Source:
             value = streamed(connection, sql, parameters)
             return value, len(value[0])
         sql = f"{scan.prefix}SELECT {scan.gather}, count(*) FROM ({sql}) AS page"  # noqa: S608
-        binary = _binary_cursor(connection, sql, parameters)
-        if binary is None:
-            with connection.cursor() as cursor:
+        with connection.wrap_database_errors:
+            cursor = _binary_cursor(connection, sql, parameters)
+            if cursor is None:
+                cursor = connection.cursor()
                 cursor.execute(sql, parameters)
-                gathered, rows = cursor.fetchone()
-        else:
-            with connection.wrap_database_errors, binary() as cursor:
+            with cursor:
                 gathered, rows = cursor.fetchone()
         return gathered, rows
 
-    def _texts(self) -> Iterator[KeyPage]:
-        size = min(PAGE_ROWS, _CHUNK_ROWS)
+    def _from_rows(self) -> Iterator[KeyPage]:
+        size, is_text = min(PAGE_ROWS, _CHUNK_ROWS), self._is_plain_text()
+        keyed = keyless = 0
         with closing(self.all_values(size)) as found:
             while rows := list(islice(found, size)):
-                yield KeyPage(len(rows), partial(self._encode, rows))
+                if is_text:
+                    yield KeyPage(len(rows), partial(self._encode, rows))
+                    continue
+                keys = [key for key in map(self.key, rows) if key is not None]
+                keyed += len(keys)
+                keyless += sum(None not in values for values in rows) - len(keys)
+                yield KeyPage(len(rows), partial(list, keys))
+        if keyless and not keyed:
+            raise RebuildError(
+                f"{self.guard.name}: no key can be made of any of {keyless:,} rows, so nothing would be guarded. Check "
+                "what normalize(), or the field's to_python, returns for a row's value"
+            )
 
     def _encode(self, rows: list[tuple[Any, ...]]) -> list[bytes]:
         """Return the keys of texts: at a fifth of the cost of :meth:`key`, which is for those that are none."""
@@ -295,33 +298,9 @@ class Source:
         except (AttributeError, UnicodeEncodeError):
             return [key for key in map(self.key, rows) if key is not None]
 
-    def _one_by_one(self) -> Iterator[KeyPage]:
-        size = min(PAGE_ROWS, _CHUNK_ROWS)
-        keys: list[bytes] = []
-        rows = keyed = keyless = 0
-        with closing(self.all_values(size)) as found:
-            for values in found:
-                rows += 1
-                key = self.key(values)
-                if key is not None:
-                    keys.append(key)
-                elif None not in values:
-                    keyless += 1
-                if rows == size:
-                    yield KeyPage(rows, partial(list, keys))
-                    keyed += len(keys)
-                    keys, rows = [], 0
-        if rows:
-            yield KeyPage(rows, partial(list, keys))
-        if keyless and not keyed + len(keys):
-            raise RebuildError(
-                f"{self.guard.name}: no key can be made of any of {keyless:,} rows, so nothing would be guarded. Check "
-                "what normalize(), or the field's to_python, returns for a row's value"
-            )
 
-
-def _binary_cursor(connection: BaseDatabaseWrapper, sql: str, parameters: Any) -> Callable[[], Any] | None:
-    """Return a function that runs the query and receives ``bytea`` in binary form, ``None`` without psycopg 3.
+def _binary_cursor(connection: BaseDatabaseWrapper, sql: str, parameters: Any) -> Any:
+    """Run the query with a cursor that receives ``bytea`` in binary form; return ``None`` without psycopg 3.
 
     Django's cursors bind parameters on the client and cannot receive binary data. A plain psycopg cursor can, if the
     parameters are bound by ``mogrify`` before.
@@ -333,11 +312,7 @@ def _binary_cursor(connection: BaseDatabaseWrapper, sql: str, parameters: Any) -
         return None
     if not isinstance(raw, Connection):
         return None
-
-    def run() -> Any:
-        return Cursor(raw).execute(ClientCursor(raw).mogrify(sql, parameters), binary=True)
-
-    return run
+    return Cursor(raw).execute(ClientCursor(raw).mogrify(sql, parameters), binary=True)
 
 
 def fill(generation: Generation, pages: Iterable[KeyPage], read: Callable[[int], None]) -> int:
@@ -354,12 +329,8 @@ def fill(generation: Generation, pages: Iterable[KeyPage], read: Callable[[int],
             rows += page.rows
             if pending is not None:
                 pending.result()
-            pending = hasher.submit(_add, generation, page)
+            pending = hasher.submit(lambda page=page: generation.add_many(page.keys, more=True))
             read(rows)
         if pending is not None:
             pending.result()
     return rows
-
-
-def _add(generation: Generation, page: KeyPage) -> None:
-    generation.add_many(page.keys, more=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import lru_cache
@@ -133,7 +133,7 @@ class _Rows(StateTable):
 class _TestFilter(ActiveFilter):
     """An active filter in its own memory store."""
 
-    def __init__(self, guard: Guard, table: StateTable) -> None:
+    def __init__(self, guard: Guard, table: _Rows) -> None:
         super().__init__(
             guard.name,
             store_alias="test",
@@ -142,6 +142,7 @@ class _TestFilter(ActiveFilter):
             counted=guard._meta.discards,
             table=table,
         )
+        self.rows = table
         self.keys = _Keys("cuckoo" if guard._meta.discards else "bloom")
         self._store = _TestStore(self.keys)
 
@@ -157,15 +158,7 @@ def guards_armed(*names: str) -> Iterator[None]:
     Reads all rows of the guards' tables once. Rows that the ORM writes in the block are added; raw SQL fences the
     guard, as in production. Raises :class:`ConfigurationError` if there is no such guard.
     """
-    table = _Rows()
-    with ExitStack() as block:
-        block.callback(_forget_lookups)  # last: the guards have their own filters again by then
-        block.enter_context(mock.patch.object(spot_checks, "drawn", spot_checks.never))
-        for guard in _guards(names):
-            made = _TestFilter(guard, table)
-            _fill(guard, made, table)
-            block.enter_context(_replaced(guard._runtime, "active_filter", made))
-        _forget_lookups()
+    with mock.patch.object(spot_checks, "drawn", spot_checks.never), _replaced_filters(names, _arm):
         yield
 
 
@@ -175,18 +168,24 @@ def guards_off(*names: str) -> Iterator[None]:
 
     Raises :class:`ConfigurationError` if there is no such guard.
     """
-    table = _Rows()
-    with ExitStack() as block:
-        block.callback(_forget_lookups)
-        for guard in _guards(names):
-            block.enter_context(_replaced(guard._runtime, "active_filter", _TestFilter(guard, table)))
-            block.enter_context(_replaced(guard, "mode", "shadow"))
-        _forget_lookups()
+    with _replaced_filters(names, lambda guard, made, block: block.enter_context(_replaced(guard, "mode", "shadow"))):
         yield
 
 
-def _guards(names: Iterable[str]) -> list[Guard]:
-    return [registry[name] for name in names] or list(registry)
+@contextmanager
+def _replaced_filters(
+    names: Iterable[str], prepare: Callable[[Guard, _TestFilter, ExitStack], object]
+) -> Iterator[None]:
+    """Give each guard a filter in memory that ``prepare`` has prepared, until the end of the block."""
+    table = _Rows()
+    with ExitStack() as block:
+        block.callback(_forget_lookups)  # last: the guards have their own filters again by then
+        for guard in [registry[name] for name in names] or list(registry):
+            made = _TestFilter(guard, table)
+            prepare(guard, made, block)
+            block.enter_context(_replaced(guard._runtime, "active_filter", made))
+        _forget_lookups()
+        yield
 
 
 @contextmanager
@@ -208,11 +207,11 @@ def _forget_lookups() -> None:
     registry.plans.lookups.clear()
 
 
-def _fill(guard: Guard, made: _TestFilter, table: _Rows) -> None:
+def _arm(guard: Guard, made: _TestFilter, block: ExitStack) -> None:
     made.keys.add_many(_keys(guard))
-    table.rows[guard.name] = State(guard.name, version=1, identity=made.store.identity, active=_GENERATION)
-    table.forget()
-    table.renew()
+    made.rows.rows[guard.name] = State(guard.name, version=1, identity=made.store.identity, active=_GENERATION)
+    made.rows.forget()
+    made.rows.renew()
 
 
 def _keys(guard: Guard) -> Iterator[bytes]:

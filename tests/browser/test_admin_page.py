@@ -11,7 +11,7 @@ import django
 import pytest
 from PIL import Image
 
-from bloomguard.metrics import series as figures
+from bloomguard import metrics as figures
 from bloomguard.models import GuardState, GuardTask
 from bloomguard.state import table as state
 

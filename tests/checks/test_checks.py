@@ -45,7 +45,7 @@ def test_a_plain_check_asks_no_database(only, django_db_blocker):
     assert own
     with django_db_blocker.block():
         for check in own:
-            assert check(app_configs=None, databases=list(connections)) == []
+            assert list(check(app_configs=None, databases=list(connections))) == []
 
 
 def test_a_project_without_mistakes_hears_nothing():
@@ -240,7 +240,7 @@ def test_a_misspelt_option(only, name, value, meant):
     found, message, hint = the_message()
 
     assert found == "bloomguard.W018"
-    assert f"the guard 'mine' has an attribute {name!r}" in message
+    assert f"the guard 'mine': it has an attribute {name!r}" in message
     assert f"Did you mean {meant!r}?" in hint
 
 

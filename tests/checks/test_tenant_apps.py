@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from bloomguard.checks.places import check_tenant_apps
+from bloomguard.checks.databases import check_tenant_apps
 
 
 @pytest.mark.parametrize("app", ["bloomguard", "bloomguard.apps.BloomGuardConfig"])
 def test_state_rows_in_each_schema_are_reported(settings, app):
     settings.TENANT_APPS = ["shop", app]
 
-    [message] = check_tenant_apps(None)
+    [message] = list(check_tenant_apps(None))
 
     assert message.id == "bloomguard.W139"
     assert "SHARED_APPS" in message.hint
@@ -21,4 +21,4 @@ def test_state_rows_in_each_schema_are_reported(settings, app):
 def test_other_apps_may_be_in_each_schema(settings, apps):
     settings.TENANT_APPS = apps
 
-    assert check_tenant_apps(None) == []
+    assert list(check_tenant_apps(None)) == []

@@ -14,9 +14,9 @@ from django.db import connections
 from django.test import Client
 from django.utils import timezone
 
-from bloomguard.dashboard import tasks
+from bloomguard import metrics as figures
+from bloomguard.dashboard import operations as tasks
 from bloomguard.guards import registry
-from bloomguard.metrics import series as figures
 from bloomguard.models import GuardState, GuardTask
 from bloomguard.state import table as states
 from bloomguard.verdicts import Verdict

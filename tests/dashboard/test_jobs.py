@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import sys
+from importlib import reload
 
 import django
 import pytest
@@ -10,7 +10,7 @@ from django.contrib.admin.models import LogEntry
 from django.contrib.auth.models import User
 from django.test import Client
 
-from bloomguard.dashboard import tasks
+from bloomguard.dashboard import operations as tasks
 from bloomguard.models import GuardState, GuardTask
 from bloomguard.rebuild import rebuild
 from tests.shop.models import Product
@@ -40,13 +40,14 @@ def workers(settings, monkeypatch):
 def configure(settings, backends):
     """``TASKS`` as if the process had started with it."""
     settings.TASKS = backends
-    sys.modules.pop("bloomguard.dashboard.jobs", None)
+    reload(tasks)
 
 
 @pytest.fixture(autouse=True)
-def jobs_anew():
+def jobs_anew(settings):
     yield
-    sys.modules.pop("bloomguard.dashboard.jobs", None)
+    settings.TASKS = {"default": {"BACKEND": IMMEDIATE}}
+    reload(tasks)
 
 
 @pytest.mark.parametrize(

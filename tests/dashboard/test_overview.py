@@ -8,10 +8,10 @@ from zoneinfo import ZoneInfo
 import pytest
 from django.utils import timezone as django_timezone
 
+from bloomguard import metrics as figures
 from bloomguard.dashboard.overview import PERIODS, Overview
 from bloomguard.guards import registry
-from bloomguard.metrics import series as figures
-from bloomguard.metrics.series import HOUR, MINUTE
+from bloomguard.metrics import HOUR, MINUTE
 
 NOW = datetime(2026, 3, 5, 17, 20, 30, tzinfo=timezone.utc)
 

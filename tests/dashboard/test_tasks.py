@@ -10,7 +10,7 @@ from django.contrib.auth.models import User
 from django.db import DatabaseError, OperationalError
 from django.utils import timezone
 
-from bloomguard.dashboard import tasks
+from bloomguard.dashboard import operations as tasks
 from bloomguard.exceptions import ConfigurationError, RebuildError
 from bloomguard.guards import registry
 from bloomguard.models import GuardState, GuardTask

@@ -256,7 +256,7 @@ def test_the_router_and_the_tenants_of_the_page(gazetteer, fresh_registry, setti
 
 def test_the_column_of_the_page_compares_bytes():
     """Its collation is one that a guard may look up by on MariaDB."""
-    from bloomguard.rebuild.columns import EXACT_COLLATIONS
+    from bloomguard.rebuild.refusals import EXACT_COLLATIONS
 
     namespace = {"models": models}
     exec(blocks("databases.md", "python")[-1], namespace)

@@ -12,8 +12,8 @@ import pytest
 from django.core.management import CommandError, call_command
 from django.db import connection
 
+from bloomguard import management
 from bloomguard.guards.registry import Registry, registry
-from bloomguard.management import output
 from bloomguard.models import GuardState
 from bloomguard.rebuild import Rebuild, rebuild, standby
 from bloomguard.rebuild import source as sources
@@ -173,9 +173,9 @@ def test_an_unknown_name_is_refused_with_those_there_are():
 
 def test_a_project_without_guards_is_told_how_to_have_one(monkeypatch):
     """Nothing registered: no success, but where to register."""
-    monkeypatch.setattr(output, "registry", Registry())
+    monkeypatch.setattr(management, "registry", Registry())
 
-    with pytest.raises(CommandError, match=r"no guard to build: register one in an app's guards\.py"):
+    with pytest.raises(CommandError, match=r"no guard to rebuild: register one in an app's guards\.py"):
         run()
 
 
@@ -262,7 +262,7 @@ def test_a_full_disk_is_a_clear_error_and_the_old_generation_serves(start):
 )
 def test_sizes_are_told_in_units(size, said):
     """Bytes in the largest unit that keeps the number above one."""
-    assert output.size_in_words(size) == said
+    assert management.size_in_words(size) == said
 
 
 def test_if_needed_does_nothing_without_a_reason(capfd):
@@ -359,7 +359,7 @@ def test_arguments_that_make_no_sense_are_refused(arguments, said):
 
 def test_times_are_written_with_a_unit():
     """Seconds, minutes, hours and days."""
-    assert [output.seconds(text) for text in ("90s", "30m", "1h", "7d")] == [90, 1_800, 3_600, 604_800]
+    assert [management.seconds(text) for text in ("90s", "30m", "1h", "7d")] == [90, 1_800, 3_600, 604_800]
 
 
 def test_all_waits_are_told(monkeypatch, clock):

@@ -17,13 +17,12 @@ from django.core.management import CommandError, call_command
 from django.db import connections
 from django.test import Client
 
+from bloomguard import metrics as figures
 from bloomguard.exceptions import StoreUnavailable
 from bloomguard.guards import registry
 from bloomguard.guards.counters import counts
-from bloomguard.metrics import flush
-from bloomguard.metrics import series as figures
+from bloomguard.metrics import DAY, HOUR, MINUTE, Series, flush
 from bloomguard.metrics.flush import Flusher
-from bloomguard.metrics.series import DAY, HOUR, MINUTE, Series
 from bloomguard.stores import stores
 from bloomguard.stores.memory import MemoryStore
 from tests.door.test_servers import SERVERS, ask, running
@@ -515,10 +514,10 @@ def test_servers_bring_their_figures_when_they_end(shop, start, server):
 
 def test_a_project_without_guards_is_told_how_to_have_one(memory, monkeypatch):
     """Nothing registered: no empty table, but where to register."""
+    from bloomguard import management
     from bloomguard.guards.registry import Registry
-    from bloomguard.management import output
 
-    monkeypatch.setattr(output, "registry", Registry())
+    monkeypatch.setattr(management, "registry", Registry())
     with pytest.raises(CommandError, match=r"no guard to show: register one in an app's guards\.py"):
         call_command("filter_stats")
 

@@ -18,7 +18,7 @@ from django.test.utils import isolate_apps
 from bloomguard.guards import meta as guard_meta
 from bloomguard.guards import registry
 from bloomguard.guards.keys import OutOfRange, Uncertain, Unkeyable
-from bloomguard.rebuild import columns, rebuild
+from bloomguard.rebuild import rebuild, refusals
 from bloomguard.rebuild.source import Source
 from bloomguard.state import table as state
 from bloomguard.state.row import ARMED, FENCED
@@ -174,10 +174,10 @@ def test_texts_that_the_column_takes_for_equal(monkeypatch, page, alias, column,
     ((identifier, message, hint),) = checked()
 
     assert f"mine: 'it' {told} in the database {alias!r}" in said
-    assert columns.CURE in said
+    assert refusals.CURE in said
     assert identifier == "W106"
     assert f"'it' {told}" in message
-    assert hint == columns.CURE
+    assert hint == refusals.CURE
     assert guard.verdict("nothing") is Verdict.UNKNOWN
 
 
@@ -197,7 +197,7 @@ def test_what_the_hint_says_folds_every_letter_as_the_database_does():
         )
         lowered = [row[0] for row in cursor.fetchall()]
 
-    assert "value.casefold().replace('i\\u0307', 'i')" in columns.CURE
+    assert "value.casefold().replace('i\\u0307', 'i')" in refusals.CURE
     assert [one for one, lower in zip(characters, lowered, strict=True) if fold(one) != fold(lower)] == []
     assert any(one != lower for one, lower in zip(characters, lowered) if ord(one) > 127)
 
@@ -311,7 +311,7 @@ def test_columns_of_another_type_than_the_fields(monkeypatch, page, alias, field
     said = refused()
 
     assert f"'it' {told}" in said
-    assert columns.RETYPE in said
+    assert refusals.RETYPE in said
     assert [each[0] for each in checked()] == ["W106"]
 
 

@@ -14,7 +14,7 @@ from opentelemetry.metrics import CallbackOptions, MeterProvider, Observation, g
 from ... import __version__
 from ...guards import registry
 from ...guards.counters import AVOIDED, BLOCKED, FALSE_POSITIVE, MICROSECONDS, TIMED, counts
-from ...metrics.series import VERDICTS
+from ...metrics import VERDICTS
 from ...state.row import ARMED
 from ...verdicts import LEASE
 from ..health import state_of

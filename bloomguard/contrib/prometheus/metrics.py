@@ -15,8 +15,8 @@ from prometheus_client.core import GaugeMetricFamily
 
 from ...guards import registry as guards
 from ...guards.counters import AVOIDED, BLOCKED, FALSE_POSITIVE, MICROSECONDS, TIMED
+from ...metrics import VERDICTS
 from ...metrics.flush import News, flusher
-from ...metrics.series import VERDICTS
 from ...state.row import ARMED
 from ...verdicts import CAUGHT, LEASE
 from ..health import state_of

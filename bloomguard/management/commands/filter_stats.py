@@ -5,44 +5,34 @@ from __future__ import annotations
 import json
 import time
 from argparse import ArgumentTypeError
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
-from django.core.management.base import BaseCommand, CommandError, CommandParser
+from django.core.management.base import CommandParser
 
-from ...exceptions import ConfigurationError
 from ...guards import Guard
 from ...guards.counters import FALSE_ABSENCE, FALSE_POSITIVE, WOULD_BLOCK, WOULD_HARM
-from ...metrics.series import DAY, HOUR, MINUTE, Series, read_series
-from ..output import chosen, seconds
+from ...metrics import DAY, HOUR, MINUTE, Series, read_series
+from .. import GuardsCommand, seconds
 
 _MONTH = 31 * DAY
 _CLEAR = "\x1b[H\x1b[2J"
-_HEAD = (
-    "guard",
-    "checks",
-    "blocked",
-    "avoided",
-    "absent",
-    "maybe",
-    "unknown",
-    "false positives",
-    "promised",
-    "a check",
-)
+_TOTALS = ("checks", "blocked", "avoided", "absent", "maybe", "unknown")
 
 
-class Command(BaseCommand):
+class Command(GuardsCommand):
     """``manage.py filter_stats``."""
 
     help = (
         "Show what all guards, or the named ones, did: verdicts and their reasons, requests blocked, lookups avoided, "
         "false positives. Counts all processes that share a store, with a delay of some seconds."
     )
+    purpose = "show"
 
     def add_arguments(self, parser: CommandParser) -> None:
-        parser.add_argument("names", nargs="*", metavar="name", help="guards (default: all)")
+        super().add_arguments(parser)
         parser.add_argument(
             "--since",
             type=_since,
@@ -50,24 +40,16 @@ class Command(BaseCommand):
             metavar="TIME",
             help="the period to show: 15m, 1h (default), 7d, ..., at most 31d; by the hour if longer than a day",
         )
-        parser.add_argument("--json", action="store_true", help="print one JSON object")
         parser.add_argument(
             "--watch", type=seconds, nargs="?", const=5.0, metavar="TIME", help="repeat every 5s, or TIME, until Ctrl-C"
         )
 
-    def handle(self, *args: Any, **options: Any) -> None:
-        try:
-            guards = chosen(options["names"], "show")
-        except ConfigurationError as error:
-            raise CommandError(str(error)) from error
-        try:
-            while True:
-                self._print(guards, options)
-                if options["watch"] is None:
-                    return
+    def run(self, guards: Sequence[Guard], options: dict[str, Any]) -> None:
+        with suppress(KeyboardInterrupt):
+            self._print(guards, options)
+            while options["watch"] is not None:
                 time.sleep(options["watch"])
-        except KeyboardInterrupt:
-            return
+                self._print(guards, options)
 
     def _print(self, guards: Sequence[Guard], options: dict[str, Any]) -> None:
         now = datetime.now(timezone.utc)
@@ -76,23 +58,20 @@ class Command(BaseCommand):
         shown = [(guard, found[guard.name]) for guard in guards]
         if options["json"]:
             since = min(series.start for _, series in shown)
-            self.stdout.write(
-                json.dumps(
-                    {
-                        "since": datetime.fromtimestamp(since, timezone.utc).isoformat(),
-                        "until": now.isoformat(timespec="seconds"),
-                        "guards": [_figures(guard, series) for guard, series in shown],
-                    }
-                )
-            )
+            figures = {
+                "since": datetime.fromtimestamp(since, timezone.utc).isoformat(),
+                "until": now.isoformat(timespec="seconds"),
+                "guards": [_figures(guard, series) for guard, series in shown],
+            }
+            self.stdout.write(json.dumps(figures))
             return
         if options["watch"] is not None and self.stdout.isatty():
             self.stdout.write(_CLEAR, ending="")
-        for line in _table([_HEAD, *(_row(guard, series) for guard, series in shown)]):
+        head = ("guard", *_TOTALS, "false positives", "promised", "a check")
+        for line in _table([head, *(_row(guard, series) for guard, series in shown)]):
             self.stdout.write(line)
-        for _, series in shown:
-            for line in _remarks(series):
-                self.stdout.write(line)
+        for line in (line for _, series in shown for line in _remarks(series)):
+            self.stdout.write(line)
         if not any(series.total("checks") or series.error for _, series in shown):
             self.stdout.write("nothing was counted in this time")
 
@@ -110,7 +89,7 @@ def _figures(guard: Guard, series: Series) -> dict[str, Any]:
     check = series.mean_check_seconds
     return {
         "name": guard.name,
-        **{name: series.total(name) for name in ("checks", "blocked", "avoided", "absent", "maybe", "unknown")},
+        **{name: series.total(name) for name in _TOTALS},
         "unknown_reasons": series.by_reason("unknown"),
         "false_positives": series.total(FALSE_POSITIVE),
         "false_absences": series.total(FALSE_ABSENCE),
@@ -124,28 +103,24 @@ def _figures(guard: Guard, series: Series) -> dict[str, Any]:
 
 
 def _row(guard: Guard, series: Series) -> tuple[str, ...]:
-    totals = [f"{series.total(name):,}" for name in ("checks", "blocked", "avoided", "absent", "maybe", "unknown")]
+    totals = [f"{series.total(name):,}" for name in _TOTALS]
     rate, check = series.false_positive_rate, series.mean_check_seconds
     wrong = f"{series.total(FALSE_POSITIVE):,}" + ("" if rate is None else f" ({rate:.3%})")
     return guard.name, *totals, wrong, f"{guard.error_rate:.3%}", "-" if check is None else f"{check * 1e6:,.1f} us"
 
 
-def _remarks(series: Series) -> list[str]:
-    """Return the lines below the table."""
-    lines = []
+def _remarks(series: Series) -> Iterator[str]:
+    """Yield the lines below the table."""
     if series.error:
-        lines.append(f"{series.guard}: no figures: {series.error}")
+        yield f"{series.guard}: no figures: {series.error}"
     if reasons := series.by_reason("unknown"):
         why = ", ".join(f"{reason} {number:,}" for reason, number in reasons.items())
-        lines.append(f"{series.guard}: passed without an answer: {why}")
+        yield f"{series.guard}: passed without an answer: {why}"
     if would := series.total(WOULD_BLOCK):
         harm = series.total(WOULD_HARM)
-        lines.append(
-            f"{series.guard}: in shadow mode, {would:,} requests would have been answered 404, {harm:,} falsely"
-        )
+        yield f"{series.guard}: in shadow mode, {would:,} requests would have been answered 404, {harm:,} falsely"
     if wrong := series.total(FALSE_ABSENCE):
-        lines.append(f"{series.guard}: {wrong:,} rows that exist were found to be denied; run verify_filter")
-    return lines
+        yield f"{series.guard}: {wrong:,} rows that exist were found to be denied; run verify_filter"
 
 
 def _table(rows: Sequence[Sequence[str]]) -> list[str]:

@@ -3,41 +3,42 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import Any
 
-from django.core.management.base import BaseCommand, CommandError, CommandParser
-from django.db import DEFAULT_DB_ALIAS, DatabaseError
+from django.core.management.base import CommandError, CommandParser
+from django.db import DEFAULT_DB_ALIAS
 
-from ...exceptions import BuilderBusy, ConfigurationError, RebuildError, StoreError
-from ...filters import FilterError
+from ...exceptions import BuilderBusy, RebuildError
 from ...guards import Guard
 from ...models import GuardState
 from ...rebuild import Rebuild, clear_away, roll_back_all, run_all
 from ...rebuild.copy import FilterCopy
 from ...rebuild.plan import Report, assess
 from ...state.table import table
-from ..output import ProgressBar, chosen, named, seconds, size_in_words
+from .. import GuardsCommand, named, seconds, size_in_words
 
 EX_TEMPFAIL = 75  # sysexits.h: try again later
 
-Write = Callable[[str], object]
+#: For each guard, what was planned or done, for ``--json``; or the error.
+Figures = list[dict[str, Any] | RebuildError]
 
 
-class Command(BaseCommand):
+class Command(GuardsCommand):
     """``manage.py rebuild_filter``."""
 
     help = "Rebuild the filters of all guards, or of the named ones. The previous filters stay active meanwhile."
+    purpose = "rebuild"
+    interrupted = "interrupted; the previous filter stays active"
 
     def add_arguments(self, parser: CommandParser) -> None:
-        parser.add_argument("names", nargs="*", metavar="name", help="guards to rebuild (default: all)")
+        super().add_arguments(parser)
         parser.add_argument(
             "--from-store",
             metavar="alias",
             help="copy the filters from this store to the guards' own stores, without scanning rows",
         )
-        parser.add_argument("--json", action="store_true", help="print the figures as one JSON object")
         what = parser.add_mutually_exclusive_group()
         what.add_argument("--dry-run", action="store_true", help="show rows, bytes and error rate; build nothing")
         what.add_argument(
@@ -62,20 +63,18 @@ class Command(BaseCommand):
             help="keep the previous filter, and write to it, for a roll-back within 30m, 1h, ...",
         )
 
-    def handle(self, *args: Any, **options: Any) -> None:
-        try:
-            guards = chosen(options["names"], "build")
-            if options["max_age"] is not None and not options["if_needed"]:
-                raise CommandError("--max-age is a condition for a rebuild: give it with --if-needed")
-            if options["from_store"] is not None and (options["roll_back"] or options["if_needed"]):
-                raise CommandError("--from-store copies filters: it excludes --roll-back and --if-needed")
-            if options["roll_back"] and not options["names"]:
-                raise CommandError("--roll-back returns to the previous filters: name the guards")
-            figures = self._figures(guards, options)
-        except (ConfigurationError, RebuildError, StoreError, FilterError, DatabaseError) as error:
-            raise CommandError(str(error)) from error
-        except KeyboardInterrupt:
-            raise CommandError("interrupted; the previous filter stays active", returncode=130) from None
+    def run(self, guards: Sequence[Guard], options: dict[str, Any]) -> None:
+        if options["max_age"] is not None and not options["if_needed"]:
+            raise CommandError("--max-age is a condition for a rebuild: give it with --if-needed")
+        if options["from_store"] is not None and (options["roll_back"] or options["if_needed"]):
+            raise CommandError("--from-store copies filters: it excludes --roll-back and --if-needed")
+        if options["roll_back"] and not options["names"]:
+            raise CommandError("--roll-back returns to the previous filters: name the guards")
+        if not options["dry_run"]:
+            _refuse_unmigrated()
+        modes = {"dry_run": self._plan, "roll_back": self._roll_back, "if_needed": self._build_needed}
+        do = next((mode for name, mode in modes.items() if options[name]), self._build)
+        figures = do(guards, options)
         failed = [outcome for outcome in figures if isinstance(outcome, RebuildError)]
         if options["json"]:
             self.stdout.write(json.dumps({"guards": [each for each in figures if each not in failed]}))
@@ -83,89 +82,66 @@ class Command(BaseCommand):
             busy = all(isinstance(error, BuilderBusy) for error in failed)
             raise CommandError("\n".join(map(str, failed)), returncode=EX_TEMPFAIL if busy else 1) from failed[0]
 
-    def _figures(self, guards: list[Guard], options: dict[str, Any]) -> list[dict[str, Any] | RebuildError]:
-        """Return what was planned or done for each guard, or the error."""
-        write = self.stdout.write if options["verbosity"] and not options["json"] else _discard
-        if options["dry_run"]:
-            return self._plans(guards, options, write)
-        _refuse_unmigrated()
-        if options["roll_back"]:
-            return self._roll_backs(guards, write)
-        if options["if_needed"]:
-            return self._needed(guards, options, write)
-        return self._builds(guards, options, write)
-
-    def _rebuild(self, guard: Guard, options: dict[str, Any], **more: Any) -> Rebuild:
-        origin = options["from_store"]
-        if origin is not None:
-            return FilterCopy(guard, origin, **more)
-        return Rebuild(guard, unless_held=options["if_needed"], **more)
-
-    def _plans(self, guards: list[Guard], options: dict[str, Any], write: Write) -> list[dict[str, Any] | RebuildError]:
+    def _plan(self, guards: Sequence[Guard], options: dict[str, Any]) -> Figures:
         plans = [self._rebuild(guard, options).plan() for guard in guards]
         for plan in plans:
-            write(
+            self.say(
                 f"{plan.guard}: about {plan.rows:,} rows; a {plan.kind} filter with room for {plan.capacity:,} at an "
-                f"error rate of {plan.error_rate:g} takes {size_in_words(plan.bytes)} in {_count(plan.shards, 'shard')}"
+                f"error rate of {plan.error_rate:g} takes {size_in_words(plan.bytes)} in {plan.shards:,} "
+                f"shard{'s' * (plan.shards != 1)}"
             )
         return [named(plan) for plan in plans]
 
-    def _roll_backs(self, guards: list[Guard], write: Write) -> list[dict[str, Any] | RebuildError]:
-        outcomes: list[dict[str, Any] | RebuildError] = []
+    def _roll_back(self, guards: Sequence[Guard], options: dict[str, Any]) -> Figures:
+        figures: Figures = []
         for guard, state in zip(guards, roll_back_all(guards)):
             if isinstance(state, RebuildError):
-                outcomes.append(state)
+                figures.append(state)
                 continue
-            write(f"{guard.name}: rolled back to the previous filter; the other one is dropped")
-            outcomes.append({"name": guard.name, "generation": state.active})
-        return outcomes
+            self.say(f"{guard.name}: rolled back to the previous filter; the other one is dropped")
+            figures.append({"name": guard.name, "generation": state.active})
+        return figures
 
-    def _needed(
-        self, guards: list[Guard], options: dict[str, Any], write: Write
-    ) -> list[dict[str, Any] | RebuildError]:
+    def _build_needed(self, guards: Sequence[Guard], options: dict[str, Any]) -> Figures:
         needs = {guard: assess(guard, options["max_age"]) for guard in guards}
         for need in needs.values():
             if need.reasons:
-                write(f"{need.guard} needs a rebuild: {'; '.join(need.reasons)}")
+                self.say(f"{need.guard} needs a rebuild: {'; '.join(need.reasons)}")
             elif need.held:
-                write(f"{need.guard} stays disabled: {need.held}; rebuild_filter {need.guard} enables it")
+                self.say(f"{need.guard} stays disabled: {need.held}; rebuild_filter {need.guard} enables it")
             else:
-                write(
+                self.say(
                     f"{need.guard} needs no rebuild: {need.rows:,} rows, {need.keys:,} keys, {need.stale_share:.1%} of "
                     f"them stale, capacity {need.capacity:,}"
                 )
         clear_away([guard for guard, need in needs.items() if not need.reasons])
         wanted = [guard for guard, need in needs.items() if need.reasons]
-        built = dict(zip(wanted, self._builds(wanted, options, write)))
-        outcomes: list[dict[str, Any] | RebuildError] = []
-        for guard, need in needs.items():
-            outcome = built.get(guard, {})
-            outcomes.append(outcome if isinstance(outcome, RebuildError) else named(need) | outcome)
-        return outcomes
+        built = dict(zip(wanted, self._build(wanted, options)))
+        outcomes = [(need, built.get(guard, {})) for guard, need in needs.items()]
+        return [done if isinstance(done, RebuildError) else named(need) | done for need, done in outcomes]
 
-    def _builds(
-        self, guards: list[Guard], options: dict[str, Any], write: Write
-    ) -> list[dict[str, Any] | RebuildError]:
-        quiet = options["verbosity"] == 0
-        keep = options["keep_standby"]
-        if not quiet:
+    def _build(self, guards: Sequence[Guard], options: dict[str, Any]) -> Figures:
+        if options["verbosity"]:
             self._warn_of_first_builds(guards)
         with ExitStack() as bars:
-            rebuilds = [
-                self._rebuild(guard, options, progress=ProgressBar(guard, bars, quiet), keep_standby=keep)
-                for guard in guards
-            ]
+            more = {"keep_standby": options["keep_standby"]}
+            rebuilds = [self._rebuild(guard, options, progress=self.progress(guard, bars), **more) for guard in guards]
             outcomes = run_all(rebuilds)
         for report in outcomes:
             if isinstance(report, Report):
-                write(
+                self.say(
                     f"{report.guard}: {report.rows:,} rows in a {report.kind} filter of {size_in_words(report.bytes)}, "
                     f"built in {report.seconds:.1f} s after waiting {report.waited_seconds:.1f} s for other "
                     f"processes; error rate {report.error_rate_measured:.4%} now, {report.error_rate:.4%} when full"
                 )
         return [named(outcome) if isinstance(outcome, Report) else outcome for outcome in outcomes]
 
-    def _warn_of_first_builds(self, guards: list[Guard]) -> None:
+    def _rebuild(self, guard: Guard, options: dict[str, Any], **more: Any) -> Rebuild:
+        if options["from_store"] is not None:
+            return FilterCopy(guard, options["from_store"], **more)
+        return Rebuild(guard, unless_held=options["if_needed"], **more)
+
+    def _warn_of_first_builds(self, guards: Sequence[Guard]) -> None:
         """Warn on the first build of a guard: processes that run code without the guard cannot be detected."""
         published = GuardState.objects.using(table.connection.alias).filter(published_at__isnull=False)
         built = set(published.values_list("name", flat=True))
@@ -186,11 +162,3 @@ def _refuse_unmigrated() -> None:
             f"the database {connection.alias!r} has no table {GuardState._meta.db_table} yet: "
             f"run manage.py migrate bloomguard{where}"
         )
-
-
-def _discard(text: str) -> None:
-    pass
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"

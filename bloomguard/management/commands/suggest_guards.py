@@ -13,7 +13,7 @@ from ...exceptions import ConfigurationError
 from ...guards import registry
 from ...guards.guard import kebab
 from ...routes.suggestions import Declined, Suggestion, suggest
-from ..output import size_in_words
+from .. import size_in_words
 
 _PLACES = {
     "door": "at the door, if the site has one, else at the route",

@@ -4,95 +4,66 @@ from __future__ import annotations
 
 import json
 from argparse import ArgumentTypeError
+from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import Any
 
-from django.core.management.base import BaseCommand, CommandError, CommandParser
-from django.db import DatabaseError
+from django.core.management.base import CommandError, CommandParser
 
-from ...exceptions import ConfigurationError, RebuildError, StoreError
-from ...filters import FilterError
+from ...exceptions import RebuildError
 from ...guards import Guard
 from ...rebuild import Rebuild, run_all
 from ...rebuild.verify import MOST_MISSING, Findings, Verification
-from ..output import ProgressBar, chosen, named
-
-_EXPECTED = (ConfigurationError, RebuildError, StoreError, FilterError, DatabaseError)
+from .. import EXPECTED, GuardsCommand, named
 
 
-class Command(BaseCommand):
+class Command(GuardsCommand):
     """``manage.py verify_filter``."""
 
     help = (
         "Check that the filters of all guards, or of the named ones, have every row of the database. A guard whose "
         "filter lacks a row is fenced, and the exit code is 1."
     )
+    purpose = "verify"
+    interrupted = "interrupted; a guard is fenced if a missing row was found before"
 
     def add_arguments(self, parser: CommandParser) -> None:
-        parser.add_argument("names", nargs="*", metavar="name", help="guards to verify (default: all)")
+        super().add_arguments(parser)
         parser.add_argument("--sample", type=_count, metavar="N", help="check about N random rows instead of all")
         parser.add_argument("--repair", action="store_true", help="rebuild each filter that lacks rows")
-        parser.add_argument("--json", action="store_true", help="print the figures as one JSON object")
 
-    def handle(self, *args: Any, **options: Any) -> None:
-        try:
-            found, failed = self._verify(chosen(options["names"], "verify"), options)
-            wrong = [guard for guard, findings in found.items() if findings.missing]
-            repaired = list[Guard]()
-            if options["repair"]:
-                repaired, unrepaired = self._rebuild(wrong, options)
-                failed += unrepaired
-        except _EXPECTED as error:
-            raise CommandError(str(error)) from error
-        except KeyboardInterrupt:
-            raise CommandError(
-                "interrupted; a guard is fenced if a missing row was found before", returncode=130
-            ) from None
-        if options["json"]:
-            figures = [{**named(findings), "repaired": guard in repaired} for guard, findings in found.items()]
-            self.stdout.write(json.dumps({"guards": figures}))
-        left = [guard.name for guard in wrong if guard not in repaired]
-        problems = [str(error) for error in failed]
-        if left:
-            problems.append(f"rows are missing from the filter of {', '.join(left)}: run rebuild_filter")
-        if found and not any(findings.generation for findings in found.values()):
-            problems.append("nothing was verified, because no filter answers: run rebuild_filter")
-        if problems:
-            raise CommandError("\n".join(problems)) from (failed[0] if failed else None)
-
-    def _verify(self, guards: list[Guard], options: dict[str, Any]) -> tuple[dict[Guard, Findings], list[Exception]]:
-        """Return the findings, and the errors of guards that could not be verified; after an error the others go on."""
-        quiet = options["verbosity"] == 0
-        found, failed = {}, list[Exception]()
+    def run(self, guards: Sequence[Guard], options: dict[str, Any]) -> None:
+        found, problems = dict[Guard, Findings](), list[Exception]()
         for guard in guards:
             try:
                 with ExitStack() as bars:
-                    verification = Verification(
-                        guard, sample=options["sample"], progress=ProgressBar(guard, bars, quiet)
-                    )
-                    found[guard] = verification.run()
-            except _EXPECTED as error:  # most of a store's errors name no guard
-                failed.append(CommandError(f"{guard.name}: {str(error).removeprefix(f'{guard.name}: ')}"))
-                failed[-1].__cause__ = error
-                continue
-            if not quiet and not options["json"]:
-                self.stdout.write(_summary(found[guard]))
-        return found, failed
-
-    def _rebuild(self, guards: list[Guard], options: dict[str, Any]) -> tuple[list[Guard], list[RebuildError]]:
-        """Rebuild ``guards``; return those that were rebuilt, and the errors of the others."""
-        quiet = options["verbosity"] == 0
-        with ExitStack() as bars:
-            outcomes = run_all([Rebuild(guard, progress=ProgressBar(guard, bars, quiet)) for guard in guards])
-        done, failed = list[Guard](), list[RebuildError]()
-        for guard, outcome in zip(guards, outcomes, strict=True):
-            if isinstance(outcome, RebuildError):
-                failed.append(outcome)
-                continue
-            done.append(guard)
-            if not quiet and not options["json"]:
-                self.stdout.write(f"{outcome.guard}: rebuilt from {outcome.rows:,} rows")
-        return done, failed
+                    progress = self.progress(guard, bars)
+                    found[guard] = Verification(guard, sample=options["sample"], progress=progress).run()
+            except EXPECTED as error:  # most of a store's errors name no guard
+                problems.append(CommandError(f"{guard.name}: {str(error).removeprefix(f'{guard.name}: ')}"))
+                problems[-1].__cause__ = error
+            else:
+                self.say(_summary(found[guard]))
+        wrong = [guard for guard, findings in found.items() if findings.missing]
+        repaired = list[Guard]()
+        if options["repair"]:
+            with ExitStack() as bars:
+                outcomes = run_all([Rebuild(guard, progress=self.progress(guard, bars)) for guard in wrong])
+            for guard, outcome in zip(wrong, outcomes):
+                if isinstance(outcome, RebuildError):
+                    problems.append(outcome)
+                else:
+                    repaired.append(guard)
+                    self.say(f"{guard.name}: rebuilt from {outcome.rows:,} rows")
+        if options["json"]:
+            figures = [{**named(findings), "repaired": guard in repaired} for guard, findings in found.items()]
+            self.stdout.write(json.dumps({"guards": figures}))
+        if left := [guard.name for guard in wrong if guard not in repaired]:
+            problems.append(CommandError(f"rows are missing from the filter of {', '.join(left)}: run rebuild_filter"))
+        if found and not any(findings.generation for findings in found.values()):
+            problems.append(CommandError("nothing was verified, because no filter answers: run rebuild_filter"))
+        if problems:
+            raise CommandError("\n".join(map(str, problems))) from problems[0]
 
 
 def _summary(findings: Findings) -> str:

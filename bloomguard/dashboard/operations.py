@@ -1,7 +1,8 @@
-"""Rebuilds and verifications that a worker runs for the admin page, with their progress and log entries.
+"""The operations of the admin page: switch a guard at once, rebuild or verify it by a worker.
 
-Django's task framework (6.0 and newer) runs them if ``TASKS`` names a backend with workers. Django's own backends have
-none: the immediate one runs a task within the request, the dummy one never.
+``manage.py switch_guards`` switches too. Django's task framework (6.0 and newer) runs the rest, with progress and log
+entries, if ``TASKS`` names a backend with workers when the process starts. Django's own backends have none: the
+immediate one runs a task within the request, the dummy one never.
 """
 
 from __future__ import annotations
@@ -21,9 +22,12 @@ from ..guards import Guard, registry
 from ..models import GuardState, GuardTask
 from ..rebuild import Rebuild, run_all
 from ..rebuild.verify import MOST_MISSING, Findings, Verification
+from ..state.row import BY_HAND, FENCED
+from ..writes.fencing import table_of
 
 logger = logging.getLogger("bloomguard")
 
+SWITCHES = ENFORCE, FENCE, SHADOW = "enforce", "fence", "shadow"
 REBUILD, VERIFY = GuardTask.Work.REBUILD.value, GuardTask.Work.VERIFY.value
 COMMANDS = {REBUILD: "rebuild_filter", VERIFY: "verify_filter"}
 #: A task without progress for this long is lost, and may be queued again.
@@ -32,20 +36,53 @@ _PROGRESS_SECONDS = 1.0
 _WITHOUT_WORKERS = ("django.tasks.backends.immediate.", "django.tasks.backends.dummy.")
 
 
+def switch(guard: Guard, action: str, by: str) -> str:
+    """Fence the guard, or switch its mode; return what was done. Raises :class:`DatabaseError`.
+
+    A guard that is fenced by hand stays so until a rebuild without ``--if-needed``; a mode is kept by rebuilds.
+    """
+    if action == FENCE:
+        return _fence(guard, BY_HAND + by)
+    table_of(guard).set_mode(guard.name, "" if action == guard.mode else action)
+    logger.warning("bloomguard: guard %s switched to %s by %s", guard.name, action, by)
+    if action == SHADOW:
+        return _("In shadow mode: requests pass, and verdicts are compared with responses.")
+    return _("Enforcing: absent IDs are answered 404.")
+
+
+def _fence(guard: Guard, reason: str) -> str:
+    table = table_of(guard)
+    while True:  # a rebuild or a fence of others may change the row meanwhile
+        seen = table.current(guard.name)
+        if not seen.generations:
+            return _("There is no filter to fence.")
+        if table.swap(seen, **table.fenced_values(reason)):  # also if it is fenced already: now it is by hand
+            break
+    if seen.status != FENCED or seen.building:
+        table.log_fenced(guard.name, reason)
+    return _("Fenced: requests pass until the next rebuild.")
+
+
+try:
+    from django.tasks import task
+
+    @task
+    def work(what: str, names: list[str], user_pk: str) -> None:
+        """Rebuild or verify the named guards for the user who requested it on the admin page."""
+        run(what, names, user_pk)
+
+except Exception as error:  # Django 5.2 has no tasks; or TASKS has no default backend, or one that cannot be made
+    logger.debug("bloomguard cannot use TASKS: %s", error)
+    work = None  # type: ignore[assignment]
+
+
 def queue() -> Callable[[str, list[str], str], Any] | None:
     """Return ``enqueue(work, names, user's pk)`` of the project's workers, ``None`` if it has no workers."""
-    try:
-        from .jobs import work
-    except ImportError:  # Django 5.2
-        return None
-    except Exception as error:  # TASKS has no default backend, or one that has no default queue or fails
-        logger.debug("bloomguard cannot use TASKS: %s", error)
+    if work is None:
         return None
     backend = type(work.get_backend())
-    if f"{backend.__module__}.".startswith(_WITHOUT_WORKERS):
-        return None
-    enqueue: Callable[[str, list[str], str], Any] = work.enqueue
-    return enqueue
+    is_without = f"{backend.__module__}.".startswith(_WITHOUT_WORKERS)
+    return None if is_without else work.enqueue
 
 
 def is_under_way(task: GuardTask) -> bool:
@@ -134,13 +171,12 @@ def _rebuild(guards: Sequence[Guard]) -> dict[str, str | Exception]:
         except BloomGuardError as error:
             outcomes[guard.name] = error
     for one, report in zip(rebuilds, run_all(rebuilds)):
-        if isinstance(report, RebuildError):
-            outcomes[one.guard.name] = report
-        else:
-            outcomes[one.guard.name] = _("Rebuilt from %(rows)s rows in %(seconds).1f s.") % {
-                "rows": f"{report.rows:,}",
-                "seconds": report.seconds,
-            }
+        outcomes[one.guard.name] = (
+            report
+            if isinstance(report, RebuildError)
+            else _("Rebuilt from %(rows)s rows in %(seconds).1f s.")
+            % {"rows": f"{report.rows:,}", "seconds": report.seconds}
+        )
     return outcomes
 
 
