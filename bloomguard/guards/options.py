@@ -13,7 +13,7 @@ from typing import Any
 
 from django.db.models import Q
 
-from ..filters.errors import InvalidShape
+from ..exceptions import InvalidShape
 from ..filters.sizing import check_capacity, check_error_rate
 from .conditions import unreadable
 

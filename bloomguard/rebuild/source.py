@@ -23,7 +23,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models import F, Max, Min
 
 from ..exceptions import RebuildError
-from ..filters.kinds import KeysSummary
+from ..filters.layout import KeysSummary
 from ..guards import Guard
 from ..guards.conversions import converts_itself, is_djangos
 from ..guards.keys import OutOfRange, Uncertain, Unkeyable, kind_of, unwrapped
