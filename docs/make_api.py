@@ -53,8 +53,7 @@ SECTIONS: dict[str, tuple[str, dict[str, list[str]]]] = {
         {"bloomguard.testing": ["guards_armed", "guards_off", "assert_blocked", "assert_passes", "GuardTestMixin"]},
     ),
     "Filters": (
-        "These need neither Django nor a server. All kinds have the methods of `Filter`, and those with which a "
-        "`BloomFilter` is copied, written and read.",
+        "These need neither Django nor a server. All kinds have the methods of `Filter`, and `copy()`.",
         {
             "bloomguard.filters": [
                 *("Filter", "BloomFilter", "CuckooFilter", "ExactBitmap", "CountingBloomFilter", "SpectralBloomFilter"),
@@ -75,13 +74,14 @@ MEMBERS = {
     "Registry": ["__getitem__", "__iter__"],
     "Signal": [],
     "Series": ["__getitem__", "total", "by_reason", "times", "false_positive_rate", "mean_check_seconds"],
-    "BloomFilter": [
-        *("test_and_add", "might_contain_at", "locations", "union", "merge", "intersection"),
-        *("copy", "from_bytes", "dump", "load", "to_json", "from_json"),
-    ],
+    "BloomFilter": ["test_and_add", "might_contain_at", "locations", "union", "merge", "intersection", "copy"],
     "CountingBloomFilter": [],
     "CuckooFilter": ["add_unique", "has_spilled"],
     "ExactBitmap": [],
+    "Filter": [
+        *("add", "add_many", "contains_many", "discard", "clear", "stats"),
+        *("to_bytes", "from_bytes", "dump", "load", "to_json", "from_json"),
+    ],
     "GuardState": [],
     "KeyHash": ["digest", "digests"],
     "RotatingBloomFilter": [],

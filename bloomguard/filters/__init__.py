@@ -1,10 +1,6 @@
 """Probabilistic filters for byte keys. They need neither Django nor Redis."""
 
-from .base import Filter, Stats
-from .bitmap import ExactBitmap
-from .bloom import BloomFilter
-from .cuckoo import CuckooFilter
-from .errors import (
+from ..exceptions import (
     CorruptFilter,
     DiscardUnsupported,
     FilterError,
@@ -13,10 +9,13 @@ from .errors import (
     MismatchedFilters,
     TooLarge,
 )
-from .extra.counting import CountingBloomFilter, SpectralBloomFilter
-from .extra.rotating import RotatingBloomFilter
-from .extra.scalable import ScalableBloomFilter, ScalableCuckooFilter
+from .base import Filter, Stats
+from .bitmap import ExactBitmap
+from .bloom import BloomFilter
+from .counting import CountingBloomFilter, SpectralBloomFilter
+from .cuckoo import CuckooFilter
 from .hashing import KeyHash
+from .layered import RotatingBloomFilter, ScalableBloomFilter, ScalableCuckooFilter
 
 __all__ = [
     "BloomFilter",

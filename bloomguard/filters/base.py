@@ -1,4 +1,4 @@
-"""The protocol of all filters, and the base class of filters whose whole state is one *body*.
+"""Base classes: of every filter, of its *shape*, and of filters whose whole state is one *body*.
 
 A body is a block of memory: on the heap, in a mapped file, or fetched from a server. Readers need no lock. A writer
 takes a lock, gets the changes from :meth:`BodyFilter.writes` and applies them in order.
@@ -6,27 +6,34 @@ takes a lock, gets the changes from :meth:`BodyFilter.writes` and applies them i
 
 from __future__ import annotations
 
+import base64
+import binascii
+import json
 import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar
 
+from ..exceptions import CorruptFilter, DiscardUnsupported, InvalidShape, TooLarge
 from . import bulk, codec, sizing
 from .codec import Header
-from .errors import CorruptFilter, DiscardUnsupported, InvalidShape, TooLarge
 from .hashing import KeyHash, compile_function
-from .serial import Serial, key_hash_of, memory_bytes
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
     from typing_extensions import Self
 
-    U64 = NDArray[np.uint64]
-    Keys = Iterable[bytes] | Iterable[int] | bytes | U64 | NDArray[np.int64]
+    from .bulk import I64, U64
+
+    Keys = Iterable[bytes] | Iterable[int] | bytes | U64 | I64
     #: The keys of written rows: one by one, or, if all are integers, in an array.
-    RowKeys = Sequence[bytes] | NDArray[np.int64]
+    RowKeys = Sequence[bytes] | I64
     Writes = list[tuple[int, bytes]]
+else:
+    from .bulk import np
+
+_PIECE = 1 << 20  # bytes to read from a stream at once
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,99 +49,172 @@ class Stats:
     expected_error_rate: float
 
 
-class Filter(Protocol):
-    """The interface of every filter. Check ``supports_discard``, not the class, before you call :meth:`discard`."""
+@dataclass(frozen=True)
+class Shape:
+    """The layout of a body: which bits, counters or slots lie where."""
+
+    capacity: int
+    error_rate: float
+
+    @property
+    def body_bytes(self) -> int:
+        """The size of the body in bytes."""
+        raise NotImplementedError
+
+    @property
+    def parameters(self) -> tuple[int, ...]:
+        """Integers that the header stores to describe the shape; each kind defines their order."""
+        raise NotImplementedError
+
+
+class Filter:
+    """The interface of every filter. Check ``supports_discard``, not the class, before you call :meth:`discard`.
+
+    Up to ``capacity`` keys the false-positive rate stays at ``error_rate``. ``might_contain(key: bytes) -> bool`` is
+    what ``in`` calls: ``False`` is certain, ``True`` is wrong at the error rate at most.
+    """
 
     kind: ClassVar[str]
-    supports_discard: ClassVar[bool]
+    supports_discard: ClassVar[bool] = False
 
-    @property
-    def capacity(self) -> int:
-        """Number of keys up to which the false-positive rate stays at :attr:`error_rate`."""
+    __slots__ = ("__weakref__", "capacity", "error_rate", "key_hash", "might_contain")
 
-    @property
-    def error_rate(self) -> float:
-        """The false-positive rate at :attr:`capacity` keys, between 0 and 1."""
+    capacity: int
+    error_rate: float
+    key_hash: KeyHash
+    might_contain: Callable[[bytes], bool]
 
-    @property
-    def might_contain(self) -> Callable[[bytes], bool]:
-        """``might_contain(key)``: ``False`` is certain, ``True`` is wrong at the error rate at most."""
+    # Subclasses define these.
 
-    def __contains__(self, key: bytes) -> bool: ...
     def add(self, key: bytes) -> None:
         """Add ``key``. Raises :class:`FilterFull` if a scalable filter has all its layers."""
+        raise NotImplementedError
+
+    def add_digests(self, low: U64, high: U64 | None = None) -> None:
+        """Add many digests: their low 60 bits and, for the kinds that use them, their high 64; shape ``(n,)``."""
+        raise NotImplementedError
+
+    def contains_digests(self, low: U64, high: U64 | None = None) -> NDArray[np.bool_]:
+        """Check many digests; returns a boolean array of shape ``(n,)``."""
+        raise NotImplementedError
+
+    def clear(self) -> None:
+        """Remove all keys."""
+        raise NotImplementedError
+
+    def stats(self) -> Stats:
+        """Return size, fill and expected error rate."""
+        raise NotImplementedError
+
+    def _content(self) -> tuple[tuple[int, ...], bytes | memoryview]:
+        """Return the parameters and the body of the frame."""
+        raise NotImplementedError
+
+    @classmethod
+    def from_bytes(cls, data: bytes | bytearray | memoryview, secret: bytes = b"") -> Self:
+        """Read a filter from the bytes of :meth:`to_bytes`. Raises :class:`CorruptFilter`, also for another secret."""
+        raise NotImplementedError
+
+    # The rest is the same for all kinds.
+
+    def __contains__(self, key: bytes) -> bool:
+        return self.might_contain(key)
+
+    def discard(self, key: bytes) -> bool:
+        """Undo one add of ``key``; returns whether it was found. Raises :class:`DiscardUnsupported`."""
+        raise DiscardUnsupported(
+            f"a {self.kind} filter cannot discard; check supports_discard, or choose a cuckoo filter"
+        )
+
+    def digests(self, keys: Keys) -> tuple[U64, U64 | None]:
+        """Return the arguments of :meth:`add_digests` for many keys."""
+        return self.key_hash.digests(keys)
 
     def add_many(self, keys: Keys) -> None:
         """Add many keys: an iterable of ``bytes``, or any other form that :meth:`KeyHash.digests` takes.
 
         Raises :class:`InvalidShape` for other forms.
         """
+        for batch in bulk.batches(self.key_hash.width, keys, self.capacity):
+            self.add_digests(*self.digests(batch))
 
     def contains_many(self, keys: Keys) -> NDArray[np.bool_]:
         """Check many keys; returns a boolean array of shape ``(n,)``. Raises :class:`InvalidShape` as ``add_many``."""
+        return self.contains_digests(*self.digests(keys))
 
-    def discard(self, key: bytes) -> bool:
-        """Undo one add of ``key``; returns whether it was found. Raises :class:`DiscardUnsupported`."""
-
-    def clear(self) -> None:
-        """Remove all keys."""
-
-    def stats(self) -> Stats:
-        """Return size, fill and expected error rate."""
+    def _frame(self) -> tuple[bytes, bytes | memoryview, bytes]:
+        parameters, body = self._content()
+        header = Header(
+            kind=self.kind,
+            tag=codec.new_tag(),
+            capacity=self.capacity,
+            error_rate=self.error_rate,
+            body_bytes=len(body),
+            parameters=parameters,
+            width=self.key_hash.width,
+            key_id=self.key_hash.key_id,
+        )
+        return header.pack(), body, codec.trailer(header, body)
 
     def to_bytes(self) -> bytes:
-        """Return the filter as one checksummed frame."""
+        """Return the filter as one checksummed frame of :mod:`bloomguard.filters.codec`, without the secret."""
+        return b"".join(self._frame())
+
+    def dump(self, stream: BinaryIO) -> int:
+        """Write the frame to a binary stream; returns the bytes written."""
+        pieces = self._frame()
+        for piece in pieces:
+            stream.write(piece)
+        return sum(map(len, pieces))
+
+    @classmethod
+    def load(cls, stream: BinaryIO, secret: bytes = b"", max_bytes: int | None = None) -> Self:
+        """Read one frame from a binary stream in pieces. Raises :class:`CorruptFilter`, :class:`TooLarge`."""
+        data = bytearray()
+        _read(stream, data, codec.FIXED_BYTES)
+        _read(stream, data, codec.header_bytes(data) - len(data))
+        size, limit = Header.unpack(data).frame_bytes, sizing.memory_bytes() if max_bytes is None else max_bytes
+        if size > limit:
+            raise TooLarge(f"a frame of {size:,} bytes, over max_bytes={limit:,}")
+        _read(stream, data, size - len(data))
+        return cls.from_bytes(data, secret)
+
+    def _json_fields(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in ("kind", "capacity", "error_rate")}
+
+    def to_json(self) -> str:
+        """Return the frame in base 64, with kind, capacity and error rate as readable fields."""
+        return json.dumps(self._json_fields() | {"frame": base64.b64encode(self.to_bytes()).decode()})
+
+    @classmethod
+    def from_json(cls, text: str | bytes, secret: bytes = b"") -> Self:
+        """Read a filter from the text of :meth:`to_json`. Raises :class:`CorruptFilter`."""
+        try:
+            fields = dict(json.loads(text))
+            frame = base64.b64decode(fields.pop("frame"), validate=True)
+        except (ValueError, KeyError, TypeError, RecursionError, binascii.Error) as error:
+            raise CorruptFilter(f"not the JSON form of a filter: {error!r}") from error
+        self = cls.from_bytes(frame, secret)
+        if fields != self._json_fields():
+            raise CorruptFilter(f"the JSON fields are {fields}, but the frame has {self._json_fields()}")
+        return self
 
 
-class Shape(Protocol):
-    """The layout of a body: which bits, counters or slots lie where."""
-
-    @property
-    def capacity(self) -> int:
-        """Number of keys up to which the false-positive rate stays at :attr:`error_rate`."""
-
-    @property
-    def error_rate(self) -> float:
-        """The false-positive rate at :attr:`capacity` keys, between 0 and 1."""
-
-    @property
-    def body_bytes(self) -> int:
-        """The size of the body in bytes."""
-
-    @property
-    def parameters(self) -> tuple[int, ...]:
-        """Integers that the header stores to describe the shape; each kind defines their order."""
-
-
-class BodyFilter(Serial):
+class BodyFilter(Filter):
     """A filter whose whole state is ``body``. Subclasses look up, add and discard digests."""
 
-    kind: ClassVar[str]
-    supports_discard: ClassVar[bool] = False
     #: True if a key is in the filter exactly when all bits of ``layout.positions(digest)`` are set, so that a server
     #: with bit commands can check and add keys itself.
     plain_bits: ClassVar[bool] = False
 
-    __slots__ = (
-        "__weakref__",
-        "body",
-        "digest",
-        "key_hash",
-        "layout",
-        "might_contain",
-        "might_contain_digest",
-        "shard",
-    )
+    __slots__ = ("body", "digest", "layout", "might_contain_digest", "shard")
 
     layout: Any  # a Shape of the kind
-    key_hash: KeyHash
     body: memoryview
     shard: int
     #: ``digest(key: bytes) -> int``: the argument of :meth:`writes` and :attr:`might_contain_digest`.
     digest: Callable[[bytes], int]
-    #: ``might_contain(key: bytes) -> bool``: ``False`` is certain, ``True`` is wrong at the error rate at most.
-    might_contain: Callable[[bytes], bool]
-    #: The same check for a digest.
+    #: The same check as ``might_contain`` for a digest.
     might_contain_digest: Callable[[int], bool]
     #: ``growing(capacity, error_rate, **options)``: the shape of a shard in a store, which may get more keys.
     growing: ClassVar[Callable[..., Shape]]
@@ -171,16 +251,6 @@ class BodyFilter(Serial):
 
     def discard_writes(self, digest: int) -> Writes:
         """Return the changes, in order, that undo one add of ``digest``; empty if it is not in the filter."""
-        raise DiscardUnsupported(
-            f"a {self.kind} filter cannot discard; check supports_discard, or choose a cuckoo filter"
-        )
-
-    def add_digests(self, low: U64, high: U64 | None = None) -> None:
-        """Add many digests: their low 60 bits and, for the kinds that use them, their high 64; shape ``(n,)``."""
-        raise NotImplementedError
-
-    def contains_digests(self, low: U64, high: U64 | None = None) -> NDArray[np.bool_]:
-        """Check many digests; returns a boolean array of shape ``(n,)``."""
         raise NotImplementedError
 
     @property
@@ -214,17 +284,12 @@ class BodyFilter(Serial):
     @classmethod
     def locate_many(cls, header: Header, key_hash: KeyHash, keys: Keys) -> tuple[U64, U64, U64]:
         """Return the shard, and the low and high part of the digest, of each key; all of shape ``(n,)``."""
-        import numpy as np
-
         low, high = key_hash.digests(keys)
         return high % np.uint64(header.shards), low, high
 
     @classmethod
     def checker(cls, header: Header, key_hash: KeyHash, filters: list[Any]) -> Callable[[bytes], bool]:
         """Return one ``might_contain(key)`` for all shards."""
-        if len(filters) == 1:
-            check: Callable[[bytes], bool] = filters[0].might_contain
-            return check
         names = key_hash.names() | {"checks": [each.might_contain_digest for each in filters]}
         return compile_function(
             "key", names, f"d = {key_hash.expression}", f"return checks[(d >> 64) % {len(filters)}](d)"
@@ -232,8 +297,8 @@ class BodyFilter(Serial):
 
     # The rest is the same for all kinds.
 
-    def _allocate(self, shape: Shape, key_hash: KeyHash, max_bytes: int | None) -> None:
-        limit = memory_bytes() if max_bytes is None else max_bytes
+    def _allocate(self, shape: Shape, key_hash: KeyHash, max_bytes: int | None = None) -> None:
+        limit = sizing.memory_bytes() if max_bytes is None else max_bytes
         if shape.body_bytes > limit:
             raise TooLarge(
                 f"{shape.capacity:,} keys at {shape.error_rate:.3g} take {shape.body_bytes:,} bytes as a {self.kind} "
@@ -242,8 +307,8 @@ class BodyFilter(Serial):
         self._attach(shape, key_hash, memoryview(bytearray(shape.body_bytes)))
 
     def _attach(self, shape: Shape, key_hash: KeyHash, body: memoryview, shard: int = 0) -> None:
-        self.check_keys(key_hash)
         self.layout, self.key_hash, self.body, self.shard = shape, key_hash, body, shard
+        self.capacity, self.error_rate = shape.capacity, shape.error_rate
         self._ready()
 
     @classmethod
@@ -259,6 +324,7 @@ class BodyFilter(Serial):
                 raise InvalidShape(f"{header.body_bytes} bytes, but its parameters need {shape.body_bytes}")
             if header.width != key_hash.width:
                 raise InvalidShape(f"made for keys of width {header.width}, but the keys have width {key_hash.width}")
+            cls.check_keys(key_hash)
         except InvalidShape as error:
             raise CorruptFilter(str(error)) from error
         return shape
@@ -270,58 +336,20 @@ class BodyFilter(Serial):
         if shape.body_bytes != len(body):
             raise CorruptFilter(f"{len(body)} bytes, but its parameters need {shape.body_bytes}")
         self = cls.__new__(cls)
-        try:
-            self._attach(shape, key_hash, body, header.shard)
-        except InvalidShape as error:
-            raise CorruptFilter(str(error)) from error
+        self._attach(shape, key_hash, body, header.shard)
         return self
-
-    @property
-    def capacity(self) -> int:
-        """Number of keys up to which the false-positive rate stays at :attr:`error_rate`."""
-        capacity: int = self.layout.capacity
-        return capacity
-
-    @property
-    def error_rate(self) -> float:
-        """The false-positive rate at :attr:`capacity` keys."""
-        rate: float = self.layout.error_rate
-        return rate
-
-    def __contains__(self, key: bytes) -> bool:
-        return self.might_contain(key)
 
     def add(self, key: bytes) -> None:
         """Add ``key``."""
         self._apply(self.writes(self.digest(key)))
-
-    def discard(self, key: bytes) -> bool:
-        """Undo one add of ``key``; returns whether it was found. Raises :class:`DiscardUnsupported`."""
-        writes = self.discard_writes(self.digest(key))
-        self._apply(writes)
-        return bool(writes)
 
     def _apply(self, writes: Writes) -> None:
         body = self.body
         for offset, data in writes:
             body[offset : offset + len(data)] = data
 
-    def digests(self, keys: Keys) -> tuple[U64, U64 | None]:
-        """Return the arguments of :meth:`add_digests` for many keys."""
-        return self.key_hash.digests(keys)
-
-    def add_many(self, keys: Keys) -> None:
-        """Add many keys: an iterable of ``bytes``, or any other form that :meth:`KeyHash.digests` takes."""
-        bulk.add_keys(self, keys)
-
-    def contains_many(self, keys: Keys) -> NDArray[np.bool_]:
-        """Check many keys; returns a boolean array of shape ``(n,)``."""
-        return self.contains_digests(*self.digests(keys))
-
     def clear(self) -> None:
         """Remove all keys."""
-        import numpy as np
-
         np.frombuffer(self.body, np.uint8)[:] = 0
 
     def stats(self) -> Stats:
@@ -338,43 +366,19 @@ class BodyFilter(Serial):
 
     def measure_error_rate(self, probes: int = 100_000) -> float:
         """Return the share of ``probes`` random digests that the filter reports as present."""
-        import numpy as np
-
         random = np.frombuffer(os.urandom(16 * probes), np.uint64)
         return float(self.contains_digests(random[:probes] >> np.uint64(4), random[probes:]).mean())
 
-    def header(self, tag: int) -> Header:
-        """Return the header of this filter as a frame with one shard."""
-        return Header(
-            kind=self.kind,
-            tag=tag,
-            capacity=self.capacity,
-            error_rate=self.error_rate,
-            body_bytes=len(self.body),
-            parameters=self.layout.parameters,
-            width=self.key_hash.width,
-            key_id=self.key_hash.key_id,
-        )
-
-    def to_bytes(self) -> bytes:
-        """Return the filter as one checksummed frame of :mod:`bloomguard.filters.codec`, without the secret."""
-        return codec.encode(self.header(codec.new_tag()), self.body)
+    def _content(self) -> tuple[tuple[int, ...], memoryview]:
+        return self.layout.parameters, self.body
 
     @classmethod
     def from_bytes(cls, data: bytes | bytearray | memoryview, secret: bytes = b"") -> Self:
-        """Read a filter from the bytes of :meth:`to_bytes`. Raises :class:`CorruptFilter`, also for another secret."""
         frame = codec.decode(data)
-        key_hash = key_hash_of(frame.header, secret)
+        key_hash = KeyHash.of(frame.header, secret)
         if frame.header.shards != 1:
             raise CorruptFilter(f"shard {frame.header.shard} of {frame.header.shards}, not a complete filter")
         return cls.attach(frame.header, memoryview(bytearray(frame.body)), key_hash)
-
-    def dump(self, stream: BinaryIO) -> int:
-        """Write the frame to a binary stream without copying it; returns the bytes written."""
-        header = self.header(codec.new_tag())
-        for piece in (header.pack(), self.body, codec.trailer(header, self.body)):
-            stream.write(piece)
-        return header.frame_bytes
 
     def copy(self) -> Self:
         """Return a filter of the same state with its own body on the heap."""
@@ -383,12 +387,19 @@ class BodyFilter(Serial):
         return twin
 
     def __eq__(self, other: object) -> bool:
-        if type(other) is not type(self):
+        if not isinstance(other, type(self)):
             return NotImplemented
-        assert isinstance(other, BodyFilter)
         return self.layout == other.layout and self.key_hash == other.key_hash and self.body == other.body
-
-    __hash__ = None  # type: ignore[assignment]
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} of {self.capacity:,} keys at {self.error_rate:g}, {len(self.body):,} bytes>"
+
+
+def _read(stream: BinaryIO, data: bytearray, count: int) -> None:
+    """Append ``count`` bytes; allocates only what arrives, not what the header declares."""
+    end = len(data) + count
+    while len(data) < end:
+        piece = stream.read(min(_PIECE, end - len(data)))
+        if not piece:
+            raise CorruptFilter(f"the stream ends after {len(data)} bytes of {end}")
+        data += piece

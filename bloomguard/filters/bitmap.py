@@ -20,17 +20,20 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from bitarray import bitarray
 
+from ..exceptions import InvalidShape
 from . import bulk, codec, sizing
-from .base import BodyFilter
+from .base import BodyFilter, Shape
 from .bloom import BloomFilter, BloomShape
-from .errors import InvalidShape
 from .hashing import MASK60, KeyHash, compile_function
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from .base import U64, Keys, Writes
+    from .base import Keys, Writes
+    from .bulk import I64, U64
+else:
+    from .bulk import np
 
 OUTSIDE = 1 << 63
 
@@ -43,13 +46,13 @@ _UNPACK = Struct("<q").unpack  # takes half the time of int.from_bytes with its 
 
 
 @dataclass(frozen=True)
-class BitmapShape:
+class BitmapShape(Shape):
     """Bits for ``span`` integers from ``low`` on, then a Bloom filter for ``overflow.capacity`` keys.
 
-    ``capacity`` counts keys. It may be less than ``span``: the range may have gaps, and room for growth.
+    ``capacity`` counts keys. It may be less than ``span``: the range may have gaps, and room for growth. The error rate
+    is that of the overflow: keys in the range are exact.
     """
 
-    capacity: int
     low: int
     span: int
     overflow: BloomShape
@@ -61,23 +64,16 @@ class BitmapShape:
             )
 
     @property
-    def error_rate(self) -> float:
-        """The overflow's false-positive rate; keys in the range are exact."""
-        return self.overflow.error_rate
-
-    @property
     def bit_bytes(self) -> int:
         """Bytes of the range's bits, padded to a multiple of 8."""
         return -(-self.span // 64) * 8
 
     @property
     def body_bytes(self) -> int:
-        """The size of the body in bytes."""
         return self.bit_bytes + self.overflow.body_bytes
 
     @property
     def parameters(self) -> tuple[int, ...]:
-        """Integers that the header stores to describe the shape."""
         return (self.low & 0xFFFFFFFFFFFFFFFF, self.span, self.overflow.capacity, *self.overflow.sizes)
 
     @cached_property
@@ -86,10 +82,8 @@ class BitmapShape:
         names = {"outside": self.overflow.positions_from(8 * self.bit_bytes)}
         return compile_function("digest", names, f"return [digest] if digest < {self.span} else outside(digest)")
 
-    def positions_many(self, low: U64) -> NDArray[np.int64]:
+    def positions_many(self, low: U64) -> I64:
         """Return all bit positions of many digests of shape ``(n,)``, in no particular order."""
-        import numpy as np
-
         outside = low >= np.uint64(self.span)
         if not outside.any():
             return low.view(np.int64)
@@ -139,7 +133,7 @@ class ExactBitmap(BodyFilter):
         capacity = span if capacity is None else capacity
         if overflow is None:
             overflow = min(-(-capacity // 2), max(_LEAST_OVERFLOW, span // _OVERFLOW_SHARE))
-        return BitmapShape(capacity, low, span, BloomFilter.growing(overflow, error_rate))
+        return BitmapShape(capacity, float(error_rate), low, span, BloomFilter.growing(overflow, error_rate))
 
     @classmethod
     def plan(
@@ -172,7 +166,7 @@ class ExactBitmap(BodyFilter):
         if low >> 63:
             low -= 1 << 64
         shape = BloomShape(sizing.check_capacity(overflow), header.error_rate, tuple(sizes))
-        return BitmapShape(header.capacity, low, span, shape)
+        return BitmapShape(header.capacity, header.error_rate, low, span, shape)
 
     def _ready(self) -> None:
         shape = self.layout
@@ -217,8 +211,6 @@ class ExactBitmap(BodyFilter):
 
     @classmethod
     def locate_many(cls, header: codec.Header, key_hash: KeyHash, keys: Keys) -> tuple[U64, U64, U64]:
-        import numpy as np
-
         shape = cls.shape_of(header)
         span = np.uint64(shape.span)
         words = key_hash.words(keys)
@@ -233,9 +225,6 @@ class ExactBitmap(BodyFilter):
 
     @classmethod
     def checker(cls, header: codec.Header, key_hash: KeyHash, filters: list[Any]) -> Callable[[bytes], bool]:
-        if len(filters) == 1:
-            check: Callable[[bytes], bool] = filters[0].might_contain
-            return check
         shape = cls.shape_of(header)
         names = key_hash.names() | {
             "unpack": _UNPACK,
@@ -253,8 +242,6 @@ class ExactBitmap(BodyFilter):
         )
 
     def digests(self, keys: Keys) -> tuple[U64, U64 | None]:
-        import numpy as np
-
         words = self.key_hash.words(keys)
         places, outside = _places(words, self._low, self.layout.span)
         if outside.any():
@@ -270,18 +257,13 @@ class ExactBitmap(BodyFilter):
         return [] if old & bit else [(offset, bytes((old | bit,)))]
 
     def add_digests(self, low: U64, high: U64 | None = None) -> None:
-        import numpy as np
-
         outside = low >= np.uint64(self.layout.span)
         if outside.any():
             self._overflow.add_digests(low[outside] & np.uint64(MASK60))
             low = low[~outside]
-        cells = np.frombuffer(self.body, np.uint8)
-        bulk.set_few(cells, low.view(np.int64))
+        bulk.set_few(np.frombuffer(self.body, np.uint8), low.view(np.int64))
 
     def contains_digests(self, low: U64, high: U64 | None = None) -> NDArray[np.bool_]:
-        import numpy as np
-
         inside = low < np.uint64(self.layout.span)
         found = np.zeros(len(low), bool)
         positions = low[inside].view(np.int64)
@@ -325,8 +307,6 @@ def _digest(low: int, span: int, key_hash: KeyHash) -> Callable[[bytes], int]:
 
 def _places(words: U64, low: int, span: int) -> tuple[U64, NDArray[np.bool_]]:
     """Return each key minus ``low``, and whether it lies outside the ``span``; both of shape ``(n,)``."""
-    import numpy as np
-
     keys = words.view(np.int64)
     places = words - np.uint64(low & 0xFFFFFFFFFFFFFFFF)  # modulo 2**64: correct for each key that is at least low
     outside = (keys < low) | (places >= np.uint64(span))

@@ -13,14 +13,15 @@ import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from bitarray import bitarray
 
+from ..exceptions import InvalidShape, MismatchedFilters
 from . import bulk, codec, sizing
-from .base import BodyFilter
+from .base import BodyFilter, Shape
 from .bulk import WorkerPool
-from .errors import InvalidShape, MismatchedFilters
 from .hashing import MASK60, KeyHash, compile_function
 
 if TYPE_CHECKING:
@@ -28,43 +29,46 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from typing_extensions import Self
 
-    from .base import U64, Keys, Writes
+    from .base import Keys, Writes
+    from .bulk import I64, U64
+else:
+    from .bulk import np
 
 
 @dataclass(frozen=True)
-class BloomShape:
+class BloomShape(Shape):
     """The layout of a Bloom filter: ``sizes`` are its partitions in bits, in the order of the probes."""
 
-    capacity: int
-    error_rate: float
     sizes: tuple[int, ...]
 
     def __post_init__(self) -> None:
-        check_sizes(self.sizes)
+        sizes = self.sizes
+        if not sizes or len(sizes) > sizing.MAX_HASHES or len(set(sizes)) != len(sizes):
+            raise InvalidShape(f"partitions of sizes {sizes!r}; 1 to {sizing.MAX_HASHES} distinct sizes are needed")
+        if min(sizes) < 2 or sum(sizes) > 2 * sizing.MAX_BITS:
+            raise InvalidShape(f"partitions of sizes {sizes!r}; each has to be 2 or more, and 2**49 in all")
 
     @property
     def parameters(self) -> tuple[int, ...]:
-        """The partitions' sizes, which the header stores."""
         return self.sizes
 
     @property
     def bits(self) -> int:
-        """Number of bits in all partitions."""
+        """Number of bits, or counters, in all partitions."""
         return sum(self.sizes)
+
+    def part_bytes(self, size: int) -> int:
+        """Return the number of bytes of a partition of this size."""
+        return -(-size // 8)
 
     @cached_property
     def offsets(self) -> tuple[int, ...]:
         """First byte of each partition."""
-        offsets, at = [], 0
-        for size in self.sizes:
-            offsets.append(at)
-            at += -(-size // 8)
-        return tuple(offsets)
+        return tuple(accumulate(map(self.part_bytes, self.sizes[:-1]), initial=0))
 
     @property
-    def body_bytes(self) -> int:
-        """Size of all partitions in bytes, padded to a multiple of 8."""
-        return -(-sum(-(-size // 8) for size in self.sizes) // 8) * 8
+    def body_bytes(self) -> int:  # padded to a multiple of 8
+        return -(-sum(map(self.part_bytes, self.sizes)) // 8) * 8
 
     @cached_property
     def positions(self) -> Callable[[int], list[int]]:
@@ -76,10 +80,8 @@ class BloomShape:
         terms = ", ".join(f"{start + first} + low % {size}" for first, size in zip(self.starts, self.sizes))
         return compile_function("digest", {}, f"low = digest & {MASK60}", f"return [{terms}]")
 
-    def positions_many(self, low: U64) -> NDArray[np.int64]:
+    def positions_many(self, low: U64) -> I64:
         """Return all bit positions of many digests, given their low 60 bits, shape ``(n,)``; in no particular order."""
-        import numpy as np
-
         found = np.empty((len(self.sizes), len(low)), np.uint64)
         for row, start, size in zip(found, self.starts, self.sizes):
             bulk.remainders(low, size, row)
@@ -92,15 +94,37 @@ class BloomShape:
         return [8 * offset for offset in self.offsets]
 
 
-def check_sizes(sizes: tuple[int, ...]) -> None:
-    """Raise :class:`InvalidShape` unless ``sizes`` are valid partitions."""
-    if not sizes or len(sizes) > sizing.MAX_HASHES or len(set(sizes)) != len(sizes):
-        raise InvalidShape(f"partitions of sizes {sizes!r}; 1 to {sizing.MAX_HASHES} distinct sizes are needed")
-    if min(sizes) < 2 or sum(sizes) > 2 * sizing.MAX_BITS:
-        raise InvalidShape(f"partitions of sizes {sizes!r}; each has to be 2 or more, and 2**49 in all")
+class PartitionedFilter(BodyFilter):
+    """A filter with one bit or counter for a key in each partition of a :class:`BloomShape`."""
+
+    __slots__ = ()
+
+    layout: BloomShape
+
+    def digests(self, keys: Keys) -> tuple[U64, U64 | None]:
+        with WorkerPool() as pool:
+            return self.key_hash.lows(keys, pool), None
+
+    def _used(self) -> list[tuple[int, int]]:
+        """Return ``(cells in use, cells)`` of each partition."""
+        raise NotImplementedError
+
+    @property
+    def fill(self) -> float:
+        return sum(used for used, _ in self._used()) / self.layout.bits
+
+    def approximate_size(self) -> int:
+        """Estimate the distinct keys from the fill (Swamidass and Baldi 2007), as the mean over the partitions."""
+        # A full partition counts as one with half a clear cell.
+        logs = [math.log(max(size - used, 0.5) / size) / math.log1p(-1 / size) for used, size in self._used()]
+        return round(sum(logs) / len(logs))
+
+    def expected_error_rate(self) -> float:
+        """Return the false-positive rate at the current fill: the product of the partitions' fills."""
+        return math.prod(used / size for used, size in self._used())
 
 
-class BloomFilter(BodyFilter):
+class BloomFilter(PartitionedFilter):
     """A set of byte strings without false negatives and with few false positives.
 
     Up to ``capacity`` keys the false-positive rate stays at ``error_rate``. The default of ``hashes`` takes few probes
@@ -119,8 +143,6 @@ class BloomFilter(BodyFilter):
     plain_bits: ClassVar[bool] = True
 
     __slots__ = ("_partitions",)
-
-    layout: BloomShape
 
     def __init__(
         self,
@@ -212,7 +234,6 @@ class BloomFilter(BodyFilter):
         )
 
     def add(self, key: bytes) -> None:
-        """Add ``key``."""
         low = self.digest(key) & MASK60
         for bits, size in zip(self._partitions, self.layout.sizes):
             bits[low % size] = 1
@@ -248,40 +269,21 @@ class BloomFilter(BodyFilter):
                 changes.append((offset, bytes((old | bit,))))
         return changes
 
-    def digests(self, keys: Keys) -> tuple[U64, U64 | None]:
-        with WorkerPool() as pool:
-            return self.key_hash.lows(keys, pool), None
-
     def add_many(self, keys: Keys) -> None:
-        """Add many keys: an iterable of ``bytes``, or any other form that :meth:`KeyHash.digests` takes."""
         with WorkerPool() as pool:
-            setter = bulk.BitSetter(self.body, self.layout.offsets, self.layout.sizes, pool)
-            for batch in bulk.batches(self.key_hash.width, keys, setter.batch):
-                setter.set(self.key_hash.lows(batch, pool))
+            for batch in bulk.batches(self.key_hash.width, keys, self.capacity):
+                low = self.key_hash.lows(batch, pool)
+                bulk.set_bits(self.body, self.layout.offsets, self.layout.sizes, low, pool)
 
     def add_digests(self, low: U64, high: U64 | None = None) -> None:
         with WorkerPool() as pool:
-            bulk.BitSetter(self.body, self.layout.offsets, self.layout.sizes, pool).set(low)
+            bulk.set_bits(self.body, self.layout.offsets, self.layout.sizes, low, pool)
 
     def contains_digests(self, low: U64, high: U64 | None = None) -> NDArray[np.bool_]:
         return bulk.test_bits(self.body, self.layout.offsets, self.layout.sizes, low)
 
     def _used(self) -> list[tuple[int, int]]:
-        """Return ``(bits set, bits)`` of each partition."""
         return [(int(bits.count(1, 0, size)), size) for bits, size in zip(self._partitions, self.layout.sizes)]
-
-    @property
-    def fill(self) -> float:
-        """Share of the bits that are set, 0 to 1."""
-        return sum(used for used, _ in self._used()) / self.layout.bits
-
-    def approximate_size(self) -> int:
-        """Estimate the distinct keys from the fill (Swamidass and Baldi 2007), as the mean over the partitions."""
-        return estimate_size(self._used())
-
-    def expected_error_rate(self) -> float:
-        """Return the false-positive rate at the current fill: the product of the partitions' fills."""
-        return math.prod(used / size for used, size in self._used())
 
     def union(self, other: BloomFilter) -> Self:
         """Return a filter of the keys of both. Raises :class:`MismatchedFilters`, which names the difference."""
@@ -289,8 +291,6 @@ class BloomFilter(BodyFilter):
 
     def merge(self, other: BloomFilter) -> Self:
         """Add the keys of ``other`` in place. Raises :class:`MismatchedFilters`, which names the difference."""
-        import numpy as np
-
         mine = np.frombuffer(self.body, np.uint8)
         np.bitwise_or(mine, np.frombuffer(self._like(other).body, np.uint8), out=mine)
         return self
@@ -300,8 +300,6 @@ class BloomFilter(BodyFilter):
 
         Its error rate is at most the smaller of the two. Raises :class:`MismatchedFilters`.
         """
-        import numpy as np
-
         both = self.copy()
         mine = np.frombuffer(both.body, np.uint8)
         np.bitwise_and(mine, np.frombuffer(self._like(other).body, np.uint8), out=mine)
@@ -328,15 +326,5 @@ class BloomFilter(BodyFilter):
 
 def shape_of_sizes(sizes: tuple[int, ...]) -> BloomShape:
     """Return the shape of given partitions; its capacity fills half of the bits (the optimum, Bloom 1970)."""
-    check_sizes(sizes)
-    capacity = max(1, math.floor(sum(sizes) / len(sizes) * math.log(2)))
-    return BloomShape(capacity, min(0.5, max(1e-15, 0.5 ** len(sizes))), sizes)
-
-
-def estimate_size(counts: list[tuple[int, int]]) -> int:
-    """Estimate the distinct keys from ``(cells in use, cells)`` of each partition."""
-    estimates = []
-    for used, size in counts:
-        clear = max(size - used, 0.5)  # avoids log(0): a full partition counts as one with half a clear cell
-        estimates.append(math.log(clear / size) / math.log1p(-1 / size))
-    return round(sum(estimates) / len(estimates))
+    capacity = max(1, math.floor(sum(sizes) / max(1, len(sizes)) * math.log(2)))
+    return BloomShape(capacity, max(1e-15, 0.5 ** max(1, len(sizes))), sizes)

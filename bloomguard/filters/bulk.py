@@ -13,20 +13,34 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    import numpy as np
+    import numpy
     from numpy.typing import NDArray
 
-    from .base import BodyFilter, Keys, RowKeys
+    from .base import RowKeys
 
+    np = numpy
     U64 = NDArray[np.uint64]
+    I64 = NDArray[np.int64]
+else:
+
+    class _Numpy:
+        """numpy, imported when it is first used: single checks and adds do without its 100 ms and 30 MB."""
+
+        def __getattr__(self, name: str) -> Any:
+            import numpy
+
+            found = getattr(numpy, name)
+            setattr(self, name, found)  # the next access does not come here
+            return found
+
+    np = _Numpy()
 
 _MOST_THREADS = 4  # more threads would wait for memory, and for the interpreter lock between numpy calls
 _BLOCK = 1 << 15  # digests per block: their positions stay in the second-level cache
-_LEAST_BATCH = 1 << 18  # keys
-_SCATTERED = 1 << 13  # the same where bits are set in place, which takes more arrays
-_SMALL = 4 << 20  # bytes of flags
-_FEW = 16  # keys are few if there are more flags per key than this
-_SCRATCH = 1 << 20  # bytes for the threads' own arrays
+_LEAST_BATCH = 120_000  # keys
+_PAGE = 1 << 18  # digests up to which few bits are set by one thread
+_SCATTERED = 1 << 13  # digests per block where bits are set in place, which takes more arrays
+_FEW = 18  # keys are few if there are more flags per key than this
 
 
 def cores() -> int:
@@ -44,8 +58,8 @@ class WorkerPool:
     a later fork would lose them.
     """
 
-    def __init__(self, most: int = _MOST_THREADS) -> None:
-        self._threads = min(most, cores())
+    def __init__(self) -> None:
+        self._threads = min(_MOST_THREADS, cores())
         self._executor: Executor | None = None
 
     def __enter__(self) -> WorkerPool:
@@ -74,21 +88,9 @@ class WorkerPool:
             other.result()
 
 
-def add_keys(filter: BodyFilter, keys: Keys) -> None:
-    """Hash and add ``keys`` in batches whose size depends on the filter's size, not on the number of keys."""
-    for batch in batches(filter.key_hash.width, keys, batch_size(len(filter.body))):
-        filter.add_digests(*filter.digests(batch))
-
-
-def batch_size(filter_bytes: int) -> int:
-    """Return how many keys, at 8 bytes each, take no more memory than the filter; at least 2 MiB of them."""
-    return max(_LEAST_BATCH, filter_bytes // 8)
-
-
-def batches(width: int | None, keys: Any, size: int) -> Iterator[Any]:
-    """Yield ``keys`` in batches of ``size`` keys."""
-    import numpy as np
-
+def batches(width: int | None, keys: Any, capacity: int) -> Iterator[Any]:
+    """Yield ``keys`` in batches whose digests, at 8 bytes each, take no more memory than the filter, or 1 MiB."""
+    size = max(_LEAST_BATCH, capacity // 8)
     if isinstance(keys, (bytes, bytearray, memoryview)) and width:
         keys, size = memoryview(keys).cast("B"), size * width
     if isinstance(keys, (list, tuple, memoryview, np.ndarray)):
@@ -110,10 +112,8 @@ def one_by_one(keys: RowKeys) -> Sequence[bytes]:
     return [whole[at : at + 8] for at in range(0, len(whole), 8)]
 
 
-def remainders(low: U64, size: int, out: U64) -> NDArray[np.int64]:
+def remainders(low: U64, size: int, out: U64) -> I64:
     """Return ``low % size`` in ``out``; takes half the time of ``%``, as numpy vectorises division by a constant."""
-    import numpy as np
-
     if not size & size - 1:
         np.bitwise_and(low, np.uint64(size - 1), out=out)
         return out.view(np.int64)
@@ -124,89 +124,60 @@ def remainders(low: U64, size: int, out: U64) -> NDArray[np.int64]:
     return out.view(np.int64)
 
 
-class BitSetter:
-    """Set the bits of many digests, one partition at a time.
+def partitions(body: memoryview, offsets: Sequence[int], sizes: Sequence[int]) -> list[tuple[NDArray[np.uint8], int]]:
+    """Return the bytes of each partition, and its size in bits."""
+    cells = np.frombuffer(body, np.uint8)
+    return [(cells[offset : offset + -(-size // 8)], size) for offset, size in zip(offsets, sizes)]
 
-    If the digests are many for the size of the filter, an array of one byte (*flag*) per bit is filled and packed. In a
-    large partition the threads share the digests; this is safe because all of them only write the byte 1. Small
-    partitions are assigned to one thread each, as shared flags would move between the cores' caches. If they are few,
-    packing would take longer than setting the bits in place; then too each partition is one thread's.
+
+def set_bits(body: memoryview, offsets: Sequence[int], sizes: Sequence[int], low: U64, pool: WorkerPool) -> None:
+    """Set the bits of digests, given their low 60 bits, one partition at a time.
+
+    If the digests are many for the size of the filter, an array of one byte (*flag*) per bit is filled and packed. The
+    threads share it, which is safe because all of them only write the byte 1. If they are few, packing would take
+    longer than setting the bits in place, where each partition is one thread's.
     """
-
-    def __init__(self, body: memoryview, offsets: tuple[int, ...], sizes: tuple[int, ...], pool: WorkerPool) -> None:
-        import numpy as np
-
-        cells = np.frombuffer(body, np.uint8)
-        self._parts = [(cells[offset : offset + -(-size // 8)], size) for offset, size in zip(offsets, sizes)]
-        self._flag_bytes = 8 * max(len(part) for part, _ in self._parts)
-        self._spare: list[NDArray[np.bool_]] = []  # arrays of clear flags, to be used again
-        self._pool = pool
-
-    @property
-    def batch(self) -> int:
-        """Number of keys whose digests and flags take at most three times the memory of a large filter."""
-        room = 23 * sum(len(part) for part, _ in self._parts) // 8 - self._flag_bytes - _SCRATCH
-        return max(_LEAST_BATCH, room // 8)
-
-    def set(self, low: U64) -> None:
-        """Set the bits of digests, given their low 60 bits."""
-        if len(low) * _FEW < self._flag_bytes:
-            # A page of a rebuild is fewer: another core reads the next page meanwhile.
-            pool = self._pool if len(low) >= _LEAST_BATCH else WorkerPool(1)
-            pool.spread(partial(self._set_in_place, low), len(self._parts), 1, 1)
-            return
-        if self._flag_bytes > _SMALL:
-            for part, size in self._parts:
-                self._set(part, size, low, self._pool)
-            return
-
-        def worker(indices: Iterator[int]) -> None:
-            alone = WorkerPool(1)
-            for index in indices:
-                self._set(*self._parts[index], low, alone)
-
-        self._pool.spread(worker, len(self._parts), 1, 2 if len(low) > _BLOCK else 1 << 10)
-
-    def _set_in_place(self, low: U64, indices: Iterator[int]) -> None:
-        """Set the bits of some partitions: of one after the other, as the bytes of one stay in the cache."""
-        import numpy as np
-
-        scratch = np.empty(min(_SCATTERED, len(low)), np.uint64)
-        for index in indices:
-            part, size = self._parts[index]
-            for start in range(0, len(low), _SCATTERED):
-                block = low[start : start + _SCATTERED]
-                set_scattered(part, remainders(block, size, scratch[: len(block)]))
-
-    def _set(self, part: NDArray[np.uint8], size: int, low: U64, pool: WorkerPool) -> None:
-        import numpy as np
-
-        flags = self._spare.pop() if self._spare else np.zeros(self._flag_bytes, bool)
-
-        def scatter(starts: Iterator[int]) -> None:
-            scratch = np.empty(min(_BLOCK, len(low)), np.uint64)
-            for start in starts:
-                block = low[start : start + _BLOCK]
-                flags[remainders(block, size, scratch[: len(block)])] = True
-
-        def pack(starts: Iterator[int]) -> None:
-            for start in starts:
-                mine = flags[8 * start : 8 * min(start + _BLOCK, len(part))]
-                part[start : start + _BLOCK] |= np.packbits(mine)
-                mine.fill(False)
-
-        pool.spread(scatter, len(low), _BLOCK, 2 * _BLOCK)
-        pool.spread(pack, len(part), _BLOCK, 16 * _BLOCK)
-        self._spare.append(flags)
+    parts = partitions(body, offsets, sizes)
+    flag_bytes = 8 * max(len(part) for part, _ in parts)
+    if len(low) * _FEW < flag_bytes:
+        # A page of a rebuild is fewer: another core reads the next page meanwhile.
+        least = 1 if len(low) >= _PAGE else len(parts) + 1
+        pool.spread(partial(_set_in_place, parts, low), len(parts), 1, least)
+        return
+    flags = np.zeros(flag_bytes, bool)
+    for part, size in parts:
+        pool.spread(partial(_scatter, flags, size, low), len(low), _BLOCK, 2 * _BLOCK)
+        pool.spread(partial(_pack, flags, part), len(part), _BLOCK, 16 * _BLOCK)
 
 
-def set_scattered(cells: NDArray[np.uint8], positions: NDArray[np.int64]) -> None:
+def _set_in_place(parts: list[tuple[NDArray[np.uint8], int]], low: U64, indices: Iterator[int]) -> None:
+    scratch = np.empty(min(_SCATTERED, len(low)), np.uint64)
+    for index in indices:
+        part, size = parts[index]
+        for start in range(0, len(low), _SCATTERED):
+            block = low[start : start + _SCATTERED]
+            set_scattered(part, remainders(block, size, scratch[: len(block)]))
+
+
+def _scatter(flags: NDArray[np.bool_], size: int, low: U64, starts: Iterator[int]) -> None:
+    scratch = np.empty(min(_BLOCK, len(low)), np.uint64)
+    for start in starts:
+        block = low[start : start + _BLOCK]
+        flags[remainders(block, size, scratch[: len(block)])] = True
+
+
+def _pack(flags: NDArray[np.bool_], part: NDArray[np.uint8], starts: Iterator[int]) -> None:
+    for start in starts:
+        mine = flags[8 * start : 8 * min(start + _BLOCK, len(part))]
+        part[start : start + _BLOCK] |= np.packbits(mine)
+        mine.fill(False)  # for the next partition
+
+
+def set_scattered(cells: NDArray[np.uint8], positions: I64) -> None:
     """Set bits that are so scattered that few share a byte; no other thread may write to ``cells``.
 
     ``positions`` is overwritten.
     """
-    import numpy as np
-
     masks = positions.astype(np.uint8)
     masks &= 7
     np.right_shift(128, masks, out=masks)
@@ -221,17 +192,15 @@ def set_scattered(cells: NDArray[np.uint8], positions: NDArray[np.int64]) -> Non
         offsets, masks = offsets[lost], masks[lost]
 
 
-def set_few(cells: NDArray[np.uint8], positions: NDArray[np.int64]) -> None:
+def set_few(cells: NDArray[np.uint8], positions: I64) -> None:
     """Set bits without flags: sort their positions, then change only their bytes."""
     for start in range(0, len(positions), _BLOCK):
         offsets, values = with_bits(cells, positions[start : start + _BLOCK])
         cells[offsets] = values
 
 
-def with_bits(cells: NDArray[np.uint8], positions: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.uint8]]:
+def with_bits(cells: NDArray[np.uint8], positions: I64) -> tuple[I64, NDArray[np.uint8]]:
     """Return the offsets of the bytes that contain the bits, each once, and their values with the bits set."""
-    import numpy as np
-
     ordered = np.sort(positions)
     offsets = ordered >> 3
     masks = (128 >> (ordered & 7)).astype(np.uint8)
@@ -242,11 +211,9 @@ def with_bits(cells: NDArray[np.uint8], positions: NDArray[np.int64]) -> tuple[N
     return offsets, cells[offsets] | np.bitwise_or.reduceat(masks, starts)
 
 
-def test_bits(body: memoryview, offsets: tuple[int, ...], sizes: tuple[int, ...], low: U64) -> NDArray[np.bool_]:
+def test_bits(body: memoryview, offsets: Sequence[int], sizes: Sequence[int], low: U64) -> NDArray[np.bool_]:
     """Return whether all bits of each digest are set; a boolean array of shape ``(n,)``."""
-    import numpy as np
-
-    cells = np.frombuffer(body, np.uint8)
+    parts = partitions(body, offsets, sizes)
     found = np.ones(len(low), bool)
 
     def worker(starts: Iterator[int]) -> None:
@@ -254,11 +221,11 @@ def test_bits(body: memoryview, offsets: tuple[int, ...], sizes: tuple[int, ...]
         for start in starts:
             block = low[start : start + _BLOCK]
             answer = found[start : start + _BLOCK]
-            for offset, size in zip(offsets, sizes):
+            for part, size in parts:
                 positions = remainders(block, size, scratch[: len(block)])
                 shifts = positions.astype(np.uint8) & np.uint8(7)
                 positions >>= 3
-                answer &= (cells[offset:].take(positions) << shifts) >= 128
+                answer &= (part.take(positions) << shifts) >= 128
 
     with WorkerPool() as pool:
         pool.spread(worker, len(low), _BLOCK, 2 * _BLOCK)

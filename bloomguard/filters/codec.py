@@ -24,12 +24,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from zlib import adler32, crc32
 
+from ..exceptions import CorruptFilter
 from .bulk import set_few, with_bits
-from .errors import CorruptFilter
 
 if TYPE_CHECKING:
     import numpy as np
-    from numpy.typing import NDArray
+
+    from .bulk import I64
+else:
+    from .bulk import np
 
 MAGIC = b"\x89bloomg\n"  # not ASCII, ends in a newline: a transfer in text mode damages it visibly
 VERSION = 3
@@ -248,10 +251,8 @@ class Frame:
                 return False
         return True
 
-    def write_bits(self, positions: NDArray[np.int64]) -> None:
+    def write_bits(self, positions: I64) -> None:
         """Set many bits and update the checksum."""
-        import numpy as np
-
         checksum = self._start()
         cells = np.frombuffer(self._data, np.uint8)
         offsets, values = with_bits(cells, positions)
@@ -261,16 +262,12 @@ class Frame:
         cells[offsets] = values
         self._set_trailer((high % _ADLER) << 16 | low % _ADLER, 0)
 
-    def set_bits(self, positions: NDArray[np.int64]) -> None:
+    def set_bits(self, positions: I64) -> None:
         """Set many bits, after :meth:`begin` and before :meth:`seal`."""
-        import numpy as np
-
         set_few(np.frombuffer(self._data, np.uint8), positions)
 
-    def has_many_bits(self, positions: NDArray[np.int64]) -> bool:
+    def has_many_bits(self, positions: I64) -> bool:
         """Return whether all bits of many are set."""
-        import numpy as np
-
         cells = np.frombuffer(self._data, np.uint8)[positions >> 3]
         return bool(((cells << (positions & 7).astype(np.uint8)) >= 128).all())
 

@@ -35,10 +35,11 @@ from functools import partial
 from struct import Struct
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from . import codec, cuckoo_bulk, sizing
+from ..exceptions import InvalidShape
+from . import codec, cuckoo_table, sizing
 from .base import BodyFilter
 from .bloom import BloomFilter, BloomShape
-from .cuckoo_shape import (
+from .cuckoo_table import (
     CODES,
     FACTOR,
     HEAD,
@@ -50,14 +51,14 @@ from .cuckoo_shape import (
     fingerprint_bits_for,
     spill_rate,
 )
-from .errors import InvalidShape
 from .hashing import MASK60, KeyHash, compile_function
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from .base import U64, Writes
+    from .base import Writes
+    from .bulk import U64
 
 _FEW = 32  # extra slots for small tables, whose buckets fill less evenly
 # Limits of the search for a free slot: at load 0.95 it visits about ten buckets, a few hundred at worst. Once something
@@ -122,8 +123,6 @@ class CuckooFilter(BodyFilter):
         if len(header.parameters) < 3:
             raise InvalidShape(f"{len(header.parameters)} parameters; a cuckoo filter has at least 3")
         bits, buckets, *sizes = header.parameters
-        if bits not in CODES:
-            raise InvalidShape(f"fingerprints of {bits!r} bits; they have to have 8, 16 or 32")
         spill = BloomShape(header.capacity, spill_rate(header.error_rate, bits), tuple(sizes))
         return CuckooShape(header.capacity, header.error_rate, bits, buckets, spill)
 
@@ -190,7 +189,6 @@ class CuckooFilter(BodyFilter):
     # Changes are computed first, then applied in order.
 
     def writes(self, digest: int) -> Writes:
-        """Return the changes that add ``digest``, in order; does not apply them."""
         place = self.layout.place(digest)
         if self._has_spilled(*place[:2]):
             return []
@@ -305,15 +303,14 @@ class CuckooFilter(BodyFilter):
         return self.discard(old)
 
     def add_digests(self, low: U64, high: U64 | None = None) -> None:
-        """Add many digests. Readers without a lock find all earlier keys in the meantime."""
         assert high is not None, "a cuckoo filter takes its fingerprints from the high part of the digest"
-        left = cuckoo_bulk.place(self, low, high)
+        left = cuckoo_table.place(self, low, high)
         if len(left):
-            cuckoo_bulk.spill(self, low[left], high[left])
+            cuckoo_table.spill(self, low[left], high[left])
 
     def contains_digests(self, low: U64, high: U64 | None = None) -> NDArray[np.bool_]:
         assert high is not None, "a cuckoo filter takes its fingerprints from the high part of the digest"
-        return cuckoo_bulk.contains(self, low, high)
+        return cuckoo_table.contains(self, low, high)
 
     def clear(self) -> None:
         word = self._moves[0]
@@ -322,7 +319,7 @@ class CuckooFilter(BodyFilter):
 
     def size(self) -> int:
         """Return the number of fingerprints in the table, in one pass over it."""
-        return cuckoo_bulk.size(self)
+        return cuckoo_table.size(self)
 
     def __len__(self) -> int:
         return self.size()

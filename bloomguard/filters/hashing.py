@@ -26,23 +26,23 @@ from typing import TYPE_CHECKING, Any
 
 from mmh3 import mmh3_x64_128_uintdigest
 
+from ..exceptions import CorruptFilter, InvalidShape
 from .bulk import WorkerPool
-from .errors import InvalidShape
 
 if TYPE_CHECKING:
     import numpy as np
-    from numpy.typing import NDArray
 
-    U64 = NDArray[np.uint64]
+    from .bulk import I64, U64
+    from .codec import Header
+else:
+    from .bulk import np
 
 #: 60 bits are two digits of a Python integer: the widest digest whose remainders are cheap.
 MASK60 = (1 << 60) - 1
 _MASK64 = (1 << 64) - 1
 _C1, _C2 = 0x87C37B91114253D5, 0x4CF5AD432745937F
 _CHUNK = 1 << 14  # keys: the arrays of one chunk stay in the second-level cache
-_SHARED_CHUNK = 1 << 15  # the same for several threads: they synchronise half as often
-_SHARED = 1 << 18  # from this many keys on, use several threads
-_MANY = 1 << 20  # from this many keys on, use larger chunks, which take more memory
+_SHARED = 100_000  # from this many keys on, use several threads
 
 
 class KeyHash:
@@ -66,6 +66,19 @@ class KeyHash:
         self.secret = secret if width is None else secret[:width]
         namespace = self.names()
         self.digest = eval(f"lambda key: {self.expression}", namespace)
+
+    @classmethod
+    def of(cls, header: Header, secret: bytes) -> KeyHash:
+        """Return the hash of a frame's keys. Raises :class:`CorruptFilter` if it was built with another secret."""
+        try:
+            key_hash = cls(header.width, secret)
+        except InvalidShape as error:
+            raise CorruptFilter(str(error)) from error
+        if key_hash.key_id != header.key_id:
+            raise CorruptFilter(
+                f"built with another secret: its key id is {header.key_id:#x}, not {key_hash.key_id:#x}"
+            )
+        return key_hash
 
     @property
     def key_id(self) -> int:
@@ -97,7 +110,7 @@ class KeyHash:
             "secret": self.secret,
         }
 
-    def digests(self, keys: Iterable[bytes] | Iterable[int] | bytes | U64 | NDArray[np.int64]) -> tuple[U64, U64]:
+    def digests(self, keys: Iterable[bytes] | Iterable[int] | bytes | U64 | I64) -> tuple[U64, U64]:
         """Return the digests of many keys as two uint64 arrays of shape ``(n,)``: the low 60 bits, and the high 64.
 
         ``keys`` is an iterable of ``bytes``; for a fixed width also one buffer of ``n * width`` bytes, and for width 8
@@ -108,28 +121,25 @@ class KeyHash:
         assert high is not None
         return low, high
 
-    def lows(self, keys: Iterable[bytes] | Iterable[int] | bytes | U64 | NDArray[np.int64], pool: WorkerPool) -> U64:
+    def lows(self, keys: Iterable[bytes] | Iterable[int] | bytes | U64 | I64, pool: WorkerPool) -> U64:
         """Return only the low 60 bits of the digests: enough for a Bloom filter, in half the memory."""
         return self._digests(keys, False, pool)[0]
 
     def _digests(self, keys: Any, both: bool, pool: WorkerPool) -> tuple[U64, U64 | None]:
-        import numpy as np
-
         words, suffix = (self._blake2b(keys), b"") if self.width is None else (self._words(keys), self.secret)
         low = np.empty(len(words), np.uint64)
         wide = np.empty(len(words), np.uint64) if both else None
-        chunk = _CHUNK if len(words) < _MANY else _SHARED_CHUNK
 
         def worker(starts: Iterator[int]) -> None:
-            scratch = np.empty((4, min(chunk, len(words))), np.uint64)
+            scratch = np.empty((4, min(_CHUNK, len(words))), np.uint64)
             for start in starts:
-                block = slice(start, start + chunk)
+                block = slice(start, start + _CHUNK)
                 h1, h2 = _murmur3_x64_128(words[block], suffix, scratch)
                 np.bitwise_and(h1, np.uint64(MASK60), out=low[block])
                 if wide is not None:
                     wide[block] = h2
 
-        pool.spread(worker, len(words), chunk, _SHARED)
+        pool.spread(worker, len(words), _CHUNK, _SHARED)
         return low, wide
 
     def words(self, keys: Any) -> U64:
@@ -139,8 +149,6 @@ class KeyHash:
 
     def _words(self, keys: Any) -> U64:
         """Return fixed-width keys as little-endian 64-bit words, shape ``(n, width // 8)``."""
-        import numpy as np
-
         assert self.width is not None
         if isinstance(keys, np.ndarray):
             if keys.dtype.kind not in "iu" or keys.ndim != 1 or self.width != 8:
@@ -168,8 +176,6 @@ class KeyHash:
 
     def _blake2b(self, keys: Any) -> U64:
         """Return the BLAKE2b digests of keys of any length as little-endian 64-bit words, shape ``(n, 2)``."""
-        import numpy as np
-
         if isinstance(keys, (bytes, bytearray, memoryview, np.ndarray)):
             raise InvalidShape(
                 "one buffer for keys of any length; pass an iterable of bytes, or give the filter a width"
@@ -197,10 +203,8 @@ def _compiled(source: str) -> Callable[..., Callable[[Any], Any]]:
     return make
 
 
-def _integers(keys: list[Any]) -> NDArray[np.int64]:
+def _integers(keys: list[Any]) -> I64:
     """Return a list of signed 64-bit integers as an array. Raises :class:`InvalidShape` for other values."""
-    import numpy as np
-
     try:
         return np.fromiter(keys, np.int64, len(keys))
     except (OverflowError, TypeError, ValueError) as error:
@@ -212,8 +216,6 @@ def _murmur3_x64_128(words: U64, suffix: bytes, scratch: U64) -> tuple[U64, U64]
 
     Both halves are rows of ``scratch``, which has shape ``(4, n or more)``.
     """
-    import numpy as np
-
     h1, h2, k, spare = scratch[:, : len(words)]
     if words.shape[1] == 1 and not suffix:  # one word: both halves start at 0, and the second one stays 0
         np.multiply(words[:, 0], np.uint64(_C1), out=h1)
@@ -267,16 +269,12 @@ _HALVES: tuple[Callable[[U64, U64], tuple[U64, U64, int, int, int, int, int]], .
 
 
 def _rotl(k: U64, bits: int, spare: U64) -> None:
-    import numpy as np
-
     np.right_shift(k, np.uint64(64 - bits), out=spare)
     np.left_shift(k, np.uint64(bits), out=k)
     k |= spare
 
 
 def _fmix(k: U64, spare: U64) -> None:
-    import numpy as np
-
     for factor in (0xFF51AFD7ED558CCD, 0xC4CEB9FE1A85EC53, None):
         np.right_shift(k, np.uint64(33), out=spare)
         k ^= spare

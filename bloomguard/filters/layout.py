@@ -1,4 +1,4 @@
-"""Split a build into shards, each of them a small filter.
+"""Choose the kind of a build's filter, and split it into shards, each of them a small filter.
 
 A shard is small enough for a server to load, free and move without stalling, and far below the limit of 512 MB for one
 Redis key. The kind decides which shard has a key: by its digest, or, in a bitmap, by range.
@@ -11,24 +11,32 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from ..exceptions import CorruptFilter, InvalidShape, TooLarge
 from . import sizing
 from .base import BodyFilter, Shape
+from .bitmap import ExactBitmap
 from .bloom import BloomFilter, BloomShape, shape_of_sizes
 from .codec import MAX_SHARDS, RECENT_HASHES, Frame, Header
-from .errors import CorruptFilter, InvalidShape, TooLarge
+from .cuckoo import CuckooFilter
 from .hashing import MASK60, KeyHash
-from .kinds import KINDS
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from .base import U64, Keys
+    from .base import Keys
+    from .bulk import I64, U64
+else:
+    from .bulk import np
+
+#: The kinds of filters that a store can hold.
+KINDS: dict[str, type[BodyFilter]] = {each.kind: each for each in (BloomFilter, CuckooFilter, ExactBitmap)}
 
 SHARD_BYTES = 32 << 20
 MAX_BYTES = 1 << 40
 #: Capacity of each shard's recent bits: its part of an eighth of the build's capacity, or of a million if that is less.
 _FEWEST_RECENT, _MOST_RECENT, _RECENT_SHARE, _RECENT_ERROR_RATE = 10_000, 1_000_000, 8, 0.01
+_TOP = (1 << 63) - 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,8 +162,6 @@ class Layout:
 
     def contains_many(self, filters: Sequence[BodyFilter], keys: Keys) -> NDArray[np.bool_]:
         """Check many keys against the filters of all shards; returns a boolean array of shape ``(n,)``."""
-        import numpy as np
-
         shards, low, high = self.filter_class.locate_many(self.headers[0], self.key_hash, keys)
         found = np.empty(len(low), bool)
         for shard, mine in self._by_shard(shards):
@@ -164,8 +170,6 @@ class Layout:
 
     def _by_shard(self, shards: U64) -> Iterator[tuple[int, Any]]:
         """Yield each shard that has any of the keys, with an index of its keys in the array of all keys."""
-        import numpy as np
-
         if len(self.headers) == 1:
             if len(shards):
                 yield 0, slice(None)
@@ -186,16 +190,12 @@ class Layout:
         """``recent_positions(digest)``: the positions of its recent bits, counted from the body's first bit."""
         return self._recent.positions_from(8 * self.headers[0].body_bytes)
 
-    def recent_positions_many(self, low: U64) -> NDArray[np.int64]:
+    def recent_positions_many(self, low: U64) -> I64:
         """Return the positions of the recent bits of many digests, given their low parts; in no particular order."""
-        import numpy as np
-
         return self._recent.positions_many(low & np.uint64(MASK60)) + 8 * self.headers[0].body_bytes
 
-    def written_positions(self, low: U64) -> NDArray[np.int64]:
+    def written_positions(self, low: U64) -> I64:
         """Return all bits that an add of many digests to a filter of plain bits sets, in no particular order."""
-        import numpy as np
-
         return np.concatenate((self.shape.positions_many(low), self.recent_positions_many(low)))  # type: ignore[attr-defined]
 
     def attach(self, frame: Frame) -> BodyFilter:
@@ -206,9 +206,49 @@ class Layout:
         """Return one ``might_contain(key)`` over the filters of all shards, given in order: the fastest check."""
         if len(filters) != len(self.headers):
             raise InvalidShape(f"{len(filters)} filters for {len(self.headers)} shards")
+        if len(filters) == 1:
+            return filters[0].might_contain
         return self.filter_class.checker(self.headers[0], self.key_hash, list(filters))
 
 
 def _recent_sizes(capacity: int, shards: int) -> tuple[int, ...]:
     recent = max(_FEWEST_RECENT, min(capacity // _RECENT_SHARE, _MOST_RECENT) // shards)
     return BloomFilter.shape(recent, _RECENT_ERROR_RATE, RECENT_HASHES).sizes
+
+
+@dataclass(frozen=True, kw_only=True)
+class KeysSummary:
+    """The keys of a scan: their ``count``, and for 64-bit integers the lowest and the highest key."""
+
+    count: int
+    low: int | None = None
+    high: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choice:
+    """A kind and its options for :meth:`Layout.plan`."""
+
+    kind: str
+    capacity: int
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+def choose(keys: KeysSummary, error_rate: float, *, capacity: int) -> Choice:
+    """Choose an exact bitmap if it is smaller, a Bloom filter otherwise.
+
+    ``capacity`` is the number of keys to make room for. The bitmap's range ends where that many keys end if they are as
+    dense as the present ones. Raises :class:`InvalidShape`.
+    """
+    bloom = Choice(kind="bloom", capacity=sizing.check_capacity(capacity))
+    bloom_bytes = BloomFilter.plan(capacity, error_rate)[0].body_bytes
+    if not keys.count or keys.low is None or keys.high is None:
+        return bloom
+    span = keys.high - keys.low + 1
+    high = min(keys.low + -(-span * capacity // keys.count) - 1, _TOP)
+    try:
+        if ExactBitmap.plan(capacity, error_rate, low=keys.low, high=high)[0].body_bytes >= bloom_bytes:
+            return bloom
+    except InvalidShape:  # the range is larger than any bitmap
+        return bloom
+    return Choice(kind="bitmap", capacity=capacity, options={"low": keys.low, "high": high})

@@ -8,8 +8,9 @@ Survey"; those without ``k`` assume its optimal value.
 from __future__ import annotations
 
 import math
+import os
 
-from .errors import InvalidShape, TooLarge
+from ..exceptions import InvalidShape, TooLarge
 
 MAX_BITS = 1 << 48  # 32 TiB: more than any machine has, and no computation below overflows
 MAX_HASHES = 64
@@ -177,3 +178,11 @@ def fullest_shard(capacity: int, shards: int) -> int:
     """Return the keys to expect in the fullest shard: balls into bins, four standard deviations above the mean."""
     mean = capacity / shards
     return math.ceil(mean + 4 * math.sqrt(mean))
+
+
+def memory_bytes() -> int:
+    """Return the size of the machine's memory, the default of ``max_bytes``."""
+    try:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, ValueError, OSError):  # not available on every system
+        return 1 << 40

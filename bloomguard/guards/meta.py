@@ -13,7 +13,7 @@ from django.db.models import Model
 from django.db.models.lookups import IntegerFieldExact
 
 from ..exceptions import ConfigurationError
-from ..filters.kinds import KINDS
+from ..filters.layout import KINDS
 from .conditions import Unstable, as_text, refusal_reasons
 from .fields import form_of, is_djangos
 from .keys import KeyMaker, Scoped, plain, scope_of, unwrapped

@@ -19,8 +19,7 @@ from typing import TYPE_CHECKING, Any
 from django.utils import timezone
 
 from ..exceptions import BuilderBusy, RebuildError, StoreError
-from ..filters.kinds import KeysSummary
-from ..filters.layout import Layout
+from ..filters.layout import KeysSummary, Layout
 from ..guards import Guard
 from ..models import GuardState
 from ..state.row import ARMED, FENCED, State

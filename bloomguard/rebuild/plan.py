@@ -11,8 +11,7 @@ from django.utils import timezone
 
 from ..exceptions import RebuildError, StoreError
 from ..filters import FilterError
-from ..filters.kinds import Choice, KeysSummary, choose
-from ..filters.layout import Layout
+from ..filters.layout import Choice, KeysSummary, Layout, choose
 from ..guards import Guard
 from ..models import GuardState
 from ..state.row import ARMED, BY_HAND, FENCED, State

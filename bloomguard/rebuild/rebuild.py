@@ -24,8 +24,7 @@ from django.utils import timezone
 from ..exceptions import BuilderBusy, ConfigurationError, RebuildError, StoreError
 from ..filters import FilterError
 from ..filters.codec import new_tag
-from ..filters.kinds import KeysSummary
-from ..filters.layout import Layout
+from ..filters.layout import KeysSummary, Layout
 from ..guards import Guard
 from ..signals import generation_published, send
 from ..state.connection import has_begun

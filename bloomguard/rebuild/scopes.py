@@ -13,7 +13,7 @@ from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from ..exceptions import RebuildError
-from ..filters.kinds import KeysSummary
+from ..filters.layout import KeysSummary
 from ..guards import Guard
 from ..guards.keys import NoScope, Scoped, head_of
 from ..guards.places import name_of_database, schemas

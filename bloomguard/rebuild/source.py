@@ -23,7 +23,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models import F, Max, Min
 
 from ..exceptions import RebuildError
-from ..filters.kinds import KeysSummary
+from ..filters.layout import KeysSummary
 from ..guards import Guard
 from ..guards.fields import is_djangos, kind_of, own_conversions
 from ..guards.keys import OutOfRange, Uncertain, Unkeyable, unwrapped

@@ -149,6 +149,8 @@ class FrameGeneration(Generation):
                 attached.add_digests(low, high)
 
     def discard(self, keys: Iterable[bytes]) -> None:
+        if not self.layout.filter_class.supports_discard:
+            super().discard(keys)  # raises
         located = self._located(keys)
         for start in range(0, len(located), _DISCARDED_AT_ONCE):
             with self._locked(True):

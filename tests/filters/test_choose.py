@@ -5,8 +5,7 @@ from functools import partial
 import pytest
 
 from bloomguard.filters import InvalidShape, KeyHash
-from bloomguard.filters.kinds import KeysSummary, choose
-from bloomguard.filters.layout import Layout
+from bloomguard.filters.layout import KeysSummary, Layout, choose
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import pytest
 
 from bloomguard.filters import CuckooFilter, InvalidShape
 from bloomguard.filters.bloom import BloomShape
-from bloomguard.filters.cuckoo_shape import HEAD, CuckooShape
+from bloomguard.filters.cuckoo_table import HEAD, CuckooShape
 
 
 def key(number):

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
 from bloomguard.filters import CuckooFilter
-from bloomguard.filters.cuckoo_shape import SLOTS, SPILLED
+from bloomguard.filters.cuckoo_table import SLOTS, SPILLED
 
 from .kinds import key
 

@@ -12,7 +12,7 @@ from typing import Any
 import django.db
 from django.db import OperationalError, connections
 
-from bloomguard.filters.kinds import KeysSummary
+from bloomguard.filters.layout import KeysSummary
 from bloomguard.models import GuardState
 from bloomguard.rebuild.scopes import Sources
 from bloomguard.rebuild.source import KeyPage

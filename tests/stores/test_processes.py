@@ -18,7 +18,7 @@ import pytest
 from bloomguard.exceptions import StoreError
 from bloomguard.filters import CorruptFilter
 from bloomguard.filters.codec import Frame
-from bloomguard.filters.kinds import KINDS
+from bloomguard.filters.layout import KINDS
 from bloomguard.state.active_filter import ActiveFilter
 from bloomguard.stores.file import FileStore
 

@@ -19,7 +19,7 @@ from ...filters.layout import Layout
 from .commands import Words
 
 if TYPE_CHECKING:
-    from ...filters.base import U64
+    from ...filters.bulk import U64
 
 #: Decode the replies to a batch into one answer per key; raises :class:`CorruptFilter`.
 Answers = Callable[[Sequence[Any]], list[bool]]

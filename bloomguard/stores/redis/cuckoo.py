@@ -17,14 +17,14 @@ from typing import TYPE_CHECKING, Any
 
 from ...filters import CorruptFilter
 from ...filters.codec import TRAILER_BYTES, Frame
-from ...filters.cuckoo_shape import CuckooShape
+from ...filters.cuckoo_table import CuckooShape
 from ...filters.layout import Layout
 from .bits import GET, Answers, BitFields, CheckReplies, Operation, encode, encode_each
 from .commands import Command
 from .loading import journal_key
 
 if TYPE_CHECKING:
-    from ...filters.base import U64
+    from ...filters.bulk import U64
 
 _CHECKED = 200  # keys that one command checks
 _CHANGED = 100  # keys that one script call adds or discards: other clients wait for about 0.5 ms

@@ -13,7 +13,7 @@ from ...filters import CorruptFilter, FilterError
 from ...filters.base import BodyFilter
 from ...filters.bulk import one_by_one
 from ...filters.codec import Frame
-from ...filters.cuckoo_shape import CuckooShape
+from ...filters.cuckoo_table import CuckooShape
 from ...filters.layout import Layout
 from ..base import Generation
 from .bits import GET, Answers, Bits, CheckReplies

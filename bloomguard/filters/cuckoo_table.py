@@ -1,28 +1,42 @@
-"""Bulk operations of the cuckoo filter in rounds of numpy, as safe for lock-free readers as single operations.
+"""The table of a cuckoo filter: its layout, and operations on many keys in rounds of numpy.
 
-Keys first go into free slots. Then each round makes room for many keys: first by one move per key, later by paths of
-two and three moves. A round writes the copies at the free ends of all paths, raises the count of moves, overwrites the
-slots that the copies came from, and so on, up to the keys themselves. Keys that need longer paths are added one at a
-time; the keys for which there is no room spill, all at once.
+The body is a word, the table and the spill; :mod:`.cuckoo` explains fingerprints, twins and the spill.
+
+Bulk operations are as safe for lock-free readers as single ones. Keys first go into free slots. Then each round makes
+room for many keys: first by one move per key, later by paths of two and three moves. A round writes the copies at the
+free ends of all paths, raises the count of moves, overwrites the slots that the copies came from, and so on, up to the
+keys themselves. Keys that need longer paths are added one at a time; the keys for which there is no room spill, all at
+once.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
 
-from .cuckoo_shape import FACTOR, HEAD, SLOTS, SPILLED, CuckooShape, count_move
+from ..exceptions import InvalidShape
+from . import sizing
+from .base import Shape
+from .bloom import BloomShape
 from .hashing import MASK60
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from .bulk import I64, U64
     from .cuckoo import CuckooFilter
 
-    U64 = NDArray[np.uint64]
-    I64 = NDArray[np.int64]
     Table = NDArray[np.unsignedinteger[Any]]
+else:
+    from .bulk import np
 
+HEAD = 64  # bytes before the first bucket: a u32 word, little-endian, and padding; no bucket crosses a cache line
+SPILLED = 1 << 31  # bit of the word: something has spilled; the other bits count the moves
+SLOTS = 4
+LOAD = 0.95  # share of the slots used at capacity; with four slots per bucket the limit is 0.98
+FACTOR = 0x7F4A7C15  # C: any odd number that spreads small fingerprints
+CODES: dict[int, Literal["B", "H", "I"]] = {8: "B", 16: "H", 32: "I"}
 _CHUNK = 1 << 15  # keys: the arrays of one round stay in the cache
 _FEW = 16  # up to this many keys a round costs more than adding them one at a time
 _DEEPEST = 3  # moves per key in a round: longer paths are rare, and found one at a time
@@ -31,10 +45,92 @@ _CROWDED = 0.97  # share of the slots: if keys had no room in so full a table, t
 _RETRIES = 100
 
 
+@dataclass(frozen=True)
+class CuckooShape(Shape):
+    """``buckets`` of four fingerprints of ``bits`` (8, 16 or 32) each, little-endian, 0 for a free slot.
+
+    The ``spill`` follows: a Bloom filter whose keys are the numbers returned by :meth:`twins`.
+    """
+
+    bits: int
+    buckets: int
+    spill: BloomShape
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.buckets <= sizing.MAX_BITS // 4:
+            raise InvalidShape(f"{self.buckets!r} buckets; there have to be 1 to 2**46")
+        if self.capacity > self.slots:
+            raise InvalidShape(f"capacity is {self.capacity}, but {self.buckets} buckets have {self.slots} slots")
+
+    @property
+    def slots(self) -> int:
+        """Number of slots, each for one fingerprint."""
+        return SLOTS * self.buckets
+
+    @property
+    def bucket_bytes(self) -> int:
+        """Size of one bucket in bytes."""
+        return SLOTS * self.bits // 8
+
+    @property
+    def spill_offset(self) -> int:
+        """First byte of the spill in the body."""
+        return HEAD + -(-self.buckets * self.bucket_bytes // 8) * 8
+
+    @property
+    def body_bytes(self) -> int:
+        return self.spill_offset + self.spill.body_bytes
+
+    @property
+    def parameters(self) -> tuple[int, ...]:
+        return (self.bits, self.buckets, *self.spill.sizes)
+
+    def place(self, digest: int) -> tuple[int, int, int]:
+        """Return the fingerprint of a 128-bit digest and its two buckets."""
+        fingerprint = digest >> (128 - self.bits) or 1
+        bucket = (digest & MASK60) % self.buckets
+        return fingerprint, bucket, self.other(fingerprint, bucket)
+
+    def other(self, fingerprint: int, bucket: int) -> int:
+        """Return the other bucket of a fingerprint whose one bucket is ``bucket``."""
+        return (fingerprint * FACTOR - bucket) % self.buckets
+
+    def twins(self, fingerprint: int, bucket: int) -> int:
+        """Return a number of 60 bits for the twins of this fingerprint; ``bucket`` may be either of their buckets."""
+        return fingerprint * self.buckets + min(bucket, self.other(fingerprint, bucket)) & MASK60
+
+    def offset(self, bucket: int, slot: int) -> int:
+        """Return the offset of a slot in the body."""
+        return HEAD + bucket * self.bucket_bytes + slot * self.bits // 8
+
+
+def fingerprint_bits_for(error_rate: float) -> int:
+    """Return the shortest fingerprint that keeps ``error_rate``, as each check compares eight slots."""
+    for bits in CODES:
+        if 2 * SLOTS * LOAD / (1 << bits) <= sizing.check_error_rate(error_rate):
+            return bits
+    raise InvalidShape(f"error_rate is {error_rate!r}; fingerprints of 32 bits reach 1.8e-9")
+
+
+def spill_rate(error_rate: float, bits: int) -> float:
+    """Return the error rate to plan the spill's Bloom filter with, for a filter at twice its capacity.
+
+    It is the rate allowed there (:func:`sizing.grown_error_rate`) minus the absent keys that are twins of a key: of one
+    in the full table, or of one in the spill.
+    """
+    if bits not in CODES:
+        raise InvalidShape(f"fingerprints of {bits!r} bits; they have to have 8, 16 or 32")
+    twins = 2 * SLOTS / (1 << bits)
+    return sizing.grown_error_rate(max(error_rate, LOAD * twins)) - 2 * twins
+
+
+def count_move(word: int) -> int:
+    """Return the body's first word with one more move counted."""
+    return word + 1 & SPILLED - 1 | word & SPILLED
+
+
 def _table(filter: CuckooFilter) -> Table:
     """Return the slots, shape ``(buckets, 4)``, in the body's memory."""
-    import numpy as np
-
     shape = filter.layout
     cells: Table = np.frombuffer(filter.body[HEAD : HEAD + shape.slots * shape.bits // 8], f"<u{shape.bits // 8}")
     return cells.reshape(-1, SLOTS)
@@ -42,8 +138,6 @@ def _table(filter: CuckooFilter) -> Table:
 
 def _place(shape: CuckooShape, low: U64, high: U64) -> tuple[Table, I64, I64]:
     """Return the fingerprints and the two buckets of digests, as :meth:`CuckooShape.place` does."""
-    import numpy as np
-
     fingerprints = high >> np.uint64(64 - shape.bits)
     fingerprints[fingerprints == 0] = 1
     first = (low % np.uint64(shape.buckets)).view(np.int64)
@@ -51,8 +145,6 @@ def _place(shape: CuckooShape, low: U64, high: U64) -> tuple[Table, I64, I64]:
 
 
 def _other(shape: CuckooShape, fingerprints: Any, buckets: I64) -> I64:
-    import numpy as np
-
     size = np.uint64(shape.buckets)
     spread = fingerprints.astype(np.uint64) * np.uint64(FACTOR) % size
     others: I64 = ((spread + size - buckets.view(np.uint64)) % size).view(np.int64)
@@ -61,8 +153,6 @@ def _other(shape: CuckooShape, fingerprints: Any, buckets: I64) -> I64:
 
 def _twins(shape: CuckooShape, fingerprints: Table, first: I64, second: I64) -> U64:
     """Return the numbers of twins, as :meth:`CuckooShape.twins` does."""
-    import numpy as np
-
     numbers = fingerprints.astype(np.uint64) * np.uint64(shape.buckets)
     numbers += np.minimum(first, second).view(np.uint64)
     return numbers & np.uint64(MASK60)
@@ -70,8 +160,6 @@ def _twins(shape: CuckooShape, fingerprints: Table, first: I64, second: I64) -> 
 
 def place(filter: CuckooFilter, low: U64, high: U64) -> I64:
     """Add digests, spill those with too many twins, and return the indices of those for which there was no room."""
-    import numpy as np
-
     table = _table(filter)
     random = np.random.default_rng(0)  # picks the fingerprints to move; equal seeds give equal builds
     unplaced, crowded = [np.empty(0, np.int64)], False
@@ -107,8 +195,6 @@ def _fill_pairs(table: Table, places: tuple[Table, I64, I64], left: I64) -> I64:
 
 def _too_many(table: Table, shape: CuckooShape, places: tuple[Table, I64, I64], left: I64) -> NDArray[np.bool_]:
     """Return which of the keys ``left``, counted with their twins in the table, exceed the slots of their buckets."""
-    import numpy as np
-
     fingerprints, first, second = _of(places, left)
     _, where, often = np.unique(_twins(shape, fingerprints, first, second), return_inverse=True, return_counts=True)
     here, there = ((table[buckets] == fingerprints[:, None]).sum(axis=1) for buckets in (first, second))
@@ -119,8 +205,6 @@ def _too_many(table: Table, shape: CuckooShape, places: tuple[Table, I64, I64], 
 
 def _make_room(filter: CuckooFilter, random: Any, places: tuple[Table, I64, I64], left: I64) -> I64:
     """Add the keys ``left``, whose buckets are full; return the indices of those for which there was no room."""
-    import numpy as np
-
     fingerprints, first, second = places
     depth = 1
     while len(left) > _FEW and depth <= _DEEPEST:
@@ -134,8 +218,6 @@ def _make_room(filter: CuckooFilter, random: Any, places: tuple[Table, I64, I64]
 
 def _place_singly(filter: CuckooFilter, places: tuple[Table, I64, I64], left: I64) -> I64:
     """Add keys one at a time; return the indices of those without room. Stops after some failures."""
-    import numpy as np
-
     failed = 0
     while failed < min(len(left), _FEW):
         fingerprint, first, second = (int(each[left[failed]]) for each in places)
@@ -167,8 +249,6 @@ def spill(filter: CuckooFilter, low: U64, high: U64) -> None:
 
 
 def _spill(filter: CuckooFilter, fingerprints: Table, first: I64, second: I64) -> None:
-    import numpy as np
-
     if not len(first):
         return
     filter._spill.add_digests(_twins(filter.layout, fingerprints, first, second))
@@ -181,8 +261,6 @@ def _spill(filter: CuckooFilter, fingerprints: Table, first: I64, second: I64) -
 
 def _fill(table: Table, buckets: I64, fingerprints: Table) -> NDArray[np.bool_]:
     """Write each fingerprint to a free slot of its bucket if there is one; return for which there was."""
-    import numpy as np
-
     index = np.arange(len(buckets))
     ordered = np.sort(buckets << 16 | index)  # takes half the time of argsort; a chunk has fewer than 2**16 keys
     order, bucket = ordered & 0xFFFF, ordered >> 16
@@ -202,8 +280,6 @@ def _move(
     filter: CuckooFilter, table: Table, random: Any, depth: int, first: I64, second: I64, fingerprints: Table
 ) -> NDArray[np.bool_]:
     """Add keys whose two buckets are full by paths of ``depth`` moves; return for which it worked."""
-    import numpy as np
-
     count, slots = len(first), table.shape[1]
     # Column c of a level is the other bucket of the fingerprint in slot c % 4 of column c // 4 of the level above.
     levels = [np.stack((first, second), axis=1)]
@@ -246,8 +322,6 @@ def _move(
 
 def contains(filter: CuckooFilter, low: U64, high: U64) -> NDArray[np.bool_]:
     """Check digests; repeat the check for those not found if a writer moved something in the meantime."""
-    import numpy as np
-
     table = _table(filter)
     found = np.zeros(len(low), bool)
     for start in range(0, len(low), _CHUNK):
@@ -274,6 +348,4 @@ def contains(filter: CuckooFilter, low: U64, high: U64) -> NDArray[np.bool_]:
 
 def size(filter: CuckooFilter) -> int:
     """Return the number of slots in use."""
-    import numpy as np
-
     return int(np.count_nonzero(_table(filter)))

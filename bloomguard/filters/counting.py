@@ -7,63 +7,35 @@ counter that has reached its maximum stays there, because it no longer has the e
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from .. import codec
-from ..base import BodyFilter
-from ..bloom import BloomFilter, check_sizes, estimate_size
-from ..bulk import WorkerPool
-from ..hashing import MASK60, KeyHash, compile_function
+from . import codec
+from .bloom import BloomFilter, BloomShape, PartitionedFilter
+from .hashing import MASK60, KeyHash, compile_function
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from ..base import U64, Keys, Writes
-
-    I64 = NDArray[np.int64]
+    from .base import Writes
+    from .bulk import I64, U64
+else:
+    from .bulk import np
 
 
 @dataclass(frozen=True)
-class CountingShape:
+class CountingShape(BloomShape):
     """Partitions of ``sizes`` counters of 4 bits (two per byte, the first in the high half) or 32 (little-endian)."""
 
-    capacity: int
-    error_rate: float
-    sizes: tuple[int, ...]
     cell_bits: int
 
-    def __post_init__(self) -> None:
-        check_sizes(self.sizes)
-
-    @property
-    def parameters(self) -> tuple[int, ...]:
-        """The partitions' sizes, which the header stores."""
-        return self.sizes
-
     def part_bytes(self, size: int) -> int:
-        """Return the number of bytes for ``size`` counters."""
         return -(-size * self.cell_bits // 32) * 4
 
-    @property
-    def offsets(self) -> tuple[int, ...]:
-        """First byte of each partition."""
-        offsets, at = [], 0
-        for size in self.sizes:
-            offsets.append(at)
-            at += self.part_bytes(size)
-        return tuple(offsets)
 
-    @property
-    def body_bytes(self) -> int:
-        """The size of the body in bytes."""
-        return -(-sum(map(self.part_bytes, self.sizes)) // 8) * 8
-
-
-class CountingBloomFilter(BodyFilter):
+class CountingBloomFilter(PartitionedFilter):
     """A Bloom filter that supports removal: :meth:`discard` undoes one :meth:`add` of the same key.
 
     It takes four times the memory of a Bloom filter. A counter that has reached 15 stays there, so a key that was added
@@ -75,7 +47,7 @@ class CountingBloomFilter(BodyFilter):
     supports_discard: ClassVar[bool] = True
     cell_bits: ClassVar[int] = 4
 
-    __slots__ = ("_parts",)
+    __slots__ = ("_limit", "_parts")
 
     layout: CountingShape
 
@@ -99,6 +71,7 @@ class CountingBloomFilter(BodyFilter):
 
     def _ready(self) -> None:
         self.digest = self.key_hash.digest
+        self._limit = (1 << self.cell_bits) - 1
         self._parts = tuple(
             self.body[offset : offset + self.layout.part_bytes(size)]
             for offset, size in zip(self.layout.offsets, self.layout.sizes)
@@ -116,10 +89,6 @@ class CountingBloomFilter(BodyFilter):
         return compile_function(
             argument, names | self.key_hash.names(), f"h = {digest}", f"return True if {probes} else False"
         )
-
-    @property
-    def _limit(self) -> int:
-        return (1 << self.cell_bits) - 1
 
     def _counts(self, digest: int) -> list[int]:
         low, counts = digest & MASK60, []
@@ -148,17 +117,15 @@ class CountingBloomFilter(BodyFilter):
     def writes(self, digest: int) -> Writes:
         return self._changes(digest, self._counts(digest), 1)
 
-    def discard_writes(self, digest: int) -> Writes:
+    def discard(self, key: bytes) -> bool:
+        digest = self.digest(key)
         counts = self._counts(digest)
-        return self._changes(digest, counts, -1) if all(counts) else []
-
-    def digests(self, keys: Keys) -> tuple[U64, U64 | None]:
-        with WorkerPool() as pool:
-            return self.key_hash.lows(keys, pool), None
+        if not all(counts):
+            return False
+        self._apply(self._changes(digest, counts, -1))
+        return True
 
     def add_digests(self, low: U64, high: U64 | None = None) -> None:
-        import numpy as np
-
         for part, size in zip(self._parts, self.layout.sizes):
             positions, added = np.unique(low % np.uint64(size), return_counts=True)
             places = positions.astype(np.int64)
@@ -168,8 +135,6 @@ class CountingBloomFilter(BodyFilter):
         return self._frequencies(low) > 0
 
     def _frequencies(self, low: U64) -> I64:
-        import numpy as np
-
         least = np.full(len(low), self._limit, np.int64)
         for part, size in zip(self._parts, self.layout.sizes):
             np.minimum(least, self._load(part, (low % np.uint64(size)).astype(np.int64)), out=least)
@@ -177,8 +142,6 @@ class CountingBloomFilter(BodyFilter):
 
     def _load(self, part: memoryview, places: I64) -> I64:
         """Return the counters at ``places`` of a partition."""
-        import numpy as np
-
         if self.cell_bits == 32:
             wide: I64 = np.frombuffer(part, "<u4")[places].astype(np.int64)
             return wide
@@ -188,8 +151,6 @@ class CountingBloomFilter(BodyFilter):
 
     def _store(self, part: memoryview, places: I64, counts: I64) -> None:
         """Set the counters at ``places``, which are distinct."""
-        import numpy as np
-
         if self.cell_bits == 32:
             np.frombuffer(part, "<u4")[places] = counts
             return
@@ -200,28 +161,12 @@ class CountingBloomFilter(BodyFilter):
             cells[at] = cells[at] & keep | counts[mine].astype(np.uint8) << shift
 
     def _used(self) -> list[tuple[int, int]]:
-        """Return ``(counters above 0, counters)`` of each partition."""
-        import numpy as np
-
         used = []
         for part, size in zip(self._parts, self.layout.sizes):
-            if self.cell_bits == 32:
-                used.append((int(np.count_nonzero(np.frombuffer(part, "<u4"))), size))
-            else:
-                cells = np.frombuffer(part, np.uint8)
-                used.append((int(np.count_nonzero(cells & 15) + np.count_nonzero(cells & 240)), size))
+            cells = np.frombuffer(part, np.uint8)
+            halves = (cells & 15, cells & 240) if self.cell_bits == 4 else (cells.view(np.uint32),)
+            used.append((sum(int(np.count_nonzero(half)) for half in halves), size))
         return used
-
-    @property
-    def fill(self) -> float:
-        return sum(used for used, _ in self._used()) / sum(self.layout.sizes)
-
-    def approximate_size(self) -> int:
-        """Estimate the distinct keys from the share of counters above 0."""
-        return estimate_size(self._used())
-
-    def expected_error_rate(self) -> float:
-        return math.prod(used / size for used, size in self._used())
 
 
 class SpectralBloomFilter(CountingBloomFilter):

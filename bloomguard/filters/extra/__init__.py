@@ -1,1 +1,0 @@
-"""Filters that no guard uses by default: counting, scalable, rotating, layered."""
