@@ -8,8 +8,8 @@ import dj_database_url
 
 BASE_DIR = Path(__file__).resolve().parent.parent
 
-# FOR THE DEMO ONLY. A real site draws its own key and keeps it out of the repository: bloomguard too
-# derives its secrets from it.
+# FOR THE DEMO ONLY. A real site generates its own key and keeps it out of the repository. bloomguard
+# derives its secrets from it too.
 SECRET_KEY = os.environ.get("SECRET_KEY", "demo-only-insecure-key-never-use-it-for-a-real-site")
 
 DEBUG = os.environ.get("DEBUG", "1") == "1"
@@ -35,7 +35,7 @@ MIDDLEWARE = [
     "django.contrib.auth.middleware.AuthenticationMiddleware",
     "django.contrib.messages.middleware.MessageMiddleware",
     "django.middleware.clickjacking.XFrameOptionsMiddleware",
-    "bloomguard.middleware.BloomGuardMiddleware",  # 2 of 2: last, so that every other middleware has its say
+    "bloomguard.middleware.BloomGuardMiddleware",  # 2 of 2: last, so that every other middleware runs first
 ]
 
 ROOT_URLCONF = "config.urls"
@@ -63,7 +63,7 @@ DATABASES: dict[str, Any] = {
 }
 if DATABASES["default"]["ENGINE"] == "django.db.backends.sqlite3":
     DATABASES["default"]["OPTIONS"] = {
-        # Readers don't wait for a writer, and a transaction that will write asks for the lock at its start.
+        # Readers don't wait for a writer, and a writing transaction takes the lock at its start.
         "init_command": "PRAGMA journal_mode=WAL; PRAGMA synchronous=NORMAL;",
         "transaction_mode": "IMMEDIATE",
     }

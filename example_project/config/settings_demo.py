@@ -25,6 +25,6 @@ if MODE == "null_caching":
     CACHES = {
         "default": {
             "BACKEND": "django.core.cache.backends.locmem.LocMemCache",
-            "OPTIONS": {"MAX_ENTRIES": 1_000_000},  # more than one run can ask for: nothing is evicted
+            "OPTIONS": {"MAX_ENTRIES": 1_000_000},  # more than one run requests, so nothing is evicted
         },
     }

@@ -1,4 +1,4 @@
-"""What bloomguard protects: a query for a row that does not exist is answered before it is sent."""
+"""The guards: they answer queries for rows that do not exist before they are sent."""
 
 from django.db.models import Q
 

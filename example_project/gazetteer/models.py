@@ -6,7 +6,7 @@ from django.utils import timezone
 
 
 class City(models.Model):
-    """A populated place of GeoNames. Its id there is its primary key here, so links last."""
+    """A populated place of GeoNames. Its GeoNames ID is the primary key, so links last."""
 
     geonameid = models.PositiveIntegerField(primary_key=True)
     name = models.CharField(max_length=120)
@@ -34,12 +34,12 @@ class City(models.Model):
 
 class ListingQuerySet(models.QuerySet["Listing"]):
     def public(self) -> "ListingQuerySet":
-        """The listings that visitors may see. `ListingGuard.alive` says the same to bloomguard."""
+        """The listings that visitors may see, as in `ListingGuard.alive`."""
         return self.filter(deleted_at=None)
 
 
 class Listing(models.Model):
-    """Something offered in a city. Deleting it hides it; restoring brings it back under the same link."""
+    """Something offered in a city. Deleting it hides it; restoring it brings back the same link."""
 
     city = models.ForeignKey(City, on_delete=models.CASCADE, related_name="listings")
     title = models.CharField(max_length=120)
@@ -59,7 +59,7 @@ class Listing(models.Model):
     def get_absolute_url(self) -> str:
         return reverse("listing-detail", kwargs={"slug": self.slug})
 
-    # Any write would do, `QuerySet.update` as well: bloomguard adds a restored listing before the COMMIT.
+    # Any write works, `QuerySet.update` too: bloomguard adds a restored listing before the COMMIT.
 
     def soft_delete(self) -> None:
         self.deleted_at = timezone.now()

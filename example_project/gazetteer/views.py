@@ -1,4 +1,4 @@
-"""Plain views: none of them knows that bloomguard exists."""
+"""Plain views, which know nothing of bloomguard."""
 
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404, render

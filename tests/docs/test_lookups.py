@@ -212,11 +212,7 @@ def test_the_decorators_that_leave_a_view_open_are_those_of_the_page():
     from django.contrib.auth.decorators import login_required, permission_required
 
     guard = make_guard(City)
-    row = next(
-        line
-        for line in (DOCS / "routes.md").read_text().splitlines()
-        if line.startswith("| a function, plain")
-    )
+    row = next(line for line in (DOCS / "routes.md").read_text().splitlines() if line.startswith("| a function, plain"))
     for pattern in re.findall(r"`([a-z_*]+)`", row):
         found = list(decorators(pattern))
         assert found, pattern

@@ -18,21 +18,21 @@ from multiprocessing.connection import Connection
 from .traffic import Traffic
 
 HOST = "127.0.0.1"
-TIMEOUT = 30  # seconds, for one answer of the server or one word of a client
+TIMEOUT = 30  # seconds, for a response of the server or a message of a client
 REQUEST = b"GET /cities/%d/ HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
 LENGTH = re.compile(rb"\r\nContent-Length: (\d+)")
 QUERIES = re.compile(rb"\r\nX-Guarded-Queries: (\d+)")
 WORKER = re.compile(rb"\r\nX-Worker: (\d+)")
-CONNECTS = 200  # tries to be heard by a certain worker
+CONNECTS = 200  # attempts to reach a given worker
 
 
 @dataclass
 class Tally:
-    """What one client saw. Index 0 of a pair is for absent IDs, 1 for existing ones."""
+    """What one client measured. Index 0 of a pair is for absent IDs, 1 for existing ones."""
 
     requests: list[int] = field(default_factory=lambda: [0, 0])
     queries: list[int] = field(default_factory=lambda: [0, 0])
-    wrong: list[int] = field(default_factory=lambda: [0, 0])  # any status but the 404 or 200 that is due
+    wrong: list[int] = field(default_factory=lambda: [0, 0])  # responses with another status than 404 or 200
     false_404s: int = 0
     seconds: float = 0.0
     latencies: "array[float]" = field(default_factory=lambda: array("d"))  # seconds
@@ -47,7 +47,7 @@ def attack(port: int, traffic: Traffic, warm_up: Traffic, *, clients: int, worke
     with processes([(port, *share, seconds) for share in shares]) as pipes:
         try:
             for pipe in pipes:
-                hear(pipe, TIMEOUT)  # it is ready: connected, warm, its requests made
+                hear(pipe, TIMEOUT)  # it is ready: connected, warm, its requests prepared
             for pipe in pipes:
                 pipe.send("go")
             return [hear(pipe, seconds + TIMEOUT) for pipe in pipes]
@@ -63,14 +63,14 @@ def hear(pipe: "Connection[str, Tally]", timeout: float) -> Tally:
 
 @contextmanager
 def processes(arguments: list[tuple[int, int, Traffic, Traffic, float]]) -> "Iterator[list[Connection[str, Tally]]]":
-    context = multiprocessing.get_context("spawn")  # a fork would share our database connection, and more
+    context = multiprocessing.get_context("spawn")  # a fork would share the database connection and more
     started = []
     try:
         for each in arguments:
             ours, theirs = context.Pipe()
             process = context.Process(target=client, args=(theirs, *each), daemon=True)
             process.start()
-            theirs.close()  # ours then says EOF when the client is gone
+            theirs.close()  # so that our end reads EOF when the client has exited
             started.append((process, ours))
         yield [pipe for _, pipe in started]
     finally:
@@ -84,7 +84,7 @@ def client(
     pipe: "Connection[Tally, str]", port: int, worker: int, warm_up: Traffic, traffic: Traffic, seconds: float
 ) -> None:
     """What one process does."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C is the parent's business: it ends us
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C and ends this process
     requests = [REQUEST % id_ for id_ in traffic.ids]
     with connect(port, worker) as connection:
         ask(connection, [REQUEST % id_ for id_ in warm_up.ids], warm_up.exists, TIMEOUT)

@@ -11,7 +11,7 @@ worker_class = "gthread"
 threads = 1
 keepalive = 60
 loglevel = "warning"
-graceful_timeout = 1  # the clients are gone by then
+graceful_timeout = 1  # the clients have exited by then
 
 
 def post_worker_init(worker: Any) -> None:

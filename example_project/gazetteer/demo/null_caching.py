@@ -1,4 +1,4 @@
-"""What people do today: keep the answer in the cache, also when the answer is "no such city".
+"""Null caching: keep the answer in the cache, even if it is "no such city".
 
 It spares the database whoever asks twice for the same ID. Against IDs that never come twice it costs a look-up
 and a write more, and memory for each. This module is the URLconf of that mode: the site's own, with one page replaced.
@@ -16,7 +16,7 @@ from django.views.decorators.http import require_safe
 from gazetteer.models import City
 from gazetteer.views import city_page
 
-NO_CITY = "no city"  # not None, which is what the cache says of a key it doesn't have
+NO_CITY = "no city"  # not None, which the cache returns for a missing key
 
 
 def cached_city_or_404(pk: int) -> City:
@@ -39,7 +39,7 @@ def cache_key(pk: int) -> str:
 
 @receiver([post_save, post_delete], sender=City)
 def forget(instance: City, **kwargs: Any) -> None:
-    """Or a new city would stay hidden by its cached absence. Reaches the other workers only in a shared cache."""
+    """Delete the cached absence of a new city. Reaches other workers only through a shared cache."""
     cache.delete(cache_key(instance.pk))
 
 

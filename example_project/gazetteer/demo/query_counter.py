@@ -1,4 +1,4 @@
-"""Says in headers of every response which worker answered, and how many queries it cost the guarded tables."""
+"""Add response headers with the worker and the number of queries on the guarded tables."""
 
 import os
 import threading
@@ -26,8 +26,8 @@ count = Count()
 
 
 def counted(application: Application) -> Application:
-    """`application`, with the headers. It stands outside of Django, and so counts alike whoever answers."""
-    # Every connection of the process, whoever opens it: a query on a private one counts too.
+    """`application`, with the headers. It wraps Django, so it counts the same way in every mode."""
+    # Every connection of the process, so that queries on a private one count too.
     connection_created.connect(watch)
 
     def counting(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
@@ -42,7 +42,7 @@ def counted(application: Application) -> Application:
 
 
 def watch(connection: BaseDatabaseWrapper, **kwargs: Any) -> None:
-    if count_query not in connection.execute_wrappers:  # it stays when the connection is opened again
+    if count_query not in connection.execute_wrappers:  # it stays when the connection is reopened
         connection.execute_wrappers.append(count_query)
 
 

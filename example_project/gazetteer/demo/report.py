@@ -1,4 +1,4 @@
-"""The figures of the demo: as a table, as JSON, as a chart, and what they have to show."""
+"""The figures of the demo: as a table, as JSON, as a chart, and what they have to prove."""
 
 import json
 import statistics
@@ -17,10 +17,10 @@ MODES = {
     "route": "guarded at the route",
     "door": "guarded at the door",
 }
-#: How many times the requests a second of the unguarded site are usual.
+#: The usual ratio of requests a second to those of the unguarded site.
 SPEEDUPS_DUE = {"lookup": 1.3, "route": 2.0, "door": 3.0}
 COLORS = ["#9aa5b1", "#d9a441", "#7fb69f", "#3d9270", "#159a70"]
-#: The colour of text and axes, by the ground that the page has.
+#: The colour of text and axes, by the page's background.
 INKS = {"light": "#24292f", "dark": "#e6edf3"}
 
 
@@ -51,7 +51,7 @@ class Report:
     build: BuildFigures
 
     def speedup(self, mode: str) -> float:
-        """Requests a second, in this mode against unguarded."""
+        """The ratio of requests a second to those of the unguarded mode."""
         return self.modes[mode].requests_per_second / self.modes["unguarded"].requests_per_second
 
 
@@ -79,7 +79,7 @@ def add_up(*turns: list[Tally]) -> ModeFigures:
 
 
 def failures(report: Report) -> list[str]:
-    """What the run was due to show and did not; nothing when all is well."""
+    """What the run should have shown and did not; empty if all is well."""
     failures = []
     for mode in SPEEDUPS_DUE:
         guarded, title = report.modes[mode], MODES[mode].capitalize()
@@ -95,7 +95,7 @@ def failures(report: Report) -> list[str]:
 
 
 def shortfalls(report: Report) -> list[str]:
-    """Where the guards gained less than they usually do: beside other work on the machine."""
+    """Where the guards gained less than usual, as on a busy machine."""
     return [
         f"{MODES[mode].capitalize()}, {report.speedup(mode):.2f} times the requests of unguarded;"
         f" usually at least {due} times."
@@ -137,7 +137,7 @@ def as_table(report: Report) -> str:
 
 
 def write(report: Report, folder: Path) -> None:
-    """Write demo-report.json, demo-report.png, and the chart for pages on light and on dark ground as SVG."""
+    """Write demo-report.json, demo-report.png, and the chart as SVG for light and dark pages."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "demo-report.json").write_text(json.dumps(asdict(report), indent=2) + "\n")
     draw(report, folder / "demo-report.png")
@@ -146,8 +146,8 @@ def write(report: Report, folder: Path) -> None:
 
 
 def draw(report: Report, path: Path, ink: str | None = None) -> None:
-    """Draw the chart as ``path``'s suffix says: black on white, or in ``ink`` on no ground of its own."""
-    import matplotlib  # here, because it takes a second to load and nothing else needs it
+    """Draw the chart as ``path``'s suffix says: black on white, or in ``ink`` on a transparent background."""
+    import matplotlib  # imported here, because it takes a second to load and nothing else needs it
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
@@ -180,5 +180,5 @@ def draw(report: Report, path: Path, ink: str | None = None) -> None:
 
 
 def label(value: float) -> str:
-    """A figure as it stands on its bar."""
+    """The label of a bar."""
     return f"{value:,.0f}" if value >= 100 else f"{value:.2g}"

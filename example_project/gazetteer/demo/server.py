@@ -22,7 +22,7 @@ def serving(mode: str) -> Iterator[int]:
 
     Raises RuntimeError when it doesn't answer within 30 s.
     """
-    with socket.create_server((HOST, 0)) as listener:  # a free port that is ours from now on: no race for it
+    with socket.create_server((HOST, 0)) as listener:  # reserve a free port, so that there is no race for it
         port = listener.getsockname()[1]
         server = start(mode, listener)
     try:
@@ -48,8 +48,8 @@ def start(mode: str, listener: socket.socket) -> "subprocess.Popen[bytes]":
         cwd=settings.BASE_DIR,
         env=os.environ | environment,
         pass_fds=[listener.fileno()],
-        stdin=subprocess.PIPE,  # never written to: its end tells the server that we are gone
-        start_new_session=True,  # a Ctrl-C is for us; stopping the server is our business
+        stdin=subprocess.PIPE,  # never written to: EOF tells the server that this process has exited
+        start_new_session=True,  # keep Ctrl-C from the server; this process stops it
     )
 
 
