@@ -275,6 +275,7 @@ def test_a_transaction_that_locks_the_state_table_does_not_wait_for_itself(
 ):
     """It fences by its own connection, if it has not unlocked the table by a savepoint, and its writes work."""
     monkeypatch.setattr(state_connection, "READ_SECONDS", 0.5)  # for so long it does wait
+    monkeypatch.setattr(state_connection, "CHANGE_SECONDS", 60.0)  # for so long it does not
     guard, began = registry["product"], time.monotonic()
     if is_armed:
         Rebuild(guard, sleep=clock.sleep).run()
@@ -295,7 +296,7 @@ def test_a_transaction_that_locks_the_state_table_does_not_wait_for_itself(
     assert Product.objects.filter(pk=90_091).exists()
     is_added = is_armed and how == "ORM" and (is_undone or lock is LOCKS["a weaker lock"])
     assert guard.verdict(90_091) is (Verdict.MAYBE if is_added else Verdict.UNKNOWN)
-    assert time.monotonic() - began < 9
+    assert time.monotonic() - began < 60
 
 
 WRITES = {
