@@ -31,7 +31,7 @@ from django.db.models.sql import DeleteQuery, Query
 from ..guards import Guard
 from ..guards.keys import NoScope, OutOfRange, Unkeyable, unwrapped
 from ..guards.scopes import DATABASE
-from ..state.connection import has_own_transaction
+from ..state.connection import fetch_uncounted, has_own_transaction
 from . import fencing
 from .observer import TransactionObserver
 from .tables import TrackedTable
@@ -107,8 +107,8 @@ def _lock(compiler: Any, tracked: TrackedTable, chosen: Iterable[Any]) -> Alive:
     if compiler.connection.vendor == "sqlite":
         # It has no row locks, and a transaction that reads first cannot wait for the write lock: so write first.
         table = compiler.connection.ops.quote_name(compiler.query.get_meta().db_table)
-        with compiler.connection.cursor() as cursor:
-            cursor.execute(f"DELETE FROM {table} WHERE 0")  # noqa: S608
+        with compiler.connection.wrap_database_errors:
+            fetch_uncounted(compiler.connection, f"DELETE FROM {table} WHERE 0")  # noqa: S608
     # On SQLite no other connection can change the state rows now.
     generation = (
         guard._runtime.active_filter.active(compiler.using) if at_home and guard._meta.place.is_certain() else ""

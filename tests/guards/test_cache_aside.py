@@ -340,7 +340,7 @@ def in_threads(call, *values):
 @pytest.mark.django_db(transaction=True)
 def test_a_load_for_one_spelling_is_not_that_of_another(shop, build):
     """Whoever floods the site with one spelling does not answer for the other, found or not."""
-    barrier = threading.Barrier(2, timeout=20)  # both loads run at once
+    barrier = threading.Barrier(2, timeout=60)  # both loads run at once
     Article.objects.create(slug="ulm")
 
     def load(slug):

@@ -319,7 +319,7 @@ def test_ctrl_c_ends_it_cleanly(start):
     assert child.stdout.readline() == "reached\n"
 
     child.send_signal(signal.SIGINT)
-    _, said = child.communicate(timeout=20)
+    _, said = child.communicate(timeout=60)
 
     assert child.returncode == 130
     assert said.splitlines()[-1] == "CommandError: interrupted; a guard is fenced if a missing row was found before"

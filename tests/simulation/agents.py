@@ -182,6 +182,14 @@ def kill(world: World, host: str) -> None:
         start(world, host, delay=world.rng.randrange(32) * TICK)
 
 
+_SPLIT = ["split", "split", "heal"]
+_ALL = ["promote", "heal", "reroute", "cut", "flush", "evict", "restore", "save"]
+_ALL += ["kill", "fill", "step_wall_clock", "lose_database"]
+#: What may break in a schedule: one of these is drawn. A mutant may narrow them down to what it needs.
+WEATHERS = [[], ["cut"], ["fill"], ["replicate", "reroute", "promote", "heal"], _SPLIT, _SPLIT]
+WEATHERS += [["kill", "cut", "evict", "fill"], _ALL, _ALL]
+
+
 class Faults:
     """Breaks things in storms, with a calm after each. Each schedule has a weather of its own: some kinds of faults."""
 
@@ -193,13 +201,7 @@ class Faults:
     def __init__(self, world: World) -> None:
         self.world = world
         rng = world.rng
-        kinds = [self.promote, self.heal, self.reroute, self.cut, self.flush, self.evict, self.restore, self.save]
-        kinds += [self.kill, self.fill, self.step_wall_clock, self.lose_database]
-        failover = [self.replicate, self.reroute, self.promote, self.heal]
-        split = [self.split, self.split, self.heal]
-        wear = [self.kill, self.cut, self.evict, self.fill]
-        weather = rng.choice([[], [self.cut], [self.fill], failover, split, split, wear, kinds, kinds])
-        self.kinds = [kind for kind in weather if rng.random() < 0.7]
+        self.kinds = [getattr(self, kind) for kind in rng.choice(WEATHERS) if rng.random() < 0.7]
         if rng.random() < 0.15:
             world.database.lossy = world.network.lossy = 0.04
         if rng.random() < 0.3:

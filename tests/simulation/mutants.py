@@ -19,7 +19,9 @@ from bloomguard.state.row import Copy, State
 from bloomguard.state.table import StateTable
 from bloomguard.writes import fencing, state_rows
 
-from .database import SimulatedConnection
+from . import agents
+from .agents import Faults
+from .database import SimulatedConnection, read_row
 from .servers import Server, SimulatedGeneration, SimulatedStore
 from .world import Process, World
 
@@ -287,11 +289,12 @@ def _hurried(hurries: Callable[[Rebuild], bool]) -> Patches:
     return [patch.object(Rebuild, "run", run)]
 
 
-@mutant(675, rare=True)
+@mutant(61)
 def no_wait_after_fencing_a_replaced_store() -> Patches:
     """The row names another store while some processes still answer from the one before, and writers trust the wait.
 
-    They wait by themselves for each fence that is new to them. Either wait is enough.
+    They wait by themselves for each fence that is new to them. Either wait is enough. Looked for where stores are
+    replaced.
     """
     wait = StateTable.wait_for_fence
 
@@ -299,7 +302,11 @@ def no_wait_after_fencing_a_replaced_store() -> Patches:
         if state.active or not state.building:
             wait(table, state)
 
-    return [*_hurried(lambda one: one._mine is None), patch.object(StateTable, "wait_for_fence", wait_for_fence)]
+    return [
+        *_hurried(lambda one: one._mine is None),
+        patch.object(StateTable, "wait_for_fence", wait_for_fence),
+        patch.object(agents, "WEATHERS", [["split", "split", "heal"]]),
+    ]
 
 
 @mutant(3)
@@ -334,10 +341,23 @@ def publish_without_compare_and_set() -> Patches:
     return [patch.object(StateTable, "swap", swap)]
 
 
-@mutant(4614, rare=True)
+@mutant(88)
 def standby_kept_though_an_add_missed_it() -> Patches:
-    """A roll-back returns to a generation that lacks what was written when it could not be reached."""
-    return [patch.object(fencing, "drop_standby", lambda guard, using, seen: True)]
+    """A roll-back returns to a generation that lacks what was written when it took no more keys.
+
+    Looked for where that befalls kept standbys alone.
+    """
+
+    def fill(self: Faults) -> None:
+        row = read_row("default")
+        for server in self.world.servers if row.standby_until else ():
+            server.full.add(row.standby)
+
+    return [
+        patch.object(fencing, "drop_standby", lambda guard, using, seen: True),
+        patch.object(agents, "WEATHERS", [["fill"]]),
+        patch.object(Faults, "fill", fill),
+    ]
 
 
 # -- discards

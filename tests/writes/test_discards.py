@@ -14,6 +14,7 @@ from django.db.models.functions import Concat
 
 from bloomguard.guards import Guard
 from bloomguard.rebuild import Rebuild
+from bloomguard.state import table as states
 from bloomguard.verdicts import Verdict
 from bloomguard.writes import discards
 from bloomguard.writes.adding import adding
@@ -556,6 +557,31 @@ def test_nothing_is_read_for_guards_that_cannot_discard(made, django_assert_num_
 
     with django_assert_num_queries(1, using=database.current):
         Product.objects.filter(pk=1)._raw_delete(database.current)
+
+
+@on_one_database
+def test_nothing_is_read_before_sqlite_gives_the_lock(articles, made, clock, monkeypatch):
+    """Not even the state rows, because of what a trigger writes: after a read SQLite does not wait for the lock."""
+    made(Product)
+    connection, found, renew = connections["default"], [], states.table.renew
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "CREATE TRIGGER goes AFTER DELETE ON shop_article BEGIN INSERT INTO shop_product (name) VALUES (''); END"
+        )
+    try:
+        Article.objects.filter(slug="b").update(slug="e")  # so the catalogue is known
+        clock.now += 10
+        # Another thread has the connection to the state rows for too long.
+        monkeypatch.setattr(states.table, "renew", lambda **how: states.table._within.read is not None and renew(**how))
+        connection.connection.set_trace_callback(found.append)
+
+        Article.objects.filter(slug="a").update(slug="f")
+    finally:
+        connection.connection.set_trace_callback(None)
+        with connection.cursor() as cursor:
+            cursor.execute("DROP TRIGGER goes")
+
+    assert found[found.index("BEGIN") + 1] == 'DELETE FROM "shop_article" WHERE 0'
 
 
 def test_others_may_go_on_pointing_to_a_row_that_is_changed(articles):

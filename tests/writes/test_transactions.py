@@ -275,6 +275,7 @@ def test_a_transaction_that_locks_the_state_table_does_not_wait_for_itself(
 ):
     """It fences by its own connection, if it has not unlocked the table by a savepoint, and its writes work."""
     monkeypatch.setattr(state_connection, "READ_SECONDS", 0.5)  # for so long it does wait
+    monkeypatch.setattr(state_connection, "CHANGE_SECONDS", 60.0)  # for so long it does not
     guard, began = registry["product"], time.monotonic()
     if is_armed:
         Rebuild(guard, sleep=clock.sleep).run()
@@ -295,7 +296,7 @@ def test_a_transaction_that_locks_the_state_table_does_not_wait_for_itself(
     assert Product.objects.filter(pk=90_091).exists()
     is_added = is_armed and how == "ORM" and (is_undone or lock is LOCKS["a weaker lock"])
     assert guard.verdict(90_091) is (Verdict.MAYBE if is_added else Verdict.UNKNOWN)
-    assert time.monotonic() - began < 9
+    assert time.monotonic() - began < 60
 
 
 WRITES = {
@@ -506,7 +507,7 @@ def second_alias():
     """The file of the test's database under another alias, as for a ``transaction_mode`` of its own."""
     settings = copy.deepcopy(connections.settings["default"])
     settings["NAME"] = connections["default"].settings_dict["NAME"]
-    settings["OPTIONS"] |= {"timeout": 2} | ({"transaction_mode": "IMMEDIATE"} if VERSION >= (5, 1) else {})
+    settings["OPTIONS"] |= {"transaction_mode": "IMMEDIATE"} if VERSION >= (5, 1) else {}
     connections.settings["second"] = settings
     connections["second"].connect()  # Django's tests refuse `ensure_connection` for an alias that is new
     try:
@@ -540,7 +541,7 @@ ON_SECOND = {
 @pytest.mark.parametrize("how", ON_SECOND)
 @pytest.mark.parametrize("is_read", [False, True], ids=["", "after a lease"])
 def test_a_writer_by_another_alias_of_the_file_does_not_lock_itself_out(
-    product, clock, second_alias, monkeypatch, block, how, is_read
+    product, clock, second_alias, settings, monkeypatch, block, how, is_read
 ):
     """It reads the state rows by its own connection, as the file has one writer, and fences by it."""
     if how == "the add fails":
@@ -560,7 +561,7 @@ def test_a_writer_by_another_alias_of_the_file_does_not_lock_itself_out(
         else:
             ON_SECOND[how](pk)
 
-    assert time.monotonic() - began < 2
+    assert time.monotonic() - began < settings.DATABASES["default"]["OPTIONS"]["timeout"]
     assert Product.objects.filter(pk__gte=90_080).count() == 2
     assert product.verdict(90_080) is (Verdict.UNKNOWN if how in ("raw", "the add fails") else Verdict.MAYBE)
     assert product.verdict(123_456) is (Verdict.UNKNOWN if how in ("raw", "the add fails") else Verdict.ABSENT)

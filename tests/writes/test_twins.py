@@ -22,8 +22,8 @@ from tests.support.guarding import registered
 
 pytestmark = pytest.mark.django_db(transaction=True, databases="__all__")
 
-#: Its slug is of all kinds.
-FIRST, OLD = 1001, uuid.UUID(int=1).hex
+#: No sequence gives its number, and its slug is of all kinds.
+FIRST, OLD = -1, uuid.UUID(int=1).hex
 
 
 class Wrapped(models.CharField):

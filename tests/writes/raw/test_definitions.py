@@ -294,5 +294,5 @@ def update_note(note):
 def in_thread(work):
     thread = threading.Thread(target=work)
     thread.start()
-    thread.join(20)
+    thread.join(60)
     assert not thread.is_alive()
