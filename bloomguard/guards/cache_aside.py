@@ -24,6 +24,7 @@ import secrets
 import threading
 import time
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from functools import partial
 from operator import methodcaller
 from typing import Any
@@ -41,7 +42,7 @@ from ..verdicts import Decision, Verdict
 from .counters import AVOIDED
 from .fields import PLAIN
 from .guard import Guard
-from .misses import confirm_missing, is_exact
+from .misses import confirm_missing
 from .registry import registry
 
 Event = threading.Event | asyncio.Event
@@ -114,15 +115,13 @@ def _is_in_transaction() -> bool:
     return any(map(has_begun, connections.all(initialized_only=True)))
 
 
+@dataclass(eq=False)
 class Flight:
     """One load. ``done`` is set when it ends; ``result`` is its value, or ``_MISSING`` if it failed."""
 
-    __slots__ = ("began", "done", "result")
-
-    def __init__(self, began: float, done: Event) -> None:
-        self.began = began
-        self.done = done
-        self.result: Any = _MISSING
+    began: float
+    done: Event
+    result: Any = _MISSING
 
 
 class Flights:
@@ -301,7 +300,7 @@ def _key(guard: Guard, value: Any) -> str | None:
     """Return the cache key of ``value``; ``None`` if only its class knows which row it means."""
     try:
         key, own = guard._meta.keys.key(value), b""
-        if not is_exact(guard, value):
+        if not guard._meta.is_exact(value):
             values = list(guard._meta.conditions(value).values())
             if not all(type(each) in PLAIN for each in values):
                 return None

@@ -254,8 +254,9 @@ class GuardRuntime:
         except Exception as error:
             answers = [self._decision_for(error)] * len(asked)
         for place, answer in zip(keys, answers):
-            is_due = answer is ABSENT and self._is_check_due()
-            found[place] = spot_checks.checks.check(self._guard, values[place]) if is_due else answer
+            if answer is ABSENT and self._is_check_due():
+                answer = spot_checks.checks.check(self._guard, values[place])
+            found[place] = answer
         return [self._record(value, decision) for value, decision in zip(values, found)]
 
     async def adecide_many(self, values: Sequence[Any]) -> list[Decision]:
@@ -291,8 +292,10 @@ class GuardRuntime:
             return decisions
         row = row or self.active_filter.table.renewed(self._guard.name)
         doubt = self._doubt(copy.rows.get(self._guard.name), row)
-        if row is None or doubt is not None or self._guard.scope is None:
-            return [doubt or each if each.verdict is Verdict.ABSENT else each for each in decisions]
+        if row is None or doubt is not None:
+            return [doubt or LEASE if each.verdict is Verdict.ABSENT else each for each in decisions]
+        if self._guard.scope is None:
+            return decisions
         covers = self._guard._meta.scopes.covers
         return [
             AMBIGUOUS if each.verdict is Verdict.ABSENT and not covers(row, key) else each
