@@ -241,9 +241,9 @@ def _try(operation: str, *args: Any, otherwise: Any) -> Steps:
 def cache_key(name: str, value: Any) -> str | None:
     """Return the key under which :func:`get_or_load` caches ``value`` of the guard ``name``; ``None`` if it has none.
 
-    Use it to delete the entry when the row changes: ``cache.delete(cache_key("city", 7))``. With a ``normalize`` or a
-    field of the project's own, each spelling of a value has an entry. It contains a keyed hash, not the value itself.
-    Raises :class:`ConfigurationError` if there is no such guard.
+    Use it to delete the entry when the row changes: ``cache.delete(cache_key("city", 7))``. With an overridden
+    ``normalize`` or a custom field, each spelling of a value has an entry. The key contains a keyed hash, not the
+    value itself. Raises :class:`ConfigurationError` if there is no such guard.
     """
     return _key(registry[name], value)
 

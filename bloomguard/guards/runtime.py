@@ -283,10 +283,10 @@ class GuardRuntime:
     def _placed(
         self, decisions: list[Decision], copy: Copy, keys: Sequence[bytes], row: State | None = None
     ) -> list[Decision]:
-        """Return ``decisions``, each ABSENT replaced if the filter may be that of another table, or lack a row of ours.
+        """Replace each ABSENT if the filter may belong to another table, or may lack a row that this process wrote.
 
-        ``copy`` is that of the state rows from before the filter was asked: the filter may have been replaced since.
-        Without ``row``, which was leased after that, the state rows may be read.
+        ``copy`` is the process's copy of the state rows from before the check: the filter may have been replaced since.
+        ``row`` is a lease from after the check; without it, the state rows may be read.
         """
         if not any(each.verdict is Verdict.ABSENT for each in decisions):
             return decisions
@@ -303,7 +303,7 @@ class GuardRuntime:
         ]
 
     def _doubt(self, before: State | None, row: State | None) -> Decision | None:
-        """Return the decision that replaces each ABSENT of an answer between these reads of the state row, if any."""
+        """Return the decision that replaces each ABSENT of a check between these two reads of the state row, if any."""
         if unadded.writers and unadded.may_have(self._guard.name):
             return FENCED
         if row is None or (before is not None and before.source != row.source):

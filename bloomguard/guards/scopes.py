@@ -33,7 +33,7 @@ from ..exceptions import StoreError
 from ..filters import FilterError
 from ..state.row import ARMED, State
 from .keys import MARKS, NoScope, Scoped, marks_of, scope_of
-from .places import Place, databases_of, name_of_database, schemas
+from .places import Place, databases_of, name_of_database
 
 if TYPE_CHECKING:
     from ..stores import Generation
@@ -108,8 +108,7 @@ class Scopes(Place):
         """Return the scopes that have the guard's tables: databases, or schemas of its database. May query."""
         if self._is_by_database():
             return databases_of(self._guard.model)
-        alias = self._guard._meta.database
-        having = [set(each) for each in schemas.of(alias, self._loose(alias))]
+        having = [set(each) for each in self._schemas(self._guard._meta.database)]
         return sorted(set.intersection(*having)) if having else []
 
     # -- the scope of a statement; all of these raise :class:`NoScope`
@@ -221,15 +220,14 @@ class Scopes(Place):
             return []
         if self._is_by_database():
             return marks_of(text)
-        alias = self._guard._meta.database
-        oids = [tables[scope] for tables in schemas.of(alias, self._loose(alias)) if scope in tables]
+        oids = [tables[scope] for tables in self._schemas(self._guard._meta.database) if scope in tables]
         return marks_of(text) + marks_of(_text_of(_NAMELESS, oids))[:_NAMELESS_MARKS]
 
     def _text(self, scope: str) -> str:
         """Return the text of the marks of ``scope``: its tables' schemas and OIDs; empty if they cannot be found."""
         alias = scope if self._is_by_database() else self._guard._meta.database
         found = []
-        for tables in schemas.of(alias, self._loose(alias)):
+        for tables in self._schemas(alias):
             schema = next(iter(tables), "") if self._is_by_database() else scope
             if schema not in tables or (self._is_by_database() and len(tables) > 1):
                 return ""
