@@ -1,26 +1,10 @@
 """bloomguard: answer requests for IDs that do not exist, before any cache or database query.
 
-A request passes up to three places that ask a guard. If the guard answers ``ABSENT``, the first two respond with a 404,
-and the third gives the ORM an empty result:
-
-1. ``door/``, before Django, if the project wraps its application in ``wsgi`` or ``asgi``: it reads IDs from raw paths;
-2. ``routes/``, called by ``middleware`` or ``decorators`` before the view runs: they map views to guards;
-3. ``lookups/``, when the ORM is about to send a SELECT for one row.
-
-The guard (``guards/``) makes a key of the ID. ``state/`` reads the state row, which names the active generation, and
-looks into the negative cache. ``stores/`` holds the generation (memory, file, Redis), ``filters/`` looks for the key in
-its bits. ``metrics/`` counts the verdict, and flushes the counts into the store in a thread.
-
-A write: ``writes/`` wraps the ORM's statements, signals and cursors. Before the COMMIT it adds the keys of the written
-rows to every generation that the state row names, through ``guards/``, ``state/``, ``stores/`` and ``filters/``. If an
-add cannot be confirmed, it fences the guard: all its requests pass until the next rebuild.
-
-A rebuild: the command ``rebuild_filter``, or a worker for the admin page (``dashboard/``), calls ``rebuild/``. This
-creates a generation in ``stores/``, announces it in the state row (``state/``), waits until older transactions have
-ended, adds the keys of all rows of the table, verifies the result and publishes it in the state row.
-
-``checks/`` has the system checks, ``management/`` the commands, ``contrib/`` optional integrations, and ``testing/``
-helpers for the tests of projects.
+A guard (``guards/``) answers at three places: at the door, before Django (``wsgi``, ``asgi``, ``door/``); at the route,
+before the view (``middleware``, ``decorators``, ``routes/``); and at the lookup, when the ORM is about to send a SELECT
+for one row (``lookups/``). ``state/`` knows which filter is active, ``stores/`` hold it, ``filters/`` look at its bits.
+``writes/`` add the keys of written rows before the COMMIT; ``rebuild/`` makes new filters. CONTRIBUTING.md follows a
+request, a write and a rebuild from file to file.
 
 The names in ``__all__`` can be imported from here. They are loaded when they are first used, so that
 ``bloomguard.filters`` works without Django. ``wsgi``, ``asgi``, ``testing``, ``filters`` and ``contrib`` have public

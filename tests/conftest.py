@@ -129,7 +129,8 @@ def django_db_setup(django_db_setup: None, django_db_blocker: Any) -> Iterator[N
     post_migrate.disconnect(create_contenttypes)
     post_migrate.disconnect(dispatch_uid="django.contrib.auth.management.create_permissions")
     flush.replace_djangos()
-    state.table.connection.adopt_databases(anew=True)  # the connection to the state rows stays open, as on a site
+    state.table.connection._names = None
+    state.table.connection.adopt_databases()  # the connection to the state rows stays open, as on a site
     yield
     flush.flush.close()
     for connection in connections.all():

@@ -24,6 +24,7 @@ import secrets
 import threading
 import time
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from functools import partial
 from operator import methodcaller
 from typing import Any
@@ -41,7 +42,7 @@ from ..verdicts import Decision, Verdict
 from .counters import AVOIDED
 from .fields import PLAIN
 from .guard import Guard
-from .misses import confirm_missing, is_exact
+from .misses import confirm_missing
 from .registry import registry
 
 Event = threading.Event | asyncio.Event
@@ -114,15 +115,13 @@ def _is_in_transaction() -> bool:
     return any(map(has_begun, connections.all(initialized_only=True)))
 
 
+@dataclass(eq=False)
 class Flight:
     """One load. ``done`` is set when it ends; ``result`` is its value, or ``_MISSING`` if it failed."""
 
-    __slots__ = ("began", "done", "result")
-
-    def __init__(self, began: float, done: Event) -> None:
-        self.began = began
-        self.done = done
-        self.result: Any = _MISSING
+    began: float
+    done: Event
+    result: Any = _MISSING
 
 
 class Flights:
@@ -242,9 +241,9 @@ def _try(operation: str, *args: Any, otherwise: Any) -> Steps:
 def cache_key(name: str, value: Any) -> str | None:
     """Return the key under which :func:`get_or_load` caches ``value`` of the guard ``name``; ``None`` if it has none.
 
-    Use it to delete the entry when the row changes: ``cache.delete(cache_key("city", 7))``. With a ``normalize`` or a
-    field of the project's own, each spelling of a value has an entry. It contains a keyed hash, not the value itself.
-    Raises :class:`ConfigurationError` if there is no such guard.
+    Use it to delete the entry when the row changes: ``cache.delete(cache_key("city", 7))``. With an overridden
+    ``normalize`` or a custom field, each spelling of a value has an entry. The key contains a keyed hash, not the
+    value itself. Raises :class:`ConfigurationError` if there is no such guard.
     """
     return _key(registry[name], value)
 
@@ -301,7 +300,7 @@ def _key(guard: Guard, value: Any) -> str | None:
     """Return the cache key of ``value``; ``None`` if only its class knows which row it means."""
     try:
         key, own = guard._meta.keys.key(value), b""
-        if not is_exact(guard, value):
+        if not guard._meta.is_exact(value):
             values = list(guard._meta.conditions(value).values())
             if not all(type(each) in PLAIN for each in values):
                 return None

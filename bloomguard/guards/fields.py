@@ -1,4 +1,4 @@
-"""What is known of a model field: the kind of key it makes, whether all its conversions are Django's, what it refuses.
+"""Model fields: the kind of key they make, whether all their conversions are Django's, which values they refuse.
 
 Django's fields are known: what they store is what :mod:`bloomguard.guards.keys` makes of the value. A method of the
 project's own may do anything, so the field is not trusted. Methods are looked up on the field, not on its class,

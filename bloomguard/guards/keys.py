@@ -207,10 +207,8 @@ def _encoder(
             # to_python would return its str(). But the database computes an expression, and Django uses a row's pk.
             raise Unkeyable(f"an expression or a row, not a value of {field}")
         value = convert(value)
-        if normalize is not None:
-            value = normalized(value, normalize)
         try:
-            return str.encode(value)
+            return str.encode(value if normalize is None else normalized(value, normalize))
         except UnicodeEncodeError:
             raise Unkeyable("text that is not Unicode") from None
 

@@ -175,13 +175,16 @@ class GuardMeta:
         """Where the guard's tables are, if it has a ``scope``."""
         return Scopes(self._guard)
 
-    @property
-    def is_exact(self) -> bool:
-        """Whether all values of one key are equal for the database, so that a query for one is a query for all.
+    def is_exact(self, value: Any) -> bool:
+        """Return whether the database treats all values with the key of ``value`` as equal: a query for one is for all.
 
-        An overridden ``normalize`` or a custom field may give one key to several values.
+        An overridden ``normalize`` or a custom field may give one key to several values; so do integers of more than 64
+        bits.
         """
-        return not self.normalizes and all(map(is_djangos, self.fields))
+        if self.normalizes or not all(map(is_djangos, self.fields)):
+            return False
+        values = [field.to_python(each) for field, each in zip(self.fields, self.conditions(value).values())]
+        return not any(isinstance(each, int) and abs(each) >> 63 for each in values)
 
     def rows(self) -> models.QuerySet[Any]:
         """Return the rows that the public can see, unordered."""

@@ -38,7 +38,7 @@ def remember_missing(guard: Guard, value: Any, generation: str, using: str) -> b
         key = guard._meta.keys.key(value)
         if not _sees_every_row(guard, key, using) or not _is_missing(guard, value, using):
             return False
-        if is_exact(guard, value):
+        if guard._meta.is_exact(value):
             guard._runtime.active_filter.negative_cache.remember(key, generation, using)
         return True
     except (Unkeyable, OutOfRange, EmptyResultSet):
@@ -77,7 +77,7 @@ def confirm_missing(guard: Guard, value: Any) -> None:
         if not generation or has_begun(connections[using]):
             return
         is_maybe = guard._runtime.ask(key).verdict is Verdict.MAYBE
-        if is_maybe and is_exact(guard, value) and active.negative_cache.may_remember(key, generation):
+        if is_maybe and meta.is_exact(value) and active.negative_cache.may_remember(key, generation):
             connections[using].ensure_connection()
             remember_missing(guard, value, generation, using)
     except (Unkeyable, OutOfRange):
@@ -99,15 +99,6 @@ def _sees_every_row(guard: Guard, key: bytes, using: str) -> bool:
         and not _hides_rows(connection, guard)
         and guard._meta.place.was_asked(using, key)
     )
-
-
-def is_exact(guard: Guard, value: Any) -> bool:
-    """Return whether a miss of ``value`` holds for its key; no integer of more than 64 bits has a key of its own."""
-    meta = guard._meta
-    if not meta.is_exact:
-        return False
-    values = [field.to_python(each) for field, each in zip(meta.fields, meta.conditions(value).values())]
-    return not any(isinstance(each, int) and abs(each) >> 63 for each in values)
 
 
 #: (database, schema of a tenant, guard) -> whether PostgreSQL may hide rows, and until when this is cached.

@@ -141,13 +141,16 @@ class Place:
         """Return the guard's tables whose schema the ``search_path`` decides."""
         return [table for table in self._tables if has_schemas(alias, table)]
 
+    def _schemas(self, alias: str) -> list[Tables]:
+        """Return the schemas that have each of these tables. May query."""
+        return schemas.of(alias, self._loose(alias))
+
     def source(self, alias: str) -> str | None:
         """Return what the state row has as ``source`` if a filter is built from ``alias`` now. May query.
 
         ``None`` if the catalogue cannot be read.
         """
-        loose = self._loose(alias)
-        found = schemas.of(alias, loose)
+        found = self._schemas(alias)
         return f"{alias}/{','.join(sorted(found[0])) if found else ''}" if all(found) else None
 
     def must_read(self) -> bool:
@@ -164,8 +167,7 @@ class Place:
         database, _, schema = source.rpartition("/")
         if source and database != alias:
             return ""
-        loose = self._loose(alias)
-        found = schemas.of(alias, loose) if loose else []
+        found = self._schemas(alias)
         if not all(len(each) == 1 for each in found):
             return ""
         return alias if not found or not source or schema in found[0] else ""
@@ -178,10 +180,7 @@ class Place:
         """Return whether a query for ``key``, just sent by ``using``, read that table. Queries the catalogue."""
         if not self.is_certain() or using != self._guard._meta.database:
             return False
-        loose = self._loose(using)
-        if not loose:
-            return True
-        meant = zip(self._meant(using), schemas.of(using, loose), strict=True)
+        meant = zip(self._meant(using), self._schemas(using), strict=True)
         return all(schema in each for (schema, _), each in meant)
 
     def _meant(self, using: str) -> Sequence[tuple[str | None, int | None]]:

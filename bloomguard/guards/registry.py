@@ -62,10 +62,6 @@ class Registry:
         self._guards[guard.name] = guard
         self.changed()
 
-    def refuse(self, guard: Any, reason: str) -> None:
-        """Record for the system checks why ``guard`` is not registered."""
-        self.refused.append((guard, reason))
-
     def remove(self, guard: Guard) -> None:
         """Remove ``guard``, if it is registered."""
         if self._guards.get(guard.name) is guard:
@@ -152,14 +148,14 @@ def register(model: type[Model]) -> Callable[[G], G]:
     A mistake stops nothing: a class that cannot be registered guards nothing, and a system check reports it.
     """
     if isinstance(model, type) and issubclass(model, Guard):  # ``@register`` without parentheses
-        registry.refuse(model, "@register has no model")
+        registry.refused.append((model, "@register has no model"))
         return model
 
     def decorate(guard: G) -> G:
         if not (isinstance(guard, type) and issubclass(guard, Guard)):
-            registry.refuse(guard, "it is not a subclass of Guard")
+            registry.refused.append((guard, "it is not a subclass of Guard"))
         elif not (isinstance(model, type) and issubclass(model, Model)) or model._meta.abstract:
-            registry.refuse(guard, f"@register was given {model!r}, which is not a model with a table")
+            registry.refused.append((guard, f"@register was given {model!r}, which is not a model with a table"))
         else:
             registry.add(guard(model))
         return guard

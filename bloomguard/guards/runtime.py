@@ -254,8 +254,9 @@ class GuardRuntime:
         except Exception as error:
             answers = [self._decision_for(error)] * len(asked)
         for place, answer in zip(keys, answers):
-            is_due = answer is ABSENT and self._is_check_due()
-            found[place] = spot_checks.checks.check(self._guard, values[place]) if is_due else answer
+            if answer is ABSENT and self._is_check_due():
+                answer = spot_checks.checks.check(self._guard, values[place])
+            found[place] = answer
         return [self._record(value, decision) for value, decision in zip(values, found)]
 
     async def adecide_many(self, values: Sequence[Any]) -> list[Decision]:
@@ -282,17 +283,19 @@ class GuardRuntime:
     def _placed(
         self, decisions: list[Decision], copy: Copy, keys: Sequence[bytes], row: State | None = None
     ) -> list[Decision]:
-        """Return ``decisions``, each ABSENT replaced if the filter may be that of another table, or lack a row of ours.
+        """Replace each ABSENT if the filter may belong to another table, or may lack a row that this process wrote.
 
-        ``copy`` is that of the state rows from before the filter was asked: the filter may have been replaced since.
-        Without ``row``, which was leased after that, the state rows may be read.
+        ``copy`` is the process's copy of the state rows from before the check: the filter may have been replaced since.
+        ``row`` is a lease from after the check; without it, the state rows may be read.
         """
         if not any(each.verdict is Verdict.ABSENT for each in decisions):
             return decisions
         row = row or self.active_filter.table.renewed(self._guard.name)
         doubt = self._doubt(copy.rows.get(self._guard.name), row)
-        if row is None or doubt is not None or self._guard.scope is None:
-            return [doubt or each if each.verdict is Verdict.ABSENT else each for each in decisions]
+        if row is None or doubt is not None:
+            return [doubt or LEASE if each.verdict is Verdict.ABSENT else each for each in decisions]
+        if self._guard.scope is None:
+            return decisions
         covers = self._guard._meta.scopes.covers
         return [
             AMBIGUOUS if each.verdict is Verdict.ABSENT and not covers(row, key) else each
@@ -300,7 +303,7 @@ class GuardRuntime:
         ]
 
     def _doubt(self, before: State | None, row: State | None) -> Decision | None:
-        """Return the decision that replaces each ABSENT of an answer between these reads of the state row, if any."""
+        """Return the decision that replaces each ABSENT of a check between these two reads of the state row, if any."""
         if unadded.writers and unadded.may_have(self._guard.name):
             return FENCED
         if row is None or (before is not None and before.source != row.source):

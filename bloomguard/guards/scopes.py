@@ -33,7 +33,7 @@ from ..exceptions import StoreError
 from ..filters import FilterError
 from ..state.row import ARMED, State
 from .keys import MARKS, NoScope, Scoped, marks_of, scope_of
-from .places import Place, databases_of, name_of_database, schemas
+from .places import Place, databases_of, name_of_database
 
 if TYPE_CHECKING:
     from ..stores import Generation
@@ -101,12 +101,14 @@ class Scopes(Place):
     def _is_by_database(self) -> bool:
         return self._guard.scope == DATABASE
 
+    def _state(self) -> State | None:
+        return self._guard._runtime.active_filter.table.lease(self._guard.name)
+
     def found(self) -> Iterable[str]:
         """Return the scopes that have the guard's tables: databases, or schemas of its database. May query."""
         if self._is_by_database():
             return databases_of(self._guard.model)
-        alias = self._guard._meta.database
-        having = [set(each) for each in schemas.of(alias, self._loose(alias))]
+        having = [set(each) for each in self._schemas(self._guard._meta.database)]
         return sorted(set.intersection(*having)) if having else []
 
     # -- the scope of a statement; all of these raise :class:`NoScope`
@@ -165,8 +167,8 @@ class Scopes(Place):
     def of_write(self, using: str) -> str:
         """Return the scope that the last statement sent by ``using`` has written or read. May query it."""
         if self._is_by_database():
-            scope = database_of(using)
-            if not self._is_known(scope):
+            scope, state = database_of(using), self._state()
+            if state is None or not all(self._holds(state, name, scope) for name in _answering(state)):
                 raise NoScope(f"its filter does not have the database {using!r}")
             return scope
         return self._schema_written(using)[0]
@@ -199,7 +201,7 @@ class Scopes(Place):
 
         It answers for them again when they get that name back, and rows written meanwhile have keys of this one.
         """
-        state = self._guard._runtime.active_filter.table.lease(self._guard.name)
+        state = self._state()
         try:
             return state is not None and any(
                 not self._has(state, each, _text_of(name, oids))
@@ -208,13 +210,6 @@ class Scopes(Place):
             )
         except (FilterError, StoreError):
             return True
-
-    def _is_known(self, scope: str) -> bool:
-        """Return whether all generations that will answer have the marks of ``scope``."""
-        state = self._guard._runtime.active_filter.table.lease(self._guard.name)
-        if state is None:
-            return False
-        return all(self._holds(state, name, scope) for name in _answering(state))
 
     # -- the scopes of a filter
 
@@ -225,15 +220,14 @@ class Scopes(Place):
             return []
         if self._is_by_database():
             return marks_of(text)
-        alias = self._guard._meta.database
-        oids = [tables[scope] for tables in schemas.of(alias, self._loose(alias)) if scope in tables]
+        oids = [tables[scope] for tables in self._schemas(self._guard._meta.database) if scope in tables]
         return marks_of(text) + marks_of(_text_of(_NAMELESS, oids))[:_NAMELESS_MARKS]
 
     def _text(self, scope: str) -> str:
         """Return the text of the marks of ``scope``: its tables' schemas and OIDs; empty if they cannot be found."""
         alias = scope if self._is_by_database() else self._guard._meta.database
         found = []
-        for tables in schemas.of(alias, self._loose(alias)):
+        for tables in self._schemas(alias):
             schema = next(iter(tables), "") if self._is_by_database() else scope
             if schema not in tables or (self._is_by_database() and len(tables) > 1):
                 return ""
@@ -249,12 +243,9 @@ class Scopes(Place):
 
         Raises :class:`NoScope`, and what a check of the generation raises.
         """
-        state = self._guard._runtime.active_filter.table.lease(self._guard.name)
-        if self._is_by_database():
-            scope = self.of_write(using)
-            return state is not None and state.active == generation and self._holds(state, generation, scope)
-        text = _text_of(*self._schema_written(using))
-        return state is not None and state.active == generation and self._has(state, generation, text)
+        by_database, state = self._is_by_database(), self._state()
+        text = self._text(self.of_write(using)) if by_database else _text_of(*self._schema_written(using))
+        return state is not None and state.active == generation and bool(text) and self._has(state, generation, text)
 
     def _holds(self, state: State, name: str, scope: str) -> bool:
         text = self._text(scope)

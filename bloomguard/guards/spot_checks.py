@@ -29,7 +29,7 @@ drawn: Callable[[], bool] = one_in(EVERY)
 
 
 def never() -> bool:
-    """A value of :data:`drawn` that checks nothing."""
+    """Check nothing: a value of :data:`drawn`."""
     return False
 
 

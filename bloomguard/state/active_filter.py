@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from ..conf import settings
 from ..exceptions import ConfigurationError, StoreError, StoreUnavailable, UnknownGeneration
 from ..filters import CorruptFilter, FilterError, KeyHash
-from ..process import after_fork
+from ..process import LogOnce, after_fork
 from ..stores import Generation, Store, stores, turn
 from ..verdicts import ABSENT, COLD, ERROR, FENCED, IDENTITY, LEASE, MAYBE, UNREACHABLE, UNTRUSTED, Decision
 from . import table as states
@@ -63,12 +63,13 @@ class ActiveFilter:
         self.is_remote: bool | None = None  # the store's, once known
         #: The generation that was checked last, and its check. One tuple: threads replace it concurrently.
         self.last_check: tuple[str, Callable[[bytes], bool]] | None = None
-        self._change = self._warned = NONE  # `_change`: the row for which the next two dicts were last tidied
+        self._change = NONE  # of the row for which the next two dicts were last tidied
         self._opened: dict[str, Generation] = {}
         self._refused: dict[str, float] = {}
         self._looked_at, self._looked = float("-inf"), COLD
         #: The false positives that this process has found.
         self.negative_cache = NegativeCache(name, self.table, lambda name: self._opened.get(name))
+        self._log = LogOnce()
         self._lock = threading.Lock()
         self._opening = threading.Lock()  # held during disk and network I/O
         after_fork(self._after_fork)
@@ -249,12 +250,9 @@ class ActiveFilter:
         return self._refused.get(name, 0) > self.table.clock()
 
     def _log_elsewhere(self, state: State) -> Decision:
-        """Log once per change of the row that it names another store or database, or this one before a restart."""
-        if self._warned != state.change:
-            self._warned = state.change
-            logger.warning(
-                "bloomguard: guard %s passes every request: %s", self.name, state.describe_location(self.store)
-            )
+        """Log once that the row names another store or database, or this one before a restart."""
+        where = state.describe_location(self.store)
+        self._log.warning("bloomguard: guard %s passes every request: %s", self.name, where)
         return IDENTITY
 
     def why_not_added(self) -> str:
@@ -394,7 +392,8 @@ class ActiveFilter:
         with self._lock:
             self.last_check = None
             self._opened, self._refused = {}, {}
-            self._change = self._warned = NONE
+            self._change = NONE
             self._looked_at = float("-inf")
             self.is_remote = None
         self.negative_cache.forget()
+        self._log.forget()

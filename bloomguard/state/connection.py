@@ -138,12 +138,12 @@ class StateConnection:
         """The alias of the database that has the state rows."""
         return router.db_for_write(GuardState)
 
-    def adopt_databases(self, *, anew: bool = False) -> None:
-        """Remember which databases the settings name now: those of the site, if called when Django starts.
+    def adopt_databases(self) -> None:
+        """Remember which databases the settings name when Django starts: those of the site.
 
-        Only the first call counts, but for ``anew``: a test that overrides ``INSTALLED_APPS`` calls ``ready()`` again.
+        Only the first call counts: a test that overrides ``INSTALLED_APPS`` calls ``ready()`` again.
         """
-        if self._names is None or anew:
+        if self._names is None:
             self._names = {alias: connections.settings[alias]["NAME"] for alias in connections}
 
     @property
