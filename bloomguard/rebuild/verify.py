@@ -262,18 +262,16 @@ class PublishCheck:
 
     def verify_rows(self, generation: Generation) -> int:
         """Return the number of rows that were read again; raises :class:`RebuildError` if one is not in it."""
+        read = missing = 0
         with self.source.entered():
-            return self._verify_rows(generation)
-
-    def _verify_rows(self, generation: Generation) -> int:
-        keys, read, missing = self._keys(), 0, 0
-        while batch := list(islice(keys, _BATCH_ROWS)):
-            read += len(batch)
-            absent = self._absent(generation, batch)
-            if absent and self.source.guard.sync == "signals":
-                self._sleep(LEASE_SECONDS)  # signals add a key after the commit, so maybe after the row was read
-                absent = self._absent(generation, absent)
-            missing += len(absent)
+            keys = self._keys()
+            while batch := list(islice(keys, _BATCH_ROWS)):
+                read += len(batch)
+                absent = self._absent(generation, batch)
+                if absent and self.source.guard.sync == "signals":
+                    self._sleep(LEASE_SECONDS)  # signals add a key after the commit, so maybe after the row was read
+                    absent = self._absent(generation, absent)
+                missing += len(absent)
         if missing:
             raise RebuildError(
                 f"{self.source.guard.name}: of {read:,} rows that were read again, {missing:,} are not in the new "
