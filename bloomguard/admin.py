@@ -114,17 +114,11 @@ OPERATIONS = {
 class GuardAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # not generic at run time
     """The page of all guards, in place of the admin's change list."""
 
-    def has_add_permission(self, request: HttpRequest) -> bool:
-        """Return ``False``: guards are declared in an app's ``guards.py``."""
+    def has_add_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        """Return ``False``: guards are declared in an app's ``guards.py``, and state rows change by operations."""
         return False
 
-    def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        """Return ``False``: state rows are changed only by compare-and-set."""
-        return False
-
-    def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        """Return ``False``: state rows are never deleted here."""
-        return False
+    has_change_permission = has_delete_permission = has_add_permission
 
     def has_view_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         """Return whether the user may view or operate guards."""
@@ -170,10 +164,9 @@ class GuardAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # not generic at 
             return HttpResponseNotAllowed(_READS)
         period = PERIODS.get(request.GET.get("period", ""), PERIODS["day"])
         name = request.GET.get("guard")
-        chosen = _guards([name])[0] if name else None
         context = {
             "title": _("Guards"),
-            "overview": Overview(list(registry), period, chosen),
+            "overview": Overview(list(registry), period, _guards([name])[0] if name else None),
             "periods": PERIODS.values(),
             "operations": OPERATIONS.values() if self.may_operate(request) else (),
             **(extra_context or {}),
@@ -198,9 +191,7 @@ class GuardAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # not generic at 
             {"guard": task.name, "busy": is_under_way(task), "done": task.done, "total": task.total}
             for task in GuardTask.objects.all()
         ]
-        response = JsonResponse({"tasks": tasks})
-        response["Cache-Control"] = "no-store"
-        return response
+        return JsonResponse({"tasks": tasks}, headers={"Cache-Control": "no-store"})
 
     def operate_view(self, request: HttpRequest) -> HttpResponse:
         """On GET, ask whether to run ``?action=`` on each ``guard=``; on POST, run it."""

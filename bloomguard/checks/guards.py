@@ -150,20 +150,17 @@ def _routes(guard: Guard) -> Iterator[CheckMessage]:
         names = sorted({pattern.view_name for pattern in patterns() if pattern.is_named})
         shared = [name for name in guard.routes if len([each for each in patterns() if each.view_name == name]) > 1]
         near = [match for route in guard.routes for match in get_close_matches(route, names)]
-        yield warn(
-            guard,
-            "bloomguard.W102",
-            str(problem),
-            f"Did you mean {' or '.join(map(repr, near))}?"
-            if near and near[0] not in guard.routes
-            else "Give each pattern a name of its own, or remove the route: the guard answers at the lookup."
-            if shared
-            else "Name the kwarg, as in routes = {'route': 'kwarg'}."
-            if near
-            else f"The URLconf has {', '.join(names[:20])}."
-            if names
-            else "No URL pattern has a name: write path(..., name='...').",
-        )
+        if near and near[0] not in guard.routes:
+            hint = f"Did you mean {' or '.join(map(repr, near))}?"
+        elif shared:
+            hint = "Give each pattern a name of its own, or remove the route: the guard answers at the lookup."
+        elif near:
+            hint = "Name the kwarg, as in routes = {'route': 'kwarg'}."
+        elif names:
+            hint = f"The URLconf has {', '.join(names[:20])}."
+        else:
+            hint = "No URL pattern has a name: write path(..., name='...')."
+        yield warn(guard, "bloomguard.W102", str(problem), hint)
 
 
 def equality(guard: Guard, field: models.Field[Any, Any]) -> Iterator[CheckMessage]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -151,13 +150,9 @@ def _has_door() -> bool:
 
 
 def _source(module: str) -> str:
-    loaded = sys.modules.get(module)
     try:
-        if loaded is not None:
-            place = loaded.__file__
-        else:
-            spec = find_spec(module)
-            place = spec.origin if spec is not None else None
+        spec = find_spec(module)
+        place = spec.origin if spec is not None else None
         return Path(place).read_text() if place and place.endswith(".py") else ""
     except (ImportError, AttributeError, ValueError, OSError):  # Django reports it
         return ""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 from asyncio import _get_running_loop
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from typing import Any
 
@@ -31,17 +31,27 @@ def state_of(guard: Guard) -> str:
     Never raises. On an event loop, where an ASGI app of metrics collects and Django refuses queries, a thread asks.
     """
     answers: list[Any] = []
-    if _get_running_loop() is None:
+
+    def ask() -> None:
         answers.append(guard._runtime.answering())
+
+    if _get_running_loop() is None:
+        ask()
     else:
-        thread = threading.Thread(
-            target=lambda: answers.append(guard._runtime.answering()), name="bloomguard-state", daemon=True
-        )
+        thread = threading.Thread(target=ask, name="bloomguard-state", daemon=True)
         with suppress(RuntimeError):  # no thread can be started
             thread.start()
             thread.join(_LOOP_SECONDS)
     answering = answers[0] if answers else LEASE
     return answering.reason if isinstance(answering, Decision) else ARMED
+
+
+def armed_guards() -> Iterator[tuple[str, bool]]:
+    """Yield the name of each guard, and whether it is armed, unless the database does not answer."""
+    for guard in registry:
+        state = state_of(guard)
+        if state != LEASE.reason:
+            yield guard.name, state == ARMED
 
 
 def mode_of(guard: Guard) -> str:

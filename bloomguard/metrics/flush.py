@@ -99,13 +99,10 @@ class Flusher:
                 self._write()
             finally:
                 for listener in self.listeners:
-                    self._send(listener, news)
-
-    def _send(self, listener: Callable[[News], None], news: News) -> None:
-        try:
-            listener(news)
-        except Exception as error:
-            self._log.error(error, "bloomguard could not pass its counts on to a listener")
+                    try:
+                        listener(news)
+                    except Exception as error:
+                        self._log.error(error, "bloomguard could not pass its counts on to a listener")
 
     def _new_counts(self) -> News:
         counted, flushed = counts.read(), self._flushed

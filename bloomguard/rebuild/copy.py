@@ -108,8 +108,7 @@ class FilterCopy(Rebuild):
         for shard in range(shards):
             act(shard, self._original.read_shard(shard))
             self._progress(rows * (shard + 1) // shards, rows)
-            for one in self.companions:
-                one.heartbeat()
+            self._beat()
 
     def _source(self) -> str:
         assert self._from is not None
@@ -122,13 +121,8 @@ class FilterCopy(Rebuild):
     def _replacing(self, seen: State) -> dict[str, Any]:
         # The row still names the original: so writers wait until no process answers from it.
         reason = f"it is being copied from the store {self.origin.alias} to {self.store.alias}"
-        return {
-            "status": FENCED,
-            "fenced_at": timezone.now(),
-            "reason": reason[:200],
-            "standby": "",
-            "standby_until": None,
-        }
+        fenced = {"status": FENCED, "fenced_at": timezone.now(), "reason": reason[:200]}
+        return {**fenced, "standby": "", "standby_until": None}
 
     def retire(self, state: State) -> None:
         """Drop the original: no process has answered from it since the fence."""

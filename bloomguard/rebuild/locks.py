@@ -46,9 +46,7 @@ def refuse_if_alive(table: StateTable, seen: State) -> None:
     row = GuardState.objects.using(table.connection.alias).get(name=seen.name)
     silent = timezone.now() - (row.builder_seen_at or timezone.now())
     dead = silent > timedelta(seconds=DEAD_AFTER_SECONDS)
-    if host == socket.gethostname() and not _runs(int(pid)):
-        dead = True
-    if not dead:
+    if not dead and (host != socket.gethostname() or _runs(int(pid))):
         raise BuilderBusy(
             f"{seen.name} is being built by process {pid} on {host}, last heartbeat {silent.total_seconds():.0f} s "
             "ago; run it again later"
@@ -60,10 +58,8 @@ def _runs(pid: int) -> bool:
         return True  # its heartbeat decides: on Windows, signal 0 is Ctrl-C
     try:
         os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
+    except OSError as error:
+        return not isinstance(error, ProcessLookupError)
     return True
 
 
@@ -86,7 +82,11 @@ def wait_for_writers(using: str, tables: Collection[str], sleep: Callable[[float
             sleep(_POLL_SECONDS)
             holders &= _postgresql_writers(using, tables)
     elif connection.vendor == "sqlite":
-        _take_sqlite_lock(using)
+        if connection.in_atomic_block:
+            raise transaction.TransactionManagementError("a rebuild inside a transaction would wait for itself")
+        with connection.cursor() as cursor:
+            cursor.execute("BEGIN IMMEDIATE")
+            cursor.execute("COMMIT")
     elif connection.vendor == "mysql":
         if has_begun(connection):
             raise transaction.TransactionManagementError("LOCK TABLES inside a transaction would commit it")
@@ -153,12 +153,3 @@ def _never_ended(tables: Collection[str]) -> RebuildError:
         f"a transaction that wrote {', '.join(sorted(tables))} has been open for {MAX_WAIT_SECONDS / 3600:g} hours; "
         "end it, then run rebuild_filter again"
     )
-
-
-def _take_sqlite_lock(using: str) -> None:
-    connection = connections[using]
-    with connection.cursor() as cursor:
-        if connection.in_atomic_block:
-            raise transaction.TransactionManagementError("a rebuild inside a transaction would wait for itself")
-        cursor.execute("BEGIN IMMEDIATE")
-        cursor.execute("COMMIT")

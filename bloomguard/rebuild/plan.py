@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from django.utils import timezone
 
@@ -17,6 +17,9 @@ from ..models import GuardState
 from ..state.row import ARMED, BY_HAND, FENCED, State
 from ..stores import Generation, Store
 from .scopes import Sources
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 #: Capacity of a new filter as a multiple of today's rows, unless the guard declares one.
 HEADROOM = 1.5
@@ -32,47 +35,38 @@ _GROWTH_BASE = timedelta(days=1)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
-    """What a rebuild would make: the approximate number of rows, the capacity, and the bytes that it takes."""
-
+class _Figures:
     guard: str
     kind: str
     rows: int
     capacity: int
     error_rate: float
     bytes: int
-    shards: int
 
     @classmethod
-    def of(cls, layout: Layout, guard: str, rows: int) -> Plan:
-        """Return the plan of a generation with this layout."""
-        return cls(
-            guard=guard,
-            kind=layout.kind,
-            rows=rows,
-            capacity=layout.capacity,
-            error_rate=layout.error_rate,
-            bytes=layout.total_bytes,
-            shards=len(layout.headers),
-        )
+    def of(cls, layout: Layout, **more: Any) -> Self:
+        """Return the figures of a generation with this layout."""
+        more |= {"kind": layout.kind, "capacity": layout.capacity, "bytes": layout.total_bytes}
+        return cls(error_rate=layout.error_rate, **more)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Report:
+class Plan(_Figures):
+    """What a rebuild would make: the approximate number of rows, the capacity, and the bytes that it takes."""
+
+    shards: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report(_Figures):
     """What a rebuild made.
 
     ``rows_verified`` rows were read a second time and found in the filter. ``seconds`` is the time of the rebuild's own
     work, ``waited_seconds`` the time that it waited for other processes, before the scan and after the publication.
     """
 
-    guard: str
     generation: str
-    kind: str
-    rows: int
     rows_verified: int
-    capacity: int
-    bytes: int
-    error_rate: float
     error_rate_measured: float
     seconds: float
     waited_seconds: float
@@ -153,12 +147,10 @@ def assess(guard: Guard, max_age: float | None = None) -> Need:
     Reads the state row, the number of rows and the whole filter, and changes nothing. Raises :class:`DatabaseError`,
     and :class:`RebuildError` if a rebuild would not fit into the store.
     """
-    state = guard._runtime.active_filter.table.current(guard.name)
-    row = guard._runtime.active_filter.table.row(guard.name)
-    age = None
+    active = guard._runtime.active_filter
+    state, row, age, reasons = active.table.current(guard.name), active.table.row(guard.name), None, []
     if row is not None and row.published_at is not None:
         age = max((timezone.now() - row.published_at).total_seconds(), 0.0)
-    reasons = []
     if held := held_by_hand(row):
         return Need(guard=guard.name, reasons=(), held=held, age_seconds=age)
     if state.active and state.status != ARMED:
@@ -170,7 +162,7 @@ def assess(guard: Guard, max_age: float | None = None) -> Need:
     except (StoreError, FilterError) as error:
         return Need(guard=guard.name, reasons=(*reasons, str(error)), age_seconds=age)
     layout = generation.layout
-    if layout.key_id != guard._runtime.active_filter.key_hashes()[0][0]:
+    if layout.key_id != active.key_hashes()[0][0]:
         reasons.append("it was built with an earlier SECRET_KEY")
     if layout.error_rate != guard.error_rate or guard.filter not in ("auto", layout.kind):
         reasons.append(
@@ -202,8 +194,7 @@ def assess(guard: Guard, max_age: float | None = None) -> Need:
 
 def held_by_hand(row: GuardState | None) -> str:
     """Return who has fenced a guard by hand, maybe during its first build; empty if nobody has."""
-    is_held = row is not None and row.status == FENCED and row.reason.startswith(BY_HAND)
-    return row.reason if row is not None and is_held else ""
+    return row.reason if row is not None and row.status == FENCED and row.reason.startswith(BY_HAND) else ""
 
 
 def open_active(guard: Guard, state: State, *, name: str = "", store: Store | None = None) -> Generation:

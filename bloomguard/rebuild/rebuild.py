@@ -91,7 +91,8 @@ class Rebuild:
         if refused := self._refusals():
             raise RebuildError(f"{self.guard.name}: {refused}")
         summary = self._summary()
-        return Plan.of(self._layout(summary, tag=0), self.guard.name, summary.count)
+        layout = self._layout(summary, tag=0)
+        return Plan.of(layout, guard=self.guard.name, rows=summary.count, shards=len(layout.headers))
 
     def _summary(self) -> KeysSummary:
         return self.sources.summary()
@@ -179,8 +180,7 @@ class Rebuild:
 
         def sleep(seconds: float) -> None:
             self._sleep(seconds)
-            for one in self.companions:
-                one.heartbeat()  # a writer may take longer than the time after which a builder counts as dead
+            self._beat()  # a writer may take longer than the time after which a builder counts as dead
 
         for source in self.sources:
             wait_for_writers(source.using, self.guard._meta.tables, sleep)
@@ -188,7 +188,6 @@ class Rebuild:
     def complete(self, waited: float) -> Report:
         """Scan, verify and publish; ``waited`` is the time spent waiting before, in seconds."""
         assert self._generation is not None
-        assert self._checks
         assert self._mine is not None
         began = self._clock()
         rows = self._fill(self._generation, self._expected.count)
@@ -197,16 +196,12 @@ class Rebuild:
         measured = self._checks[0].error_rate(self._generation)
         self._publish(self._mine, rows, measured)
         self.published = True
-        layout = self._generation.layout
-        return Report(
+        return Report.of(
+            self._generation.layout,
             guard=self.guard.name,
             generation=self._name,
-            kind=layout.kind,
             rows=rows,
             rows_verified=verified,
-            capacity=layout.capacity,
-            bytes=layout.total_bytes,
-            error_rate=layout.error_rate,
             error_rate_measured=measured,
             seconds=self._seconds + self._clock() - began,
             waited_seconds=waited,
@@ -249,6 +244,10 @@ class Rebuild:
                 self.table.heartbeat(self._mine)
             except DatabaseError as error:  # if another builder has taken over meanwhile, the publication fails
                 logger.info("bloomguard could not say that the build of %s goes on: %s", self.guard.name, error)
+
+    def _beat(self) -> None:
+        for one in self.companions:
+            one.heartbeat()
 
     def _announce(self, seen: State) -> State:
         changes: dict[str, Any] = {"building": self._name, "builder": builder_id(), "builder_seen_at": timezone.now()}
@@ -296,8 +295,7 @@ class Rebuild:
     def _fill(self, generation: Generation, expected: int) -> int:
         def read(done: int) -> None:
             self._progress(done, max(done, expected))
-            for one in self.companions:
-                one.heartbeat()
+            self._beat()
 
         rows = fill(generation, self.sources.pages(), read)
         if rows < expected:
@@ -346,11 +344,6 @@ def run_all(rebuilds: Sequence[Rebuild], sleep: Callable[[float], None] = time.s
     """
     outcomes: dict[Rebuild, Report | RebuildError] = {}
     waited = 0.0
-    replaced: list[Rebuild] = []
-
-    def fence_replaced(one: Rebuild) -> None:
-        if one.fence_replaced():
-            replaced.append(one)
 
     def wait(waiting: Callable[[], object]) -> None:
         nonlocal waited
@@ -358,7 +351,9 @@ def run_all(rebuilds: Sequence[Rebuild], sleep: Callable[[float], None] = time.s
         waiting()
         waited += time.monotonic() - began
 
-    def each(step: Callable[[Rebuild], Report | None]) -> None:
+    def each(step: Callable[[Rebuild], object]) -> bool:
+        """Take the step with each rebuild that goes on; return whether it returned something true for one."""
+        found = False
         for one in rebuilds:
             if one in outcomes:
                 continue
@@ -370,16 +365,17 @@ def run_all(rebuilds: Sequence[Rebuild], sleep: Callable[[float], None] = time.s
                 failed.__cause__ = error if failed is not error else error.__cause__
                 outcomes[one] = failed
             else:
-                if done is not None:
+                found = found or bool(done)
+                if isinstance(done, Report):
                     outcomes[one] = done
+        return found
 
     try:
         for one in rebuilds:
             one.companions = rebuilds
         each(lambda one: one.refuse())
         each(lambda one: one.prepare())
-        each(fence_replaced)
-        if replaced:
+        if each(lambda one: one.fence_replaced()):
             wait(lambda: sleep(EXPIRY_SECONDS))
         each(lambda one: one.announce())
         if len(outcomes) < len(rebuilds):

@@ -139,15 +139,9 @@ class Sources:
 
     def split(self, generation: Generation) -> tuple[Sources, list[str]]:
         """Return the sources that ``generation`` was built from, and the scopes that it was not."""
-        read, unread = copy(self), []
-        read._sources = []
-        for source in self:
-            marks = source.marks()
-            if not marks or all(generation.might_contain_many(marks)):
-                read._sources.append(source)
-            else:
-                unread.append(source.scope)
-        return read, unread
+        read = copy(self)
+        read._sources = [each for each in self if all(generation.might_contain_many(each.marks()))]
+        return read, [each.scope for each in self._sources if each not in read._sources]
 
 
 def _scoped(guard: Guard) -> list[Source]:
@@ -155,12 +149,13 @@ def _scoped(guard: Guard) -> list[Source]:
     if guard.scope == SCHEMA and (why := no_schema(connections[guard._meta.database])):
         raise RebuildError(f"{guard.name}: {'. '.join(why)}")
     scopes = list(guard.scopes())
-    if guard.scope == DATABASE and (unknown := set(scopes) - set(connections)):
+    databases = scopes if guard.scope == DATABASE else []
+    if unknown := set(databases) - set(connections):
         raise RebuildError(f"{guard.name}: scopes() names {min(unknown)!r}, which is not in DATABASES")
     if not scopes:
         raise RebuildError(f"{guard.name}: scopes() names none, so there is nothing to read; is its table made?")
     known: dict[Any, str] = {}
-    for scope in scopes if guard.scope == DATABASE else ():
+    for scope in databases:
         with connections[scope].cursor() as cursor:
             cursor.execute(f"SELECT {DatabaseConnection(scope).is_standby}")
             if bool(int(cursor.fetchone()[0])):

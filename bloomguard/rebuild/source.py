@@ -329,8 +329,12 @@ def fill(generation: Generation, pages: Iterable[KeyPage], read: Callable[[int],
             rows += page.rows
             if pending is not None:
                 pending.result()
-            pending = hasher.submit(lambda page=page: generation.add_many(page.keys, more=True))
+            pending = hasher.submit(_add, generation, page)
             read(rows)
         if pending is not None:
             pending.result()
     return rows
+
+
+def _add(generation: Generation, page: KeyPage) -> None:
+    generation.add_many(page.keys, more=True)

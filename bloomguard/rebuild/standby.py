@@ -13,6 +13,7 @@ import socket
 import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
+from typing import Any
 
 from django.db import DatabaseError
 from django.utils import timezone
@@ -54,14 +55,14 @@ def sweep(guard: Guard, there: Sequence[str], state: State) -> None:
 
     Another site may answer from those that were built from another database.
     """
-    for name in there:
-        if name not in state.generations and is_of(name, state.here):
+    unnamed = [name for name in there if name not in state.generations]
+    for name in unnamed:
+        if is_of(name, state.here):
             try:
                 guard._runtime.active_filter.store.drop(guard.name, name)
             except StoreError as error:
                 log_not_removed(guard, error)
-    foreign = [name for name in there if name not in state.generations and not is_of(name, state.here)]
-    if foreign:
+    if foreign := [name for name in unnamed if not is_of(name, state.here)]:
         logger.warning(
             "bloomguard did not remove filters of %s that were built from another database: %s. Sites that share a "
             "store each need their own prefix or path; after a failover or a restore these filters can be deleted",
@@ -93,13 +94,11 @@ def why_replaced(store: Store, seen: State) -> str:
 def retire(guard: Guard, state: State, keep_seconds: float = 0.0) -> None:
     """Drop the standby or mark it as kept, two leases after it was replaced; then sweep the store."""
     table = guard._runtime.active_filter.table
+    until = timezone.now() + timedelta(seconds=keep_seconds)
+    changes: dict[str, Any] = {"standby_until": until} if keep_seconds else {"standby": "", "standby_until": None}
     try:
         there = guard._runtime.active_filter.store.names(guard.name)
-        after: State | None = state
-        if state.standby and keep_seconds:
-            after = table.swap(state, standby_until=timezone.now() + timedelta(seconds=keep_seconds))
-        elif state.standby:
-            after = table.swap(state, standby="", standby_until=None)
+        after = table.swap(state, **changes) if state.standby else state
     except (DatabaseError, StoreError) as error:
         log_not_removed(guard, error)
         return
@@ -153,7 +152,8 @@ def roll_back_all(guards: Sequence[Guard], sleep: Callable[[float], None] = time
             outcomes.append(roll_back(guard))
         except RebuildError as error:
             outcomes.append(error)
-    _retire_after_all(list(zip(guards, outcomes)), sleep)
+    rolled_back = [(guard, state) for guard, state in zip(guards, outcomes) if isinstance(state, State)]
+    _retire_after_all(rolled_back, sleep)
     return outcomes
 
 
@@ -163,8 +163,7 @@ def clear_away(guards: Sequence[Guard], sleep: Callable[[float], None] = time.sl
     _retire_after_all([(guard, state) for guard, state in states if is_over(guard, state)], sleep)
 
 
-def _retire_after_all(states: Sequence[tuple[Guard, State | RebuildError]], sleep: Callable[[float], None]) -> None:
-    retiring = [(guard, state) for guard, state in states if isinstance(state, State)]
+def _retire_after_all(retiring: Sequence[tuple[Guard, State]], sleep: Callable[[float], None]) -> None:
     if retiring:
         sleep(EXPIRY_SECONDS)
     for guard, state in retiring:

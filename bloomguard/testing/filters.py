@@ -43,17 +43,14 @@ class _Keys(Generation):
     def __init__(self, kind: str) -> None:
         self.layout = _layout(kind)
         self._counts: Counter[bytes] = Counter()
-        self._recent: set[bytes] = set()
         self._lock = threading.Lock()
         self.might_contain = self._counts.__contains__
 
     def is_recent(self, key: bytes) -> bool:
-        return key in self._recent
+        return True  # so no false positive is remembered
 
     def add(self, keys: Iterable[bytes], *, once: bool = False) -> None:
-        keys = list(keys)
         with self._lock:
-            self._recent.update(keys)
             self._counts.update(key for key in keys if not (once and key in self._counts))
 
     def add_many(self, keys: Any, *, more: bool = False) -> None:

@@ -12,12 +12,9 @@ from typing import TYPE_CHECKING
 from opentelemetry.metrics import CallbackOptions, MeterProvider, Observation, get_meter
 
 from ... import __version__
-from ...guards import registry
 from ...guards.counters import AVOIDED, BLOCKED, FALSE_POSITIVE, MICROSECONDS, TIMED, counts
 from ...metrics import VERDICTS
-from ...state.row import ARMED
-from ...verdicts import LEASE
-from ..health import state_of
+from ..health import armed_guards
 
 if TYPE_CHECKING:
     Read = Callable[[CallbackOptions], Iterable[Observation]]
@@ -60,7 +57,5 @@ def _sum(*names: str) -> Read:
 
 
 def _armed(options: CallbackOptions) -> Iterable[Observation]:
-    for guard in registry:
-        state = state_of(guard)
-        if state != LEASE.reason:
-            yield Observation(int(state == ARMED), {"guard": guard.name})
+    for guard, is_armed in armed_guards():
+        yield Observation(int(is_armed), {"guard": guard})

@@ -17,9 +17,8 @@ from ...guards import registry as guards
 from ...guards.counters import AVOIDED, BLOCKED, FALSE_POSITIVE, MICROSECONDS, TIMED
 from ...metrics import VERDICTS
 from ...metrics.flush import News, flusher
-from ...state.row import ARMED
-from ...verdicts import CAUGHT, LEASE
-from ..health import state_of
+from ...verdicts import CAUGHT
+from ..health import armed_guards
 
 __all__ = ["Metrics", "StateCollector", "install"]
 
@@ -72,10 +71,8 @@ class StateCollector:
         gauge = GaugeMetricFamily(
             "bloomguard_guard_armed", "Whether the guard has a filter that may answer.", labels=["guard"]
         )
-        for guard in guards:
-            state = state_of(guard)
-            if state != LEASE.reason:
-                gauge.add_metric([guard.name], float(state == ARMED))
+        for guard, is_armed in armed_guards():
+            gauge.add_metric([guard], float(is_armed))
         yield gauge
 
 
