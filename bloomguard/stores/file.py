@@ -29,7 +29,7 @@ from ..forks import after_fork
 from . import disk
 from .base import FindKeyHash, Generation, Store, bound
 from .disk import NotPrivate, check_folder, fcntl, file_id, opened_private
-from .frames import FrameGeneration
+from .memory import FrameGeneration
 from .pages import Page, PageFolder
 
 _SUFFIX = ".filter"
