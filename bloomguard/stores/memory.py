@@ -130,7 +130,7 @@ class FrameGeneration(Generation):
             if not (attached.contains_digests(low, high).all() and frame.has_many_bits(recent)):
                 raise CorruptFilter(self._lost)
 
-    def _located(self, keys: Iterable[bytes]) -> list[tuple[Frame, BodyFilter, int]]:
+    def _located(self, keys: Iterable[bytes]) -> list[tuple[Frame, Any, int]]:
         """Return for each key its shard's frame and filter, and its digest."""
         located = []
         for shard, digest in map(self.layout.locate, keys):
