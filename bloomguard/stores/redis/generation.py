@@ -103,9 +103,11 @@ class RedisGeneration(Generation):
         """Map each shard to the indexes of its keys in ``keys``, and their digests."""
         placed: dict[int, tuple[list[int], list[int]]] = {}
         for number, (shard, digest) in enumerate(map(self.layout.locate, keys)):
-            numbers, digests = placed.setdefault(shard, ([], []))
-            numbers.append(number)
-            digests.append(digest)
+            part = placed.get(shard)
+            if part is None:
+                part = placed[shard] = ([], [])
+            part[0].append(number)
+            part[1].append(digest)
         return placed
 
     def is_recent(self, key: bytes) -> bool:
