@@ -173,10 +173,6 @@ def bulk_builds() -> None:
             peak_bytes(lambda filter=filter, array=array: filter.add_many(array)) / len(filter.body),
             "bits a bit",
             at_most=3,
-            reason=(
-                "two threads have flags of their own, a byte for each bit of a partition: 3.4 bits a bit themselves; "
-                "flags that they share, in smaller batches, took 2.7 in all, and a fifth to a third more time"
-            ),
         )
     members = os.urandom(16 * N)
     taken = interleave({"ours": lambda: BloomFilter(N, RATE, width=16).add_many(members)}, 7)

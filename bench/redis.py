@@ -35,8 +35,9 @@ from django.db import connections  # noqa: E402
 from django.test import Client, override_settings  # noqa: E402
 
 from bloomguard.exceptions import StoreError  # noqa: E402
-from bloomguard.filters import KeyHash, Layout  # noqa: E402
+from bloomguard.filters import KeyHash  # noqa: E402
 from bloomguard.filters.codec import new_tag  # noqa: E402
+from bloomguard.filters.layout import Layout  # noqa: E402
 from bloomguard.guards import registry  # noqa: E402
 from bloomguard.models import GuardState  # noqa: E402
 from bloomguard.rebuild import Rebuild  # noqa: E402

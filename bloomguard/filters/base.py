@@ -33,8 +33,6 @@ if TYPE_CHECKING:
 else:
     from .bulk import np
 
-_PIECE = 1 << 20  # bytes to read from a stream at once
-
 
 @dataclass(frozen=True, kw_only=True)
 class Stats:
@@ -111,8 +109,8 @@ class Filter:
         raise NotImplementedError
 
     @classmethod
-    def from_bytes(cls, data: bytes | bytearray | memoryview, secret: bytes = b"") -> Self:
-        """Read a filter from the bytes of :meth:`to_bytes`. Raises :class:`CorruptFilter`, also for another secret."""
+    def _restored(cls, header: Header, body: memoryview, key_hash: KeyHash, secret: bytes) -> Self:
+        """Return the filter that a frame contains. Raises :class:`CorruptFilter`."""
         raise NotImplementedError
 
     # The rest is the same for all kinds.
@@ -160,6 +158,15 @@ class Filter:
         """Return the filter as one checksummed frame of :mod:`bloomguard.filters.codec`, without the secret."""
         return b"".join(self._frame())
 
+    @classmethod
+    def from_bytes(cls, data: bytes | bytearray | memoryview, secret: bytes = b"") -> Self:
+        """Read a filter from the bytes of :meth:`to_bytes`. Raises :class:`CorruptFilter`, also for another secret."""
+        frame = codec.decode(data)
+        header = frame.header
+        if header.kind != cls.kind or header.shards != 1:
+            raise CorruptFilter(f"a {header.kind} filter in {header.shards} shards; a {cls.kind} filter is expected")
+        return cls._restored(header, frame.body, KeyHash.of(header, secret), secret)
+
     def dump(self, stream: BinaryIO) -> int:
         """Write the frame to a binary stream; returns the bytes written."""
         pieces = self._frame()
@@ -170,14 +177,7 @@ class Filter:
     @classmethod
     def load(cls, stream: BinaryIO, secret: bytes = b"", max_bytes: int | None = None) -> Self:
         """Read one frame from a binary stream in pieces. Raises :class:`CorruptFilter`, :class:`TooLarge`."""
-        data = bytearray()
-        _read(stream, data, codec.FIXED_BYTES)
-        _read(stream, data, codec.header_bytes(data) - len(data))
-        size, limit = Header.unpack(data).frame_bytes, sizing.memory_bytes() if max_bytes is None else max_bytes
-        if size > limit:
-            raise TooLarge(f"a frame of {size:,} bytes, over max_bytes={limit:,}")
-        _read(stream, data, size - len(data))
-        return cls.from_bytes(data, secret)
+        return cls.from_bytes(codec.read(stream, sizing.memory_bytes() if max_bytes is None else max_bytes), secret)
 
     def _json_fields(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in ("kind", "capacity", "error_rate")}
@@ -243,14 +243,6 @@ class BodyFilter(Filter):
 
     def _ready(self) -> None:
         """Set ``digest``, ``might_contain`` and ``might_contain_digest`` for the attached body."""
-        raise NotImplementedError
-
-    def writes(self, digest: int) -> Writes:
-        """Return the changes that add ``digest``, ``(offset, bytes)`` in order; does not apply them."""
-        raise NotImplementedError
-
-    def discard_writes(self, digest: int) -> Writes:
-        """Return the changes, in order, that undo one add of ``digest``; empty if it is not in the filter."""
         raise NotImplementedError
 
     @property
@@ -339,6 +331,16 @@ class BodyFilter(Filter):
         self._attach(shape, key_hash, body, header.shard)
         return self
 
+    def writes(self, digest: int) -> Writes:
+        """Return the changes that add ``digest``, ``(offset, bytes)`` in order; does not apply them."""
+        changes = []  # of plain bits, whose positions lie in distinct bytes
+        for position in self.layout.positions(digest):
+            offset, bit = position >> 3, 128 >> (position & 7)
+            old = self.body[offset]
+            if not old & bit:
+                changes.append((offset, bytes((old | bit,))))
+        return changes
+
     def add(self, key: bytes) -> None:
         """Add ``key``."""
         self._apply(self.writes(self.digest(key)))
@@ -373,12 +375,8 @@ class BodyFilter(Filter):
         return self.layout.parameters, self.body
 
     @classmethod
-    def from_bytes(cls, data: bytes | bytearray | memoryview, secret: bytes = b"") -> Self:
-        frame = codec.decode(data)
-        key_hash = KeyHash.of(frame.header, secret)
-        if frame.header.shards != 1:
-            raise CorruptFilter(f"shard {frame.header.shard} of {frame.header.shards}, not a complete filter")
-        return cls.attach(frame.header, memoryview(bytearray(frame.body)), key_hash)
+    def _restored(cls, header: Header, body: memoryview, key_hash: KeyHash, secret: bytes) -> Self:
+        return cls.attach(header, memoryview(bytearray(body)), key_hash)
 
     def copy(self) -> Self:
         """Return a filter of the same state with its own body on the heap."""
@@ -393,13 +391,3 @@ class BodyFilter(Filter):
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} of {self.capacity:,} keys at {self.error_rate:g}, {len(self.body):,} bytes>"
-
-
-def _read(stream: BinaryIO, data: bytearray, count: int) -> None:
-    """Append ``count`` bytes; allocates only what arrives, not what the header declares."""
-    end = len(data) + count
-    while len(data) < end:
-        piece = stream.read(min(_PIECE, end - len(data)))
-        if not piece:
-            raise CorruptFilter(f"the stream ends after {len(data)} bytes of {end}")
-        data += piece

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from .base import Keys, Writes
+    from .base import Keys
     from .bulk import I64, U64
 else:
     from .bulk import np
@@ -247,14 +247,6 @@ class ExactBitmap(BodyFilter):
         if outside.any():
             places[outside] = self.key_hash.digests(words[outside].view(np.int64))[0] | np.uint64(OUTSIDE)
         return places, None
-
-    def writes(self, digest: int) -> Writes:
-        if digest >= self.layout.span:
-            start = self.layout.bit_bytes
-            return [(start + offset, data) for offset, data in self._overflow.writes(digest)]
-        offset, bit = digest >> 3, 128 >> (digest & 7)
-        old = self.body[offset]
-        return [] if old & bit else [(offset, bytes((old | bit,)))]
 
     def add_digests(self, low: U64, high: U64 | None = None) -> None:
         outside = low >= np.uint64(self.layout.span)

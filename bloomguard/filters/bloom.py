@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from typing_extensions import Self
 
-    from .base import Keys, Writes
+    from .base import Keys
     from .bulk import I64, U64
 else:
     from .bulk import np
@@ -259,15 +259,6 @@ class BloomFilter(PartitionedFilter):
         """Return whether all bits at ``locations``, as returned by :meth:`locations`, are set."""
         body = self.body
         return all(body[at >> 3] & 128 >> (at & 7) for at in locations)
-
-    def writes(self, digest: int) -> Writes:
-        changes = []  # the positions lie in distinct bytes
-        for position in self.layout.positions(digest):
-            offset, bit = position >> 3, 128 >> (position & 7)
-            old = self.body[offset]
-            if not old & bit:
-                changes.append((offset, bytes((old | bit,))))
-        return changes
 
     def add_many(self, keys: Keys) -> None:
         with WorkerPool() as pool:

@@ -21,10 +21,10 @@ import secrets
 import struct
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, BinaryIO
 from zlib import adler32, crc32
 
-from ..exceptions import CorruptFilter
+from ..exceptions import CorruptFilter, TooLarge
 from .bulk import set_few, with_bits
 
 if TYPE_CHECKING:
@@ -55,6 +55,7 @@ _CRC = struct.Struct(">I")
 _TRAILER = struct.Struct(">IIQ")
 _NAMES = {number: name for name, number in KINDS.items()}
 _ADLER = 65521
+_PIECE = 1 << 20  # bytes to read from a stream at once
 
 FIXED_BYTES = _FIXED.size
 TRAILER_BYTES = _TRAILER.size
@@ -281,12 +282,30 @@ class Frame:
         return int(checksum)
 
 
-def header_bytes(start: bytes | bytearray | memoryview) -> int:
-    """Return the header's size from its first :data:`FIXED_BYTES` bytes. Raises :class:`CorruptFilter`."""
-    magic, _, version, _, _, count = struct.unpack_from(">8sQHHHH", start)
+def read(stream: BinaryIO, max_bytes: int) -> bytearray:
+    """Read the bytes of one frame from a stream; allocates only what arrives, not what the header declares.
+
+    Raises :class:`CorruptFilter`, and :class:`TooLarge` for a frame of more than ``max_bytes``.
+    """
+    data = bytearray()
+
+    def read_until(end: int) -> None:
+        while len(data) < end:
+            piece = stream.read(min(_PIECE, end - len(data)))
+            if not piece:
+                raise CorruptFilter(f"the stream ends after {len(data)} bytes of {end}")
+            data.extend(piece)
+
+    read_until(_FIXED.size)
+    magic, _, version, _, _, count = struct.unpack_from(">8sQHHHH", data)
     if magic != MAGIC or version != VERSION or count > MAX_PARAMETERS:
-        raise CorruptFilter(f"not a filter of format version {VERSION}: it starts with {bytes(start[:18])!r}")
-    return -(-(FIXED_BYTES + 8 * int(count) + _CRC.size) // 64) * 64
+        raise CorruptFilter(f"not a filter of format version {VERSION}: it starts with {bytes(data[:18])!r}")
+    read_until(-(-(_FIXED.size + 8 * int(count) + _CRC.size) // 64) * 64)
+    size = Header.unpack(data).frame_bytes
+    if size > max_bytes:
+        raise TooLarge(f"a frame of {size:,} bytes, over max_bytes={max_bytes:,}")
+    read_until(size)
+    return data
 
 
 def trailer(header: Header, body: bytes | bytearray | memoryview) -> bytes:

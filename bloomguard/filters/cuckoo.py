@@ -276,6 +276,7 @@ class CuckooFilter(BodyFilter):
         return self.layout.offset(bucket, slot), fingerprint.to_bytes(self.layout.bits // 8, "little")
 
     def discard_writes(self, digest: int) -> Writes:
+        """Return the changes, in order, that undo one add of ``digest``; empty if it is not in the filter."""
         fingerprint, *pair = self.layout.place(digest)
         for bucket in pair:
             slots = self._bucket(bucket)

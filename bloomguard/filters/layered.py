@@ -7,9 +7,9 @@ concatenation of the layers' frames.
 from __future__ import annotations
 
 import math
-import struct
 import time
 from collections.abc import Callable, Sequence
+from struct import Struct
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ..exceptions import CorruptFilter, FilterFull, InvalidShape
@@ -30,6 +30,7 @@ else:
     from .bulk import np
 
 MAX_LAYERS = 64
+_FLOAT, _U64 = Struct(">d"), Struct(">Q")  # a float is the parameter of a frame as an integer
 _FEW = 32  # capacity of each cuckoo table's spill: 32 twins, or 1/32 of the keys if that is more
 
 
@@ -96,23 +97,16 @@ class LayeredFilter(Filter):
         return self._parameters(), b"".join([layer.to_bytes() for layer in self.layers])
 
     @classmethod
-    def from_bytes(cls, data: bytes | bytearray | memoryview, secret: bytes = b"") -> Self:
-        frame = codec.decode(data)
-        header = frame.header
-        if header.kind != cls.kind or header.shards != 1:
-            raise CorruptFilter(f"a {header.kind} filter in {header.shards} shards; a {cls.kind} filter is expected")
+    def _restored(cls, header: codec.Header, body: memoryview, key_hash: KeyHash, secret: bytes) -> Self:
         self = cls.__new__(cls)
-        self.capacity, self.error_rate = header.capacity, header.error_rate
-        self.key_hash = KeyHash.of(header, secret)
-        self.layers = []
-        rest = frame.body
-        while len(rest):
-            size = codec.Header.unpack(rest).frame_bytes
-            layer = cls.layer_class.from_bytes(rest[:size], secret)
-            if len(self.layers) == MAX_LAYERS or layer.key_hash != self.key_hash:
+        self.capacity, self.error_rate, self.key_hash, self.layers = header.capacity, header.error_rate, key_hash, []
+        while len(body):
+            size = codec.Header.unpack(body).frame_bytes
+            layer = cls.layer_class.from_bytes(body[:size], secret)
+            if len(self.layers) == MAX_LAYERS or layer.key_hash != key_hash:
                 raise CorruptFilter(f"layer {len(self.layers)} does not belong to this filter")
             self.layers.append(layer)
-            rest = rest[size:]
+            body = body[size:]
         try:
             sizing.check_capacity(self.capacity)
             sizing.check_error_rate(self.error_rate)
@@ -210,13 +204,13 @@ class ScalableBloomFilter(LayeredFilter):
             low = low[room:]
 
     def _parameters(self) -> tuple[int, ...]:
-        return (self.growth, _pack_float(self.tightening), *self._counts)
+        return (self.growth, *_U64.unpack(_FLOAT.pack(self.tightening)), *self._counts)
 
     def _restore(self, parameters: Sequence[int]) -> None:
         growth, tightening, *self._counts = parameters
         if len(self._counts) != len(self.layers) or not self.layers:
             raise InvalidShape(f"{len(self._counts)} counts for {len(self.layers)} layers")
-        self._set(growth, _unpack_float(tightening))
+        self._set(growth, *_FLOAT.unpack(_U64.pack(tightening)))
 
 
 class ScalableCuckooFilter(LayeredFilter):
@@ -344,9 +338,7 @@ class RotatingBloomFilter(LayeredFilter):
 
     def _turn(self) -> int:
         """Drop the expired windows; return the number of the current one."""
-        now = int(self.clock() // self.window)
-        if self._epochs:
-            now = max(now, self._epochs[-1])
+        now = max([int(self.clock() // self.window), *self._epochs[-1:]])
         while self._epochs and self._epochs[0] <= now - self.windows:
             del self._epochs[0], self.layers[0]
         return now
@@ -393,21 +385,12 @@ class RotatingBloomFilter(LayeredFilter):
         return twin
 
     def _parameters(self) -> tuple[int, ...]:
-        return (self.windows, _pack_float(self.window), *(epoch & 0xFFFFFFFFFFFFFFFF for epoch in self._epochs))
+        epochs = (epoch & 0xFFFFFFFFFFFFFFFF for epoch in self._epochs)
+        return (self.windows, *_U64.unpack(_FLOAT.pack(self.window)), *epochs)
 
     def _restore(self, parameters: Sequence[int]) -> None:
         windows, window, *epochs = parameters
-        self._set(_unpack_float(window), windows)
+        self._set(_FLOAT.unpack(_U64.pack(window))[0], windows)
         self._epochs = [epoch - (1 << 64) if epoch >> 63 else epoch for epoch in epochs]
         if self._epochs != sorted(set(self._epochs)) or len(epochs) != len(self.layers):
             raise InvalidShape(f"windows {self._epochs} are not in ascending order, one for each of its filters")
-
-
-def _pack_float(value: float) -> int:
-    """Return a float as a 64-bit integer, for a parameter of a frame."""
-    return int.from_bytes(struct.pack(">d", value), "big")
-
-
-def _unpack_float(bits: int) -> float:
-    value: float = struct.unpack(">d", bits.to_bytes(8, "big"))[0]
-    return value

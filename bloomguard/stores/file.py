@@ -29,7 +29,7 @@ from ..process import after_fork
 from . import disk
 from .base import FindKeyHash, Generation, Store, bound
 from .disk import NotPrivate, check_folder, fcntl, file_id, opened_private
-from .frames import FrameGeneration
+from .memory import FrameGeneration
 from .pages import Page, PageFolder
 
 _SUFFIX = ".filter"
@@ -222,33 +222,25 @@ class FileStore(Store):
 
     def _check_disk(self) -> list[CheckMessage]:
         kind = disk.filesystem_of(self.path)
-        place = f"the store {self.alias!r} is on a file system of type {kind}, at {self.path}: "
+        place, option = (
+            f"the store {self.alias!r} is on a file system of type {kind}, at {self.path}",
+            _option(self.alias),
+        )
         if kind in disk.NETWORK:
-            return [
-                Warning(
-                    f"{place}if the network fails, a worker that reads a mapped file blocks or is killed, and other "
-                    "hosts do not trust the filters that this one wrote.",
-                    hint=f"Set {_option(self.alias)} to a folder on a local disk; several hosts need a Redis store.",
-                    id="bloomguard.W026",
-                )
-            ]
+            problem = (
+                "if the network fails, a worker that reads a mapped file blocks or is killed, and other hosts do not "
+                "trust the filters that this one wrote."
+            )
+            hint = f"Set {option} to a folder on a local disk; several hosts need a Redis store."
+            return [Warning(f"{place}: {problem}", hint=hint, id="bloomguard.W026")]
         if kind in disk.OVERLAY:
-            return [
-                Warning(
-                    f"{place}its filters are lost with the container, and other containers cannot read them.",
-                    hint=f"Set {_option(self.alias)} to a volume of the host and run rebuild_filter where the workers "
-                    "run, or use a Redis store.",
-                    id="bloomguard.W027",
-                )
-            ]
+            problem = "its filters are lost with the container, and other containers cannot read them."
+            hint = f"Set {option} to a volume of the host and run rebuild_filter there, or use a Redis store."
+            return [Warning(f"{place}: {problem}", hint=hint, id="bloomguard.W027")]
         if kind in disk.MEMORY:
-            return [
-                Info(
-                    f"{place}its filters use memory and are lost by a restart.",
-                    hint="Run rebuild_filter --if-needed at every start; until it has finished, every request passes.",
-                    id="bloomguard.I028",
-                )
-            ]
+            problem = "its filters use memory and are lost by a restart."
+            hint = "Run rebuild_filter --if-needed at every start; until it has finished, every request passes."
+            return [Info(f"{place}: {problem}", hint=hint, id="bloomguard.I028")]
         return []
 
 

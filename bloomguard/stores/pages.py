@@ -11,7 +11,7 @@ import re
 import sys
 import time
 from array import array
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -111,17 +111,12 @@ class PageFolder:
             raise StoreError(f"cannot read metrics from {file}: {error.strerror}") from error
 
     def _sweep(self, page: Page) -> None:
-        for file, other in self._pages(page.guard):
-            if other.is_over(page):
-                with suppress(OSError):
-                    file.unlink()
-
-    def _pages(self, guard: str) -> Iterator[tuple[Path, Page]]:
-        folder = disk.guard_folder(self._path, guard)
+        folder = disk.guard_folder(self._path, page.guard)
         for name in os.listdir(folder):
             found = _NAME.fullmatch(name)
-            if found and int(found[1]) in KEPT_SECONDS:
-                yield folder / name, Page(guard, int(found[1]), int(found[2]))
+            if found and Page(page.guard, int(found[1]), int(found[2])).is_over(page):
+                with suppress(OSError):
+                    (folder / name).unlink()
 
 
 def _whole(page: bytes) -> bytes:

@@ -110,7 +110,7 @@ def set_trap(name: str, hits: int) -> None:
     """Make this process kill itself in the middle of the ``hits``-th of what ``name`` says."""
     from bloomguard.filters.codec import Frame
     from bloomguard.state.table import StateTable
-    from bloomguard.stores.frames import FrameGeneration
+    from bloomguard.stores.memory import FrameGeneration
 
     left = [hits]
 

@@ -23,7 +23,7 @@ STEPS = {
     "scanning": "bloomguard.rebuild.source:Source._fetch",
     "adding": "bloomguard.filters.codec:Frame.seal",
     "sealing": "bloomguard.stores.file:FileGeneration.seal",
-    "measuring": "bloomguard.stores.frames:FrameGeneration.measure_error_rate",
+    "measuring": "bloomguard.stores.memory:FrameGeneration.measure_error_rate",
     "publishing": "bloomguard.rebuild:Rebuild._publish",
     "retiring": "bloomguard.rebuild:Rebuild.retire",
 }

@@ -500,7 +500,7 @@ def test_a_fenced_guard_discards_nothing(articles):
 def test_a_store_that_fails_keeps_the_key(articles, monkeypatch, caplog):
     """A discard that fails is not tried again and fails no delete: the key is one too many until the next build."""
     from bloomguard.exceptions import StoreError
-    from bloomguard.stores.frames import FrameGeneration
+    from bloomguard.stores.memory import FrameGeneration
 
     tried = []
 

@@ -103,8 +103,7 @@ class AsyncLink:
 
     async def trip(self, commands: Sequence[Command], identity: str | None = None) -> list[Any]:
         """See :meth:`.Link.trip`."""
-        _, replies = await self.identified(commands, identity)
-        return replies
+        return (await self.identified(commands, identity))[1]
 
     async def identified(self, commands: Sequence[Command], identity: str | None = None) -> NodeReplies:
         """Return the server's identity and the replies; raises the exceptions of :meth:`trip`."""

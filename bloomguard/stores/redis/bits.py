@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...filters import CorruptFilter
 from ...filters.bloom import BloomShape
+from ...filters.bulk import np
 from ...filters.codec import TAG_OFFSET
 from ...filters.hashing import MASK60
 from ...filters.layout import Layout
@@ -173,8 +174,6 @@ class Bits:
         self, shard: int, low: U64, high: U64, once: bool = False
     ) -> tuple[Sequence[Words], CheckReplies]:
         """Do the same as :meth:`add_commands` for many digests, given their low and high parts."""
-        import numpy as np
-
         positions, size = self._layout.written_positions(low), self._layout.frame_bytes
         if _BIT_BYTES * len(positions) < size or size > _MOST_IMAGE_BYTES:
             return self.set_commands(shard, np.sort(positions).tolist())

@@ -4,33 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from itertools import islice
+from itertools import chain, islice
 from statistics import mean
 from typing import TYPE_CHECKING, Any
 
 from ...exceptions import StoreError
 from ...filters import CorruptFilter, FilterError
 from ...filters.base import BodyFilter
-from ...filters.bulk import one_by_one
+from ...filters.bulk import np, one_by_one
 from ...filters.codec import Frame
 from ...filters.cuckoo_table import CuckooShape
 from ...filters.layout import Layout
 from ..base import Generation
-from .bits import GET, Answers, Bits, CheckReplies
+from .bits import GET, Bits, CheckReplies
 from .commands import Command, Words
 from .cuckoo import MOST_BUCKETS, Fingerprints
 from .loading import PIECE, Draft, join_bits, join_fingerprints
 
 if TYPE_CHECKING:
-    import numpy as np
     from numpy.typing import NDArray
 
     from ...filters.base import Keys, RowKeys
     from .store import RedisStore
 
-#: The commands of a change to one shard and the check of their replies; and the shard with these.
-Encoded = tuple[Sequence[Words], CheckReplies]
-Part = tuple[int, Sequence[Words], CheckReplies]
+#: Commands to one shard, and a function of their replies.
+Encoded = tuple[Sequence[Words], Callable[[Sequence[Any]], Any]]
 
 _MANY = 64  # keys from which on numpy computes their bits faster
 _HEADERS = 256  # headers to read in one round trip
@@ -85,15 +83,32 @@ class RedisGeneration(Generation):
         keys = list(keys)
         if self._draft is not None:
             return super().might_contain_many(keys)
-        batch = BatchCheck(self, keys)
-        return batch.answers(self._store.read(batch.commands, self.identity) if batch.commands else [])
+        numbers, batch = self._check_batch(keys)
+        return _ordered(numbers, batch.read(self._store.read(batch.commands, self.identity) if keys else []))
 
     async def amight_contain_many(self, keys: Iterable[bytes]) -> list[bool]:
         keys = list(keys)
         if self._draft is not None:
             return [await self.amight_contain(key) for key in keys]
-        batch = BatchCheck(self, keys)
-        return batch.answers(await self._store.aread(batch.commands, self.identity) if batch.commands else [])
+        numbers, batch = self._check_batch(keys)
+        return _ordered(numbers, batch.read(await self._store.aread(batch.commands, self.identity) if keys else []))
+
+    def _check_batch(self, keys: Sequence[bytes]) -> tuple[list[list[int]], Batch]:
+        """Return the commands that check many keys, and for each of its parts the indexes of its keys."""
+        placed = self._placed(keys)
+        parts = [(shard, self._kind.check_commands(shard, digests)) for shard, (_, digests) in placed.items()]
+        return [numbers for numbers, _ in placed.values()], Batch(self.keys, parts)
+
+    def _placed(self, keys: Iterable[bytes]) -> dict[int, tuple[list[int], list[int]]]:
+        """Map each shard to the indexes of its keys in ``keys``, and their digests."""
+        placed: dict[int, tuple[list[int], list[int]]] = {}
+        for number, (shard, digest) in enumerate(map(self.layout.locate, keys)):
+            part = placed.get(shard)
+            if part is None:
+                part = placed[shard] = ([], [])
+            part[0].append(number)
+            part[1].append(digest)
+        return placed
 
     def is_recent(self, key: bytes) -> bool:
         shard, command = self._recent_command(key)
@@ -114,27 +129,23 @@ class RedisGeneration(Generation):
     def add(self, keys: RowKeys, *, once: bool = False) -> None:
         self._change(self._addition(keys, once))
 
-    def _addition(self, keys: RowKeys, once: bool) -> Change:
+    def _addition(self, keys: RowKeys, once: bool) -> Batch:
         if len(keys) < _MANY:
-            return Change(self, self._parts(one_by_one(keys), partial(self._kind.add_commands, once=once)))
+            return self._batch(one_by_one(keys), partial(self._kind.add_commands, once=once))
         located = self.layout.locate_many(keys)
-        return Change(
-            self, [(shard, *self._kind.add_many_commands(shard, low, high, once)) for shard, low, high in located]
-        )
+        parts = [(shard, self._kind.add_many_commands(shard, low, high, once)) for shard, low, high in located]
+        return Batch(self.keys, parts)
 
-    def _parts(self, keys: Iterable[bytes], encode: Callable[[int, Sequence[int]], Encoded]) -> list[Part]:
-        placed: dict[int, list[int]] = {}
-        for shard, digest in map(self.layout.locate, keys):
-            placed.setdefault(shard, []).append(digest)
-        return [(shard, *encode(shard, digests)) for shard, digests in placed.items()]
+    def _batch(self, keys: Iterable[bytes], encode: Callable[[int, Sequence[int]], Encoded]) -> Batch:
+        return Batch(self.keys, [(shard, encode(shard, each)) for shard, (_, each) in self._placed(keys).items()])
 
-    def _change(self, change: Change) -> None:
-        if change.commands:
-            change.check(self._store.write(change.commands, self.identity))
+    def _change(self, batch: Batch) -> None:
+        if batch.commands:
+            batch.read(self._store.write(batch.commands, self.identity))
 
     def discard(self, keys: Iterable[bytes]) -> None:
         if isinstance(self._kind, Fingerprints):
-            self._change(Change(self, self._parts(keys, self._kind.discard_commands)))
+            self._change(self._batch(keys, self._kind.discard_commands))
         else:
             super().discard(keys)  # raises
 
@@ -155,7 +166,7 @@ class RedisGeneration(Generation):
         outcomes: list[Exception | None] = []
         for each in changes:
             try:
-                each.check(list(islice(replies, len(each.commands))))
+                each.read(list(islice(replies, len(each.commands))))
                 outcomes.append(None)
             except FilterError as error:
                 outcomes.append(error)
@@ -198,8 +209,6 @@ class RedisGeneration(Generation):
                     raise CorruptFilter(f"{key} belongs to another build or is incomplete")
 
     def merge(self, shard: int, body: memoryview) -> int:
-        import numpy as np
-
         theirs = np.frombuffer(body, np.uint8)
         if self._draft is not None:
             drafted = np.frombuffer(self._draft.frames[shard].body, np.uint8)
@@ -211,8 +220,6 @@ class RedisGeneration(Generation):
         return int(np.bitwise_count(missing).sum())
 
     def _set(self, shard: int, missing: NDArray[np.uint8]) -> None:
-        import numpy as np
-
         assert isinstance(self._kind, Bits)
         at = np.flatnonzero(missing)
         rows, bits = np.nonzero(np.unpackbits(missing[at]).reshape(-1, 8))
@@ -247,54 +254,25 @@ class RedisGeneration(Generation):
         return mean(each.measure_error_rate(share) for each in self.filters())
 
 
-class BatchCheck:
-    """The commands that check many keys in one generation, and the decoding of their replies."""
+class Batch:
+    """Commands of one round trip to several shards with these ``keys``."""
 
-    def __init__(self, generation: RedisGeneration, keys: Sequence[bytes]) -> None:
-        self._count = len(keys)
-        self.commands: list[Command] = []
-        self._parts: list[tuple[Sequence[int], int, Answers]] = []
-        for shard, (numbers, digests) in _placed(generation, keys).items():
-            mine, answers = generation._kind.check_commands(shard, digests)
-            self.commands += [(generation.keys[shard], each) for each in mine]
-            self._parts.append((numbers, len(mine), answers))
+    def __init__(self, keys: Sequence[str], parts: Sequence[tuple[int, Encoded]]) -> None:
+        self.commands: list[Command] = [(keys[shard], each) for shard, (commands, _) in parts for each in commands]
+        self._parts = [(len(commands), read) for _, (commands, read) in parts]
 
-    def answers(self, replies: Sequence[Any]) -> list[bool]:
-        """Return whether the filter may contain each key, in order; raises :class:`CorruptFilter`."""
-        found, at = [True] * self._count, 0
-        for numbers, count, answers in self._parts:
-            for number, answer in zip(numbers, answers(replies[at : at + count])):
-                found[number] = answer
+    def read(self, replies: Sequence[Any]) -> list[Any]:
+        """Return what each part reads in its replies; raises :class:`CorruptFilter`."""
+        found, at = [], 0
+        for count, read in self._parts:
+            found.append(read(replies[at : at + count]))
             at += count
         return found
 
 
-def _placed(generation: RedisGeneration, keys: Sequence[bytes]) -> dict[int, tuple[Sequence[int], list[int]]]:
-    """Map each shard to the indexes of its keys in ``keys``, and their digests."""
-    located = map(generation.layout.locate, keys)
-    if len(generation.keys) == 1:
-        return {0: (range(len(keys)), [digest for _, digest in located])} if keys else {}
-    placed: dict[int, tuple[list[int], list[int]]] = {}
-    for number, (shard, digest) in enumerate(located):
-        numbers, digests = placed.setdefault(shard, ([], []))
-        numbers.append(number)
-        digests.append(digest)
-    return {**placed}
-
-
-class Change:
-    """The commands that add keys to the shards of one generation or discard them, and the check of their replies."""
-
-    def __init__(self, generation: RedisGeneration, parts: Sequence[Part]) -> None:
-        self.commands: list[Command] = []
-        self._checks: list[tuple[int, CheckReplies]] = []
-        for shard, commands, check in parts:
-            self.commands += [(generation.keys[shard], each) for each in commands]
-            self._checks.append((len(commands), check))
-
-    def check(self, replies: Sequence[Any]) -> None:
-        """Check by the replies that the change was made; raises :class:`CorruptFilter`."""
-        at = 0
-        for count, check in self._checks:
-            check(replies[at : at + count])
-            at += count
+def _ordered(numbers: Sequence[Sequence[int]], found: Sequence[Sequence[bool]]) -> list[bool]:
+    """Return the answers to the keys with these ``numbers`` in the order of the keys."""
+    if len(found) == 1:
+        return list(found[0])
+    ordered = dict(zip(chain.from_iterable(numbers), chain.from_iterable(found)))
+    return [ordered[number] for number in range(len(ordered))]

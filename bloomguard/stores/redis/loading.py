@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from ...exceptions import StoreError
 from ...filters import CorruptFilter
+from ...filters.bulk import np
 from ...filters.codec import TRAILER_BYTES, Frame
 from ...filters.layout import Layout
 
@@ -44,8 +45,6 @@ class Draft:
         """Add the entries of a shard's journal: fingerprint and bucket, u32 little-endian each."""
         if not entries:
             return
-        import numpy as np
-
         bits = self._layout.shape.bits  # type: ignore[attr-defined]
         both = np.frombuffer(b"".join(entries), "<u4").astype(np.uint64).reshape(-1, 2)
         self.filters[shard].add_digests(both[:, 1].copy(), both[:, 0] << np.uint64(64 - bits))

@@ -23,8 +23,7 @@ from django.core.checks import CheckMessage, Info, Warning
 from redis.exceptions import NoScriptError
 
 from ...exceptions import ConfigurationError, StoreError, UnknownGeneration
-from ...filters import CorruptFilter
-from ...filters.codec import FIXED_BYTES, MAX_SHARDS, Header, header_bytes
+from ...filters.codec import MAX_SHARDS, Header
 from ...filters.layout import Layout
 from ..base import FindKeyHash, Generation, Store, bound
 from ..pages import COLUMNS, KEPT_SECONDS, ROWS, Page
@@ -172,9 +171,7 @@ class RedisStore(Store):
         start, size = self.read([(key, ("GETRANGE", key, 0, 1023)), (key, ("STRLEN", key))], identity)
         if not size:
             raise UnknownGeneration(f"{key} does not exist")
-        if len(start) < FIXED_BYTES:
-            raise CorruptFilter(f"{key} has {size} bytes, too few for a filter")
-        header = Header.unpack(start[: header_bytes(start)])
+        header = Header.unpack(start)
         layout = self._layout(guard, name, self.prefix, header, size * header.shards, find_key_hash)
         opened = RedisGeneration(self, guard, name, layout, identity)
         opened.check_headers()
@@ -222,8 +219,17 @@ class RedisStore(Store):
         return f"{self.prefix}:{page.guard}:metrics:{page.step}:{page.number}"
 
     def check(self) -> list[CheckMessage]:
-        found = list(check_request_timeout(self.alias, self._request_timeout))
-        return found if self._cache is None else [*found, *check_cache(self._cache)]
+        found = [] if self._cache is None else list(check_cache(self._cache))
+        seconds = self._request_timeout
+        if seconds > _MAX_REQUEST_TIMEOUT:
+            found.append(
+                Warning(
+                    f"the store {self.alias!r} lets a request wait {seconds:g} s for a server that is down.",
+                    hint="Lower connect_timeout and read_timeout; 0.05 s each is enough within a data centre.",
+                    id="bloomguard.W020",
+                )
+            )
+        return found
 
     def check_deployed(self) -> list[CheckMessage]:
         try:
@@ -277,16 +283,6 @@ def check_timeouts(alias: str, **timeouts: Any) -> None:
                 f"the store {alias!r}: {name} is {seconds!r}; it has to be a number of seconds above 0, or requests "
                 "would wait forever for a server that is down"
             )
-
-
-def check_request_timeout(alias: str, seconds: float) -> Iterator[CheckMessage]:
-    """Warn if a request may wait too many ``seconds`` for the store."""
-    if seconds > _MAX_REQUEST_TIMEOUT:
-        yield Warning(
-            f"the store {alias!r} lets a request wait {seconds:g} s for a server that is down.",
-            hint="Lower connect_timeout and read_timeout, in seconds; 0.05 each is enough within a data centre.",
-            id="bloomguard.W020",
-        )
 
 
 def check_cache(alias: str) -> Iterator[CheckMessage]:

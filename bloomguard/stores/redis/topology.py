@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from inspect import signature
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 from urllib.parse import urlsplit
 
 import redis
@@ -16,7 +16,6 @@ from redis.asyncio import sentinel
 from redis.cluster import RedisCluster
 from redis.exceptions import RedisClusterException
 from redis.sentinel import (
-    Sentinel,
     SentinelConnectionPool,
     SentinelManagedConnection,
     SentinelManagedSSLConnection,
@@ -27,14 +26,6 @@ from .aio import AsyncClusterLink, AsyncLink
 from .cluster import Address, Cluster, ClusterLink
 from .commands import Breaker, Server, hide, own_options
 from .connection import Link
-
-
-class Asyncio(NamedTuple):
-    """The connection class of redis.asyncio and its options."""
-
-    connection_class: type[Any]
-    options: dict[str, Any]
-
 
 #: Connection classes of redis-py and their async versions.
 _ASYNCIO: dict[type[Any], type[Any]] = {
@@ -48,11 +39,11 @@ _ASYNCIO: dict[type[Any], type[Any]] = {
 _OF_THREADS = {"parser_class", "socket_type"}
 
 
-def for_asyncio(connection_class: type[Any], options: dict[str, Any]) -> Asyncio | None:
-    """Return the async connection class and its options; ``None`` if there is no such class, or if it does not support
-    an option that is set.
+def for_asyncio(connection_class: type[Any], options: dict[str, Any]) -> tuple[type[Any], dict[str, Any]] | None:
+    """Return the async connection class and its options.
 
-    No unsupported option is dropped, since it may be what makes a connection secure.
+    Returns ``None`` if there is no such class, or if it does not support an option that is set: no unsupported option
+    is dropped, since it may be what makes a connection secure.
     """
     found = _ASYNCIO.get(connection_class)
     if found is None:
@@ -64,36 +55,43 @@ def for_asyncio(connection_class: type[Any], options: dict[str, Any]) -> Asyncio
         del kept["redis_connect_func"]  # RedisCluster's own function only logs in, which every connection does anyway
     taken = {name for cls in found.__mro__ for name in signature(cls).parameters} - {"redis_connect_func"}
     given = {name: value for name, value in kept.items() if name in taken}
-    return Asyncio(found, given) if all(kept[name] is None for name in kept.keys() - given) else None
-
-
-class Servers(Protocol):
-    """The servers of a store; creates its links."""
-
-    def link(self, connect_timeout: float, timeout: float, *, breaks: bool) -> Link | ClusterLink:
-        """Return a link with these timeouts in seconds; with ``breaks``, each server has a circuit breaker."""
-
-    def async_link(self, link: Any, connect_timeout: float, timeout: float) -> AsyncLink | AsyncClusterLink | None:
-        """Return the async version of ``link``; ``None`` if redis.asyncio does not support the options."""
+    return (found, given) if all(kept[name] is None for name in kept.keys() - given) else None
 
 
 @dataclass(frozen=True)
-class SingleServer(Servers):
-    """One server. ``options`` are the keyword arguments of its connections."""
+class Servers:
+    """A single server; ``options`` are the keyword arguments of its connections. Creates the links of a store."""
 
     connection_class: type[Any]
     options: dict[str, Any] = field(repr=False)
 
-    def link(self, connect_timeout: float, timeout: float, *, breaks: bool) -> Link:
-        pool = partial(redis.ConnectionPool, connection_class=self.connection_class)
-        return Link(_server(breaks, self.options), pool, self.options, connect_timeout, timeout)
+    def link(self, connect_timeout: float, timeout: float, *, breaks: bool) -> Link | ClusterLink:
+        """Return a link with these timeouts in seconds; with ``breaks``, each server has a circuit breaker."""
+        return self._link({}, connect_timeout, timeout, breaks)
 
-    def async_link(self, link: Link, connect_timeout: float, timeout: float) -> AsyncLink | None:
+    def async_link(self, link: Any, connect_timeout: float, timeout: float) -> AsyncLink | AsyncClusterLink | None:
+        """Return the async version of ``link``; ``None`` if redis.asyncio does not support the options."""
         found = for_asyncio(self.connection_class, self.options)
-        if found is None:
-            return None
-        pool = partial(redis.asyncio.ConnectionPool, connection_class=found.connection_class)
-        return AsyncLink(link.server, pool, found.options, connect_timeout, timeout)
+        return found and self._async_link(link, *found, connect_timeout, timeout)
+
+    def _link(self, address: dict[str, Any], connect_timeout: float, timeout: float, breaks: bool) -> Link:
+        server = Server(
+            breaker=Breaker() if breaks else None,
+            clustered=isinstance(self, ClusterServers),
+            secrets=secrets_of(self.options | getattr(self, "sentinel_options", {})),
+        )
+        pool = self._pool(redis, self.connection_class, connect_timeout, timeout)
+        return Link(server, pool, self.options | address, connect_timeout, timeout)
+
+    def _async_link(
+        self, link: Any, connection_class: type[Any], options: dict[str, Any], connect_timeout: float, timeout: float
+    ) -> AsyncLink | AsyncClusterLink | None:
+        pool = self._pool(redis.asyncio, connection_class, connect_timeout, timeout)
+        return AsyncLink(link.server, pool, options, connect_timeout, timeout)
+
+    def _pool(self, module: Any, connection_class: type[Any], connect_timeout: float, timeout: float) -> Any:
+        """Return a function that makes a pool of ``module``, which is redis or redis.asyncio."""
+        return partial(module.ConnectionPool, connection_class=connection_class)
 
 
 @dataclass(frozen=True)
@@ -103,77 +101,47 @@ class SentinelServers(Servers):
     service: str
     sentinels: Sequence[Address]
     sentinel_options: dict[str, Any] = field(repr=False)
-    options: dict[str, Any] = field(repr=False)
-    connection_class: type[Any] = SentinelManagedConnection
 
-    def link(self, connect_timeout: float, timeout: float, *, breaks: bool) -> Link:
-        kwargs = self._sentinel_kwargs(connect_timeout, timeout, redis.retry.Retry(redis.backoff.NoBackoff(), 0))
-
-        def pool(**options: Any) -> redis.ConnectionPool:
-            # redis-py has no types for its Sentinel.
-            manager: Any = Sentinel(list(self.sentinels), sentinel_kwargs=kwargs)  # type: ignore[no-untyped-call]
-            made: redis.ConnectionPool = SentinelConnectionPool(  # type: ignore[no-untyped-call]
-                self.service, manager, connection_class=self.connection_class, **options
-            )
-            return made
-
-        return Link(_server(breaks, self.options | self.sentinel_options), pool, self.options, connect_timeout, timeout)
-
-    def async_link(self, link: Link, connect_timeout: float, timeout: float) -> AsyncLink | None:
-        found = for_asyncio(self.connection_class, self.options)
-        if found is None or not self.sentinel_options.keys() <= signature(redis.asyncio.Redis).parameters.keys():
+    def async_link(self, link: Any, connect_timeout: float, timeout: float) -> AsyncLink | AsyncClusterLink | None:
+        if not self.sentinel_options.keys() <= signature(redis.asyncio.Redis).parameters.keys():
             return None
-        kwargs = self._sentinel_kwargs(
-            connect_timeout, timeout, redis.asyncio.retry.Retry(redis.backoff.NoBackoff(), 0)
-        )
+        return super().async_link(link, connect_timeout, timeout)
 
-        def pool(**options: Any) -> redis.asyncio.ConnectionPool:
-            manager: Any = sentinel.Sentinel(list(self.sentinels), sentinel_kwargs=kwargs)  # type: ignore[no-untyped-call]
-            made: redis.asyncio.ConnectionPool = sentinel.SentinelConnectionPool(  # type: ignore[no-untyped-call]
-                self.service, manager, connection_class=found.connection_class, **options
-            )
-            return made
-
-        return AsyncLink(link.server, pool, found.options, connect_timeout, timeout)
-
-    def _sentinel_kwargs(self, connect_timeout: float, timeout: float, retry: Any) -> dict[str, Any]:
+    def _pool(self, module: Any, connection_class: type[Any], connect_timeout: float, timeout: float) -> Any:
         times = {"socket_connect_timeout": connect_timeout, "socket_timeout": timeout}
-        return {**self.sentinel_options, **times, "retry": retry}
+        kwargs = {**self.sentinel_options, **times, "retry": module.retry.Retry(redis.backoff.NoBackoff(), 0)}
+
+        def pool(**options: Any) -> Any:
+            manager = module.sentinel.Sentinel(list(self.sentinels), sentinel_kwargs=kwargs)
+            return module.sentinel.SentinelConnectionPool(
+                self.service, manager, connection_class=connection_class, **options
+            )
+
+        return pool
 
 
 @dataclass(frozen=True)
 class ClusterServers(Servers):
     """The nodes of a Cluster, found by ``seeds``; connections to all nodes have the same ``options``."""
 
-    connection_class: type[Any]
     seeds: Sequence[Address]
-    options: dict[str, Any] = field(repr=False)
 
     def link(self, connect_timeout: float, timeout: float, *, breaks: bool) -> ClusterLink:
-        pool = partial(redis.ConnectionPool, connection_class=self.connection_class)
-
         def to_node(address: Address) -> Link:
-            options = self.options | {"host": address[0], "port": address[1]}
-            return Link(_server(breaks, self.options, clustered=True), pool, options, connect_timeout, timeout)
+            return self._link({"host": address[0], "port": address[1]}, connect_timeout, timeout, breaks)
 
         return ClusterLink(Cluster(self.seeds), to_node)
 
-    def async_link(self, link: ClusterLink, connect_timeout: float, timeout: float) -> AsyncClusterLink | None:
-        found = for_asyncio(self.connection_class, self.options)
-        if found is None:
-            return None
-        pool = partial(redis.asyncio.ConnectionPool, connection_class=found.connection_class)
+    def _async_link(
+        self, link: Any, connection_class: type[Any], options: dict[str, Any], connect_timeout: float, timeout: float
+    ) -> AsyncClusterLink:
+        pool = self._pool(redis.asyncio, connection_class, connect_timeout, timeout)
 
         def to_node(address: Address) -> AsyncLink:
-            options = found.options | {"host": address[0], "port": address[1]}
-            return AsyncLink(link.link(address).server, pool, options, connect_timeout, timeout)
+            node = options | {"host": address[0], "port": address[1]}
+            return AsyncLink(link.link(address).server, pool, node, connect_timeout, timeout)
 
         return AsyncClusterLink(link.cluster, to_node)
-
-
-def _server(breaks: bool, options: dict[str, Any], *, clustered: bool = False) -> Server:
-    breaker = Breaker() if breaks else None
-    return Server(breaker=breaker, clustered=clustered, secrets=secrets_of(options))
 
 
 def secrets_of(options: dict[str, Any]) -> list[str]:
@@ -227,7 +195,7 @@ def find_servers(
     pool = pools[0]
     if cluster:
         seeds = [_address(each.connection_kwargs) for each in pools]
-        return ClusterServers(pool.connection_class, seeds, dict(pool.connection_kwargs))
+        return ClusterServers(pool.connection_class, dict(pool.connection_kwargs), seeds)
     if sentinels:
         options = dict(pool.connection_kwargs)
         service = options.pop("host", "")
@@ -240,8 +208,8 @@ def find_servers(
             raise ConfigurationError(
                 f"the store {alias!r}: sentinels has to be a list of (host, port), as in [('10.0.0.1', 26379)]"
             ) from None
-        return SentinelServers(service, addresses, sentinel_options or {}, options, managed)
-    return SingleServer(pool.connection_class, dict(pool.connection_kwargs))
+        return SentinelServers(managed, options, service, addresses, sentinel_options or {})
+    return Servers(pool.connection_class, dict(pool.connection_kwargs))
 
 
 #: The cure for a URL that is parsed wrongly because of its password.
@@ -309,17 +277,15 @@ def _of_client(alias: str, cache: str, client: Any) -> Servers:
         nodes: list[Any] = client.get_nodes()  # type: ignore[no-untyped-call]
         seeds = [(str(node.host), int(node.port)) for node in nodes]
         pool = client.get_redis_connection(nodes[0]).connection_pool
-        return ClusterServers(pool.connection_class, seeds, dict(pool.connection_kwargs))
+        return ClusterServers(pool.connection_class, dict(pool.connection_kwargs), seeds)
     pool = getattr(client, "connection_pool", None)
     if isinstance(pool, SentinelConnectionPool):
         manager = pool.sentinel_manager
         sentinels = [_address(each.connection_pool.connection_kwargs) for each in manager.sentinels]
-        options = dict(pool.connection_kwargs)
-        return SentinelServers(
-            pool.service_name, sentinels, dict(manager.sentinel_kwargs or {}), options, pool.connection_class
-        )
+        options, found = dict(pool.connection_kwargs), dict(manager.sentinel_kwargs or {})
+        return SentinelServers(pool.connection_class, options, pool.service_name, sentinels, found)
     if type(pool) in (redis.ConnectionPool, redis.BlockingConnectionPool):
-        return SingleServer(pool.connection_class, dict(pool.connection_kwargs))
+        return Servers(pool.connection_class, dict(pool.connection_kwargs))
     raise ConfigurationError(
         f"the store {alias!r}: CACHES[{cache!r}] uses the unsupported class {type(pool or client).__name__}; "
         "give the address by url"
