@@ -14,7 +14,7 @@ from ..guards import Guard, registry
 from ..writes.catalogue import load
 from ..writes.consequences import may_add_key
 from ..writes.flows import Catalogue, Flow
-from ..writes.sql.effects import bare
+from ..writes.sql.tokens import bare
 from .guards import warn
 
 

@@ -17,9 +17,9 @@ from django.apps import apps
 
 from ..state.connection import fetch_uncounted
 from .flows import ROW, Catalogue
-from .sql.effects import ANY_FIELD, ANYTHING, Effect, bare
 from .sql.reader import read, read_body, read_trigger
-from .sql.words import EXTENSIONS
+from .sql.statement import ANY_FIELD, ANYTHING, EXTENSIONS, Effect
+from .sql.tokens import bare
 from .transactions import is_under_way
 
 _ALL = frozenset({"insert", "update", "delete"})
@@ -136,8 +136,7 @@ def _read_sqlite(catalogue: Catalogue, query: Query) -> None:
     relations = [name for kind, name, _, _ in objects if kind in ("table", "view")]
     for kind, name, table, sql in objects:
         if kind == "trigger":
-            verbs, does = read_trigger(sql)
-            catalogue.add_trigger(table, verbs, does, f"the trigger {name!r}")
+            catalogue.add_trigger(table, _ALL, read_trigger(sql), f"the trigger {name!r}")
         elif kind == "view":
             for other in relations:
                 if other != name and re.search(rf"(?<!\w){re.escape(other)}(?!\w)", sql, re.IGNORECASE):

@@ -22,8 +22,8 @@ from . import fencing, unknown_guards
 from .catalogue import calls_own_functions, has_temporary_triggers, load
 from .flows import Catalogue
 from .observer import TransactionObserver
-from .sql.effects import ANYTHING, Effect, bare
-from .sql.words import NEVER_FUNCTIONS
+from .sql.statement import ANYTHING, NEVER_FUNCTIONS, Effect
+from .sql.tokens import bare
 from .tables import columns, folded, guarded_tables
 from .transactions import is_under_way
 

@@ -27,7 +27,9 @@ from .consequences import Cause, DatabaseCache, affected_guards, current_cache, 
 from .observer import TransactionObserver
 from .rows import running
 from .sql import reader
-from .sql.effects import ANYTHING, Reading, bare
+from .sql.reader import Reading
+from .sql.statement import ANYTHING
+from .sql.tokens import bare
 from .transactions import is_under_way, together
 
 Execute = Callable[..., Any]
