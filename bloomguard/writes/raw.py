@@ -47,51 +47,30 @@ _log = LogOnce()
 
 
 def watch(execute: Execute, sql: Any, params: Any, many: bool, context: dict[str, Any]) -> Any:
-    """Execute ``sql``, as an ``execute_wrapper``; if it may make a key that the ORM does not add, fence the guard."""
-    connection = context["connection"]
-    cache = consequences.caches.get(connection.alias)
-    if (  # `cache.is_current`, without its call: each statement of the project comes here
-        cache is None
-        or cache.plans is not registry.plans
-        or cache.stamp != definitions.stamp
-        or cache.copy is not states.table.copy
-    ):
-        cache = current_cache(connection.alias)
-    if early.is_early and not (type(sql) is str and reader.is_plain_read(sql)):
-        reading = read(text_of(sql, connection), connection)
-        early.record_write(reading.effects | reading.known, connection.alias)
-    if not cache.tables and not unknown_guards.is_due():
-        return execute(sql, params, many, context)
-    own = ""
-    if type(sql) is str:
+    """Execute ``sql``, as an ``execute_wrapper``; if it may make a key that the ORM does not add, fence the guard.
+
+    Each statement of the project comes here. Most of their texts are known, and cost one look-up.
+    """
+    cache, own = consequences.caches.get(context["connection"].alias), ""
+    if type(sql) is str and cache is not None and cache.copy is states.table.copy and cache.plans is registry.plans:
         if sql in cache.harmless:
             return execute(sql, params, many, context)
         if running.due and (own := running.own(sql)) and cache.own.get(sql) == own:
             return execute(sql, params, many, context)
-        if sql.startswith(_BORDERS) and ";" not in sql:
-            return execute(sql, params, many, context)
-        trusts_names = cache.trusts_names or connection.vendor == "sqlite"
-        if trusts_names and reader.is_plain_read(sql) and not isolation.is_set_by_function(sql):
-            cache.add_harmless(sql)
-            return execute(sql, params, many, context)
-        usual = _USUAL.match(sql)
-        if usual is not None and ";" not in sql and cache.quiet.get((table := usual[2] or usual[3]).lower()):
-            if table == own:
-                cache.add_own(sql, table)
-                return execute(sql, params, many, context)
-            if bare(table) not in cache.tables or sql[0] in "Dd":
-                cache.add_harmless(sql)
-                return execute(sql, params, many, context)
-    return _check(execute, sql, params, many, context, cache, own)
+    elif type(sql) is str and running.due:
+        own = running.own(sql)
+    return _send(execute, sql, params, many, context, own)
 
 
-def _check(
-    execute: Execute, sql: Any, params: Any, many: bool, context: dict[str, Any], cache: DatabaseCache, own: str
-) -> Any:
+def _send(execute: Execute, sql: Any, params: Any, many: bool, context: dict[str, Any], own: str) -> Any:
+    """Execute ``sql`` that is not known; ``own``: the table of the ORM's statement, whose compiler adds its keys."""
     connection = context["connection"]
-    if unknown_guards.read_once():
-        cache = current_cache(connection.alias)
-    if not cache.tables:
+    if early.is_early and not (type(sql) is str and reader.is_plain_read(sql)):
+        reading = read(text_of(sql, connection), connection)
+        early.record_write(reading.effects | reading.known, connection.alias)
+    unknown_guards.read_once()
+    cache = current_cache(connection.alias)
+    if not cache.tables or (type(sql) is str and _is_harmless(sql, own, cache, connection)):
         return execute(sql, params, many, context)
     text = text_of(sql, connection)
     changes_level = isolation.changes_level(text, connection)
@@ -120,6 +99,26 @@ def _check(
     if fenced == {} and is_certain and is_kept and not (own or reading.defines or changes_level):
         cache.add_harmless(sql)
     return result
+
+
+def _is_harmless(sql: str, own: str, cache: DatabaseCache, connection: Any) -> bool:
+    """Whether a glance at ``sql`` shows that it brings no key, or those of the ORM's statement alone; cache that."""
+    if sql.startswith(_BORDERS) and ";" not in sql:
+        return True
+    trusts_names = cache.trusts_names or connection.vendor == "sqlite"
+    if trusts_names and reader.is_plain_read(sql) and not isolation.is_set_by_function(sql):
+        cache.add_harmless(sql)
+        return True
+    usual = _USUAL.match(sql)
+    if usual is None or ";" in sql or not cache.quiet.get((table := usual[2] or usual[3]).lower()):
+        return False
+    if table == own:
+        cache.add_own(sql, table)
+        return True
+    if bare(table) not in cache.tables or sql[0] in "Dd":
+        cache.add_harmless(sql)
+        return True
+    return False
 
 
 def read(text: str, connection: Any) -> Reading:
