@@ -70,29 +70,24 @@ Query = Callable[[str], Iterable[Any]]
 @contextmanager
 def _asking(connection: Any) -> Iterator[Query]:
     """Queries that leave the project's transaction as it was."""
-    if connection.vendor == "postgresql" and is_under_way(connection):
-        with _savepoint(connection) as query:
-            yield query
-        return
-    try:
-        yield partial(fetch_uncounted, connection)
-    finally:
-        if connection.vendor == "postgresql" and is_under_way(connection):
-            connection.connection.rollback()  # so the project's transaction begins with its own first statement
-
-
-@contextmanager
-def _savepoint(connection: Any) -> Iterator[Query]:
-    """A savepoint for the queries: if one fails, the writer's transaction goes on."""
     query = partial(fetch_uncounted, connection)
-    query("SAVEPOINT bloomguard_catalogue")
-    try:
+    if connection.vendor != "postgresql":
         yield query
-    except BaseException:
-        query("ROLLBACK TO SAVEPOINT bloomguard_catalogue")
-        raise
-    finally:
-        query("RELEASE SAVEPOINT bloomguard_catalogue")
+    elif is_under_way(connection):
+        query("SAVEPOINT bloomguard_catalogue")
+        try:
+            yield query
+        except BaseException:  # the writer's transaction goes on
+            query("ROLLBACK TO SAVEPOINT bloomguard_catalogue")
+            raise
+        finally:
+            query("RELEASE SAVEPOINT bloomguard_catalogue")
+    else:
+        try:
+            yield query
+        finally:
+            if is_under_way(connection):
+                connection.connection.rollback()  # so the project's transaction begins with its own first statement
 
 
 # -- any database

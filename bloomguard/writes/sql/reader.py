@@ -18,13 +18,17 @@ class Reading(NamedTuple):
     """The effects of a text; ``defines``: one of its statements may change definitions.
 
     ``several``: it has more than one statement. ``known``: calls of names that write nothing, and fields, unless the
-    database has a function of its own with that name.
+    database has a function of its own with that name. ``head``: the first word of a single statement, empty if that is
+    not certain; ``returns`` and ``freezes``: whether it has that word.
     """
 
     effects: frozenset[Effect]
     defines: bool = False
     several: bool = False
     known: frozenset[Effect] = frozenset()
+    head: str = ""
+    returns: bool = False
+    freezes: bool = False
 
 
 def is_plain_read(sql: str) -> bool:
@@ -52,15 +56,25 @@ def read(sql: str, vendor: str = "") -> Reading:
 
 @lru_cache(maxsize=500)
 def _read(sql: str, vendor: str) -> Reading:
+    found, statements = list[Token](), list[Statement]()
     try:
-        statements = list(split(tokens(sql, vendor), ";"))
-        effects = set[Effect]().union(*(Statement(each, vendor).read() for each in statements))
+        found = tokens(sql, vendor)
+        statements = [Statement(each, vendor) for each in split(found, ";")]
+        effects = set[Effect]().union(*(each.read() for each in statements))
     except Unclear:
-        statements, effects = [], {ANYTHING, DEFINE}
+        effects, statements = {ANYTHING, DEFINE}, []
         if is_plain_read(sql):
             effects = {Effect("known", name) for name in NEVER_FUNCTIONS} | {ANY_FIELD}
     known = frozenset(effect for effect in effects if effect.verb in ("known", "field"))
-    return Reading(frozenset(effects - known - {DEFINE}), DEFINE in effects, len(statements) > 1, known)
+    return Reading(
+        frozenset(effects - known - {DEFINE}),
+        defines=DEFINE in effects,
+        several=len(statements) > 1,
+        known=known,
+        head=statements[0].head if len(statements) == 1 else "",
+        returns=(WORD, "returning") in found,
+        freezes=(WORD, "freeze") in found,
+    )
 
 
 def read_body(text: str, vendor: str = "") -> frozenset[Effect]:
@@ -83,4 +97,4 @@ def read_trigger(sql: str) -> frozenset[Effect]:
 
 def read_call(name: str) -> Reading:
     """Return the effects of calling a function or procedure from outside."""
-    return Reading(frozenset({Effect("run", bare(name))}))
+    return Reading(frozenset({Effect("run", bare(name))}), head="call")

@@ -121,6 +121,8 @@ class Statement(Tokens):
         super().__init__(found)
         self.vendor = vendor
         self.is_body = is_body
+        self._start = next((at for at, token in enumerate(found) if token != (MARK, "(")), len(found))
+        self.head = self.word(self._start)
         self.effects: set[Effect] = set()
 
     def add(self, verb: str, names: Iterable[str], columns: frozenset[str] | None = None) -> None:
@@ -131,8 +133,7 @@ class Statement(Tokens):
 
     def read(self) -> set[Effect]:
         """Return the effects of the statement."""
-        at = next((place for place, token in enumerate(self.found) if token != (MARK, "(")), len(self.found))
-        head, second = self.word(at), self.word(at + 1)
+        at, head, second = self._start, self.head, self.word(self._start + 1)
         if self.vendor == "mysql" and (head, second) == ("set", "statement") and self.has("for"):
             return Statement(self.found[self.found.index(Token(WORD, "for")) + 1 :], self.vendor).read()
         special, copied = _SPECIAL.get(head), self._copied()
