@@ -23,7 +23,7 @@ from ..state.table import table
 from ..writes.catalogue import load
 from ..writes.consequences import may_add_key
 from ..writes.flows import Catalogue, Flow
-from ..writes.sql.effects import bare
+from ..writes.sql.tokens import bare
 from .guards import equality, warn
 
 #: Values of libpq's ``target_session_attrs`` that accept a read-only server.

@@ -17,9 +17,9 @@ from django.apps import apps
 
 from ..state.connection import fetch_uncounted
 from .flows import ROW, Catalogue
-from .sql.effects import ANY_FIELD, ANYTHING, Effect, bare
 from .sql.reader import read, read_body, read_trigger
-from .sql.words import EXTENSIONS
+from .sql.statement import ANY_FIELD, ANYTHING, EXTENSIONS, Effect
+from .sql.tokens import bare
 from .transactions import is_under_way
 
 _ALL = frozenset({"insert", "update", "delete"})
@@ -70,29 +70,24 @@ Query = Callable[[str], Iterable[Any]]
 @contextmanager
 def _asking(connection: Any) -> Iterator[Query]:
     """Queries that leave the project's transaction as it was."""
-    if connection.vendor == "postgresql" and is_under_way(connection):
-        with _savepoint(connection) as query:
-            yield query
-        return
-    try:
-        yield partial(fetch_uncounted, connection)
-    finally:
-        if connection.vendor == "postgresql" and is_under_way(connection):
-            connection.connection.rollback()  # so the project's transaction begins with its own first statement
-
-
-@contextmanager
-def _savepoint(connection: Any) -> Iterator[Query]:
-    """A savepoint for the queries: if one fails, the writer's transaction goes on."""
     query = partial(fetch_uncounted, connection)
-    query("SAVEPOINT bloomguard_catalogue")
-    try:
+    if connection.vendor != "postgresql":
         yield query
-    except BaseException:
-        query("ROLLBACK TO SAVEPOINT bloomguard_catalogue")
-        raise
-    finally:
-        query("RELEASE SAVEPOINT bloomguard_catalogue")
+    elif is_under_way(connection):
+        query("SAVEPOINT bloomguard_catalogue")
+        try:
+            yield query
+        except BaseException:  # the writer's transaction goes on
+            query("ROLLBACK TO SAVEPOINT bloomguard_catalogue")
+            raise
+        finally:
+            query("RELEASE SAVEPOINT bloomguard_catalogue")
+    else:
+        try:
+            yield query
+        finally:
+            if is_under_way(connection):
+                connection.connection.rollback()  # so the project's transaction begins with its own first statement
 
 
 # -- any database
@@ -136,8 +131,7 @@ def _read_sqlite(catalogue: Catalogue, query: Query) -> None:
     relations = [name for kind, name, _, _ in objects if kind in ("table", "view")]
     for kind, name, table, sql in objects:
         if kind == "trigger":
-            verbs, does = read_trigger(sql)
-            catalogue.add_trigger(table, verbs, does, f"the trigger {name!r}")
+            catalogue.add_trigger(table, _ALL, read_trigger(sql), f"the trigger {name!r}")
         elif kind == "view":
             for other in relations:
                 if other != name and re.search(rf"(?<!\w){re.escape(other)}(?!\w)", sql, re.IGNORECASE):

@@ -21,8 +21,8 @@ from . import fencing, unknown_guards
 from .catalogue import calls_own_functions, has_temporary_triggers, load
 from .flows import Catalogue
 from .observer import TransactionObserver
-from .sql.effects import ANYTHING, Effect, bare
-from .sql.words import NEVER_FUNCTIONS
+from .sql.statement import ANYTHING, NEVER_FUNCTIONS, Effect
+from .sql.tokens import bare
 from .tables import columns, folded, guarded_tables
 from .transactions import is_under_way
 
@@ -72,7 +72,9 @@ class Definitions:
             return bool(going_on)
 
     def _advance(self) -> None:
+        """Drop the caches. One that another thread is just making has the old stamp, so it keeps no text."""
         self.stamp += 1
+        caches.clear()
         schemas.forget()
 
 
@@ -133,14 +135,14 @@ class DatabaseCache:
 
     def add_harmless(self, sql: str) -> None:
         """Cache ``sql`` as a text that writes nothing of a guard."""
-        if len(sql) <= _LONGEST_TEXT:
+        if len(sql) <= _LONGEST_TEXT and self.stamp == definitions.stamp:
             if len(self.harmless) >= _MOST_TEXTS:
                 self.harmless = {"BEGIN"}
             self.harmless.add(sql)
 
     def add_own(self, sql: str, table: str) -> None:
         """Cache ``sql`` as a text by which the ORM writes to ``table``, and nothing else."""
-        if len(sql) <= _LONGEST_TEXT:
+        if len(sql) <= _LONGEST_TEXT and self.stamp == definitions.stamp:
             if len(self.own) >= _MOST_TEXTS:
                 self.own = {}
             self.own[sql] = table
@@ -157,7 +159,8 @@ class Cause(NamedTuple):
     is_active: bool
 
 
-#: By alias. A cache is replaced in one assignment, as other threads read it.
+#: By alias. A cache is replaced in one assignment, as other threads read it. The texts of one that is here are valid
+#: as long as its ``plans`` and ``copy`` are.
 caches: dict[str, DatabaseCache] = {}
 
 

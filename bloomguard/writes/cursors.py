@@ -60,14 +60,12 @@ def _cursor_of_psycopg_3(factory: Any, connection: Any) -> Any:
 
         @contextmanager
         def copy(self, statement: Any, *args: Any, **kwargs: Any) -> Iterator[Any]:
-            text = text_of(statement, connection)
-            with following(read(text, connection), text, connection), super().copy(statement, *args, **kwargs) as copy:
+            with following(read(statement, connection), connection), super().copy(statement, *args, **kwargs) as copy:
                 yield copy
 
         def stream(self, query: Any, *args: Any, **kwargs: Any) -> Iterator[Any]:
-            text = text_of(query, connection)
             # The caller may stop fetching early, and no other statement can be sent until the rows are fetched.
-            with following(read(text, connection), text, connection, apart=True):
+            with following(read(query, connection), connection, apart=True):
                 yield from super().stream(query, *args, **kwargs)
 
     return HookedCursor
@@ -79,12 +77,11 @@ def _cursor_of_psycopg_2(factory: Any, connection: Any) -> Any:
 
         def copy_from(self, file: Any, table: str, *args: Any, **kwargs: Any) -> Any:
             text = f"COPY {connection.ops.quote_name(table)} FROM STDIN"  # it quotes the name too
-            with following(read(text, connection), text, connection):
+            with following(read(text, connection), connection):
                 return super().copy_from(file, table, *args, **kwargs)
 
         def copy_expert(self, sql: Any, *args: Any, **kwargs: Any) -> Any:
-            text = text_of(sql, connection)
-            with following(read(text, connection), text, connection):
+            with following(read(sql, connection), connection):
                 return super().copy_expert(sql, *args, **kwargs)
 
     return HookedCursor
@@ -93,8 +90,7 @@ def _cursor_of_psycopg_2(factory: Any, connection: Any) -> Any:
 def _hook_callproc(callproc: Any) -> Any:
     @wraps(callproc)
     def hooked(self: Any, procname: Any, *args: Any, **kwargs: Any) -> Any:
-        name = text_of(procname, self.db)
-        with following(reader.read_call(name), f"CALL {name}", self.db):
+        with following(reader.read_call(text_of(procname, self.db)), self.db):
             return callproc(self, procname, *args, **kwargs)
 
     return hooked
@@ -113,7 +109,7 @@ def _hook_scripts() -> None:
             owners = [each for each in connections.all(initialized_only=True) if each.connection is self.connection]
             if not owners:
                 return run(self, script)
-            with following(read(script, owners[0]), script, owners[0], apart=True):
+            with following(read(script, owners[0]), owners[0], apart=True):
                 return run(self, script)
 
         executescript.of_bloomguard = True  # type: ignore[attr-defined]

@@ -13,7 +13,7 @@ from ..exceptions import ConfigurationError, StoreError
 from ..guards import Guard, registry
 from . import fencing, unknown_guards
 from .consequences import affected_guards
-from .sql.effects import Effect
+from .sql.statement import Effect
 
 logger = logging.getLogger("bloomguard")
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
-from .sql.effects import ANY_FIELD, ANYTHING, Effect, bare
+from .sql.statement import ANY_FIELD, ANYTHING, Effect
+from .sql.tokens import bare
 
 #: The verbs that write a row, which a BEFORE trigger may change.
 ROW = frozenset({"insert", "update"})

@@ -27,7 +27,9 @@ from .consequences import Cause, DatabaseCache, affected_guards, current_cache, 
 from .observer import TransactionObserver
 from .rows import running
 from .sql import reader
-from .sql.effects import ANYTHING, Reading, bare
+from .sql.reader import Reading
+from .sql.statement import ANYTHING
+from .sql.tokens import bare
 from .transactions import is_under_way, together
 
 Execute = Callable[..., Any]
@@ -45,51 +47,33 @@ _log = LogOnce()
 
 
 def watch(execute: Execute, sql: Any, params: Any, many: bool, context: dict[str, Any]) -> Any:
-    """Execute ``sql``, as an ``execute_wrapper``; if it may make a key that the ORM does not add, fence the guard."""
-    connection = context["connection"]
-    cache = consequences.caches.get(connection.alias)
-    if (  # `cache.is_current`, without its call: each statement of the project comes here
-        cache is None
-        or cache.plans is not registry.plans
-        or cache.stamp != definitions.stamp
-        or cache.copy is not states.table.copy
-    ):
-        cache = current_cache(connection.alias)
-    if early.is_early and not (type(sql) is str and reader.is_plain_read(sql)):
-        reading = read(text_of(sql, connection), connection)
-        early.record_write(reading.effects | reading.known, connection.alias)
-    if not cache.tables and not unknown_guards.is_due():
-        return execute(sql, params, many, context)
-    own = ""
-    if type(sql) is str:
+    """Execute ``sql``, as an ``execute_wrapper``; if it may make a key that the ORM does not add, fence the guard.
+
+    Each statement of the project comes here. Most of their texts are known, and cost one look-up.
+    """
+    cache, own = consequences.caches.get(context["connection"].alias), ""
+    if type(sql) is str and cache is not None and cache.copy is states.table.copy and cache.plans is registry.plans:
         if sql in cache.harmless:
             return execute(sql, params, many, context)
         if running.due and (own := running.own(sql)) and cache.own.get(sql) == own:
             return execute(sql, params, many, context)
-        if sql.startswith(_BORDERS) and ";" not in sql:
-            return execute(sql, params, many, context)
-        trusts_names = cache.trusts_names or connection.vendor == "sqlite"
-        if trusts_names and reader.is_plain_read(sql) and not isolation.is_set_by_function(sql):
-            cache.add_harmless(sql)
-            return execute(sql, params, many, context)
-        usual = _USUAL.match(sql)
-        if usual is not None and ";" not in sql and cache.quiet.get((table := usual[2] or usual[3]).lower()):
-            if table == own:
-                cache.add_own(sql, table)
-                return execute(sql, params, many, context)
-            if bare(table) not in cache.tables or sql[0] in "Dd":
-                cache.add_harmless(sql)
-                return execute(sql, params, many, context)
-    return _check(execute, sql, params, many, context, cache, own)
+    elif type(sql) is str and running.due:
+        own = running.own(sql)
+    return _send(execute, sql, params, many, context, own)
 
 
-def _check(
-    execute: Execute, sql: Any, params: Any, many: bool, context: dict[str, Any], cache: DatabaseCache, own: str
-) -> Any:
+def _send(execute: Execute, sql: Any, params: Any, many: bool, context: dict[str, Any], own: str) -> Any:
+    """Execute ``sql`` that is not known; ``own``: the table of the ORM's statement, whose compiler adds its keys."""
     connection = context["connection"]
-    if unknown_guards.read_once():
+    if type(sql) is str and sql.startswith(_BORDERS) and ";" not in sql:
+        return execute(sql, params, many, context)
+    if early.is_early and not (type(sql) is str and reader.is_plain_read(sql)):
+        reading = read(sql, connection)
+        early.record_write(reading.effects | reading.known, connection.alias)
+    cache = consequences.caches.get(connection.alias)
+    if unknown_guards.read_once() or cache is None or not cache.is_current:
         cache = current_cache(connection.alias)
-    if not cache.tables:
+    if _is_harmless(sql, own, cache, connection):
         return execute(sql, params, many, context)
     text = text_of(sql, connection)
     changes_level = isolation.changes_level(text, connection)
@@ -108,9 +92,9 @@ def _check(
         return execute(sql, params, many, context)
     if reading.several and connection.vendor == "sqlite":
         result = execute(sql, params, many, context)  # its driver refuses several statements, before it sends any
-        with following(reading, text, connection, own=own):
+        with following(reading, connection, own=own):
             return result
-    with following(reading, text, connection, own=own, many=many) as fenced:
+    with following(reading, connection, own=own, many=many) as fenced:
         # While another transaction changes the definitions, no catalogue is kept, nor what follows from it.
         is_certain = cache.catalogue is not None
         result = execute(sql, params, many, context)
@@ -120,9 +104,33 @@ def _check(
     return result
 
 
-def read(text: str, connection: Any) -> Reading:
+def _is_harmless(sql: Any, own: str, cache: DatabaseCache, connection: Any) -> bool:
+    """Whether a glance at ``sql`` shows that it brings no key, or those of the ORM's statement alone; cache that."""
+    if type(sql) is not str:
+        return not cache.tables
+    if not cache.tables:
+        if unknown_guards.were_read():
+            cache.add_harmless(sql)
+        return True
+    trusts_names = cache.trusts_names or connection.vendor == "sqlite"
+    if trusts_names and reader.is_plain_read(sql) and not isolation.is_set_by_function(sql):
+        cache.add_harmless(sql)
+        return True
+    usual = _USUAL.match(sql)
+    if usual is None or ";" in sql or not cache.quiet.get((table := usual[2] or usual[3]).lower()):
+        return False
+    if table == own:
+        cache.add_own(sql, table)
+        return True
+    if bare(table) not in cache.tables or sql[0] in "Dd":
+        cache.add_harmless(sql)
+        return True
+    return False
+
+
+def read(sql: Any, connection: Any) -> Reading:
     """Read what a statement does, in the dialect of its database."""
-    return reader.read(text, connection.vendor)
+    return reader.read(text_of(sql, connection), connection.vendor)
 
 
 def text_of(sql: Any, connection: Any) -> str:
@@ -176,7 +184,7 @@ def _follow(reading: Reading, connection: Any, own: str) -> dict[Guard, Cause]:
 
 @contextmanager
 def following(
-    reading: Reading, text: str, connection: Any, *, apart: bool = False, many: bool = False, own: str = ""
+    reading: Reading, connection: Any, *, apart: bool = False, many: bool = False, own: str = ""
 ) -> Iterator[dict[Guard, Cause] | None]:
     """Around a statement: fence the guards that may have new keys after it, but for those in a block that adds them.
 
@@ -195,7 +203,7 @@ def following(
                 if not cache.are_idle(connection):
                     _fence_late(_follow(reading, connection, own), connection)
         else:
-            with _fencing(_follow(reading, connection, own), text, connection, apart=apart, many=many) as fenced:
+            with _fencing(_follow(reading, connection, own), reading, connection, apart=apart, many=many) as fenced:
                 yield fenced
     finally:
         if reading.defines:
@@ -204,7 +212,7 @@ def following(
 
 @contextmanager
 def _fencing(
-    written: dict[Guard, Cause], text: str, connection: Any, *, apart: bool, many: bool
+    written: dict[Guard, Cause], reading: Reading, connection: Any, *, apart: bool, many: bool
 ) -> Iterator[dict[Guard, Cause]]:
     idle = fencing.all_idle(written, connection.alias) if written else {}
     if idle is not None:
@@ -216,7 +224,9 @@ def _fencing(
             else:
                 _hold(written, connection)
     elif (
-        apart or connections[connection.alias] is not connection or wrapping.is_sent_apart(text, connection, many=many)
+        apart
+        or connections[connection.alias] is not connection
+        or wrapping.is_sent_apart(reading, connection, many=many)
     ):
         # Fence before it and after it: a filter may be built between the first fence and the statement.
         _fence(written, connection)
@@ -225,12 +235,12 @@ def _fencing(
         finally:
             _fence_late(written, connection, committed=True)
     else:
-        with _wrapped(written, text, connection, many=many):
+        with _wrapped(written, reading, connection, many=many):
             yield written
 
 
 @contextmanager
-def _wrapped(written: dict[Guard, Cause], text: str, connection: Any, *, many: bool) -> Iterator[None]:
+def _wrapped(written: dict[Guard, Cause], reading: Reading, connection: Any, *, many: bool) -> Iterator[None]:
     """Put the statement and the fence into one transaction; after an error the rows that stay are fenced too."""
     before, failure = wrapping.rows_changed(connection), None
     if connection.in_atomic_block:  # the statement may fail without undoing all of it
@@ -245,7 +255,7 @@ def _wrapped(written: dict[Guard, Cause], text: str, connection: Any, *, many: b
             _fence(written, connection)
         return
     try:
-        with together(connection, alone=not wrapping.begins_for_driver(text)):
+        with together(connection, alone=reading.head not in wrapping.DRIVER_BEGINS):
             try:
                 yield
             except BaseException as error:

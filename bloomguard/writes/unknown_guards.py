@@ -79,10 +79,15 @@ def begin() -> None:
     follow()
 
 
+def were_read() -> bool:
+    """Return whether this process has read the state rows, so that :func:`follow` sees each further copy of them."""
+    return is_complete and states.table.copy.read_at > _forks.at
+
+
 def is_due() -> bool:
     """Return whether this process has never read the state rows, and has not just failed to."""
     table = states.table
-    if not is_complete or table.copy.read_at > _forks.at:
+    if not is_complete or were_read():
         return False
     copy, failed_at = _failed
     return copy is not table.copy or table.clock() - failed_at >= AGAIN_SECONDS

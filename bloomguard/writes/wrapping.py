@@ -8,11 +8,10 @@ before it and after it.
 
 from __future__ import annotations
 
-from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 
 from ..state.connection import is_aborted
-from .sql.tokens import MARK, Token, Tokens, Unclear, tokens
+from .sql.reader import Reading
 from .transactions import is_over, is_under_way
 
 _WRITES = frozenset({"delete", "insert", "merge", "update"})
@@ -24,41 +23,21 @@ _STAYS_IN = {
     "mysql": _WRITES | {"load", "replace", "with"},
 }
 #: Python's SQLite driver begins a transaction for these alone, unless under autocommit. Not for a WITH, for example.
-_DRIVER_BEGINS = frozenset({"delete", "insert", "replace", "update"})
-_END = Token(MARK, ";")
-_BRACKET = Token(MARK, "(")
-#: The limit of the texts that are cached.
-_LONGEST_TEXT = 2_000
+DRIVER_BEGINS = frozenset({"delete", "insert", "replace", "update"})
 
 
-class _Shape(NamedTuple):
-    """``head``: the first word of a single statement; empty for several ones, and if that is not certain."""
-
-    head: str
-    returns: bool = False
-    freezes: bool = False
-
-
-_UNCLEAR = _Shape("")
-
-
-def is_sent_apart(text: str, connection: Any, *, many: bool) -> bool:
+def is_sent_apart(reading: Reading, connection: Any, many: bool) -> bool:
     """Whether no transaction can be put around the statement, or it may end the open one."""
-    shape, vendor = _shape(text, connection.vendor), connection.vendor
-    stays_in = shape.head in _STAYS_IN.get(vendor, _WRITES)
+    vendor = connection.vendor
+    stays_in = reading.head in _STAYS_IN.get(vendor, _WRITES)
     if connection.in_atomic_block:  # nothing is put around it
-        return not stays_in if vendor == "mysql" else not shape.head and vendor != "sqlite"
-    if not stays_in or shape.freezes:
+        return not stays_in if vendor == "mysql" else not reading.head and vendor != "sqlite"
+    if not stays_in or reading.freezes:
         return True
     if is_under_way(connection):
         return False
     # SQLite commits a statement that returns rows only when they have been fetched.
-    return (shape.returns and vendor == "sqlite") or (many and connection.get_autocommit())
-
-
-def begins_for_driver(text: str) -> bool:
-    """Whether Python's SQLite driver begins a transaction for the statement, unless under autocommit."""
-    return _shape(text, "sqlite").head in _DRIVER_BEGINS
+    return (reading.returns and vendor == "sqlite") or (many and connection.get_autocommit())
 
 
 def rows_changed(connection: Any) -> int:
@@ -79,22 +58,3 @@ def may_leave_rows(connection: Any, before: int, *, many: bool) -> bool:
     if connection.vendor == "sqlite":
         return rows_changed(connection) != before
     return many and not is_aborted(connection) and not is_over(connection)
-
-
-def _shape(text: str, vendor: str) -> _Shape:
-    return _shape_of(text, vendor) if len(text) < _LONGEST_TEXT else _shape_of.__wrapped__(text, vendor)
-
-
-@lru_cache(maxsize=500)
-def _shape_of(text: str, vendor: str) -> _Shape:
-    try:
-        found = tokens(text, vendor)
-    except Unclear:
-        return _UNCLEAR
-    while found and found[-1] == _END:
-        found.pop()
-    if _END in found:
-        return _UNCLEAR
-    at = next((place for place, token in enumerate(found) if token != _BRACKET), 0)
-    words = Tokens(found)
-    return _Shape(words.word(at), words.has("returning"), words.has("freeze"))

@@ -22,7 +22,7 @@ from bloomguard.state.row import ARMED, FENCED
 from bloomguard.verdicts import Verdict
 from bloomguard.writes import unknown_guards
 from bloomguard.writes.consequences import may_add_key
-from bloomguard.writes.sql.effects import Effect
+from bloomguard.writes.sql.statement import Effect
 from bloomguard.writes.tables import tracked_tables
 from bloomguard.writes.unknown_guards import REASON
 from tests.shop.models import Article, Bundle, Price, Product

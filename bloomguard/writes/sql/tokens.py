@@ -1,6 +1,6 @@
 """A tokenizer for SQL: names, words, literals and marks, without comments.
 
-The dialects differ in where a literal or a comment ends. Raises :class:`Unclear` if a text is ambiguous.
+The dialects differ in where a literal or a comment ends. A text that can be read in two ways raises :class:`Unclear`.
 """
 
 from __future__ import annotations
@@ -10,34 +10,33 @@ from collections.abc import Collection, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
-from .effects import bare
-
 #: Kinds of tokens. A word is a keyword or an unquoted name; a name is quoted; the values of both are in lower case.
+#: A text is a literal; its value is what stands between the quotes. Everything else is a mark.
 WORD, NAME, TEXT, MARK = "word", "name", "text", "mark"
+
+#: Prefix of the table that SQLite's schema editor fills with a copy of the rows.
+ANEW = "new__"
 
 
 class Unclear(Exception):
-    """The text can be parsed in more than one way."""
+    """The text can be read in more than one way."""
 
 
 class Token(NamedTuple):
-    """A piece of SQL; the ``value`` of a literal is the text between its quotes."""
+    """A piece of SQL."""
 
     kind: str
     value: str
 
 
 _COMMON = r"""
-    (?P<space>[ \t\n\r\f\v]+)
-  | (?P<line>{line})
+    (?P<space>[ \t\n\r\f\v]+|{line})
   | (?P<block>/\*)
-  | (?P<odd>[uU]&["'])
+  | (?P<odd>[uU]&["']|[qQ]')
   | {texts}
   | {names}
-  | (?P<parameter>%s\b|%\(\w+\)s|%%)
   | (?P<word>(?:[A-Za-z_]|[^\x00-\x7f])(?:[\w$]|[^\x00-\x7f])*)
-  | (?P<number>\d+(?:\.\d*)?(?:[eE][+-]?\d+)?)
-  | (?P<mark>:=|.)
+  | (?P<mark>%s\b|%\(\w+\)s|%%|\d+(?:\.\d*)?(?:[eE][+-]?\d+)?|:=|.)
 """
 _TEXT = r"(?P<text>'(?:[^']|'')*')"
 _NAMES = r'(?P<name>"(?:[^"]|"")*")'
@@ -50,10 +49,10 @@ _DIALECTS = {
     "sqlite": (r"--[^\n]*", _TEXT, rf"{_NAMES} | (?P<tick>`(?:[^`]|``)*`) | (?P<bracket>\[[^\]]*\])"),
     "mysql": (
         r"--(?=\s|$)[^\n]*|\#[^\n]*",
-        r"(?P<escaped>'(?:[^'\\]|''|\\.)*')",
+        r"(?P<text>'(?:[^'\\]|''|\\.)*')",
         r'(?P<name>"(?:[^"\\]|""|\\.)*") | (?P<tick>`(?:[^`]|``)*`)',
     ),
-    "": (r"--[^\n\r]*", rf"(?P<quoting>[qQ]') | {_TEXT}", _NAMES),
+    "": (r"--[^\n\r]*", _TEXT, _NAMES),
 }
 
 
@@ -73,7 +72,7 @@ def tokens(sql: str, vendor: str) -> list[Token]:
         kind, text, position = piece.lastgroup, piece[0], piece.end()
         if kind == "word":
             found.append(Token(WORD, _folded(text, vendor)))
-        elif kind in ("mark", "number", "parameter"):
+        elif kind == "mark":
             if text in ("'", '"', "`"):
                 raise Unclear  # unterminated
             found.append(Token(MARK, text))
@@ -86,9 +85,7 @@ def tokens(sql: str, vendor: str) -> list[Token]:
                 raise Unclear  # an escape or not, by the server's settings
             found.append(Token(TEXT, text[1:-1].replace("''", "'")))
         elif kind == "escaped":
-            if vendor == "mysql" and "\\'" in text:
-                raise Unclear
-            found.append(Token(TEXT, text[text.index("'") + 1 : -1].replace("''", "'").replace("\\'", "'")))
+            found.append(Token(TEXT, text[2:-1].replace("''", "'").replace("\\'", "'")))
         elif kind == "dollar":
             end = sql.find(text, position)
             if end < 0:
@@ -97,7 +94,7 @@ def tokens(sql: str, vendor: str) -> list[Token]:
             position = end + len(text)
         elif kind == "block":
             position = _after_comment(sql, position, vendor)
-        elif kind in ("odd", "quoting"):
+        elif kind == "odd":
             raise Unclear
     return found
 
@@ -126,18 +123,23 @@ def _after_comment(sql: str, position: int, vendor: str) -> int:
     raise Unclear
 
 
-_END = Token(WORD, "")
+def bare(table: str) -> str:
+    """Return a table's name without quotes, schema and the prefix of SQLite's schema editor, in lower case."""
+    name = table.replace('"', "").replace("`", "").rpartition(".")[2].lower()
+    return name.removeprefix(ANEW)
 
 
 class Tokens:
     """The tokens of one statement; reading past the last one gives empty words."""
+
+    _END = Token(WORD, "")
 
     def __init__(self, found: Sequence[Token]) -> None:
         self.found = found
 
     def token(self, at: int) -> Token:
         """Return the token at ``at``, an empty word if there is none."""
-        return self.found[at] if 0 <= at < len(self.found) else _END
+        return self.found[at] if 0 <= at < len(self.found) else self._END
 
     def word(self, at: int) -> str:
         """Return the word at ``at``, empty if the token is no word."""
@@ -163,20 +165,32 @@ class Tokens:
         """Return the place after ``words`` if they stand at ``at`` in this order, else ``at``."""
         return at + len(words) if all(self.word(at + place) == word for place, word in enumerate(words)) else at
 
-    def follows(self, first: str, second: str) -> bool:
-        """Whether the word ``second`` comes right after the word ``first`` anywhere in the statement."""
-        return any(self.word(at) == second and self.word(at - 1) == first for at in range(1, len(self.found)))
-
     def name(self, at: int) -> tuple[str, int]:
         """Return the bare name at ``at``, empty if there is none, and the place after it."""
-        at = self.skip(at, ("only",))
-        while self.mark(at) == "(":
-            at += 1
         found = ""
-        while self.token(at).kind != MARK and self.token(at) is not _END:
+        while self.token(at).kind != MARK and self.token(at) is not self._END:
             found = self.token(at).value
-            if self.mark(at + 1) != ".":
-                at += 1
+            at += 1
+            if self.mark(at) != ".":
                 break
-            at += 2
+            at += 1
         return bare(found), at
+
+    def names(self, at: int, *until: str) -> tuple[list[str], int]:
+        """Return all names and words from ``at`` on, bare, and the place where they end.
+
+        They end before a word of ``until`` outside brackets, a semicolon, or the end of the bracket around them.
+        """
+        found, depth = list[str](), 0
+        while at < len(self.found):
+            kind, value = self.found[at]
+            if depth == 0 and ((kind == WORD and value in until) or (kind, value) == (MARK, ";")):
+                break
+            if kind != MARK:
+                found.append(bare(value))
+            elif value in ("(", ")"):
+                depth += 1 if value == "(" else -1
+                if depth < 0:
+                    break
+            at += 1
+        return found, at

@@ -271,7 +271,6 @@ def harmless(vendor):
         "VALUES (1), (2)",
         "SELECT replace(slug, 'a', 'b') FROM shop_article",
         "SELECT CASE WHEN slug = 'update shop_article set slug' THEN 1 END FROM shop_article",
-        "EXPLAIN UPDATE shop_article SET slug = 'x'",
         "EXPLAIN SELECT * FROM shop_article",
         "SELECT abs(-1), round(2.5), strange FROM (SELECT 1 AS strange) x",
     ]
@@ -332,7 +331,6 @@ def harmless(vendor):
             "WITH a AS (INSERT INTO raw_log VALUES (1, 'a') RETURNING id) SELECT * FROM a, shop_article",
             "WITH a AS (DELETE FROM shop_article RETURNING id) INSERT INTO raw_log SELECT id FROM a",
             "ALTER TABLE shop_article ADD CONSTRAINT raw_check CHECK (slug <> '')",
-            "ALTER TABLE shop_article ALTER COLUMN slug SET STATISTICS 100, ALTER COLUMN slug SET DEFAULT 'x'",
             "ALTER TABLE shop_article ADD COLUMN more integer DEFAULT 3",
             "ALTER INDEX shop_article_pkey RENAME TO raw_key",
             "CREATE TABLE raw_event_3 PARTITION OF raw_event FOR VALUES FROM (5000) TO (6000)",

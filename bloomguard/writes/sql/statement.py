@@ -1,0 +1,407 @@
+"""The effects of one statement, read from its tokens: which tables it writes, which functions it calls.
+
+A statement that begins with a word of :data:`_SCANNED` writes what it names after INTO, UPDATE, DELETE and the like,
+and nothing else. Of a definition every table counts that it may fill, whatever the details are. All other statements
+are :data:`ANYTHING`. When in doubt a guard is fenced: that costs a rebuild, while a missed write costs a false 404.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+from .tokens import ANEW, MARK, NAME, TEXT, WORD, Token, Tokens, bare, tokens
+
+
+class Effect(NamedTuple):
+    """One effect of a statement on a table, whose ``name`` is :func:`bare`, or of a function.
+
+    ``insert``: ``name`` has new rows, or names another table now. ``update``: rows change in ``columns``, ``None`` for
+    any; ``nulls``: they become NULL. ``alter``: the same by an ALTER TABLE, which fires no trigger. ``delete``: rows
+    are deleted. ``copy``: SQLite's schema editor copies a table and keeps the values of ``columns``. ``call``: a
+    function is called, ``run``: a procedure. ``known``: something is called that is known to write nothing, if
+    it is not the database's own. ``field``: ``x.name`` on PostgreSQL, which calls a function of that name if ``x`` is a
+    row without such a column. ``define``: views, triggers, constraints and the like may change. ``any``: the effects
+    are unknown.
+    """
+
+    verb: str
+    name: str = ""
+    columns: frozenset[str] | None = None
+    nulls: bool = False
+
+
+ANYTHING = Effect("any")
+#: A ``field`` whose name is not known.
+ANY_FIELD = Effect("field")
+DEFINE = Effect("define")
+
+
+def _words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+#: First words of the statements that write nothing but what :meth:`Statement.scan` finds. After EXPLAIN and the like
+#: any statement may follow.
+_EXPLAINING = _words("analyze desc describe explain")
+_SCANNED = _EXPLAINING | _words("""
+    abort attach begin checkpoint close cluster comment commit copy deallocate declare delete detach discard end fetch
+    flush grant insert kill listen lock merge move notify optimize prepare reindex release replace reset revoke
+    rollback savepoint select set show start table truncate unlisten unlock update use vacuum values with
+""")
+#: Words before a bracket that write nothing: SQL keywords, and the functions that queries call most.
+NEVER_FUNCTIONS = _words("""
+    abs all and any array array_agg as asc avg between bit_and bit_or bool_and bool_or both by case cast ceil char
+    char_length check coalesce concat concat_ws conflict count cube cume_dist current_date current_timestamp currval
+    date date_part date_trunc decimal dense_rank desc distinct else end except exists extract fields filter first
+    first_value float floor following format from full greatest group group_concat grouping having ifnull ilike in
+    inner intersect interval into is isnull join json_agg json_extract json_group_array json_object jsonb_agg
+    jsonb_build_object key lag last last_value lateral lead least left length like limit lower matched materialized
+    max md5 min mod nextval not notnull now nth_value ntile nullif nulls numeric of offset on only or order over
+    partition percent_rank pg_get_serial_sequence plainto_tsquery position power preceding primary printf random
+    range rank recursive references repeat replace returning reverse right rollup round row row_number rows select
+    set set_config sets setweight sign similar some stddev_pop stddev_samp strftime string_agg strpos substr
+    substring sum table then time timestamp to to_char to_json to_jsonb to_timestamp to_tsquery to_tsvector total
+    trim trunc ts_rank union unique unnest update upper using values var_pop var_samp varchar when where window with
+    within xmltable
+""")
+#: Extensions of PostgreSQL whose functions write no tables but their own.
+EXTENSIONS = _words("""
+    bloom btree_gin btree_gist citext cube earthdistance fuzzystrmatch hstore intarray isn ltree moddatetime
+    pg_stat_statements pg_trgm pgcrypto pgrowlocks pgstattuple plpgsql postgis postgis_raster postgis_topology seg
+    tablefunc timescaledb tsm_system_rows unaccent uuid-ossp vector
+""")
+#: What CREATE makes without touching a row.
+_KINDS = _words("""
+    collation database domain function policy procedure role rule schema sequence statistics text trigger type user
+""")
+#: Words between CREATE or ALTER and the kind.
+_BEFORE_KIND = _words("""
+    constraint foreign fulltext global local materialized or recursive replace spatial temp temporary unique unlogged
+    virtual
+""")
+#: Kinds whose names are those of relations: PostgreSQL renames a table by ALTER INDEX as well.
+_RELATIONS = _words("index sequence table view")
+#: First words of the actions of ALTER TABLE that keep all rows and values.
+_KEEPING = _words("algorithm detach disable drop enable lock owner validate")
+#: Words between INTO and a table, or between INSERT or REPLACE and a table, where INTO may be left out.
+_BEFORE_TABLE = _words("delayed global high_priority ignore local low_priority only table temp temporary unlogged")
+#: Words of a statement that may also update or delete rows of the table after its INTO.
+_UPSERTING = ("conflict", "duplicate", "merge", "replace")
+#: Databases where a query cannot contain an EXECUTE.
+_PREPARING_APART = frozenset({"postgresql", "sqlite", "mysql"})
+#: SQLite's names for the primary key that every table has.
+_ROWID = frozenset({"rowid", "oid", "_rowid_"})
+_SYSTEM_TABLES = re.compile(
+    r"sqlite_(?:temp_)?(?:master|schema)|pg_(?:class|attribute|enum|namespace|inherits|rewrite|depend)"
+)
+
+
+def split(found: Iterable[Token], mark: str) -> Iterator[list[Token]]:
+    """Split at commas outside brackets, or at all semicolons: the body of a routine counts as further statements."""
+    part, depth = list[Token](), 0
+    for token in found:
+        if token.kind == MARK and (mark == ";" or depth == 0) and token.value == mark:
+            if part:
+                yield part
+            part, depth = [], 0
+            continue
+        part.append(token)
+        if token.kind == MARK:
+            depth += (token.value == "(") - (token.value == ")")
+    if part:
+        yield part
+
+
+class Statement(Tokens):
+    """A reader of one statement, or of the body of a routine, in which statements may begin anywhere."""
+
+    def __init__(self, found: Sequence[Token], vendor: str, *, is_body: bool = False) -> None:
+        super().__init__(found)
+        self.vendor = vendor
+        self.is_body = is_body
+        self._start = next((at for at, token in enumerate(found) if token != (MARK, "(")), len(found))
+        self.head = self.word(self._start)
+        self.effects: set[Effect] = set()
+
+    def add(self, verb: str, names: Iterable[str], columns: frozenset[str] | None = None) -> None:
+        """Add an effect on each of ``names``."""
+        for name in names:
+            is_table = name and not _SYSTEM_TABLES.fullmatch(name)
+            self.effects.add(Effect(verb, name, columns) if is_table else ANYTHING)
+
+    def read(self) -> set[Effect]:
+        """Return the effects of the statement."""
+        at, head, second = self._start, self.head, self.word(self._start + 1)
+        if self.vendor == "mysql" and (head, second) == ("set", "statement") and self.has("for"):
+            return Statement(self.found[self.found.index(Token(WORD, "for")) + 1 :], self.vendor).read()
+        special, copied = _SPECIAL.get(head), self._copied()
+        if copied is not None:
+            self.effects.add(copied)
+        elif special is not None:
+            special(self, at + 1)
+        elif head in _SCANNED and not self._is_block(head, at + 1):
+            self.is_body = head in _EXPLAINING
+            self.scan(at)
+        elif at < len(self.found):
+            self.effects |= {ANYTHING, DEFINE}
+        return self.effects
+
+    def _is_block(self, head: str, at: int) -> bool:
+        """Whether statements of any kind may follow, or a prepared transaction is committed."""
+        if head in ("begin", "declare") and self.vendor not in ("postgresql", "sqlite"):
+            return at < len(self.found) and self.word(at) != "work"
+        return head in ("commit", "rollback") and self.has("prepared")
+
+    def _copied(self) -> Effect | None:
+        """Return the effect of SQLite's schema editor copying a table; ``None`` for another statement."""
+        if self.vendor != "sqlite" or self.token(2).kind != NAME or self.mark(3) != "(":
+            return None
+        table, end = self.found[2].value, self._end(3)
+        source = Token(NAME, table.removeprefix(ANEW))
+        if (
+            not table.startswith(ANEW)
+            or (self.word(0), self.word(1), self.word(end + 1)) != ("insert", "into", "select")
+            or list(self.found[-2:]) != [(WORD, "from"), source]
+            or self.found.count(Token(WORD, "from")) > 1
+            or self.has("except", "intersect", "union")
+        ):
+            return None
+        names = list(split(self.found[4:end], ","))
+        values = list(split(self.found[end + 2 : -2], ","))
+        kept = (name[0].value for name, value in zip(names, values) if name == value and len(name) == 1)
+        return Effect("copy", source.value, frozenset(kept)) if len(names) == len(values) else None
+
+    # -- writes and calls anywhere in a statement
+
+    def scan(self, start: int = 0) -> set[Effect]:
+        """Return each write and call from ``start`` on, also in CTEs, loops and branches."""
+        targets = set[str]()
+        for at in range(start, len(self.found)):
+            word, before = self.word(at), self.word(at - 1)
+            if not word or self.mark(at - 1) == ".":
+                continue
+            if word == "into" or (word in ("insert", "replace") and self.vendor not in ("postgresql", "sqlite")):
+                targets |= self._target(at)
+            elif word == "update":
+                self._update(at, targets)
+            elif word == "delete" and before != "on":
+                self._delete(at)
+            elif at == start or self.is_body:
+                self._begins(at, word)
+            elif word in ("exec", "execute") and self.vendor not in _PREPARING_APART:
+                self.effects.add(ANYTHING)
+        self.add("insert", targets)
+        if self.has(*_UPSERTING):
+            self.add("update", targets)
+            self.add("delete", targets)
+        self.calls(start)
+        return self.effects
+
+    def _target(self, at: int) -> set[str]:
+        """Return the table after INTO, or after an INSERT or REPLACE without it; none for a function or a variable."""
+        if self.word(at) == "into" and self.mark(at + 1) == "(":
+            self.effects.add(ANYTHING)  # a query
+        name, place = self.name(at + 1)
+        found = {name}
+        while name in _BEFORE_TABLE and self.token(place).kind != MARK:  # a table may have such a name, too
+            name, place = self.name(place)
+            found.add(name)
+        return found - {"", "into"}
+
+    def _update(self, at: int, targets: Iterable[str]) -> None:
+        before = self.word(at - 1)
+        if before in ("on", "for") or (before == "key" and self.word(at - 2) == "no"):
+            return  # the action of a foreign key, the event of a trigger, or a lock
+        if before == "key" or self.word(at + 1) == "set":  # of an INSERT or a MERGE
+            if not targets:
+                self.effects.add(ANYTHING)
+            return
+        tables, place = self.names(at + 1, "set")  # with joined tables, and words around them
+        if self.word(place) != "set":
+            return  # a column, or an alias, of that name
+        self.add("update", tables, self._assigned(place + 1))
+        if "replace" in tables:
+            self.add("delete", tables)
+        if "portion" in tables:  # the rows' other portions are new rows
+            self.add("insert", tables)
+
+    def _assigned(self, at: int) -> frozenset[str] | None:
+        """Return the columns that are assigned from ``at`` on, up to WHERE; ``None`` if that is not certain."""
+        columns, names, depth = set[str](), set[str](), 0
+        is_left = True  # of the equals sign
+        for kind, value in self.found[at:]:
+            depth += (value in ("(", "[")) - (value in (")", "]")) if kind == MARK else 0
+            if depth < 0 or (depth == 0 and (kind, value) in ((MARK, ";"), (WORD, "where"))):
+                break
+            if depth == 0 and kind == MARK and value in ("=", ":="):
+                columns |= names
+                is_left = False
+            elif depth == 0 and (kind, value) == (MARK, ","):
+                names, is_left = set(), True
+            elif is_left and kind != MARK:
+                names.add(value.lower())
+        return None if not columns or (self.vendor == "sqlite" and columns & _ROWID) else frozenset(columns)
+
+    def _delete(self, at: int) -> None:
+        tables, _ = self.names(at + 1, "where", "returning")
+        self.add("delete", tables)
+        if "portion" in tables:
+            self.add("insert", tables)
+
+    def _begins(self, at: int, word: str) -> None:
+        """Read what is a statement only where one may begin."""
+        if word == "copy":
+            self._copy(at)
+        elif word == "truncate":
+            self.add("delete", self.names(at + 1)[0])
+        elif word == "merge" and self.word(at + 1) != "into":
+            self.effects.add(ANYTHING)
+        elif word in ("exec", "execute", "import"):
+            self.effects.add(ANYTHING)  # the text of the first two is made at run time
+        elif word == "do" and self.word(at + 1) in ("nothing", "update", "also", "instead"):
+            pass  # of ON CONFLICT, or of a rule
+        elif word in _SPECIAL and self.is_body:
+            end = self.names(at)[1]
+            self.effects |= Statement(self.found[at:end], self.vendor).read()
+
+    def _copy(self, at: int) -> None:
+        if self.mark(at + 1) == "(":
+            return  # a query, which the scan reads
+        tables, place = self.names(at + 1, "from", "to")
+        if self.word(place) != "to":
+            self.add("insert", tables)
+
+    def calls(self, start: int) -> None:
+        """Add each name that is followed by a bracket and is no keyword of SQL. SQLite stores no functions."""
+        if self.vendor == "sqlite":
+            return
+        for at in range(start, len(self.found) - 1):
+            if self.mark(at + 1) == "(" and self.found[at].kind in (WORD, NAME):
+                name = self.found[at].value
+                is_known = self.found[at].kind == WORD and name in NEVER_FUNCTIONS and self.mark(at - 1) != "."
+                self.effects.add(Effect("known" if is_known else "call", name))
+            elif self.vendor == "postgresql" and self.mark(at) == "." and self.found[at + 1].kind != MARK:
+                self.effects.add(Effect("field", self.found[at + 1].value))
+
+    def _end(self, at: int) -> int:
+        """Return the place of the bracket that closes the one at ``at``; past the end if there is none."""
+        return self.names(at + 1)[1]
+
+    # -- definitions
+
+    def create(self, at: int) -> None:
+        """Read a CREATE from the word after it."""
+        self.effects.add(DEFINE)
+        at = self.skip(at, _BEFORE_KIND)
+        kind = self.word(at)
+        name, place = self.name(self.after(at + 1, "if", "not", "exists"))
+        if kind in ("table", "view"):
+            self.scan(place)  # a WITH may write
+            if self.word(at - 1) == "foreign":  # its rows are also those of a table that it names
+                self.add("insert", self.names(at + 1)[0])
+            elif not self._is_empty_table(place):
+                self.add("insert", [name])
+                if self.has("execute"):
+                    self.effects.add(ANYTHING)  # a prepared statement
+        elif kind == "index":
+            self.calls(at)
+        elif kind == "extension":
+            if name not in EXTENSIONS:
+                self.effects.add(ANYTHING)
+        elif kind not in _KINDS or (kind == "schema" and (WORD, "create") in self.found[at:]):
+            self.effects.add(ANYTHING)
+
+    def _is_empty_table(self, at: int) -> bool:
+        """Whether what follows the name of a table is one list of columns and constraints, and nothing else."""
+        filling = {(WORD, word) for word in ("select", "table", "values", "with")}
+        is_list = self.mark(at) == "(" and self._end(at) == len(self.found) - 1
+        return is_list and filling.isdisjoint(self.found[at:])
+
+    def alter(self, at: int) -> None:
+        """Read an ALTER from the word after it."""
+        self.effects.add(DEFINE)
+        at = self.skip(at, _BEFORE_KIND)
+        if self.word(at) not in _RELATIONS:
+            self.effects.add(ANYTHING)
+            return
+        self.calls(at)
+        table, place = self.name(self.after(self.after(at + 1, "if", "exists"), "only"))
+        for action in split(self.found[place:], ","):
+            self._alteration(table, action)
+
+    def _alteration(self, table: str, action: Sequence[Token]) -> None:
+        """Read one action of an ALTER TABLE."""
+        first = action[0].value if action[0].kind == WORD else ""
+        names = [bare(token.value) for token in action if token.kind != MARK]
+        if first in ("add", "alter", "change", "modify"):
+            columns = self._altered(action)
+            self.add("alter", [table], columns)
+        elif first == "rename":  # the table, or a column or an index of it
+            # SQLite's schema editor renames a table whose rows were read before, as they were copied.
+            self.add("insert", (name for name in names if self.vendor != "sqlite" or name != table))
+            self.add("alter", [table], frozenset(names))
+        elif first not in _KEEPING:
+            self.add("insert", [table, *names])
+
+    @staticmethod
+    def _altered(action: Sequence[Token]) -> frozenset[str] | None:
+        """Return the columns after ADD, ALTER, MODIFY or CHANGE; ``None`` for any. A constraint counts as a column."""
+        left, columns = (2 if action[0].value == "change" else 1), set[str]()
+        for kind, value in action[1:]:
+            if kind == MARK:
+                break
+            columns.add(value.lower())
+            left -= (kind, value) not in ((WORD, "column"), (WORD, "if"), (WORD, "not"), (WORD, "exists"))
+            if not left:
+                return frozenset(columns)
+        return None
+
+    def drop(self, at: int) -> None:
+        """Read a DROP from the word after it. SQLite deletes a table's rows first."""
+        self.effects.add(DEFINE)
+        self.add("delete", self.names(at)[0])
+
+    def fill(self, at: int) -> None:
+        """Read a statement that may fill, empty or rename each table that it names."""
+        if self.word(at - 1) == "rename":
+            self.effects.add(DEFINE)
+        self.calls(at)
+        for verb in ("insert", "delete"):
+            self.add(verb, self.names(at)[0])
+
+    # -- other statements
+
+    def call(self, at: int) -> None:
+        """Read a CALL from the word after it."""
+        self.add("run", [self.name(at)[0]])
+        self.calls(at)
+
+    def do(self, at: int) -> None:
+        """Read a DO: on PostgreSQL a text in some language, elsewhere expressions."""
+        texts = [token for token in self.found[at:] if token.kind == TEXT]
+        if self.vendor == "mysql":
+            self.calls(at)
+        elif len(texts) != 1 or (self.has("language") and not self.has("plpgsql")):
+            self.effects.add(ANYTHING)
+        else:
+            self.effects |= Statement(tokens(texts[0].value, self.vendor), self.vendor, is_body=True).scan()
+
+    def pragma(self, at: int) -> None:
+        """Read a PRAGMA: no other one changes what a table has. SQLite ignores those that it does not know."""
+        if self.has("writable_schema", "schema_version"):
+            self.effects.add(ANYTHING)
+
+
+_SPECIAL = {
+    "alter": Statement.alter,
+    "call": Statement.call,
+    "create": Statement.create,
+    "do": Statement.do,
+    "drop": Statement.drop,
+    "load": Statement.fill,
+    "pragma": Statement.pragma,
+    "refresh": Statement.fill,
+    "rename": Statement.fill,
+}
