@@ -97,11 +97,8 @@ class Verification:
         sleep: Callable[[float], None] = time.sleep,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.guard = guard
-        self._sample = sample
-        self._progress = progress
-        self._sleep = sleep
-        self._clock = clock
+        self.guard, self._sample, self._progress = guard, sample, progress
+        self._sleep, self._clock = sleep, clock
 
     @cached_property
     def _sources(self) -> Sources:
@@ -248,11 +245,9 @@ class PublishCheck:
     """
 
     def __init__(self, source: Source, sleep: Callable[[float], None], probes: int = PROBES, sources: int = 1) -> None:
-        self.source = source
-        self._share = sources
-        self._sleep = sleep
-        self._probes = probes
-        self._newest = self.source.end("-pk")
+        self.source, self._share = source, sources
+        self._sleep, self._probes = sleep, probes
+        self._newest = source.end("-pk")
 
     def verify_rows(self, generation: Generation) -> int:
         """Return the number of rows that were read again; raises :class:`RebuildError` if one is not in it."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -41,47 +42,39 @@ class Command(BaseCommand):
         if options["json"]:
             self.stdout.write(json.dumps(asdict(found), default=str))
             return
-        for title, text in _route(found):
-            self.stdout.write(f"{title:<11} {text}")
-        for answer in found.guards:
-            self.stdout.write("")
-            for title, text in _guard(answer):
-                self.stdout.write(f"{title:<11} {text}")
+        blocks = [_route(found), *map(_guard, found.guards)]
+        self.stdout.write("\n\n".join("\n".join(f"{title:<11} {text}" for title, text in lines) for lines in blocks))
 
 
-def _route(found: Explanation) -> list[tuple[str, str]]:
-    lines = [("request", f"{found.method} {found.path}")]
+def _route(found: Explanation) -> Iterator[tuple[str, str]]:
+    yield "request", f"{found.method} {found.path}"
     if found.pattern:
-        lines.append(("route", f"{found.pattern}{f', named {found.name}' if found.name else ''}"))
-        lines.append(("", f"Django takes {found.resolve_us:,.0f} us to find it"))
+        yield "route", f"{found.pattern}{f', named {found.name}' if found.name else ''}"
+        yield "", f"Django takes {found.resolve_us:,.0f} us to find it"
     if found.unguarded:
-        lines.append(("guard", f"none: {found.unguarded}"))
-    return lines
+        yield "guard", f"none: {found.unguarded}"
 
 
-def _guard(answer: GuardAnswer) -> list[tuple[str, str]]:
-    lines = [
-        ("guard", f"{answer.guard}, of {answer.model} by {answer.lookup}"),
-        ("key", f"{answer.key or 'none'}, of {answer.value or 'nothing in the path'}"),
-        ("verdict", f"{in_words(answer.verdict, answer.reason)}: {answer.meaning}"),
-        ("outcome", answer.outcome),
-        ("store", ", ".join(filter(None, [answer.store, answer.backend]))),
-    ]
+def _guard(answer: GuardAnswer) -> Iterator[tuple[str, str]]:
+    yield "guard", f"{answer.guard}, of {answer.model} by {answer.lookup}"
+    yield "key", f"{answer.key or 'none'}, of {answer.value or 'nothing in the path'}"
+    yield "verdict", f"{in_words(answer.verdict, answer.reason)}: {answer.meaning}"
+    yield "outcome", answer.outcome
+    yield "store", ", ".join(filter(None, [answer.store, answer.backend]))
     if identity := answer.identity:
-        lines.append(("", f"identity {identity}"))
+        yield "", f"identity {identity}"
     if generation := answer.generation:
-        lines.append(("generation", f"{generation['name']}, a {generation['kind']} filter"))
+        yield "generation", f"{generation['name']}, a {generation['kind']} filter"
         room, rate = f"room for {generation['capacity']:,}", f"an error rate of {generation['error_rate']:g}"
-        lines.append(("", f"of {generation['bytes']:,} bytes with {room} at {rate}"))
+        yield "", f"of {generation['bytes']:,} bytes with {room} at {rate}"
     if state := answer.state:
         status = f"{state['status']}: {state['reason']}" if state["reason"] else state["status"]
-        lines.append(("state row", f"version {state['version']}, {status}"))
-        lines += [("", f"{name} {state[name]}") for name in ("active", "standby", "building") if state[name]]
-        lines.append(("", f"{state['rows']:,} rows at the last build, published {state['published_at'] or 'never'}"))
+        yield "state row", f"version {state['version']}, {status}"
+        yield from (("", f"{name} {state[name]}") for name in ("active", "standby", "building") if state[name])
+        yield "", f"{state['rows']:,} rows at the last build, published {state['published_at'] or 'never'}"
         if state["identity"] != answer.identity:
-            lines.append(("", f"its store is {state['identity']}"))
+            yield "", f"its store is {state['identity']}"
     if answer.fault:
-        lines.append(("fault", answer.fault))
-    lines.append(("lease", f"{answer.lease_seconds:.3f} s left"))
-    lines.append(("timings", f"the verdict took {answer.first_us:,.0f} us, and {answer.again_us:,.0f} us once more"))
-    return lines
+        yield "fault", answer.fault
+    yield "lease", f"{answer.lease_seconds:.3f} s left"
+    yield "timings", f"the verdict took {answer.first_us:,.0f} us, and {answer.again_us:,.0f} us once more"
