@@ -126,7 +126,7 @@ class Statement(Tokens):
         self.effects: set[Effect] = set()
 
     def add(self, verb: str, names: Iterable[str], columns: frozenset[str] | None = None) -> None:
-        """Add an effect on each of ``names``."""
+        """Add an effect on each of ``names``; on anything for an empty one, and for a table of the system."""
         for name in names:
             is_table = name and not _SYSTEM_TABLES.fullmatch(name)
             self.effects.add(Effect(verb, name, columns) if is_table else ANYTHING)
@@ -201,9 +201,9 @@ class Statement(Tokens):
 
     def _target(self, at: int) -> set[str]:
         """Return the table after INTO, or after an INSERT or REPLACE without it; none for a function or a variable."""
-        if self.word(at) == "into" and self.mark(at + 1) == "(":
-            self.effects.add(ANYTHING)  # a query
         name, place = self.name(at + 1)
+        if self.word(at) == "into" and not name and self.mark(at + 1) not in ("@", ":"):
+            self.effects.add(ANYTHING)  # a query, for example
         found = {name}
         while name in _BEFORE_TABLE and self.token(place).kind != MARK:  # a table may have such a name, too
             name, place = self.name(place)
@@ -221,7 +221,7 @@ class Statement(Tokens):
         tables, place = self.names(at + 1, "set")  # with joined tables, and words around them
         if self.word(place) != "set":
             return  # a column, or an alias, of that name
-        self.add("update", tables, self._assigned(place + 1))
+        self.add("update", tables or [""], self._assigned(place + 1))
         if "replace" in tables:
             self.add("delete", tables)
         if "portion" in tables:  # the rows' other portions are new rows
@@ -271,7 +271,7 @@ class Statement(Tokens):
             return  # a query, which the scan reads
         tables, place = self.names(at + 1, "from", "to")
         if self.word(place) != "to":
-            self.add("insert", tables)
+            self.add("insert", tables or [""])
 
     def calls(self, start: int) -> None:
         """Add each name that is followed by a bracket and is no keyword of SQL. SQLite stores no functions."""
