@@ -37,7 +37,7 @@ from django.db import connections
 from ..conf import settings
 from ..forks import after_fork
 from ..log_once import LogOnce
-from ..state.connection import has_begun
+from ..state.transactions import has_begun
 from ..stores.steps import Steps, arun, run
 from ..verdicts import Decision, Verdict
 from .counters import AVOIDED

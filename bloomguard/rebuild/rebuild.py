@@ -28,10 +28,10 @@ from ..filters.kinds import KeysSummary
 from ..filters.layout import Layout
 from ..guards import Guard
 from ..signals import generation_published, send
-from ..state.connection import has_begun
 from ..state.locate import identity_of
 from ..state.row import ARMED, FENCED, State
 from ..state.table import EXPIRY_SECONDS
+from ..state.transactions import has_begun
 from ..stores import Generation
 from . import refusals, standby
 from .locks import builder_id, refuse_if_alive, wait_for_writers

@@ -18,6 +18,7 @@ from ..guards.places import name_of_database
 from ..guards.scopes import DATABASE
 from ..state import table as states
 from ..state.schemas import schemas
+from ..state.transactions import is_under_way
 from . import fencing, unknown_guards
 from .catalogue import calls_own_functions, has_temporary_triggers, load
 from .flows import Catalogue
@@ -25,7 +26,6 @@ from .observer import TransactionObserver
 from .sql.effects import ANYTHING, Effect, bare
 from .sql.words import NEVER_FUNCTIONS
 from .tables import columns, folded, guarded_tables
-from .transactions import is_under_way
 
 logger = logging.getLogger("bloomguard")
 
@@ -100,7 +100,7 @@ class DatabaseCache:
         #: Whether the database certainly has no writing function of its own that is named like one of SQL, or is called
         #: like a column.
         self.trusts_names = False
-        #: By table and verb: the columns that no RETURNING can give, see :mod:`.returning`.
+        #: By table and verb: the columns that no RETURNING can give, see :mod:`.rows`.
         self.refusals: dict[tuple[str, str], frozenset[str]] = {}
         #: Whether statements on a table affect no guard beyond those of the table itself.
         self.quiet: dict[str, bool] = {}

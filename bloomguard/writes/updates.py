@@ -1,48 +1,52 @@
-"""Wrappers of the ORM's UPDATE statements: the keys of the changed rows are added before the COMMIT."""
+"""Wrappers of the ORM's UPDATE and DELETE: new keys of the changed rows are added before the COMMIT."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial, wraps
 from typing import Any
 
 from django.core.exceptions import EmptyResultSet
 from django.db import OperationalError, models
+from django.db.models import Lookup, Transform, expressions, functions
+from django.db.models.sql.compiler import SQLDeleteCompiler, SQLUpdateCompiler
+from django.db.models.sql.where import NothingNode, WhereNode
 
+from ..guards import registry
 from ..guards.keys import unwrapped
 from ..models import GuardState
+from ..state import table as states
 from ..state.connection import fetch_uncounted
-from . import discards, fencing, state_rows
+from ..state.transactions import together
+from . import discards, fencing, state_rows, unknown_guards
 from .consequences import may_be_rewritten
 from .discards import Before
-from .returning import may_return
-from .rows import (
-    PAGE,
-    Execute,
-    Values,
-    WrittenRows,
-    add,
-    add_all,
-    lock_alive,
-    returned_rows,
-    run,
-    run_idle,
-    running,
-)
+from .rows import PAGE, Values, WrittenRows, may_return, returned_rows
+from .statements import Execute, add, add_all, lock_alive, run, run_idle, running, takes_adds
 from .tables import TrackedTable, folded, guard_of, tracked_tables
-from .transactions import together
-from .where import selects_the_same_again
 
 #: How many of the rows that an UPDATE returns are in memory at a time.
 _ROWS_AT_ONCE = 2_000
 
 
-def wrap_update(execute: Execute) -> Execute:
-    """Wrap ``SQLUpdateCompiler.execute_sql``."""
+def connect() -> None:
+    """Wrap the compilers of UPDATE and DELETE for all databases, once."""
+    update: Any = SQLUpdateCompiler
+    delete: Any = SQLDeleteCompiler
+    if not hasattr(update.execute_sql, "of_bloomguard"):  # another package's wrapper may be there
+        update.execute_sql = _wrap_update(update.execute_sql)
+        update.execute_sql.of_bloomguard = True
+        if hasattr(update, "execute_returning_sql"):  # Django 6
+            update.execute_returning_sql = _wrap_update_returning(update.execute_returning_sql)
+        delete.execute_sql = _wrap_delete(delete.execute_sql)
 
+
+def _wrap_update(execute: Execute) -> Execute:
     @wraps(execute)
     def execute_sql(self: Any, result_type: Any) -> Any:
-        tables = tracked_tables(self.query.model)
+        tables = registry.plans.tracked.get(self.query.model)
+        if tables is None or states.table.copy is not unknown_guards.followed:
+            tables = tracked_tables(self.query.model)
         if not tables:
             if self.query.model is GuardState:
                 state_rows.before_change(self.using)
@@ -50,7 +54,7 @@ def wrap_update(execute: Execute) -> Execute:
         touched = _touched(tables, self)
         if not touched:
             return run(execute, self, result_type)
-        idle = fencing.all_idle(map(guard_of, touched), self.using)
+        idle = None if takes_adds(touched) else fencing.all_idle(map(guard_of, touched), self.using)
         if idle is None:
             return _update(self, touched, result_type)
         return run_idle(execute, self, (result_type,), touched, idle, _unknown)
@@ -58,15 +62,13 @@ def wrap_update(execute: Execute) -> Execute:
     return execute_sql
 
 
-def wrap_update_returning(execute: Execute) -> Execute:
-    """Wrap ``SQLUpdateCompiler.execute_returning_sql``."""
-
+def _wrap_update_returning(execute: Execute) -> Execute:
     @wraps(execute)
     def execute_returning_sql(self: Any, returning_fields: Any) -> Any:
         touched = _touched(tracked_tables(self.query.model), self)
         if not touched or not returning_fields or not self.connection.features.can_return_rows_from_update:
             return execute(self, returning_fields)
-        idle = fencing.all_idle(map(guard_of, touched), self.using)
+        idle = None if takes_adds(touched) else fencing.all_idle(map(guard_of, touched), self.using)
         if idle is not None:
             return run_idle(execute, self, (returning_fields,), touched, idle, _unknown)
         counting = discards.counting(touched, self.using)
@@ -249,3 +251,83 @@ def _looked_up(tracked: TrackedTable, compiler: Any, keys: Values | None, before
     if not _written_columns(compiler).isdisjoint(map(folded, tracked.primary_key)):
         return None
     return discards.finish(before, tracked, compiler.using, WrittenRows(keys, tracked.link or "pk", stored=True))
+
+
+# -- DELETE
+
+
+def _wrap_delete(execute: Execute) -> Execute:
+    @wraps(execute)
+    def execute_sql(self: Any, *args: Any, **kwargs: Any) -> Any:
+        tables = tracked_tables(self.query.model)
+        if not tables:
+            if self.query.model is GuardState:
+                state_rows.before_change(self.using)
+            return execute(self, *args, **kwargs)
+        counted = [tracked for tracked in tables if tracked.counted]
+        for tracked in counted:
+            fencing.refresh(tracked.guard, self.using)
+        counting = discards.counting(counted, self.using)
+        if not counting:
+            return execute(self, *args, **kwargs)
+        with together(self.connection):
+            before = lock_alive(self, counting, discards.lock)
+            result = run(partial(execute, **kwargs), self, *args)
+            nothing = WrittenRows((), "pk", stored=True)
+            add_all(list(before), self.using, lambda tracked: discards.finish(before, tracked, self.using, nothing))
+        return result
+
+    return execute_sql
+
+
+# -- whether two statements in a row with one WHERE certainly select the same rows
+
+# Without RETURNING, the rows that an UPDATE will change are selected before it, by its own WHERE. The second evaluation
+# selects other rows if the WHERE depends on anything but locked rows and constants: on chance, the time, or rows of a
+# subquery, which are read from a snapshot by the one statement and as they are now by the other. So each part has to be
+# in a list of those that are known.
+
+#: Functions of Django whose result depends on their arguments alone.
+_FUNCTIONS = """
+    Abs ACos ASin ATan ATan2 Cast Ceil Chr Coalesce Collate Concat ConcatPair Cos Cot Degrees Exp Extract Floor Greatest
+    JSONObject Least Left Length Ln Log Lower LPad LTrim MD5 Mod NullIf Ord Pi Power Radians Repeat Replace Reverse
+    Right Round RPad RTrim SHA1 SHA224 SHA256 SHA384 SHA512 Sign Sin Sqrt StrIndex Substr Tan Trim Trunc Upper
+"""
+_EXPRESSIONS = """
+    Case Col ColPairs CombinedExpression DurationExpression ExpressionList ExpressionWrapper NegatedExpression
+    TemporalSubtraction Value When
+"""
+#: Compared by their exact class: a subclass may mean something else.
+_KNOWN = {
+    WhereNode,
+    NothingNode,
+    *(getattr(functions, name) for name in _FUNCTIONS.split() if hasattr(functions, name)),
+    *(getattr(expressions, name) for name in _EXPRESSIONS.split() if hasattr(expressions, name)),
+}
+
+
+def selects_the_same_again(where: Any) -> bool:
+    """Whether a WHERE depends on constants and on the columns of its row alone, as far as can be known."""
+    return all(map(_is_known, _parts(where)))
+
+
+def _is_known(part: Any) -> bool:
+    if getattr(part, "extra", None):
+        return False  # such as the name of another function, or a template
+    kind = type(part)
+    return kind in _KNOWN or (issubclass(kind, (Lookup, Transform)) and kind.__module__.startswith("django.db.models."))
+
+
+def _parts(part: Any) -> Iterator[Any]:
+    """Yield an expression and all parts of it, without constants."""
+    if isinstance(part, (list, tuple, set, frozenset)):
+        for each in part:
+            yield from _parts(each)
+    elif hasattr(part, "resolve_expression") or hasattr(part, "as_sql"):
+        yield part
+        if isinstance(part, Lookup):
+            yield from _parts((part.lhs, part.rhs))
+        elif isinstance(part, WhereNode):
+            yield from _parts(part.children)
+        elif hasattr(part, "get_source_expressions"):
+            yield from _parts(part.get_source_expressions())

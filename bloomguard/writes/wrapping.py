@@ -11,9 +11,8 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from ..state.connection import is_aborted
+from ..state.transactions import is_aborted, is_over, is_under_way
 from .sql.tokens import MARK, Token, Tokens, Unclear, tokens
-from .transactions import is_over, is_under_way
 
 _WRITES = frozenset({"delete", "insert", "merge", "update"})
 #: First words of the statements that certainly work in a transaction, and neither commit nor roll back. Not so on
