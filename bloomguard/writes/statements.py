@@ -45,6 +45,8 @@ Execute = Callable[..., Any]
 WrittenTo = Callable[[TrackedTable], WrittenRows | None]
 
 _first = itemgetter(0)
+#: With the name of a method: the mark of a class whose method is wrapped.
+_WRAPPED = "_bloomguard_"
 #: Errors of a statement that certainly wrote nothing.
 _REFUSED = (IntegrityError, DataError, ProgrammingError)
 _COMMENTS = re.compile(r"(?:\s|/\*(?:[^*]|\*(?!/))*\*/|--[^\n]*\n)*(?:--[^\n]*)?")
@@ -52,54 +54,65 @@ _COMMENTS = re.compile(r"(?:\s|/\*(?:[^*]|\*(?!/))*\*/|--[^\n]*\n)*(?:--[^\n]*)?
 
 def connect() -> None:
     """Wrap the compiler of INSERT for all databases, once."""
-    compiler: Any = SQLInsertCompiler
-    if not hasattr(compiler.execute_sql, "of_bloomguard"):  # another package's wrapper may be there
-        compiler.execute_sql = _wrap_insert(compiler.execute_sql)
-        compiler.execute_sql.of_bloomguard = True
+    if wrap(SQLInsertCompiler, "execute_sql", _insert):
         query_set: Any = models.QuerySet
         query_set._batched_insert = _wrap_batches(query_set._batched_insert)
 
 
-def _wrap_insert(execute: Execute) -> Execute:
+def wrap(compiler_class: Any, name: str, send: Callable[..., Any]) -> bool:
+    """Wrap a compiler's method, once; return whether that was due. For a table of guards it calls ``send``.
+
+    ``send(execute, compiler, tables, ...)`` gets the method, its arguments, and how they concern guards.
+    """
+    execute = getattr(compiler_class, name)
+    if hasattr(compiler_class, _WRAPPED + name):  # another package's wrapper may be around ours
+        return False
+
     @wraps(execute)
-    def execute_sql(self: Any, returning_fields: Any = None) -> Any:
+    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
         tables = registry.plans.tracked.get(self.query.model)
         if tables is None or states.table.copy is not unknown_guards.followed:
             tables = tracked_tables(self.query.model)
-        if not tables:
-            if self.query.model is GuardState:
-                state_rows.before_change(self.using)
-            return execute(self, returning_fields)
-        asked = returned = tuple(returning_fields or ())
-        idle = None if takes_adds(tables) else fencing.all_idle(map(guard_of, tables), self.using)
-        if idle is not None:
-            return run_idle(
-                *(execute, self, (returning_fields,), tables, idle),
-                lambda tracked, rows: inserted(tracked, self, asked, _present(rows), {}),
-            )
-        counting: Sequence[TrackedTable] = ()
-        for tracked in tables:
-            if tracked.counted or tracked.fields != asked:
-                counting = _counting(tables, self)
-                returned = (*asked, *more_to_return(self, tables, asked, counting))
-                break
-        # Before the transaction: a field's `pre_save` may store files, or change the values by which rows are locked.
-        self.returning_fields = list(returned) or None
-        statements = self.as_sql()
-        with together(self.connection):
-            before = lock_alive(self, counting, discards.lock_conflicting) if counting else {}
-            rows = run(execute, self, self.returning_fields, statements=statements)
-            if None in rows:
-                rows = _present(rows)
-            has_all = bool(rows) and len(rows[0]) == len(returned)
-            for tracked in tables:
-                keyed = rows if has_all and tracked.fields == returned and not (tracked.link or before) else ()
-                add(tracked, self.using, lambda tracked: inserted(tracked, self, returned, rows, before), keyed)
-        if len(returned) == len(asked):
-            return rows
-        return [row[: len(asked)] for row in rows] if asked else []
+        if tables:
+            return send(execute, self, tables, *args, **kwargs)
+        if self.query.model is GuardState:
+            state_rows.before_change(self.using)
+        return execute(self, *args, **kwargs)
 
-    return execute_sql
+    setattr(compiler_class, name, method)
+    setattr(compiler_class, _WRAPPED + name, True)
+    return True
+
+
+def _insert(execute: Execute, compiler: Any, tables: Sequence[TrackedTable], returning_fields: Any = None) -> Any:
+    asked = returned = tuple(returning_fields or ())
+    idle = None if takes_adds(tables) else fencing.all_idle(map(guard_of, tables), compiler.using)
+    if idle is not None:
+        return run_idle(
+            *(execute, compiler, (returning_fields,), tables, idle),
+            lambda tracked, rows: inserted(tracked, compiler, asked, _present(rows), {}),
+        )
+    counting: Sequence[TrackedTable] = ()
+    for tracked in tables:
+        if tracked.counted or tracked.fields != asked:
+            counting = _counting(tables, compiler)
+            returned = (*asked, *more_to_return(compiler, tables, asked, counting))
+            break
+    # Before the transaction: a field's `pre_save` may store files, or change the values by which rows are locked.
+    compiler.returning_fields = list(returned) or None
+    statements = compiler.as_sql()
+    with together(compiler.connection):
+        before = lock_alive(compiler, counting, discards.lock_conflicting) if counting else {}
+        rows = run(execute, compiler, compiler.returning_fields, statements=statements)
+        if None in rows:
+            rows = _present(rows)
+        has_all = bool(rows) and len(rows[0]) == len(returned)
+        for tracked in tables:
+            keyed = rows if has_all and tracked.fields == returned and not (tracked.link or before) else ()
+            add(tracked, compiler.using, lambda tracked: inserted(tracked, compiler, returned, rows, before), keyed)
+    if len(returned) == len(asked):
+        return rows
+    return [row[: len(asked)] for row in rows] if asked else []
 
 
 def takes_adds(tables: Sequence[TrackedTable]) -> bool:
@@ -121,11 +134,6 @@ def _counting(tables: Sequence[TrackedTable], compiler: Any) -> Sequence[Tracked
 
     The inserted row may be not alive, may have existed before, or may be only the parent's part of the guard's row.
     """
-    for tracked in tables:
-        if tracked.counted:
-            break
-    else:
-        return ()  # nearly always
     on_conflict = compiler.query.on_conflict
     unclear = [each for each in tables if each.counted and (each.guard.alive or on_conflict or each.link)]
     return discards.counting(unclear, compiler.using) if unclear else ()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial, wraps
+from functools import partial
 from typing import Any
 
 from django.core.exceptions import EmptyResultSet
@@ -12,18 +12,15 @@ from django.db.models import Lookup, Transform, expressions, functions
 from django.db.models.sql.compiler import SQLDeleteCompiler, SQLUpdateCompiler
 from django.db.models.sql.where import NothingNode, WhereNode
 
-from ..guards import registry
 from ..guards.keys import unwrapped
-from ..models import GuardState
-from ..state import table as states
 from ..state.connection import fetch_uncounted
 from ..state.transactions import together
-from . import discards, fencing, state_rows, unknown_guards
+from . import discards, fencing
 from .consequences import may_be_rewritten
 from .discards import Before
 from .rows import PAGE, Values, WrittenRows, may_return, returned_rows
-from .statements import Execute, add, add_all, lock_alive, run, run_idle, running, takes_adds
-from .tables import TrackedTable, folded, guard_of, tracked_tables
+from .statements import Execute, add, add_all, lock_alive, run, run_idle, running, takes_adds, wrap
+from .tables import TrackedTable, folded, guard_of
 
 #: How many of the rows that an UPDATE returns are in memory at a time.
 _ROWS_AT_ONCE = 2_000
@@ -31,58 +28,39 @@ _ROWS_AT_ONCE = 2_000
 
 def connect() -> None:
     """Wrap the compilers of UPDATE and DELETE for all databases, once."""
-    update: Any = SQLUpdateCompiler
-    delete: Any = SQLDeleteCompiler
-    if not hasattr(update.execute_sql, "of_bloomguard"):  # another package's wrapper may be there
-        update.execute_sql = _wrap_update(update.execute_sql)
-        update.execute_sql.of_bloomguard = True
-        if hasattr(update, "execute_returning_sql"):  # Django 6
-            update.execute_returning_sql = _wrap_update_returning(update.execute_returning_sql)
-        delete.execute_sql = _wrap_delete(delete.execute_sql)
+    wrap(SQLUpdateCompiler, "execute_sql", _update)
+    if hasattr(SQLUpdateCompiler, "execute_returning_sql"):  # Django 6
+        wrap(SQLUpdateCompiler, "execute_returning_sql", _update_returning)
+    wrap(SQLDeleteCompiler, "execute_sql", _delete)
 
 
-def _wrap_update(execute: Execute) -> Execute:
-    @wraps(execute)
-    def execute_sql(self: Any, result_type: Any) -> Any:
-        tables = registry.plans.tracked.get(self.query.model)
-        if tables is None or states.table.copy is not unknown_guards.followed:
-            tables = tracked_tables(self.query.model)
-        if not tables:
-            if self.query.model is GuardState:
-                state_rows.before_change(self.using)
-            return execute(self, result_type)
-        touched = _touched(tables, self)
-        if not touched:
-            return run(execute, self, result_type)
-        idle = None if takes_adds(touched) else fencing.all_idle(map(guard_of, touched), self.using)
-        if idle is None:
-            return _update(self, touched, result_type)
-        return run_idle(execute, self, (result_type,), touched, idle, _unknown)
-
-    return execute_sql
+def _update(execute: Execute, compiler: Any, tables: Sequence[TrackedTable], result_type: Any) -> Any:
+    touched = _touched(tables, compiler)
+    if not touched:
+        return run(execute, compiler, result_type)
+    idle = None if takes_adds(touched) else fencing.all_idle(map(guard_of, touched), compiler.using)
+    if idle is not None:
+        return run_idle(execute, compiler, (result_type,), touched, idle, _unknown)
+    return _update_and_add(compiler, touched, result_type)
 
 
-def _wrap_update_returning(execute: Execute) -> Execute:
-    @wraps(execute)
-    def execute_returning_sql(self: Any, returning_fields: Any) -> Any:
-        touched = _touched(tracked_tables(self.query.model), self)
-        if not touched or not returning_fields or not self.connection.features.can_return_rows_from_update:
-            return execute(self, returning_fields)
-        idle = None if takes_adds(touched) else fencing.all_idle(map(guard_of, touched), self.using)
-        if idle is not None:
-            return run_idle(execute, self, (returning_fields,), touched, idle, _unknown)
-        counting = discards.counting(touched, self.using)
-        with together(self.connection):
-            before = lock_alive(self, counting, discards.lock)
-            more = [field for field in _fields_to_return(touched, before) if field not in returning_fields]
-            if more and not may_return(self.connection, self.query.model._meta.db_table, more, "update"):
-                more = []  # too little is known then, so the guards are fenced
-            returned = [*returning_fields, *more]
-            rows = run(execute, self, returned)
-            add_all(touched, self.using, lambda tracked: _updated(tracked, self.using, returned, rows, before))
-        return [row[: len(returning_fields)] for row in rows]
-
-    return execute_returning_sql
+def _update_returning(execute: Execute, compiler: Any, tables: Sequence[TrackedTable], returning_fields: Any) -> Any:
+    touched, connection, using = _touched(tables, compiler), compiler.connection, compiler.using
+    if not touched or not returning_fields or not connection.features.can_return_rows_from_update:
+        return execute(compiler, returning_fields)
+    idle = None if takes_adds(touched) else fencing.all_idle(map(guard_of, touched), using)
+    if idle is not None:
+        return run_idle(execute, compiler, (returning_fields,), touched, idle, _unknown)
+    counting = discards.counting(touched, using)
+    with together(connection):
+        before = lock_alive(compiler, counting, discards.lock)
+        more = [field for field in _fields_to_return(touched, before) if field not in returning_fields]
+        if more and not may_return(connection, compiler.query.model._meta.db_table, more, "update"):
+            more = []  # too little is known then, so the guards are fenced
+        returned = [*returning_fields, *more]
+        rows = run(execute, compiler, returned)
+        add_all(touched, using, lambda tracked: _updated(tracked, using, returned, rows, before))
+    return [row[: len(returning_fields)] for row in rows]
 
 
 def _unknown(tracked: TrackedTable, result: Any) -> None:
@@ -94,8 +72,6 @@ def _touched(tables: Sequence[TrackedTable], compiler: Any) -> Sequence[TrackedT
 
     Or a trigger may set one.
     """
-    if not tables:
-        return ()
     written = _written_columns(compiler)
     found = [tracked for tracked in tables if not written.isdisjoint(tracked.columns)]
     return tables if len(found) < len(tables) and may_be_rewritten(compiler, "update") else found
@@ -119,7 +95,7 @@ def _updated(
     return discards.finish(before, tracked, using, returned_rows(fields, link, returned, rows))
 
 
-def _update(compiler: Any, tables: Sequence[TrackedTable], result_type: Any) -> int:
+def _update_and_add(compiler: Any, tables: Sequence[TrackedTable], result_type: Any) -> int:
     """Do what the compiler's own method does, and add the keys of the rows that it changed.
 
     ``RETURNING`` lists those rows. Without it the rows are locked before the UPDATE and looked up after it.
@@ -256,28 +232,19 @@ def _looked_up(tracked: TrackedTable, compiler: Any, keys: Values | None, before
 # -- DELETE
 
 
-def _wrap_delete(execute: Execute) -> Execute:
-    @wraps(execute)
-    def execute_sql(self: Any, *args: Any, **kwargs: Any) -> Any:
-        tables = tracked_tables(self.query.model)
-        if not tables:
-            if self.query.model is GuardState:
-                state_rows.before_change(self.using)
-            return execute(self, *args, **kwargs)
-        counted = [tracked for tracked in tables if tracked.counted]
-        for tracked in counted:
-            fencing.refresh(tracked.guard, self.using)
-        counting = discards.counting(counted, self.using)
-        if not counting:
-            return execute(self, *args, **kwargs)
-        with together(self.connection):
-            before = lock_alive(self, counting, discards.lock)
-            result = run(partial(execute, **kwargs), self, *args)
-            nothing = WrittenRows((), "pk", stored=True)
-            add_all(list(before), self.using, lambda tracked: discards.finish(before, tracked, self.using, nothing))
-        return result
-
-    return execute_sql
+def _delete(execute: Execute, compiler: Any, tables: Sequence[TrackedTable], *args: Any, **kwargs: Any) -> Any:
+    counted, using = [tracked for tracked in tables if tracked.counted], compiler.using
+    for tracked in counted:
+        fencing.refresh(tracked.guard, using)
+    counting = discards.counting(counted, using)
+    if not counting:
+        return execute(compiler, *args, **kwargs)
+    with together(compiler.connection):
+        before = lock_alive(compiler, counting, discards.lock)
+        result = run(partial(execute, **kwargs), compiler, *args)
+        nothing = WrittenRows((), "pk", stored=True)
+        add_all(list(before), using, lambda tracked: discards.finish(before, tracked, using, nothing))
+    return result
 
 
 # -- whether two statements in a row with one WHERE certainly select the same rows
