@@ -144,7 +144,7 @@ def all_idle(guards: Iterable[Guard], using: str) -> dict[Guard, float] | None:
     for guard in guards:
         state = table_of(guard).lease(guard.name)
         if state is not None and state.takes_adds:
-            return None  # nearly always
+            return None
         idle_since = _idle_since(guard, using)
         if idle_since is None:
             return None

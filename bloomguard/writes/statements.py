@@ -86,12 +86,13 @@ def wrap(compiler_class: Any, name: str, send: Callable[..., Any]) -> bool:
 
 def _insert(execute: Execute, compiler: Any, tables: Sequence[TrackedTable], returning_fields: Any = None) -> Any:
     asked = returned = tuple(returning_fields or ())
-    idle = None if takes_adds(tables) else fencing.all_idle(map(guard_of, tables), compiler.using)
+    idle = all_idle(tables, compiler.using)
     if idle is not None:
-        return run_idle(
-            *(execute, compiler, (returning_fields,), tables, idle),
-            lambda tracked, rows: inserted(tracked, compiler, asked, _present(rows), {}),
-        )
+
+        def written_to(tracked: TrackedTable, rows: Any) -> WrittenRows | None:
+            return inserted(tracked, compiler, asked, _present(rows), {})
+
+        return run_idle(execute, compiler, (returning_fields,), tables, idle, written_to)
     counting: Sequence[TrackedTable] = ()
     for tracked in tables:
         if tracked.counted or tracked.fields != asked:
@@ -115,13 +116,13 @@ def _insert(execute: Execute, compiler: Any, tables: Sequence[TrackedTable], ret
     return [row[: len(asked)] for row in rows] if asked else []
 
 
-def takes_adds(tables: Sequence[TrackedTable]) -> bool:
-    """Return whether a valid copy of the state rows shows that a filter of ``tables`` takes adds: nearly always."""
+def all_idle(tables: Sequence[TrackedTable], using: str) -> dict[Guard, float] | None:
+    """Return :func:`bloomguard.writes.fencing.all_idle` of their guards."""
     for tracked in tables:
         state = states.table.lease(tracked.guard.name)
         if state is not None and state.takes_adds:
-            return True
-    return False
+            return None  # nearly always
+    return fencing.all_idle(map(guard_of, tables), using)
 
 
 def _present(rows: Any) -> Any:
@@ -209,7 +210,7 @@ def lock_alive(compiler: Any, counting: Sequence[TrackedTable], lock: Callable[[
     for tracked in counting:
         try:
             with fencing.writing(tracked.guard, compiler.using):
-                found[tracked] = run(lock, compiler, tracked)
+                found[tracked] = lock(compiler, tracked)
         except DatabaseError:  # it may have ended the writer's transaction
             raise
         except Exception:  # the write goes on, and deleted keys stay in the filter

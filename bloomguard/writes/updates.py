@@ -19,8 +19,8 @@ from . import discards, fencing
 from .consequences import may_be_rewritten
 from .discards import Before
 from .rows import PAGE, Values, WrittenRows, may_return, returned_rows
-from .statements import Execute, add, add_all, lock_alive, run, run_idle, running, takes_adds, wrap
-from .tables import TrackedTable, folded, guard_of
+from .statements import Execute, add, add_all, all_idle, lock_alive, run, run_idle, running, wrap
+from .tables import TrackedTable, folded
 
 #: How many of the rows that an UPDATE returns are in memory at a time.
 _ROWS_AT_ONCE = 2_000
@@ -38,7 +38,7 @@ def _update(execute: Execute, compiler: Any, tables: Sequence[TrackedTable], res
     touched = _touched(tables, compiler)
     if not touched:
         return run(execute, compiler, result_type)
-    idle = None if takes_adds(touched) else fencing.all_idle(map(guard_of, touched), compiler.using)
+    idle = all_idle(touched, compiler.using)
     if idle is not None:
         return run_idle(execute, compiler, (result_type,), touched, idle, _unknown)
     return _update_and_add(compiler, touched, result_type)
@@ -48,7 +48,7 @@ def _update_returning(execute: Execute, compiler: Any, tables: Sequence[TrackedT
     touched, connection, using = _touched(tables, compiler), compiler.connection, compiler.using
     if not touched or not returning_fields or not connection.features.can_return_rows_from_update:
         return execute(compiler, returning_fields)
-    idle = None if takes_adds(touched) else fencing.all_idle(map(guard_of, touched), using)
+    idle = all_idle(touched, using)
     if idle is not None:
         return run_idle(execute, compiler, (returning_fields,), touched, idle, _unknown)
     counting = discards.counting(touched, using)
