@@ -6,11 +6,9 @@ the key, and a rollback leaves one harmless false positive. Signals cannot guara
 SQL compilers are wrapped. A statement of a model without a guard costs one dictionary lookup.
 
 :mod:`bloomguard.writes.rows` finds out which rows a statement wrote. If their keys cannot be found out, the guard is
-fenced. While all guards of a table are idle, its statements are sent unchanged, see
-:func:`bloomguard.writes.fencing.all_idle`.
-A filter that supports discard needs to know which rows are new and which are gone, see
-:mod:`bloomguard.writes.discards`. Every other filter may get a key a second time, and drops old keys at the next
-rebuild.
+fenced. While all guards of a table are idle, its statements are sent unchanged. A filter that supports discard needs
+to know which rows are new and which are gone, see :mod:`bloomguard.writes.discards`. Every other filter may get a key
+a second time, and drops old keys at the next rebuild.
 """
 
 from __future__ import annotations
@@ -70,12 +68,13 @@ def wrap(compiler_class: Any, name: str, send: Callable[..., Any]) -> bool:
 
     @wraps(execute)
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
-        tables = registry.plans.tracked.get(self.query.model)
+        model = self.query.model
+        tables = registry.plans.tracked.get(model)
         if tables is None or states.table.copy is not unknown_guards.followed:
-            tables = tracked_tables(self.query.model)
+            tables = tracked_tables(model)
         if tables:
             return send(execute, self, tables, *args, **kwargs)
-        if self.query.model is GuardState:
+        if model is GuardState:
             state_rows.before_change(self.using)
         return execute(self, *args, **kwargs)
 
