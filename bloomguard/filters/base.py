@@ -263,15 +263,8 @@ class BodyFilter(Filter):
     @classmethod
     def locator(cls, header: Header, key_hash: KeyHash) -> Callable[[bytes], tuple[int, int]]:
         """Return ``locate(key) -> (shard, digest)`` for a build whose first header is ``header``."""
-        digest, shards = key_hash.digest, header.shards
-        if shards == 1:
-            return lambda key: (0, digest(key))
-
-        def locate(key: bytes) -> tuple[int, int]:
-            found = digest(key)
-            return (found >> 64) % shards, found
-
-        return locate
+        shard = f"(d >> 64) % {header.shards}" if header.shards > 1 else "0"
+        return compile_function("key", key_hash.names(), f"d = {key_hash.expression}", f"return {shard}, d")
 
     @classmethod
     def locate_many(cls, header: Header, key_hash: KeyHash, keys: Keys) -> tuple[U64, U64, U64]:

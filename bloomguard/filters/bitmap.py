@@ -198,16 +198,15 @@ class ExactBitmap(BodyFilter):
     @classmethod
     def locator(cls, header: codec.Header, key_hash: KeyHash) -> Callable[[bytes], tuple[int, int]]:
         shape, shards, hashed = cls.shape_of(header), header.shards, key_hash.digest
-        low, span, all_of_them = shape.low, shape.span, shape.span * shards
-
-        def locate(key: bytes) -> tuple[int, int]:
-            place: int = _UNPACK(key)[0] - low
-            if 0 <= place < all_of_them:
-                return divmod(place, span)
-            digest = hashed(key)
-            return (digest >> 64) % shards, digest & MASK60 | OUTSIDE
-
-        return locate
+        return compile_function(
+            "key",
+            {"unpack": _UNPACK, "hashed": hashed},
+            f"i = unpack(key)[0] - {shape.low}",
+            f"if 0 <= i < {shape.span * shards}:",
+            f"  return divmod(i, {shape.span})" if shards > 1 else "  return 0, i",
+            "d = hashed(key)",
+            f"return (d >> 64) % {shards}, d & {MASK60} | {OUTSIDE}",
+        )
 
     @classmethod
     def locate_many(cls, header: codec.Header, key_hash: KeyHash, keys: Keys) -> tuple[U64, U64, U64]:

@@ -36,7 +36,7 @@ from django.db import connections
 
 from ..conf import settings
 from ..process import LogOnce, after_fork
-from ..state.connection import has_begun
+from ..state.transactions import has_begun
 from ..stores.steps import Steps, arun, run
 from ..verdicts import Decision, Verdict
 from .counters import AVOIDED

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 from django.core.exceptions import EmptyResultSet
 from django.db import connections
 
-from ..state.connection import fetch_uncounted, has_begun
+from ..state.connection import fetch_uncounted
+from ..state.transactions import has_begun
 from ..verdicts import Verdict
 from .fields import is_djangos_compiler
 from .keys import OutOfRange, Unkeyable

@@ -25,10 +25,10 @@ from ..guards.counters import FALSE_POSITIVE
 from ..guards.misses import remember_missing
 from ..guards.scopes import DATABASE
 from ..process import LogOnce
-from ..state.connection import has_own_transaction, is_aborted
+from ..state.transactions import has_own_transaction, is_aborted
 from ..verdicts import OUT_OF_RANGE, REMEMBERED, SHADOW, Verdict
 from ..writes.isolation import may_omit_reads
-from ..writes.rows import running
+from ..writes.statements import running
 from . import shadow, unguarded
 from .certainty import is_certain
 from .context import Answer, LookupContext, contexts

@@ -19,9 +19,9 @@ from django.utils import timezone
 
 from ..exceptions import BuilderBusy, RebuildError
 from ..models import GuardState
-from ..state.connection import has_begun
 from ..state.row import State
 from ..state.table import StateTable
+from ..state.transactions import has_begun
 
 #: A builder is dead if its last heartbeat is older than this.
 DEAD_AFTER_SECONDS = 60.0

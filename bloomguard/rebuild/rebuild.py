@@ -27,9 +27,9 @@ from ..filters.codec import new_tag
 from ..filters.layout import KeysSummary, Layout
 from ..guards import Guard
 from ..signals import generation_published, send
-from ..state.connection import has_begun
 from ..state.row import ARMED, FENCED, State
 from ..state.table import EXPIRY_SECONDS
+from ..state.transactions import has_begun
 from ..stores import Generation
 from . import refusals, standby
 from .locks import builder_id, refuse_if_alive, wait_for_writers

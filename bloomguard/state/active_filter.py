@@ -347,13 +347,11 @@ class ActiveFilter:
                 missed.append(name)
             else:
                 generations.append(generation)
-        if generations:
-            # A guard that discards keys adds each one: one that seems to be in the filter may be a false positive.
-            outcomes = generations[0].add_to_all(generations, keys, once=not self._counted)
-            for generation, failed in zip(generations, outcomes):
-                if failed is not None:
-                    self._fail_add(state, generation.name, failed)
-                    missed.append(generation.name)
+        # A guard that discards keys adds each one: one that seems to be in the filter may be a false positive.
+        for generation, failed in zip(generations, _add_to_all(generations, keys, once=not self._counted)):
+            if failed is not None:
+                self._fail_add(state, generation.name, failed)
+                missed.append(generation.name)
         # A standby that is not kept yet is still used by processes that have not read the row since it was replaced.
         if missed and not all(name == state.kept and drop_standby(state) for name in dict.fromkeys(missed)):
             return False
@@ -397,3 +395,15 @@ class ActiveFilter:
             self.is_remote = None
         self.negative_cache.forget()
         self._log.forget()
+
+
+def _add_to_all(generations: Sequence[Generation], keys: RowKeys, *, once: bool) -> Sequence[Exception | None]:
+    """Add keys to generations of one store; return for each ``None``, or the exception of its add."""
+    if len(generations) > 1:
+        return generations[0].add_to_all(generations, keys, once=once)
+    try:
+        for generation in generations:
+            generation.add(keys, once=once)
+    except (FilterError, StoreError) as error:
+        return [error]
+    return [None]

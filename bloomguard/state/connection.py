@@ -29,13 +29,11 @@ from ..stores.disk import comparable_boot_id, file_id
 
 logger = logging.getLogger("bloomguard")
 
-#: What libpq reports without a transaction, as PQTRANS_IDLE, or as PQTRANS_UNKNOWN of a lost connection; and in error.
-NO_TRANSACTION, _IN_ERROR = (0, 4), 3
 #: SQLSTATEs if a hosted server lacks a function: insufficient privilege, undefined, not supported, wrong state.
 _FUNCTION_REFUSED = {"42501", "42883", "0A000", "55000"}
 
 #: SQL: does PostgreSQL write a COMMIT to its disk before it acknowledges it?
-_IS_DURABLE = "current_setting('synchronous_commit') <> 'off' AND current_setting('fsync') = 'on'"
+IS_DURABLE = "current_setting('synchronous_commit') <> 'off' AND current_setting('fsync') = 'on'"
 
 
 def fetch_uncounted(connection: Any, sql: str, *parameters: Sequence[Any]) -> Sequence[Any]:
@@ -53,55 +51,6 @@ def fetch_uncounted(connection: Any, sql: str, *parameters: Sequence[Any]) -> Se
 def is_locked(error: Exception) -> bool:
     """Return whether SQLite timed out waiting for a writer; an immediate retry would wait as long again."""
     return "locked" in str(error)
-
-
-def has_begun(connection: Any) -> bool:
-    """Return whether a transaction is open, begun by Django or by hand."""
-    return connection.in_atomic_block or has_own_transaction(connection)
-
-
-def has_own_transaction(connection: Any) -> bool:
-    """Return whether a transaction is open outside ``atomic``: by ``set_autocommit(False)`` or a BEGIN statement."""
-    raw = connection.connection
-    if raw is None or connection.in_atomic_block:
-        return False
-    if not connection.get_autocommit():
-        return True
-    if connection.vendor == "sqlite":
-        return bool(raw.in_transaction)
-    if connection.vendor == "mysql":
-        return bool(mariadb_has_transaction(connection))
-    return connection.vendor == "postgresql" and raw.info.transaction_status not in NO_TRANSACTION
-
-
-def mariadb_has_transaction(connection: Any) -> bool | None:
-    """Return whether MariaDB reports an open transaction; ``None`` if it does not answer. MySQL cannot be asked."""
-    raw = connection.connection
-    if not connection.mysql_is_mariadb or not hasattr(raw, "store_result"):
-        return None
-    try:
-        raw.query("SELECT @@in_transaction")  # a quicker :func:`fetch_uncounted`
-        return bool(raw.store_result().fetch_row()[0][0])
-    except connection.Database.Error:
-        return None
-
-
-def is_aborted(connection: Any) -> bool:
-    """Return whether PostgreSQL refuses all statements until a ROLLBACK."""
-    raw = connection.connection
-    return connection.vendor == "postgresql" and raw is not None and raw.info.transaction_status == _IN_ERROR
-
-
-def is_durable(connection: Any) -> bool:
-    """Return whether the open transaction of ``connection``, if it commits now, survives a crash of the server."""
-    if connection.vendor == "sqlite":
-        return True  # only a crash of the host loses it, and the next boot changes the database's identity
-    if connection.vendor != "postgresql":
-        return False
-    try:
-        return bool(fetch_uncounted(connection, f"SELECT {_IS_DURABLE}")[0][0])
-    except connection.Database.Error:
-        return False
 
 
 #: Time limits in seconds: to connect, for one read of the rows, for one change.
@@ -265,7 +214,7 @@ class StateConnection:
         return (
             f"{self.is_standby} AS is_standby, "
             f"CASE WHEN pg_is_in_recovery() THEN '' ELSE 'postgresql:' || {server} || ':' || {here} END AS here, "
-            f"({_IS_DURABLE}) AND {not self._hides_identity} AS is_durable"
+            f"({IS_DURABLE}) AND {not self._hides_identity} AS is_durable"
         )
 
     def omit_refused_function(self, error: Exception) -> bool:

@@ -17,9 +17,9 @@ from ..guards import Guard
 from ..guards.fields import own_methods, value_field
 from ..guards.keys import NoScope, NotNormalized, unwrapped
 from ..guards.runtime import unadded
+from ..state.transactions import together
 from . import fencing
-from .instances import fit
-from .transactions import together
+from .rows import fit
 
 #: The classes that a field's values may have, by its kind: `to_python` takes any object for a text, by its str().
 _CLASSES: dict[str | None, tuple[type, ...]] = {

@@ -16,11 +16,11 @@ from typing import Any
 from django.apps import apps
 
 from ..state.connection import fetch_uncounted
+from ..state.transactions import is_under_way
 from .flows import ROW, Catalogue
 from .sql.reader import read, read_body, read_trigger
 from .sql.statement import ANY_FIELD, ANYTHING, EXTENSIONS, Effect
 from .sql.tokens import bare
-from .transactions import is_under_way
 
 _ALL = frozenset({"insert", "update", "delete"})
 

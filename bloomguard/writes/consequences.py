@@ -17,6 +17,7 @@ from ..guards.places import name_of_database, schemas
 from ..guards.scopes import DATABASE
 from ..process import own_lock
 from ..state import table as states
+from ..state.transactions import is_under_way
 from . import fencing, unknown_guards
 from .catalogue import calls_own_functions, has_temporary_triggers, load
 from .flows import Catalogue
@@ -24,7 +25,6 @@ from .observer import TransactionObserver
 from .sql.statement import ANYTHING, NEVER_FUNCTIONS, Effect
 from .sql.tokens import bare
 from .tables import columns, folded, guarded_tables
-from .transactions import is_under_way
 
 logger = logging.getLogger("bloomguard")
 
@@ -101,7 +101,7 @@ class DatabaseCache:
         #: Whether the database certainly has no writing function of its own that is named like one of SQL, or is called
         #: like a column.
         self.trusts_names = False
-        #: By table and verb: the columns that no RETURNING can give, see :mod:`.returning`.
+        #: By table and verb: the columns that no RETURNING can give, see :mod:`.rows`.
         self.refusals: dict[tuple[str, str], frozenset[str]] = {}
         #: Whether statements on a table affect no guard beyond those of the table itself.
         self.quiet: dict[str, bool] = {}

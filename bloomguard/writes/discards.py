@@ -31,7 +31,8 @@ from django.db.models.sql import DeleteQuery, Query
 from ..guards import Guard
 from ..guards.keys import NoScope, OutOfRange, Unkeyable, unwrapped
 from ..guards.scopes import DATABASE
-from ..state.connection import fetch_uncounted, has_own_transaction
+from ..state.connection import fetch_uncounted
+from ..state.transactions import has_own_transaction
 from . import fencing
 from .observer import TransactionObserver
 from .tables import TrackedTable

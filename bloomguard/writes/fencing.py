@@ -27,11 +27,10 @@ from ..exceptions import ConfigurationError, StoreError
 from ..guards import Guard
 from ..models import GuardState
 from ..state import table as states
-from ..state.connection import has_begun
 from ..state.row import FENCED, Rows, State
 from ..state.table import EXPIRY_SECONDS, LEASE_SECONDS, StateTable
+from ..state.transactions import has_begun, locks_table
 from .observer import TransactionObserver, is_alone
-from .transactions import locks_table
 
 #: Half a lease less, as clocks differ in speed.
 IDLE_SECONDS = 1.5 * LEASE_SECONDS
@@ -145,7 +144,7 @@ def all_idle(guards: Iterable[Guard], using: str) -> dict[Guard, float] | None:
     for guard in guards:
         state = table_of(guard).lease(guard.name)
         if state is not None and state.takes_adds:
-            return None  # nearly always
+            return None
         idle_since = _idle_since(guard, using)
         if idle_since is None:
             return None

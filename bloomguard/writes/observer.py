@@ -9,14 +9,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from functools import wraps
 from typing import TYPE_CHECKING, Any, Protocol
 
-from django.db.backends.base.base import BaseDatabaseWrapper
-
 from ..guards.runtime import unadded
-from ..state.connection import has_begun, is_aborted, is_durable
-from .transactions import is_over
+from ..state.transactions import has_begun, is_aborted, is_durable, is_over
 
 if TYPE_CHECKING:
     from .discards import PendingDelete
@@ -49,10 +45,14 @@ class Fence(Protocol):
 
 
 class TransactionObserver:
-    """An ``execute_wrapper`` that follows one transaction from now on."""
+    """Follows one transaction from now on: as an ``execute_wrapper``, and in place of ``commit()`` and ``rollback()``.
 
-    def __init__(self, connection: BaseDatabaseWrapper) -> None:
+    Only of this connection, and until the transaction ends: transactions that need no observer pay nothing.
+    """
+
+    def __init__(self, connection: Any) -> None:
         self.connection = connection
+        self._commit, self._roll_back = connection.commit, connection.rollback
         #: They become void if the statement that caused them is rolled back.
         self.undoable: list[PendingDelete] = []
         #: By the guard's name: finished after the COMMIT, before it returns to its caller.
@@ -70,22 +70,23 @@ class TransactionObserver:
         self._raw = connection.connection
 
     @classmethod
-    def of(cls, connection: BaseDatabaseWrapper) -> TransactionObserver | None:
+    def of(cls, connection: Any) -> TransactionObserver | None:
         """Return the observer of the open transaction, if there is one."""
         for known in [known for known in connection.execute_wrappers if isinstance(known, cls)]:
             if known.is_open:
                 return known
-            known.roll_back()  # its connection, or its transaction, has ended
+            known.give_up()  # its connection, or its transaction, has ended
         return None
 
     @classmethod
-    def over(cls, connection: BaseDatabaseWrapper) -> TransactionObserver:
+    def over(cls, connection: Any) -> TransactionObserver:
         """Return the observer of the open transaction; make one if there is none."""
         known = cls.of(connection)
         if known is None:
             known = cls(connection)
             # At the bottom: `with connection.execute_wrapper(...)` removes the topmost one when it ends.
             connection.execute_wrappers.insert(0, known)
+            connection.commit, connection.rollback = known.commit, known.rollback
         return known
 
     @property
@@ -158,13 +159,29 @@ class TransactionObserver:
             for fence in list(self.held_fences.values()):
                 fence.hold()
 
-    def check_fences(self) -> None:
-        """Called after a COMMIT, also after one that failed: the database may have done it, and its answer was lost."""
-        for fence in list(self.held_fences.values()):
-            fence.check()
+    def commit(self) -> None:
+        """Commit by the connection's own ``commit()``."""
+        try:
+            self.hold_fences()
+        except BaseException:
+            self.rollback()  # as Django does if the COMMIT fails
+            raise
+        self._committing()
+        try:
+            self._commit()
+        except BaseException:  # the database may have committed it, and its answer was lost
+            for fence in list(self.held_fences.values()):
+                fence.check()
+            raise
+        self._end(committed=True)
 
-    def committing(self) -> None:
-        """Called before the COMMIT: make everything void if the database will roll it back, or may lose it."""
+    def rollback(self) -> None:
+        """Roll back by the connection's own ``rollback()``."""
+        self._roll_back()
+        self.give_up()
+
+    def _committing(self) -> None:
+        """Make everything void if the database will answer the COMMIT by a rollback, or may lose it."""
         if self.connection.vendor == "postgresql":
             self.failed = self.failed or is_aborted(self.connection)
         elif self.connection.vendor == "sqlite":
@@ -174,18 +191,16 @@ class TransactionObserver:
         if self.failed:
             self._void(0)
 
-    def commit(self) -> None:
-        """Called after the COMMIT."""
-        self._end(committed=True)
-
-    def roll_back(self) -> None:
-        """Called when the whole transaction is rolled back."""
+    def give_up(self) -> None:
+        """The whole transaction was rolled back."""
         self._void(0)
         self._end(committed=False)
 
     def _end(self, *, committed: bool) -> None:
         if self in self.connection.execute_wrappers:
             self.connection.execute_wrappers.remove(self)
+            vars(self.connection).pop("commit", None)
+            vars(self.connection).pop("rollback", None)
         for call in self.ended:
             call()
         pending, self.pending_fences = list(self.pending_fences.values()), {}
@@ -202,7 +217,7 @@ class TransactionObserver:
             unadded.end(self)
 
 
-def is_alone(connection: BaseDatabaseWrapper) -> bool:
+def is_alone(connection: Any) -> bool:
     """Return whether the open transaction is known to keep all others from reading the state rows."""
     observer = TransactionObserver.of(connection)
     return observer is not None and observer.is_alone
@@ -210,55 +225,3 @@ def is_alone(connection: BaseDatabaseWrapper) -> bool:
 
 def _never_commits(sql: str) -> bool:
     return bool(_PLAIN.fullmatch(sql) or _SAVEPOINT.fullmatch(sql) or _ROLLBACK.fullmatch(sql))
-
-
-def connect() -> None:
-    """Wrap the ``commit`` and ``rollback`` of all connections, once."""
-    wrapper: Any = BaseDatabaseWrapper
-    if not hasattr(wrapper.commit, "of_bloomguard"):
-        wrapper.commit = _committing(wrapper.commit)
-        wrapper.commit.of_bloomguard = True
-        wrapper.rollback = _rolling_back(wrapper.rollback)
-
-
-def _observers(connection: BaseDatabaseWrapper) -> list[TransactionObserver]:
-    found = []
-    for known in connection.execute_wrappers:
-        if isinstance(known, TransactionObserver):
-            found.append(known)
-    return found
-
-
-def _committing(commit: Callable[[Any], None]) -> Callable[[Any], None]:
-    @wraps(commit)
-    def check_and_commit(self: BaseDatabaseWrapper) -> None:
-        observers = _observers(self)
-        try:
-            for observer in observers:
-                observer.hold_fences()
-        except BaseException:
-            self.rollback()  # as Django does if the COMMIT fails
-            raise
-        for observer in observers:
-            observer.committing()
-        try:
-            commit(self)
-        except BaseException:
-            for observer in observers:
-                observer.check_fences()
-            raise
-        for observer in observers:
-            observer.commit()
-
-    return check_and_commit
-
-
-def _rolling_back(rollback: Callable[[Any], None]) -> Callable[[Any], None]:
-    @wraps(rollback)
-    def roll_back(self: BaseDatabaseWrapper) -> None:
-        observers = _observers(self)
-        rollback(self)
-        for observer in observers:
-            observer.roll_back()
-
-    return roll_back

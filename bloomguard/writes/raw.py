@@ -22,15 +22,15 @@ from django.db import Error, connections
 from ..guards import Guard, registry
 from ..process import LogOnce
 from ..state import table as states
+from ..state.transactions import is_under_way, together
 from . import adding, consequences, early, fencing, isolation, unknown_guards, wrapping
 from .consequences import Cause, DatabaseCache, affected_guards, current_cache, definitions
 from .observer import TransactionObserver
-from .rows import running
 from .sql import reader
 from .sql.reader import Reading
 from .sql.statement import ANYTHING
 from .sql.tokens import bare
-from .transactions import is_under_way, together
+from .statements import running
 
 Execute = Callable[..., Any]
 

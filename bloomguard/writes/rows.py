@@ -1,36 +1,33 @@
-"""The steps around an ORM statement: lock rows, send it, and add the keys of the written rows before the COMMIT."""
+"""The rows that a statement wrote: as ``RETURNING`` gives them, as the instances hold them, or read back.
+
+``RETURNING`` is asked for the columns that a guard needs, if the instances may not hold what their new rows store. A
+field of the project's own may store another value, and so may a column: PostgreSQL and MySQL cut spaces off the end of
+a text that is too long, ``char(n)`` cuts or adds them, MySQL without strict mode cuts every text that is too long, and
+decimals are rounded.
+"""
 
 from __future__ import annotations
 
-import re
-import threading
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
-from django.db import DatabaseError, DataError, Error, IntegrityError, ProgrammingError, connections, models
+from django.db import DatabaseError, connections, models
+from django.db.models.constants import OnConflict
 
 from ..guards import Guard
-from ..guards.keys import NoScope, NotNormalized, OutOfRange, Unkeyable, unwrapped
-from ..state.connection import has_begun, is_aborted
-from . import fencing, unknown_guards
-from .discards import Alive, Before
-from .tables import Fields, TrackedTable, guard_of, tracked_tables
-from .transactions import is_over, together
-from .wrapping import rows_changed
+from ..guards.fields import kind_of, stores_as_given, value_field
+from ..guards.keys import unwrapped
+from ..state.connection import fetch_uncounted
+from ..state.transactions import is_aborted, is_under_way, together
+from . import discards, fencing
+from .consequences import caches, current_cache, may_be_rewritten
+from .discards import Before
+from .tables import Fields, TrackedTable
 
-if TYPE_CHECKING:
-    from ..filters.base import RowKeys
-
-Execute = Callable[..., Any]
 Values = Sequence[tuple[Any, ...]]
 
-_first = itemgetter(0)
-
-#: Errors of a statement that certainly wrote nothing.
-_REFUSED = (IntegrityError, DataError, ProgrammingError)
-_COMMENTS = re.compile(r"(?:\s|/\*(?:[^*]|\*(?!/))*\*/|--[^\n]*\n)*(?:--[^\n]*)?")
 #: How many rows are read back by one query: below every database's limit of parameters.
 PAGE = 500
 
@@ -47,195 +44,8 @@ class WrittenRows(NamedTuple):
     stored: bool
 
 
-#: Returns the rows written to one tracked table; ``None`` if too little is known to make their keys.
-WrittenTo = Callable[[TrackedTable], WrittenRows | None]
-
-
-class BulkRows:
-    """The rows that the statements of one ``bulk_create`` have written on ``using``, by table."""
-
-    def __init__(self, using: str) -> None:
-        self.using = using
-        self._rows: dict[tuple[TrackedTable, bool], list[tuple[Any, ...]]] = {}
-
-    def collect(self, tracked: TrackedTable, using: str, written: WrittenRows) -> bool:
-        """Keep the rows until :meth:`add`; return ``False`` for those of another database."""
-        if using == self.using:
-            self._rows.setdefault((tracked, written.stored), []).extend(written.values)
-        return using == self.using
-
-    def add(self) -> None:
-        """Add the keys of all rows: it takes a third of the time that an add after each statement takes."""
-        for (tracked, stored), values in self._rows.items():
-            written = WrittenRows(values, "", stored)
-            add(tracked, self.using, lambda _, written=written: written)  # type: ignore[misc]
-
-
-# -- sending the statement
-
-
-class _Running(threading.local):
-    """What the ORM does in this thread."""
-
-    #: The table that its statement writes.
-    table: str | None = None
-    #: The texts that its compiler has made, and that are not sent yet. All others are raw SQL, also inside of the
-    #: statement: of a field's ``pre_save``, a converter or an ``execute_wrapper``.
-    due: Sequence[str] = ()
-    #: While it is in ``bulk_create``, the rows whose keys are added after the last of its statements.
-    batch: BulkRows | None = None
-
-    def own(self, sql: str) -> str:
-        """Return the table if ``sql`` is due now, and empty for raw SQL; wrappers may have added comments to it."""
-        if len(self.due) == 1 and self.due[0] == sql:  # nearly always
-            self.due = ()
-            return self.table or ""
-        for text in self.due:
-            if text == sql or (text in sql and _COMMENTS.fullmatch(sql.replace(text, "", 1))):
-                left = list(self.due)
-                left.remove(text)
-                self.due = left
-                return self.table or ""
-        return ""
-
-
-running = _Running()
-
-
-def run(execute: Execute, compiler: Any, *arguments: Any) -> Any:
-    """Execute a compiler's statement: what its ``as_sql`` returns is the ORM's, and not raw SQL."""
-    outer, given, compile_sql = (running.table, running.due), vars(compiler).get("as_sql"), compiler.as_sql
-
-    def as_sql(*args: Any, **kwargs: Any) -> Any:
-        compiled = compile_sql(*args, **kwargs)
-        running.due = [sql for sql, _ in compiled] if type(compiled) is list else [compiled[0]]
-        return compiled
-
-    compiler.as_sql = as_sql
-    running.table, running.due = compiler.query.model._meta.db_table, ()
-    try:  # as `rows_changed`, without a call
-        before = getattr(compiler.connection.connection, "total_changes", 0)
-    except Exception:
-        before = -1
-    try:
-        return execute(compiler, *arguments)
-    except Error:
-        if rows_changed(compiler.connection) != before:  # of SQLite, for RAISE(FAIL) and ON CONFLICT FAIL
-            for tracked in tracked_tables(compiler.query.model):
-                fencing.fence(tracked.guard, compiler.using, "a statement failed, and left rows whose keys are unknown")
-        raise
-    finally:
-        running.table, running.due = outer
-        if given is None:
-            del compiler.as_sql
-        else:
-            compiler.as_sql = given
-
-
-def lock_alive(compiler: Any, counting: Sequence[TrackedTable], lock: Callable[[Any, TrackedTable], Alive]) -> Before:
-    """Lock and return the living rows that the statement is about to change, by ``lock``.
-
-    ``counting`` are the tables that :func:`discards.counting` returned.
-    """
-    found: Before = {}
-    for tracked in counting:
-        try:
-            with fencing.writing(tracked.guard, compiler.using):
-                found[tracked] = run(lock, compiler, tracked)
-        except DatabaseError:  # it may have ended the writer's transaction
-            raise
-        except Exception:  # the write goes on, and deleted keys stay in the filter
-            found[tracked] = Alive()
-    return found
-
-
-# -- adding the keys
-
-
-def run_idle(
-    execute: Execute,
-    compiler: Any,
-    arguments: Sequence[Any],
-    tables: Sequence[TrackedTable],
-    idle: dict[Guard, float],
-    written_to: Callable[[TrackedTable, Any], WrittenRows | None],
-) -> Any:
-    """:func:`run` a statement of idle guards, and add its rows if it took too long.
-
-    ``written_to(tracked, result)`` returns them, as :data:`WrittenTo` does.
-    """
-    try:
-        result = run(execute, compiler, *arguments)
-    except BaseException as error:
-        fence_if_late(tables, idle, compiler.using, error)
-        raise
-    add_if_late(tables, idle, compiler.using, lambda tracked: written_to(tracked, result))
-    return result
-
-
-def add_if_late(tables: Sequence[TrackedTable], idle: dict[Guard, float], using: str, written_to: WrittenTo) -> None:
-    """After a statement sent while all guards were idle: add its keys if a scan that began meanwhile may miss its rows.
-
-    Under autocommit the rows are visible by then, but the COMMIT is not acknowledged to anyone yet.
-    """
-    late = _late(tables, idle)
-    if late:
-        with fencing.catching_up(list(map(guard_of, late)), connections[using]):
-            add_all(late, using, written_to)
-
-
-def fence_if_late(tables: Sequence[TrackedTable], idle: dict[Guard, float], using: str, error: BaseException) -> None:
-    """After a statement that failed while all guards were idle: fence them if a scan may have missed its rows.
-
-    Under autocommit the database may have committed it all the same: the connection was lost, or the program was
-    interrupted, before the answer came.
-    """
-    if isinstance(error, _REFUSED) or (isinstance(error, Error) and has_begun(connections[using])):
-        return  # nothing of it is left
-    fencing.fence_soon(map(guard_of, _late(tables, idle)))
-
-
-def _late(tables: Sequence[TrackedTable], idle: dict[Guard, float]) -> list[TrackedTable]:
-    return [tracked for tracked in tables if not fencing.was_idle(tracked.guard, idle[tracked.guard])]
-
-
-def add_all(tables: Sequence[TrackedTable], using: str, written_to: WrittenTo) -> None:
-    """:func:`add` for each of several guards."""
-    for tracked in tables:
-        add(tracked, using, written_to)
-
-
-def add(tracked: TrackedTable, using: str, written_to: WrittenTo) -> None:
-    """Add the keys of the rows just written; fence the guard if an add cannot be confirmed.
-
-    An error of the filter does not stop the write. A database error is raised, as it may have ended the writer's
-    transaction; if it has not, the rows may still be committed, so the guard is fenced first.
-    """
-    try:
-        written = written_to(tracked)
-        if written is not None and not written.link:
-            if running.batch is not None and running.batch.collect(tracked, using, written):
-                return
-            if _add_leased(tracked.guard, using, written):
-                return
-        with fencing.writing(tracked.guard, using):
-            if fencing.needs_no_add(tracked.guard, using):
-                return
-            problem = _problem(tracked, using, written)
-    except DatabaseError:
-        if not is_over(connections[using]) and not is_aborted(connections[using]):
-            fencing.fence(tracked.guard, using, "written rows could not be read back")
-        raise
-    except Exception as error:
-        problem = f"adding a written row failed with {type(error).__name__}"
-    if problem:
-        fencing.fence(tracked.guard, using, problem)
-
-
 def returned_rows(fields: Fields, link: str, returned: Sequence[Any], rows: Values) -> WrittenRows | None:
     """Pick ``fields`` from ``rows``, whose columns are ``returned``; ``None`` if the database has not returned them."""
-    if rows and tuple(returned) == fields and len(rows[0]) == len(fields):  # nearly always
-        return WrittenRows(rows, link, stored=True)
     if not all(field in returned for field in fields):
         return None
     places = [list(returned).index(field) for field in fields]
@@ -244,57 +54,7 @@ def returned_rows(fields: Fields, link: str, returned: Sequence[Any], rows: Valu
     return WrittenRows(list(zip(*(map(itemgetter(place), rows) for place in places))), link, stored=True)
 
 
-def _add_leased(guard: Guard, using: str, written: WrittenRows) -> bool:
-    """Add the keys without reading the state rows; ``False`` if the adds are not confirmed, for any reason."""
-    try:
-        return guard._runtime.active_filter.add(_keys(guard, using, written), may_read=False)
-    except Exception:
-        return False  # `_problem` meets the same error
-
-
-def _problem(tracked: TrackedTable, using: str, written: WrittenRows | None) -> str:
-    """Add the keys; return why that could not be confirmed, or an empty text."""
-    guard = tracked.guard
-    if tracked.is_unknown:
-        return unknown_guards.REASON
-    if written is not None and written.link:
-        written = _read_back(tracked, using, written)
-    if written is None:
-        return "rows were written whose keys the database did not return"
-    try:
-        keys = _keys(guard, using, written)
-    except (Unkeyable, OutOfRange):
-        return "a row was written whose key cannot be made"
-    except NoScope as error:
-        return str(error)
-    if len(keys) and not guard._runtime.active_filter.add(keys, partial(fencing.drop_standby, guard, using)):
-        return guard._runtime.active_filter.why_not_added()
-    return ""
-
-
-def _keys(guard: Guard, using: str, written: WrittenRows) -> RowKeys:
-    """Return the keys of the rows that have one; raises :class:`Unkeyable`, :class:`OutOfRange`, :class:`NoScope`."""
-    meta = guard._meta
-    values: Sequence[Any] = list(map(_first, written.values)) if len(meta.fields) == 1 else written.values
-    try:
-        if guard.scope is None:
-            return meta.keys.many(values)
-        key = meta.key_written(using)
-        return list(map(key, values))
-    except Unkeyable:
-        key, keys = meta.key_written(using), []
-    for whole, value in zip(written.values, values):
-        try:
-            keys.append(key(value))
-        except NotNormalized:
-            continue  # a request for it has no key either, and passes
-        except Unkeyable:
-            if not written.stored and None not in whole:  # a stored value without a key cannot be looked up
-                raise
-    return keys
-
-
-def _read_back(tracked: TrackedTable, using: str, written: WrittenRows) -> WrittenRows | None:
+def read_back(tracked: TrackedTable, using: str, written: WrittenRows) -> WrittenRows | None:
     """Read the key's values of the guard's rows that ``written`` links to, as they are now."""
     if not tracked.historical:
         return WrittenRows(_rows(tracked.guard, using, written), "", stored=True)
@@ -312,3 +72,170 @@ def _rows(guard: Guard, using: str, written: WrittenRows) -> Values:
     for start in range(0, len(keys), PAGE):
         found += rows.filter(**{f"{written.link}__in": keys[start : start + PAGE]}).values_list(*guard._meta.attnames)
     return found
+
+
+# -- of an INSERT
+
+
+def inserted(
+    tracked: TrackedTable, compiler: Any, returned: Sequence[Any], rows: Values, before: Before
+) -> WrittenRows | None:
+    """Return the inserted rows; ``None`` if too little is known to make their keys."""
+    by_key, by_primary_key = (tracked.fields, tracked.link), (tracked.primary_key, tracked.link or "pk")
+    if tracked in before and (written := _inserted_by(by_primary_key, tracked, compiler, returned, rows)):
+        return discards.finish(before, tracked, compiler.using, written)
+    return _inserted_by(by_key, tracked, compiler, returned, rows) or _inserted_by(
+        by_primary_key, tracked, compiler, returned, rows
+    )
+
+
+def _inserted_by(
+    chosen: tuple[Fields | None, str], tracked: TrackedTable, compiler: Any, returned: Sequence[Any], rows: Values
+) -> WrittenRows | None:
+    fields, link = chosen
+    if fields is None:
+        return None
+    if (rows or _returns(compiler)) and (written := returned_rows(fields, link, returned, rows)):
+        return written
+    if not _instances_hold(tracked, compiler, fields):
+        return None
+    names = [field.attname for field in fields]
+    values = [tuple(getattr(instance, name) for name in names) for instance in compiler.query.objs]
+    return WrittenRows(values, link, stored=False)
+
+
+def more_to_return(
+    compiler: Any, tables: Sequence[TrackedTable], asked: Sequence[Any], counting: Sequence[TrackedTable]
+) -> list[Any]:
+    """Return the fields to add to ``RETURNING``: guards in use need them, and the instances may not have them."""
+    if not _returns(compiler):
+        return []
+    more: list[Any] = []
+    for tracked in tables:
+        fields = (tracked.primary_key if tracked in counting else tracked.fields) or ()
+        missing = [field for field in fields if field not in asked and field not in more]
+        if not missing or fencing.has_nothing_to_add_to(tracked.guard):
+            continue
+        # The instance does not show whether its row existed before.
+        upserts = tracked in counting and compiler.query.on_conflict
+        # MySQL and MariaDB may store less than an instance holds: without strict mode, or by INSERT IGNORE.
+        if compiler.connection.vendor == "mysql" or upserts or not _instances_hold(tracked, compiler, fields):
+            more += missing
+    if not more or not may_return(compiler.connection, compiler.query.model._meta.db_table, more, "insert"):
+        return []  # if the instances do not hold them, the guards are fenced
+    return more if _converts(compiler, more) else []
+
+
+def _returns(compiler: Any) -> bool:
+    features = compiler.connection.features
+    if len(compiler.query.objs) == 1:
+        return bool(features.can_return_columns_from_insert)
+    return bool(features.can_return_columns_from_insert and features.can_return_rows_from_bulk_insert)
+
+
+def _converts(compiler: Any, fields: Sequence[Any]) -> bool:
+    """Whether Django can convert these fields: Django 5 fails on the None for a row skipped by `ignore_conflicts`."""
+    if compiler.query.on_conflict != OnConflict.IGNORE or len(compiler.query.objs) > 1:
+        return True
+    return not compiler.get_converters([field.get_col(compiler.query.model._meta.db_table) for field in fields])
+
+
+def _instances_hold(tracked: TrackedTable, compiler: Any, fields: Fields) -> bool:
+    """Whether the instances hold the values of ``fields`` that the new rows store."""
+    query = compiler.query
+    if query.on_conflict == OnConflict.UPDATE:
+        return False  # the existing row that is updated may have another key than the instance
+    if not all(field in query.fields for field in fields):
+        return False
+    if tracked.guard._meta.normalizes and compiler.connection.vendor == "postgresql":
+        return False  # the column may be of a type that cuts a text, as `name` does, or that the project has made
+    held = [[getattr(each, field.attname) for each in query.objs] for field in fields]
+    if not all(map(hold, fields, held)):
+        return False
+    # Asked again after the statement: meanwhile the `pre_save` of another field may have changed them.
+    if vars(compiler).setdefault("_bloomguard_held", {}).setdefault(fields, held) != held:
+        return False
+    return not may_be_rewritten(compiler, "insert")
+
+
+# -- RETURNING
+
+#: The events in ``pg_rewrite``.
+_EVENTS = {"update": "2", "insert": "3"}
+#: The rules for the event, and the columns that the role may not read.
+_REFUSALS = """
+    SELECT '' FROM pg_rewrite WHERE ev_class = to_regclass(%s) AND ev_type = %s AND ev_enabled <> 'D'
+    UNION ALL SELECT attname::text FROM pg_attribute
+    WHERE attrelid = to_regclass(%s) AND attnum > 0 AND NOT attisdropped
+    AND NOT has_column_privilege(attrelid, attnum, 'SELECT')"""
+
+
+def may_return(connection: Any, table: str, fields: Iterable[Any], verb: str) -> bool:
+    """Whether ``verb`` on ``table``, ``insert`` or ``update``, may return ``fields``."""
+    if connection.vendor != "postgresql":
+        return True
+    if connection.needs_rollback or is_aborted(connection):
+        return True  # Django, or the database, refuses the statement anyway
+    cache = caches.get(connection.alias)
+    if cache is None or not cache.is_current:
+        cache = current_cache(connection.alias)
+    refused = cache.refusals.get((table, verb))
+    if refused is None:
+        refused = cache.refusals[table, verb] = frozenset(_refusals(connection, table, verb))
+    return not refused or ("" not in refused and refused.isdisjoint(field.column for field in fields))
+
+
+def _refusals(connection: Any, table: str, verb: str) -> set[str]:
+    """Return the columns that cannot be returned; an empty name for all."""
+    name = connection.ops.quote_name(table)
+    connection.ensure_connection()
+    with connection.wrap_database_errors:
+        was_under_way = is_under_way(connection)
+        try:
+            return {column for (column,) in fetch_uncounted(connection, _REFUSALS, (name, _EVENTS[verb], name))}
+        finally:
+            if not was_under_way and is_under_way(connection):
+                connection.connection.rollback()  # so the project's transaction begins with its own statement
+
+
+# -- what an instance holds
+
+
+def hold(field: Any, values: Iterable[Any]) -> bool:
+    """Return whether rows store each of ``values``, or what ``to_python`` returns for it, and no other value."""
+    longest = _longest_text(field)
+    if longest is None:
+        return False
+    for value in values:
+        if type(value) is not str:
+            if hasattr(value, "resolve_expression") or (longest >= 0 and value is not None):
+                return False
+        # The column may be shorter than its field says; but a space at the end is all that a strict database cuts.
+        elif longest >= 0 and (len(value) > longest or value[-1:] == " "):
+            return False
+    return True
+
+
+def fit(fields: Sequence[Any], values: Iterable[Any]) -> bool:
+    """Return whether no text in ``values``, as :meth:`Guard.verdict` takes them, is longer than its field."""
+    for place, field in enumerate(fields):
+        longest = value_field(field).max_length if kind_of(field) == "text" else None
+        if longest is None:
+            continue
+        for value in values:
+            text = value if len(fields) == 1 else value[field.name] if isinstance(value, Mapping) else value[place]
+            if isinstance(text, str) and len(text) > longest:
+                return False
+    return True
+
+
+@lru_cache(maxsize=1000)
+def _longest_text(field: Any) -> float | None:
+    """Return the longest text that the column stores as it is, -1 for another exact type; ``None`` for all others."""
+    kind = kind_of(field)
+    if kind not in ("integer", "uuid", "date", "text") or not stores_as_given(field):
+        return None
+    if kind != "text":
+        return -1
+    length = value_field(field).max_length
+    return float("inf") if length is None else length

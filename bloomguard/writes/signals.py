@@ -20,7 +20,7 @@ from ..exceptions import ConfigurationError, StoreError
 from ..guards import Guard, registry
 from ..guards.keys import OutOfRange, Unkeyable, unwrapped
 from . import fencing
-from .instances import hold
+from .rows import hold
 from .tables import parent_path, same_fields
 
 logger = logging.getLogger("bloomguard")

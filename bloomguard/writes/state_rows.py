@@ -12,8 +12,8 @@ from django.utils import timezone
 
 from ..models import GuardState, deleting
 from ..state import table as states
-from ..state.connection import has_begun
 from ..state.table import EXPIRY_SECONDS
+from ..state.transactions import has_begun
 from .fencing import PendingFence, holds_row, locks_out
 from .observer import TransactionObserver
 

@@ -1,86 +1,66 @@
-"""Wrappers of the ORM's UPDATE statements: the keys of the changed rows are added before the COMMIT."""
+"""Wrappers of the ORM's UPDATE and DELETE: new keys of the changed rows are added before the COMMIT."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import partial, wraps
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 from django.core.exceptions import EmptyResultSet
 from django.db import OperationalError, models
+from django.db.models import Lookup, Transform, expressions, functions
+from django.db.models.sql.compiler import SQLDeleteCompiler, SQLUpdateCompiler
+from django.db.models.sql.where import NothingNode, WhereNode
 
 from ..guards.keys import unwrapped
-from ..models import GuardState
 from ..state.connection import fetch_uncounted
-from . import discards, fencing, state_rows
+from ..state.transactions import together
+from . import discards, fencing
 from .consequences import may_be_rewritten
 from .discards import Before
-from .returning import may_return
-from .rows import (
-    PAGE,
-    Execute,
-    Values,
-    WrittenRows,
-    add,
-    add_all,
-    lock_alive,
-    returned_rows,
-    run,
-    run_idle,
-    running,
-)
-from .tables import TrackedTable, folded, guard_of, tracked_tables
-from .transactions import together
-from .where import selects_the_same_again
+from .rows import PAGE, Values, WrittenRows, may_return, returned_rows
+from .statements import Execute, add, add_all, all_idle, lock_alive, run, run_idle, running, wrap
+from .tables import TrackedTable, folded
 
 #: How many of the rows that an UPDATE returns are in memory at a time.
 _ROWS_AT_ONCE = 2_000
 
 
-def wrap_update(execute: Execute) -> Execute:
-    """Wrap ``SQLUpdateCompiler.execute_sql``."""
-
-    @wraps(execute)
-    def execute_sql(self: Any, result_type: Any) -> Any:
-        tables = tracked_tables(self.query.model)
-        if not tables:
-            if self.query.model is GuardState:
-                state_rows.before_change(self.using)
-            return execute(self, result_type)
-        touched = _touched(tables, self)
-        if not touched:
-            return run(execute, self, result_type)
-        idle = fencing.all_idle(map(guard_of, touched), self.using)
-        if idle is None:
-            return _update(self, touched, result_type)
-        return run_idle(execute, self, (result_type,), touched, idle, _unknown)
-
-    return execute_sql
+def connect() -> None:
+    """Wrap the compilers of UPDATE and DELETE for all databases, once."""
+    wrap(SQLUpdateCompiler, "execute_sql", _update)
+    if hasattr(SQLUpdateCompiler, "execute_returning_sql"):  # Django 6
+        wrap(SQLUpdateCompiler, "execute_returning_sql", _update_returning)
+    wrap(SQLDeleteCompiler, "execute_sql", _delete)
 
 
-def wrap_update_returning(execute: Execute) -> Execute:
-    """Wrap ``SQLUpdateCompiler.execute_returning_sql``."""
+def _update(execute: Execute, compiler: Any, tables: Sequence[TrackedTable], result_type: Any) -> Any:
+    touched = _touched(tables, compiler)
+    if not touched:
+        return run(execute, compiler, result_type)
+    idle = all_idle(touched, compiler.using)
+    if idle is not None:
+        return run_idle(execute, compiler, (result_type,), touched, idle, _unknown)
+    return _update_and_add(compiler, touched, result_type)
 
-    @wraps(execute)
-    def execute_returning_sql(self: Any, returning_fields: Any) -> Any:
-        touched = _touched(tracked_tables(self.query.model), self)
-        if not touched or not returning_fields or not self.connection.features.can_return_rows_from_update:
-            return execute(self, returning_fields)
-        idle = fencing.all_idle(map(guard_of, touched), self.using)
-        if idle is not None:
-            return run_idle(execute, self, (returning_fields,), touched, idle, _unknown)
-        counting = discards.counting(touched, self.using)
-        with together(self.connection):
-            before = lock_alive(self, counting, discards.lock)
-            more = [field for field in _fields_to_return(touched, before) if field not in returning_fields]
-            if more and not may_return(self.connection, self.query.model._meta.db_table, more, "update"):
-                more = []  # too little is known then, so the guards are fenced
-            returned = [*returning_fields, *more]
-            rows = run(execute, self, returned)
-            add_all(touched, self.using, lambda tracked: _updated(tracked, self.using, returned, rows, before))
-        return [row[: len(returning_fields)] for row in rows]
 
-    return execute_returning_sql
+def _update_returning(execute: Execute, compiler: Any, tables: Sequence[TrackedTable], returning_fields: Any) -> Any:
+    touched, connection, using = _touched(tables, compiler), compiler.connection, compiler.using
+    if not touched or not returning_fields or not connection.features.can_return_rows_from_update:
+        return execute(compiler, returning_fields)
+    idle = all_idle(touched, using)
+    if idle is not None:
+        return run_idle(execute, compiler, (returning_fields,), touched, idle, _unknown)
+    counting = discards.counting(touched, using)
+    with together(connection):
+        before = lock_alive(compiler, counting, discards.lock)
+        more = [field for field in _fields_to_return(touched, before) if field not in returning_fields]
+        if more and not may_return(connection, compiler.query.model._meta.db_table, more, "update"):
+            more = []  # too little is known then, so the guards are fenced
+        returned = [*returning_fields, *more]
+        rows = run(execute, compiler, returned)
+        add_all(touched, using, lambda tracked: _updated(tracked, using, returned, rows, before))
+    return [row[: len(returning_fields)] for row in rows]
 
 
 def _unknown(tracked: TrackedTable, result: Any) -> None:
@@ -92,8 +72,6 @@ def _touched(tables: Sequence[TrackedTable], compiler: Any) -> Sequence[TrackedT
 
     Or a trigger may set one.
     """
-    if not tables:
-        return ()
     written = _written_columns(compiler)
     found = [tracked for tracked in tables if not written.isdisjoint(tracked.columns)]
     return tables if len(found) < len(tables) and may_be_rewritten(compiler, "update") else found
@@ -117,7 +95,7 @@ def _updated(
     return discards.finish(before, tracked, using, returned_rows(fields, link, returned, rows))
 
 
-def _update(compiler: Any, tables: Sequence[TrackedTable], result_type: Any) -> int:
+def _update_and_add(compiler: Any, tables: Sequence[TrackedTable], result_type: Any) -> int:
     """Do what the compiler's own method does, and add the keys of the rows that it changed.
 
     ``RETURNING`` lists those rows. Without it the rows are locked before the UPDATE and looked up after it.
@@ -249,3 +227,74 @@ def _looked_up(tracked: TrackedTable, compiler: Any, keys: Values | None, before
     if not _written_columns(compiler).isdisjoint(map(folded, tracked.primary_key)):
         return None
     return discards.finish(before, tracked, compiler.using, WrittenRows(keys, tracked.link or "pk", stored=True))
+
+
+# -- DELETE
+
+
+def _delete(execute: Execute, compiler: Any, tables: Sequence[TrackedTable], *args: Any, **kwargs: Any) -> Any:
+    counted, using = [tracked for tracked in tables if tracked.counted], compiler.using
+    for tracked in counted:
+        fencing.refresh(tracked.guard, using)
+    counting = discards.counting(counted, using)
+    if not counting:
+        return execute(compiler, *args, **kwargs)
+    with together(compiler.connection):
+        before = lock_alive(compiler, counting, discards.lock)
+        result = run(partial(execute, **kwargs), compiler, *args)
+        nothing = WrittenRows((), "pk", stored=True)
+        add_all(list(before), using, lambda tracked: discards.finish(before, tracked, using, nothing))
+    return result
+
+
+# -- whether two statements in a row with one WHERE certainly select the same rows
+
+# Without RETURNING, the rows that an UPDATE will change are selected before it, by its own WHERE. The second evaluation
+# selects other rows if the WHERE depends on anything but locked rows and constants: on chance, the time, or rows of a
+# subquery, which are read from a snapshot by the one statement and as they are now by the other. So each part has to be
+# in a list of those that are known.
+
+#: Functions of Django whose result depends on their arguments alone.
+_FUNCTIONS = """
+    Abs ACos ASin ATan ATan2 Cast Ceil Chr Coalesce Collate Concat ConcatPair Cos Cot Degrees Exp Extract Floor Greatest
+    JSONObject Least Left Length Ln Log Lower LPad LTrim MD5 Mod NullIf Ord Pi Power Radians Repeat Replace Reverse
+    Right Round RPad RTrim SHA1 SHA224 SHA256 SHA384 SHA512 Sign Sin Sqrt StrIndex Substr Tan Trim Trunc Upper
+"""
+_EXPRESSIONS = """
+    Case Col ColPairs CombinedExpression DurationExpression ExpressionList ExpressionWrapper NegatedExpression
+    TemporalSubtraction Value When
+"""
+#: Compared by their exact class: a subclass may mean something else.
+_KNOWN = {
+    WhereNode,
+    NothingNode,
+    *(getattr(functions, name) for name in _FUNCTIONS.split() if hasattr(functions, name)),
+    *(getattr(expressions, name) for name in _EXPRESSIONS.split() if hasattr(expressions, name)),
+}
+
+
+def selects_the_same_again(where: Any) -> bool:
+    """Whether a WHERE depends on constants and on the columns of its row alone, as far as can be known."""
+    return all(map(_is_known, _parts(where)))
+
+
+def _is_known(part: Any) -> bool:
+    if getattr(part, "extra", None):
+        return False  # such as the name of another function, or a template
+    kind = type(part)
+    return kind in _KNOWN or (issubclass(kind, (Lookup, Transform)) and kind.__module__.startswith("django.db.models."))
+
+
+def _parts(part: Any) -> Iterator[Any]:
+    """Yield an expression and all parts of it, without constants."""
+    if isinstance(part, (list, tuple, set, frozenset)):
+        for each in part:
+            yield from _parts(each)
+    elif hasattr(part, "resolve_expression") or hasattr(part, "as_sql"):
+        yield part
+        if isinstance(part, Lookup):
+            yield from _parts((part.lhs, part.rhs))
+        elif isinstance(part, WhereNode):
+            yield from _parts(part.children)
+        elif hasattr(part, "get_source_expressions"):
+            yield from _parts(part.get_source_expressions())

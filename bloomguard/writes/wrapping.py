@@ -10,9 +10,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..state.connection import is_aborted
+from ..state.transactions import is_aborted, is_over, is_under_way
 from .sql.reader import Reading
-from .transactions import is_over, is_under_way
 
 _WRITES = frozenset({"delete", "insert", "merge", "update"})
 #: First words of the statements that certainly work in a transaction, and neither commit nor roll back. Not so on

@@ -53,9 +53,9 @@ def adds_on_commit() -> Iterator[None]:
     """As most do it who know of transactions: a request comes between the COMMIT and the add."""
     original = statements.add
 
-    def add(tracked: Any, using: str, written_to: Any) -> None:
+    def add(tracked: Any, using: str, written_to: Any, keyed: Any = ()) -> None:
         written = written_to(tracked)
-        transaction.on_commit(partial(original, tracked, using, lambda tracked: written), using=using)
+        transaction.on_commit(partial(original, tracked, using, lambda tracked: written, keyed), using=using)
 
     with mock.patch.object(statements, "add", add), mock.patch.object(updates, "add", add):
         yield

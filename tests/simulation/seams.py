@@ -40,7 +40,7 @@ def install() -> None:
     from bloomguard.rebuild import locks, rebuild, standby
     from bloomguard.state import active_filter, connection, row
     from bloomguard.state import table as state
-    from bloomguard.writes import fencing, rows, state_rows
+    from bloomguard.writes import fencing, state_rows, statements
 
     from .database import SimulatedRows
     from .world import World
@@ -71,7 +71,7 @@ def install() -> None:
         ),
     )
     simulated = {"rows": SimulatedRows(lambda: World.current.database)}
-    _put(rows, connections=simulated)
+    _put(statements, connections=simulated)
     _put(state, connections=simulated, fetch_uncounted=lambda connection, sql: connection.state_rows(sql))
     _put(fencing, connections=simulated | {"default": connections["default"]})
     _put(

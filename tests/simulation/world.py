@@ -17,7 +17,7 @@ from bloomguard.rebuild import Rebuild
 from bloomguard.state.active_filter import ActiveFilter
 from bloomguard.state.table import EXPIRY_SECONDS, StateTable
 from bloomguard.verdicts import MAYBE, Decision, Verdict
-from bloomguard.writes import fencing, rows
+from bloomguard.writes import fencing, statements
 from bloomguard.writes.rows import WrittenRows
 from tests.shop.models import Product
 from tests.support.guarding import make_guard
@@ -179,11 +179,11 @@ class Process:
                 self.statement(keys)
             database.lose_answer()
         except BaseException as error:
-            rows.fence_if_late([tracked], idle, ROWS, error)
+            statements.fence_if_late([tracked], idle, ROWS, error)
             raise
         if not fencing.was_idle(self.guard, idle[self.guard]):
             self.world.counts["idle too long"] += 1
-        rows.add_if_late([tracked], idle, ROWS, lambda tracked: _written(keys))
+        statements.add_if_late([tracked], idle, ROWS, lambda tracked: _written(keys))
 
     def await_fence(self, keys: list[int], number: int) -> None:
         """Ask for rows whose writer got an error, though they are there: once the fence is set, as for all others."""
@@ -215,7 +215,7 @@ class Process:
     def add(self, keys: list[int]) -> None:
         """What follows an INSERT. Raises :class:`StoreError`: then it must not be committed."""
         tracked: Any = _Tracked(self.guard)
-        rows.add(tracked, ROWS, lambda tracked: _written(keys))
+        statements.add(tracked, ROWS, lambda tracked: _written(keys))
 
     def delete(self, key: int) -> None:
         """DELETE, with a token for the generation that answers, which is redeemed after the COMMIT."""

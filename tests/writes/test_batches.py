@@ -13,7 +13,7 @@ from bloomguard.lookups import guarded_lookups
 from bloomguard.state import table as state
 from bloomguard.state.row import FENCED
 from bloomguard.verdicts import Verdict
-from bloomguard.writes import rows
+from bloomguard.writes import statements
 from tests.shop.models import Article
 from tests.support import database
 
@@ -125,5 +125,5 @@ def test_a_batch_that_is_interrupted_at_its_beginning_keeps_no_later_key(guard, 
         Article.objects.bulk_create(articles("a", "b"))
     Article.objects.create(slug="later")
 
-    assert rows.running.batch is None
+    assert statements.running.batch is None
     assert verdicts(guard, "later") == [Verdict.MAYBE]

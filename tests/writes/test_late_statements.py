@@ -10,7 +10,7 @@ from django.db import DatabaseError, IntegrityError, OperationalError, connectio
 from bloomguard.exceptions import StoreError
 from bloomguard.state import table as state
 from bloomguard.state.row import FENCED
-from bloomguard.writes import consequences, fencing, rows
+from bloomguard.writes import consequences, fencing, statements
 from tests.shop.models import Product
 from tests.support import database
 
@@ -130,7 +130,7 @@ def test_what_cannot_be_read_back_is_fenced(late, monkeypatch):
     def fail(*arguments):
         raise OperationalError("the connection was lost")
 
-    monkeypatch.setattr(rows, "_problem", fail)
+    monkeypatch.setattr(statements, "_problem", fail)
 
     with late(), pytest.raises(OperationalError):
         create()

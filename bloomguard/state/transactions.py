@@ -1,4 +1,4 @@
-"""The open transaction of a connection, as its driver reports it: Django's own, or one begun by hand."""
+"""The open transaction of a connection of the project, as its driver reports it: Django's own, or one begun by hand."""
 
 from __future__ import annotations
 
@@ -9,39 +9,75 @@ from typing import Any
 
 from django.db import DatabaseError, Error, transaction
 
-from ..state.connection import (
-    NO_TRANSACTION,
-    fetch_uncounted,
-    has_begun,
-    has_own_transaction,
-    is_aborted,
-    mariadb_has_transaction,
-)
+from .connection import IS_DURABLE, fetch_uncounted
 
+#: What libpq reports without a transaction, as PQTRANS_IDLE, or as PQTRANS_UNKNOWN of a lost connection; and in error.
+_NO_TRANSACTION, _IN_ERROR = (0, 4), 3
 _NAME = "bloomguard_write"
 _numbers = itertools.count()
 
 
+def has_begun(connection: Any) -> bool:
+    """Return whether a transaction is open, begun by Django or by hand."""
+    return connection.in_atomic_block or has_own_transaction(connection)
+
+
+def has_own_transaction(connection: Any) -> bool:
+    """Return whether a transaction is open outside ``atomic``: by ``set_autocommit(False)`` or a BEGIN statement."""
+    if connection.connection is None or connection.in_atomic_block:
+        return False
+    return not connection.get_autocommit() or bool(_reported(connection))
+
+
 def is_over(connection: Any) -> bool:
-    """Whether the driver reports that no transaction is open."""
-    raw = connection.connection
-    if raw is None:
-        return True
-    if connection.vendor == "sqlite":
-        return not raw.in_transaction
-    if connection.vendor == "mysql":  # after DDL, for example, which commits
-        return mariadb_has_transaction(connection) is False
-    return connection.vendor == "postgresql" and raw.info.transaction_status in NO_TRANSACTION
+    """Return whether the driver reports that no transaction is open."""
+    return _reported(connection) is False
 
 
 def is_under_way(connection: Any) -> bool:
-    """Whether the driver has begun a transaction; for other databases than SQLite and PostgreSQL, by Django's state.
+    """Return whether the driver has begun a transaction; on other databases than SQLite and PostgreSQL, by Django.
 
     An ``atomic`` block may be open before the driver sends its BEGIN.
     """
     if connection.vendor in ("sqlite", "postgresql"):
         return not is_over(connection)
     return has_begun(connection)
+
+
+def _reported(connection: Any) -> bool | None:
+    """Return whether the driver reports an open transaction; ``None`` if it does not say: only MariaDB can be asked."""
+    raw, vendor = connection.connection, connection.vendor
+    if raw is None:
+        return False
+    if vendor == "sqlite":
+        return bool(raw.in_transaction)
+    if vendor == "postgresql":
+        return raw.info.transaction_status not in _NO_TRANSACTION
+    if vendor != "mysql" or not connection.mysql_is_mariadb or not hasattr(raw, "store_result"):
+        return None
+    try:
+        raw.query("SELECT @@in_transaction")  # a quicker :func:`fetch_uncounted`
+        return bool(raw.store_result().fetch_row()[0][0])
+    except connection.Database.Error:
+        return None
+
+
+def is_aborted(connection: Any) -> bool:
+    """Return whether PostgreSQL refuses all statements until a ROLLBACK."""
+    raw = connection.connection
+    return connection.vendor == "postgresql" and raw is not None and raw.info.transaction_status == _IN_ERROR
+
+
+def is_durable(connection: Any) -> bool:
+    """Return whether the open transaction of ``connection``, if it commits now, survives a crash of the server."""
+    if connection.vendor == "sqlite":
+        return True  # only a crash of the host loses it, and the next boot changes the database's identity
+    if connection.vendor != "postgresql":
+        return False
+    try:
+        return bool(fetch_uncounted(connection, f"SELECT {IS_DURABLE}")[0][0])
+    except connection.Database.Error:
+        return False
 
 
 #: The locks for which a reader or a writer of another connection waits.
@@ -67,10 +103,10 @@ def together(connection: Any, *, undo: bool = False, alone: bool = False) -> Abs
     the block did, and nothing else. ``alone``: Python's SQLite driver begins no transaction for the block's statement,
     not even under ``set_autocommit(False)``; so one that is begun here is ended here.
     """
-    connection.ensure_connection()
     connection.validate_no_broken_transaction()  # an outermost `atomic` block would forget that it is broken
     if connection.in_atomic_block and not undo:
         return _Within(connection)
+    connection.ensure_connection()
     if not has_own_transaction(connection):
         return transaction.atomic(using=connection.alias, savepoint=undo)
     return _savepoint(connection, undo, alone)
