@@ -59,7 +59,6 @@ def counting() -> Seconds:
             guard._runtime.counters.time(began)
         if decision is MAYBE and not listeners:
             guard._runtime.counters["maybe"]()
-        context.close(200)  # and the middleware
         return decision
 
     def a_block(decision: Decision) -> Decision:
@@ -68,7 +67,8 @@ def counting() -> Seconds:
             guard._runtime.counters.time(began)
         decision = told(runtime, None, decision)  # type: ignore[arg-type]
         context.note_avoided(guard)  # type: ignore[arg-type]  # as a lookup does it
-        blocked(context.close(404), request)  # type: ignore[arg-type]  # and the middleware
+        *context.avoided, last = context.avoided  # and the middleware
+        blocked(last, request)
         return decision
 
     def run(work: Callable[[Decision], Decision], decision: Decision) -> Callable[[], object]:

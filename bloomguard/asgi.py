@@ -40,15 +40,15 @@ def shield(application: Application) -> Application:
                 path = scope["path"]
                 routes = door.index.candidates(path)
                 if routes and path.isascii() and not scope.get("root_path"):
-                    page = _page(door, scope)
-                    answer = await ask(method, path, routes) if page is not None else None
-                    if page is not None and answer is not None:
+                    guard = await ask(method, path, routes, scope)
+                    page = _page(door, scope) if guard is not None else None
+                    if guard is not None and page is not None:
                         found = ready.get((page, method))
                         if found is None:
                             found = _encoded(page, method)
                             if not page.nonces:
                                 ready[page, method] = found
-                        await ablocked(answer.guard, None)
+                        await ablocked(guard, None)
             except Exception as error:
                 door.failed(error)
         if found is None:

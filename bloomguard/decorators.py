@@ -11,15 +11,15 @@ from asgiref.sync import iscoroutinefunction
 from django.http import Http404
 
 from .conf import settings
-from .door.page import probing
 from .exceptions import ConfigurationError
 from .guards import Guard, registry
 from .guards.counters import ablocked, blocked
 from .guards.fields import may_raise
-from .lookups.context import Answer, LookupContext, current
+from .guards.keys import unwrapped
+from .lookups.context import PROBE, LookupContext, contexts
 from .process import LogOnce
 from .routes.table import kwargs_for, kwargs_of_arg
-from .verdicts import Verdict
+from .verdicts import Decision, Verdict
 
 View = TypeVar("View", bound=Callable[..., Any])
 
@@ -47,8 +47,8 @@ def guarded(name: str, *, arg: str | Mapping[str, str] | None = None) -> Callabl
 
         def asked(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[LookupContext, Guard, Any] | None:
             """Return the request's context, the guard and the value; ``None`` if there is nothing to check."""
-            # The door needs the site's own response.
-            if probing.get() or not settings.is_enabled:
+            context = contexts.get()
+            if context is PROBE or not settings.is_enabled:
                 return None
             try:
                 guard, request = registry[name], args[place]
@@ -57,17 +57,25 @@ def guarded(name: str, *, arg: str | Mapping[str, str] | None = None) -> Callabl
                 wanted = _names(guard, arg, tuple(kwargs), view)
                 if not all(argument in kwargs for argument in wanted):
                     return None
-                value = kwargs[wanted[0]] if len(wanted) == 1 else tuple(kwargs[argument] for argument in wanted)
-                return current() or LookupContext(getattr(request, "_request", request)), guard, value
+                if context is None or context.is_over:  # the middleware has not seen the request
+                    context = LookupContext(getattr(request, "_request", request))
+                return context, guard, unwrapped(tuple(kwargs[argument] for argument in wanted))
             except Exception as error:
                 log.error(error, "bloomguard passes requests to a view guarded by %r because of an error", name)
                 return None
 
+        def is_missing(context: LookupContext, guard: Guard, value: Any, decision: Decision, captured: Any) -> bool:
+            """Return whether the row is absent, and the view's query would not raise an error instead."""
+            return (
+                decision.verdict is Verdict.ABSENT
+                and not may_raise(guard, value, captured.values())
+                and context.applies(guard)
+            )
+
         async def aanswer(question: tuple[LookupContext, Guard, Any], *args: Any, **kwargs: Any) -> Any:
             context, guard, value = question
-            answer = await context.aask(guard, value)
-            if _is_certain(answer, kwargs) and context.applies(guard):
-                if context is current():
+            if is_missing(context, guard, value, await context.aask(guard, value), kwargs):
+                if context is contexts.get():
                     context.note_avoided(guard)  # the middleware counts the request
                 else:
                     await ablocked(guard, context.request)
@@ -91,9 +99,8 @@ def guarded(name: str, *, arg: str | Mapping[str, str] | None = None) -> Callabl
             if _is_awaited(view, args):
                 return aanswer(question, *args, **kwargs)
             context, guard, value = question
-            answer = context.ask(guard, value)
-            if _is_certain(answer, kwargs) and context.applies(guard):
-                if context is current():
+            if is_missing(context, guard, value, context.ask(guard, value), kwargs):
+                if context is contexts.get():
                     context.note_avoided(guard)
                 else:
                     blocked(guard, context.request)
@@ -103,11 +110,6 @@ def guarded(name: str, *, arg: str | Mapping[str, str] | None = None) -> Callabl
         return _mark(guard_view, name, arg)  # type: ignore[no-any-return]
 
     return decorate
-
-
-def _is_certain(answer: Answer, kwargs: Mapping[str, Any]) -> bool:
-    """Whether the row is absent, and the view's query would not raise an error instead of finding none."""
-    return answer.verdict is Verdict.ABSENT and not may_raise(answer.guard, answer.value, kwargs.values())
 
 
 def _missing(guard: Guard) -> Http404:

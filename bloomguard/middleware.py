@@ -25,16 +25,15 @@ from django.urls import get_resolver, set_urlconf
 from django.utils.cache import set_response_etag
 
 from . import conf
-from .door.page import probing
 from .guards import Guard, registry
-from .guards.counters import BLOCKED
-from .lookups.context import Answer, LookupContext, contexts
+from .guards.counters import AVOIDED, BLOCKED
+from .lookups.context import KNOWN, PROBE, LookupContext, contexts
 from .lookups.shadow import compare_status
 from .process import LogOnce
 from .routes.openness import middleware_classes
-from .routes.table import not_found, routes_of, table_for
+from .routes.table import NO_ID, GuardedRoute, not_found, table_for
 from .signals import asend, request_blocked, send
-from .verdicts import SHADOW, Verdict, in_words
+from .verdicts import SHADOW, Decision, Verdict, in_words
 
 GetResponse = Callable[[HttpRequest], HttpResponseBase | Awaitable[HttpResponseBase]]
 
@@ -49,37 +48,60 @@ _log = LogOnce()
 
 
 class Exchange(LookupContext):
-    """One request in the middleware, with the answers of its guards."""
+    """One request in the middleware."""
 
     request: HttpRequest
-    #: The answer at a route that blocks the request, and the site's 404 for it.
-    answer: Answer | None = None
+
+    def __init__(self, request: HttpRequest, carrier: dict[str, Any]) -> None:
+        self.request = request
+        #: The door may have asked already.
+        self.known = carrier.pop(KNOWN, None) or {}
+
+    #: The guard that answers at the route, and the site's 404.
+    guard: Guard | None = None
     response: HttpResponseBase | None = None
-    #: The answer at a route that would block the request if its guard were not in shadow mode.
-    shadow: Answer | None = None
+    #: The guard in shadow mode that would have answered at the route, and the value.
+    shadow: tuple[Guard, Any] | None = None
 
-    def note_shadow(self, answer: Answer) -> None:
-        """Record what would block the request."""
-        if self.shadow is None and self.applies(answer.guard):
-            self.shadow = answer
-            self.shadowed.add(answer.guard.name)  # so only the response is compared, not the queries before it
+    def would_answer(self, route: GuardedRoute, value: Any, captured: dict[str, Any], decision: Decision) -> bool:
+        """Return whether the guard answers at the route; if it would but for its shadow mode, record that."""
+        if decision.verdict is not Verdict.ABSENT and decision is not SHADOW:
+            return False
+        # Hot path: one number needs no call.
+        if (type(value) is not int or value >> 63 or len(captured) > 1) and route.may_raise(value, captured):
+            return False
+        if decision is SHADOW:
+            if self.shadow is None and self.applies(route.guard):
+                self.shadow = route.guard, value
+                self.shadowed = (*self.shadowed, route.guard)  # the response is compared, not the queries before it
+            return False
+        return getattr(route.guard.applies, "__func__", None) is Guard.applies or self.applies(route.guard)
 
-    def end(self, response: HttpResponseBase, etags: bool) -> Guard | None:
-        """Close the exchange and set headers; return the guard that caused the 404, if any, for the signal.
+    def end(self, response: HttpResponseBase, *, sets_etags: bool, is_debug: bool) -> HttpResponseBase:
+        """Count the request, and return the response with its headers set. :attr:`guard` is then what caused the 404.
 
         A cache must not keep a guarded 404, because it would stay after the row is created. For 404s of guards and
         views alike: a difference would reveal which rows exist but are hidden.
         """
-        guard = self.answer.guard if self.answer is not None else None
-        if self.avoided:
-            guard = self.close(0 if guard is not None else response.status_code) or guard
-        if guard is not None:
-            guard._runtime.counters[BLOCKED]()
-        if self.answers and response.status_code == 404 and not response.has_header("Cache-Control"):
-            if etags and self.request.method == "GET" and not response.has_header("ETag"):
+        if self.response is not None:
+            response = self.response
+        elif self.avoided and response.status_code == 404:
+            # The last query that a guard answered belongs to the blocked request, each other one is an avoided query.
+            *self.avoided, self.guard = self.avoided
+        for guard in self.avoided:
+            guard._runtime.counters[AVOIDED]()
+        if self.guard is not None:
+            self.guard._runtime.counters[BLOCKED]()
+        if self.known and response.status_code == 404 and not response.has_header("Cache-Control"):
+            if sets_etags and self.request.method == "GET" and not response.has_header("ETag"):
                 set_response_etag(response)  # ConditionalGetMiddleware sets none with `no-store`
             response.headers["Cache-Control"] = "no-store"
-        return guard
+        if is_debug and self.known:
+            last = {guard.name: decision for (guard, _), decision in self.known.items()}
+            response.headers[HEADER] = ", ".join(
+                f"{name}: {in_words(decision.verdict.value, decision.reason)}" for name, decision in last.items()
+            )
+        return response
 
 
 class BloomGuardMiddleware:
@@ -89,8 +111,8 @@ class BloomGuardMiddleware:
     async_capable = True
 
     def __init__(self, get_response: GetResponse) -> None:
-        self.get_response = get_response
-        self._debug: bool = settings.DEBUG
+        self.get_response: Any = get_response
+        self._is_debug: bool = settings.DEBUG
         self.place = place_in_settings(type(self))
         self._sets_etags = _sets_plain_etags(middleware_classes())
         self._async = iscoroutinefunction(get_response)
@@ -116,135 +138,115 @@ class BloomGuardMiddleware:
         known = [each for each in middleware_classes() if hasattr(each, "process_view")]
         return len(getattr(_handler_of(self.get_response), "_view_middleware", ())) == len(known)
 
-    # Sync and async do the same: open the exchange, pass the request on, process the response.
+    # A request that no guard answers may be sent by the view of one that guards do, as by a test client: it has no
+    # context. Sync and async do the same.
 
     def __call__(self, request: HttpRequest) -> HttpResponseBase | Awaitable[HttpResponseBase]:
+        before = contexts.get()
+        if before is PROBE:
+            return self.get_response(request)  # type: ignore[no-any-return]
         if self._async:
             return self._acall(request)
-        if request.method not in registry.methods or not conf.settings.is_enabled or probing.get():
-            return self._pass(request)
-        exchange = Exchange(request)
-        before = contexts.get()
+        exchange = None
+        if request.method in registry.methods and conf.settings.is_enabled:
+            exchange = Exchange(request, request.META)
         contexts.set(exchange)
         try:
-            found = _view_before_cache(request) if self._is_before_cache else None
-            response: Any = self._view(request, *found) if found else None
+            response: Any = None
+            if self._is_before_cache and exchange is not None and (found := _view_before_cache(request)):
+                response = self._view(request, *found)
             if response is None:
                 response = self.get_response(request)
         finally:
             contexts.set(before)
-            exchange.is_over = True
-        if exchange.response is not None:  # one without content may be false
-            response = exchange.response
-        if exchange.answer is not None or response.status_code == 404 or exchange.avoided:
-            guard = exchange.end(response, self._sets_etags)
-            if guard is not None and request_blocked.receivers:
-                send(request_blocked, type(guard), guard=guard, request=request)
+            if exchange is not None:
+                exchange.is_over = True
+        if exchange is None or (
+            response.status_code != 404
+            and exchange.response is None
+            and exchange.shadow is None
+            and not (exchange.avoided or self._is_debug)
+        ):
+            return response  # type: ignore[no-any-return]
+        response = exchange.end(response, sets_etags=self._sets_etags, is_debug=self._is_debug)
+        if exchange.guard is not None:
+            send(request_blocked, type(exchange.guard), guard=exchange.guard, request=request)
         if exchange.shadow is not None:
-            compare_status(exchange, exchange.shadow.guard, exchange.shadow.value, response.status_code)
-        return _debugged(exchange, response) if self._debug else response
+            compare_status(*exchange.shadow, response.status_code)
+        return response  # type: ignore[no-any-return]
 
     async def _acall(self, request: HttpRequest) -> HttpResponseBase:
-        if request.method not in registry.methods or not conf.settings.is_enabled or probing.get():
-            return await self._apass(request)
-        exchange = Exchange(request)
+        exchange = None
+        if request.method in registry.methods and conf.settings.is_enabled:
+            exchange = Exchange(request, getattr(request, "scope", {}))
         before = contexts.get()
         contexts.set(exchange)
         try:
-            if getattr(request, "urlconf", None) not in registry.plans.routes:
-                await _abuild_table(request)
-            found = _view_before_cache(request) if self._is_before_cache else None
-            response: Any = await self._aview(request, *found) if found else None
+            response: Any = None
+            if exchange is not None:
+                if getattr(request, "urlconf", None) not in registry.plans.routes:
+                    with suppress(Exception):  # `_aview` meets the same error, and logs it
+                        # Building the table takes seconds on a large site.
+                        await sync_to_async(table_for, thread_sensitive=False)(getattr(request, "urlconf", None))
+                if self._is_before_cache and (found := _view_before_cache(request)):
+                    response = await self._aview(request, *found)
             if response is None:
-                response = await self.get_response(request)  # type: ignore[misc]
+                response = await self.get_response(request)
         finally:
             contexts.set(before)
-            exchange.is_over = True
-        if exchange.response is not None:  # one without content may be false
-            response = exchange.response
-        if exchange.answer is not None or response.status_code == 404 or exchange.avoided:
-            guard = exchange.end(response, self._sets_etags)
-            if guard is not None and request_blocked.receivers:
-                await asend(request_blocked, type(guard), guard=guard, request=request)
+            if exchange is not None:
+                exchange.is_over = True
+        if exchange is None or (
+            response.status_code != 404
+            and exchange.response is None
+            and exchange.shadow is None
+            and not (exchange.avoided or self._is_debug)
+        ):
+            return response  # type: ignore[no-any-return]
+        response = exchange.end(response, sets_etags=self._sets_etags, is_debug=self._is_debug)
+        if exchange.guard is not None:
+            await asend(request_blocked, type(exchange.guard), guard=exchange.guard, request=request)
         if exchange.shadow is not None:
             compare = sync_to_async(compare_status, thread_sensitive=False)  # it may read state rows
-            await compare(exchange, exchange.shadow.guard, exchange.shadow.value, response.status_code)
-        return _debugged(exchange, response) if self._debug else response
-
-    # A request that no guard answers may be sent by the view of one that guards do, as by a test client.
-
-    def _pass(self, request: HttpRequest) -> HttpResponseBase | Awaitable[HttpResponseBase]:
-        before = contexts.get()
-        contexts.set(None)
-        try:
-            return self.get_response(request)
-        finally:
-            contexts.set(before)
-
-    async def _apass(self, request: HttpRequest) -> HttpResponseBase:
-        before = contexts.get()
-        contexts.set(None)
-        try:
-            return await self.get_response(request)  # type: ignore[misc, no-any-return]
-        finally:
-            contexts.set(before)
+            await compare(*exchange.shadow, response.status_code)
+        return response  # type: ignore[no-any-return]
 
     # Called right before the view: ask the guards of its routes one by one. Never raises.
 
     def _view(self, request: HttpRequest, view: Any, args: Any, kwargs: Any) -> HttpResponseBase | None:
         try:
-            routes, exchange = routes_of(request, view, kwargs), contexts.get()
-            if not routes or type(exchange) is not Exchange or exchange.request is not request or exchange.is_over:
+            exchange: Any = contexts.get()
+            if exchange is None or exchange.request is not request or exchange.is_over:
                 return None
-            for route, value in routes:
-                if self._exceptions_are_answered and not route.guard.public:
+            for route in table_for(getattr(request, "urlconf", None)).by_view.get(view, ()):
+                value = route.asked(request, kwargs)
+                if value is NO_ID or (self._exceptions_are_answered and not route.guard.public):
                     continue
-                answer = exchange.ask(route.guard, value)
-                if (
-                    answer.verdict is Verdict.ABSENT
-                    and (type(value) is not int or value >> 63 or len(kwargs) > 1)  # hot path: one number needs no call
-                    and route.may_raise(value, kwargs)
-                ):
-                    exchange.note_counted(answer)
-                    continue
-                if answer.verdict is Verdict.ABSENT and exchange.applies(route.guard):
+                if exchange.would_answer(route, value, kwargs, exchange.ask(route.guard, value)):
                     exchange.response = not_found(request, route)
                     if exchange.response is not None:
-                        exchange.answer = answer
+                        exchange.guard = route.guard
                         return HttpResponse()  # `__call__` replaces it with the site's 404
-                    exchange.note_counted(answer)
                     return None
-                if answer.reason == SHADOW.reason and not route.may_raise(value, kwargs):
-                    exchange.note_shadow(answer)
         except Exception as error:
             _log.error(error, "bloomguard lets requests pass because of an internal error")
         return None
 
     async def _aview(self, request: HttpRequest, view: Any, args: Any, kwargs: Any) -> HttpResponseBase | None:
         try:
-            routes, exchange = routes_of(request, view, kwargs), contexts.get()
-            if not routes or type(exchange) is not Exchange or exchange.request is not request or exchange.is_over:
+            exchange: Any = contexts.get()
+            if exchange is None or exchange.request is not request or exchange.is_over:
                 return None
-            for route, value in routes:
-                if self._exceptions_are_answered and not route.guard.public:
+            for route in table_for(getattr(request, "urlconf", None)).by_view.get(view, ()):
+                value = route.asked(request, kwargs)
+                if value is NO_ID or (self._exceptions_are_answered and not route.guard.public):
                     continue
-                answer = await exchange.aask(route.guard, value)
-                if (
-                    answer.verdict is Verdict.ABSENT
-                    and (type(value) is not int or value >> 63 or len(kwargs) > 1)  # hot path: one number needs no call
-                    and route.may_raise(value, kwargs)
-                ):
-                    exchange.note_counted(answer)
-                    continue
-                if answer.verdict is Verdict.ABSENT and exchange.applies(route.guard):
+                if exchange.would_answer(route, value, kwargs, await exchange.aask(route.guard, value)):
                     exchange.response = await sync_to_async(not_found, thread_sensitive=False)(request, route)
                     if exchange.response is not None:
-                        exchange.answer = answer
-                        return HttpResponse()
-                    exchange.note_counted(answer)
+                        exchange.guard = route.guard
+                        return HttpResponse()  # `__call__` replaces it with the site's 404
                     return None
-                if answer.reason == SHADOW.reason and not route.may_raise(value, kwargs):
-                    exchange.note_shadow(answer)
         except Exception as error:
             _log.error(error, "bloomguard lets requests pass because of an internal error")
         return None
@@ -273,22 +275,6 @@ def _view_before_cache(request: HttpRequest) -> tuple[Any, Any, dict[str, Any]] 
     except Exception:  # Django resolves the path again and raises it again
         return None
     return match.func, match.args, match.kwargs
-
-
-async def _abuild_table(request: HttpRequest) -> None:
-    """Build the table of the request's routes in a thread: that takes seconds on a large site. Never raises."""
-    with suppress(Exception):  # `_aview` meets the same error, and logs it
-        await sync_to_async(table_for, thread_sensitive=False)(getattr(request, "urlconf", None))
-
-
-def _debugged(exchange: Exchange, response: HttpResponseBase) -> HttpResponseBase:
-    """Add the answers of the guards as a header."""
-    if exchange.answers:
-        answers = exchange.answers.values()
-        response.headers[HEADER] = ", ".join(
-            f"{each.guard.name}: {in_words(each.verdict.value, each.reason)}" for each in answers
-        )
-    return response
 
 
 def place_in_settings(cls: type) -> str:

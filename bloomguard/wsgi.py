@@ -20,10 +20,10 @@ def shield(application: Application) -> Application:
     from .door.door import open_door  # needs the app registry, which is loaded after the imports of wsgi.py
     from .guards.counters import blocked
 
-    found = open_door(application)
-    if found is None:
+    door = open_door(application)
+    if door is None:
         return application
-    door, methods, ask, page_for = found, found.methods, found.ask, found.page
+    failed, methods, ask, page_for = door.failed, door.methods, door.ask, door.page
     takes_forwarded_host = door.takes_forwarded_host
     header, secure_value = door.proxy_header or ("", "")
 
@@ -33,7 +33,7 @@ def shield(application: Application) -> Application:
             try:
                 path = environ.get("PATH_INFO", "")
                 routes = door.index.candidates(path)
-                if routes and path.isascii():
+                if routes and path.isascii() and (guard := ask(method, path, routes, environ)) is not None:
                     host = environ.get("HTTP_HOST", "")
                     if takes_forwarded_host:
                         host = environ.get("HTTP_X_FORWARDED_HOST", host)
@@ -41,16 +41,11 @@ def shield(application: Application) -> Application:
                     if header and (proto := environ.get(header)) is not None:
                         scheme = "https" if proto.split(",", 1)[0].strip() == secure_value else "http"
                     page = page_for(host, scheme)
-                    if (
-                        page is not None
-                        and environ.keys().isdisjoint(page.environ_keys)
-                        and not _is_mounted(environ)
-                        and (answer := ask(method, path, routes))
-                    ):
+                    if page is not None and environ.keys().isdisjoint(page.environ_keys) and not _is_mounted(environ):
                         response = page.answer(method)
-                        blocked(answer.guard, None)
+                        blocked(guard, None)
             except Exception as error:
-                door.failed(error)
+                failed(error)
         if response is None or page is None:
             return application(environ, start_response)
         headers, body = response

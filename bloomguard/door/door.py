@@ -17,7 +17,8 @@ from django.urls import get_resolver
 
 from .. import conf
 from ..exceptions import ConfigurationError
-from ..lookups.context import Answer
+from ..guards import Guard
+from ..lookups.context import KNOWN, Known
 from ..process import LogOnce
 from ..routes.table import NO_ID, table_for
 from ..verdicts import Verdict
@@ -72,37 +73,43 @@ class Door:
                     page = None
         return page
 
-    def ask(self, method: str, path: str, routes: list[DoorRoute]) -> Answer | None:
-        """Return the answer of the first guard of ``routes`` that proves the row of ``path`` absent, if any.
+    # The ID is read from the path in a fast way first, and as Django does only if there is no row with that.
+    # ``carrier`` is the WSGI environment or the ASGI scope: it takes the decisions to the middleware.
 
-        The ID is read from the path in a fast way first, and as Django does only if there is no row with that.
-        """
+    def ask(self, method: str, path: str, routes: list[DoorRoute], carrier: dict[str, Any]) -> Guard | None:
+        """Return the guard of the first of ``routes`` that proves the row of ``path`` absent, if any."""
+        known: Known = {}
+        carrier[KNOWN] = known
         for route in routes:
-            value = asked = route.read(path)
-            if asked is NO_ID:
+            value = route.read(path)
+            if value is NO_ID:
                 continue
-            decision = route.guard._runtime.decide(asked)
+            key = route.key(value)
+            decision = known[route.guard, key] = route.guard._runtime.decide(value, key)
             if decision.verdict is Verdict.ABSENT:
-                value = route.confirm(method, path, asked)
-                if value is not asked and value is not NO_ID:
-                    decision = route.guard._runtime.decide(value)
-            if decision.verdict is Verdict.ABSENT and value is not NO_ID:
-                return Answer(route.guard, value, *decision) if self._is_current() else None
+                confirmed = route.confirm(method, path, value)
+                if confirmed is not value and confirmed is not NO_ID:
+                    decision = route.guard._runtime.decide(confirmed)
+                if decision.verdict is Verdict.ABSENT and confirmed is not NO_ID:
+                    return route.guard if self._is_current() else None
         return None
 
-    async def aask(self, method: str, path: str, routes: list[DoorRoute]) -> Answer | None:
+    async def aask(self, method: str, path: str, routes: list[DoorRoute], carrier: dict[str, Any]) -> Guard | None:
         """Async :meth:`ask`: awaits a store on a server, and queries the database in a thread."""
+        known: Known = {}
+        carrier[KNOWN] = known
         for route in routes:
-            value = asked = route.read(path)
-            if asked is NO_ID:
+            value = route.read(path)
+            if value is NO_ID:
                 continue
-            decision = await route.guard._runtime.adecide(asked)
+            key = route.key(value)
+            decision = known[route.guard, key] = await route.guard._runtime.adecide(value, key)
             if decision.verdict is Verdict.ABSENT:
-                value = route.confirm(method, path, asked)
-                if value is not asked and value is not NO_ID:
-                    decision = await route.guard._runtime.adecide(value)
-            if decision.verdict is Verdict.ABSENT and value is not NO_ID:
-                return Answer(route.guard, value, *decision) if self._is_current() else None
+                confirmed = route.confirm(method, path, value)
+                if confirmed is not value and confirmed is not NO_ID:
+                    decision = await route.guard._runtime.adecide(confirmed)
+                if decision.verdict is Verdict.ABSENT and confirmed is not NO_ID:
+                    return route.guard if self._is_current() else None
         return None
 
     def failed(self, error: Exception) -> None:

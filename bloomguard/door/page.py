@@ -9,7 +9,7 @@ import threading
 from asyncio import _get_running_loop
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from contextvars import ContextVar, copy_context
+from contextvars import copy_context
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TypeVar
@@ -17,8 +17,7 @@ from typing import TypeVar
 from django.db import connections
 from django.urls import set_script_prefix
 
-#: True while a probe runs. Then no guard answers, because the door needs the site's own response.
-probing: ContextVar[bool] = ContextVar("bloomguard_probing", default=False)
+from ..lookups.context import PROBE, contexts
 
 Result = TypeVar("Result")
 Headers = tuple[tuple[str, str], ...]
@@ -200,7 +199,7 @@ def run_probe(run: Callable[[], Result]) -> Result:
     """
 
     def probe() -> Result:
-        probing.set(True)
+        contexts.set(PROBE)
         set_script_prefix("/")
         with _connections_closed(), _no_warnings():
             return run()
@@ -240,7 +239,7 @@ def _no_warnings() -> Iterator[None]:
     """Keep ``Not Found`` of probes out of the log; errors are still logged."""
 
     def is_logged(record: logging.LogRecord) -> bool:
-        return record.levelno >= logging.ERROR or not probing.get()
+        return record.levelno >= logging.ERROR or contexts.get() is not PROBE
 
     django = logging.getLogger("django.request")
     django.addFilter(is_logged)

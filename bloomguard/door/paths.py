@@ -47,6 +47,13 @@ class DoorRoute:
     def __repr__(self) -> str:
         return f"<DoorRoute {self.pattern.text}>"
 
+    def key(self, value: Any) -> bytes | None:
+        """Return the key of ``value``; ``None`` if it has none: the decision has the reason."""
+        try:
+            return self.guard._runtime.keys.key(value)
+        except ValueError:
+            return None
+
     def captured(self, path: str) -> Any:
         """Return the ID that Django's resolver captures from ``path``, or :data:`NO_ID` if another pattern matches."""
         found = self._resolved(path)

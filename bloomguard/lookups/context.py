@@ -7,19 +7,22 @@ queue and management commands have none, and their queries go to the database.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import os
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
+from functools import partial
 from inspect import isawaitable
 from time import perf_counter_ns
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from asgiref.sync import sync_to_async
 
 from ..conf import settings
+from ..exceptions import ConfigurationError
 from ..guards.counters import AVOIDED, drawn, listeners
-from ..process import LogOnce, after_fork
-from ..verdicts import MAYBE, Verdict
+from ..process import LogOnce
+from ..verdicts import MAYBE, Decision, Verdict
 
 if TYPE_CHECKING:
     from django.http import HttpRequest
@@ -28,36 +31,32 @@ if TYPE_CHECKING:
 
 _log = LogOnce()
 
-#: Limit of known answers: a request checks few keys, but a block may run for hours.
+#: What the guards of one context have decided.
+Known = dict[tuple["Guard", "bytes | None"], Decision]
+
+#: The key under which the door passes them on to the middleware.
+KNOWN = "bloomguard.known"
+
+#: Limit of known decisions: a request checks few keys, but a block may run for hours.
 _MOST_KNOWN = 1_000
 
 
-class Answer(NamedTuple):
-    """What a guard says of the row with ``value``, in one context: its verdict and the reason."""
-
-    guard: Guard
-    value: Any
-    verdict: Verdict
-    reason: str
-
-
 class LookupContext:
-    """One request, or one block without a request, with the answers of its guards.
+    """One request, or one block without a request, with the decisions of its guards.
 
-    ``answers``: the last answer of each guard, by name.
+    ``known``: (guard, key) -> decision. A value without a key has ``None`` in place of it.
     """
 
-    __slots__ = ("_known", "answers", "avoided", "is_over", "request", "shadowed")
+    #: A task that the request has started may outlive it.
+    is_over = False
+    #: The guard of each query that was answered and not sent.
+    avoided: Sequence[Guard] = ()
+    #: The guards in shadow mode that have counted this request.
+    shadowed: Sequence[Guard] = ()
 
     def __init__(self, request: HttpRequest | None = None) -> None:
         self.request = request
-        self.is_over = False
-        self.answers: dict[str, Answer] = {}
-        #: The guard of each query that was answered and not sent.
-        self.avoided: list[Guard] = []
-        #: The names of guards in shadow mode that have counted this request.
-        self.shadowed: set[str] = set()
-        self._known: dict[Any, Answer] = {}
+        self.known: Known = {}
 
     def applies(self, guard: Guard) -> bool:
         """Return :meth:`Guard.applies` for the request; ``False`` if it raises, which is logged once.
@@ -80,118 +79,100 @@ class LookupContext:
         finally:
             contexts.set(before)
 
-    # A guard checks each key once per context: the route and the view's query share the answer. ABSENT is not shared:
-    # the same request may have created the row since.
+    # A guard checks and counts each key once per context: the route and the view's query share the decision. After
+    # ABSENT it checks again, without a count: the same request may have created the row since.
 
-    def ask(self, guard: Guard, value: Any) -> Answer:
-        """Return the answer on ``value``: the one known, or that of :meth:`GuardRuntime.decide`, which counts it."""
+    def ask(self, guard: Guard, value: Any) -> Decision:
+        """Return the decision on ``value``: the known one, or that of :meth:`GuardRuntime.decide`, which counts it."""
         try:
             key = guard._runtime.keys.key(value)
         except Exception:  # the decision has the reason
             key = None
-        answer = self._known.get((guard, key))
-        if answer is None:
+        decision = self.known.get((guard, key)) if key is not None else None
+        if decision is not None and decision.verdict is Verdict.ABSENT:
+            decision = _still_absent(guard, key)
+        if decision is None:
             decision = guard._runtime.decide(value, key)
-            answer = tuple.__new__(Answer, (guard, value, *decision))  # a call fewer than `Answer()`
-        elif answer.verdict is Verdict.ABSENT:
-            answer = self._ask_again(answer, key)
-        self.answers[guard.name] = answer
-        if answer.verdict is not Verdict.ABSENT and key is not None and len(self._known) < _MOST_KNOWN:
-            self._known[guard, key] = answer
-        return answer
+        if len(self.known) < _MOST_KNOWN:
+            self.known[guard, key] = decision
+        return decision
 
-    async def aask(self, guard: Guard, value: Any) -> Answer:
+    async def aask(self, guard: Guard, value: Any) -> Decision:
         """Async :meth:`ask`; never blocks the event loop."""
         try:
             key = guard._runtime.keys.key(value)
-        except Exception:
+        except Exception:  # the decision has the reason
             key = None
-        answer = self._known.get((guard, key))
-        if answer is None:
-            answer = Answer(guard, value, *await guard._runtime.adecide(value, key))
-        elif answer.verdict is Verdict.ABSENT:
-            answer = await sync_to_async(self._ask_again, thread_sensitive=False)(answer, key)
-        self.answers[guard.name] = answer
-        if answer.verdict is not Verdict.ABSENT and key is not None and len(self._known) < _MOST_KNOWN:
-            self._known[guard, key] = answer
-        return answer
+        decision = self.known.get((guard, key)) if key is not None else None
+        if decision is not None and decision.verdict is Verdict.ABSENT:
+            decision = await sync_to_async(_still_absent, thread_sensitive=False)(guard, key)
+        if decision is None:
+            decision = await guard._runtime.adecide(value, key)
+        if len(self.known) < _MOST_KNOWN:
+            self.known[guard, key] = decision
+        return decision
 
-    def note_counted(self, answer: Answer) -> None:
-        """Record that an ABSENT was counted although the view runs, so that the view's query is not counted again."""
-        with suppress(Exception):  # no key
-            self._known[answer.guard, answer.guard._runtime.keys.key(answer.value)] = answer
-
-    def _ask_again(self, answer: Answer, key: Any) -> Answer:
-        """Ask again after :meth:`note_counted`, without counting another ABSENT."""
-        guard = answer.guard
-        with suppress(Exception):  # :meth:`GuardRuntime.decide` then maps it to a decision
-            if guard._runtime.ask(key).verdict is Verdict.ABSENT:
-                return answer
-        return Answer(guard, answer.value, *guard._runtime.decide(answer.value, key))
-
-    def forget(self, answer: Answer) -> None:
-        """Drop ``answer``: the guard is asked again."""
+    def forget(self, guard: Guard, value: Any) -> None:
+        """Drop the decision on ``value``: the guard is asked again."""
         with suppress(Exception):
-            self._known.pop((answer.guard, answer.guard._runtime.keys.key(answer.value)), None)
+            self.known.pop((guard, guard._runtime.keys.key(value)), None)
 
     def note_avoided(self, guard: Guard) -> None:
         """Record a query that ``guard`` answered, so that it was not sent."""
         if self.request is None:
             guard._runtime.counters[AVOIDED]()
         else:
-            self.avoided.append(guard)
-
-    def close(self, status: int = 0) -> Guard | None:
-        """End the context; return the guard that caused a response with ``status`` 404, if any.
-
-        Its last answered query counts as part of the blocked request, each other one as an avoided query.
-        """
-        self.is_over = True
-        blocked = self.avoided.pop() if status == 404 and self.avoided else None
-        for guard in self.avoided:
-            guard._runtime.counters[AVOIDED]()
-        self.avoided = []
-        return blocked
+            self.avoided = (*self.avoided, guard)
 
 
-Passes = Callable[[LookupContext, Any], "Answer | None"]
+def _still_absent(guard: Guard, key: Any) -> Decision | None:
+    """Return an ABSENT on ``key``, without counting it; ``None`` if it is no longer absent, or after an error."""
+    with suppress(Exception):  # :meth:`GuardRuntime.decide` maps it to a decision
+        decision = guard._runtime.ask(key)
+        if decision.verdict is Verdict.ABSENT:
+            return decision
+    return None
 
 
-def passing(guard: Guard) -> Passes:
-    """Return ``passes(context, value)``, :meth:`LookupContext.ask` for a row that exists: its MAYBE, else ``None``.
+def passing(guard: Guard) -> Callable[[Known, Any], str]:
+    """Return ``passes(known, value)``, a short :meth:`LookupContext.ask` for a row that exists.
+
+    It returns the generation that gives MAYBE, or an empty string if the guard has to be asked in full.
 
     Hot path: nearly every request is for such a row. The rest of the request has filled the processor's caches, so
     each call and each object on the way costs a microsecond: all of them are bound here. It checks the generation that
     was checked last, in this process or on its disk: MAYBE needs no more (:mod:`bloomguard.state.active_filter`).
-    For a guard with a ``scope`` it returns ``None``: its key depends on the connection.
+    For a guard with a ``scope`` it knows nothing: the key depends on the connection.
     """
+    try:
+        active, counters, key_of = guard._runtime.active_filter, guard._runtime.counters, guard._runtime.keys.key
+    except ConfigurationError:  # a system check reports it
+        return lambda known, value: ""
     if guard.scope is not None:
-        return lambda context, value: None
-    active, counters, key_of = guard._runtime.active_filter, guard._runtime.counters, guard._runtime.keys.key
-    cache, name, reason = active.negative_cache, guard.name, MAYBE.reason
+        return lambda known, value: ""
+    cache = active.negative_cache
 
-    def passes(context: LookupContext, value: Any) -> Answer | None:
+    def passes(known: Known, value: Any) -> str:
         asked = active.last_check
-        if asked is None or active.is_remote is not False or listeners or not settings.is_enabled:
-            return None
-        known, began = context._known, perf_counter_ns() if drawn() else 0
+        if asked is None or active.is_remote or listeners:
+            return ""
         try:
             key = key_of(value)
-            answer = known.get((guard, key))
-            if answer is not None:
-                return answer if answer.verdict is Verdict.MAYBE else None
+            place = guard, key
+            decision = known.get(place)
+            if decision is not None:
+                return asked[0] if decision is MAYBE else ""
+            began = perf_counter_ns() if drawn() else 0
             if not asked[1](key) or hash(key) in cache.marks:
-                return None
+                return ""
         except Exception:  # :meth:`LookupContext.ask` meets the same error, and handles it
-            return None
+            return ""
         if began:
             counters.time(began)
-        counters[reason]()
-        answer = tuple.__new__(Answer, (guard, value, *MAYBE))  # a call fewer than `Answer()`
-        context.answers[name] = answer
+        counters["maybe"]()
         if len(known) < _MOST_KNOWN:
-            known[guard, key] = answer
-        return answer
+            known[place] = MAYBE
+        return asked[0]
 
     return passes
 
@@ -201,23 +182,13 @@ def passing(guard: Guard) -> Passes:
 contexts: ContextVar[LookupContext | None] = ContextVar("bloomguard_lookups", default=None)
 
 
-def current() -> LookupContext | None:
-    """Return the open context of the running code, if any; a task that outlives its request has none."""
-    context = contexts.get()
-    return None if context is None or context.is_over else context
+#: The context of the door's probes, in which no guard answers: the door needs the site's own response.
+PROBE = LookupContext()
+PROBE.is_over = True
 
-
-class _Forks:
-    """Drops the context in a forked child, which may outlive the request: nobody there would end it."""
-
-    def __init__(self) -> None:
-        after_fork(self._after_fork)
-
-    def _after_fork(self) -> None:
-        contexts.set(None)
-
-
-_forks = _Forks()
+if hasattr(os, "register_at_fork"):
+    # A forked child may outlive the request, and nobody there would end the context.
+    os.register_at_fork(after_in_child=partial(contexts.set, None))
 
 
 @contextmanager
@@ -229,11 +200,12 @@ def guarded_lookups() -> Iterator[None]:
         with guarded_lookups():
             city = City.objects.filter(pk=pk).first()
     """
-    context = LookupContext()
+    context = LookupContext() if settings.is_enabled else None
     before = contexts.get()
     contexts.set(context)
     try:
         yield
     finally:
         contexts.set(before)
-        context.close()
+        if context is not None:
+            context.is_over = True

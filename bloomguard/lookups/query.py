@@ -49,6 +49,8 @@ class RowLookup:
             for column in (field, *_links_to(field, model)):
                 self.places[id(column)] = place
                 self._fields.append(column)
+        #: The columns of a key of one field that is in no other guard's key: a MAYBE lets their queries pass.
+        self.alone: frozenset[int] = frozenset()
 
     def compares(self, field: Any) -> bool:
         """Return whether ``field`` is the key or a part of it."""

@@ -12,6 +12,7 @@ from asyncio import _get_running_loop
 from collections.abc import Callable, Iterator
 from functools import wraps
 from typing import Any
+from uuid import UUID
 
 from django.db import router
 from django.db.models import Model
@@ -26,17 +27,20 @@ from ..guards.misses import remember_missing
 from ..guards.scopes import DATABASE
 from ..process import LogOnce
 from ..state.transactions import has_own_transaction, is_aborted
-from ..verdicts import OUT_OF_RANGE, REMEMBERED, SHADOW, Verdict
+from ..verdicts import MAYBE, OUT_OF_RANGE, REMEMBERED, SHADOW, Decision, Verdict
 from ..writes.isolation import may_omit_reads
 from ..writes.statements import running
 from . import shadow, unguarded
 from .certainty import is_certain
-from .context import Answer, LookupContext, contexts
+from .context import LookupContext, contexts
 from .query import EXACT, NO_KEY, RowLookup, concrete, is_plain
 
 Execute = Callable[..., Any]
 
 _log = LogOnce()
+
+#: Values of the hot path.
+_PLAIN = frozenset({int, str, UUID})
 
 
 def connect() -> None:
@@ -50,10 +54,15 @@ def connect() -> None:
 
 def lookups_of(model: type[Model]) -> tuple[RowLookup, ...]:
     """Return the lookups of the guards that can answer queries of ``model``; made at the first call."""
-    known = registry.plans.lookups
-    found = known.get(model)
+    plans, methods = registry.plans, registry.methods
+    found = plans.lookups.get(model)
     if found is None:
-        found = known[model] = tuple(_lookups(model))
+        found = tuple(_lookups(model))
+        for lookup in found:
+            others = [column for other in found if other is not lookup for column in other.places]
+            if len(lookup.guard._meta.fields) == 1 and methods <= set(lookup.guard.methods):
+                lookup.alone = frozenset(lookup.places).difference(others)
+        plans.lookups[model] = found
     return found
 
 
@@ -91,55 +100,56 @@ def _selecting(execute: Execute) -> Execute:
         context = contexts.get()
         if context is None or context.is_over:
             return execute(self, result_type, chunked_fetch, chunk_size)
-        model = self.query.model
-        lookups = registry.plans.lookups.get(model)
+        query: Any = self.query
+        lookups = registry.plans.lookups.get(query.model)
         if lookups is None:
-            lookups = lookups_of(model) if model is not None else ()  # a constraint's query has no model
-        if not lookups or type(self.query) is not Query or result_type not in (MULTI, SINGLE):
+            lookups = lookups_of(query.model) if query.model is not None else ()  # a constraint's query has no model
+        if not lookups:
             return execute(self, result_type, chunked_fetch, chunk_size)
-        asked = last_check = None
-        try:
-            asked = _ask(context, self, lookups)
-            if asked is not None:
-                last_check = asked[0].active_filter.last_check  # before the query
-        except Exception as error:
-            _log.error(error, "bloomguard sends queries that it could answer, because of an internal error")
-        if asked is None:
-            return execute(self, result_type, chunked_fetch, chunk_size)
-        lookup, answer = asked
-        if answer.verdict is Verdict.ABSENT:
-            context.note_avoided(lookup.guard)
-            return iter(()) if result_type == MULTI else None  # as for `EmptyResultSet`; `is_certain` has compiled it
+        # Hot path: ``get(pk=1)`` of a row that exists. MAYBE lets any query pass, so its other parts are not inspected.
+        generation, decision = "", MAYBE
+        conditions: list[Any] = query.where.children
+        if len(conditions) == 1 and type(conditions[0]) in EXACT:
+            value, column = conditions[0].rhs, id(getattr(conditions[0].lhs, "target", None))
+            if type(value) in _PLAIN:
+                for lookup in lookups:
+                    if column in lookup.alone:
+                        generation = lookup.passes(context.known, value)
+        if not generation:
+            asked = None
+            try:
+                if type(query) is Query and result_type in (MULTI, SINGLE):
+                    asked = _ask(context, self, lookups)
+            except Exception as error:
+                _log.error(error, "bloomguard sends queries that it could answer, because of an internal error")
+            if asked is None:
+                return execute(self, result_type, chunked_fetch, chunk_size)
+            lookup, value, decision = asked
+            if decision.verdict is Verdict.ABSENT:
+                context.note_avoided(lookup.guard)
+                # As for `EmptyResultSet`; `is_certain` has compiled it.
+                return iter(()) if result_type == MULTI else None
+            generation = lookup.active_filter.answered_last  # before the query
         result = execute(self, result_type, chunked_fetch, chunk_size)
-        if not chunked_fetch:
-            if answer.verdict is not Verdict.MAYBE:  # in shadow mode
-                _compare(context, answer, result)
-            elif not result and sees_database and last_check is not None:
-                _record_false_positive(context, self, lookup, answer, last_check[0])
+        if chunked_fetch or (result and decision is MAYBE):
+            return result
+        if decision is not MAYBE:  # in shadow mode
+            _compare(context, lookup.guard, value, result)
+        elif generation and sees_database and result_type in (MULTI, SINGLE):
+            _record_false_positive(context, self, lookup, value, generation)
         return result
 
     return execute_sql
 
 
-def _ask(context: LookupContext, compiler: Any, lookups: tuple[RowLookup, ...]) -> tuple[RowLookup, Answer] | None:
-    """Return the answer on the query, and the lookup by which it asks, ``None`` if no guard has one.
+def _ask(
+    context: LookupContext, compiler: Any, lookups: tuple[RowLookup, ...]
+) -> tuple[RowLookup, Any, Decision] | None:
+    """Return a lookup by which the query asks, the value, and the guard's decision; ``None`` if no guard has one.
 
     ABSENT takes precedence, and then the first guard.
     """
     query, request = compiler.query, context.request
-    # Hot path: ``get(pk=1)`` of a row that exists. MAYBE lets any query pass, so the other parts are not inspected.
-    conditions: list[Any] = query.where.children
-    if len(conditions) == 1 and len(lookups) == 1 and not compiler.connection.in_atomic_block:
-        lookup, condition = lookups[0], conditions[0]
-        if (
-            type(condition) in EXACT
-            and type(condition.rhs) is int
-            and id(getattr(condition.lhs, "target", None)) in lookup.places
-            and (request is None or request.method in lookup.guard.methods)
-        ):
-            answer = lookup.passes(context, condition.rhs)
-            if answer is not None:
-                return lookup, answer
     asked = None
     for lookup in lookups:
         guard = lookup.guard
@@ -151,14 +161,15 @@ def _ask(context: LookupContext, compiler: Any, lookups: tuple[RowLookup, ...]) 
             continue
         if compiler.connection.in_atomic_block and not _is_current(guard, compiler):
             continue  # its answer would not be used
-        answer = context.ask(guard, value if guard.scope is None else guard._meta.scopes.at(value, compiler.connection))
-        if answer.verdict is Verdict.MAYBE:
-            asked = asked or (lookup, answer)
-        elif answer.reason == OUT_OF_RANGE.reason or _is_beyond(value):
+        value = value if guard.scope is None else guard._meta.scopes.at(value, compiler.connection)
+        decision = context.ask(guard, value)
+        if decision.verdict is Verdict.MAYBE:
+            asked = asked or (lookup, value, decision)
+        elif decision is OUT_OF_RANGE or _is_beyond(value):
             continue  # Django sends no query either, or the database reports the number as out of range
-        elif answer.verdict is not Verdict.ABSENT and answer.reason != SHADOW.reason:
+        elif decision.verdict is not Verdict.ABSENT and decision is not SHADOW:
             continue  # UNKNOWN; another guard of the table may have a verdict
-        elif answer.reason == REMEMBERED.reason and compiler.connection.in_atomic_block:
+        elif decision is REMEMBERED and compiler.connection.in_atomic_block:
             continue  # found out after the transaction began: it may still see a row that others have deleted since
         elif (
             lookup.is_alive(query)
@@ -166,9 +177,9 @@ def _ask(context: LookupContext, compiler: Any, lookups: tuple[RowLookup, ...]) 
             and is_certain(compiler, lookup)
             and context.applies(guard)
         ):
-            if answer.verdict is Verdict.ABSENT:
-                return lookup, answer
-            asked = asked or (lookup, answer)
+            if decision.verdict is Verdict.ABSENT:
+                return lookup, value, decision
+            asked = asked or (lookup, value, decision)
     return asked
 
 
@@ -201,7 +212,7 @@ def _is_current(guard: Guard, compiler: Any) -> bool:
 # The result of a query that was sent shows whether the guard's decision was right. Neither function raises.
 
 
-def _compare(context: LookupContext, answer: Answer, result: Any) -> None:
+def _compare(context: LookupContext, guard: Guard, value: Any, result: Any) -> None:
     """Compare the result with the ABSENT of a guard in shadow mode.
 
     A row, or a list of chunks, shows whether there is one. An iterator does not: Django returns one if it sent nothing.
@@ -209,21 +220,21 @@ def _compare(context: LookupContext, answer: Answer, result: Any) -> None:
     if result is not None and not isinstance(result, (list, tuple)):
         return
     try:
-        shadow.compare_rows(context, answer.guard, answer.value, found=bool(result))
+        shadow.compare_rows(context, guard, value, found=bool(result))
     except Exception as error:
         _log.error(error, "bloomguard could not compare a query in shadow mode, because of an internal error")
 
 
 def _record_false_positive(
-    context: LookupContext, compiler: Any, lookup: RowLookup, answer: Answer, generation: str
+    context: LookupContext, compiler: Any, lookup: RowLookup, value: Any, generation: str
 ) -> None:
     """Count and cache a false positive: ``generation`` gave MAYBE, and the query found no row."""
-    guard, query = answer.guard, compiler.query
+    guard, query = lookup.guard, compiler.query
     try:
-        # The hot path of `_ask` has not looked whether the query is plain.
+        # The hot path has not looked whether the query is plain.
         asks_key_alone = is_plain(query) and lookup.is_pure(query)
-        if asks_key_alone and remember_missing(guard, answer.value, generation, compiler.using):
+        if asks_key_alone and remember_missing(guard, value, generation, compiler.using):
             guard._runtime.counters[FALSE_POSITIVE]()
-            context.forget(answer)  # the next check finds it in the negative cache
+            context.forget(guard, value)  # the next check finds it in the negative cache
     except Exception as error:
         _log.error(error, "bloomguard could not record a false positive, because of an internal error")

@@ -24,21 +24,20 @@ _log = LogOnce()
 
 def compare_rows(context: LookupContext, guard: Guard, value: Any, *, found: bool) -> None:
     """Count a query that ``guard`` would have answered and that ``found`` a row, or none. May read the state rows."""
-    if guard.name not in context.shadowed:  # a request counts once, even with several queries
-        context.shadowed.add(guard.name)
+    if guard not in context.shadowed:  # a request counts once, even with several queries
+        context.shadowed = (*context.shadowed, guard)
         guard._runtime.counters[WOULD_BLOCK]()
         if found and _is_still_absent(guard, value):
             _count_harm(guard, "a query found a row that the filter does not have. Run verify_filter")
 
 
-def compare_status(context: LookupContext, guard: Guard, value: Any, status: int) -> None:
+def compare_status(guard: Guard, value: Any, status: int) -> None:
     """Count a request that ``guard`` would have answered 404 at its route; the site answered ``status``.
 
     Any status but 404 and 410 differs, a redirect too. A row that was created after the check is no error: the filter
     has it by now. May read the state rows. Never raises.
     """
     try:
-        context.shadowed.add(guard.name)
         guard._runtime.counters[WOULD_BLOCK]()
         if status not in (404, 410) and _is_still_absent(guard, value):
             _count_harm(guard, f"it would have answered 404 in place of {status}. Does the view answer without a row?")

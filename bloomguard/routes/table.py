@@ -13,7 +13,7 @@ from typing import Any
 from django.conf import settings
 from django.db import models
 from django.http import Http404, HttpRequest, HttpResponseBase
-from django.urls import get_resolver, get_urlconf
+from django.urls import URLResolver, get_resolver, get_urlconf, resolvers
 from django.utils.translation import gettext
 from django.views.debug import technical_404_response
 
@@ -60,6 +60,14 @@ class GuardedRoute:
             return tuple([captured[name] for name in self.kwargs])
         except KeyError:
             return NO_ID
+
+    def asked(self, request: HttpRequest, captured: dict[str, Any]) -> Any:
+        """Return the ID in a request for the route's view; :data:`NO_ID` if the request is not one of this route."""
+        pattern, match, names = self.pattern, request.resolver_match, self.kwargs
+        # Hot path: `pattern.is_of(match)` and `value(captured)`, without their calls.
+        if request.method in self.methods and match and (not pattern.is_named or pattern.view_name == match.view_name):
+            return captured.get(names[0], NO_ID) if len(names) == 1 else self.value(captured)
+        return NO_ID
 
     def may_raise(self, value: Any, captured: Mapping[str, Any]) -> bool:
         """Return whether the view's query for ``value`` may raise an error, which a 404 would hide."""
@@ -309,6 +317,9 @@ def not_found(request: HttpRequest, route: GuardedRoute) -> HttpResponseBase | N
     return None
 
 
+#: `get_resolver`, a call nearer.
+_resolver: Callable[[Any], URLResolver] = getattr(resolvers, "_get_cached_resolver", get_resolver)
+
 #: Held while a table is built, which takes seconds on a large site. Waiting ends after `_PATIENCE` seconds.
 _building, _PATIENCE = threading.RLock(), 10.0
 
@@ -317,7 +328,7 @@ def table_for(urlconf: Any = None) -> RouteTable:
     """Return the table of one URLconf, by default ``ROOT_URLCONF``; it is built at the first call."""
     plans = registry.plans
     table: RouteTable | None = plans.routes.get(urlconf)
-    if table is not None and table.resolver is get_resolver(table.urlconf):
+    if table is not None and table.resolver is _resolver(table.urlconf):
         return table
     if table is not None and plans is registry.plans:
         registry.replan()  # the URLs were reloaded: `clear_url_caches` sends no signal
@@ -331,16 +342,3 @@ def table_for(urlconf: Any = None) -> RouteTable:
     finally:
         if is_locked:
             _building.release()
-
-
-def routes_of(request: HttpRequest, view: Any, kwargs: dict[str, Any]) -> list[tuple[GuardedRoute, Any]]:
-    """Return the open routes of a request for which Django has found ``view``, each with the ID."""
-    found: list[tuple[GuardedRoute, Any]] = []
-    for route in table_for(getattr(request, "urlconf", None)).by_view.get(view, ()):
-        pattern, match, names = route.pattern, request.resolver_match, route.kwargs
-        # Hot path: `pattern.is_of(match)` and `route.value(kwargs)`, without their calls.
-        if request.method in route.methods and match and (not pattern.is_named or pattern.view_name == match.view_name):
-            value = kwargs.get(names[0], NO_ID) if len(names) == 1 else route.value(kwargs)
-            if value is not NO_ID:
-                found.append((route, value))
-    return found

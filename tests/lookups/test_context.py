@@ -446,4 +446,4 @@ def test_a_context_knows_few_answers(shop, monkeypatch, ask_):
     with guarded_lookups():
         for pk in range(11, 15):
             assert rows.get(pk=pk).pk == pk
-        assert len(contexts.get()._known) == len(block._known) == 2
+        assert len(contexts.get().known) == len(block.known) == 2

@@ -119,7 +119,7 @@ def test_a_redirect_would_have_been_changed(browser, guard):  # noqa: F811
 def test_only_not_found_and_gone_are_the_same(guard, status, harms):
     """Of an absent row's request."""
     before = counted(counts.WOULD_HARM), counted(counts.WOULD_BLOCK)
-    shadow.compare_status(LookupContext(), guard, 8, status)
+    shadow.compare_status(guard, 8, status)
 
     assert (counted(counts.WOULD_HARM), counted(counts.WOULD_BLOCK)) == (before[0] + harms, before[1] + 1)
 
@@ -143,7 +143,7 @@ def test_a_row_that_was_created_meanwhile_is_no_mistake(guard):
     before = counted(counts.WOULD_HARM)
     Product.objects.create(pk=9)
 
-    shadow.compare_status(LookupContext(), guard, 9, 200)
+    shadow.compare_status(guard, 9, 200)
     shadow.compare_rows(LookupContext(), guard, 9, found=True)
 
     assert counted(counts.WOULD_HARM) == before
@@ -167,7 +167,7 @@ def test_whatever_would_have_been_a_404_counts(guard, monkeypatch, decision):
     before = counted(counts.WOULD_HARM)
     monkeypatch.setattr(guard._runtime.active_filter, "ask", lambda key: decision)
 
-    shadow.compare_status(LookupContext(), guard, 8, 200)
+    shadow.compare_status(guard, 8, 200)
 
     assert counted(counts.WOULD_HARM) == before + (decision is not MAYBE)
 
@@ -181,7 +181,7 @@ def test_a_comparison_that_fails_is_logged(guard, monkeypatch, caplog):
 
     monkeypatch.setattr(guard._runtime.active_filter, "ask", fail)
 
-    shadow.compare_status(LookupContext(), guard, 8, 200)
-    shadow.compare_status(LookupContext(), guard, 9, 200)
+    shadow.compare_status(guard, 8, 200)
+    shadow.compare_status(guard, 9, 200)
 
     assert caplog.text.count("could not compare") == 1

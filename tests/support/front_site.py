@@ -8,7 +8,6 @@ from django.core.wsgi import get_wsgi_application
 from django.http import HttpRequest, HttpResponse
 
 from bloomguard import asgi, wsgi
-from bloomguard.door.page import probing
 
 settings.ALLOWED_HOSTS = ["127.0.0.1"]
 settings.MIDDLEWARE = [
@@ -21,8 +20,10 @@ settings.MIDDLEWARE = [
 
 def say_so(get_response: Any) -> Any:
     def middleware(request: HttpRequest) -> HttpResponse:
+        from bloomguard.lookups.context import PROBE, contexts  # needs the app registry
+
         response: HttpResponse = get_response(request)
-        if not probing.get():
+        if contexts.get() is not PROBE:
             response["X-Django"] = "yes"
         return response
 
