@@ -1,4 +1,7 @@
-"""A system without ``fcntl``, as Windows: all works but the file store, which says what to use instead."""
+"""A system without ``fcntl``, as Windows: all works but the file store, which says what to use instead.
+
+The workflow runs this file on Windows itself, without the suite's servers.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 
-#: Takes away what Windows lacks, before anything is imported.
+#: Takes away what Windows lacks, before anything is imported; nothing there.
 AS_ON_WINDOWS = """
 import os, sys, time
 sys.modules["fcntl"] = None
@@ -21,7 +24,8 @@ for module, names in {
     time: "clock_gettime CLOCK_BOOTTIME CLOCK_MONOTONIC",
 }.items():
     for name in names.split():
-        delattr(module, name)
+        if hasattr(module, name):
+            delattr(module, name)
 """
 
 SITE = """
@@ -73,8 +77,8 @@ def run(tmp_path, setting, code=""):
         [sys.executable, "-W", "error", "-c", AS_ON_WINDOWS + SITE + code + REST, tmp_path, json.dumps(setting)],
         env={
             **os.environ,
-            "PYTHONPATH": f"{ROOT}:{ROOT / 'example_project'}",
-            "DATABASE_URL": f"sqlite:///{tmp_path}/db.sqlite3",
+            "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "example_project")]),
+            "DATABASE_URL": f"sqlite:///{(tmp_path / 'db.sqlite3').as_posix()}",
         },
         capture_output=True, text=True, timeout=120,
     )  # fmt: skip
