@@ -201,8 +201,9 @@ def _misspelt(guard: Guard) -> Iterator[CheckMessage]:
 def check_registered(app_configs: Any, **kwargs: Any) -> Iterator[CheckMessage]:
     """Check that each guard in an app's ``guards.py`` is registered."""
     for refused, reason in registry.refused:
+        named = refused if hasattr(refused, "__qualname__") else type(refused)
         yield Warning(
-            f"{refused.__module__}.{refused.__qualname__} is not registered, so it guards nothing: {reason}.",
+            f"{named.__module__}.{named.__qualname__} is not registered, so it guards nothing: {reason}.",
             hint="Write class MyGuard(Guard), and above it @register(Model), with the model to guard.",
             id="bloomguard.W019",
         )

@@ -57,7 +57,6 @@ _NAMES = {number: name for name, number in KINDS.items()}
 _ADLER = 65521
 _PIECE = 1 << 20  # bytes to read from a stream at once
 
-FIXED_BYTES = _FIXED.size
 TRAILER_BYTES = _TRAILER.size
 TAG_OFFSET = 8  # of the first tag, for stores that check it with a bit command
 

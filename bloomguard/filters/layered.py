@@ -346,7 +346,7 @@ class RotatingBloomFilter(LayeredFilter):
     def _present(self) -> BloomFilter:
         now = self._turn()
         if not self._epochs or self._epochs[-1] != now:
-            self._push(BloomFilter.shape(self.capacity, self.error_rate / self.windows))
+            self._push(BloomFilter.shape(self.capacity, max(self.error_rate / self.windows, 1e-15)))
             self._epochs.append(now)
         return self.layers[-1]
 

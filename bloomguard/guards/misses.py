@@ -68,8 +68,8 @@ def _is_missing(guard: Guard, value: Any, using: str) -> bool:
 def confirm_missing(guard: Guard, value: Any) -> None:
     """Query the database for ``value`` after a loader found nothing, and put a miss into the negative cache.
 
-    Does not query if the value cannot be put there or was added recently, nor inside a transaction, which may see other
-    rows than other connections do.
+    Does not query if the value cannot be put there, or was queried or added recently, nor inside a transaction, which
+    may see other rows than other connections do.
     """
     try:
         meta, active = guard._meta, guard._runtime.active_filter
@@ -78,7 +78,7 @@ def confirm_missing(guard: Guard, value: Any) -> None:
         if not generation or has_begun(connections[using]):
             return
         is_maybe = guard._runtime.ask(key).verdict is Verdict.MAYBE
-        if is_maybe and meta.is_exact(value) and active.negative_cache.may_remember(key, generation):
+        if is_maybe and meta.is_exact(value) and active.negative_cache.is_worth_asking(key, generation):
             connections[using].ensure_connection()
             remember_missing(guard, value, generation, using)
     except (Unkeyable, OutOfRange):

@@ -28,7 +28,7 @@ class GuardsCommand(BaseCommand):
     """
 
     purpose = ""
-    interrupted = ""
+    interrupted = "interrupted"
 
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument("names", nargs="*", metavar="name", help=f"guards to {self.purpose} (default: all)")

@@ -295,6 +295,7 @@ class ActiveFilter:
                 with self._lock:
                     self.is_remote = store.is_remote
                     self._opened[name] = generation
+                self._log.forget()  # found here again: if it moves once more, that is logged
         return generation
 
     def _tidy(self, state: State) -> None:

@@ -45,6 +45,7 @@ logger = logging.getLogger("bloomguard")
 #: Cached keys per guard and process, and the seconds that each is kept.
 MOST_KEYS = 10_000
 SECONDS = 60.0
+_NEVER = float("-inf"), None
 
 
 class NegativeCache:
@@ -64,8 +65,9 @@ class NegativeCache:
     def forget(self) -> None:
         """Drop all cached keys, as after a fork."""
         self._lock = threading.Lock()
-        #: Generation and digest of each key, oldest first -> when its time is up, and its mark.
-        self._kept: OrderedDict[tuple[str, bytes], tuple[float, int]] = OrderedDict()
+        #: Generation and digest of each key, oldest first -> when its time is up, and its mark; ``None`` instead of the
+        #: mark if the database was only asked: its answer is not known yet, or proves nothing.
+        self._kept: OrderedDict[tuple[str, bytes], tuple[float, int | None]] = OrderedDict()
         #: The ``hash`` of each cached key: rules out nearly all other keys at a tenth of the cost of a digest.
         self.marks: set[int] = set()
 
@@ -85,8 +87,8 @@ class NegativeCache:
         return self._decide(name, is_recent)
 
     def _has(self, key: bytes, name: str) -> bool:
-        until, _ = self._kept.get((name, self._digest(key)), (float("-inf"), 0))
-        return until > self._table.clock()
+        until, mark = self._kept.get((name, self._digest(key)), _NEVER)
+        return mark is not None and until > self._table.clock()
 
     def _decide(self, name: str, is_recent: bool) -> Decision | None:
         """Decide on a cached key, by the lease that is valid after its recent bits were read."""
@@ -95,9 +97,16 @@ class NegativeCache:
             return None
         return REMEMBERED if state.is_answered_by(name) and state.may_forget and not is_recent else MAYBE
 
-    def may_remember(self, key: bytes, name: str) -> bool:
-        """Return whether a query that finds no row of ``key`` may be cached. May wait."""
-        return self._is_in_use(name) and not self._is_recent(name, key)
+    def is_worth_asking(self, key: bytes, name: str) -> bool:
+        """Return whether to query the database for ``key``: at most once in :data:`SECONDS` for each key. May wait."""
+        if not self._is_in_use(name):
+            return False
+        entry = name, self._digest(key)
+        with self._lock:
+            if self._kept.get(entry, _NEVER)[0] > self._table.clock():
+                return False
+            self._keep(entry, None)
+        return not self._is_recent(name, key)
 
     def _is_in_use(self, name: str) -> bool:
         state = self._table.answered_by(name, self._guard)
@@ -110,14 +119,18 @@ class NegativeCache:
         """
         if not (self._table.holds(using) and self._is_in_use(name) and self._sees_published(using, name)):
             return
-        now, mark = self._table.clock(), hash(key)
+        mark = hash(key)
         with self._lock:
-            entry = name, self._digest(key)
-            self._kept[entry] = now + SECONDS, mark
-            self._kept.move_to_end(entry)
+            self._keep((name, self._digest(key)), mark)
             self.marks.add(mark)
-            while len(self._kept) > MOST_KEYS or next(iter(self._kept.values()))[0] <= now:
-                _, (_, oldest) = self._kept.popitem(last=False)
+
+    def _keep(self, entry: tuple[str, bytes], mark: int | None) -> None:
+        now = self._table.clock()
+        self._kept[entry] = now + SECONDS, mark
+        self._kept.move_to_end(entry)
+        while len(self._kept) > MOST_KEYS or next(iter(self._kept.values()))[0] <= now:
+            _, (_, oldest) = self._kept.popitem(last=False)
+            if oldest is not None:
                 self.marks.discard(oldest)
 
     def _sees_published(self, using: str, name: str) -> bool:
@@ -131,7 +144,7 @@ class NegativeCache:
         """Drop all generations except ``names``."""
         with self._lock:
             self._kept = OrderedDict((entry, until) for entry, until in self._kept.items() if entry[0] in names)
-            self.marks.intersection_update({mark for _, mark in self._kept.values()})
+            self.marks.intersection_update({mark for _, mark in self._kept.values() if mark is not None})
 
     def _is_recent(self, name: str, key: bytes) -> bool:
         """Return whether ``key`` may have been added since ``name`` was announced; ``True`` on error. Never raises."""

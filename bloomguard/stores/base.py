@@ -64,10 +64,6 @@ class Generation(ABC):
         """Async version of :attr:`might_contain`, of a generation with :attr:`supports_async`."""
         raise NotImplementedError
 
-    async def amight_contain_many(self, keys: Iterable[bytes]) -> list[bool]:
-        """Async version of :meth:`might_contain_many`, of a generation with :attr:`supports_async`."""
-        raise NotImplementedError
-
     @abstractmethod
     def is_recent(self, key: bytes) -> bool:
         """Return whether ``key`` may have been added by :meth:`add`, here or in another process; false is certain.

@@ -119,7 +119,7 @@ def test_a_filter_of_a_newer_release(built):
     data = bytearray(path.read_bytes())
     struct.pack_into(">H", data, 16, codec.VERSION + 1)
     count = struct.unpack_from(">H", data, 22)[0]
-    end = codec.FIXED_BYTES + 8 * count
+    end = codec._FIXED.size + 8 * count
     struct.pack_into(">I", data, end, crc32(data[:end]))
     path.write_bytes(data)
 

@@ -278,6 +278,13 @@ def test_a_class_that_is_no_guard(assert_all_works):
     register(Product)(type("BareGuard", (), {}))
 
     assert_said("W019", "BareGuard is not registered, so it guards nothing: it is not a subclass of Guard")
+
+
+def test_a_guard_that_is_no_class(assert_all_works):
+    """An object has no name of its own."""
+    register(Product)(Guard(Product))
+    assert_all_works()
+    assert_said("W019", "bloomguard.guards.guard.Guard is not registered, so it guards nothing: it is not a subclass")
     assert_all_works()
 
 

@@ -28,7 +28,7 @@ def sealed(data):
     """``data`` with the checksums of its header and body put right, so that what they guard is looked at."""
     data = bytearray(data)
     count = struct.unpack_from(">H", data, 22)[0]
-    end = codec.FIXED_BYTES + 8 * count
+    end = codec._FIXED.size + 8 * count
     if end + 4 <= len(data):
         data[end : end + 4] = struct.pack(">I", crc32(data[:end]))
         body = -(-(end + 4) // 64) * 64
@@ -75,7 +75,7 @@ def hold_against_damage(kind, rounds, seed):
         for number in range(rounds):
             data = mutated(whole, rng)
             if number % 2:
-                data = sealed(data) if len(data) >= codec.FIXED_BYTES else data
+                data = sealed(data) if len(data) >= codec._FIXED.size else data
             try:
                 filter = kind.cls.from_bytes(data, SECRET)
             except CorruptFilter:

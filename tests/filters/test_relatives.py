@@ -156,6 +156,13 @@ class Clock:
         return self.now
 
 
+def test_a_rotating_filter_takes_the_smallest_rate_that_it_accepts():
+    """A window's share of it is below what a Bloom filter can have."""
+    filter = RotatingBloomFilter(10, 1e-15, window=60)
+    filter.add(b"a")
+    assert b"a" in filter
+
+
 def test_a_rotating_filter_forgets_after_its_windows():
     """A key is remembered for at least ``windows - 1`` and at most ``windows`` windows."""
     clock = Clock()

@@ -54,6 +54,23 @@ def test_shadow_lasts_until_enforce(armed, clock):
     assert registry["order"]._runtime.is_shadow
 
 
+def test_ctrl_c_says_which_guards_were_switched(armed, monkeypatch):
+    """Interrupted, the command ends with 130, and names the guards of before."""
+    current = state.table.current
+
+    def interrupted(name):
+        if name == "order":
+            raise KeyboardInterrupt
+        return current(name)
+
+    monkeypatch.setattr(state.table, "current", interrupted)
+    with pytest.raises(CommandError) as raised:
+        run("switch_guards", "shadow", "product", "order")
+
+    assert str(raised.value) == "interrupted (switched before: product)"
+    assert raised.value.returncode == 130
+
+
 @pytest.mark.parametrize("before", ["armed", "fenced"])
 def test_a_fence_by_hand_lasts_until_somebody_rebuilds(armed, clock, before):
     """Not ``--if-needed``: what somebody disabled, cron does not enable."""

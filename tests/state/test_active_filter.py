@@ -200,6 +200,19 @@ def test_another_store_is_not_trusted(product, clock, caplog):
     assert not product._runtime.active_filter.add([key(50)])
 
 
+def test_each_move_to_another_store_is_logged(product, build, clock, caplog):
+    """Once, in a process that has found the filter again meanwhile."""
+    for _ in range(2):
+        states.table.swap(states.table.current("product"), identity="another", active="elsewhere")
+        clock.sleep(states.LEASE_SECONDS)
+        assert {product._runtime.decide(ABSENT_PK) for _ in range(3)} == {IDENTITY}
+        build("product")
+        clock.sleep(states.LEASE_SECONDS)
+        assert product._runtime.decide(ABSENT_PK) is ABSENT
+
+    assert len([line for line in caplog.messages if "was built in another store" in line]) == 2
+
+
 @pytest.mark.parametrize("name", ["identity", "cachedir.tag"])
 def test_a_guard_may_be_named_as_a_file_of_the_store(name, fresh, transactional_db, clock, monkeypatch, tmp_path):
     """It has a folder of its own, and after a crash of the host its filter is not trusted, as any other."""

@@ -123,7 +123,7 @@ def test_a_server_that_does_not_wait_for_its_disk_lets_nothing_be_forgotten(serv
 
     state = states.table.renewed("counted")
     assert guard.verdict(2) is MAYBE
-    assert not guard._runtime.active_filter.negative_cache.may_remember(b"2", state.active)
+    assert not guard._runtime.active_filter.negative_cache.is_worth_asking(b"2", state.active)
     guard._runtime.active_filter.negative_cache.remember(guard._meta.keys.key(2), state.active, "postgresql")
     assert not guard._runtime.active_filter.negative_cache.marks
 

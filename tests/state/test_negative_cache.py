@@ -21,7 +21,7 @@ from rest_framework import serializers
 from rest_framework.generics import RetrieveAPIView
 
 from bloomguard.decorators import guarded
-from bloomguard.guards import registry
+from bloomguard.guards import misses, registry
 from bloomguard.guards.cache_aside import get_or_load
 from bloomguard.guards.meta import GuardMeta
 from bloomguard.guards.misses import confirm_missing
@@ -227,6 +227,20 @@ def test_what_a_view_hides_is_not_taken_for_absent(product, settings, django_ass
         for _ in range(5):
             visit(7, settings)
 
+    assert product._runtime.decide(7) is MAYBE
+
+
+def test_a_loader_that_finds_nothing_makes_the_guard_ask_once_a_minute(product, clock, monkeypatch):
+    """Not at each call, if the row exists, nor for each caller that waits for one load."""
+    asked, is_missing = [], misses._is_missing
+    monkeypatch.setattr(misses, "_is_missing", lambda *args: asked.append(args) or is_missing(*args))
+    for _ in range(5):
+        assert get_or_load("product", 7, lambda value: None) is None
+    assert len(asked) == 1
+
+    clock.now += remembered.SECONDS + 1
+    assert get_or_load("product", 7, lambda value: None) is None
+    assert len(asked) == 2
     assert product._runtime.decide(7) is MAYBE
 
 

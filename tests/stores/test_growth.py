@@ -116,9 +116,7 @@ def test_twice_the_keys_err_at_most_ten_times_as_often(store, kind, way, error_r
 
 
 async def asked_on_a_loop(generation, keys):
-    together = await generation.amight_contain_many(keys)
-    assert [await generation.amight_contain(each) for each in keys[:50]] == together[:50]
-    return together
+    return [await generation.amight_contain(each) for each in keys]
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -40,9 +40,11 @@ class Command(GuardsCommand):
                     outcome = f"It answers nothing before rebuild_filter {guard.name}."
                 done.append({"name": guard.name, "outcome": outcome})
                 self.say(f"{guard.name}: {outcome}")
-        except EXPECTED as error:
+        except (*EXPECTED, KeyboardInterrupt) as error:
             switched = ", ".join(each["name"] for each in done) or "none"
-            raise CommandError(f"{error} (switched before: {switched})") from error
+            is_interrupted = isinstance(error, KeyboardInterrupt)
+            problem, code = (self.interrupted, 130) if is_interrupted else (error, 1)
+            raise CommandError(f"{problem} (switched before: {switched})", returncode=code) from error
         if options["json"]:
             self.stdout.write(json.dumps({"guards": done}))
 

@@ -83,21 +83,11 @@ class RedisGeneration(Generation):
         keys = list(keys)
         if self._draft is not None:
             return super().might_contain_many(keys)
-        numbers, batch = self._check_batch(keys)
-        return _ordered(numbers, batch.read(self._store.read(batch.commands, self.identity) if keys else []))
-
-    async def amight_contain_many(self, keys: Iterable[bytes]) -> list[bool]:
-        keys = list(keys)
-        if self._draft is not None:
-            return [await self.amight_contain(key) for key in keys]
-        numbers, batch = self._check_batch(keys)
-        return _ordered(numbers, batch.read(await self._store.aread(batch.commands, self.identity) if keys else []))
-
-    def _check_batch(self, keys: Sequence[bytes]) -> tuple[list[list[int]], Batch]:
-        """Return the commands that check many keys, and for each of its parts the indexes of its keys."""
         placed = self._placed(keys)
         parts = [(shard, self._kind.check_commands(shard, digests)) for shard, (_, digests) in placed.items()]
-        return [numbers for numbers, _ in placed.values()], Batch(self.keys, parts)
+        batch = Batch(self.keys, parts)
+        found = batch.read(self._store.read(batch.commands, self.identity) if keys else [])
+        return _ordered([numbers for numbers, _ in placed.values()], found)
 
     def _placed(self, keys: Iterable[bytes]) -> dict[int, tuple[list[int], list[int]]]:
         """Map each shard to the indexes of its keys in ``keys``, and their digests."""
