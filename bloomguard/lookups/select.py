@@ -115,6 +115,7 @@ def _selecting(execute: Execute) -> Execute:
                 for lookup in lookups:
                     if column in lookup.alone:
                         generation = lookup.passes(context.known, value)
+                        break
         if not generation:
             asked = None
             try:
