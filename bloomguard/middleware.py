@@ -52,10 +52,10 @@ class Exchange(LookupContext):
 
     request: HttpRequest
 
-    def __init__(self, request: HttpRequest, carrier: dict[str, Any]) -> None:
+    def __init__(self, request: HttpRequest, carrier: Any) -> None:
         self.request = request
-        #: The door may have asked already.
-        self.known = carrier.pop(KNOWN, None) or {}
+        #: The door may have asked already. A project may have a ``request.scope`` of another kind.
+        self.known = (carrier.pop(KNOWN, None) if isinstance(carrier, dict) else None) or {}
 
     #: The guard that answers at the route, and the site's 404.
     guard: Guard | None = None
@@ -178,7 +178,7 @@ class BloomGuardMiddleware:
     async def _acall(self, request: HttpRequest) -> HttpResponseBase:
         exchange = None
         if request.method in registry.methods and conf.settings.is_enabled:
-            exchange = Exchange(request, getattr(request, "scope", {}))
+            exchange = Exchange(request, getattr(request, "scope", None))
         before = contexts.get()
         contexts.set(exchange)
         try:

@@ -113,9 +113,9 @@ class LookupContext:
         return decision
 
     def forget(self, guard: Guard, value: Any) -> None:
-        """Drop the decision on ``value``: the guard is asked again."""
+        """Ask the guard again for ``value``. That it was asked stays known."""
         with suppress(Exception):
-            self.known.pop((guard, guard._runtime.keys.key(value)), None)
+            self.known[guard, None] = self.known.pop((guard, guard._runtime.keys.key(value)))
 
     def note_avoided(self, guard: Guard) -> None:
         """Record a query that ``guard`` answered, so that it was not sent."""
