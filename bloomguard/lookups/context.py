@@ -126,10 +126,10 @@ class LookupContext:
 
 
 def _still_absent(guard: Guard, key: Any) -> Decision | None:
-    """Return an ABSENT on ``key``, without counting it; ``None`` if it is no longer absent, or after an error."""
+    """Return an ABSENT on ``key``, without counting it; ``None`` if the guard has to decide anew, or after an error."""
     with suppress(Exception):  # :meth:`GuardRuntime.decide` maps it to a decision
         decision = guard._runtime.ask(key)
-        if decision.verdict is Verdict.ABSENT:
+        if decision.verdict is Verdict.ABSENT and not guard._runtime.is_shadow:
             return decision
     return None
 
