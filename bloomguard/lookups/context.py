@@ -200,12 +200,14 @@ def guarded_lookups() -> Iterator[None]:
         with guarded_lookups():
             city = City.objects.filter(pk=pk).first()
     """
-    context = LookupContext() if settings.is_enabled else None
     before = contexts.get()
+    if before is PROBE or not settings.is_enabled:
+        yield
+        return
+    context = LookupContext()
     contexts.set(context)
     try:
         yield
     finally:
         contexts.set(before)
-        if context is not None:
-            context.is_over = True
+        context.is_over = True
