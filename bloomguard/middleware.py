@@ -27,8 +27,7 @@ from django.utils.cache import set_response_etag
 from . import conf
 from .guards import Guard, registry
 from .guards.counters import AVOIDED, BLOCKED
-from .lookups.context import KNOWN, PROBE, LookupContext, contexts
-from .lookups.shadow import compare_status
+from .lookups.context import KNOWN, PROBE, LookupContext, compare_status, contexts
 from .process import LogOnce
 from .routes.openness import middleware_classes
 from .routes.table import NO_ID, GuardedRoute, not_found, table_for
