@@ -27,8 +27,7 @@ from django.utils.cache import set_response_etag
 from . import conf
 from .guards import Guard, registry
 from .guards.counters import AVOIDED, BLOCKED
-from .lookups.context import KNOWN, PROBE, LookupContext, contexts
-from .lookups.shadow import compare_status
+from .lookups.context import KNOWN, PROBE, LookupContext, compare_status, contexts
 from .process import LogOnce
 from .routes.openness import middleware_classes
 from .routes.table import NO_ID, GuardedRoute, not_found, table_for
@@ -52,10 +51,10 @@ class Exchange(LookupContext):
 
     request: HttpRequest
 
-    def __init__(self, request: HttpRequest, carrier: dict[str, Any]) -> None:
+    def __init__(self, request: HttpRequest, carrier: Any) -> None:
         self.request = request
-        #: The door may have asked already.
-        self.known = carrier.pop(KNOWN, None) or {}
+        #: The door may have asked already. A project may have a ``request.scope`` of another kind.
+        self.known = (carrier.pop(KNOWN, None) if isinstance(carrier, dict) else None) or {}
 
     #: The guard that answers at the route, and the site's 404.
     guard: Guard | None = None
@@ -178,7 +177,7 @@ class BloomGuardMiddleware:
     async def _acall(self, request: HttpRequest) -> HttpResponseBase:
         exchange = None
         if request.method in registry.methods and conf.settings.is_enabled:
-            exchange = Exchange(request, getattr(request, "scope", {}))
+            exchange = Exchange(request, getattr(request, "scope", None))
         before = contexts.get()
         contexts.set(exchange)
         try:

@@ -20,7 +20,7 @@ from bloomguard import middleware
 from bloomguard.guards import registry, spot_checks
 from bloomguard.guards.counters import counts
 from bloomguard.guards.places import schemas
-from bloomguard.lookups import context, select, shadow
+from bloomguard.lookups import context, select
 from bloomguard.metrics.flush import flusher
 from bloomguard.rebuild import rebuild
 from bloomguard.routes import table as routes
@@ -164,7 +164,7 @@ def no_spot_checks(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(autouse=True)
 def nothing_logged() -> None:
     """No error was logged before: each test sees those of its own."""
-    for module in (middleware, context, select, shadow, routes):
+    for module in (middleware, context, select, routes):
         module._log.forget()
 
 

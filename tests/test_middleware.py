@@ -247,6 +247,31 @@ def test_what_is_not_certain_passes(browser, shop, trouble, clock, caplog, monke
     assert [response.get("Cache-Control") for response in responses] == [None, "no-store", "no-store"]
 
 
+def test_the_404_of_a_false_positive_looks_like_any_other(browser, shop):
+    """The view has sent its query; no cache keeps the 404 either, as the row may come back."""
+    browser.get("/products/7/")
+    Product.objects.filter(pk=7).delete()  # which leaves its key in the filter
+
+    assert [browser.get("/products/7/").get("Cache-Control") for _ in range(2)] == ["no-store"] * 2
+
+
+def with_scope(get_response):
+    """A middleware of the project that sets an attribute of its own, such as the scope of a token."""
+
+    def middleware(request):
+        request.scope = "read write"
+        return get_response(request)
+
+    return middleware
+
+
+def test_a_request_may_have_another_scope(browser, shop, settings):
+    """Under ASGI, Django's own attribute has the same name."""
+    settings.MIDDLEWARE = [f"{__name__}.with_scope", GUARD]
+
+    assert [browser.get(f"/products/{pk}/").status_code for pk in (7, 8)] == [200, 404]
+
+
 def test_a_fenced_guard_answers_again_after_a_rebuild(browser, shop, build, django_assert_num_queries):
     """A rebuild arms the guard again."""
     state.table.fence("product", "a test")

@@ -7,7 +7,9 @@ queue and management commands have none, and their queries go to the database.
 
 from __future__ import annotations
 
+import logging
 import os
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
@@ -20,7 +22,8 @@ from asgiref.sync import sync_to_async
 
 from ..conf import settings
 from ..exceptions import ConfigurationError
-from ..guards.counters import AVOIDED, drawn, listeners
+from ..guards.counters import AVOIDED, WOULD_BLOCK, WOULD_HARM, drawn, listeners
+from ..guards.keys import OutOfRange
 from ..process import LogOnce
 from ..verdicts import MAYBE, Decision, Verdict
 
@@ -29,6 +32,7 @@ if TYPE_CHECKING:
 
     from ..guards import Guard
 
+logger = logging.getLogger("bloomguard")
 _log = LogOnce()
 
 #: What the guards of one context have decided.
@@ -113,9 +117,9 @@ class LookupContext:
         return decision
 
     def forget(self, guard: Guard, value: Any) -> None:
-        """Drop the decision on ``value``: the guard is asked again."""
+        """Ask the guard again for ``value``. That it was asked stays known."""
         with suppress(Exception):
-            self.known.pop((guard, guard._runtime.keys.key(value)), None)
+            self.known[guard, None] = self.known.pop((guard, guard._runtime.keys.key(value)))
 
     def note_avoided(self, guard: Guard) -> None:
         """Record a query that ``guard`` answered, so that it was not sent."""
@@ -126,10 +130,10 @@ class LookupContext:
 
 
 def _still_absent(guard: Guard, key: Any) -> Decision | None:
-    """Return an ABSENT on ``key``, without counting it; ``None`` if it is no longer absent, or after an error."""
+    """Return an ABSENT on ``key``, without counting it; ``None`` if the guard has to decide anew, or after an error."""
     with suppress(Exception):  # :meth:`GuardRuntime.decide` maps it to a decision
         decision = guard._runtime.ask(key)
-        if decision.verdict is Verdict.ABSENT:
+        if decision.verdict is Verdict.ABSENT and not guard._runtime.is_shadow:
             return decision
     return None
 
@@ -200,12 +204,58 @@ def guarded_lookups() -> Iterator[None]:
         with guarded_lookups():
             city = City.objects.filter(pk=pk).first()
     """
-    context = LookupContext() if settings.is_enabled else None
     before = contexts.get()
+    if before is PROBE or not settings.is_enabled:
+        yield
+        return
+    context = LookupContext()
     contexts.set(context)
     try:
         yield
     finally:
         contexts.set(before)
-        if context is not None:
-            context.is_over = True
+        context.is_over = True
+
+
+# -- shadow mode: compare what a guard would have answered with what the site answers
+
+#: By guard, the number of false 404s that the guard would have caused: the 1st, 10th, 100th, ... is logged.
+_harms: Counter[str] = Counter()
+
+
+def compare_rows(context: LookupContext, guard: Guard, value: Any, *, found: bool) -> None:
+    """Count a query that ``guard`` would have answered and that ``found`` a row, or none. May read the state rows."""
+    if guard not in context.shadowed:  # a request counts once, even with several queries
+        context.shadowed = (*context.shadowed, guard)
+        guard._runtime.counters[WOULD_BLOCK]()
+        if found and _is_still_absent(guard, value):
+            _count_harm(guard, "a query found a row that the filter does not have. Run verify_filter")
+
+
+def compare_status(guard: Guard, value: Any, status: int) -> None:
+    """Count a request that ``guard`` would have answered 404 at its route; the site answered ``status``.
+
+    Any status but 404 and 410 differs, a redirect too. A row that was created after the check is no error: the filter
+    has it by now. May read the state rows. Never raises.
+    """
+    try:
+        guard._runtime.counters[WOULD_BLOCK]()
+        if status not in (404, 410) and _is_still_absent(guard, value):
+            _count_harm(guard, f"it would have answered 404 in place of {status}. Does the view answer without a row?")
+    except Exception as error:
+        _log.error(error, "bloomguard could not compare a response in shadow mode")
+
+
+def _count_harm(guard: Guard, what: str) -> None:
+    guard._runtime.counters[WOULD_HARM]()
+    _harms[guard.name] += 1
+    number = _harms[guard.name]
+    if str(number).strip("0") == "1":
+        logger.error("bloomguard: guard %s in shadow mode: %s (number %d in this process)", guard.name, what, number)
+
+
+def _is_still_absent(guard: Guard, value: Any) -> bool:
+    try:
+        return guard._runtime.ask(guard._runtime.keys.key(value)).verdict is Verdict.ABSENT
+    except OutOfRange:
+        return True

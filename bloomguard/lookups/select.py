@@ -14,8 +14,10 @@ from functools import wraps
 from typing import Any
 from uuid import UUID
 
+from django.apps import apps
 from django.db import router
-from django.db.models import Model
+from django.db.models import Model, QuerySet
+from django.db.models.fields import related_descriptors as related
 from django.db.models.sql import Query
 from django.db.models.sql import compiler as compilers
 from django.db.models.sql.constants import GET_ITERATOR_CHUNK_SIZE, MULTI, SINGLE
@@ -30,9 +32,8 @@ from ..state.transactions import has_own_transaction, is_aborted
 from ..verdicts import MAYBE, OUT_OF_RANGE, REMEMBERED, SHADOW, Decision, Verdict
 from ..writes.isolation import may_omit_reads
 from ..writes.statements import running
-from . import shadow, unguarded
 from .certainty import is_certain
-from .context import LookupContext, contexts
+from .context import LookupContext, compare_rows, contexts
 from .query import EXACT, NO_KEY, RowLookup, concrete, is_plain
 
 Execute = Callable[..., Any]
@@ -44,12 +45,12 @@ _PLAIN = frozenset({int, str, UUID})
 
 
 def connect() -> None:
-    """Wrap the compiler and the methods whose queries guards do not answer; once, for all databases."""
+    """Wrap the compiler, and the methods whose queries no guard answers; once, for all databases."""
     select: Any = compilers.SQLCompiler
     if not hasattr(select.execute_sql, "of_bloomguard"):  # another package may have wrapped ours
         select.execute_sql = _selecting(select.execute_sql)
         select.execute_sql.of_bloomguard = True
-        unguarded.connect()
+        _connect_unguarded()
 
 
 def lookups_of(model: type[Model]) -> tuple[RowLookup, ...]:
@@ -115,6 +116,7 @@ def _selecting(execute: Execute) -> Execute:
                 for lookup in lookups:
                     if column in lookup.alone:
                         generation = lookup.passes(context.known, value)
+                        break
         if not generation:
             asked = None
             try:
@@ -220,7 +222,7 @@ def _compare(context: LookupContext, guard: Guard, value: Any, result: Any) -> N
     if result is not None and not isinstance(result, (list, tuple)):
         return
     try:
-        shadow.compare_rows(context, guard, value, found=bool(result))
+        compare_rows(context, guard, value, found=bool(result))
     except Exception as error:
         _log.error(error, "bloomguard could not compare a query in shadow mode, because of an internal error")
 
@@ -238,3 +240,74 @@ def _record_false_positive(
             context.forget(guard, value)  # the next check finds it in the negative cache
     except Exception as error:
         _log.error(error, "bloomguard could not record a false positive, because of an internal error")
+
+
+# -- the methods whose queries no guard answers
+
+# For a row that the project has, such as the target of its foreign key, the database is asked. And the database alone
+# decides what a method that writes will write: a SELECT that it sends first must not miss a row that the filter lacks.
+
+#: Their async versions call them.
+_METHODS: tuple[tuple[Any, str], ...] = (
+    (related.ForwardManyToOneDescriptor, "get_object"),
+    (Model, "refresh_from_db"),
+    (Model, "save_base"),
+    (Model, "delete"),
+    (QuerySet, "bulk_create"),
+    (QuerySet, "bulk_update"),
+    (QuerySet, "delete"),
+    (QuerySet, "get_or_create"),
+    (QuerySet, "update"),
+    (QuerySet, "update_or_create"),
+    (compilers.SQLUpdateCompiler, "pre_sql_setup"),  # reads the rows of an UPDATE of several tables, also for `_update`
+)
+#: Of related managers, whose classes are made when they are needed.
+_OF_MANAGERS = ("add", "clear", "remove", "set")
+
+
+def _connect_unguarded() -> None:
+    setup: Any = compilers.SQLUpdateCompiler.pre_sql_setup
+    if hasattr(setup, "of_bloomguard"):
+        return
+    for owner, name in _METHODS:
+        setattr(owner, name, _unguarded(getattr(owner, name)))
+    setup = compilers.SQLUpdateCompiler.pre_sql_setup
+    setup.of_bloomguard = True
+    for name in ("create_reverse_many_to_one_manager", "create_forward_many_to_many_manager"):
+        setattr(related, name, _with_unguarded_methods(getattr(related, name)))
+    if apps.is_installed("django.contrib.contenttypes"):
+        from django.contrib.contenttypes import fields
+
+        name = "create_generic_related_manager"
+        setattr(fields, name, _with_unguarded_methods(getattr(fields, name)))
+
+
+def _unguarded(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap ``method`` so that guards answer none of its queries."""
+
+    @wraps(method)
+    def fetch(*args: Any, **kwargs: Any) -> Any:
+        before = contexts.get()
+        if before is None:
+            return method(*args, **kwargs)
+        contexts.set(None)
+        try:
+            return method(*args, **kwargs)
+        finally:
+            contexts.set(before)
+
+    return fetch
+
+
+def _with_unguarded_methods(make: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap ``make``, which makes the class of a related manager."""
+
+    @wraps(make)
+    def make_manager(*args: Any, **kwargs: Any) -> Any:
+        manager = make(*args, **kwargs)
+        for name in _OF_MANAGERS:
+            if name in vars(manager):
+                setattr(manager, name, _unguarded(vars(manager)[name]))
+        return manager
+
+    return make_manager

@@ -6,6 +6,7 @@ import secrets
 
 from django.http import HttpResponse, HttpResponseForbidden, HttpResponseNotFound, HttpResponsePermanentRedirect
 
+from bloomguard.lookups.context import guarded_lookups
 from tests.shop.models import Product
 
 
@@ -94,3 +95,7 @@ by_accept = _header("X-Kind", lambda request: request.headers.get("Accept", "")[
 request_id = _header("X-Request-ID", lambda request: secrets.token_hex(8))
 has_header = _header("X-Ours", lambda request: "yes")
 sets_cookie = _after(lambda request, response: response.set_cookie("seen", "yes"))
+
+
+def guards_lookups(get_response):
+    return guarded_lookups()(lambda request: get_response(request))

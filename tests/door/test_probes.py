@@ -270,6 +270,13 @@ def test_no_guard_answers_a_probe(shop, shielded, settings):
     assert site.reached == []
 
 
+def test_nor_in_a_block_of_guarded_lookups(shop, shielded, settings):
+    """A middleware that puts each request into one does not shut the door."""
+    settings.MIDDLEWARE = [ours("guards_lookups"), *STARTPROJECT, GUARD]
+
+    assert shielded().is_open
+
+
 # -- what keeps the door shut
 
 

@@ -355,6 +355,14 @@ def test_guarded_lookups_is_a_block_and_a_decorator(shop):
     assert queries(lambda: rows.filter(pk=ABSENT).first()) == 1
 
 
+def test_a_block_that_runs_for_hours_follows_the_mode(shop, monkeypatch):
+    """A guard that goes into shadow mode answers no query any more, not even one that it has answered before."""
+    with guarded_lookups():
+        assert queries(lambda: rows.filter(pk=ABSENT).first()) == 0
+        monkeypatch.setattr(registry["product"], "mode", "shadow")
+        assert queries(lambda: rows.filter(pk=ABSENT).first()) == 1
+
+
 def test_a_row_that_the_request_makes_is_found_by_it(ask, settings):
     """An absence is asked anew each time: ``get_or_create`` in a GET makes one row and finds it afterwards."""
 

@@ -543,6 +543,21 @@ def test_every_guard_of_a_table_has_its_say(clock, earlier):
     }
 
 
+def test_a_false_positive_of_either_guard_is_counted(clock):
+    """The one whose column the query compares, however many guards come after it."""
+    with registered(Diary, name="a-first") as first, registered(Diary, name="b-second", lookup="day") as second:
+        Diary.objects.create(pk=7, day="2024-12-24")
+        for guard in (first, second):
+            Rebuild(guard, sleep=clock.sleep).run()
+        Diary.objects.all().delete()
+        counts.counts.forget()
+        with guarded_lookups():
+            Diary.objects.filter(pk=8).first()  # opens the filter
+            assert queries(lambda: Diary.objects.filter(pk=7).first()) == 1
+
+    assert counts.counts.read()["a-first", counts.FALSE_POSITIVE] == 1
+
+
 def test_an_error_of_our_own_sends_the_query(lookups, monkeypatch, caplog):
     """It is said once, and the database answers."""
     monkeypatch.setattr(select, "_ask", lambda *arguments: 1 / 0)

@@ -10,8 +10,8 @@ from django.urls import path
 from bloomguard.decorators import guarded
 from bloomguard.guards import counters as counts
 from bloomguard.guards import spot_checks
-from bloomguard.lookups import shadow
-from bloomguard.lookups.context import LookupContext
+from bloomguard.lookups import context
+from bloomguard.lookups.context import LookupContext, compare_rows, compare_status
 from bloomguard.rebuild import Rebuild
 from bloomguard.state import table as states
 from bloomguard.state.row import FENCED
@@ -95,7 +95,7 @@ def test_what_would_have_been_blocked_is_counted(browser, guard):  # noqa: F811
 
 def test_a_page_where_a_404_would_have_been_is_counted_and_said(browser, guard, caplog):  # noqa: F811
     """A row that no sync saw, or a view that answers without one: counted each time, said now and then, without key."""
-    shadow._harms.clear()
+    context._harms.clear()
     before = counted(counts.WOULD_HARM)
     insert_unseen("shop_product", id=4321, name="x")
 
@@ -119,7 +119,7 @@ def test_a_redirect_would_have_been_changed(browser, guard):  # noqa: F811
 def test_only_not_found_and_gone_are_the_same(guard, status, harms):
     """Of an absent row's request."""
     before = counted(counts.WOULD_HARM), counted(counts.WOULD_BLOCK)
-    shadow.compare_status(guard, 8, status)
+    compare_status(guard, 8, status)
 
     assert (counted(counts.WOULD_HARM), counted(counts.WOULD_BLOCK)) == (before[0] + harms, before[1] + 1)
 
@@ -143,8 +143,8 @@ def test_a_row_that_was_created_meanwhile_is_no_mistake(guard):
     before = counted(counts.WOULD_HARM)
     Product.objects.create(pk=9)
 
-    shadow.compare_status(guard, 9, 200)
-    shadow.compare_rows(LookupContext(), guard, 9, found=True)
+    compare_status(guard, 9, 200)
+    compare_rows(LookupContext(), guard, 9, found=True)
 
     assert counted(counts.WOULD_HARM) == before
 
@@ -167,21 +167,21 @@ def test_whatever_would_have_been_a_404_counts(guard, monkeypatch, decision):
     before = counted(counts.WOULD_HARM)
     monkeypatch.setattr(guard._runtime.active_filter, "ask", lambda key: decision)
 
-    shadow.compare_status(guard, 8, 200)
+    compare_status(guard, 8, 200)
 
     assert counted(counts.WOULD_HARM) == before + (decision is not MAYBE)
 
 
 def test_a_comparison_that_fails_is_logged(guard, monkeypatch, caplog):
     """No error of ours reaches the request, and each kind is said once."""
-    shadow._log.forget()
+    context._log.forget()
 
     def fail(key):
         raise RuntimeError("woe")
 
     monkeypatch.setattr(guard._runtime.active_filter, "ask", fail)
 
-    shadow.compare_status(guard, 8, 200)
-    shadow.compare_status(guard, 9, 200)
+    compare_status(guard, 8, 200)
+    compare_status(guard, 9, 200)
 
     assert caplog.text.count("could not compare") == 1
