@@ -179,6 +179,8 @@ class TransactionObserver:
             for fence in list(self.held_fences.values()):
                 fence.check()
             raise
+        # As `commit()` does it next: whatever ends the wait now, such as Ctrl-C, the project's hooks are due.
+        self.connection.run_commit_hooks_on_set_autocommit_on = True
         self._end(committed=True)
 
     def rollback(self) -> None:
