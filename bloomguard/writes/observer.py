@@ -44,15 +44,21 @@ class Fence(Protocol):
         """Called after the COMMIT: fence if it took so long that a build may have missed its rows."""
 
 
-class TransactionObserver:
-    """Follows one transaction from now on: as an ``execute_wrapper``, and in place of ``commit()`` and ``rollback()``.
+#: The methods of a connection that an observer replaces.
+_REPLACED = ("_commit", "_rollback")
 
-    Only of this connection, and until the transaction ends: transactions that need no observer pay nothing.
+
+class TransactionObserver:
+    """Follows one transaction from now on: as an ``execute_wrapper``, and in place of ``_commit`` and ``_rollback``.
+
+    Only of this connection, and until the transaction ends: transactions that need no observer pay nothing. Django's
+    ``commit()`` and ``rollback()`` call those two, whoever has got hold of them before, or has replaced them.
     """
 
     def __init__(self, connection: Any) -> None:
         self.connection = connection
-        self._commit, self._roll_back = connection.commit, connection.rollback
+        self._commit, self._roll_back = connection._commit, connection._rollback
+        self._replaced = {name: vars(connection)[name] for name in _REPLACED if name in vars(connection)}
         #: They become void if the statement that caused them is rolled back.
         self.undoable: list[PendingDelete] = []
         #: By the guard's name: finished after the COMMIT, before it returns to its caller.
@@ -84,9 +90,9 @@ class TransactionObserver:
         known = cls.of(connection)
         if known is None:
             known = cls(connection)
+            connection._commit, connection._rollback = known.commit, known.rollback
             # At the bottom: `with connection.execute_wrapper(...)` removes the topmost one when it ends.
             connection.execute_wrappers.insert(0, known)
-            connection.commit, connection.rollback = known.commit, known.rollback
         return known
 
     @property
@@ -160,11 +166,11 @@ class TransactionObserver:
                 fence.hold()
 
     def commit(self) -> None:
-        """Commit by the connection's own ``commit()``."""
+        """Commit by the connection's own ``_commit``."""
         try:
             self.hold_fences()
         except BaseException:
-            self.rollback()  # as Django does if the COMMIT fails
+            self.connection.rollback()  # as Django does if the COMMIT fails
             raise
         self._committing()
         try:
@@ -173,10 +179,12 @@ class TransactionObserver:
             for fence in list(self.held_fences.values()):
                 fence.check()
             raise
+        # As `commit()` does it next: whatever ends the wait now, such as Ctrl-C, the project's hooks are due.
+        self.connection.run_commit_hooks_on_set_autocommit_on = True
         self._end(committed=True)
 
     def rollback(self) -> None:
-        """Roll back by the connection's own ``rollback()``."""
+        """Roll back by the connection's own ``_rollback``."""
         self._roll_back()
         self.give_up()
 
@@ -199,9 +207,16 @@ class TransactionObserver:
     def _end(self, *, committed: bool) -> None:
         if self in self.connection.execute_wrappers:
             self.connection.execute_wrappers.remove(self)
-            vars(self.connection).pop("commit", None)
-            vars(self.connection).pop("rollback", None)
-        for call in self.ended:
+        methods = vars(self.connection)
+        for name, mine in zip(_REPLACED, (self.commit, self.rollback)):
+            if methods.get(name) != mine:
+                continue  # the project has replaced it since, and may put this one back
+            if name in self._replaced:
+                methods[name] = self._replaced[name]
+            else:
+                del methods[name]
+        ended, self.ended = self.ended, []
+        for call in ended:
             call()
         pending, self.pending_fences = list(self.pending_fences.values()), {}
         held, self.held_fences = list(self.held_fences.values()), {}

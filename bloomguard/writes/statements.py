@@ -98,6 +98,7 @@ def _insert(execute: Execute, compiler: Any, tables: Sequence[TrackedTable], ret
             counting = _counting(tables, compiler)
             returned = (*asked, *more_to_return(compiler, tables, asked, counting))
             break
+    compiler.connection.ensure_connection()  # as Django does first: without a database no `pre_save` stores files
     # Before the transaction: a field's `pre_save` may store files, or change the values by which rows are locked.
     compiler.returning_fields = list(returned) or None
     statements = compiler.as_sql()

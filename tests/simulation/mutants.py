@@ -79,7 +79,7 @@ def no_lease_on_reading() -> Patches:
     return [patch.object(StateTable, "lease", lease)]
 
 
-@mutant(5)
+@mutant(81)
 def lease_from_the_answer() -> Patches:
     """The lease counts from when the row arrived, not from when it was asked for."""
 
@@ -119,7 +119,7 @@ def dump_that_is_believed() -> Patches:
 # -- the write
 
 
-@mutant(11)
+@mutant(6)
 def add_before_the_statement() -> Patches:
     """A key is added before its transaction holds a lock that a barrier waits for."""
 
@@ -131,7 +131,7 @@ def add_before_the_statement() -> Patches:
     return [patch.object(Process, "insert", insert)]
 
 
-@mutant(3)
+@mutant(1)
 def add_after_the_commit() -> Patches:
     """A key is added when its row can be seen already."""
 
@@ -163,7 +163,7 @@ def no_add_to_the_standby() -> Patches:
     return _writes_only(lambda state: replace(state, standby=""))
 
 
-@mutant(1)
+@mutant(4)
 def every_add_counts() -> Patches:
     """An add is taken for done, whatever the store said."""
     real = ActiveFilter._add
@@ -178,7 +178,7 @@ def every_add_counts() -> Patches:
 # -- the write while there is no filter
 
 
-@mutant(51)
+@mutant(92)
 def idle_statements_are_not_looked_at_again() -> Patches:
     """A statement that was sent as it is, because there was no filter, may take as long as it likes."""
     return [patch.object(fencing, "was_idle", lambda guard, since: True)]
@@ -223,19 +223,19 @@ def _impatient(owner: Any, name: str) -> Patches:
     return [patch.object(owner, name, hurry), patch.object(Process, "sleep", wait)]
 
 
-@mutant(12)
+@mutant(11)
 def no_wait_after_the_fence() -> Patches:
     """The writer who fences commits at once."""
     return _impatient(fencing, "fence")
 
 
-@mutant(34)
+@mutant(28)
 def fence_of_others_not_heeded() -> Patches:
     """A writer who finds a fence of somebody else commits at once."""
     return _impatient(StateTable, "wait_for_fence")
 
 
-@mutant(83)
+@mutant(3)
 def fence_taken_for_a_former_one() -> Patches:
     """A process that has waited for a fence of the guard does not wait for the next one."""
 
@@ -266,7 +266,7 @@ def identity_not_checked() -> Patches:
     ]
 
 
-@mutant(7)
+@mutant(24)
 def missing_is_empty() -> Patches:
     """A generation that a server does not have is an empty one, and an add creates it."""
     return [
@@ -289,7 +289,7 @@ def _hurried(hurries: Callable[[Rebuild], bool]) -> Patches:
     return [patch.object(Rebuild, "run", run)]
 
 
-@mutant(61)
+@mutant(336)
 def no_wait_after_fencing_a_replaced_store() -> Patches:
     """The row names another store while some processes still answer from the one before, and writers trust the wait.
 
@@ -309,7 +309,7 @@ def no_wait_after_fencing_a_replaced_store() -> Patches:
     ]
 
 
-@mutant(3)
+@mutant(18)
 def no_wait_after_the_announcement() -> Patches:
     """The scan begins before every writer knows of the new generation."""
     return _hurried(lambda one: one._mine is not None and not one.published)
@@ -327,7 +327,7 @@ def no_barrier() -> Patches:
     return [patch.object(rebuild, "wait_for_writers", lambda *arguments: None)]
 
 
-@mutant(3)
+@mutant(6)
 def publish_without_compare_and_set() -> Patches:
     """A builder publishes whatever happened to the row meanwhile."""
     real = StateTable.swap
@@ -341,7 +341,7 @@ def publish_without_compare_and_set() -> Patches:
     return [patch.object(StateTable, "swap", swap)]
 
 
-@mutant(88)
+@mutant(39)
 def standby_kept_though_an_add_missed_it() -> Patches:
     """A roll-back returns to a generation that lacks what was written when it took no more keys.
 
@@ -363,20 +363,20 @@ def standby_kept_though_an_add_missed_it() -> Patches:
 # -- discards
 
 
-@mutant(28)
+@mutant(4)
 def discard_without_a_token() -> Patches:
     """A deleted row leaves whatever generation answers by then, whether it was ever added there or not."""
     real = ActiveFilter.discard
     return [patch.object(ActiveFilter, "discard", lambda self, keys, name: real(self, keys, self.active()))]
 
 
-@mutant(46)
+@mutant(326)
 def discard_by_every_deleter() -> Patches:
     """Of two that delete one row, both discard it."""
     return [patch.object(Process, "finds", lambda self, key: True)]
 
 
-@mutant(4)
+@mutant(9)
 def discard_before_the_commit() -> Patches:
     """A row whose deletion is rolled back has left the filter."""
 
@@ -390,19 +390,19 @@ def discard_before_the_commit() -> Patches:
     return [patch.object(Process, "delete", delete)]
 
 
-@mutant(9)
+@mutant(4)
 def insert_if_absent() -> Patches:
     """A key that seems to be there, because it shares its cell with another, is not added."""
     return [patch.object(World, "counts_adds", lambda self: False)]
 
 
-@mutant(8)
+@mutant(7)
 def memory_without_the_recent_bits() -> Patches:
     """What was found to be absent stays so, though the row may have been made since."""
     return [patch.object(NegativeCache, "_is_recent", lambda self, name, key: False)]
 
 
-@mutant(56)
+@mutant(7)
 def adds_without_the_recent_bits() -> Patches:
     """A write adds its key to the filter alone."""
 
@@ -415,7 +415,7 @@ def adds_without_the_recent_bits() -> Patches:
     return [patch.object(Server, "add", add)]
 
 
-@mutant(35)
+@mutant(28)
 def a_counter_in_place_of_the_recent_bits() -> Patches:
     """What was found to be absent counts until the next add of its key: but the last one may not be committed yet."""
     before: WeakKeyDictionary[SimulatedStore, dict[tuple[str, bytes], int]] = WeakKeyDictionary()

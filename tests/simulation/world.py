@@ -215,7 +215,9 @@ class Process:
     def add(self, keys: list[int]) -> None:
         """What follows an INSERT. Raises :class:`StoreError`: then it must not be committed."""
         tracked: Any = _Tracked(self.guard)
-        statements.add(tracked, ROWS, lambda tracked: _written(keys))
+        written = _written(keys)
+        returned = written.values if keys[0] % 2 else ()  # else the database has not returned the keys alone
+        statements.add(tracked, ROWS, lambda tracked: written, returned)
 
     def delete(self, key: int) -> None:
         """DELETE, with a token for the generation that answers, which is redeemed after the COMMIT."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import threading
 from contextlib import nullcontext
+from unittest.mock import patch
 
 import pytest
 from django.contrib.auth.models import Group
@@ -18,6 +19,7 @@ from bloomguard.rebuild import Rebuild
 from bloomguard.state import table as state
 from bloomguard.state.row import ARMED, FENCED
 from bloomguard.verdicts import Verdict
+from bloomguard.writes import raw
 from tests.shop.models import Product
 from tests.support.orm_writes import atomic, by_hand
 
@@ -166,9 +168,57 @@ def test_a_commit_that_takes_longer_than_a_build_fences_afterwards(site, rebuild
         if is_lost:
             raise OperationalError("the connection was lost")
 
+    monkeypatch.setattr(connections["postgresql"], "_commit", slow)
     with pytest.raises(OperationalError) if is_lost else nullcontext(), atomic():
         Group.objects.create(name="x")
-        monkeypatch.setattr(connections["postgresql"], "_commit", slow)
 
     assert Product.objects.filter(pk=7).exists()
     assert status() == FENCED
+
+
+@pytest.mark.parametrize("is_first", [True, False], ids=["before", "within"])
+def test_a_commit_by_a_method_kept_from_before_fences_too(site, rebuild, is_first):
+    """A project may keep ``connection.commit``, of before its transaction or from the one before."""
+    connection = connections["postgresql"]
+    commit = connection.commit
+    connection.set_autocommit(False)
+    try:
+        if not is_first:
+            Group.objects.create(name="first")
+            commit = connection.commit
+            transaction.rollback(using="postgresql")
+        Group.objects.create(name="x")
+        rebuild()
+        commit()
+    finally:
+        connection.set_autocommit(True)
+
+    assert Product.objects.filter(pk=7).exists()
+    assert status() == FENCED
+
+
+@pytest.mark.parametrize("name", ["commit", "_commit", "rollback", "_rollback"])
+@pytest.mark.parametrize("ends_with", ["COMMIT", "ROLLBACK"])
+def test_a_method_that_the_project_has_replaced_is_put_back(site, rebuild, name, ends_with):
+    """As ``mock.patch.object`` does it in a project's tests, around the transaction or inside of it."""
+    connection, own = connections["postgresql"], {name: vars(connections["postgresql"]).get(name)}
+
+    with patch.object(connection, name, wraps=getattr(connection, name)) as replaced:
+        with atomic():
+            Group.objects.create(name="x")
+            rebuild()
+            transaction.set_rollback(ends_with == "ROLLBACK", using="postgresql")
+        assert replaced.called is (ends_with.lower() in name)
+        assert vars(connection)[name] is replaced
+    assert status() == (FENCED if ends_with == "COMMIT" else ARMED)
+    assert {name: vars(connection).get(name)} == own
+
+    Product.objects.filter(pk=7).delete()
+    with atomic():
+        Group.objects.create(name="y")
+        with patch.object(connection, name):
+            pass
+        transaction.set_rollback(ends_with == "ROLLBACK", using="postgresql")
+    with atomic():
+        assert connection.execute_wrappers == [raw.watch]
+        assert {name: vars(connection).get(name)} == own

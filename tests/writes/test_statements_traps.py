@@ -541,6 +541,25 @@ def test_a_guard_that_no_longer_works_fences(built, monkeypatch):
 # -- SQLite, where a writer locks out everybody
 
 
+def test_no_field_stores_anything_if_the_database_cannot_be_reached(built, monkeypatch):
+    """As in Django, which connects before it asks the fields for their values: a file would stay without its row."""
+    built("product")
+    stored = []
+    monkeypatch.setattr(models.CharField, "pre_save", lambda *arguments: stored.append(arguments))
+
+    def refuse(self, *arguments):
+        raise OperationalError("the database is gone")
+
+    with monkeypatch.context() as patch:
+        kind = type(connections[database.current])
+        connections[database.current].close()
+        patch.setattr(kind, "connect", refuse)
+        with suppress(OperationalError):
+            Product(name="x").save(force_insert=True)
+
+    assert stored == []
+
+
 @pytest.fixture
 def unproved(built, monkeypatch):
     """Adds to the products' filter fail."""
@@ -571,6 +590,22 @@ def test_nobody_is_told_of_the_commit_before_the_wait(sqlite, unproved, told):
 
     assert told == ["wait", "hook"]
     assert status("product") == FENCED
+
+
+def test_ctrl_c_in_the_wait_takes_no_hook_away(sqlite, unproved, told, monkeypatch):
+    """The rows are committed, so what the project does after its COMMIT is done."""
+
+    def interrupted(seconds):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(state.table, "sleep", interrupted)
+
+    with suppress(KeyboardInterrupt), transaction.atomic():
+        transaction.on_commit(lambda: told.append("hook"))
+        Product.objects.create(pk=8)
+
+    assert Product.objects.filter(pk=8).exists()
+    assert told == ["hook"]
 
 
 def test_a_fence_that_an_inner_block_took_back_is_set_again(sqlite, unproved, told):
