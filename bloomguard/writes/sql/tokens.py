@@ -62,7 +62,7 @@ _DIALECTS = {
     ),
     "mysql": (
         r"--(?=[ \t\n\r]|$)[^\n]*|\#[^\n]*",
-        r"\$|\w*\u0130",  # the beginning of a literal or a name; a letter that is an i in a name
+        r"\$",  # the beginning of a literal or a name
         r"(?P<text>'(?:[^'\\]|''|\\.)*')",
         r'(?P<name>"(?:[^"\\]|""|\\.)*") | (?P<tick>`(?:[^`]|``)*`)',
     ),
@@ -94,7 +94,7 @@ def tokens(sql: str, vendor: str) -> list[Token]:
                 raise Unclear  # unterminated
             found.append(Token(MARK, UNKNOWN if text[0] == "%" and text[-1] == "s" else text))
         elif kind in ("name", "tick", "bracket"):
-            if vendor == "mysql" and ("\\" in text or "\u0130" in text):
+            if vendor == "mysql" and "\\" in text:
                 raise Unclear
             found.append(Token(NAME, _folded(text[1:-1].replace(text[-1] * 2, text[-1]), vendor)))
         elif kind == "text":
@@ -121,6 +121,8 @@ def _folded(name: str, vendor: str) -> str:
     """Return a name in lower case, to be on the safe side; PostgreSQL truncates it to 63 bytes."""
     if vendor == "postgresql" and len(name) > 20:
         name = name.encode()[:63].decode(errors="ignore")
+    if vendor == "mysql" and "\u0130" in name:
+        raise Unclear  # an i
     return name.lower()
 
 
