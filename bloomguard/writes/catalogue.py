@@ -20,7 +20,7 @@ from ..state.transactions import is_under_way
 from .flows import ROW, Catalogue
 from .sql.reader import read, read_body, read_trigger
 from .sql.statement import ANY_FIELD, ANYTHING, EXTENSIONS, Effect
-from .sql.tokens import bare
+from .sql.tokens import bare, routine
 
 _ALL = frozenset({"insert", "update", "delete"})
 
@@ -302,8 +302,8 @@ def _read_mysql(catalogue: Catalogue, query: Query) -> None:
         "SELECT routine_name, routine_definition FROM information_schema.routines "
         "WHERE routine_schema <> 'sys' AND NOT (routine_schema = 'mysql' AND routine_type = 'PROCEDURE')"
     ):
-        known = catalogue.functions.get(name.lower(), frozenset())
-        catalogue.functions[name.lower()] = known | _mysql_effects(text)
+        name = routine(name, "mysql")
+        catalogue.functions[name] = catalogue.functions.get(name, frozenset()) | _mysql_effects(text)
     for table, event, timing, name, text in query(_MYSQL_TRIGGERS):
         verbs, because = frozenset({event.lower()}), f"the trigger {name!r}"
         catalogue.add_trigger(table, verbs, _mysql_effects(text), because, rewrites=timing == "BEFORE")

@@ -22,7 +22,7 @@ from . import fencing, unknown_guards
 from .catalogue import calls_own_functions, has_temporary_triggers, load
 from .flows import Catalogue
 from .observer import TransactionObserver
-from .sql.statement import ANYTHING, NEVER_FUNCTIONS, Effect
+from .sql.statement import ANYTHING, NEVER_FUNCTIONS, SYSTEM_TABLES, Effect
 from .sql.tokens import bare
 from .tables import columns, folded, guarded_tables
 
@@ -317,5 +317,6 @@ class _Quiet(dict[str, bool]):
         found = super().get(table)
         if found is None:
             every = {Effect(verb, bare(table)) for verb in ("insert", "update", "delete")}
-            found = self[table] = not self.writers and not self._reaches(every)
+            is_own = SYSTEM_TABLES.fullmatch(bare(table)) is None
+            found = self[table] = is_own and not self.writers and not self._reaches(every)
         return found

@@ -65,7 +65,7 @@ def watch(execute: Execute, sql: Any, params: Any, many: bool, context: dict[str
 def _send(execute: Execute, sql: Any, params: Any, many: bool, context: dict[str, Any], own: str) -> Any:
     """Execute ``sql`` that is not known; ``own``: the table of the ORM's statement, whose compiler adds its keys."""
     connection = context["connection"]
-    if type(sql) is str and sql.startswith(_BORDERS) and ";" not in sql:
+    if type(sql) is str and sql.startswith(_BORDERS) and ";" not in sql and "ISOLATION" not in sql.upper():
         return execute(sql, params, many, context)
     if early.is_early and not (type(sql) is str and reader.is_plain_read(sql)):
         reading = read(sql, connection)

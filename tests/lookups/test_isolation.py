@@ -73,6 +73,7 @@ CHANGING = {
         "SET TRANSACTION ISOLATION LEVEL SERIALIZABLE",
         "set  session characteristics as\ntransaction isolation level repeatable read",
         "SET LOCAL default_transaction_isolation = 'serializable'",
+        "BEGIN ISOLATION LEVEL SERIALIZABLE",
         "SELECT set_config('default_transaction_isolation', 'serializable', false)",
     ],
     "mariadb": [
@@ -82,7 +83,7 @@ CHANGING = {
 }
 
 
-@pytest.mark.parametrize("number", range(4))
+@pytest.mark.parametrize("number", range(5))
 def test_a_statement_that_sets_a_level_sends_what_follows(lookups, number):  # noqa: F811
     """From then on the levels of this database are not known, each time that it is sent."""
     if number >= len(CHANGING.get(database.current, ())):

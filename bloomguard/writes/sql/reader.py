@@ -9,7 +9,7 @@ from typing import NamedTuple
 from .statement import ANY_FIELD, ANYTHING, DEFINE, NEVER_FUNCTIONS, Effect, Statement, split
 from .tokens import WORD, Token, Unclear, bare, tokens
 
-_LAST_NAME = re.compile(r"[\w$]+\Z")
+_LAST_NAME = re.compile(r"[\w$\x80-\U0010ffff]+\Z")
 #: Marks before a bracket that make no call of it.
 _OPERATORS = frozenset("(,=<>+-*/%|&^~!@")
 
@@ -39,7 +39,7 @@ def is_plain_read(sql: str) -> bool:
         return False
     pieces = sql.split("(")
     del pieces[-1]
-    for piece in map(str.rstrip, pieces):
+    for piece in (piece.rstrip(" \t\n\r\f\v") for piece in pieces):
         name = _LAST_NAME.search(piece)
         if name is None:
             if piece and piece[-1] not in _OPERATORS:
@@ -67,8 +67,8 @@ def _read(sql: str, vendor: str) -> Reading:
             effects = {Effect("known", name) for name in NEVER_FUNCTIONS} | {ANY_FIELD}
     known = frozenset(effect for effect in effects if effect.verb in ("known", "field"))
     return Reading(
-        frozenset(effects - known - {DEFINE}),
-        defines=DEFINE in effects,
+        frozenset(effect for effect in effects - known if effect.verb != "define"),
+        defines=any(effect.verb == "define" for effect in effects),
         several=len(statements) > 1,
         known=known,
         head=statements[0].head if len(statements) == 1 else "",
@@ -78,11 +78,12 @@ def _read(sql: str, vendor: str) -> Reading:
 
 
 def read_body(text: str, vendor: str = "") -> frozenset[Effect]:
-    """Return the effects of a function, a trigger or a rule with this text."""
+    """Return the effects of a function or a trigger with this text. The definitions that it changes are not known."""
     try:
-        return frozenset(Statement(tokens(text, vendor), vendor, is_body=True).scan())
+        effects = Statement(tokens(text, vendor), vendor, is_body=True).scan()
     except Unclear:
         return frozenset({ANYTHING})
+    return frozenset(ANYTHING if effect == DEFINE else effect for effect in effects)
 
 
 def read_trigger(sql: str) -> frozenset[Effect]:

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from .tokens import ANEW, MARK, NAME, TEXT, WORD, Token, Tokens, bare, tokens
+from .tokens import ANEW, MARK, NAME, TEXT, UNKNOWN, WORD, Token, Tokens, bare, routine, tokens
 
 
 class Effect(NamedTuple):
@@ -22,8 +22,8 @@ class Effect(NamedTuple):
     are deleted. ``copy``: SQLite's schema editor copies a table and keeps the values of ``columns``. ``call``: a
     function is called, ``run``: a procedure. ``known``: something is called that is known to write nothing, if
     it is not the database's own. ``field``: ``x.name`` on PostgreSQL, which calls a function of that name if ``x`` is a
-    row without such a column. ``define``: views, triggers, constraints and the like may change. ``any``: the effects
-    are unknown.
+    row without such a column. ``define``: views, triggers, constraints and the like may change, or, if it is named
+    ``table``, there is only a new table or something is gone. ``any``: the effects are unknown.
     """
 
     verb: str
@@ -36,6 +36,7 @@ ANYTHING = Effect("any")
 #: A ``field`` whose name is not known.
 ANY_FIELD = Effect("field")
 DEFINE = Effect("define")
+DEFINE_TABLE = Effect("define", "table")
 
 
 def _words(text: str) -> frozenset[str]:
@@ -93,8 +94,10 @@ _UPSERTING = ("conflict", "duplicate", "merge", "replace")
 _PREPARING_APART = frozenset({"postgresql", "sqlite", "mysql"})
 #: SQLite's names for the primary key that every table has.
 _ROWID = frozenset({"rowid", "oid", "_rowid_"})
-_SYSTEM_TABLES = re.compile(
-    r"sqlite_(?:temp_)?(?:master|schema)|pg_(?:class|attribute|enum|namespace|inherits|rewrite|depend)"
+#: Tables of the database itself, by which one may change its definitions.
+SYSTEM_TABLES = re.compile(
+    r"sqlite_(?:temp_)?(?:master|schema)|pg_(?:attrdef|attribute|authid|cast|class|constraint|depend|enum|inherits|"
+    r"namespace|operator|policy|proc|rewrite|trigger|type)"
 )
 
 
@@ -128,7 +131,7 @@ class Statement(Tokens):
     def add(self, verb: str, names: Iterable[str], columns: frozenset[str] | None = None) -> None:
         """Add an effect on each of ``names``; on anything for an empty one, and for a table of the system."""
         for name in names:
-            is_table = name and not _SYSTEM_TABLES.fullmatch(name)
+            is_table = name not in ("", UNKNOWN) and not SYSTEM_TABLES.fullmatch(name)
             self.effects.add(Effect(verb, name, columns) if is_table else ANYTHING)
 
     def read(self) -> set[Effect]:
@@ -180,7 +183,7 @@ class Statement(Tokens):
         targets = set[str]()
         for at in range(start, len(self.found)):
             word, before = self.word(at), self.word(at - 1)
-            if not word or self.mark(at - 1) == ".":
+            if not word:
                 continue
             if word == "into" or (word in ("insert", "replace") and self.vendor not in ("postgresql", "sqlite")):
                 targets |= self._target(at)
@@ -280,8 +283,10 @@ class Statement(Tokens):
         for at in range(start, len(self.found) - 1):
             if self.mark(at + 1) == "(" and self.found[at].kind in (WORD, NAME):
                 name = self.found[at].value
-                is_known = self.found[at].kind == WORD and name in NEVER_FUNCTIONS and self.mark(at - 1) != "."
-                self.effects.add(Effect("known" if is_known else "call", name))
+                is_known = self.found[at].kind == WORD and name in NEVER_FUNCTIONS
+                self.effects.add(Effect("known" if is_known else "call", routine(name, self.vendor)))
+            elif self.mark(at + 1) == "(" and self.mark(at) == UNKNOWN:
+                self.effects.add(ANYTHING)
             elif self.vendor == "postgresql" and self.mark(at) == "." and self.found[at + 1].kind != MARK:
                 self.effects.add(Effect("field", self.found[at + 1].value))
 
@@ -293,9 +298,10 @@ class Statement(Tokens):
 
     def create(self, at: int) -> None:
         """Read a CREATE from the word after it."""
-        self.effects.add(DEFINE)
         at = self.skip(at, _BEFORE_KIND)
         kind = self.word(at)
+        is_apart = kind == "table" and not self.has("partition", "inherits", "references")
+        self.effects.add(DEFINE_TABLE if is_apart else DEFINE)
         name, place = self.name(self.after(at + 1, "if", "not", "exists"))
         if kind in ("table", "view"):
             self.scan(place)  # a WITH may write
@@ -360,7 +366,7 @@ class Statement(Tokens):
 
     def drop(self, at: int) -> None:
         """Read a DROP from the word after it. SQLite deletes a table's rows first."""
-        self.effects.add(DEFINE)
+        self.effects.add(DEFINE_TABLE)
         self.add("delete", self.names(at)[0])
 
     def fill(self, at: int) -> None:
@@ -390,7 +396,7 @@ class Statement(Tokens):
 
     def pragma(self, at: int) -> None:
         """Read a PRAGMA: no other one changes what a table has. SQLite ignores those that it does not know."""
-        if self.has("writable_schema", "schema_version"):
+        if any(value in ("writable_schema", "schema_version") for _, value in self.found[at:]):
             self.effects.add(ANYTHING)
 
 

@@ -6,6 +6,7 @@ The dialects differ in where a literal or a comment ends. A text that can be rea
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections.abc import Collection, Sequence
 from functools import lru_cache
 from typing import NamedTuple
@@ -16,6 +17,10 @@ WORD, NAME, TEXT, MARK = "word", "name", "text", "mark"
 
 #: Prefix of the table that SQLite's schema editor fills with a copy of the rows.
 ANEW = "new__"
+#: The name of what a placeholder stands for, or of what cannot be read.
+UNKNOWN = "%s"
+#: Words before a name.
+_BEFORE_NAME = frozenset({"ignore", "into", "join", "low_priority", "only", "table"})
 
 
 class Unclear(Exception):
@@ -32,34 +37,45 @@ class Token(NamedTuple):
 _COMMON = r"""
     (?P<space>[ \t\n\r\f\v]+|{line})
   | (?P<block>/\*)
-  | (?P<odd>[uU]&["']|[qQ]')
+  | (?P<odd>[uU]&["']|[qQ]'|--(?![ -~])|%\((?!\w+\))[^)]*\)[a-z]\b|{odd})
   | {texts}
   | {names}
-  | (?P<word>(?:[A-Za-z_]|[^\x00-\x7f])(?:[\w$]|[^\x00-\x7f])*)
+  | (?P<word>{digits}{letter}(?:[\w$]|[^\x00-\x7f])*)
   | (?P<mark>%s\b|%\(\w+\)s|%%|\d+(?:\.\d*)?(?:[eE][+-]?\d+)?|:=|.)
 """
+_LETTER = r"(?:[A-Za-z_]|[^\x00-\x7f])"
 _TEXT = r"(?P<text>'(?:[^']|'')*')"
 _NAMES = r'(?P<name>"(?:[^"]|"")*")'
+#: White space, a line's comment, and what may hide the rest of a text; then the literals and the quoted names.
 _DIALECTS = {
     "postgresql": (
         r"--[^\n\r]*",
-        rf"(?P<escaped>[eE]'(?:[^'\\]|''|\\.)*') | (?P<dollar>\$(?:[^\W\d]\w*)?\$) | {_TEXT}",
+        "(?!)",
+        rf"(?P<escaped>[eE]'(?:[^'\\]|''|\\.)*') | (?P<dollar>\$(?:{_LETTER}(?:\w|[^\x00-\x7f])*)?\$) | {_TEXT}",
         _NAMES,
     ),
-    "sqlite": (r"--[^\n]*", _TEXT, rf"{_NAMES} | (?P<tick>`(?:[^`]|``)*`) | (?P<bracket>\[[^\]]*\])"),
+    "sqlite": (
+        r"\ufeff|--[^\n]*",
+        r"[$@:\#][\w$:]+\(",  # a variable's name goes on to the next bracket
+        _TEXT,
+        rf"{_NAMES} | (?P<tick>`(?:[^`]|``)*`) | (?P<bracket>\[[^\]]*\])",
+    ),
     "mysql": (
-        r"--(?=\s|$)[^\n]*|\#[^\n]*",
+        r"--(?=[ \t\n\r]|$)[^\n]*|\#[^\n]*",
+        r"\$",  # the beginning of a literal or a name
         r"(?P<text>'(?:[^'\\]|''|\\.)*')",
         r'(?P<name>"(?:[^"\\]|""|\\.)*") | (?P<tick>`(?:[^`]|``)*`)',
     ),
-    "": (r"--[^\n\r]*", _TEXT, _NAMES),
+    "": (r"--[^\n\r]*", "(?!)", _TEXT, _NAMES),
 }
 
 
 @lru_cache
 def _pattern(vendor: str) -> re.Pattern[str]:
-    line, texts, names = _DIALECTS.get(vendor, _DIALECTS[""])
-    return re.compile(_COMMON.format(line=line, texts=texts, names=names), re.VERBOSE | re.DOTALL)
+    line, odd, texts, names = _DIALECTS.get(vendor, _DIALECTS[""])
+    digits = r"\d*" if vendor == "mysql" else ""
+    text = _COMMON.format(line=line, odd=odd, texts=texts, names=names, digits=digits, letter=_LETTER)
+    return re.compile(text, re.VERBOSE | re.DOTALL)
 
 
 def tokens(sql: str, vendor: str) -> list[Token]:
@@ -71,11 +87,12 @@ def tokens(sql: str, vendor: str) -> list[Token]:
             raise Unclear
         kind, text, position = piece.lastgroup, piece[0], piece.end()
         if kind == "word":
-            found.append(Token(WORD, _folded(text, vendor)))
+            is_part = found and found[-1] == (MARK, ".")  # of a name, where a keyword is none
+            found.append(Token(NAME if is_part else WORD, _folded(text, vendor)))
         elif kind == "mark":
             if text in ("'", '"', "`"):
                 raise Unclear  # unterminated
-            found.append(Token(MARK, text))
+            found.append(Token(MARK, UNKNOWN if text[0] == "%" and text[-1] == "s" else text))
         elif kind in ("name", "tick", "bracket"):
             if vendor == "mysql" and "\\" in text:
                 raise Unclear
@@ -85,7 +102,8 @@ def tokens(sql: str, vendor: str) -> list[Token]:
                 raise Unclear  # an escape or not, by the server's settings
             found.append(Token(TEXT, text[1:-1].replace("''", "'")))
         elif kind == "escaped":
-            found.append(Token(TEXT, text[2:-1].replace("''", "'").replace("\\'", "'")))
+            value = text[2:-1].replace("''", "'").replace("\\'", "'")
+            found.append(Token(MARK if "\\" in value else TEXT, value))  # any characters may be escaped
         elif kind == "dollar":
             end = sql.find(text, position)
             if end < 0:
@@ -103,6 +121,8 @@ def _folded(name: str, vendor: str) -> str:
     """Return a name in lower case, to be on the safe side; PostgreSQL truncates it to 63 bytes."""
     if vendor == "postgresql" and len(name) > 20:
         name = name.encode()[:63].decode(errors="ignore")
+    if vendor == "mysql" and "\u0130" in name:
+        raise Unclear  # an i
     return name.lower()
 
 
@@ -127,6 +147,13 @@ def bare(table: str) -> str:
     """Return a table's name without quotes, schema and the prefix of SQLite's schema editor, in lower case."""
     name = table.replace('"', "").replace("`", "").rpartition(".")[2].lower()
     return name.removeprefix(ANEW)
+
+
+def routine(name: str, vendor: str) -> str:
+    """Return the name of a function, in lower case; for MySQL and MariaDB without accents, as they take it."""
+    if vendor != "mysql" or name.isascii():
+        return name.lower()
+    return "".join(each for each in unicodedata.normalize("NFKD", name.lower()) if not unicodedata.combining(each))
 
 
 class Tokens:
@@ -167,30 +194,35 @@ class Tokens:
 
     def name(self, at: int) -> tuple[str, int]:
         """Return the bare name at ``at``, empty if there is none, and the place after it."""
-        found = ""
-        while self.token(at).kind != MARK and self.token(at) is not self._END:
-            found = self.token(at).value
-            at += 1
-            if self.mark(at) != ".":
-                break
-            at += 1
-        return bare(found), at
+        while self.token(at).kind != MARK and self.mark(at + 1) == ".":
+            at += 2
+            if self.token(at).kind == MARK:
+                return UNKNOWN, at + 1
+        kind, value = self.token(at)
+        if self.token(at) is self._END or (kind == MARK and value != UNKNOWN):
+            return "", at
+        return bare(value), at + 1
 
     def names(self, at: int, *until: str) -> tuple[list[str], int]:
         """Return all names and words from ``at`` on, bare, and the place where they end.
 
         They end before a word of ``until`` outside brackets, a semicolon, or the end of the bracket around them.
         """
-        found, depth = list[str](), 0
+        found, depth, start = list[str](), 0, at
         while at < len(self.found):
             kind, value = self.found[at]
             if depth == 0 and ((kind == WORD and value in until) or (kind, value) == (MARK, ";")):
                 break
             if kind != MARK:
                 found.append(bare(value))
+            elif self.mark(at - 1) == "." or (value == UNKNOWN and self._begins_name(at, start)):
+                found.append(UNKNOWN)
             elif value in ("(", ")"):
                 depth += 1 if value == "(" else -1
                 if depth < 0:
                     break
             at += 1
         return found, at
+
+    def _begins_name(self, at: int, start: int) -> bool:
+        return at == start or self.mark(at - 1) == "," or self.word(at - 1) in _BEFORE_NAME

@@ -64,6 +64,9 @@ POSTGRESQL = [
     "CREATE FUNCTION raw_pure(word text) RETURNS text LANGUAGE sql AS $$ SELECT 'INSERT INTO shop_article' || word $$",
     "CREATE FUNCTION raw_notes(word text) RETURNS void LANGUAGE plpgsql AS $$ BEGIN INSERT INTO raw_log VALUES (1, "
     "word); END $$",
+    "CREATE TRIGGER raw_asleep AFTER INSERT ON raw_log FOR EACH ROW EXECUTE FUNCTION raw_copy()",
+    "ALTER TABLE raw_log DISABLE TRIGGER raw_asleep",
+    "CREATE FUNCTION raw_wake() RETURNS void LANGUAGE sql AS 'ALTER TABLE raw_log ENABLE TRIGGER raw_asleep'",
     "CREATE PROCEDURE raw_procedure(word text) LANGUAGE plpgsql AS $$ BEGIN PERFORM raw_make(word); END $$",
     "CREATE TABLE raw_calling (id integer PRIMARY KEY, made integer DEFAULT raw_make('by-default'))",
     "CREATE TABLE raw_ruled (id integer PRIMARY KEY)",
@@ -91,7 +94,7 @@ AWAY = {
         "DROP VIEW IF EXISTS raw_window",
         *(
             f"DROP FUNCTION IF EXISTS raw_{name} CASCADE"
-            for name in ["copy", "log", "make", "outer", "dynamic", "pure", "notes"]
+            for name in ["copy", "log", "make", "outer", "dynamic", "pure", "notes", "wake"]
         ),
         "DROP PROCEDURE IF EXISTS raw_procedure",
     ],
@@ -107,6 +110,7 @@ def inserts(vendor):
     names = ["shop_article", '"shop_article"', "SHOP_ARTICLE", "/* raw_other */ shop_article"]
     names += ["public.shop_article", 'public."shop_article"', '"public" . "shop_article"'] if postgresql else []
     names += [] if postgresql else ["main.shop_article", "`shop_article`", "[shop_article]", "'shop_article'"]
+    names += [] if postgresql else ["\ufeffshop_article", "main.\ufeff[shop_article]"]  # white space
     words = ["'a'", "'it''s'", "'a;b'", "'-- no'", "'/* no'", "'a\\'", "'\"'"]
     words += ["E'it\\'s'", "$$it's$$", "$a$;$b$ $a$", "U&'\\0061'"] if postgresql else ["'a\\''b'"]
     false = "false" if postgresql else "0"
@@ -166,6 +170,8 @@ def others(vendor):
     if vendor == "sqlite":
         yield "UPDATE shop_product SET rowid = 4000"
         yield "UPDATE shop_product SET _rowid_ = 4000"
+        yield "INSERT \ufeffINTO shop_article (slug, deleted) VALUES ('x', 0)"
+        yield "UPDATE shop_article \ufeffSET slug = 'x' || id"
         away = "DROP VIEW raw_window", "ALTER TABLE shop_article RENAME COLUMN slug TO was"
         yield *away, "ALTER TABLE shop_article ADD COLUMN slug DEFAULT 'n'"
         yield (
@@ -187,6 +193,9 @@ def others(vendor):
         yield f"{comment}DO LANGUAGE plpgsql 'BEGIN {insert} (''done'', false); END'"
         yield f"{comment}SELECT raw_make('by function')"
     yield f"SELECT ';'; SELECT $$ ; $$; {insert} ('third', false)"
+    yield f"SELECT $“$ ' $“$; {insert} ('fourth', false); SELECT $“$ ' $“$"
+    yield "DO E'BEGIN \\x49NSERT INTO shop_article (slug, deleted) VALUES (''e'', false); END'"
+    yield "DO E'BEGIN INSERT INTO \\u0073hop_article (slug, deleted) VALUES (''e'', false); END'"
     yield "WITH a AS (UPDATE shop_article SET slug = 'u' || id RETURNING id) DELETE FROM raw_other"
     yield f"PREPARE raw_statement AS {insert} ('prepared', false)", "EXECUTE raw_statement"
     made = "'INSERT INTO ' || n || '_article (slug, deleted) VALUES (''e'', false)'"
@@ -226,6 +235,13 @@ def others(vendor):
     )
     yield "ALTER TABLE shop_article RENAME TO raw_was", "ALTER TABLE raw_elsewhere.shop_article SET SCHEMA public"
     yield "ALTER TABLE shop_article RENAME TO raw_was", "ALTER TABLE raw_stray RENAME TO shop_article"
+    renamed = "UPDATE pg_class SET relname = 'shop_article' WHERE relname = 'raw_stray'"
+    yield "ALTER TABLE shop_article RENAME TO raw_was", renamed
+    yield (
+        "INSERT INTO raw_log VALUES (1, 'a')",
+        "UPDATE pg_trigger SET tgenabled = 'O' WHERE tgname = 'raw_asleep'",
+        "INSERT INTO raw_log VALUES (1, 'awake')",
+    )
     yield (
         "ALTER TABLE shop_article RENAME TO raw_was",
         "SELECT 903 AS id, 'i' AS slug, false AS deleted INTO shop_article",
@@ -251,6 +267,7 @@ def others(vendor):
         "CREATE TRIGGER raw_later AFTER INSERT ON raw_log FOR EACH ROW EXECUTE FUNCTION raw_copy()",
         "INSERT INTO raw_log VALUES (1, 'later')",
     )
+    yield "INSERT INTO raw_log VALUES (1, 'a')", "SELECT raw_wake()", "INSERT INTO raw_log VALUES (1, 'awake')"
     yield (
         "MERGE INTO shop_article a USING raw_other o ON a.slug = o.note WHEN NOT MATCHED THEN INSERT (slug, deleted) "
         "VALUES (o.note, false)"

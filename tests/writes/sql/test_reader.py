@@ -239,6 +239,14 @@ def test_a_table_made_anew_keeps_its_keys_or_not(sql, kept):
         ("RENAME TABLE other TO shop_product, a TO b", {"shop_product"}),
         ("ANALYZE UPDATE shop_product SET id = 2", {"shop_product"}),
         ("EXPLAIN SELECT * FROM shop_product", set()),
+        ("UPDATE other.%s SET id = 1", TABLES),
+        ("UPDATE shop_product SET \u0130d = 1", TABLES),
+        ("UPDATE shop_product SET `\u0130d` = 1", TABLES),
+        ("SELECT 1 --\x01 '\n, make(1) -- '", TABLES),
+        ("SELECT 1 --\xa0b, make(1)", TABLES),
+        ("SELECT 1 -- \xa0b, INSERT INTO shop_product", set()),
+        ("UPDATE $shop SET id = 1", TABLES),
+        ("UPDATE 2024_shop SET id = 1e5 WHERE id = 0x1F", set()),
     ],
 )
 def test_mysql_is_read_as_mysql_does(sql, found):
@@ -278,6 +286,14 @@ def test_mysql_is_read_as_mysql_does(sql, found):
         "ALTER USER MAPPING FOR a SERVER s OPTIONS (SET user 'x')",
         "ALTER TYPE row ALTER ATTRIBUTE slug TYPE text",
         "MERGE shop_product USING other",
+        "UPDATE %s AS a SET slug = 'x'",
+        "UPDATE ONLY %s SET slug = 'x'",
+        "UPDATE public.%(table)s SET slug = 'x'",
+        "INSERT INTO public.%s VALUES (1)",
+        "COPY public.%s FROM STDIN",
+        "SELECT %s('x')",
+        "SELECT %(it's)s; INSERT INTO shop_product SELECT %(it's)s",
+        "DO E'BEGIN INSERT \\x49NTO shop_product VALUES (1); END'",
     ],
 )
 def test_what_cannot_be_read_may_be_anything(sql):
@@ -286,7 +302,16 @@ def test_what_cannot_be_read_may_be_anything(sql):
 
 
 @pytest.mark.parametrize(
-    "sql", ["PRAGMA writable_schema = 1", "PRAGMA main.schema_version = 1", "UPDATE sqlite_master SET sql = ''"]
+    "sql",
+    [
+        "PRAGMA writable_schema = 1",
+        'PRAGMA main."writable_schema"(on)',
+        "PRAGMA [writable_schema] = 1",
+        "PRAGMA 'writable_schema' = 1",
+        "PRAGMA main.schema_version = 1",
+        "UPDATE sqlite_master SET sql = ''",
+        "WITH a AS (SELECT $a(')) INSERT INTO shop_product SELECT $b(')",
+    ],
 )
 def test_what_sqlite_may_do_to_its_schema_may_be_anything(sql):
     """Who writes the schema by hand may make any table another one."""
@@ -354,6 +379,28 @@ def test_a_table_takes_the_place_of_the_one_that_it_was_copied_from():
 
     assert written(sql, vendor="sqlite") == set()
     assert written(sql) == {"shop_product"}
+
+
+@pytest.mark.parametrize(
+    ("sql", "name"),
+    [
+        ("UPDATE 2024_shop SET id = 1e5", "2024_shop"),
+        ("UPDATE shop.2024_shop SET id = 1", "2024_shop"),
+        ("INSERT shop.2024_shop SET id = 1", "2024_shop"),
+        ("UPDATE shop.set SET id = shop.where, slug = 1", "set"),
+    ],
+)
+def test_mysql_takes_digits_and_keywords_for_names(sql, name):
+    """A name may begin with digits, and after a dot a keyword is one."""
+    columns = frozenset({"id"} | ({"slug"} if "slug" in sql else set()))
+    found = {each.name: each.columns or columns for each in sqltext.read(sql, "mysql").effects}
+    assert found[name] >= columns
+
+
+def test_mysql_calls_a_function_with_or_without_accents():
+    """The names of tables and columns are compared with them."""
+    assert sqltext.read("SELECT \u00c9crire(1)", "mysql").effects == {sqltext.Effect("call", "ecrire")}
+    assert sqltext.read("SELECT \u00c9crire(1)", "postgresql").effects == {sqltext.Effect("call", "\u00e9crire")}
 
 
 def test_a_column_may_be_a_call():
