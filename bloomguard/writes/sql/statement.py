@@ -154,7 +154,7 @@ class Statement(Tokens):
     def _is_block(self, head: str, at: int) -> bool:
         """Whether statements of any kind may follow, or a prepared transaction is committed."""
         if head in ("begin", "declare") and self.vendor not in ("postgresql", "sqlite"):
-            return at < len(self.found) and self.word(at) != "work"
+            return len(self.found) > at + 1  # BEGIN, or with WORK or TRANSACTION after it, begins a transaction
         return head in ("commit", "rollback") and self.has("prepared")
 
     def _copied(self) -> Effect | None:
