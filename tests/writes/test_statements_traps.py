@@ -541,7 +541,7 @@ def test_a_guard_that_no_longer_works_fences(built, monkeypatch):
 # -- SQLite, where a writer locks out everybody
 
 
-def test_no_field_stores_anything_if_the_database_cannot_be_reached(built, monkeypatch):
+def test_no_field_stores_anything_if_the_database_cannot_be_reached(sqlite, built, monkeypatch):
     """As in Django, which connects before it asks the fields for their values: a file would stay without its row."""
     built("product")
     stored = []
@@ -578,7 +578,7 @@ def told(monkeypatch):
 @pytest.fixture
 def sqlite(each_database):
     if each_database != "sqlite":
-        pytest.skip("SQLite alone has one writer at a time")
+        pytest.skip("on SQLite alone")
 
 
 def test_nobody_is_told_of_the_commit_before_the_wait(sqlite, unproved, told):
