@@ -8,6 +8,7 @@ SECONDS = 60.0
 #: Where there is one. Tests of the limits themselves set their own.
 LIMITS = (
     ("bloomguard.stores.disk", "LOCK_SECONDS"),
+    ("bloomguard.state.connection", "READ_SECONDS"),
     ("bloomguard.state.table", "_RENEWAL_PATIENCE"),
     ("bloomguard.metrics.flush", "_PATIENCE"),
 )
