@@ -18,7 +18,7 @@ from django.urls import get_resolver
 from .. import conf
 from ..exceptions import ConfigurationError
 from ..guards import Guard
-from ..lookups.context import KNOWN, Known
+from ..lookups.context import KNOWN
 from ..process import LogOnce
 from ..routes.table import NO_ID, table_for
 from ..verdicts import Verdict
@@ -74,42 +74,40 @@ class Door:
         return page
 
     # The ID is read from the path in a fast way first, and as Django does only if there is no row with that.
-    # ``carrier`` is the WSGI environment or the ASGI scope: it takes the decisions to the middleware.
+    # ``carrier`` is the WSGI environment or the ASGI scope: it takes what is not absent to the middleware.
 
     def ask(self, method: str, path: str, routes: list[DoorRoute], carrier: dict[str, Any]) -> Guard | None:
         """Return the guard of the first of ``routes`` that proves the row of ``path`` absent, if any."""
-        known: Known = {}
-        carrier[KNOWN] = known
         for route in routes:
             value = route.read(path)
             if value is NO_ID:
                 continue
-            key = route.key(value)
-            decision = known[route.guard, key] = route.guard._runtime.decide(value, key)
+            decision = route.guard._runtime.decide(value)
             if decision.verdict is Verdict.ABSENT:
                 confirmed = route.confirm(method, path, value)
                 if confirmed is not value and confirmed is not NO_ID:
                     decision = route.guard._runtime.decide(confirmed)
                 if decision.verdict is Verdict.ABSENT and confirmed is not NO_ID:
                     return route.guard if self._is_current() else None
+            elif (key := route.key(value)) is not None:
+                carrier.setdefault(KNOWN, {})[route.guard, key] = decision
         return None
 
     async def aask(self, method: str, path: str, routes: list[DoorRoute], carrier: dict[str, Any]) -> Guard | None:
         """Async :meth:`ask`: awaits a store on a server, and queries the database in a thread."""
-        known: Known = {}
-        carrier[KNOWN] = known
         for route in routes:
             value = route.read(path)
             if value is NO_ID:
                 continue
-            key = route.key(value)
-            decision = known[route.guard, key] = await route.guard._runtime.adecide(value, key)
+            decision = await route.guard._runtime.adecide(value)
             if decision.verdict is Verdict.ABSENT:
                 confirmed = route.confirm(method, path, value)
                 if confirmed is not value and confirmed is not NO_ID:
                     decision = await route.guard._runtime.adecide(confirmed)
                 if decision.verdict is Verdict.ABSENT and confirmed is not NO_ID:
                     return route.guard if self._is_current() else None
+            elif (key := route.key(value)) is not None:
+                carrier.setdefault(KNOWN, {})[route.guard, key] = decision
         return None
 
     def failed(self, error: Exception) -> None:
