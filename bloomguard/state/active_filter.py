@@ -12,6 +12,7 @@ import hmac
 import logging
 import threading
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from ..conf import settings
@@ -56,10 +57,8 @@ class ActiveFilter:
     ) -> None:
         self.name = name
         self.table = table or states.table
-        self._store_alias = store_alias
-        self._definition = definition
-        self._width = width
-        self._counted = counted
+        self._store_alias, self._definition = store_alias, definition
+        self._width, self._counted = width, counted
         self.is_remote: bool | None = None  # the store's, once known
         #: The generation that was checked last, and its check. One tuple: threads replace it concurrently.
         self.last_check: tuple[str, Callable[[bytes], bool]] | None = None
@@ -70,14 +69,12 @@ class ActiveFilter:
         #: The false positives that this process has found.
         self.negative_cache = NegativeCache(name, self.table, lambda name: self._opened.get(name))
         self._log = LogOnce()
-        self._lock = threading.Lock()
-        self._opening = threading.Lock()  # held during disk and network I/O
+        self._lock, self._opening = threading.Lock(), threading.Lock()  # the second is held during disk and network I/O
         after_fork(self._after_fork)
 
     def _after_fork(self) -> None:
         # A generation in memory that the parent opened is a copy here: the writes of other processes miss it.
-        self._lock = threading.Lock()
-        self._opening = threading.Lock()
+        self._lock, self._opening = threading.Lock(), threading.Lock()
         self.forget()
 
     @property
@@ -258,11 +255,9 @@ class ActiveFilter:
     def why_not_added(self) -> str:
         """Return the reason of an add that has just failed, for the log and the state row."""
         state = self.table.lease(self.name)
-        try:
+        with suppress(StoreError):  # the identity of a store that does not respond is unknown
             if state is not None and state.active and not (state.is_ours and state.is_in(self.store.identity)):
                 return state.describe_location(self.store)
-        except StoreError:
-            pass  # the identity of a store that does not respond is unknown
         return "a written row could not be added to its filter"
 
     def _stop_using(self, error: Exception, name: str) -> None:
@@ -282,9 +277,8 @@ class ActiveFilter:
             return None
         if self._change != state.change:
             self._tidy(state)
-        generation = self._opened.get(name)
-        if generation is not None:
-            return generation
+        if (opened := self._opened.get(name)) is not None:
+            return opened
         store = None if self._is_refused(name) else locate_store(state.identity, self.store)
         if store is None:
             return None
@@ -307,11 +301,7 @@ class ActiveFilter:
         self.negative_cache.tidy(state.generations)
 
     def add(
-        self,
-        keys: RowKeys,
-        drop_standby: Callable[[State], bool] = lambda state: False,
-        *,
-        may_read: bool = True,
+        self, keys: RowKeys, drop_standby: Callable[[State], bool] = lambda state: False, *, may_read: bool = True
     ) -> bool:
         """Add ``keys`` to every generation that the state row names; return whether all adds are confirmed.
 

@@ -19,8 +19,9 @@ from ..state.connection import fetch_uncounted
 from ..state.transactions import is_under_way
 from .flows import ROW, Catalogue
 from .sql.reader import read, read_body, read_trigger
-from .sql.statement import ANY_FIELD, ANYTHING, EXTENSIONS, Effect
+from .sql.statement import ANY_FIELD, ANYTHING, Effect
 from .sql.tokens import bare, routine
+from .sql.words import EXTENSIONS
 
 _ALL = frozenset({"insert", "update", "delete"})
 

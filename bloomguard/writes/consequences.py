@@ -22,8 +22,9 @@ from . import fencing, unknown_guards
 from .catalogue import calls_own_functions, has_temporary_triggers, load
 from .flows import Catalogue
 from .observer import TransactionObserver
-from .sql.statement import ANYTHING, NEVER_FUNCTIONS, SYSTEM_TABLES, Effect
+from .sql.statement import ANYTHING, Effect
 from .sql.tokens import bare
+from .sql.words import NEVER_FUNCTIONS, SYSTEM_TABLES
 from .tables import columns, folded, guarded_tables
 
 logger = logging.getLogger("bloomguard")

@@ -6,8 +6,9 @@ import re
 from functools import lru_cache
 from typing import NamedTuple
 
-from .statement import ANY_FIELD, ANYTHING, DEFINE, NEVER_FUNCTIONS, Effect, Statement, split
+from .statement import ANY_FIELD, ANYTHING, DEFINE, Effect, Statement, split
 from .tokens import WORD, Token, Unclear, bare, tokens
+from .words import NEVER_FUNCTIONS
 
 _LAST_NAME = re.compile(r"[\w$\x80-\U0010ffff]+\Z")
 #: Marks before a bracket that make no call of it.

@@ -1,17 +1,31 @@
 """The effects of one statement, read from its tokens: which tables it writes, which functions it calls.
 
-A statement that begins with a word of :data:`_SCANNED` writes what it names after INTO, UPDATE, DELETE and the like,
+A statement that begins with a word of :data:`SCANNED` writes what it names after INTO, UPDATE, DELETE and the like,
 and nothing else. Of a definition every table counts that it may fill, whatever the details are. All other statements
 are :data:`ANYTHING`. When in doubt a guard is fenced: that costs a rebuild, while a missed write costs a false 404.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from .tokens import ANEW, MARK, NAME, TEXT, UNKNOWN, WORD, Token, Tokens, bare, routine, tokens
+from .words import (
+    BEFORE_KIND,
+    BEFORE_TABLE,
+    EXPLAINING,
+    EXTENSIONS,
+    KEEPING,
+    KINDS,
+    NEVER_FUNCTIONS,
+    PREPARING_APART,
+    RELATIONS,
+    ROWID,
+    SCANNED,
+    SYSTEM_TABLES,
+    UPSERTING,
+)
 
 
 class Effect(NamedTuple):
@@ -37,68 +51,6 @@ ANYTHING = Effect("any")
 ANY_FIELD = Effect("field")
 DEFINE = Effect("define")
 DEFINE_TABLE = Effect("define", "table")
-
-
-def _words(text: str) -> frozenset[str]:
-    return frozenset(text.split())
-
-
-#: First words of the statements that write nothing but what :meth:`Statement.scan` finds. After EXPLAIN and the like
-#: any statement may follow.
-_EXPLAINING = _words("analyze desc describe explain")
-_SCANNED = _EXPLAINING | _words("""
-    abort attach begin checkpoint close cluster comment commit copy deallocate declare delete detach discard end fetch
-    flush grant insert kill listen lock merge move notify optimize prepare reindex release replace reset revoke
-    rollback savepoint select set show start table truncate unlisten unlock update use vacuum values with
-""")
-#: Words before a bracket that write nothing: SQL keywords, and the functions that queries call most.
-NEVER_FUNCTIONS = _words("""
-    abs all and any array array_agg as asc avg between bit_and bit_or bool_and bool_or both by case cast ceil char
-    char_length check coalesce concat concat_ws conflict count cube cume_dist current_date current_timestamp currval
-    date date_part date_trunc decimal dense_rank desc distinct else end except exists extract fields filter first
-    first_value float floor following format from full greatest group group_concat grouping having ifnull ilike in
-    inner intersect interval into is isnull join json_agg json_extract json_group_array json_object jsonb_agg
-    jsonb_build_object key lag last last_value lateral lead least left length like limit lower matched materialized
-    max md5 min mod nextval not notnull now nth_value ntile nullif nulls numeric of offset on only or order over
-    partition percent_rank pg_get_serial_sequence plainto_tsquery position power preceding primary printf random
-    range rank recursive references repeat replace returning reverse right rollup round row row_number rows select
-    set set_config sets setweight sign similar some stddev_pop stddev_samp strftime string_agg strpos substr
-    substring sum table then time timestamp to to_char to_json to_jsonb to_timestamp to_tsquery to_tsvector total
-    trim trunc ts_rank union unique unnest update upper using values var_pop var_samp varchar when where window with
-    within xmltable
-""")
-#: Extensions of PostgreSQL whose functions write no tables but their own.
-EXTENSIONS = _words("""
-    bloom btree_gin btree_gist citext cube earthdistance fuzzystrmatch hstore intarray isn ltree moddatetime
-    pg_stat_statements pg_trgm pgcrypto pgrowlocks pgstattuple plpgsql postgis postgis_raster postgis_topology seg
-    tablefunc timescaledb tsm_system_rows unaccent uuid-ossp vector
-""")
-#: What CREATE makes without touching a row.
-_KINDS = _words("""
-    collation database domain function policy procedure role rule schema sequence statistics text trigger type user
-""")
-#: Words between CREATE or ALTER and the kind.
-_BEFORE_KIND = _words("""
-    constraint foreign fulltext global local materialized or recursive replace spatial temp temporary unique unlogged
-    virtual
-""")
-#: Kinds whose names are those of relations: PostgreSQL renames a table by ALTER INDEX as well.
-_RELATIONS = _words("index sequence table view")
-#: First words of the actions of ALTER TABLE that keep all rows and values.
-_KEEPING = _words("algorithm detach disable drop enable lock owner validate")
-#: Words between INTO and a table, or between INSERT or REPLACE and a table, where INTO may be left out.
-_BEFORE_TABLE = _words("delayed global high_priority ignore local low_priority only table temp temporary unlogged")
-#: Words of a statement that may also update or delete rows of the table after its INTO.
-_UPSERTING = ("conflict", "duplicate", "merge", "replace")
-#: Databases where a query cannot contain an EXECUTE.
-_PREPARING_APART = frozenset({"postgresql", "sqlite", "mysql"})
-#: SQLite's names for the primary key that every table has.
-_ROWID = frozenset({"rowid", "oid", "_rowid_"})
-#: Tables of the database itself, by which one may change its definitions.
-SYSTEM_TABLES = re.compile(
-    r"sqlite_(?:temp_)?(?:master|schema)|pg_(?:attrdef|attribute|authid|cast|class|constraint|depend|enum|inherits|"
-    r"namespace|operator|policy|proc|rewrite|trigger|type)"
-)
 
 
 def split(found: Iterable[Token], mark: str) -> Iterator[list[Token]]:
@@ -144,8 +96,8 @@ class Statement(Tokens):
             self.effects.add(copied)
         elif special is not None:
             special(self, at + 1)
-        elif head in _SCANNED and not self._is_block(head, at + 1):
-            self.is_body = head in _EXPLAINING
+        elif head in SCANNED and not self._is_block(head, at + 1):
+            self.is_body = head in EXPLAINING
             self.scan(at)
         elif at < len(self.found):
             self.effects |= {ANYTHING, DEFINE}
@@ -193,10 +145,10 @@ class Statement(Tokens):
                 self._delete(at)
             elif at == start or self.is_body:
                 self._begins(at, word)
-            elif word in ("exec", "execute") and self.vendor not in _PREPARING_APART:
+            elif word in ("exec", "execute") and self.vendor not in PREPARING_APART:
                 self.effects.add(ANYTHING)
         self.add("insert", targets)
-        if self.has(*_UPSERTING):
+        if self.has(*UPSERTING):
             self.add("update", targets)
             self.add("delete", targets)
         self.calls(start)
@@ -208,7 +160,7 @@ class Statement(Tokens):
         if self.word(at) == "into" and not name and self.mark(at + 1) not in ("@", ":"):
             self.effects.add(ANYTHING)  # a query, for example
         found = {name}
-        while name in _BEFORE_TABLE and self.token(place).kind != MARK:  # a table may have such a name, too
+        while name in BEFORE_TABLE and self.token(place).kind != MARK:  # a table may have such a name, too
             name, place = self.name(place)
             found.add(name)
         return found - {"", "into"}
@@ -245,7 +197,7 @@ class Statement(Tokens):
                 names, is_left = set(), True
             elif is_left and kind != MARK:
                 names.add(value.lower())
-        return None if not columns or (self.vendor == "sqlite" and columns & _ROWID) else frozenset(columns)
+        return None if not columns or (self.vendor == "sqlite" and columns & ROWID) else frozenset(columns)
 
     def _delete(self, at: int) -> None:
         tables, _ = self.names(at + 1, "where", "returning")
@@ -298,7 +250,7 @@ class Statement(Tokens):
 
     def create(self, at: int) -> None:
         """Read a CREATE from the word after it."""
-        at = self.skip(at, _BEFORE_KIND)
+        at = self.skip(at, BEFORE_KIND)
         kind = self.word(at)
         is_apart = kind == "table" and not self.has("partition", "inherits", "references")
         self.effects.add(DEFINE_TABLE if is_apart else DEFINE)
@@ -316,7 +268,7 @@ class Statement(Tokens):
         elif kind == "extension":
             if name not in EXTENSIONS:
                 self.effects.add(ANYTHING)
-        elif kind not in _KINDS or (kind == "schema" and (WORD, "create") in self.found[at:]):
+        elif kind not in KINDS or (kind == "schema" and (WORD, "create") in self.found[at:]):
             self.effects.add(ANYTHING)
 
     def _is_empty_table(self, at: int) -> bool:
@@ -328,8 +280,8 @@ class Statement(Tokens):
     def alter(self, at: int) -> None:
         """Read an ALTER from the word after it."""
         self.effects.add(DEFINE)
-        at = self.skip(at, _BEFORE_KIND)
-        if self.word(at) not in _RELATIONS:
+        at = self.skip(at, BEFORE_KIND)
+        if self.word(at) not in RELATIONS:
             self.effects.add(ANYTHING)
             return
         self.calls(at)
@@ -348,7 +300,7 @@ class Statement(Tokens):
             # SQLite's schema editor renames a table whose rows were read before, as they were copied.
             self.add("insert", (name for name in names if self.vendor != "sqlite" or name != table))
             self.add("alter", [table], frozenset(names))
-        elif first not in _KEEPING:
+        elif first not in KEEPING:
             self.add("insert", [table, *names])
 
     @staticmethod
