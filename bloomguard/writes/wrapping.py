@@ -33,10 +33,9 @@ def is_sent_apart(reading: Reading, connection: Any, many: bool) -> bool:
         return not stays_in if vendor == "mysql" else not reading.head and vendor != "sqlite"
     if not stays_in or reading.freezes:
         return True
-    if is_under_way(connection):
-        return False
-    # SQLite commits a statement that returns rows only when they have been fetched.
-    return (reading.returns and vendor == "sqlite") or (many and connection.get_autocommit())
+    if reading.returns and vendor == "sqlite":
+        return True  # until its rows have been fetched, SQLite neither commits nor releases a savepoint
+    return many and connection.get_autocommit() and not is_under_way(connection)
 
 
 def rows_changed(connection: Any) -> int:

@@ -289,3 +289,26 @@ def test_the_database_itself_may_keep_the_rows_before_an_error(both, where, kind
 
     assert found == expected
     assert found[-1] == ["a", "b"]
+
+
+def test_rows_that_sqlite_returns_in_a_transaction_by_hand_can_be_fetched(each_database, both):
+    """Until then SQLite releases no savepoint, so none is put around the statement."""
+    if each_database != "sqlite":
+        pytest.skip("SQLite's")
+    connection = connections[database.current]
+
+    def work():
+        connection.set_autocommit(False)
+        try:
+            execute(A)
+            with connection.cursor() as cursor:
+                cursor.execute(f"{B} RETURNING slug")
+                assert cursor.fetchall() == [("b",)]
+        finally:
+            connection.commit()
+            connection.set_autocommit(True)
+
+    expected, found = both(work)
+
+    assert found == expected
+    assert status("article") == FENCED
