@@ -538,26 +538,26 @@ def test_a_guard_that_no_longer_works_fences(built, monkeypatch):
     assert status("article") == FENCED
 
 
-# -- SQLite, where a writer locks out everybody
-
-
-def test_no_field_stores_anything_if_the_database_cannot_be_reached(sqlite, built, monkeypatch):
+def test_no_field_stores_anything_if_the_database_cannot_be_reached(each_database, built, monkeypatch):
     """As in Django, which connects before it asks the fields for their values: a file would stay without its row."""
     built("product")
     stored = []
     monkeypatch.setattr(models.CharField, "pre_save", lambda *arguments: stored.append(arguments))
 
-    def refuse(self, *arguments):
+    def refuse():
         raise OperationalError("the database is gone")
 
+    connection = connections[database.current]
+    connection.close()
     with monkeypatch.context() as patch:
-        kind = type(connections[database.current])
-        connections[database.current].close()
-        patch.setattr(kind, "connect", refuse)
+        patch.setattr(connection, "connect", refuse)  # not of the class: Django's test cases leave one on the object
         with suppress(OperationalError):
             Product(name="x").save(force_insert=True)
 
     assert stored == []
+
+
+# -- SQLite, where a writer locks out everybody
 
 
 @pytest.fixture
