@@ -15,6 +15,7 @@ import uuid
 from typing import TYPE_CHECKING, Any
 
 from django.core.exceptions import FieldDoesNotExist
+from django.db import models
 from django.db.models import Choices, Func, Value
 from django.db.models import aggregates as aggregate
 from django.db.models import lookups as builtin
@@ -32,7 +33,7 @@ from django.db.models.expressions import (
 )
 from django.db.models.fields import related_lookups as related
 from django.db.models.fields import tuple_lookups as tuples
-from django.db.models.functions import Coalesce, Length, Lower, Upper
+from django.db.models.functions import Cast, Coalesce, Length, Lower, Upper
 from django.db.models.sql import Query
 from django.db.models.sql.datastructures import BaseTable, Join
 from django.db.models.sql.where import WhereNode
@@ -69,7 +70,8 @@ _NULL = frozenset({builtin.IsNull, related.RelatedIsNull})
 #: Families of columns whose values Django itself converts: what the database gets is no text that it has to parse, as
 #: for an address, a range or an interval.
 _TYPED = frozenset({"number", "text", "boolean", "date", "moment", "time", "uuid"})
-_FUNCTIONS: frozenset[Any] = frozenset({Lower, Upper, Length, Coalesce})
+_FUNCTIONS: frozenset[Any] = frozenset({Lower, Upper, Length, Coalesce, Cast})
+_TEXTS = (models.CharField, models.TextField)
 _AGGREGATES: frozenset[Any] = frozenset({aggregate.Avg, aggregate.Count, aggregate.Max, aggregate.Min, aggregate.Sum})
 _PLAIN: frozenset[Any] = frozenset(
     {type(None), bool, datetime.date, datetime.datetime, datetime.time, datetime.timedelta, uuid.UUID}
@@ -95,7 +97,7 @@ def is_certain(compiler: Any, lookup: RowLookup) -> bool:
     if _is_simplest(compiler, lookup):
         compiler.setup_query()  # sets ``klass_info`` and the like, which the caller reads to build objects
         return True
-    if not _is_bounded(query) or not all(_joins_plainly(join, query) for join in query.alias_map.values()):
+    if not _is_bounded(query) or not all(_joins_plainly(join, query) for join in _joins(query)):
         return False
     inspector = _Inspector(query, lookup)
     if not inspector.knows(query.where) or not all(map(_is_harmless, query.annotations.values())):
@@ -168,6 +170,13 @@ def _reads_own_table(query: Query) -> bool:
     )
 
 
+def _joins(query: Query) -> list[Any]:
+    """Return the tables that the query reads, without those that Django has trimmed and does not join again."""
+    if query.select_related or not _orders_by_own_columns(query):
+        return list(query.alias_map.values())
+    return [join for alias, join in query.alias_map.items() if query.alias_refcount[alias]]
+
+
 def _joins_plainly(join: Any, query: Query) -> bool:
     if type(join) is BaseTable:
         return True
@@ -226,6 +235,8 @@ class _Inspector:
             return all(map(self._is_operand, operand.get_cols()))
         if kind in (Value, ResolvedOuterRef):
             return True
+        if kind is Cast and type(operand.output_field) not in _TEXTS:
+            return False  # what is no text may be no number
         if kind in _FUNCTIONS or (kind in _AGGREGATES and self._is_grouped):
             parts = [each for each in operand.get_source_expressions() if each is not None]
             return not operand.extra and _has_column(operand) and all(map(self._is_operand, parts))

@@ -198,6 +198,9 @@ ANSWERED = {
     "an order by a relation": lambda: Review.objects.filter(pk=8).order_by(
         "product__name", Upper("article__slug"), "-pk"
     ),
+    "a number as text": lambda: rows.annotate(text=Cast("pk", CharField())).filter(
+        pk=ABSENT, text__in=Review.objects.values("article__slug")
+    ),
     "only some columns": lambda: rows.filter(pk=ABSENT).values("name", n=Max("review__pk")),
 }  # fmt: skip
 
@@ -212,6 +215,20 @@ def test_usual_conditions_cost_no_query(shop, clock, what):  # noqa: F811
         Rebuild(guard, sleep=clock.sleep).run()
         with guarded_lookups():
             assert queries(lambda: list(ANSWERED[what]())) == 0
+
+
+def test_a_join_that_django_leaves_out_is_not_judged(shop, clock, monkeypatch):  # noqa: F811
+    """Django compares a foreign key with its own column: the other table is not read, so its class does not matter."""
+    own = type("OwnForeignKey", (ForeignKey,), {"__module__": "project.fields"})
+    monkeypatch.setattr(Review._meta.get_field("product"), "__class__", own)
+    with registered(Review, name="review", lookup=("product", "article")) as guard:
+        Rebuild(guard, sleep=clock.sleep).run()
+        absent = Review.objects.filter(product=ABSENT, article=7)
+        with guarded_lookups():
+            assert queries(lambda: list(absent)) == 0
+            assert queries(lambda: list(absent.order_by("pk"))) == 0
+            assert queries(lambda: list(absent.order_by("product__name"))) == 1
+            assert queries(lambda: list(absent.select_related("product"))) == 1
 
 
 def test_a_constant_is_computed_by_the_database(shop):  # noqa: F811

@@ -8,7 +8,7 @@ from django.contrib.auth.models import Group, User
 from django.urls import path
 from guardian.mixins import PermissionRequiredMixin
 from guardian.models import UserObjectPermission
-from guardian.shortcuts import assign_perm, get_objects_for_group, get_objects_for_user, remove_perm
+from guardian.shortcuts import assign_perm, clear_ct_cache, get_objects_for_group, get_objects_for_user, remove_perm
 from guardian.utils import clean_orphan_obj_perms
 
 from bloomguard import guarded_lookups, registry
@@ -42,6 +42,7 @@ def site(rules):
     """Of four documents and contracts, the reader may see those whose number is even, and the group the others."""
     from django.apps import apps
 
+    clear_ct_cache()  # as Django's own: after each test the database is emptied
     create_permissions(apps.get_app_config("with_guardian"), verbosity=0)
     user, group = User.objects.create_user("reader"), Group.objects.create(name="readers")
     for n in range(4):
