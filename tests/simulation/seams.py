@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from concurrent.futures import Executor, Future
 from types import SimpleNamespace
 from typing import Any
 
@@ -37,7 +38,7 @@ def install() -> None:
     """Done once a process, and never undone."""
     from django.db import connections
 
-    from bloomguard.rebuild import locks, rebuild, standby
+    from bloomguard.rebuild import locks, rebuild, source, standby
     from bloomguard.state import active_filter, connection, row
     from bloomguard.state import table as state
     from bloomguard.writes import fencing, state_rows, statements
@@ -70,6 +71,7 @@ def install() -> None:
             unreadable_columns=lambda guard, connection: "",
         ),
     )
+    _put(source, ThreadPoolExecutor=AtOnce)
     simulated = {"rows": SimulatedRows(lambda: World.current.database)}
     _put(statements, connections=simulated)
     _put(state, connections=simulated, fetch_uncounted=lambda connection, sql: connection.state_rows(sql))
@@ -81,6 +83,21 @@ def install() -> None:
         _postgresql_writers=lambda using, table: World.current.database.writers(),
         _POLL_SECONDS=0.25,
     )
+
+
+class AtOnce(Executor):
+    """Instead of a thread of its own: the system would schedule it, and not the simulation."""
+
+    def __init__(self, threads: int) -> None:
+        pass
+
+    def submit(self, call: Any, /, *args: Any, **kwargs: Any) -> Future[Any]:
+        done: Future[Any] = Future()
+        try:
+            done.set_result(call(*args, **kwargs))
+        except Exception as error:
+            done.set_exception(error)
+        return done
 
 
 class Unproved:
