@@ -69,7 +69,7 @@ def wait_at_most(store: Any, seconds: float) -> None:
     times = {"socket_connect_timeout": seconds, "socket_timeout": seconds}
     for link in (store._reads, store._adds, store._bulk):
         link.pool.connection_kwargs.update(times)
-        for connection in link.pool._available_connections:
+        for connection in (*link.idle, *link.pool._available_connections):
             connection.socket_connect_timeout = connection.socket_timeout = seconds
             if connection._sock is not None:
                 connection._sock.settimeout(seconds)
@@ -79,7 +79,7 @@ def wait_at_most(store: Any, seconds: float) -> None:
     link._kwargs.update(times)
     for lines, _ in link._connections._made.values():
         lines.pool.connection_kwargs.update(times)
-        for connection in lines.pool._available_connections:
+        for connection in (*lines.idle, *lines.pool._available_connections):
             connection.socket_connect_timeout = seconds
 
 

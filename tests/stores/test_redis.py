@@ -240,6 +240,15 @@ def test_sites_with_different_prefixes_do_not_meet(make_store):
     assert other.names("city") == []
 
 
+def test_a_prefix_may_have_any_letters(make_store):
+    """Commands count bytes, not letters."""
+    made = make_store(prefix="söte").create("city", "a", make_layout())
+    made.add([key(1)])
+
+    assert made.might_contain_many([key(1), key(2)]) == [made.might_contain(key(1)), False]
+    assert made.might_contain(key(1))
+
+
 def flushed(server, keys):
     server.flushall()
 
@@ -535,6 +544,44 @@ def test_processes_see_each_others_adds_at_once(store):
 
     assert denied > 450
     assert process.exitcode == 0
+
+
+def add_in_child(made, numbers):
+    for number in numbers:
+        made.add([key(number)])
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
+def test_a_forked_child_connects_by_itself(store):
+    """A child uses no connection of its parent, also not one that is in use at the fork; nor does it disturb any."""
+    made = store.create("city", "a", make_layout())
+    made.add([key(0)])
+    child = multiprocessing.get_context("fork").Process(target=add_in_child, args=(made, range(1, 400, 2)))
+    child.start()
+    add_in_child(made, range(0, 400, 2))
+    child.join(60)
+    in_use = store._adds.send([("", ("PING",))])
+    store._adds._after_fork()
+    in_use.replies()
+
+    assert child.exitcode == 0
+    assert all(made.might_contain_many([key(number) for number in range(400)]))
+    assert store._adds.idle == []
+
+
+def test_a_connection_that_the_server_has_closed_is_replaced(store, server, redis_clock):
+    """Unnoticed, if it was not used for a moment; otherwise by the next round trip after the one that fails."""
+    made = store.create("city", "a", make_layout())
+    made.add([key(0)])
+    server.client_kill_filter(_type="normal", skipme=True)
+    redis_clock.sleep(0.1)
+    made.add([key(1)])
+    server.client_kill_filter(_type="normal", skipme=True)
+    with pytest.raises(StoreUnavailable, match="no connection"):
+        made.add([key(2)])
+    made.add([key(2)])
+
+    assert made.might_contain_many([key(number) for number in range(3)]) == [True] * 3
 
 
 def test_checks_and_adds_are_each_one_command(store, server):

@@ -24,6 +24,17 @@ Words = tuple[Any, ...] | bytes
 #: The key that selects the node of a Cluster, and the command.
 Command = tuple[str, Words]
 
+
+class Part(NamedTuple):
+    """The commands of a round trip to one shard; ``read(replies)`` decodes or checks their replies.
+
+    It raises :class:`CorruptFilter` if the shard is not the expected one.
+    """
+
+    commands: Sequence[Command]
+    read: Callable[[Sequence[Any]], Any]
+
+
 #: How long a connection's identity stays valid. A server takes longer than that to lose an acknowledged add and be the
 #: primary again: a demotion, a full resynchronisation and a promotion took at least 95 ms in tests.
 PROVED_SECONDS = 0.05
@@ -62,6 +73,10 @@ class ServerId(NamedTuple):
     identity: str
     run_id: str
     at: float
+
+    def is_old(self) -> bool:
+        """Return whether the server has to be queried again."""
+        return clock() - self.at >= PROVED_SECONDS
 
 
 class Breaker:
@@ -165,24 +180,23 @@ class RoundTrip:
     :meth:`read`.
     """
 
-    __slots__ = ("_asked", "_commands", "_connection", "_server", "_stale", "expected", "pieces")
+    __slots__ = ("_asked", "_commands", "_connection", "expected", "pieces")
 
     def __init__(self, server: Server, connection: Any, commands: Sequence[Command]) -> None:
-        self._server = server
         self._connection = connection
         self._commands = len(commands)
-        self._asked = clock()
-        self._stale = self._asked - connection.bloomguard.at >= PROVED_SECONDS
-        identity_commands = server.identity_commands if self._stale else []
         words = [words for _, words in commands]
-        self.pieces = _packed(connection, [*words, *identity_commands])
-        self.expected = len(words) + len(identity_commands)
+        self._asked = clock() if connection.bloomguard.is_old() else None
+        if self._asked is not None:
+            words += server.identity_commands
+        self.pieces = _packed(connection, words)
+        self.expected = len(words)
 
     def read(self, replies: list[Any]) -> tuple[ServerId, list[Any]]:
         """Return the server's identity and the replies; raises redis-py's exceptions if the identity is unknown."""
         # Not in __init__: sending opens a new connection if the server has closed the old one.
         server_id: ServerId = self._connection.bloomguard
-        if self._stale:
+        if self._asked is not None:
             server_id = _server_id(server_id.run_id, replies[self._commands :], self._asked)
             self._connection.bloomguard = server_id
             replies = replies[: self._commands]
@@ -228,7 +242,7 @@ def _without(text: str, secrets: Sequence[str]) -> str:
 
 def is_demoted(replies: Sequence[Any]) -> bool:
     """Return whether the server is no longer the primary, so its connection has to be closed."""
-    return any(isinstance(reply, redis.ReadOnlyError) for reply in replies)
+    return redis.ReadOnlyError in map(type, replies)
 
 
 def own_options(options: dict[str, Any]) -> dict[str, Any]:
@@ -273,10 +287,10 @@ def _server_id(run_id: str, replies: Sequence[Any], at: float) -> ServerId:
 
 
 def _field(info: bytes, name: str) -> str:
-    for line in info.decode(errors="replace").splitlines():
-        if line.startswith(name + ":"):
-            return line.partition(":")[2].strip()
-    raise redis.ResponseError(f"the reply to INFO has no {name}")
+    _, found, rest = (b"\n" + info).partition(f"\n{name}:".encode())
+    if not found:
+        raise redis.ResponseError(f"the reply to INFO has no {name}")
+    return rest.partition(b"\n")[0].decode(errors="replace").strip()
 
 
 def _unavailable(error: Exception) -> StoreError:

@@ -9,18 +9,9 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
+from ...process import after_fork
 from . import commands
-from .commands import (
-    FAULTS,
-    PROVED_SECONDS,
-    Command,
-    RoundTrip,
-    Server,
-    ServerId,
-    check_replies,
-    connection_options,
-    is_demoted,
-)
+from .commands import FAULTS, Command, RoundTrip, Server, check_replies, connection_options, is_demoted
 
 Pool = Callable[..., redis.ConnectionPool]
 
@@ -38,6 +29,11 @@ class Link:
         self._on_connect: Callable[[Any], None] | None = kwargs.get("redis_connect_func")
         self.pool: Any = make_pool(**kwargs | {"redis_connect_func": self._connected})
         self.server = server
+        self.idle: list[Any] = []
+        after_fork(self._after_fork)
+
+    def _after_fork(self) -> None:
+        self.idle = []  # the parent's connections stay with the parent
 
     def trip(self, commands: Sequence[Command], identity: str | None = None) -> list[Any]:
         """Send commands in one round trip and return their replies; a ``NoScriptError`` is a reply, too.
@@ -52,9 +48,9 @@ class Link:
         return self.trip([("", words)])
 
     def identity(self) -> str:
-        """Return the server's identity, at most :data:`PROVED_SECONDS` old. Raises :class:`StoreError`."""
+        """Return the server's identity, at most :data:`.PROVED_SECONDS` old. Raises :class:`StoreError`."""
         last = self.server.last
-        if last is None or commands.clock() - last.at >= PROVED_SECONDS:
+        if last is None or last.is_old():
             self.trip([("", ("PING",))])
             last = self.server.last
         assert last is not None
@@ -68,6 +64,21 @@ class Link:
         except FAULTS as error:
             raise self.server.failed(error) from error
 
+    def connection(self) -> Any:
+        """Return a connection that no other thread uses.
+
+        The pool checks whether the server has closed it, which takes half as long as a round trip. So it is only asked
+        if the connection's identity is old: a server that closes a connection sooner has restarted or is being stopped.
+        """
+        try:
+            connection = self.idle.pop()
+        except IndexError:
+            return self.pool.get_connection()
+        if not connection.bloomguard.is_old():
+            return connection
+        self.pool.release(connection)
+        return self.pool.get_connection()
+
     def _connected(self, connection: Any) -> None:
         """Log in with the user's options, then read the server's identity."""
         if self._on_connect is not None:
@@ -80,17 +91,19 @@ class Link:
 
     def close(self) -> None:
         """Close all connections; the next round trip opens new ones."""
+        self.idle.clear()
         self.pool.disconnect()
 
 
 class Call:
     """Commands that were sent over one connection of ``link``; call :meth:`replies` once to read their replies."""
 
-    __slots__ = ("_connection", "_link", "_round_trip")
+    __slots__ = ("_connection", "_idle", "_link", "_round_trip")
 
     def __init__(self, link: Link, commands: Sequence[Command]) -> None:
         self._link = link
-        self._connection: Any = link.pool.get_connection()
+        self._idle = link.idle  # of this process: a child that is forked meanwhile does not use the connection again
+        self._connection: Any = link.connection()
         try:
             self._round_trip = RoundTrip(link.server, self._connection, commands)
             self._connection.send_packed_command(self._round_trip.pieces)
@@ -102,11 +115,8 @@ class Call:
         """Give up unread replies; does nothing if they have been read."""
         if self._connection is not None:
             self._connection.disconnect()  # otherwise a late reply would be read as that to the next command
-            self._release()
-
-    def _release(self) -> None:
-        self._link.pool.release(self._connection)
-        self._connection = None
+            self._link.pool.release(self._connection)
+            self._connection = None
 
     def replies(self, identity: str | None = None) -> list[Any]:
         """See :meth:`Link.trip`."""
@@ -114,28 +124,23 @@ class Call:
 
     def identified(self, identity: str | None = None) -> tuple[str, list[Any]]:
         """Return the server's identity and the replies; raises the exceptions of :meth:`Link.trip`."""
-        server = self._link.server
+        connection, replies = self._connection, []
         try:
-            server_id, replies = self._read()
+            for _ in range(self._round_trip.expected):
+                try:
+                    replies.append(connection.read_response())
+                except redis.ResponseError as error:
+                    replies.append(error)
+            server_id, replies = self._round_trip.read(replies)
         except FAULTS as error:
-            raise server.failed(error) from error
-        return server_id.identity, check_replies(server, server_id, replies, identity)
-
-    def _read(self) -> tuple[ServerId, list[Any]]:
-        connection = self._connection
-        try:
-            read = self._round_trip.read([_reply(connection) for _ in range(self._round_trip.expected)])
-            if is_demoted(read[1]):
-                connection.disconnect()
+            self.abandon()
+            raise self._link.server.failed(error) from error
         except BaseException:
             self.abandon()
             raise
-        self._release()
-        return read
-
-
-def _reply(connection: Any) -> Any:
-    try:
-        return connection.read_response()
-    except redis.ResponseError as error:
-        return error
+        if is_demoted(replies):
+            self.abandon()
+        else:
+            self._connection = None
+            self._idle.append(connection)
+        return server_id.identity, check_replies(self._link.server, server_id, replies, identity)
