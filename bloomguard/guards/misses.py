@@ -28,16 +28,17 @@ _HIDES = (
 )
 
 
-def remember_missing(guard: Guard, value: Any, generation: str, using: str) -> bool:
+def remember_missing(guard: Guard, value: Any, generation: str, using: str, *, is_proved: bool = False) -> bool:
     """Put ``value`` into the negative cache, if ``using`` certainly has no row of it: a query has found none there.
 
     Nothing else writes to the negative cache, so all conditions are checked here. ``generation`` is
-    :attr:`ActiveFilter.answered_last` from before the query. See :mod:`bloomguard.state.negative_cache`. Return whether
-    the row does not exist; a value that shares its key with others is then not cached all the same.
+    :attr:`ActiveFilter.answered_last` from before the query. See :mod:`bloomguard.state.negative_cache`. With
+    ``is_proved``, that query was the one that :func:`_is_missing` would send. Return whether the row does not exist; a
+    value that shares its key with others is then not cached all the same.
     """
     try:
         key = guard._meta.keys.key(value)
-        if not _sees_every_row(guard, key, using) or not _is_missing(guard, value, using):
+        if not _sees_every_row(guard, key, using) or not (is_proved or _is_missing(guard, value, using)):
             return False
         if guard._meta.is_exact(value):
             guard._runtime.active_filter.negative_cache.remember(key, generation, using)

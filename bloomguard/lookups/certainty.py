@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from django.core.exceptions import FieldDoesNotExist
 from django.db import models
+from django.db.backends.utils import CursorDebugWrapper, CursorWrapper
 from django.db.models import Choices, Func, Value
 from django.db.models import aggregates as aggregate
 from django.db.models import lookups as builtin
@@ -40,7 +41,8 @@ from django.db.models.sql.where import WhereNode
 from django.utils.safestring import SafeString
 
 from ..guards.conditions import family_of
-from ..guards.fields import is_djangos_compiler
+from ..guards.fields import is_djangos_compiler, is_djangos_method
+from ..writes.raw import watch
 from .query import conditions_of, order_of
 
 if TYPE_CHECKING:
@@ -80,6 +82,11 @@ _PLAIN: frozenset[Any] = frozenset(
 _BITS = {"int": 63, "Int8": 63, "Int4": 31, "Int2": 15}
 #: ``Query.deferred_loading`` without ``only()`` and ``defer()``.
 _ALL_COLUMNS: tuple[frozenset[str], bool] = frozenset(), True
+#: The methods of a connection and of its cursors on the way from a compiler to the driver.
+_CURSORS = (
+    "cursor", "chunked_cursor", "_cursor", "_prepare_cursor", "make_cursor", "make_debug_cursor", "create_cursor",
+)  # fmt: skip
+_EXECUTES = ("execute", "_execute_with_wrappers", "_execute", "__getattr__")
 #: More parameters, longer texts or numbers with more digits may be too many for the database.
 _MOST_PARAMETERS, _LONGEST_TEXT, _LONGEST_NUMBER = 500, 10_000, 100
 
@@ -149,6 +156,22 @@ def _compares_simply(condition: Any, lookup: RowLookup, vendor: str) -> bool:
     if kind is builtin.IntegerFieldExact:
         return type(value) is int  # Django looks at its range
     return type(value) in (str, uuid.UUID, bool) and _is_taken(value, vendor)
+
+
+def is_sent_unchanged(compiler: Any) -> bool:
+    """Return whether the database got the SELECT as Django makes it, of the model's table.
+
+    An ``execute_wrapper``, a patched cursor or compiler may add a condition, such as that of a request's tenant.
+    """
+    connection = compiler.connection
+    return (
+        is_djangos_compiler(compiler)
+        and _reads_own_table(compiler.query)
+        and type(compiler.query.where) is WhereNode
+        and connection.execute_wrappers == [watch]
+        and all(is_djangos_method(connection, name) for name in _CURSORS)
+        and all(is_djangos_method(cursor, name) for cursor in (CursorWrapper, CursorDebugWrapper) for name in _EXECUTES)
+    )
 
 
 def _is_bounded(query: Query) -> bool:

@@ -32,7 +32,7 @@ from ..state.transactions import has_own_transaction, is_aborted
 from ..verdicts import MAYBE, OUT_OF_RANGE, REMEMBERED, SHADOW, Decision, Verdict
 from ..writes.isolation import may_omit_reads
 from ..writes.statements import running
-from .certainty import is_certain
+from .certainty import is_certain, is_sent_unchanged
 from .context import LookupContext, compare_rows, contexts
 from .query import EXACT, NO_KEY, RowLookup, concrete, is_plain
 
@@ -235,7 +235,9 @@ def _record_false_positive(
     try:
         # The hot path has not looked whether the query is plain.
         asks_key_alone = is_plain(query) and lookup.is_pure(query)
-        if asks_key_alone and remember_missing(guard, value, generation, compiler.using):
+        if asks_key_alone and remember_missing(
+            guard, value, generation, compiler.using, is_proved=is_sent_unchanged(compiler)
+        ):
             guard._runtime.counters[FALSE_POSITIVE]()
             context.forget(guard, value)  # the next check finds it in the negative cache
     except Exception as error:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 import pytest
 from asgiref.sync import async_to_sync
@@ -189,15 +189,19 @@ def look(request, settings):
 
 @contextmanager
 def product_queries():
-    """The statements that read the table of products."""
-    found = []
-    with CaptureQueriesContext(connection) as queries:
+    """The statements that SQLite gets and that read the table of products: of the project, and of bloomguard."""
+    found, sent = [], []
+    connection.ensure_connection()
+    connection.connection.set_trace_callback(sent.append)
+    try:
         yield found
-    found += [query["sql"] for query in queries if 'FROM "shop_product"' in query["sql"]]
+    finally:
+        connection.connection.set_trace_callback(None)
+    found += [sql for sql in sent if 'FROM "shop_product"' in sql]
 
 
 def test_a_replay_costs_no_query(product, look):
-    """However one looks: a hundred false positives cost a query each, and a replay of them none."""
+    """However one looks: a hundred false positives cost a statement each, and a replay of them none."""
     values = false_positives(product, 100)
     with product_queries() as queries:
         assert [look(value) for value in values] == [None] * 100
@@ -205,6 +209,20 @@ def test_a_replay_costs_no_query(product, look):
         assert [look(value) for _ in range(3) for value in values] == [None] * 300
 
     assert (len(queries), replayed) == (100, [])
+
+
+@pytest.mark.parametrize("how", ["execute_wrapper", "cursor"])
+def test_what_others_may_have_changed_is_confirmed(product, found, how, monkeypatch):
+    """By a statement of the guard's own, past what may add a condition to the project's."""
+    cursor = connection.cursor
+    if how == "cursor":
+        monkeypatch.setattr(connection, "cursor", lambda: cursor())
+    wrapper = connection.execute_wrapper(lambda execute, *statement: execute(*statement))
+    with product_queries() as queries, wrapper if how == "execute_wrapper" else nullcontext():
+        assert first(found) is None
+
+    assert len(queries) == 2
+    assert product._runtime.decide(found) is REMEMBERED
 
 
 def test_a_row_made_later_is_seen_at_once(found, look):
@@ -255,8 +273,8 @@ def test_other_requests_teach_nothing(found, product, settings):
 
 
 @pytest.mark.parametrize("kind", ["memory", "file", "redis"])
-def test_in_every_store(kind, build, settings, monkeypatch, tmp_path, django_assert_num_queries):
-    """Remembered, and forgotten the moment the row is made."""
+def test_in_every_store(kind, build, settings, monkeypatch, tmp_path):
+    """Remembered after one statement each, and forgotten the moment the row is made."""
     settings.BLOOMGUARD = {"STORES": {"default": {
         "memory": {"BACKEND": "bloomguard.stores.memory.MemoryStore"},
         "file": {"BACKEND": "bloomguard.stores.file.FileStore", "OPTIONS": {"path": tmp_path / "filters"}},
@@ -267,11 +285,12 @@ def test_in_every_store(kind, build, settings, monkeypatch, tmp_path, django_ass
     porous(monkeypatch, "product")
     products()
     build("product")
-    found = false_positives(registry["product"], 1)[0]
-    first(found)
+    values = false_positives(registry["product"], 100)
+    found = values[0]
 
-    with django_assert_num_queries(0):
-        assert first(found) is None
+    with product_queries() as queries:
+        assert [first(value) for _ in range(2) for value in values] == [None] * 200
+    assert len(queries) == 100
     assert registry["product"]._runtime.decide_many([1, found]) == [MAYBE, REMEMBERED]
     Product.objects.create(pk=found)
     assert first(found) is not None
