@@ -20,7 +20,18 @@ from pathlib import Path
 from typing import Any
 
 from bench.databases import VENDORS, servers
-from bench.scans import ROWS, TABLE, TEXTS, all_ids, check, driver_cursor, orm_iterator, scans, unbuffered_cursor
+from bench.scans import (
+    ROWS,
+    TABLE,
+    TEXTS,
+    all_ids,
+    check,
+    driver_cursor,
+    orm_iterator,
+    scans,
+    text_pages,
+    unbuffered_cursor,
+)
 
 ROUNDS, TEXT_ROUNDS = 5, 3
 RATE = 0.001
@@ -198,20 +209,24 @@ def tell(report: Any, alias: str, taken: dict[str, list[float]]) -> None:
 
 
 def compare_texts(report: Any, alias: str) -> None:
-    """Texts are fetched one by one, and hashed one by one under the interpreter's lock."""
+    """Texts are hashed one by one under the interpreter's lock, which the driver's cursor holds too."""
     from bench.report import interleave, median, ratio
 
     what = f"{VENDORS[alias]}: {TEXTS // 1_000_000}M texts"
     driver = unbuffered_cursor(texts=True) if alias == "mariadb" else driver_cursor(alias, texts=True)
     found = {"driver's cursor": driver, "iterator()": orm_iterator(alias, texts=True)}
-    taken = interleave({**found, "rebuild": rebuilt(alias, "text")}, TEXT_ROUNDS)
+    joined = {} if alias == "mariadb" else {"pages of joined texts": text_pages(alias)}
+    taken = interleave({**found, **joined, "rebuild": rebuilt(alias, "text")}, TEXT_ROUNDS)
     fastest = min(found, key=lambda name: median(taken, name))
-    report.add(f"{what}, scan by {fastest}", median(taken, fastest), "s")
+    for name in (fastest, *joined):
+        report.add(f"{what}, scan by {name}", median(taken, name), "s")
     report.add(f"{what}, rebuild", median(taken, "rebuild"), "s")
     report.add(
         f"{what}, rebuild", ratio(taken, "rebuild", fastest), against=fastest, at_most=2,
-        reason="BLAKE2b takes as long as SQLite's cursor for each text, and neither lets another thread run meanwhile",
+        reason="BLAKE2b takes longer than MariaDB's cursor for each text, and neither lets another thread run meanwhile",
     )  # fmt: skip
+    for name in joined:
+        report.add(f"{what}, rebuild", ratio(taken, "rebuild", name), against=name)
 
 
 def main() -> None:
@@ -247,7 +262,7 @@ def main() -> None:
         report.add("PostgreSQL: the same command in all, with its two fixed waits", waited, "s")
         given = json.dumps({"folder": folder, "databases": databases})
         for alias in databases:
-            for kind in ("auto", "bloom"):
+            for kind in ("auto", "bloom", "text"):
                 over = peak_of_child(given, "rebuild_filter", f"{alias}-{kind}") - peak_of_child(given, "idle")
                 name = f"{VENDORS[alias]}: peak memory of rebuild_filter ({kind})"
                 report.add(name, over / 1e6, "MB", against="an idle manage.py", at_most=100)

@@ -49,6 +49,23 @@ def ranges(alias: str, gather: str) -> Callable[[], None]:
     return scan
 
 
+def text_pages(alias: str) -> Callable[[], None]:
+    """Keyset pages of slugs by primary key, each joined into one value by the database."""
+    gather = "string_agg(slug, chr(1))" if alias == "postgresql" else "group_concat(slug, char(1))"
+
+    def scan() -> None:
+        last, done = 0, 0
+        page = f"SELECT id, slug FROM shop_article WHERE id > {{}} ORDER BY id LIMIT {CHUNK}"
+        while True:
+            _, rows, last = one_row(alias, f"SELECT {gather}, count(*), max(id) FROM ({page.format(last)}) AS p")
+            done += rows
+            if rows < CHUNK:
+                break
+        check(done, TEXTS)
+
+    return scan
+
+
 def last_word(gathered: bytes) -> int:
     return int.from_bytes(gathered[-8:], "big")
 

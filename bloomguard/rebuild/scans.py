@@ -1,12 +1,12 @@
-"""How a page of keys is read: aggregated by the database into one value, or, integers of MySQL and MariaDB, row by row.
+"""How a page of keys is read: aggregated by the database into one value, or, from MySQL and MariaDB, row by row.
 
-To aggregate integers costs MariaDB more than to send them.
+Aggregating integers or texts takes MariaDB longer than sending them.
 """
 
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from itertools import chain
@@ -23,18 +23,23 @@ _CAUSE = "the column has other values too, or MariaDB cut the page: then set max
 class Scan:
     """How a page of keys is read as one value.
 
-    ``gather`` is the SQL aggregate over ``bloomguard_key``; without one, the value is what :func:`streamed` returns.
-    ``unpack(value, rows)`` returns the keys, and raises :class:`RebuildError` if some are missing. ``last(value)``
-    returns the key after which the next page begins: to find the greatest one itself would take the database a tenth of
-    the scan. Both raise :class:`RebuildError` for other values than keys. ``prefix`` is in front of the statement, and
-    a page has at most ``most_rows``.
+    ``gather`` is the SQL aggregate over ``bloomguard_key``; without one, rows are fetched while the server sends them,
+    and the value is the list of what ``pack(rows)`` made of a few at a time. ``unpack(value, rows)`` returns the keys,
+    and raises :class:`RebuildError` if some are missing. ``prefix`` is in front of the statement, and a page has at
+    most ``most_rows``.
+
+    Pages are in the order of the keys, and ``last(value)`` returns the key after which the next page begins: to find
+    the greatest one itself would take the database a tenth of the scan. With ``by_pk`` they are in the order of the
+    primary key, an integer, and ``unpack`` may return a wrong number of keys: such a page is read by rows.
     """
 
     gather: str
     unpack: Callable[[Any, int], Any]
-    last: Callable[[Any], Any]
+    last: Callable[[Any], Any] | None = None
     prefix: str = ""
     most_rows: int = 200_000
+    pack: Callable[[Sequence[Any]], Any] = list
+    by_pk: bool = False
 
 
 #: Rows that are Python objects at a time: more of them do not stay in the processor's cache.
@@ -47,27 +52,39 @@ def unbuffered_cursor(connection: BaseDatabaseWrapper) -> Any:
     return getattr(getattr(driver, "cursors", None), "SSCursor", None)
 
 
-def streamed(connection: BaseDatabaseWrapper, sql: str, parameters: Any) -> tuple[Any, int]:
-    """Return the integers of one column as an array, and the last one; they are fetched while the server sends them.
+def streamed(
+    connection: BaseDatabaseWrapper, sql: str, parameters: Any, pack: Callable[[Sequence[Any]], Any]
+) -> tuple[list[Any], int, Any]:
+    """Return what ``pack`` makes of the rows, their number, and the last value of the last one.
 
     Closing the cursor reads what an exception has left: otherwise it would be in the way of the next statement.
     """
-    import numpy as np
-
-    parts, last = [np.empty(0, np.int64)], 0
+    packed, count, last = [], 0, None
     with (
         connection.wrap_database_errors,
         closing(connection.connection.cursor(unbuffered_cursor(connection))) as cursor,
     ):
         cursor.execute(sql, parameters)
         while rows := cursor.fetchmany(_STREAMED):
-            try:
-                numbers = np.fromiter(chain.from_iterable(rows), np.int64, len(rows))
-            except OverflowError:  # from 2**63 on, in an unsigned column: a key is the same 64 bits without a sign
-                numbers = np.fromiter(chain.from_iterable(rows), np.uint64, len(rows)).view(np.int64)
-            parts.append(numbers)
-            last = rows[-1][0]
-    return np.concatenate(parts), last
+            packed.append(pack(rows))
+            count += len(rows)
+            last = rows[-1][-1]
+    return packed, count, last
+
+
+def _packed_integers(rows: Sequence[Any]) -> Any:
+    import numpy as np
+
+    try:
+        return np.fromiter(chain.from_iterable(rows), np.int64, len(rows))
+    except OverflowError:  # from 2**63 on, in an unsigned column: a key is the same 64 bits without a sign
+        return np.fromiter(chain.from_iterable(rows), np.uint64, len(rows)).view(np.int64)
+
+
+def _joined_integers(packed: list[Any], rows: int) -> Any:
+    import numpy as np
+
+    return np.concatenate(packed)
 
 
 def _integers(numbers: Any, rows: int) -> Any:
@@ -139,6 +156,16 @@ def _greatest_uuid(data: bytes) -> uuid.UUID:
     return uuid.UUID(int=int(first) << 64 | int(second))
 
 
+#: What is between two texts of a page. A page with a text that contains it is read by rows.
+_SEPARATOR = "\x01"
+#: Rows of a page of texts, which may be long.
+_TEXT_ROWS = 50_000
+
+
+def _texts(gathered: str | None, rows: int) -> list[bytes]:
+    return (gathered or "").encode().split(_SEPARATOR.encode())
+
+
 #: MariaDB cuts a text that is longer than this setting, or than ``max_allowed_packet``, with no more than a warning. So
 #: the pages are small, and each key has a fixed length, or a comma behind it: what was cut holds fewer keys than rows.
 _MOST_BYTES = 1 << 20
@@ -155,7 +182,16 @@ SCANS = {
     ),
     ("sqlite", "integer"): Scan("group_concat(bloomguard_key, ',')", _decimal_integers, _last_integer),
     ("sqlite", "uuid"): Scan("group_concat(bloomguard_key, '')", _hexadecimal_uuids, _last_uuid),
-    ("mysql", "integer"): Scan("", lambda value, rows: value[0], lambda value: value[1]),
+    ("mysql", "integer"): Scan("", _joined_integers, pack=_packed_integers),
+    ("postgresql", "text"): Scan("string_agg(bloomguard_key, chr(1))", _texts, most_rows=_TEXT_ROWS, by_pk=True),
+    ("sqlite", "text"): Scan("group_concat(bloomguard_key, char(1))", _texts, most_rows=_TEXT_ROWS, by_pk=True),
+    ("mysql", "text"): Scan(
+        "",
+        lambda packed, rows: list(chain.from_iterable(packed)),
+        most_rows=_TEXT_ROWS,
+        pack=lambda rows: [text.encode() for text, _ in rows],
+        by_pk=True,
+    ),
     ("mariadb", "uuid"): Scan(
         "group_concat(bloomguard_key SEPARATOR '')",
         _hexadecimal_uuids,

@@ -51,7 +51,7 @@ class ScopedSource(Source):
         for page in super().pages():
             yield KeyPage(page.rows, partial(_keys_of, page, head_of(self.scope)))
 
-    def _fetch(self, scan: Scan, sql: str, parameters: Any) -> tuple[Any, int]:
+    def _fetch(self, scan: Scan, sql: str, parameters: Any) -> tuple[Any, int, Any]:
         self._check_schema()  # it is not sent by the cursor that sets the search_path
         return super()._fetch(scan, sql, parameters)
 

@@ -1,9 +1,9 @@
 """Fast scans of a guard's rows, and adding their keys to a generation.
 
-PostgreSQL, SQLite and MariaDB aggregate integers and UUIDs themselves and send one buffer per page, in key order: two
-to three times as fast as fetching row by row. The integers of MariaDB and MySQL are fetched while the server sends
-them, without the ORM. Other keys are made from rows of the ORM. Each page is a statement of its own, so no snapshot
-stays open for long. While one page is read, a thread hashes the one before.
+PostgreSQL, SQLite and MariaDB aggregate integers, UUIDs and texts themselves and send one buffer per page: two to three
+times as fast as fetching row by row. The integers and texts of MariaDB and MySQL are fetched while the server sends
+them, without the ORM. Each of these pages is a statement of its own, so no snapshot stays open for long. Other keys are
+made from rows of the ORM. While one page is read, a thread hashes the one before.
 """
 
 from __future__ import annotations
@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 PAGE_ROWS = 200_000
 #: The page size for rows that are fetched one by one, as Python objects.
 _CHUNK_ROWS = 50_000
+#: Texts of up to so many characters are gathered: a page of them is at most 200 MB, and hardly ever more than 5.
+_MOST_CHARACTERS = 1_000
 #: A table with fewer rows than this, by the planner's statistics, is counted: that takes no time.
 _COUNT_BELOW = 200_000
 #: To tell whether a range of integers is dense: the number and length of the samples, and the share that must exist.
@@ -163,9 +165,14 @@ class Source:
         """Return the first primary key of all rows, alive or not, by its index; ``order`` is ``pk`` or ``-pk``."""
         return self._every().order_by(order).values_list("pk", flat=True).first()
 
-    def all_values(self, size: int) -> Generator[tuple[Any, ...]]:
-        """Yield the values of the guard's fields for all rows, of which ``size`` are in memory at a time."""
+    def all_values(self, size: int, after: Any = None) -> Generator[tuple[Any, ...]]:
+        """Yield the values of the guard's fields for all rows, of which ``size`` are in memory at a time.
+
+        ``after``: only for rows with a greater primary key.
+        """
         rows, names, pk = self.rows().order_by(), self.guard._meta.attnames, self.guard.model._meta.pk
+        if after is not None:
+            rows = rows.filter(pk__gt=after)
         if self.connection.vendor != "mysql" or kind_of(pk) is None or own_conversions(pk):
             yield from rows.values_list(*names).iterator(chunk_size=size)
             return
@@ -212,7 +219,7 @@ class Source:
 
     @property
     def is_gathered(self) -> bool:
-        """Whether a page is one array of integers or one buffer of UUIDs, rather than a list of keys."""
+        """Whether the keys of a page are integers, UUIDs or texts, from which the values can be read back."""
         return self._scan() is not None
 
     def pages(self) -> Iterator[KeyPage]:
@@ -221,16 +228,30 @@ class Source:
         return self._gathered(scan) if scan is not None else self._from_rows()
 
     def _scan(self) -> Scan | None:
-        """Return the aggregating scan for the field, if any: the field must be unique, so indexed, and not NULL."""
+        """Return the fast scan for the field, if any: the field must be unique, so indexed, and not NULL."""
         field, vendor = self.guard._meta.fields[0], self.connection.vendor
         if not self._has_plain_field() or not field.unique or field.null:
             return None
         kind = str(self.guard._meta.keys.kinds[0])
-        if vendor == "mysql" and kind == "integer" and not unbuffered_cursor(self.connection):
+        if kind == "text" and not self._are_short_texts(field):
+            return None
+        if vendor == "mysql" and kind in ("integer", "text") and not unbuffered_cursor(self.connection):
             return None
         if kind == "uuid" and getattr(self.connection, "mysql_is_mariadb", False):
             vendor = "mariadb"
         return SCANS.get((vendor, kind))
+
+    def _are_short_texts(self, field: models.Field[Any, Any]) -> bool:
+        """Return whether all keys are short texts, of rows that are numbered."""
+        pk = self.guard.model._meta.pk
+        if not self._is_plain_text() or not 0 < (field.max_length or 0) <= _MOST_CHARACTERS:
+            return False
+        if kind_of(pk) != "integer" or not is_djangos(pk):
+            return False
+        if self.connection.vendor != "sqlite":
+            return True
+        # SQLite takes bytes in a column of text, and orders them after all texts.
+        return not isinstance(self._every().aggregate(end=Max(field.attname))["end"], bytes)
 
     def _has_plain_field(self) -> bool:
         """Return whether there is one field, and Django's own: a custom one may store something else in its column."""
@@ -244,39 +265,48 @@ class Source:
 
     def _gathered(self, scan: Scan) -> Iterator[KeyPage]:
         field = self.guard._meta.fields[0].attname
-        ordered = self.rows().order_by(field).values(bloomguard_key=F(field))
+        order = "pk" if scan.by_pk else field
+        ordered = self.rows().order_by(order).values(bloomguard_key=F(field))
+        if scan.by_pk:
+            ordered = ordered.annotate(bloomguard_pk=F("pk"))
         size = min(PAGE_ROWS, scan.most_rows)
         last: Any = None
         while True:
-            page = ordered if last is None else ordered.filter(**{f"{field}__gt": last})
+            page = ordered if last is None else ordered.filter(**{f"{order}__gt": last})
             sql, parameters = page[:size].query.get_compiler(self.using).as_sql()
-            gathered, rows = self._fetch(scan, sql, parameters)
-            if rows:
+            gathered, rows, end = self._fetch(scan, sql, parameters)
+            if rows and scan.by_pk:  # unpacked here: to hash texts takes longer than to read them
+                keys = scan.unpack(gathered, rows)
+                if len(keys) != rows:
+                    yield from self._from_rows(last)
+                    return
+                yield KeyPage(rows, partial(list, keys))
+            elif rows:
                 yield KeyPage(rows, partial(scan.unpack, gathered, rows))
             if rows < size:
                 return
-            last = scan.last(gathered)
+            last = end if scan.last is None else scan.last(gathered)
 
-    def _fetch(self, scan: Scan, sql: str, parameters: Any) -> tuple[Any, int]:
+    def _fetch(self, scan: Scan, sql: str, parameters: Any) -> tuple[Any, int, Any]:
+        """Return the page's value, the number of rows, and the last one's primary key, if the page is in its order."""
         connection = self.connection
         connection.ensure_connection()
         if not scan.gather:
-            value = streamed(connection, sql, parameters)
-            return value, len(value[0])
-        sql = f"{scan.prefix}SELECT {scan.gather}, count(*) FROM ({sql}) AS page"  # noqa: S608
+            return streamed(connection, sql, parameters, scan.pack)
+        last = "max(bloomguard_pk)" if scan.by_pk else "NULL"
+        sql = f"{scan.prefix}SELECT {scan.gather}, count(*), {last} FROM ({sql}) AS page"  # noqa: S608
         with connection.wrap_database_errors:
             cursor = _binary_cursor(connection, sql, parameters)
             if cursor is None:
                 cursor = connection.cursor()
                 cursor.execute(sql, parameters)
             with cursor:
-                gathered, rows = cursor.fetchone()
-        return gathered, rows
+                return cursor.fetchone()  # type: ignore[no-any-return]
 
-    def _from_rows(self) -> Iterator[KeyPage]:
+    def _from_rows(self, after: Any = None) -> Iterator[KeyPage]:
         size, is_text = min(PAGE_ROWS, _CHUNK_ROWS), self._is_plain_text()
         keyed = keyless = 0
-        with closing(self.all_values(size)) as found:
+        with closing(self.all_values(size, after)) as found:
             while rows := list(islice(found, size)):
                 if is_text:
                     yield KeyPage(len(rows), partial(self._encode, rows))

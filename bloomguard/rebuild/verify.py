@@ -225,8 +225,10 @@ def _suspects(layout: Layout, filters: Sequence[BodyFilter], batch: _Batch) -> l
 
 
 def _at(page: KeyPage, index: int) -> Any:
-    """Return one value of a page of integers or UUIDs."""
+    """Return one value of a page that was gathered."""
     keys: Any = page.keys
+    if isinstance(keys, list):
+        return keys[index].decode()
     return uuid.UUID(bytes=keys[16 * index : 16 * index + 16]) if isinstance(keys, bytes) else int(keys[index])
 
 

@@ -194,6 +194,27 @@ def test_integers_and_uuids_are_gathered_by_the_database():
         assert not isinstance(page.keys, list)
 
 
+@pytest.mark.parametrize("odd", ["", "\x01", "a\x01b", "\x00", "a\x00b", "ä\U0001f600", " ", "line\nline"], ids=repr)
+def test_a_text_may_have_any_character(odd, each_database, monkeypatch):
+    """Also the one that is put between two texts: the rows from that page on are read one by one."""
+    if each_database == "postgresql" and "\x00" in odd:
+        pytest.skip("PostgreSQL takes none")
+    monkeypatch.setattr(sources, "PAGE_ROWS", 4)
+    Article.objects.bulk_create(Article(slug=slug) for slug in ["a", "b", "c", "d", "e", odd, "g", "h", "i", "j"])
+    guard = registry["article"]
+
+    assert sorted(scanned(guard)) == sorted(iterated(guard))
+    assert sum(page.rows for page in Source(guard).pages()) == 10
+
+
+def test_texts_are_not_read_through_the_orm(monkeypatch):
+    """Short texts of rows with an integer as primary key are read as fast as the database sends them."""
+    Article.objects.bulk_create(Article(slug=f"slug-{number}") for number in range(25))
+    monkeypatch.delattr(Source, "_from_rows")
+
+    assert len(scanned(registry["article"])) == 25
+
+
 class Shouted(models.BigIntegerField):
     """A field of somebody's own, which keeps something else than it gives."""
 
@@ -393,7 +414,8 @@ def test_psycopg_2_is_read_too(monkeypatch, each_database):
     """Without psycopg 3's binary cursor, pages come through Django's."""
     Product.objects.bulk_create(Product(pk=pk) for pk in range(1, 26))
     Order.objects.bulk_create(Order() for _ in range(20))
+    Article.objects.bulk_create(Article(slug=f"slug-{number}") for number in range(20))
     monkeypatch.setattr(sources, "_binary_cursor", lambda *query: None)
 
-    for name in ("product", "order"):
+    for name in ("product", "order", "article"):
         assert sorted(scanned(registry[name])) == sorted(iterated(registry[name]))

@@ -106,13 +106,13 @@ def _die_while_adding(path) -> None:
 def _die_while_building(path) -> None:
     generation = FileStore("default", path=path).open("city", "a", find)
     _, attached = generation._shard(0)
-    add_many = attached.add_many
+    add_digests = attached.add_digests
 
-    def interrupted(keys):
-        add_many(keys[: len(keys) // 2])
+    def interrupted(low, high):
+        add_digests(low[: len(low) // 2])
         os.kill(os.getpid(), signal.SIGKILL)
 
-    attached.add_many = interrupted
+    attached.add_digests = interrupted
     generation.add_many(np.arange(5_000, 15_000))
 
 
