@@ -21,7 +21,7 @@ from bloomguard.guards import registry, spot_checks
 from bloomguard.guards.counters import counts
 from bloomguard.guards.places import schemas
 from bloomguard.lookups import context, select
-from bloomguard.metrics.flush import flusher
+from bloomguard.metrics import flusher
 from bloomguard.rebuild import rebuild
 from bloomguard.routes import table as routes
 from bloomguard.state import table as state
