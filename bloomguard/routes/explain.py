@@ -1,11 +1,14 @@
-"""Explain how guards answer one path, and why: the command ``explain_guard``.
+"""Show which guard answers for each URL pattern, where, and why not earlier; and how guards answer for one path.
 
-Each guard decides twice, so that the timings show a process that has just started and one with warm caches.
+For the commands ``guard_routes`` and ``explain_guard``. For one path, each guard decides twice, so that the timings
+show a process that has just started and one with warm caches.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,17 +20,122 @@ from django.utils import translation
 from .. import conf
 from ..exceptions import BloomGuardError, ConfigurationError
 from ..filters import FilterError
-from ..guards import Guard, registry
+from ..guards import AUTO, Guard, registry
 from ..guards.fields import may_raise
 from ..guards.keys import NoScope, Uncertain, unwrapped
 from ..guards.runtime import decision_for
+from ..lookups.query import RowLookup, concrete
+from ..lookups.select import answers_queries
 from ..rebuild.plan import open_active
-from ..state.table import LEASE_SECONDS, StateTable
+from ..state.table import LEASE_SECONDS
 from ..verdicts import DISABLED, ERROR, SHADOW, Decision, Verdict
 from ..writes.fencing import table_of
-from .listing import DOOR, NOWHERE, Row, rows_of_pattern, takes_id
+from .discovery import NotFound, column_of, detail, find_kwargs, reason_against
 from .patterns import Pattern
-from .table import NO_ID, RouteTable, kwargs_for, kwargs_of_view, table_for
+from .table import NO_ID, AmbiguousKwargs, GuardedRoute, RouteTable, kwargs_for, kwargs_of_view, table_for
+
+#: The place where a guard answers; the door answers only if the project calls ``shield()``.
+DOOR, ROUTE, LOOKUP, NOWHERE = "door", "route", "lookup", ""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One pattern and one guard, or an empty ``guard``. ``reason`` says why the guard does not answer earlier."""
+
+    pattern: str
+    name: str
+    guard: str
+    answered: str
+    reason: str
+
+
+def rows_of_pattern(table: RouteTable, pattern: Pattern) -> list[Row]:
+    """Return one row for each guard of ``pattern``; if it has no guard, one row with the reason."""
+    rows = [_of_route(route) for route in table.guarded if route.pattern is pattern]
+    in_view = getattr(pattern.callback, "guarded_by", "")
+    if in_view and in_view not in [row.guard for row in rows]:
+        rows.append(_of_decorator(pattern, in_view))
+    rows += [
+        _row(pattern, guard.name, LOOKUP, reason)
+        for guard, reason in _of_lookups(pattern, is_known=bool(rows))
+        if guard.name not in [row.guard for row in rows]
+    ]
+    return rows or [_row(pattern, reason=reason_against(pattern))]
+
+
+def _of_decorator(pattern: Pattern, name: str) -> Row:
+    if (guard := registry.get(name)) is not None:
+        with suppress(ConfigurationError):  # a check, or the log, reports it
+            try:
+                kwargs_of_view(guard, pattern.callback, pattern.captured)
+            except AmbiguousKwargs as problem:
+                return _closed(guard, pattern, problem)
+    return _row(pattern, name, ROUTE, "by @guarded, at its place among the view's decorators")
+
+
+def _of_route(route: GuardedRoute) -> Row:
+    guard, pattern = route.guard, route.pattern
+    if not route.closed:
+        return _row(pattern, guard.name, ROUTE if route.not_at_door else DOOR, route.not_at_door)
+    return _closed(guard, pattern, route.closed)
+
+
+def _closed(guard: Guard, pattern: Pattern, why: object) -> Row:
+    return _row(pattern, guard.name, LOOKUP if answers_queries(guard) else NOWHERE, f"not before the view: {why}")
+
+
+def _of_lookups(pattern: Pattern, *, is_known: bool) -> Iterator[tuple[Guard, str]]:
+    """Yield the guards that check the view's own query, with a reason.
+
+    The view's class decides, or else the names of the captured kwargs. Names alone are weak evidence: they are ignored
+    if another guard of the pattern ``is_known``.
+    """
+    shown, admin = detail(pattern), getattr(pattern.callback, "model_admin", None)
+    for guard in registry:
+        if not answers_queries(guard):
+            continue
+        if admin is not None:
+            if "object_id" in pattern.captured and RowLookup(guard, admin.model).compares(admin.model._meta.pk):
+                yield guard, "the admin's own query"
+        elif shown is None and not is_known:
+            why = ""
+            try:
+                kwargs_for(guard, pattern.view_name, pattern.captured)
+            except AmbiguousKwargs as problem:
+                if guard.routes != AUTO and pattern.view_name in guard.routes:
+                    why = f"; not before the view: {problem}"
+            except ConfigurationError:
+                continue
+            yield guard, f"if its view looks up one {guard.model._meta.label} by {_fields(guard)}{why}"
+        elif shown is not None and issubclass(shown.model, concrete(guard.model)):
+            lookup: Any = RowLookup(guard, shown.model)
+            if len(guard._meta.fields) == 1 and any(
+                lookup.compares(column_of(shown.model, name)) for name in shown.looked_up
+            ):
+                yield guard, f"its view's own query{_why_not_auto(guard, pattern)}"
+
+
+def _why_not_auto(guard: Guard, pattern: Pattern) -> str:
+    """Return why ``routes = "auto"`` did not take the pattern; empty if the guard does not look for routes."""
+    try:
+        if guard.routes == AUTO:
+            find_kwargs(guard, pattern)
+    except NotFound as reason:
+        return f"; not before the view: {reason}"
+    except Exception as error:  # the view's own error
+        return f"; not before the view: reading it raises {type(error).__name__}"
+    return ""
+
+
+def _fields(guard: Guard) -> str:
+    return " and ".join(field.name for field in guard._meta.fields)
+
+
+def _row(pattern: Pattern, guard: str = "", answered: str = NOWHERE, reason: str = "") -> Row:
+    return Row(pattern.text, pattern.view_name, guard, answered, reason)
+
+
+# -- one path
 
 #: The reason of each decision: what it means and how to fix it.
 MEANING = {
@@ -116,7 +224,7 @@ def explain(path: str, method: str = "GET", urlconf: Any = None) -> Explanation:
         pattern = next(found, None)
         if pattern is None:
             return _unguarded(path, method, "its URL pattern finds paths and views in its own way")
-        rows = rows_of_pattern(table, pattern) if takes_id(pattern) else []
+        rows = rows_of_pattern(table, pattern) if pattern.takes_id else []
     answers = tuple(_answer(row, table, pattern, match, method) for row in rows if row.guard)
     why = "" if answers else rows[0].reason if rows else "the pattern captures nothing from the path"
     return Explanation(
@@ -142,8 +250,9 @@ def _answer(row: Row, table: RouteTable, pattern: Pattern, match: ResolverMatch,
     first_us, began = _us_since(began), time.perf_counter()
     decision, error = _decide(guard, value)
     again_us = _us_since(began)
-    lease_seconds = _lease_seconds(table_of(guard))
-    generation, state, identity, fault = _look_at(guard)
+    rows = table_of(guard)
+    lease_seconds = max(LEASE_SECONDS - (rows.clock() - rows.copy.read_at), 0.0)
+    seen = _look_at(guard)
     return GuardAnswer(
         guard=guard.name,
         model=guard.model._meta.label,
@@ -156,14 +265,10 @@ def _answer(row: Row, table: RouteTable, pattern: Pattern, match: ResolverMatch,
         reason=decision.reason,
         meaning=MEANING[decision.reason],
         store=guard.store,
-        backend=_backend(guard),
-        identity=identity,
-        generation=generation,
-        state=state,
-        fault=error or fault,
-        lease_seconds=lease_seconds,
+        lease_seconds=round(lease_seconds, 3),
         first_us=first_us,
         again_us=again_us,
+        **(seen | {"fault": error or seen["fault"]}),
     )
 
 
@@ -227,21 +332,21 @@ def _key(guard: Guard, value: Any) -> str:
         return ""
 
 
-def _look_at(guard: Guard) -> tuple[dict[str, Any], dict[str, Any], str, str]:
-    """Return the active generation, the state row, the current identity of the store, and what is wrong with them."""
-    generation: dict[str, Any] = {}
-    state: dict[str, Any] = {}
-    identity = fault = ""
+def _look_at(guard: Guard) -> dict[str, Any]:
+    """Return the store, the active generation and the state row, and what is wrong with them (``fault``)."""
+    seen: dict[str, Any] = {"backend": "", "identity": "", "generation": {}, "state": {}, "fault": ""}
     try:
         active = guard._runtime.active_filter
-        identity = active.store.identity
+        store = type(active.store)
+        seen["backend"] = f"{store.__module__}.{store.__name__}"
+        seen["identity"] = active.store.identity
         row = active.table.row(guard.name)
         if row is None:
-            return {}, {}, identity, "there is no state row"
-        state = model_to_dict(row)
+            return seen | {"fault": "there is no state row"}
+        seen["state"] = model_to_dict(row)
         found = open_active(guard, active.table.current(guard.name))
         layout = found.layout
-        generation = {
+        seen["generation"] = {
             "name": found.name,
             "kind": layout.kind,
             "capacity": layout.capacity,
@@ -250,20 +355,8 @@ def _look_at(guard: Guard) -> tuple[dict[str, Any], dict[str, Any], str, str]:
             "bytes": layout.total_bytes,
         }
     except (BloomGuardError, FilterError, DatabaseError) as error:
-        fault = str(error)
-    return generation, state, identity, fault
-
-
-def _backend(guard: Guard) -> str:
-    try:
-        store = type(guard._runtime.active_filter.store)
-    except BloomGuardError:  # the decision has the reason
-        return ""
-    return f"{store.__module__}.{store.__name__}"
-
-
-def _lease_seconds(table: StateTable) -> float:
-    return round(max(LEASE_SECONDS - (table.clock() - table.copy.read_at), 0.0), 3)
+        seen["fault"] = str(error)
+    return seen
 
 
 def _us_since(began: float) -> float:

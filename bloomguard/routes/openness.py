@@ -146,6 +146,14 @@ def is_rest_framework(view: Any) -> bool:
     return isinstance(cls, type) and any(base.__module__ == "rest_framework.views" for base in cls.__mro__)
 
 
+def is_admin(view: Any) -> bool:
+    """Whether ``view`` belongs to Django's admin."""
+    if hasattr(view, "model_admin") or hasattr(view, "admin_site"):
+        return True
+    owners = [type(getattr(layer, "__self__", None)) for layer in layers(view)]
+    return any(base.__module__.startswith("django.contrib.admin.") for owner in owners for base in owner.__mro__)
+
+
 def allowed_methods(view: Any) -> frozenset[str] | None:
     """Return the HTTP methods that the class and the decorators of ``view`` allow; ``None`` if they set no limit.
 
