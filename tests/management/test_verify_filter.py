@@ -15,7 +15,7 @@ from django.db import connections
 
 from bloomguard.exceptions import RebuildError, StoreError
 from bloomguard.guards import registry
-from bloomguard.rebuild import Rebuild, rebuild, verify
+from bloomguard.rebuild import Rebuild, verify
 from bloomguard.rebuild import source as sources
 from bloomguard.rebuild.verify import Verification
 from bloomguard.state import table as states
@@ -27,14 +27,8 @@ from tests.support.guarding import registered
 
 pytestmark = [
     pytest.mark.django_db(transaction=True, databases="__all__"),
-    pytest.mark.usefixtures("fresh", "clock"),
+    pytest.mark.usefixtures("fresh", "clock", "hasty"),
 ]
-
-
-@pytest.fixture(autouse=True)
-def hasty(monkeypatch) -> None:
-    """No waiting: nobody else writes here."""
-    monkeypatch.setattr(rebuild, "EXPIRY_SECONDS", 0.0)
 
 
 def run(*arguments: str) -> str:
