@@ -51,37 +51,33 @@ class Row:
 
 def rows_of_pattern(table: RouteTable, pattern: Pattern) -> list[Row]:
     """Return one row for each guard of ``pattern``; if it has no guard, one row with the reason."""
-    rows = [_of_route(route) for route in table.guarded if route.pattern is pattern]
-    in_view = getattr(pattern.callback, "guarded_by", "")
-    if in_view and in_view not in [row.guard for row in rows]:
-        rows.append(_of_decorator(pattern, in_view))
-    rows += [
-        _row(pattern, guard.name, LOOKUP, reason)
-        for guard, reason in _of_lookups(pattern, is_known=bool(rows))
-        if guard.name not in [row.guard for row in rows]
-    ]
-    return rows or [_row(pattern, reason=reason_against(pattern))]
+    found = {route.guard.name: _of_route(route) for route in table.guarded if route.pattern is pattern}
+    if in_view := getattr(pattern.callback, "guarded_by", ""):
+        found.setdefault(in_view, _of_decorator(pattern, in_view))
+    for guard, reason in _of_lookups(pattern, is_known=bool(found)):
+        found.setdefault(guard.name, (LOOKUP, reason))
+    rows = found or {"": (NOWHERE, reason_against(pattern))}
+    return [Row(pattern.text, pattern.view_name, name, *row) for name, row in rows.items()]
 
 
-def _of_decorator(pattern: Pattern, name: str) -> Row:
+def _of_route(route: GuardedRoute) -> tuple[str, str]:
+    if route.closed:
+        return _closed(route.guard, route.closed)
+    return ROUTE if route.not_at_door else DOOR, route.not_at_door
+
+
+def _of_decorator(pattern: Pattern, name: str) -> tuple[str, str]:
     if (guard := registry.get(name)) is not None:
         with suppress(ConfigurationError):  # a check, or the log, reports it
             try:
                 kwargs_of_view(guard, pattern.callback, pattern.captured)
             except AmbiguousKwargs as problem:
-                return _closed(guard, pattern, problem)
-    return _row(pattern, name, ROUTE, "by @guarded, at its place among the view's decorators")
+                return _closed(guard, problem)
+    return ROUTE, "by @guarded, at its place among the view's decorators"
 
 
-def _of_route(route: GuardedRoute) -> Row:
-    guard, pattern = route.guard, route.pattern
-    if not route.closed:
-        return _row(pattern, guard.name, ROUTE if route.not_at_door else DOOR, route.not_at_door)
-    return _closed(guard, pattern, route.closed)
-
-
-def _closed(guard: Guard, pattern: Pattern, why: object) -> Row:
-    return _row(pattern, guard.name, LOOKUP if answers_queries(guard) else NOWHERE, f"not before the view: {why}")
+def _closed(guard: Guard, why: object) -> tuple[str, str]:
+    return LOOKUP if answers_queries(guard) else NOWHERE, f"not before the view: {why}"
 
 
 def _of_lookups(pattern: Pattern, *, is_known: bool) -> Iterator[tuple[Guard, str]]:
@@ -106,12 +102,12 @@ def _of_lookups(pattern: Pattern, *, is_known: bool) -> Iterator[tuple[Guard, st
                     why = f"; not before the view: {problem}"
             except ConfigurationError:
                 continue
-            yield guard, f"if its view looks up one {guard.model._meta.label} by {_fields(guard)}{why}"
+            fields = " and ".join(field.name for field in guard._meta.fields)
+            yield guard, f"if its view looks up one {guard.model._meta.label} by {fields}{why}"
         elif shown is not None and issubclass(shown.model, concrete(guard.model)):
-            lookup: Any = RowLookup(guard, shown.model)
-            if len(guard._meta.fields) == 1 and any(
-                lookup.compares(column_of(shown.model, name)) for name in shown.looked_up
-            ):
+            compares = RowLookup(guard, shown.model).compares
+            columns = [column_of(shown.model, name) for name in shown.looked_up]
+            if len(guard._meta.fields) == 1 and any(map(compares, columns)):
                 yield guard, f"its view's own query{_why_not_auto(guard, pattern)}"
 
 
@@ -125,14 +121,6 @@ def _why_not_auto(guard: Guard, pattern: Pattern) -> str:
     except Exception as error:  # the view's own error
         return f"; not before the view: reading it raises {type(error).__name__}"
     return ""
-
-
-def _fields(guard: Guard) -> str:
-    return " and ".join(field.name for field in guard._meta.fields)
-
-
-def _row(pattern: Pattern, guard: str = "", answered: str = NOWHERE, reason: str = "") -> Row:
-    return Row(pattern.text, pattern.view_name, guard, answered, reason)
 
 
 # -- one path
@@ -199,11 +187,11 @@ class Explanation:
 
     path: str
     method: str
-    pattern: str
-    name: str
-    resolve_us: float
-    unguarded: str
-    guards: tuple[GuardAnswer, ...]
+    pattern: str = ""
+    name: str = ""
+    resolve_us: float = 0.0
+    unguarded: str = ""
+    guards: tuple[GuardAnswer, ...] = ()
 
 
 def explain(path: str, method: str = "GET", urlconf: Any = None) -> Explanation:
@@ -218,12 +206,13 @@ def explain(path: str, method: str = "GET", urlconf: Any = None) -> Explanation:
         try:
             match = resolve(path, table.urlconf)
         except Resolver404:
-            return _unguarded(path, method, "no URL pattern matches this path")
+            return Explanation(path=path, method=method, unguarded="no URL pattern matches this path")
         resolve_us = _us_since(began)
         found = (each for each in table.patterns if each.is_of(match) and each.match(path) is not None)
         pattern = next(found, None)
         if pattern is None:
-            return _unguarded(path, method, "its URL pattern finds paths and views in its own way")
+            why = "its URL pattern finds paths and views in its own way"
+            return Explanation(path=path, method=method, unguarded=why)
         rows = rows_of_pattern(table, pattern) if pattern.takes_id else []
     answers = tuple(_answer(row, table, pattern, match, method) for row in rows if row.guard)
     why = "" if answers else rows[0].reason if rows else "the pattern captures nothing from the path"
@@ -238,15 +227,13 @@ def explain(path: str, method: str = "GET", urlconf: Any = None) -> Explanation:
     )
 
 
-def _unguarded(path: str, method: str, why: str) -> Explanation:
-    return Explanation(path=path, method=method, pattern="", name="", resolve_us=0.0, unguarded=why, guards=())
-
-
 def _answer(row: Row, table: RouteTable, pattern: Pattern, match: ResolverMatch, method: str) -> GuardAnswer:
     guard = registry[row.guard]
-    value = _value(row, table, pattern, match)
+    routes = (each for each in table.guarded if each.pattern is pattern and each.guard is guard)
+    route = next(routes, None)
+    value = route.value(match.kwargs) if route is not None else _value(guard, pattern, match)
     began = time.perf_counter()
-    decision, error = _decide(guard, value)
+    _decide(guard, value)
     first_us, began = _us_since(began), time.perf_counter()
     decision, error = _decide(guard, value)
     again_us = _us_since(began)
@@ -258,7 +245,7 @@ def _answer(row: Row, table: RouteTable, pattern: Pattern, match: ResolverMatch,
         model=guard.model._meta.label,
         lookup=guard.lookup if isinstance(guard.lookup, str) else ", ".join(guard.lookup),
         answered=row.answered,
-        outcome=_outcome(row, table, pattern, match, method, value, decision.verdict),
+        outcome=_outcome(row, guard, route, match, method, value, decision.verdict),
         value="" if value is NO_ID else repr(value),
         key=_key(guard, value),
         verdict=decision.verdict.value,
@@ -289,15 +276,11 @@ def _decide(guard: Guard, value: Any) -> tuple[Decision, str]:
     return SHADOW if is_shadow else decision, fault
 
 
-def _value(row: Row, table: RouteTable, pattern: Pattern, match: ResolverMatch) -> Any:
-    """Return the ID in the path for the guard of ``row``, or ``NO_ID`` if the path leaves it out."""
-    for route in table.guarded:
-        if route.pattern is pattern and route.guard.name == row.guard:
-            return route.value(match.kwargs)
-    guard, callback = registry[row.guard], pattern.callback
+def _value(guard: Guard, pattern: Pattern, match: ResolverMatch) -> Any:
+    """Return the ID in the path for a guard without a route, or ``NO_ID`` if the path leaves it out."""
     try:
-        if getattr(callback, "guarded_by", "") == row.guard:
-            names = kwargs_of_view(guard, callback, pattern.captured)
+        if getattr(pattern.callback, "guarded_by", "") == guard.name:
+            names = kwargs_of_view(guard, pattern.callback, pattern.captured)
         else:
             names = kwargs_for(guard, pattern.view_name, pattern.captured)
         return unwrapped(tuple(match.kwargs[name] for name in names))
@@ -306,11 +289,9 @@ def _value(row: Row, table: RouteTable, pattern: Pattern, match: ResolverMatch) 
 
 
 def _outcome(
-    row: Row, table: RouteTable, pattern: Pattern, match: ResolverMatch, method: str, value: Any, verdict: Verdict
+    row: Row, guard: Guard, route: GuardedRoute | None, match: ResolverMatch, method: str, value: Any, verdict: Verdict
 ) -> str:
-    guard = registry[row.guard]
-    routes = [route for route in table.guarded if route.pattern is pattern and route.guard is guard]
-    methods = routes[0].methods if routes else frozenset(guard.methods)
+    methods = frozenset(guard.methods) if route is None else route.methods
     why = f" ({row.reason})" if row.reason else ""
     if row.answered == NOWHERE:
         return f"passes{why}"
@@ -318,7 +299,8 @@ def _outcome(
         return f"passes: the guard answers only {', '.join(sorted(methods)) or 'no method at all'}"
     if verdict is not Verdict.ABSENT:
         return "passes"
-    if routes[0].may_raise(value, match.kwargs) if routes else may_raise(guard, value, match.kwargs.values()):
+    captured = match.kwargs
+    if route.may_raise(value, captured) if route is not None else may_raise(guard, value, captured.values()):
         return "passes: the view's query may raise an error, or look up another value"
     place = "at the route, or at the door if the site has one" if row.answered == DOOR else f"at the {row.answered}"
     unless = "" if type(guard).applies is Guard.applies else ", if applies(request) returns True"
