@@ -148,20 +148,19 @@ def _recording() -> Iterator[_Activity]:
             block.enter_context(connections[alias].execute_wrapper(record_statement))
         for alias in caches:
             for name in _READS:
-                block.enter_context(_recorded_read(caches[alias], name, did.caches, alias))
+                reading = _recorded(getattr(caches[alias], name), did.caches, f"{alias}.{name}")
+                block.enter_context(mock.patch.object(caches[alias], name, reading))
         request_blocked.connect(record_blocked)
         block.callback(request_blocked.disconnect, record_blocked)
         yield did
 
 
-def _recorded_read(cache: Any, name: str, reads: list[str], alias: str) -> Any:
-    method = getattr(cache, name)
-
-    def reading(*args: Any, **kwargs: Any) -> Any:
-        reads.append(f"{alias}.{name}")
+def _recorded(method: Any, calls: list[str], name: str) -> Any:
+    def call(*args: Any, **kwargs: Any) -> Any:
+        calls.append(name)
         return method(*args, **kwargs)
 
-    return mock.patch.object(cache, name, reading)
+    return call
 
 
 def _first(things: list[str]) -> str:

@@ -17,7 +17,7 @@ from typing import Any
 from django.apps import apps
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.db import DatabaseError, connections, router
-from django.db.models import Model, UniqueConstraint
+from django.db.models import Model
 
 from ...exceptions import ConfigurationError
 from ...guards import AUTO, Guard, registry
@@ -28,7 +28,7 @@ from ...rebuild.plan import layout_of
 from ...rebuild.refusals import database_refusals, declaration_refusals
 from ...rebuild.source import Source
 from ...routes.discovery import column_of, detail
-from ...routes.openness import is_admin, layers
+from ...routes.openness import class_of, is_admin, layers
 from ...routes.patterns import Pattern, patterns
 from ...routes.table import guarded_routes
 from .. import size_in_words
@@ -96,10 +96,8 @@ class Command(BaseCommand):
             raise CommandError(f"there is no URLconf {options['urlconf']!r}: {error}") from error
         code = "\n".join(_module(suggestions, declined))
         if options["json"]:
-            guards = [asdict(each) for each in suggestions]
-            found = {"guards": guards, "not_suggested": [asdict(each) for each in declined], "code": code}
-            self.stdout.write(json.dumps(found))
-            return
+            guards, others = list(map(asdict, suggestions)), list(map(asdict, declined))
+            code = json.dumps({"guards": guards, "not_suggested": others, "code": code})
         self.stdout.write(code)
 
 
@@ -160,8 +158,8 @@ def _looked_up(pattern: Pattern) -> Iterator[tuple[type[Model], tuple[str, ...]]
 
 
 def _named_in_code(pattern: Pattern) -> Iterator[tuple[type[Model], tuple[str, ...]]]:
-    view: Any = list(layers(pattern.callback))[-1]
-    cls = getattr(view, "view_class", None) or getattr(view, "cls", None)
+    *_, view = layers(pattern.callback)
+    cls = class_of(view)
     functions = [each for each in vars(cls).values() if isinstance(each, types.FunctionType)] if cls else [view]
     models = dict.fromkeys(model for function in functions for model in _models_of(function))
     called = f"{pattern.view_name} {getattr(view, '__name__', '')}".lower()
@@ -198,13 +196,8 @@ def _by_kwargs(model: type[Model], captured: Iterable[str], *, is_meant: bool) -
     unique = [field.name for field in meta.concrete_fields if field.unique and field.name in captured]
     if unique:
         return (unique[0],)
-    together = [tuple(names) for names in meta.unique_together]
-    together += [
-        tuple(each.fields)
-        for each in meta.constraints
-        if isinstance(each, UniqueConstraint) and each.fields and each.condition is None
-    ]
-    return next((names for names in together if captured.issuperset(names)), ())
+    together = [*meta.unique_together, *(constraint.fields for constraint in meta.total_unique_constraints)]
+    return next((tuple(names) for names in together if captured.issuperset(names)), ())
 
 
 # -- whether a guard may be declared, and what it costs
