@@ -50,6 +50,91 @@ _WITHOUT = "bloomguard loads values without the cache because the cache failed"
 _log = LogOnce()
 
 
+def cache_key(name: str, value: Any) -> str | None:
+    """Return the key under which :func:`get_or_load` caches ``value`` of the guard ``name``; ``None`` if it has none.
+
+    Use it to delete the entry when the row changes: ``cache.delete(cache_key("city", 7))``. With an overridden
+    ``normalize`` or a custom field, each spelling of a value has an entry. The key contains a keyed hash, not the
+    value itself. Raises :class:`ConfigurationError` if there is no such guard.
+    """
+    return _key(registry[name], value)
+
+
+def get_or_load(
+    name: str,
+    value: Any,
+    load: Callable[[Any], Any],
+    timeout: float | None = 300,
+    *,
+    cache: str = "default",
+    patience: float = 5.0,
+) -> Any:
+    """Return the cached data for ``value``, or call ``load(value)`` once for all callers that wait for it.
+
+    Returns ``None`` if the guard ``name`` answers ``ABSENT``, or if ``load`` returns ``None`` or raises
+    ``DoesNotExist``; none of these is cached. ``timeout`` is the timeout of Django's cache, in seconds; ``patience`` is
+    how many seconds to wait for another caller's load before loading instead. A value has one entry in a cache, also if
+    two callers pass different ``load`` functions.
+
+    Raises :class:`ConfigurationError` if there is no such guard. Any other exception than ``DoesNotExist`` of ``load``
+    is raised in the caller that called it, and in no other.
+    """
+    guard = registry[name]
+    decision = guard._runtime.decide(value)
+    if decision.verdict is Verdict.ABSENT:
+        guard._runtime.counters[AVOIDED]()
+        return None
+    found = _get(_Call(caches[cache], cache, _key(guard, value), lambda: load(value), timeout, patience))
+    if found is None and decision.verdict is Verdict.MAYBE:
+        # The loader may have looked anywhere, so its None proves nothing: query the database.
+        confirm_missing(guard, value)
+    return found
+
+
+async def aget_or_load(
+    name: str,
+    value: Any,
+    load: Callable[[Any], Awaitable[Any]],
+    timeout: float | None = 300,
+    *,
+    cache: str = "default",
+    patience: float = 5.0,
+) -> Any:
+    """Async :func:`get_or_load` with an async ``load``; never blocks the event loop. Raises the same exceptions."""
+    guard = registry[name]
+    (scoped,) = await guard._runtime.ascoped([value])
+    decision = await guard._runtime.adecide(scoped)
+    if decision.verdict is Verdict.ABSENT:
+        guard._runtime.counters[AVOIDED]()
+        return None
+    scope = cache, asyncio.get_running_loop()
+    found = await _aget(_Call(caches[cache], scope, _key(guard, scoped), lambda: load(value), timeout, patience))
+    if found is None and decision.verdict is Verdict.MAYBE:
+        await sync_to_async(confirm_missing)(guard, scoped)
+    return found
+
+
+def _key(guard: Guard, value: Any) -> str | None:
+    """Return the cache key of ``value``; ``None`` if only its class knows which row it means."""
+    try:
+        key, own = guard._meta.keys.key(value), b""
+        if not guard._meta.is_exact(value):
+            values = list(guard._meta.conditions(value).values())
+            if not all(type(each) in PLAIN for each in values):
+                return None
+            own = b"\0" + repr(values).encode()
+    except Exception:
+        return None
+    digest = hashlib.blake2b(
+        guard._meta.definition.encode(), key=settings.secrets[0], person=b"bloomguard.cache", digest_size=16
+    )
+    digest.update(b"\0" + key + own)
+    return f"bloomguard:{guard.name}:{digest.hexdigest()}"
+
+
+# -- one load for all callers
+
+
 @dataclass(eq=False)
 class Flight:
     """One load. ``done``, a future of threads or of an event loop, gets its value, or ``_MISSING`` if it failed."""
@@ -261,88 +346,3 @@ async def _atry(operation: Callable[..., Awaitable[Any]], *args: Any, otherwise:
     except Exception as error:
         _log.error(error, _WITHOUT)
         return otherwise
-
-
-# -- what projects call
-
-
-def cache_key(name: str, value: Any) -> str | None:
-    """Return the key under which :func:`get_or_load` caches ``value`` of the guard ``name``; ``None`` if it has none.
-
-    Use it to delete the entry when the row changes: ``cache.delete(cache_key("city", 7))``. With an overridden
-    ``normalize`` or a custom field, each spelling of a value has an entry. The key contains a keyed hash, not the
-    value itself. Raises :class:`ConfigurationError` if there is no such guard.
-    """
-    return _key(registry[name], value)
-
-
-def get_or_load(
-    name: str,
-    value: Any,
-    load: Callable[[Any], Any],
-    timeout: float | None = 300,
-    *,
-    cache: str = "default",
-    patience: float = 5.0,
-) -> Any:
-    """Return the cached data for ``value``, or call ``load(value)`` once for all callers that wait for it.
-
-    Returns ``None`` if the guard ``name`` answers ``ABSENT``, or if ``load`` returns ``None`` or raises
-    ``DoesNotExist``; none of these is cached. ``timeout`` is the timeout of Django's cache, in seconds; ``patience`` is
-    how many seconds to wait for another caller's load before loading instead. A value has one entry in a cache, also if
-    two callers pass different ``load`` functions.
-
-    Raises :class:`ConfigurationError` if there is no such guard. Any other exception than ``DoesNotExist`` of ``load``
-    is raised in the caller that called it, and in no other.
-    """
-    guard = registry[name]
-    decision = guard._runtime.decide(value)
-    if decision.verdict is Verdict.ABSENT:
-        guard._runtime.counters[AVOIDED]()
-        return None
-    found = _get(_Call(caches[cache], cache, _key(guard, value), lambda: load(value), timeout, patience))
-    if found is None and decision.verdict is Verdict.MAYBE:
-        # The loader may have looked anywhere, so its None proves nothing: query the database.
-        confirm_missing(guard, value)
-    return found
-
-
-async def aget_or_load(
-    name: str,
-    value: Any,
-    load: Callable[[Any], Awaitable[Any]],
-    timeout: float | None = 300,
-    *,
-    cache: str = "default",
-    patience: float = 5.0,
-) -> Any:
-    """Async :func:`get_or_load` with an async ``load``; never blocks the event loop. Raises the same exceptions."""
-    guard = registry[name]
-    (scoped,) = await guard._runtime.ascoped([value])
-    decision = await guard._runtime.adecide(scoped)
-    if decision.verdict is Verdict.ABSENT:
-        guard._runtime.counters[AVOIDED]()
-        return None
-    scope = cache, asyncio.get_running_loop()
-    found = await _aget(_Call(caches[cache], scope, _key(guard, scoped), lambda: load(value), timeout, patience))
-    if found is None and decision.verdict is Verdict.MAYBE:
-        await sync_to_async(confirm_missing)(guard, scoped)
-    return found
-
-
-def _key(guard: Guard, value: Any) -> str | None:
-    """Return the cache key of ``value``; ``None`` if only its class knows which row it means."""
-    try:
-        key, own = guard._meta.keys.key(value), b""
-        if not guard._meta.is_exact(value):
-            values = list(guard._meta.conditions(value).values())
-            if not all(type(each) in PLAIN for each in values):
-                return None
-            own = b"\0" + repr(values).encode()
-    except Exception:
-        return None
-    digest = hashlib.blake2b(
-        guard._meta.definition.encode(), key=settings.secrets[0], person=b"bloomguard.cache", digest_size=16
-    )
-    digest.update(b"\0" + key + own)
-    return f"bloomguard:{guard.name}:{digest.hexdigest()}"
