@@ -137,15 +137,11 @@ def _key(guard: Guard, value: Any) -> str | None:
 
 @dataclass(eq=False)
 class Flight:
-    """One load. ``done``, a future of threads or of an event loop, gets its value, or ``_MISSING`` if it failed."""
+    """One load. ``done`` is a future of threads or of an event loop; ``result`` is ``_MISSING`` if there is none."""
 
     began: float
     done: Any
-
-    @property
-    def result(self) -> Any:
-        """The loaded value; ``_MISSING`` if there is none, or none yet."""
-        return self.done.result() if self.done.done() else _MISSING
+    result: Any = _MISSING
 
 
 @dataclass
@@ -196,7 +192,8 @@ class Flights:
         with self._lock:
             if self._under_way.get((call.scope, call.key)) is flight:
                 del self._under_way[call.scope, call.key]
-        flight.done.set_result(result)
+        flight.result = result
+        flight.done.set_result(None)
 
 
 flights = Flights()
