@@ -1,4 +1,4 @@
-"""Checks of what lies where: the setting ``BLOOMGUARD``, its stores with the filters in them, and the databases.
+"""Checks of the setting ``BLOOMGUARD``, of its stores and the filters in them, and of the databases.
 
 Of the checks of databases, only :func:`check_databases` and :func:`check_tenant_apps` send no queries; the others run
 with ``check --deploy``, or ``check --database``.
