@@ -25,10 +25,6 @@ V = TypeVar("V")
 
 #: A value of ``routes``: find the routes by what the views of the URLconf look up.
 AUTO = "auto"
-MODES = ("enforce", "shadow")
-SYNCS = ("statements", "signals")
-SCOPES = (None, "database", "schema")
-KINDS = ("auto", "bloom", "bitmap", "cuckoo")
 
 
 class Guard:
@@ -220,10 +216,6 @@ def _one_of(*values: Any) -> Callable[[Any], bool]:
     return lambda value: any(value is each or (_is_text(value) and value == each) for each in values)
 
 
-def _either(values: Sequence[str]) -> str:
-    return f"Set one of {', '.join(map(repr, values))}"
-
-
 _NAME = re.compile(r"[a-z][a-z0-9_.-]{0,99}")
 _SIZE = "Remove the line to use the default"
 _OPTIONS = {
@@ -236,18 +228,17 @@ _OPTIONS = {
         "bloomguard.W101", lambda value: _is_text(value) or _is_list(value, _is_text), "pk",
         "Name a field, as in lookup = 'slug', or several: lookup = ('country', 'slug')", True,
     ),
-    "alive": _Option(
-        "bloomguard.W118", _is_condition, Q(),
-        "Write alive = Q(deleted=False)", True,
-    ),
+    "alive": _Option("bloomguard.W118", _is_condition, Q(), "Write alive = Q(deleted=False)", True),
     "store": _Option("bloomguard.W103", _is_text, "default", "Name one of BLOOMGUARD['STORES']", True),
     "filter": _Option(
-        "bloomguard.W111", _one_of(*KINDS), "auto",
-        f"{_either(KINDS)}; a bitmap can only contain integers and dates", True,
+        "bloomguard.W111", _one_of("auto", "bloom", "bitmap", "cuckoo"), "auto",
+        "Set one of 'auto', 'bloom', 'bitmap', 'cuckoo'; a bitmap can only contain integers and dates", True,
     ),
-    "sync": _Option("bloomguard.W112", _one_of(*SYNCS), "statements", _either(SYNCS), True),
+    "sync": _Option(
+        "bloomguard.W112", _one_of("statements", "signals"), "statements", "Set one of 'statements', 'signals'", True
+    ),
     "scope": _Option(
-        "bloomguard.W118", _one_of(*SCOPES), None,
+        "bloomguard.W118", _one_of(None, "database", "schema"), None,
         "Set 'schema' if each tenant has a schema, 'database' for shards or a database for each tenant", True,
     ),
     "normalize": _Option("bloomguard.W118", _is_function, None, "Write def normalize(self, value): return ...", True),
@@ -256,7 +247,7 @@ _OPTIONS = {
         "Write routes = ['city-detail'], routes = {'city-detail': 'kwarg'} or routes = 'auto'",
     ),
     "methods": _Option("bloomguard.W118", _are_methods, (), "Write methods = ['GET', 'HEAD'], in capitals"),
-    "mode": _Option("bloomguard.W114", _one_of(*MODES), "shadow", _either(MODES)),
+    "mode": _Option("bloomguard.W114", _one_of("enforce", "shadow"), "shadow", "Set one of 'enforce', 'shadow'"),
     "public": _Option("bloomguard.W118", _one_of(True, False, None), False, "Set True, False or None"),
     "lookups": _Option("bloomguard.W116", _one_of(True, False), False, "Set True or False"),
     "applies": _Option("bloomguard.W118", _is_function, None, "Write def applies(self, request): return ..."),
