@@ -5,109 +5,27 @@ The permission ``view_guardstate`` allows staff to view the page, ``operate_guar
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import django
 from django.contrib import admin, messages
 from django.core.exceptions import PermissionDenied
 from django.db import DatabaseError, connections, transaction
-from django.http import Http404, HttpRequest, HttpResponse, HttpResponseNotAllowed, HttpResponseRedirect, JsonResponse
+from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect, JsonResponse
 from django.template.response import TemplateResponse
 from django.urls import path, reverse
 from django.urls.resolvers import URLPattern
-from django.utils.functional import Promise
+from django.utils.decorators import method_decorator
 from django.utils.http import urlencode
 from django.utils.translation import gettext as _
-from django.utils.translation import gettext_lazy, ngettext
+from django.utils.translation import ngettext
+from django.views.decorators.http import require_http_methods, require_safe
 
-from .dashboard.operations import (
-    ENFORCE,
-    FENCE,
-    REBUILD,
-    SHADOW,
-    VERIFY,
-    command,
-    is_under_way,
-    log,
-    queue,
-    queue_work,
-    switch,
-)
+from .dashboard.operations import OPERATIONS, Operation, command, is_under_way, log, queue, queue_work, switch
 from .dashboard.overview import PERIODS, Overview
 from .exceptions import ConfigurationError
 from .guards import Guard, registry
 from .models import GuardState, GuardTask
-
-_READS = ("GET", "HEAD")
-
-
-@dataclass(frozen=True)
-class Operation:
-    """An operation on guards: its name in URLs, its label and question, and what it does.
-
-    ``mark`` is "change" if clients may get other answers afterwards, "danger" if the guard stops answering.
-    """
-
-    name: str
-    label: str | Promise
-    question: str | Promise
-    consequence: str | Promise
-    by_worker: bool = False
-    mark: str = ""
-
-
-OPERATIONS = {
-    operation.name: operation
-    for operation in (
-        Operation(
-            REBUILD,
-            gettext_lazy("Rebuild"),
-            gettext_lazy("Rebuild these filters?"),
-            gettext_lazy(
-                "Reads all rows and replaces the active filter with a new one. The active filter keeps answering "
-                "meanwhile; fenced guards answer again afterwards."
-            ),
-            by_worker=True,
-        ),
-        Operation(
-            VERIFY,
-            gettext_lazy("Verify"),
-            gettext_lazy("Verify these filters?"),
-            gettext_lazy(
-                "Looks up every row of the database in the filter. If a row is missing, the guard is fenced: its "
-                "requests pass until the next rebuild."
-            ),
-            by_worker=True,
-        ),
-        Operation(
-            SHADOW,
-            gettext_lazy("Shadow"),
-            gettext_lazy("Switch these guards to shadow mode?"),
-            gettext_lazy(
-                "Within a second, all requests pass. Requests that would have been answered 404 are counted and "
-                "compared with the site's responses."
-            ),
-        ),
-        Operation(
-            ENFORCE,
-            gettext_lazy("Enforce"),
-            gettext_lazy("Switch these guards to enforce mode?"),
-            gettext_lazy("Within a second, absent IDs are answered 404 again, if the guard has a valid filter."),
-            mark="change",
-        ),
-        Operation(
-            FENCE,
-            gettext_lazy("Fence"),
-            gettext_lazy("Fence these guards?"),
-            gettext_lazy(
-                "Within a second, all processes stop answering 404 for these guards: requests pass to the cache and "
-                "the database until the next rebuild."
-            ),
-            mark="danger",
-        ),
-    )
-}
 
 
 @admin.register(GuardState)
@@ -133,14 +51,6 @@ class GuardAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # not generic at 
         unsaved = GuardState(name=object_id) if registry.get(object_id) is not None else None
         return super().get_object(request, object_id, from_field) or unsaved
 
-    def history_view(
-        self, request: HttpRequest, object_id: str, extra_context: dict[str, Any] | None = None
-    ) -> HttpResponse:
-        """Show what was done with a guard on this page, and by whom."""
-        if not self.has_view_permission(request):
-            raise PermissionDenied
-        return super().history_view(request, object_id, extra_context)
-
     def get_urls(self) -> list[URLPattern]:
         """Return the URLs of the page, its progress and confirmations, and of a guard's charts and history."""
         view = self.admin_site.admin_view
@@ -156,12 +66,11 @@ class GuardAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # not generic at 
             path("<path:object_id>/change/", view(self.change_view), name="bloomguard_guardstate_change"),
         ]
 
+    @method_decorator(require_safe)
     def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> HttpResponse:
         """Show the page; ``?period=hour|day|month`` and ``?guard=name`` select what its charts show."""
         if not self.has_view_permission(request):
             raise PermissionDenied
-        if request.method not in _READS:
-            return HttpResponseNotAllowed(_READS)
         period = PERIODS.get(request.GET.get("period", ""), PERIODS["day"])
         name = request.GET.get("guard")
         context = {
@@ -181,24 +90,22 @@ class GuardAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # not generic at 
             raise PermissionDenied
         return HttpResponseRedirect(f"{self._page()}?{urlencode({'guard': object_id})}")
 
+    @method_decorator(require_safe)
     def progress_view(self, request: HttpRequest) -> HttpResponse:
         """Return the progress of the workers' tasks as JSON, for the page's script."""
         if not self.has_view_permission(request):
             raise PermissionDenied
-        if request.method not in _READS:
-            return HttpResponseNotAllowed(_READS)
         tasks = [
             {"guard": task.name, "busy": is_under_way(task), "done": task.done, "total": task.total}
             for task in GuardTask.objects.all()
         ]
         return JsonResponse({"tasks": tasks}, headers={"Cache-Control": "no-store"})
 
+    @method_decorator(require_http_methods(["GET", "HEAD", "POST"]))
     def operate_view(self, request: HttpRequest) -> HttpResponse:
         """On GET, ask whether to run ``?action=`` on each ``guard=``; on POST, run it."""
         if not self.may_operate(request):
             raise PermissionDenied
-        if request.method not in (*_READS, "POST"):
-            return HttpResponseNotAllowed([*_READS, "POST"])
         given = request.POST if request.method == "POST" else request.GET
         operation = OPERATIONS.get(given.get("action", ""))
         if operation is None:
@@ -212,7 +119,7 @@ class GuardAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # not generic at 
             "operation": operation,
             "guards": guards,
             "can_do": self._can_do(operation),
-            "command": command(operation.name, guards) if operation.by_worker else "",
+            "command": command(operation.name, guards) if operation.command else "",
         }
         return self._respond(request, "bloomguard/operate.html", context)
 
@@ -227,10 +134,10 @@ class GuardAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # not generic at 
 
     @staticmethod
     def _can_do(operation: Operation) -> bool:
-        return not operation.by_worker or queue() is not None
+        return not operation.command or queue() is not None
 
     def _do(self, request: HttpRequest, operation: Operation, guards: list[Guard]) -> None:
-        if operation.by_worker:
+        if operation.command:
             self._queue(request, operation, guards)
             return
         for guard in guards:

@@ -50,7 +50,7 @@ class BloomGuardConfig(AppConfig):
         from .guards import registry
         from .guards.counters import counts, log_if_wanted
         from .lookups import select
-        from .metrics.flush import flusher
+        from .metrics import flusher
         from .state.table import table
         from .writes import early
 

@@ -21,8 +21,8 @@ from bloomguard.guards import registry, spot_checks
 from bloomguard.guards.counters import counts
 from bloomguard.guards.places import schemas
 from bloomguard.lookups import context, select
-from bloomguard.metrics.flush import flusher
-from bloomguard.rebuild import rebuild
+from bloomguard.metrics import flusher
+from bloomguard.rebuild import rebuild, standby
 from bloomguard.routes import table as routes
 from bloomguard.state import table as state
 from bloomguard.state.connection import StateConnection
@@ -181,6 +181,13 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     monkeypatch.setattr(state.table, "clock", made)
     monkeypatch.setattr(state.table, "sleep", made.sleep)
     return made
+
+
+@pytest.fixture
+def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rebuilds wait for no other process: nobody else writes here."""
+    for module in (rebuild, standby):
+        monkeypatch.setattr(module, "EXPIRY_SECONDS", 0.0)
 
 
 @pytest.fixture

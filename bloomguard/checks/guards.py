@@ -26,17 +26,11 @@ _ASKED = ("postgresql", "sqlite", "mysql")
 OPTIONS = tuple(name for name in Guard.__annotations__ if hasattr(Guard, name) and not name.startswith("_"))
 #: Names that other libraries have for an option.
 _OTHER_NAMES = {
-    "route": "routes",
-    "url_names": "routes",
-    "fp_rate": "error_rate",
-    "false_positive_rate": "error_rate",
-    "size": "capacity",
-    "max_elements": "capacity",
-    "field": "lookup",
-    "fields": "lookup",
-    "lookup_field": "lookup",
-    "kind": "filter",
-    "filter_type": "filter",
+    **dict.fromkeys(["route", "url_names"], "routes"),
+    **dict.fromkeys(["fp_rate", "false_positive_rate"], "error_rate"),
+    **dict.fromkeys(["size", "max_elements"], "capacity"),
+    **dict.fromkeys(["field", "fields", "lookup_field"], "lookup"),
+    **dict.fromkeys(["kind", "filter_type"], "filter"),
     "condition": "alive",
 }
 

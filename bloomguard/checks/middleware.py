@@ -16,8 +16,7 @@ from django.middleware.cache import FetchFromCacheMiddleware
 from ..exceptions import ConfigurationError
 from ..guards import AUTO, registry
 from ..middleware import ELSEWHERE, BloomGuardMiddleware, place_in_settings
-from ..routes.listing import is_admin
-from ..routes.openness import middleware_classes
+from ..routes.openness import class_of, is_admin, middleware_classes
 from ..routes.patterns import root_urlconf
 from ..routes.table import AmbiguousKwargs, GuardedRoute, kwargs_of_view, table_for
 
@@ -79,7 +78,7 @@ def check_closed(app_configs: Any, **kwargs: Any) -> Iterator[CheckMessage]:
     alike: dict[Any, list[GuardedRoute]] = {}  # a REST router makes two patterns for one view
     for route in table_for().guarded:
         if route.guard.routes != AUTO:
-            key = route.guard.name, route.pattern.view_name, route.closed, is_admin(route.pattern)
+            key = route.guard.name, route.pattern.view_name, route.closed, is_admin(route.pattern.callback)
             alike.setdefault(key, []).append(route)
     for routes in alike.values():
         yield from _closed(routes)
@@ -105,8 +104,8 @@ def check_arguments(app_configs: Any, **kwargs: Any) -> Iterator[CheckMessage]:
 
 def _guarded_views(view: Any) -> Iterator[Any]:
     """Yield ``view``, or the methods of its class, if it is under ``@guarded``."""
-    cls = getattr(view, "view_class", None) or getattr(view, "cls", None)
-    mro = cls.__mro__ if isinstance(cls, type) else ()
+    cls = class_of(view)
+    mro = cls.__mro__ if cls is not None else ()
     methods = {name: value for base in reversed(mro) for name, value in vars(base).items()}
     functions = [value for value in methods.values() if isinstance(value, FunctionType)]
     yield from (each for each in (view, *functions) if getattr(each, "guarded_by", ""))
@@ -115,7 +114,7 @@ def _guarded_views(view: Any) -> Iterator[Any]:
 def _closed(routes: list[GuardedRoute]) -> Iterator[CheckMessage]:
     route, texts = routes[0], " and ".join(each.pattern.text for each in routes)
     guard, where = route.guard, f"{texts} ({route.pattern.view_name})"
-    if not route.closed and is_admin(route.pattern):
+    if not route.closed and is_admin(route.pattern.callback):
         yield Warning(
             f"the guard {guard.name!r} answers for {where}, a view of the admin, before its login: everybody "
             "could find out which rows exist, and the admin redirects where the guard answers 404.",

@@ -10,12 +10,15 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
 from django.contrib.auth import get_user_model
 from django.utils import timezone
+from django.utils.functional import Promise
 from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy
 
 from ..exceptions import BloomGuardError, ConfigurationError, RebuildError
 from ..guards import Guard, registry
@@ -29,11 +32,79 @@ logger = logging.getLogger("bloomguard")
 
 SWITCHES = ENFORCE, FENCE, SHADOW = "enforce", "fence", "shadow"
 REBUILD, VERIFY = GuardTask.Work.REBUILD.value, GuardTask.Work.VERIFY.value
-COMMANDS = {REBUILD: "rebuild_filter", VERIFY: "verify_filter"}
 #: A task without progress for this long is lost, and may be queued again.
 LOST_AFTER = timedelta(minutes=10)
 _PROGRESS_SECONDS = 1.0
 _WITHOUT_WORKERS = ("django.tasks.backends.immediate.", "django.tasks.backends.dummy.")
+
+
+@dataclass(frozen=True)
+class Operation:
+    """An operation on guards: its name in URLs, its label and question, and what it does.
+
+    ``command`` is the one that does the same, if the operation needs a worker. ``mark`` is "change" if clients may get
+    other answers afterwards, "danger" if the guard stops answering.
+    """
+
+    name: str
+    label: str | Promise
+    question: str | Promise
+    consequence: str | Promise
+    command: str = ""
+    mark: str = ""
+
+
+OPERATIONS = {
+    operation.name: operation
+    for operation in (
+        Operation(
+            REBUILD,
+            gettext_lazy("Rebuild"),
+            gettext_lazy("Rebuild these filters?"),
+            gettext_lazy(
+                "Reads all rows and replaces the active filter with a new one. The active filter keeps answering "
+                "meanwhile; fenced guards answer again afterwards."
+            ),
+            command="rebuild_filter",
+        ),
+        Operation(
+            VERIFY,
+            gettext_lazy("Verify"),
+            gettext_lazy("Verify these filters?"),
+            gettext_lazy(
+                "Looks up every row of the database in the filter. If a row is missing, the guard is fenced: its "
+                "requests pass until the next rebuild."
+            ),
+            command="verify_filter",
+        ),
+        Operation(
+            SHADOW,
+            gettext_lazy("Shadow"),
+            gettext_lazy("Switch these guards to shadow mode?"),
+            gettext_lazy(
+                "Within a second, all requests pass. Requests that would have been answered 404 are counted and "
+                "compared with the site's responses."
+            ),
+        ),
+        Operation(
+            ENFORCE,
+            gettext_lazy("Enforce"),
+            gettext_lazy("Switch these guards to enforce mode?"),
+            gettext_lazy("Within a second, absent IDs are answered 404 again, if the guard has a valid filter."),
+            mark="change",
+        ),
+        Operation(
+            FENCE,
+            gettext_lazy("Fence"),
+            gettext_lazy("Fence these guards?"),
+            gettext_lazy(
+                "Within a second, all processes stop answering 404 for these guards: requests pass to the cache and "
+                "the database until the next rebuild."
+            ),
+            mark="danger",
+        ),
+    )
+}
 
 
 def switch(guard: Guard, action: str, by: str) -> str:
@@ -93,7 +164,7 @@ def is_under_way(task: GuardTask) -> bool:
 
 def command(work: str, guards: Sequence[Guard]) -> str:
     """Return the command that does the same on a site without workers."""
-    return " ".join(["python manage.py", COMMANDS[work], *(guard.name for guard in guards)])
+    return " ".join(["python manage.py", OPERATIONS[work].command, *(guard.name for guard in guards)])
 
 
 def queue_work(work: str, guards: Sequence[Guard], user: Any) -> list[Guard]:
@@ -209,5 +280,5 @@ def _why(error: Exception, work: str, name: str) -> str:
     cause = type(error.__cause__ or error).__name__
     return _("Failed (%(cause)s). Run “%(command)s” to see the reason.") % {
         "cause": cause,
-        "command": f"manage.py {COMMANDS[work]} {name}",
+        "command": f"manage.py {OPERATIONS[work].command} {name}",
     }

@@ -9,8 +9,7 @@
 """
 
 from ..verdicts import Verdict
-from .guard import Guard
-from .options import AUTO
+from .guard import AUTO, Guard
 from .registry import register, registry
 
 __all__ = ["AUTO", "Guard", "Verdict", "register", "registry"]

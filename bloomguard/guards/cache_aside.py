@@ -24,9 +24,8 @@ import secrets
 import threading
 import time
 from collections.abc import Awaitable, Callable
+from concurrent import futures
 from dataclasses import dataclass
-from functools import partial
-from operator import methodcaller
 from typing import Any
 
 from asgiref.sync import sync_to_async
@@ -37,205 +36,18 @@ from django.db import connections
 from ..conf import settings
 from ..process import LogOnce, after_fork
 from ..state.transactions import has_begun
-from ..stores.steps import Steps, arun, run
-from ..verdicts import Decision, Verdict
+from ..verdicts import Verdict
 from .counters import AVOIDED
 from .fields import PLAIN
 from .guard import Guard
 from .misses import confirm_missing
 from .registry import registry
 
-Event = threading.Event | asyncio.Event
-
 #: Seconds between two reads of the cache while another process loads.
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.005, 0.05
 _MISSING: Any = object()
+_WITHOUT = "bloomguard loads values without the cache because the cache failed"
 _log = LogOnce()
-
-
-class Waiter:
-    """The I/O of a load, done in a thread; see :mod:`bloomguard.stores.steps`.
-
-    Callers of one ``scope`` can wait for each other's ``event``. The scope has the alias of the cache, because two
-    caches may get different values for one key.
-    """
-
-    event: Callable[[], Event] = threading.Event
-
-    def __init__(self, cache: str, load: Callable[[], Any]) -> None:
-        self._cache: Any = caches[cache]
-        self.load = load
-        self.scope: Any = cache
-
-    def cache(self, operation: str, *args: Any) -> Any:
-        """Call a method of the cache."""
-        return getattr(self._cache, operation)(*args)
-
-    def sleep(self, seconds: float) -> Any:
-        """Sleep for ``seconds``."""
-        return time.sleep(seconds)
-
-    def wait(self, event: Any, seconds: float) -> Any:
-        """Wait until ``event`` is set, at most ``seconds``."""
-        return event.wait(seconds)
-
-    def call(self, function: Callable[[], Any]) -> Any:
-        """Call a function that queries the database."""
-        return function()
-
-
-class AsyncWaiter(Waiter):
-    """The I/O of a load, awaited in a task of an event loop."""
-
-    event = asyncio.Event
-
-    def __init__(self, cache: str, load: Callable[[], Awaitable[Any]]) -> None:
-        super().__init__(cache, load)
-        self.scope = cache, asyncio.get_running_loop()
-
-    def cache(self, operation: str, *args: Any) -> Any:
-        return getattr(self._cache, f"a{operation}")(*args)
-
-    def sleep(self, seconds: float) -> Any:
-        return asyncio.sleep(seconds)
-
-    async def wait(self, event: Any, seconds: float) -> Any:
-        waiting = asyncio.ensure_future(event.wait())
-        try:
-            await asyncio.wait({waiting}, timeout=seconds)  # `wait_for` can lose a cancellation before Python 3.12
-        finally:
-            waiting.cancel()
-
-    def call(self, function: Callable[[], Any]) -> Any:
-        return sync_to_async(function)()
-
-
-def _is_in_transaction() -> bool:
-    """Return whether a load in this thread may miss a row that others see: by an older snapshot, or a delete."""
-    return any(map(has_begun, connections.all(initialized_only=True)))
-
-
-@dataclass(eq=False)
-class Flight:
-    """One load. ``done`` is set when it ends; ``result`` is its value, or ``_MISSING`` if it failed."""
-
-    began: float
-    done: Event
-    result: Any = _MISSING
-
-
-class Flights:
-    """The loads under way in this process, by scope and cache key."""
-
-    def __init__(self) -> None:
-        self._under_way: dict[tuple[Any, str], Flight] = {}
-        self._lock = threading.Lock()
-        after_fork(self._after_fork)
-
-    def _after_fork(self) -> None:
-        self._lock = threading.Lock()
-        self._under_way = {}  # the parent's threads do not run in this process
-
-    def join(
-        self, scope: Any, key: str, now: float, patience: float, event: Callable[[], Event]
-    ) -> tuple[Flight, bool]:
-        """Return the flight under way or a new one, and ``True`` if it is new: then the caller has to load."""
-        with self._lock:
-            flight = self._under_way.get((scope, key))
-            if flight is not None and now - flight.began < patience:
-                return flight, False
-            flight = self._under_way[scope, key] = Flight(now, event())
-            return flight, True
-
-    def land(self, scope: Any, key: str, flight: Flight) -> None:
-        """End the flight and wake all callers that wait for it."""
-        with self._lock:
-            if self._under_way.get((scope, key)) is flight:
-                del self._under_way[scope, key]
-        flight.done.set()
-
-
-flights = Flights()
-
-
-def _get_or_load(key: str | None, waiter: Waiter, timeout: float | None, patience: float) -> Steps:
-    """Return the cached value of ``key``, or load it once for all callers; ``None`` if there is no value.
-
-    Without a key, load without the cache and without waiting.
-    """
-    if key is None:
-        return (yield from _load(None, timeout))
-    found = yield from _cached(key)
-    if found is not None:
-        return found
-    arrived = time.monotonic()
-    deadline = arrived + 2 * patience
-    while (now := time.monotonic()) < deadline:
-        flight, mine = flights.join(waiter.scope, key, now, patience, waiter.event)
-        if mine:
-            try:
-                found = yield from _load_for_all(key, timeout, patience)
-                if found is not None or not (yield methodcaller("call", _is_in_transaction)):
-                    flight.result = found
-            finally:
-                flights.land(waiter.scope, key, flight)
-            return found
-        seconds = min(flight.began + patience, deadline) - now
-        yield methodcaller("wait", flight.done, seconds)
-        if flight.result is None:
-            if flight.began >= arrived:
-                return None
-        elif flight.result is not _MISSING:
-            # Read a copy from the cache if it has one: threads that share an object would see each other's changes.
-            found = yield from _cached(key)
-            return flight.result if found is None else found
-    return (yield from _load(key, timeout))
-
-
-def _load_for_all(key: str, timeout: float | None, patience: float) -> Steps:
-    """Load, unless another process is loading: then wait up to ``patience`` for the value that it caches."""
-    token, claim = secrets.token_hex(8), f"{key}:loading"
-    deadline, pause = time.monotonic() + patience, _FIRST_PAUSE
-    try:  # a task that is cancelled while it claims may have made the claim
-        while not (yield from _try("add", claim, token, patience, otherwise=True)):
-            if time.monotonic() >= deadline:
-                return (yield from _load(key, timeout))
-            yield methodcaller("sleep", pause)
-            pause = min(2 * pause, _LONGEST_PAUSE)
-            found = yield from _cached(key)
-            if found is not None:
-                return found
-        found = yield from _cached(key)  # another process may have cached it before our claim
-        return found if found is not None else (yield from _load(key, timeout))
-    finally:
-        if (yield from _try("get", claim, otherwise=None)) == token:
-            yield from _try("delete", claim, otherwise=None)
-
-
-def _load(key: str | None, timeout: float | None) -> Steps:
-    try:
-        value = yield methodcaller("load")
-    except ObjectDoesNotExist:
-        value = None
-    if value is not None and key is not None:
-        jittered = timeout
-        if timeout is not None and timeout > 0:
-            jittered = timeout - random.randint(0, int(timeout) // 10)  # noqa: S311  # no secret
-        yield from _try("set", key, value, jittered, otherwise=None)
-    return value
-
-
-def _cached(key: str) -> Steps:
-    return _try("get", key, otherwise=None)
-
-
-def _try(operation: str, *args: Any, otherwise: Any) -> Steps:
-    """Call a method of the cache; return ``otherwise`` if it fails."""
-    try:
-        return (yield methodcaller("cache", operation, *args))
-    except Exception as error:
-        _log.error(error, "bloomguard loads values without the cache because the cache failed")
-        return otherwise
 
 
 def cache_key(name: str, value: Any) -> str | None:
@@ -272,8 +84,11 @@ def get_or_load(
     if decision.verdict is Verdict.ABSENT:
         guard._runtime.counters[AVOIDED]()
         return None
-    waiter = Waiter(cache, lambda: load(value))
-    return run(_steps(guard, value, decision, waiter, timeout, patience), waiter)
+    found = _get(_Call(caches[cache], cache, _key(guard, value), lambda: load(value), timeout, patience))
+    if found is None and decision.verdict is Verdict.MAYBE:
+        # The loader may have looked anywhere, so its None proves nothing: query the database.
+        confirm_missing(guard, value)
+    return found
 
 
 async def aget_or_load(
@@ -292,8 +107,11 @@ async def aget_or_load(
     if decision.verdict is Verdict.ABSENT:
         guard._runtime.counters[AVOIDED]()
         return None
-    waiter = AsyncWaiter(cache, lambda: load(value))
-    return await arun(_steps(guard, scoped, decision, waiter, timeout, patience), waiter)
+    scope = cache, asyncio.get_running_loop()
+    found = await _aget(_Call(caches[cache], scope, _key(guard, scoped), lambda: load(value), timeout, patience))
+    if found is None and decision.verdict is Verdict.MAYBE:
+        await sync_to_async(confirm_missing)(guard, scoped)
+    return found
 
 
 def _key(guard: Guard, value: Any) -> str | None:
@@ -314,11 +132,214 @@ def _key(guard: Guard, value: Any) -> str | None:
     return f"bloomguard:{guard.name}:{digest.hexdigest()}"
 
 
-def _steps(
-    guard: Guard, value: Any, decision: Decision, waiter: Waiter, timeout: float | None, patience: float
-) -> Steps:
-    found = yield from _get_or_load(_key(guard, value), waiter, timeout, patience)
-    if found is None and decision.verdict is Verdict.MAYBE:
-        # The loader may have looked anywhere, so its None proves nothing: query the database.
-        yield methodcaller("call", partial(confirm_missing, guard, value))
-    return found
+# -- one load for all callers
+
+
+@dataclass(eq=False)
+class Flight:
+    """One load. ``done`` is a future of threads or of an event loop; ``result`` is ``_MISSING`` if there is none."""
+
+    began: float
+    done: Any
+    result: Any = _MISSING
+
+
+@dataclass
+class _Call:
+    """One call: its cache and key, how to load, and how long to keep the value and to wait for others.
+
+    Callers of one ``scope`` can wait for each other: threads, or the tasks of one event loop. The scope has the alias
+    of the cache too, because two caches may get different values for one key.
+    """
+
+    cache: Any
+    scope: Any
+    key: str | None
+    load: Callable[[], Any]
+    timeout: float | None
+    patience: float
+
+    def jittered(self) -> float | None:
+        """Return the timeout minus up to a tenth."""
+        if self.timeout is None or self.timeout <= 0:
+            return self.timeout
+        return self.timeout - random.randint(0, int(self.timeout) // 10)  # noqa: S311  # no secret
+
+
+class Flights:
+    """The loads under way in this process, by scope and cache key."""
+
+    def __init__(self) -> None:
+        self._under_way: dict[tuple[Any, str | None], Flight] = {}
+        self._lock = threading.Lock()
+        after_fork(self._after_fork)
+
+    def _after_fork(self) -> None:
+        self._lock = threading.Lock()
+        self._under_way = {}  # the parent's threads do not run in this process
+
+    def join(self, call: _Call, now: float, future: Callable[[], Any]) -> tuple[Flight, bool]:
+        """Return the flight under way or a new one, and ``True`` if it is new: then the caller has to load."""
+        with self._lock:
+            flight = self._under_way.get((call.scope, call.key))
+            if flight is not None and now - flight.began < call.patience:
+                return flight, False
+            flight = self._under_way[call.scope, call.key] = Flight(now, future())
+            return flight, True
+
+    def land(self, call: _Call, flight: Flight, result: Any) -> None:
+        """End the flight and wake all callers that wait for it."""
+        with self._lock:
+            if self._under_way.get((call.scope, call.key)) is flight:
+                del self._under_way[call.scope, call.key]
+        flight.result = result
+        flight.done.set_result(None)
+
+
+flights = Flights()
+
+
+def _is_in_transaction() -> bool:
+    """Return whether a load in this thread may miss a row that others see: by an older snapshot, or a delete."""
+    return any(map(has_begun, connections.all(initialized_only=True)))
+
+
+# -- for threads; below, the same for tasks of an event loop
+
+
+def _get(call: _Call) -> Any:
+    """Return the cached value, or load it once for all callers; ``None`` if there is no value.
+
+    Without a key, load without the cache and without waiting.
+    """
+    if call.key is None:
+        return _load(call)
+    if (found := _try(call.cache.get, call.key)) is not None:
+        return found
+    arrived = time.monotonic()
+    deadline = arrived + 2 * call.patience
+    while (now := time.monotonic()) < deadline:
+        flight, is_mine = flights.join(call, now, futures.Future)
+        if is_mine:
+            shared = _MISSING
+            try:
+                found = _load_for_all(call)
+                if found is not None or not _is_in_transaction():
+                    shared = found
+            finally:
+                flights.land(call, flight, shared)
+            return found
+        futures.wait([flight.done], min(flight.began + call.patience, deadline) - now)
+        result = flight.result
+        if result is None and flight.began >= arrived:
+            return None
+        if result is not None and result is not _MISSING:
+            # Read a copy from the cache if it has one: threads that share an object would see each other's changes.
+            found = _try(call.cache.get, call.key)
+            return result if found is None else found
+    return _load(call)
+
+
+def _load_for_all(call: _Call) -> Any:
+    """Load, unless another process is loading: then wait up to ``patience`` for the value that it caches."""
+    token, claim = secrets.token_hex(8), f"{call.key}:loading"
+    deadline, pause = time.monotonic() + call.patience, _FIRST_PAUSE
+    try:
+        while not _try(call.cache.add, claim, token, call.patience, otherwise=True):
+            if time.monotonic() >= deadline:
+                return _load(call)
+            time.sleep(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE)
+            if (found := _try(call.cache.get, call.key)) is not None:
+                return found
+        found = _try(call.cache.get, call.key)  # another process may have cached it before our claim
+        return _load(call) if found is None else found
+    finally:
+        if _try(call.cache.get, claim) == token:
+            _try(call.cache.delete, claim)
+
+
+def _load(call: _Call) -> Any:
+    try:
+        value = call.load()
+    except ObjectDoesNotExist:
+        return None
+    if value is not None and call.key is not None:
+        _try(call.cache.set, call.key, value, call.jittered())
+    return value
+
+
+def _try(operation: Callable[..., Any], *args: Any, otherwise: Any = None) -> Any:
+    """Call a method of the cache; return ``otherwise`` if it fails."""
+    try:
+        return operation(*args)
+    except Exception as error:
+        _log.error(error, _WITHOUT)
+        return otherwise
+
+
+# -- for tasks
+
+
+async def _aget(call: _Call) -> Any:
+    if call.key is None:
+        return await _aload(call)
+    if (found := await _atry(call.cache.aget, call.key)) is not None:
+        return found
+    arrived = time.monotonic()
+    deadline = arrived + 2 * call.patience
+    while (now := time.monotonic()) < deadline:
+        flight, is_mine = flights.join(call, now, asyncio.get_running_loop().create_future)
+        if is_mine:
+            shared = _MISSING
+            try:
+                found = await _aload_for_all(call)
+                if found is not None or not await sync_to_async(_is_in_transaction)():
+                    shared = found
+            finally:
+                flights.land(call, flight, shared)
+            return found
+        await asyncio.wait([flight.done], timeout=min(flight.began + call.patience, deadline) - now)
+        result = flight.result
+        if result is None and flight.began >= arrived:
+            return None
+        if result is not None and result is not _MISSING:
+            found = await _atry(call.cache.aget, call.key)
+            return result if found is None else found
+    return await _aload(call)
+
+
+async def _aload_for_all(call: _Call) -> Any:
+    token, claim = secrets.token_hex(8), f"{call.key}:loading"
+    deadline, pause = time.monotonic() + call.patience, _FIRST_PAUSE
+    try:  # a task that is cancelled while it claims may have made the claim
+        while not await _atry(call.cache.aadd, claim, token, call.patience, otherwise=True):
+            if time.monotonic() >= deadline:
+                return await _aload(call)
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE)
+            if (found := await _atry(call.cache.aget, call.key)) is not None:
+                return found
+        found = await _atry(call.cache.aget, call.key)
+        return await _aload(call) if found is None else found
+    finally:
+        if await _atry(call.cache.aget, claim) == token:
+            await _atry(call.cache.adelete, claim)
+
+
+async def _aload(call: _Call) -> Any:
+    try:
+        value = await call.load()
+    except ObjectDoesNotExist:
+        return None
+    if value is not None and call.key is not None:
+        await _atry(call.cache.aset, call.key, value, call.jittered())
+    return value
+
+
+async def _atry(operation: Callable[..., Awaitable[Any]], *args: Any, otherwise: Any = None) -> Any:
+    try:
+        return await operation(*args)
+    except Exception as error:
+        _log.error(error, _WITHOUT)
+        return otherwise

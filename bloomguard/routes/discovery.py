@@ -32,7 +32,7 @@ from django.views.generic.edit import BaseCreateView
 from ..exceptions import ConfigurationError
 from ..guards import Guard, registry
 from ..lookups.query import EXACT, RowLookup, concrete, is_own_sql, is_plain
-from .openness import OF_EVERY_CLASS, is_class_based, layers, looks_up_first, why_view_is_closed
+from .openness import OF_EVERY_CLASS, class_of, is_class_based, layers, looks_up_first, why_view_is_closed
 from .patterns import Pattern
 
 logger = logging.getLogger("bloomguard")
@@ -77,9 +77,9 @@ def detail(pattern: Pattern) -> Detail | None:
 
 
 def _detail(pattern: Pattern) -> Detail | None:
-    view: Any = list(layers(pattern.callback))[-1]
-    cls = getattr(view, "view_class", None) or getattr(view, "cls", None)
-    if not isinstance(cls, type):
+    *_, view = layers(pattern.callback)
+    cls = class_of(view)
+    if cls is None:
         return None
     given = {**getattr(view, "initkwargs", {}), **getattr(view, "view_initkwargs", {})}
 

@@ -1,11 +1,14 @@
-"""Explain how guards answer one path, and why: the command ``explain_guard``.
+"""Show which guard answers for each URL pattern, where, and why not earlier; and how guards answer for one path.
 
-Each guard decides twice, so that the timings show a process that has just started and one with warm caches.
+For the commands ``guard_routes`` and ``explain_guard``. For one path, each guard decides twice, so that the timings
+show a process that has just started and one with warm caches.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,17 +20,110 @@ from django.utils import translation
 from .. import conf
 from ..exceptions import BloomGuardError, ConfigurationError
 from ..filters import FilterError
-from ..guards import Guard, registry
+from ..guards import AUTO, Guard, registry
 from ..guards.fields import may_raise
 from ..guards.keys import NoScope, Uncertain, unwrapped
 from ..guards.runtime import decision_for
+from ..lookups.query import RowLookup, concrete
+from ..lookups.select import answers_queries
 from ..rebuild.plan import open_active
-from ..state.table import LEASE_SECONDS, StateTable
+from ..state.table import LEASE_SECONDS
 from ..verdicts import DISABLED, ERROR, SHADOW, Decision, Verdict
 from ..writes.fencing import table_of
-from .listing import DOOR, NOWHERE, Row, rows_of_pattern, takes_id
+from .discovery import NotFound, column_of, detail, find_kwargs, reason_against
 from .patterns import Pattern
-from .table import NO_ID, RouteTable, kwargs_for, kwargs_of_view, table_for
+from .table import NO_ID, AmbiguousKwargs, GuardedRoute, RouteTable, kwargs_for, kwargs_of_view, table_for
+
+#: The place where a guard answers; the door answers only if the project calls ``shield()``.
+DOOR, ROUTE, LOOKUP, NOWHERE = "door", "route", "lookup", ""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One pattern and one guard, or an empty ``guard``. ``reason`` says why the guard does not answer earlier."""
+
+    pattern: str
+    name: str
+    guard: str
+    answered: str
+    reason: str
+
+
+def rows_of_pattern(table: RouteTable, pattern: Pattern) -> list[Row]:
+    """Return one row for each guard of ``pattern``; if it has no guard, one row with the reason."""
+    found = {route.guard.name: _of_route(route) for route in table.guarded if route.pattern is pattern}
+    if in_view := getattr(pattern.callback, "guarded_by", ""):
+        found.setdefault(in_view, _of_decorator(pattern, in_view))
+    for guard, reason in _of_lookups(pattern, is_known=bool(found)):
+        found.setdefault(guard.name, (LOOKUP, reason))
+    rows = found or {"": (NOWHERE, reason_against(pattern))}
+    return [Row(pattern.text, pattern.view_name, name, *row) for name, row in rows.items()]
+
+
+def _of_route(route: GuardedRoute) -> tuple[str, str]:
+    if route.closed:
+        return _closed(route.guard, route.closed)
+    return ROUTE if route.not_at_door else DOOR, route.not_at_door
+
+
+def _of_decorator(pattern: Pattern, name: str) -> tuple[str, str]:
+    if (guard := registry.get(name)) is not None:
+        with suppress(ConfigurationError):  # a check, or the log, reports it
+            try:
+                kwargs_of_view(guard, pattern.callback, pattern.captured)
+            except AmbiguousKwargs as problem:
+                return _closed(guard, problem)
+    return ROUTE, "by @guarded, at its place among the view's decorators"
+
+
+def _closed(guard: Guard, why: object) -> tuple[str, str]:
+    return LOOKUP if answers_queries(guard) else NOWHERE, f"not before the view: {why}"
+
+
+def _of_lookups(pattern: Pattern, *, is_known: bool) -> Iterator[tuple[Guard, str]]:
+    """Yield the guards that check the view's own query, with a reason.
+
+    The view's class decides, or else the names of the captured kwargs. Names alone are weak evidence: they are ignored
+    if another guard of the pattern ``is_known``.
+    """
+    shown, admin = detail(pattern), getattr(pattern.callback, "model_admin", None)
+    for guard in registry:
+        if not answers_queries(guard):
+            continue
+        if admin is not None:
+            if "object_id" in pattern.captured and RowLookup(guard, admin.model).compares(admin.model._meta.pk):
+                yield guard, "the admin's own query"
+        elif shown is None and not is_known:
+            why = ""
+            try:
+                kwargs_for(guard, pattern.view_name, pattern.captured)
+            except AmbiguousKwargs as problem:
+                if guard.routes != AUTO and pattern.view_name in guard.routes:
+                    why = f"; not before the view: {problem}"
+            except ConfigurationError:
+                continue
+            fields = " and ".join(field.name for field in guard._meta.fields)
+            yield guard, f"if its view looks up one {guard.model._meta.label} by {fields}{why}"
+        elif shown is not None and issubclass(shown.model, concrete(guard.model)):
+            compares = RowLookup(guard, shown.model).compares
+            columns = [column_of(shown.model, name) for name in shown.looked_up]
+            if len(guard._meta.fields) == 1 and any(map(compares, columns)):
+                yield guard, f"its view's own query{_why_not_auto(guard, pattern)}"
+
+
+def _why_not_auto(guard: Guard, pattern: Pattern) -> str:
+    """Return why ``routes = "auto"`` did not take the pattern; empty if the guard does not look for routes."""
+    try:
+        if guard.routes == AUTO:
+            find_kwargs(guard, pattern)
+    except NotFound as reason:
+        return f"; not before the view: {reason}"
+    except Exception as error:  # the view's own error
+        return f"; not before the view: reading it raises {type(error).__name__}"
+    return ""
+
+
+# -- one path
 
 #: The reason of each decision: what it means and how to fix it.
 MEANING = {
@@ -91,11 +187,11 @@ class Explanation:
 
     path: str
     method: str
-    pattern: str
-    name: str
-    resolve_us: float
-    unguarded: str
-    guards: tuple[GuardAnswer, ...]
+    pattern: str = ""
+    name: str = ""
+    resolve_us: float = 0.0
+    unguarded: str = ""
+    guards: tuple[GuardAnswer, ...] = ()
 
 
 def explain(path: str, method: str = "GET", urlconf: Any = None) -> Explanation:
@@ -110,13 +206,14 @@ def explain(path: str, method: str = "GET", urlconf: Any = None) -> Explanation:
         try:
             match = resolve(path, table.urlconf)
         except Resolver404:
-            return _unguarded(path, method, "no URL pattern matches this path")
+            return Explanation(path=path, method=method, unguarded="no URL pattern matches this path")
         resolve_us = _us_since(began)
         found = (each for each in table.patterns if each.is_of(match) and each.match(path) is not None)
         pattern = next(found, None)
         if pattern is None:
-            return _unguarded(path, method, "its URL pattern finds paths and views in its own way")
-        rows = rows_of_pattern(table, pattern) if takes_id(pattern) else []
+            why = "its URL pattern finds paths and views in its own way"
+            return Explanation(path=path, method=method, unguarded=why)
+        rows = rows_of_pattern(table, pattern) if pattern.takes_id else []
     answers = tuple(_answer(row, table, pattern, match, method) for row in rows if row.guard)
     why = "" if answers else rows[0].reason if rows else "the pattern captures nothing from the path"
     return Explanation(
@@ -130,40 +227,35 @@ def explain(path: str, method: str = "GET", urlconf: Any = None) -> Explanation:
     )
 
 
-def _unguarded(path: str, method: str, why: str) -> Explanation:
-    return Explanation(path=path, method=method, pattern="", name="", resolve_us=0.0, unguarded=why, guards=())
-
-
 def _answer(row: Row, table: RouteTable, pattern: Pattern, match: ResolverMatch, method: str) -> GuardAnswer:
     guard = registry[row.guard]
-    value = _value(row, table, pattern, match)
+    routes = (each for each in table.guarded if each.pattern is pattern and each.guard is guard)
+    route = next(routes, None)
+    value = route.value(match.kwargs) if route is not None else _value(guard, pattern, match)
     began = time.perf_counter()
-    decision, error = _decide(guard, value)
+    _decide(guard, value)
     first_us, began = _us_since(began), time.perf_counter()
     decision, error = _decide(guard, value)
     again_us = _us_since(began)
-    lease_seconds = _lease_seconds(table_of(guard))
-    generation, state, identity, fault = _look_at(guard)
+    rows = table_of(guard)
+    lease_seconds = max(LEASE_SECONDS - (rows.clock() - rows.copy.read_at), 0.0)
+    seen = _look_at(guard)
     return GuardAnswer(
         guard=guard.name,
         model=guard.model._meta.label,
         lookup=guard.lookup if isinstance(guard.lookup, str) else ", ".join(guard.lookup),
         answered=row.answered,
-        outcome=_outcome(row, table, pattern, match, method, value, decision.verdict),
+        outcome=_outcome(row, guard, route, match, method, value, decision.verdict),
         value="" if value is NO_ID else repr(value),
         key=_key(guard, value),
         verdict=decision.verdict.value,
         reason=decision.reason,
         meaning=MEANING[decision.reason],
         store=guard.store,
-        backend=_backend(guard),
-        identity=identity,
-        generation=generation,
-        state=state,
-        fault=error or fault,
-        lease_seconds=lease_seconds,
+        lease_seconds=round(lease_seconds, 3),
         first_us=first_us,
         again_us=again_us,
+        **(seen | {"fault": error or seen["fault"]}),
     )
 
 
@@ -184,15 +276,11 @@ def _decide(guard: Guard, value: Any) -> tuple[Decision, str]:
     return SHADOW if is_shadow else decision, fault
 
 
-def _value(row: Row, table: RouteTable, pattern: Pattern, match: ResolverMatch) -> Any:
-    """Return the ID in the path for the guard of ``row``, or ``NO_ID`` if the path leaves it out."""
-    for route in table.guarded:
-        if route.pattern is pattern and route.guard.name == row.guard:
-            return route.value(match.kwargs)
-    guard, callback = registry[row.guard], pattern.callback
+def _value(guard: Guard, pattern: Pattern, match: ResolverMatch) -> Any:
+    """Return the ID in the path for a guard without a route, or ``NO_ID`` if the path leaves it out."""
     try:
-        if getattr(callback, "guarded_by", "") == row.guard:
-            names = kwargs_of_view(guard, callback, pattern.captured)
+        if getattr(pattern.callback, "guarded_by", "") == guard.name:
+            names = kwargs_of_view(guard, pattern.callback, pattern.captured)
         else:
             names = kwargs_for(guard, pattern.view_name, pattern.captured)
         return unwrapped(tuple(match.kwargs[name] for name in names))
@@ -201,11 +289,9 @@ def _value(row: Row, table: RouteTable, pattern: Pattern, match: ResolverMatch) 
 
 
 def _outcome(
-    row: Row, table: RouteTable, pattern: Pattern, match: ResolverMatch, method: str, value: Any, verdict: Verdict
+    row: Row, guard: Guard, route: GuardedRoute | None, match: ResolverMatch, method: str, value: Any, verdict: Verdict
 ) -> str:
-    guard = registry[row.guard]
-    routes = [route for route in table.guarded if route.pattern is pattern and route.guard is guard]
-    methods = routes[0].methods if routes else frozenset(guard.methods)
+    methods = frozenset(guard.methods) if route is None else route.methods
     why = f" ({row.reason})" if row.reason else ""
     if row.answered == NOWHERE:
         return f"passes{why}"
@@ -213,7 +299,8 @@ def _outcome(
         return f"passes: the guard answers only {', '.join(sorted(methods)) or 'no method at all'}"
     if verdict is not Verdict.ABSENT:
         return "passes"
-    if routes[0].may_raise(value, match.kwargs) if routes else may_raise(guard, value, match.kwargs.values()):
+    captured = match.kwargs
+    if route.may_raise(value, captured) if route is not None else may_raise(guard, value, captured.values()):
         return "passes: the view's query may raise an error, or look up another value"
     place = "at the route, or at the door if the site has one" if row.answered == DOOR else f"at the {row.answered}"
     unless = "" if type(guard).applies is Guard.applies else ", if applies(request) returns True"
@@ -227,21 +314,21 @@ def _key(guard: Guard, value: Any) -> str:
         return ""
 
 
-def _look_at(guard: Guard) -> tuple[dict[str, Any], dict[str, Any], str, str]:
-    """Return the active generation, the state row, the current identity of the store, and what is wrong with them."""
-    generation: dict[str, Any] = {}
-    state: dict[str, Any] = {}
-    identity = fault = ""
+def _look_at(guard: Guard) -> dict[str, Any]:
+    """Return the store, the active generation and the state row, and what is wrong with them (``fault``)."""
+    seen: dict[str, Any] = {"backend": "", "identity": "", "generation": {}, "state": {}, "fault": ""}
     try:
         active = guard._runtime.active_filter
-        identity = active.store.identity
+        store = type(active.store)
+        seen["backend"] = f"{store.__module__}.{store.__name__}"
+        seen["identity"] = active.store.identity
         row = active.table.row(guard.name)
         if row is None:
-            return {}, {}, identity, "there is no state row"
-        state = model_to_dict(row)
+            return seen | {"fault": "there is no state row"}
+        seen["state"] = model_to_dict(row)
         found = open_active(guard, active.table.current(guard.name))
         layout = found.layout
-        generation = {
+        seen["generation"] = {
             "name": found.name,
             "kind": layout.kind,
             "capacity": layout.capacity,
@@ -250,20 +337,8 @@ def _look_at(guard: Guard) -> tuple[dict[str, Any], dict[str, Any], str, str]:
             "bytes": layout.total_bytes,
         }
     except (BloomGuardError, FilterError, DatabaseError) as error:
-        fault = str(error)
-    return generation, state, identity, fault
-
-
-def _backend(guard: Guard) -> str:
-    try:
-        store = type(guard._runtime.active_filter.store)
-    except BloomGuardError:  # the decision has the reason
-        return ""
-    return f"{store.__module__}.{store.__name__}"
-
-
-def _lease_seconds(table: StateTable) -> float:
-    return round(max(LEASE_SECONDS - (table.clock() - table.copy.read_at), 0.0), 3)
+        seen["fault"] = str(error)
+    return seen
 
 
 def _us_since(began: float) -> float:

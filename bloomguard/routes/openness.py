@@ -76,7 +76,7 @@ def why_closed(guard: Guard, view: Callable[..., Any]) -> str:
         if not _is_harmless(layer):
             return f"an unknown decorator runs first{_where(layer)}"
     if not isinstance(innermost, types.FunctionType):
-        return f"it is {_a(type(innermost).__name__)}, not a function or a class-based view"
+        return f"it is neither a function nor a class-based view, but of the class {type(innermost).__name__}"
     if is_class_based(innermost):
         return why_view_is_closed(innermost)
     held = [*inspect.getclosurevars(innermost).nonlocals.values(), *(innermost.__defaults__ or ())]
@@ -140,10 +140,24 @@ def _is_code(value: Any) -> bool:
     return (hasattr(value, "__get__") or callable(value)) and not isinstance(value, type)
 
 
+def class_of(view: Any) -> type | None:
+    """Return the class of a class-based view of Django or REST framework; ``None`` for any other view."""
+    cls = getattr(view, "view_class", None) or getattr(view, "cls", None)
+    return cls if isinstance(cls, type) else None
+
+
 def is_rest_framework(view: Any) -> bool:
     """Whether ``view`` belongs to REST framework, whose 404 has the format that the client accepts."""
     cls = getattr(view, "cls", None)
     return isinstance(cls, type) and any(base.__module__ == "rest_framework.views" for base in cls.__mro__)
+
+
+def is_admin(view: Any) -> bool:
+    """Whether ``view`` belongs to Django's admin."""
+    if hasattr(view, "model_admin") or hasattr(view, "admin_site"):
+        return True
+    owners = [type(getattr(layer, "__self__", None)) for layer in layers(view)]
+    return any(base.__module__.startswith("django.contrib.admin.") for owner in owners for base in owner.__mro__)
 
 
 def allowed_methods(view: Any) -> frozenset[str] | None:
@@ -236,10 +250,6 @@ def _where(layer: Any) -> str:
     code = getattr(layer, "__code__", None)
     module = getattr(layer, "__globals__", {}).get("__name__", "")
     return f" ({module}, line {code.co_firstlineno})" if code is not None else ""
-
-
-def _a(name: str) -> str:
-    return f"an {name}" if name[:1].lower() in "aeiou" else f"a {name}"
 
 
 def middleware_classes() -> list[Any]:

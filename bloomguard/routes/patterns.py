@@ -42,6 +42,11 @@ class Pattern:
         """The pattern as written in the URLconf, such as ``/cities/<int:pk>/``."""
         return "/" + "".join(map(_text, self.steps[1:]))
 
+    @property
+    def takes_id(self) -> bool:
+        """Whether it captures anything from its paths, named or unnamed."""
+        return any(step.regex.groups for step in self.steps)
+
     @cached_property
     def by_language(self) -> bool:
         """Whether the active language changes which paths it matches."""

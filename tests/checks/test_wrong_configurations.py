@@ -209,7 +209,7 @@ def _assert_all_works(settings):
     }
     settings.SILENCED_SYSTEM_CHECKS = list(others)  # what else would stop `migrate` here
     out = io.StringIO()
-    call_command("migrate", "--verbosity", "0", skip_checks=False, stdout=out, stderr=out)
+    call_command("migrate", "--plan", skip_checks=False, stdout=out, stderr=out)
     for command in (["explain_guard", "/products/8/"], ["guard_routes"], CHECK):
         call_command(*command, stdout=out, stderr=out)
     run_checks(tags=["bloomguard"], include_deployment_checks=True)

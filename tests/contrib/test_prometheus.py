@@ -10,7 +10,7 @@ import pytest
 from bloomguard.contrib import health
 from bloomguard.guards import registry as guards
 from bloomguard.guards.counters import counts
-from bloomguard.metrics.flush import Flusher
+from bloomguard.metrics import Flusher
 from bloomguard.state import table as state
 from tests.shop.models import Product
 
@@ -170,7 +170,7 @@ django.setup()
 from django.test import Client
 for number in range(20):
     assert Client(headers={"host": "localhost"}).get("/products/%d/" % (10 + number)).status_code == 404
-from bloomguard.metrics.flush import flusher
+from bloomguard.metrics import flusher
 flusher.flush()
 from prometheus_client import CollectorRegistry, REGISTRY, generate_latest
 if "PROMETHEUS_MULTIPROC_DIR" in os.environ:

@@ -100,17 +100,17 @@ def test_to_look_is_not_to_act(staff, build):
 
 
 @pytest.mark.parametrize("method", ["get", "head", "options", "put", "patch", "delete"])
-@pytest.mark.parametrize("operation", ["rebuild", "verify", "fence", "shadow", "enforce"])
-def test_only_post_changes_anything(staff, build, operation, method):
+def test_only_post_changes_anything(staff, build, method):
     """No other method does an operation, whatever its parameters say."""
     build("product")
     client = staff("operate_guardstate")
     before = rows()
 
-    answer = getattr(client, method)(f"{OPERATE}?action={operation}&guard=product&csrfmiddlewaretoken=x")
+    for operation in ("rebuild", "verify", "fence", "shadow", "enforce"):
+        answer = getattr(client, method)(f"{OPERATE}?action={operation}&guard=product&csrfmiddlewaretoken=x")
 
-    assert answer.status_code in (200, 403, 405)
-    assert rows() == before
+        assert answer.status_code in (200, 403, 405)
+        assert rows() == before
 
 
 @pytest.mark.parametrize("path", [PAGE, f"{PAGE}progress/", f"{PAGE}product/change/"])

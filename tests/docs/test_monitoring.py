@@ -13,7 +13,7 @@ from django.dispatch import Signal
 
 from bloomguard import signals, verdicts
 from bloomguard.guards.counters import NAMES, counts
-from bloomguard.metrics.flush import Flusher
+from bloomguard.metrics import Flusher
 
 PAGE = (Path(__file__).parents[2] / "docs" / "monitoring.md").read_text()
 SETTINGS = "INSTALLED_APPS"

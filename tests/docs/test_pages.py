@@ -387,7 +387,7 @@ ELSEWHERE = {
     "monitoring": "docs/test_monitoring.py",
     "filter-recipes": "filters/test_recipes.py",
     "recipes": "docs/test_recipes.py",
-    "testing": "testing/test_testing.py",
+    "testing": "test_testing.py",
     "tutorial": "newcomer/test_first_steps.py",
     "views": "docs/test_lookups.py",
 }

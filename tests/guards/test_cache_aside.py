@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
+import time
+from concurrent import futures
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
@@ -78,6 +80,11 @@ def fail(value):
     raise RuntimeError("oops")
 
 
+def waited(monkeypatch, wait):
+    """Let threads wait for another's load by ``wait``."""
+    monkeypatch.setattr(cache_aside, "futures", SimpleNamespace(Future=futures.Future, wait=wait))
+
+
 def load_elsewhere(*args, **kwargs):
     """Load in a thread that leaves no connection to the database behind."""
     try:
@@ -118,8 +125,8 @@ def acrowd(call, size=CROWD):
 @pytest.mark.parametrize("cache", ["default", "none"])
 def test_threads_share_one_load(shop, cache, monkeypatch):
     """Two hundred who want one cold key cause one load, even where nothing is cached."""
-    waiting, wait = threading.Semaphore(0), cache_aside.Waiter.wait
-    monkeypatch.setattr(cache_aside.Waiter, "wait", lambda *args: waiting.release() or wait(*args))
+    waiting, wait = threading.Semaphore(0), futures.wait
+    waited(monkeypatch, lambda *args: waiting.release() or wait(*args))
 
     def load(value):
         """Takes until all the others wait for it."""
@@ -232,8 +239,8 @@ def test_nothing_is_no_answer_for_who_came_during_the_load(shop, monkeypatch):
     """The row may have been made after the load had looked, and before they asked."""
     looked, waiting, made = threading.Event(), threading.Event(), threading.Event()
     loader = Loader(lambda value: looked.set() or (made.wait(60) and None), "tea")
-    wait = cache_aside.Waiter.wait
-    monkeypatch.setattr(cache_aside.Waiter, "wait", lambda *args: waiting.set() or wait(*args))
+    wait = futures.wait
+    waited(monkeypatch, lambda *args: waiting.set() or wait(*args))
 
     with ThreadPoolExecutor(2) as pool:
         first = pool.submit(load_elsewhere, 7, loader, patience=120)
@@ -249,8 +256,8 @@ def test_nothing_is_no_answer_for_who_came_during_the_load(shop, monkeypatch):
 def test_nothing_found_in_a_transaction_is_no_answer_for_others(shop, monkeypatch):
     """It may read a snapshot that is older than the row, so each caller looks for itself."""
     size = 5
-    waiting, wait = threading.Semaphore(0), cache_aside.Waiter.wait
-    monkeypatch.setattr(cache_aside.Waiter, "wait", lambda *args: waiting.release() or wait(*args))
+    waiting, wait = threading.Semaphore(0), futures.wait
+    waited(monkeypatch, lambda *args: waiting.release() or wait(*args))
     left = iter(range(size - 1, -1, -1))  # each load ends when all who are left wait for it
     loader = Loader(lambda value: all(waiting.acquire(timeout=60) for _ in range(next(left))) and None)
 
@@ -266,8 +273,12 @@ def test_nothing_found_in_a_transaction_is_no_answer_for_others(shop, monkeypatc
 def test_nothing_found_in_a_transaction_is_no_answer_for_others_on_a_loop_either(shop, monkeypatch):
     """The transaction is that of a thread which waits for the task."""
     size, waiting, calls = 3, [], []
-    wait = cache_aside.AsyncWaiter.wait
-    monkeypatch.setattr(cache_aside.AsyncWaiter, "wait", lambda *args: waiting.append(args) or wait(*args))
+
+    def wait(given, timeout):
+        waiting.append(given)
+        return asyncio.wait(given, timeout=timeout)
+
+    monkeypatch.setattr(cache_aside, "asyncio", SimpleNamespace(**{**vars(asyncio), "wait": wait}))
 
     async def load(value):
         calls.append(value)
@@ -360,27 +371,30 @@ def test_a_number_that_no_column_holds_has_no_other_numbers_entry(shop):
     assert [get_or_load("product", each, lambda value: None) for each in (2**64 - 7, str(2**64 - 7))] == [None, None]
 
 
-def test_a_cancelled_task_does_not_go_on(shop):
+def test_a_cancelled_task_does_not_go_on(shop, monkeypatch):
     """Also if what it waits for comes in the same turn of the loop."""
 
     async def scene():
-        waiter, event, went_on = cache_aside.AsyncWaiter("default", None), asyncio.Event(), []
+        may_end = asyncio.Event()
 
-        async def worker():
-            await waiter.wait(event, 60)
-            went_on.append(True)
+        async def load(value):
+            await may_end.wait()
+            return "tea"
 
-        task = asyncio.create_task(worker())
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
-        event.set()
-        await asyncio.sleep(0)
-        task.cancel()
+        first = asyncio.create_task(aget_or_load("product", 7, load, patience=60))
+        while not cache_aside.flights._under_way:
+            await asyncio.sleep(0.001)
+        waiting = asyncio.create_task(aget_or_load("product", 7, load, patience=60))
+        [flight] = cache_aside.flights._under_way.values()
+        while not flight.done._callbacks:
+            await asyncio.sleep(0.001)
+        flight.done.add_done_callback(lambda _: waiting.cancel())
+        may_end.set()
         with pytest.raises(asyncio.CancelledError):
-            await task
-        return went_on
+            await waiting
+        return await first
 
-    assert asyncio.run(scene()) == []
+    assert asyncio.run(scene()) == "tea"
 
 
 def test_what_is_loaded_for_another_cache_is_something_else(shop):
@@ -463,19 +477,19 @@ def hurry(monkeypatch, clock):
 
     All who wait for one event move the clock once: it would overtake those who wait for another.
     """
-    monkeypatch.setattr(cache_aside, "time", SimpleNamespace(monotonic=clock))
-    monkeypatch.setattr(cache_aside.Waiter, "sleep", lambda self, seconds: clock.sleep(seconds))
-    wait, lock, until = cache_aside.Waiter.wait, threading.Lock(), {}
+    monkeypatch.setattr(cache_aside, "time", SimpleNamespace(monotonic=clock, sleep=clock.sleep))
+    wait, lock, until = futures.wait, threading.Lock(), {}
 
     def start(is_hopeless):
-        def waits(self, event, seconds):
-            if is_hopeless(event):
+        def waits(given, seconds):
+            [future] = given
+            if is_hopeless(future):
                 with lock:
-                    clock.sleep(max(until.setdefault(event, clock() + seconds) - clock(), 0))
+                    clock.sleep(max(until.setdefault(future, clock() + seconds) - clock(), 0))
             else:
-                wait(self, event, 60)
+                wait([future], 60)
 
-        monkeypatch.setattr(cache_aside.Waiter, "wait", waits)
+        waited(monkeypatch, waits)
 
     return start
 
@@ -488,7 +502,7 @@ def test_a_load_that_hangs_holds_up_nobody_for_long(shop, hurry):
     stuck.start()
     assert hanging.wait(60)
     [flight] = cache_aside.flights._under_way.values()
-    hurry(lambda event: event is flight.done)
+    hurry(lambda future: future is flight.done)
 
     found = crowd(lambda: get_or_load("product", 7, loader), 50)
 
@@ -507,7 +521,7 @@ def test_loads_that_all_hang_let_everybody_load(shop, hurry):
         hanging.release()
         return hang.wait(60)
 
-    hurry(lambda event: True)
+    hurry(lambda future: True)
     loader = Loader(stick)
     threads = [threading.Thread(target=load_elsewhere, args=(7, loader), kwargs={"cache": "none"}) for _ in range(5)]
     for thread in threads:
@@ -573,7 +587,8 @@ def test_what_another_process_loads_is_waited_for(shop, claim, monkeypatch):
     loader = Loader("never")
     cache = caches["default"]
     # While we wait the other one brings it.
-    monkeypatch.setattr(cache_aside.Waiter, "sleep", lambda *args: cache.set(cache_key("product", 7), "tea"))
+    bring = SimpleNamespace(monotonic=time.monotonic, sleep=lambda _: cache.set(cache_key("product", 7), "tea"))
+    monkeypatch.setattr(cache_aside, "time", bring)
 
     assert get_or_load("product", 7, loader, patience=60) == "tea"
     assert loader.calls == 0
@@ -628,16 +643,16 @@ def test_a_task_that_is_cancelled_while_it_claims_leaves_no_claim(shop, claim, s
 
 def test_a_child_lands_none_of_its_parents_flights(shop):
     """After a fork nobody waits for threads that are not there."""
-    flights = cache_aside.Flights()
-    flight, mine = flights.join(None, "key", 0, 5, threading.Event)
+    flights, call = cache_aside.Flights(), SimpleNamespace(scope=None, key="key", patience=5)
+    flight, mine = flights.join(call, 0, futures.Future)
     assert mine
-    assert flights.join(None, "key", 1, 5, threading.Event) == (flight, False)
+    assert flights.join(call, 1, futures.Future) == (flight, False)
 
     flights._after_fork()
 
-    assert flights.join(None, "key", 1, 5, threading.Event)[1]
-    flights.land(None, "key", flight)  # of an older flight: the one under way stays
-    assert not flights.join(None, "key", 1, 5, threading.Event)[1]
+    assert flights.join(call, 1, futures.Future)[1]
+    flights.land(call, flight, None)  # of an older flight: the one under way stays
+    assert not flights.join(call, 1, futures.Future)[1]
 
 
 # -- keys and times

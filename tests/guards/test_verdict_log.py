@@ -85,8 +85,8 @@ def test_a_listener_that_fails_harms_nobody(product, caplog):
 def panel(product, settings):
     """The panel of one request, and what it answers."""
     pytest.importorskip("debug_toolbar")
-    settings.INSTALLED_APPS = [*settings.INSTALLED_APPS, "debug_toolbar", "bloomguard.contrib.debug_toolbar"]
-    settings.DEBUG_TOOLBAR_PANELS = ["bloomguard.contrib.debug_toolbar.panel.VerdictsPanel"]
+    settings.INSTALLED_APPS = [*settings.INSTALLED_APPS, "debug_toolbar"]
+    settings.DEBUG_TOOLBAR_PANELS = ["bloomguard.contrib.debug_toolbar.VerdictsPanel"]
     from debug_toolbar.toolbar import DebugToolbar
 
     DebugToolbar._panel_classes = None

@@ -22,7 +22,7 @@ from bloomguard.guards import misses, registry
 from bloomguard.lookups import select
 from bloomguard.lookups.context import guarded_lookups
 from bloomguard.rebuild import Rebuild
-from bloomguard.routes.listing import NOWHERE, rows_of_pattern
+from bloomguard.routes.explain import NOWHERE, rows_of_pattern
 from bloomguard.routes.table import guarded_routes, table_for
 from bloomguard.state import table as state
 from bloomguard.state.connection import fetch_uncounted

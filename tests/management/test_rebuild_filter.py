@@ -15,7 +15,7 @@ from django.db import connection
 from bloomguard import management
 from bloomguard.guards.registry import Registry, registry
 from bloomguard.models import GuardState
-from bloomguard.rebuild import Rebuild, rebuild, standby
+from bloomguard.rebuild import Rebuild, rebuild
 from bloomguard.rebuild import source as sources
 from bloomguard.state import table as states
 from bloomguard.state.row import ARMED, FENCED
@@ -28,13 +28,6 @@ pytestmark = [
 ]
 
 SHOP = ["product", "order", "article", "place", "price", "diary"]
-
-
-@pytest.fixture
-def hasty(monkeypatch) -> None:
-    """No waiting: nobody else writes here."""
-    for module in (rebuild, standby):
-        monkeypatch.setattr(module, "EXPIRY_SECONDS", 0.0)
 
 
 def run(*arguments: str) -> str:

@@ -18,8 +18,8 @@ from django.views.generic import DetailView
 from gazetteer.models import City, Listing
 
 from bloomguard.guards import Guard, registry
+from bloomguard.management.commands import suggest_guards
 from bloomguard.rebuild import Rebuild
-from bloomguard.routes import suggestions
 from bloomguard.testing import assert_blocked, guards_armed
 from tests.shop.models import Article, Bundle, Place, Price, Product, Tag, Ticket
 from tests.support.guarding import registered, urlconf
@@ -87,7 +87,7 @@ def test_what_views_look_up(settings):
         detail("d", "d/<int:pk>/", Bundle, get_object=lambda self: None),
         path("e/<int:product_id>/<int:pk>/", reviewed, name="article-of-product"),
     )
-    found = {(each.model, each.lookup): each for each in suggestions.suggest(["shop"])[0]}
+    found = {(each.model, each.lookup): each for each in suggest_guards.suggest(["shop"])[0]}
 
     assert set(found) == {
         ("shop.Product", ("pk",)),
@@ -117,7 +117,7 @@ def test_a_guard_costs_what_it_says(settings):
     """The rows, and the kind and bytes of the filter that a rebuild would make."""
     settings.ROOT_URLCONF = urlconf(detail("a", "a/<int:pk>/", Product))
     Product.objects.bulk_create(Product(pk=pk) for pk in range(1, 3_001))
-    ((each,), _) = suggestions.suggest(["shop"])
+    ((each,), _) = suggest_guards.suggest(["shop"])
     with registered(Product, name="mine") as guard:
         plan = Rebuild(guard).plan()
 
@@ -139,7 +139,7 @@ def test_models_without_a_guard_have_a_reason(settings):
 
     reasons = {}
     for lookup in ("ratio", "text"):
-        reasons[lookup] = suggestions._why_not(suggestions._made(Odd, (lookup,)))
+        reasons[lookup] = suggest_guards._why_not(suggest_guards._made(Odd, (lookup,)))
     settings.ROOT_URLCONF = urlconf(detail("a", "a/<int:pk>/", Product))
     with registered(Product, name="mine"):
         code = suggested("shop")

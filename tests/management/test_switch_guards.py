@@ -22,7 +22,7 @@ from tests.support.guarding import registered
 
 pytestmark = [
     pytest.mark.django_db(transaction=True, databases="__all__"),
-    pytest.mark.usefixtures("each_database"),
+    pytest.mark.usefixtures("each_database", "hasty"),
 ]
 
 

@@ -35,7 +35,7 @@ from django.views.generic.edit import BaseDeleteView, BaseUpdateView
 from django.views.generic.list import MultipleObjectMixin
 
 from bloomguard.routes.discovery import NotFound, find_kwargs
-from bloomguard.routes.listing import rows_of_pattern
+from bloomguard.routes.explain import rows_of_pattern
 from bloomguard.routes.patterns import patterns
 from bloomguard.routes.table import guarded_routes, table_for
 from tests.shop.models import Bargain, Product, Review, Tag

@@ -52,7 +52,7 @@ class Drill:
     def run(self) -> None:
         for number in range(len(self.names)):
             self._write(number, 5)
-        Rebuild(registry["ware"], probes=1_000).run()
+        Rebuild(registry["ware"], probes=1_000, sleep=lambda seconds: None).run()  # no other process is there yet
         readers = [threading.Thread(target=self._guarded, args=(self._read, place)) for place in range(READERS)]
         others = [threading.Thread(target=self._guarded, args=(self._keep_writing, place)) for place in range(WRITERS)]
         others.append(threading.Thread(target=self._guarded, args=(self._build, 0)))

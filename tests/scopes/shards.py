@@ -16,7 +16,7 @@ from django.db import connections, transaction  # noqa: E402
 from bloomguard import adding, get_or_load  # noqa: E402
 from bloomguard.exceptions import RebuildError  # noqa: E402
 from bloomguard.guards import registry, spot_checks  # noqa: E402
-from bloomguard.rebuild import Rebuild, roll_back_all  # noqa: E402
+from bloomguard.rebuild import Rebuild, rebuild, roll_back_all  # noqa: E402
 from bloomguard.state import table  # noqa: E402
 from tests.scopes import router  # noqa: E402
 from tests.scopes.drill import Drill  # noqa: E402
@@ -40,6 +40,7 @@ def clock(monkeypatch):
     monkeypatch.setattr(table.table, "clock", made)
     monkeypatch.setattr(table.table, "sleep", made.sleep)
     monkeypatch.setattr(spot_checks, "drawn", spot_checks.never)
+    monkeypatch.setattr(rebuild, "EXPIRY_SECONDS", 0.0)  # of the commands; no other process is there
     return made
 
 

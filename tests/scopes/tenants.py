@@ -21,6 +21,7 @@ from django_tenants.utils import schema_context, schema_rename  # noqa: E402
 from bloomguard import adding  # noqa: E402
 from bloomguard.exceptions import RebuildError  # noqa: E402
 from bloomguard.guards import places, registry, spot_checks  # noqa: E402
+from bloomguard.rebuild import rebuild  # noqa: E402
 from bloomguard.state import table  # noqa: E402
 from bloomguard.state.active_filter import ActiveFilter  # noqa: E402
 from bloomguard.verdicts import CAUGHT  # noqa: E402
@@ -54,6 +55,7 @@ def clock(monkeypatch):
     monkeypatch.setattr(table.table, "sleep", made.sleep)
     monkeypatch.setattr(places.schemas, "clock", made)
     monkeypatch.setattr(spot_checks, "drawn", spot_checks.never)
+    monkeypatch.setattr(rebuild, "EXPIRY_SECONDS", 0.0)  # of the commands; no other process is there
     places.schemas.forget()
     yield made
     connection.set_schema_to_public()

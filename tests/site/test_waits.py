@@ -145,7 +145,7 @@ LIMITS = {
     "the state of each guard": [("contrib/health.py", "_LOOP_SECONDS")],
     "one of 16 connections": [("stores/redis/store.py", "read_timeout")],
     "a fence to be known to every process": [("state/table.py", "2 * LEASE_SECONDS")],
-    "its last metrics": [("metrics/flush.py", "_PATIENCE")],
+    "its last metrics": [("metrics.py", "_PATIENCE")],
     "every process to know of the new filter": [("state/table.py", "2 * LEASE_SECONDS")],
     "transactions that wrote the table before": [("rebuild/locks.py", "MAX_WAIT_SECONDS")],
     "a rebuild's lock, while such a transaction is open": [("rebuild/locks.py", "_WRITE_LOCK_SECONDS")],

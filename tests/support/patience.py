@@ -10,7 +10,7 @@ LIMITS = (
     ("bloomguard.stores.disk", "LOCK_SECONDS"),
     ("bloomguard.state.connection", "READ_SECONDS"),
     ("bloomguard.state.table", "_RENEWAL_PATIENCE"),
-    ("bloomguard.metrics.flush", "_PATIENCE"),
+    ("bloomguard.metrics", "_PATIENCE"),
 )
 
 

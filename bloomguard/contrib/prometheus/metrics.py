@@ -15,8 +15,7 @@ from prometheus_client.core import GaugeMetricFamily
 
 from ...guards import registry as guards
 from ...guards.counters import AVOIDED, BLOCKED, FALSE_POSITIVE, MICROSECONDS, TIMED
-from ...metrics import VERDICTS
-from ...metrics.flush import News, flusher
+from ...metrics import VERDICTS, News, flusher
 from ...verdicts import CAUGHT
 from ..health import armed_guards
 

@@ -10,7 +10,8 @@ from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
 from ... import conf
-from ...routes.listing import NOWHERE, is_admin, rows_of_pattern, takes_id
+from ...routes.explain import NOWHERE, rows_of_pattern
+from ...routes.openness import is_admin
 from ...routes.table import table_for
 
 
@@ -31,8 +32,8 @@ class Command(BaseCommand):
             table = table_for(urlconf)
         except (ImportError, ImproperlyConfigured) as error:
             raise CommandError(f"there is no URLconf {urlconf!r}: {error}") from error
-        every = [pattern for pattern in table.patterns if takes_id(pattern)]
-        shown = [pattern for pattern in every if options["admin"] or not is_admin(pattern)]
+        every = [pattern for pattern in table.patterns if pattern.takes_id]
+        shown = [pattern for pattern in every if options["admin"] or not is_admin(pattern.callback)]
         listed = [row for pattern in shown for row in rows_of_pattern(table, pattern)]
         rows = [row for row in listed if not (options["unguarded"] and row.answered)]
         if options["json"]:

@@ -1,18 +1,36 @@
-"""``manage.py suggest_guards``: print a ``guards.py`` for the project's models, with what each guard would cost."""
+"""``manage.py suggest_guards``: print a ``guards.py`` for the project's models, with what each guard would cost.
+
+A model gets a guard if a view shows by which field it looks up one row: a generic view by its attributes, any other by
+the models that its code names and the kwargs of its URL pattern. What is suggested is safe to declare in any case, as a
+guard answers only queries by its own fields; where the evidence is weak, it may just be of no use.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+import types
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
 from typing import Any
 
+from django.apps import apps
 from django.core.management.base import BaseCommand, CommandError, CommandParser
+from django.db import DatabaseError, connections, router
+from django.db.models import Model
 
 from ...exceptions import ConfigurationError
-from ...guards import registry
+from ...guards import AUTO, Guard, registry
+from ...guards.fields import kind_of, value_field
 from ...guards.guard import kebab
-from ...routes.suggestions import Declined, Suggestion, suggest
+from ...lookups.query import concrete
+from ...rebuild.plan import layout_of
+from ...rebuild.refusals import database_refusals, declaration_refusals
+from ...rebuild.source import Source
+from ...routes.discovery import column_of, detail
+from ...routes.openness import class_of, is_admin, layers
+from ...routes.patterns import Pattern, patterns
+from ...routes.table import guarded_routes
 from .. import size_in_words
 
 _PLACES = {
@@ -20,6 +38,40 @@ _PLACES = {
     "route": "at the route",
     "lookup": "at the lookup",
 }
+#: A rebuild waits twice for two leases. Seconds per row by the benchmark of rebuilds, for keys that the database
+#: aggregates (integers, UUIDs), and for others.
+_WAIT_SECONDS, _FAST, _SLOW = 4.0, 0.6e-6, 4e-6
+#: Fields that usually hide rows from the public.
+_HIDING = ("deleted", "deleted_at", "is_deleted", "is_removed", "removed_at", "archived_at", "is_archived")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Suggestion:
+    """A guard: ``lookup`` has the names of its fields, ``routes`` is empty or ``"auto"``.
+
+    ``rows`` is ``None``, and ``bytes`` and ``seconds`` are 0, if the table cannot be read. ``answers`` maps each place
+    where the guard would answer (``door``, ``route``, ``lookup``) to URL patterns. ``hides`` names fields that may
+    belong in ``alive``.
+    """
+
+    model: str
+    module: str
+    lookup: tuple[str, ...]
+    routes: str
+    rows: int | None
+    kind: str
+    bytes: int
+    seconds: float
+    answers: dict[str, list[str]]
+    hides: list[str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Declined:
+    """A model, or one of its lookups, for which no guard is suggested, and the reason."""
+
+    model: str
+    reason: str
 
 
 class Command(BaseCommand):
@@ -44,11 +96,169 @@ class Command(BaseCommand):
             raise CommandError(f"there is no URLconf {options['urlconf']!r}: {error}") from error
         code = "\n".join(_module(suggestions, declined))
         if options["json"]:
-            guards = [asdict(each) for each in suggestions]
-            found = {"guards": guards, "not_suggested": [asdict(each) for each in declined], "code": code}
-            self.stdout.write(json.dumps(found))
-            return
+            guards, others = list(map(asdict, suggestions)), list(map(asdict, declined))
+            code = json.dumps({"guards": guards, "not_suggested": others, "code": code})
         self.stdout.write(code)
+
+
+def suggest(labels: Sequence[str] = (), urlconf: Any = None) -> tuple[list[Suggestion], list[Declined]]:
+    """Return guards for the models of the apps ``labels`` (default: all), and the models that get none.
+
+    Counts rows and reads the catalogue of the database. Raises :class:`LookupError` for an unknown app, and
+    :class:`ConfigurationError` for a mistake in the settings of the default store.
+    """
+    wanted = [apps.get_app_config(label) for label in labels] or apps.get_app_configs()
+    models = [model for config in wanted for model in config.get_models() if _is_own(model)]
+    seen: dict[type[Model], dict[tuple[str, ...], list[Pattern]]] = {model: {} for model in models}
+    for pattern in patterns(urlconf):
+        if pattern.takes_id and not is_admin(pattern.callback):
+            for model, lookup in _looked_up(pattern):
+                if model in seen:
+                    seen[model].setdefault(lookup, []).append(pattern)
+    suggestions, declined = [], []
+    for model, lookups in seen.items():
+        if not lookups and not model.__module__.startswith("django."):
+            reason = "no URL pattern shows by which field a view looks up one row"
+            declined.append(Declined(model=model._meta.label, reason=reason))
+        for lookup, shown in lookups.items():
+            guard = _made(model, lookup)
+            if reason := _why_not(guard):
+                declined.append(Declined(model=model._meta.label, reason=reason))
+            else:
+                suggestions.append(_suggestion(guard, lookup, shown, urlconf))
+    return suggestions, declined
+
+
+def _is_own(model: type[Model]) -> bool:
+    return not (model._meta.proxy or model._meta.swapped or model._meta.app_label == "bloomguard")
+
+
+def _made(model: type[Model], lookup: tuple[str, ...]) -> Guard:
+    attributes = {"name": "suggested", "lookup": lookup, "routes": AUTO}
+    guard: Guard = type("SuggestedGuard", (Guard,), attributes)(model)
+    return guard
+
+
+# -- what views look up
+
+
+def _looked_up(pattern: Pattern) -> Iterator[tuple[type[Model], tuple[str, ...]]]:
+    """Yield the models of whose rows the view seems to look up one, and by which fields."""
+    try:
+        shown = detail(pattern)
+    except Exception:  # the view's own error
+        return
+    if shown is None:
+        yield from _named_in_code(pattern)
+        return
+    model = concrete(shown.model)
+    for name in shown.looked_up:
+        if column_of(model, name) is not None:
+            yield model, ("pk" if column_of(model, name) is model._meta.pk else name,)
+
+
+def _named_in_code(pattern: Pattern) -> Iterator[tuple[type[Model], tuple[str, ...]]]:
+    *_, view = layers(pattern.callback)
+    cls = class_of(view)
+    functions = [each for each in vars(cls).values() if isinstance(each, types.FunctionType)] if cls else [view]
+    models = dict.fromkeys(model for function in functions for model in _models_of(function))
+    called = f"{pattern.view_name} {getattr(view, '__name__', '')}".lower()
+    for model in models:
+        is_meant = len(models) == 1 or str(model._meta.model_name) in called
+        lookup = _by_kwargs(model, pattern.captured, is_meant=is_meant)
+        if lookup:
+            yield model, lookup
+
+
+def _models_of(function: Any) -> Iterator[type[Model]]:
+    """Yield the models that the code of a function names."""
+    if not isinstance(function, types.FunctionType):
+        return
+    due: list[types.CodeType] = [function.__code__]
+    while due:
+        code = due.pop()
+        due += [each for each in code.co_consts if isinstance(each, types.CodeType)]
+        for name in code.co_names:
+            model = function.__globals__.get(name)
+            if isinstance(model, type) and issubclass(model, Model) and not model._meta.abstract:
+                yield concrete(model)
+
+
+def _by_kwargs(model: type[Model], captured: Iterable[str], *, is_meant: bool) -> tuple[str, ...]:
+    """Return the fields by which the kwargs find one row: the primary key, a unique field, or several; else nothing."""
+    captured, meta = set(captured), model._meta
+    if captured & {f"{meta.model_name}_pk", f"{meta.model_name}_id"}:
+        return ("pk",)
+    if not is_meant:
+        return ()
+    if captured & {"pk", meta.pk.name, getattr(meta.pk, "attname", "pk")}:
+        return ("pk",)
+    unique = [field.name for field in meta.concrete_fields if field.unique and field.name in captured]
+    if unique:
+        return (unique[0],)
+    together = [*meta.unique_together, *(constraint.fields for constraint in meta.total_unique_constraints)]
+    return next((tuple(names) for names in together if captured.issuperset(names)), ())
+
+
+# -- whether a guard may be declared, and what it costs
+
+
+def _why_not(guard: Guard) -> str:
+    """Return why the guard would be refused by a check or a rebuild, or is there already; empty if neither."""
+    by = " and ".join(guard.lookup)
+    try:
+        for field in guard._meta.fields:
+            if kind_of(field) is None:
+                return f"{field.name!r} is a {type(field).__name__}, which cannot be a key"
+            if collation := getattr(value_field(field), "db_collation", None):
+                return f"{field.name!r} has the collation {collation!r}: write a guard with normalize() by hand"
+        if guard._meta.keys.own_field:
+            return f"{guard._meta.keys.own_field!r} converts values with the project's own code"
+        for other in registry:
+            if other.model is guard.model and other._meta.fields == guard._meta.fields:
+                return f"the guard {other.name!r} guards it by {by}"
+    except ConfigurationError as error:
+        return str(error)
+    reasons = list(declaration_refusals(guard))
+    connection = connections[router.db_for_write(guard.model)]
+    with suppress(DatabaseError):  # not migrated yet; a rebuild asks again
+        reasons += database_refusals(guard, connection)
+    return f"by {by}: {reasons[0].reason}" if reasons else ""
+
+
+def _suggestion(guard: Guard, lookup: tuple[str, ...], shown: list[Pattern], urlconf: Any) -> Suggestion:
+    model = guard.model
+    answers: dict[str, list[str]] = {}
+    routes = [route for route in guarded_routes(guard, urlconf) if not route.closed]
+    early = {route.pattern.text: "route" if route.not_at_door else "door" for route in routes}
+    for text in dict.fromkeys([*early, *(pattern.text for pattern in shown)]):
+        answers.setdefault(early.get(text, "lookup"), []).append(text)
+    rows, kind, size, seconds = _costs(guard)
+    return Suggestion(
+        model=model._meta.label,
+        module=model.__module__,
+        lookup=lookup,
+        routes=AUTO if early else "",
+        rows=rows,
+        kind=kind,
+        bytes=size,
+        seconds=seconds,
+        answers=answers,
+        hides=[field.name for field in model._meta.concrete_fields if field.name in _HIDING],
+    )
+
+
+def _costs(guard: Guard) -> tuple[int | None, str, int, float]:
+    try:
+        summary = Source(guard).summary()
+    except DatabaseError:
+        return None, "", 0, 0.0
+    layout = layout_of(guard, summary)
+    each = _FAST if guard._meta.keys.kinds in (("integer",), ("uuid",)) else _SLOW
+    return summary.count, layout.kind, layout.total_bytes, round(_WAIT_SECONDS + summary.count * each, 1)
+
+
+# -- guards.py
 
 
 def _module(suggestions: Sequence[Suggestion], declined: Sequence[Declined]) -> Iterator[str]:

@@ -21,8 +21,7 @@ from bloomguard import metrics as figures
 from bloomguard.exceptions import StoreUnavailable
 from bloomguard.guards import registry
 from bloomguard.guards.counters import counts
-from bloomguard.metrics import DAY, HOUR, MINUTE, Series, flush
-from bloomguard.metrics.flush import Flusher
+from bloomguard.metrics import DAY, HOUR, MINUTE, Flusher, Series
 from bloomguard.stores import stores
 from bloomguard.stores.memory import MemoryStore
 from tests.door.test_servers import SERVERS, ask, running
@@ -219,10 +218,10 @@ def test_what_waits_is_bounded(flusher, calendar, memory, monkeypatch):
             count("unreachable")
             flusher.flush()
             calendar.now += timedelta(minutes=1)
-        assert sum(map(len, flusher._waiting.values())) <= flush.MOST_WAITING
+        assert sum(map(len, flusher._waiting.values())) <= figures.MOST_WAITING
     flusher.flush()
 
-    assert 100 < since(2, calendar.now).total("unreachable") <= flush.MOST_WAITING
+    assert 100 < since(2, calendar.now).total("unreachable") <= figures.MOST_WAITING
 
 
 def test_one_store_that_is_away_keeps_no_other_from_its_figures(flusher, memory, monkeypatch):
@@ -329,8 +328,8 @@ import sys
 import django
 django.setup()
 from django.test import Client
-from bloomguard.metrics import flush
-flush.SECONDS = 0.05
+from bloomguard import metrics
+metrics.FLUSH_SECONDS = 0.05
 client = Client(raise_request_exception=False, headers={"host": "localhost"})
 for number in range(100):
     assert client.get("/products/%d/" % (10 + number)).status_code == 404

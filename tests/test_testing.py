@@ -23,14 +23,13 @@ from bloomguard.exceptions import ConfigurationError
 from bloomguard.filters.layout import Layout
 from bloomguard.guards import registry, spot_checks
 from bloomguard.lookups.context import guarded_lookups
-from bloomguard.testing import GuardTestMixin, assert_blocked, assert_passes, guards_armed, guards_off
-from bloomguard.testing.filters import _Keys
+from bloomguard.testing import GuardTestMixin, _Keys, assert_blocked, assert_passes, guards_armed, guards_off
 from bloomguard.verdicts import Verdict
 from tests.shop import views
 from tests.shop.models import Article, Place, Product
 from tests.support.guarding import registered, urlconf
 
-EXAMPLE = Path(__file__).parents[2] / "example_project"
+EXAMPLE = Path(__file__).parents[1] / "example_project"
 GUARD = "bloomguard.middleware.BloomGuardMiddleware"
 
 
@@ -252,7 +251,7 @@ def friendly(get_response):
 
 def test_the_page_for_users_works(tmp_path):
     """The blocks of docs/testing.md are tests of the example project, and pass."""
-    page = (Path(__file__).parents[2] / "docs" / "testing.md").read_text()
+    page = (Path(__file__).parents[1] / "docs" / "testing.md").read_text()
     for number, block in enumerate(re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)):
         (tmp_path / f"test_page_{number}.py").write_text(block)
 

@@ -1,25 +1,32 @@
-"""Checks of the databases: which tables have the rows of the guards and their state, and what writes them.
+"""Checks of the setting ``BLOOMGUARD``, of its stores and the filters in them, and of the databases.
 
-Only :func:`check_databases` and :func:`check_tenant_apps` send no queries; the others run with ``check --deploy``, or
-``check --database``.
+Of the checks of databases, only :func:`check_databases` and :func:`check_tenant_apps` send no queries; the others run
+with ``check --deploy``, or ``check --database``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from difflib import get_close_matches
 from typing import Any
 
 from django.conf import settings
 from django.core.checks import CheckMessage, Error, Info, Tags, Warning, register
 from django.db import DatabaseError, connections, router
 
-from ..exceptions import ConfigurationError
+from .. import conf
+from ..exceptions import ConfigurationError, StoreError, StoreUnavailable
+from ..filters import FilterError
 from ..guards import Guard, registry
 from ..guards.places import databases_of
 from ..guards.scopes import DATABASE
+from ..models import GuardState
+from ..rebuild.plan import open_active
 from ..rebuild.refusals import SEVERAL_TABLES, database_refusals
+from ..state.row import ARMED
 from ..state.table import table
+from ..stores import stores
 from ..writes.catalogue import load
 from ..writes.consequences import may_add_key
 from ..writes.flows import Catalogue, Flow
@@ -30,6 +37,138 @@ from .guards import equality, warn
 _READERS = ("read-only", "standby", "prefer-standby")
 #: What makes a guard or its database unreadable; other checks report it, as W101 or W034.
 _REPORTED = (ConfigurationError, DatabaseError)
+
+
+@register("bloomguard")
+def check_settings(app_configs: Any, **kwargs: Any) -> Iterator[CheckMessage]:
+    """Check the setting ``BLOOMGUARD`` and its stores."""
+    for name in dir(settings):
+        likeness = name.replace("_", "").rstrip("S")
+        if name != "BLOOMGUARD" and name.isupper() and get_close_matches(likeness, ["BLOOMGUARD"], 1, 0.85):
+            yield Warning(
+                f"the settings have {name}, which bloomguard does not read.",
+                hint="The setting is named BLOOMGUARD.",
+                id="bloomguard.W038",
+            )
+    try:
+        raw, aliases = conf.settings.raw, list(conf.settings.stores)
+    except ConfigurationError as error:
+        yield _unusable(error)
+        return
+    for unknown in sorted(map(str, set(raw) - conf.KNOWN)):
+        yield Warning(
+            f"BLOOMGUARD has the unknown key {unknown!r}.",
+            hint=f"Known keys are {', '.join(sorted(conf.KNOWN))}.",
+            id="bloomguard.W108",
+        )
+    if not isinstance(enabled := raw.get("ENABLED", True), bool):
+        yield Warning(
+            f"BLOOMGUARD['ENABLED'] is {enabled!r}, neither True nor False, so no guard answers.",
+            hint="A setting from the environment is text: write os.environ.get(...) == '1'.",
+            id="bloomguard.W117",
+        )
+    for alias in aliases:
+        for unknown in sorted(map(str, set(conf.settings.stores[alias]) - {"BACKEND", "OPTIONS"})):
+            yield Warning(
+                f"the store {alias!r} has the unknown key {unknown!r}.",
+                hint="Known keys are BACKEND and OPTIONS. Did you mean a path (FileStore) or a url (RedisStore) in "
+                "OPTIONS?",
+                id="bloomguard.W115",
+            )
+        try:
+            yield from stores[alias].check()
+        except ConfigurationError as error:
+            yield _unusable(error)
+        except StoreUnavailable as error:  # the client cannot be created while its servers do not answer
+            yield Warning(
+                f"the store {alias!r} does not answer: {str(error).rstrip('.')}.",
+                hint="Until it answers, no guard answers a request, and each save disables its guards.",
+                id="bloomguard.W021",
+            )
+
+
+def _unusable(error: ConfigurationError) -> Warning:
+    is_redis = isinstance(error.__cause__, ModuleNotFoundError) and error.__cause__.name == "redis"
+    hint = "Install bloomguard with the extra redis, see docs/redis.md." if is_redis else "See docs/settings.md."
+    return Warning(f"{error}.", hint=hint, id="bloomguard.W109")
+
+
+@register("bloomguard", deploy=True)
+def check_servers(app_configs: Any, **kwargs: Any) -> Iterator[CheckMessage]:
+    """Check the current configuration of the stores' servers."""
+    if not conf.settings.is_enabled:
+        yield Info(
+            "BLOOMGUARD['ENABLED'] is not True, so no guard answers; writes still update the filters.",
+            hint="Set it to True, or remove the line, to let the guards answer.",
+            id="bloomguard.I039",
+        )
+    with suppress(ConfigurationError):  # reported as W109
+        for alias in conf.settings.stores:
+            with suppress(ConfigurationError, StoreUnavailable):  # reported by other checks
+                yield from stores[alias].check_deployed()
+
+
+@register("bloomguard", deploy=True)
+def check_filters(app_configs: Any, databases: Sequence[str] | None = None, **kwargs: Any) -> Iterator[CheckMessage]:
+    """Check every guard's state row and filter; reads each filter completely.
+
+    Checks nothing if ``databases`` are given and the one of the state rows is not among them.
+    """
+    guards = [guard for guard in registry if _has_store(guard)]
+    alias = table.connection.alias
+    if not guards or (databases is not None and alias not in databases):
+        return
+    try:
+        rows = GuardState.objects.using(alias).in_bulk()
+        for guard in guards:
+            yield from _filter(guard, rows.get(guard.name))
+    except DatabaseError as error:
+        yield Warning(
+            f"the state rows cannot be read from the database {alias!r}: {str(error).strip()}.",
+            hint="Run manage.py migrate bloomguard if you have not; until the rows of GuardState can be read, every "
+            "request passes.",
+            id="bloomguard.W034",
+        )
+
+
+def _has_store(guard: Guard) -> bool:
+    with suppress(ConfigurationError):  # reported as W101, W103, W105 or W109
+        return guard._runtime.active_filter.store is not None
+    return False
+
+
+def _filter(guard: Guard, row: GuardState | None) -> Iterator[CheckMessage]:
+    run = f"run manage.py rebuild_filter {guard.name}"
+    if row is None or not row.active:
+        yield warn(guard, "bloomguard.W030", "it has no filter yet, so every request passes", f"R{run[1:]}.")
+        return
+    if row.status != ARMED:
+        text = f"it is fenced, so every request passes: {row.reason}"
+        yield warn(guard, "bloomguard.W031", text, f"Fix the cause, then {run}.")
+        return
+    try:
+        generation = open_active(guard, table.current(guard.name))
+        keys = generation.approximate_size()
+    except StoreUnavailable:  # reported as W021
+        return
+    except (StoreError, FilterError) as error:
+        text = f"its filter cannot be used here, so every request passes: {error}"
+        hint = f"R{run[1:]}; while two releases run side by side, run it with the older one."
+        yield warn(guard, "bloomguard.W033", text, hint)
+        return
+    if keys > (room := generation.layout.capacity):
+        yield warn(
+            guard,
+            "bloomguard.W032",
+            f"its filter contains about {keys:,} keys, but has a capacity of {room:,}: more than the configured "
+            f"{generation.layout.error_rate:.2%} of absent IDs pass",
+            f"Raise its capacity, which is {guard.capacity:,}, or remove the line; then {run}."
+            if guard.capacity is not None and guard.capacity <= keys
+            else f"R{run[1:]}, which builds a larger filter, and rebuild_filter --if-needed by cron.",
+        )
+
+
+# -- databases
 
 
 @register("bloomguard", deploy=True)

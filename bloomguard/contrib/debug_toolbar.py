@@ -1,4 +1,7 @@
-"""The debug toolbar's panel with the guards' verdicts on one request."""
+"""A panel for django-debug-toolbar with the guards' verdicts on one request.
+
+Put ``"bloomguard.contrib.debug_toolbar.VerdictsPanel"`` into ``DEBUG_TOOLBAR_PANELS``.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +11,10 @@ from typing import Any
 from debug_toolbar.panels import Panel
 from django.http import HttpRequest, HttpResponse
 
-from ...guards import Guard
-from ...guards.counters import digest, listeners
-from ...routes.explain import MEANING
-from ...verdicts import Decision, Verdict
+from ..guards import Guard
+from ..guards.counters import digest, listeners
+from ..routes.explain import MEANING
+from ..verdicts import Decision, Verdict
 
 Records = list[dict[str, str]]
 
@@ -37,7 +40,6 @@ class VerdictsPanel(Panel):  # type: ignore[misc]
     """A panel with every verdict on the request and its reason; IDs are shown as digests, equal for equal IDs."""
 
     title = "Guards"
-    nav_title = "Guards"
     template = "bloomguard/debug_toolbar_panel.html"
     is_async = True
 

@@ -1,0 +1,353 @@
+"""Helpers for the tests of projects: filters that follow the test's database, and assertions.
+
+In a test run guards are cold: everything passes, as on a site before its first ``rebuild_filter``. To test guards, use
+:func:`guards_armed`: inside its block each guard has a filter in memory, built from the rows that exist. Writes update
+it through the same hooks as in production.
+
+* ``django.test``: put :class:`GuardTestMixin` before ``TestCase``.
+* pytest: request the fixture ``armed_guards``, which enables the database too.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+from django.core.cache import caches
+from django.db import DatabaseError, connections
+from django.test import Client
+
+from .exceptions import ConfigurationError, StoreError, UnknownGeneration
+from .filters.base import BodyFilter
+from .filters.codec import Frame
+from .filters.hashing import KeyHash
+from .filters.layout import Layout
+from .guards import Guard, registry, spot_checks
+from .rebuild.scopes import Sources
+from .routes.explain import explain
+from .signals import request_blocked
+from .state.active_filter import ActiveFilter
+from .state.row import Rows, State
+from .state.table import StateTable
+from .stores import Generation, Store
+from .stores.base import FindKeyHash
+from .stores.memory import MemoryStore
+
+__all__ = ["GuardTestMixin", "assert_blocked", "assert_passes", "guards_armed", "guards_off"]
+
+_ORDER = "put BloomGuardMiddleware last in MIDDLEWARE, or right before FetchFromCacheMiddleware"
+_READS = ("get", "get_many", "has_key", "get_or_set", "aget", "aget_many", "ahas_key", "aget_or_set")
+_GENERATION = "test"
+
+
+@contextmanager
+def guards_armed(*names: str) -> Iterator[None]:
+    """Arm every guard, or those in ``names``, inside the block, with a filter of the rows that exist at its start.
+
+    Reads all rows of the guards' tables once. Rows that the ORM writes in the block are added; raw SQL fences the
+    guard, as in production. Raises :class:`ConfigurationError` if there is no such guard.
+    """
+    with mock.patch.object(spot_checks, "drawn", spot_checks.never), _replaced_filters(names, _arm):
+        yield
+
+
+@contextmanager
+def guards_off(*names: str) -> Iterator[None]:
+    """Switch every guard, or those in ``names``, off inside the block: everything passes, as without bloomguard.
+
+    Raises :class:`ConfigurationError` if there is no such guard.
+    """
+    with _replaced_filters(names, lambda guard, made, block: block.enter_context(_replaced(guard, "mode", "shadow"))):
+        yield
+
+
+@dataclass
+class _Activity:
+    """The statements, cache reads and blocking guards of one request."""
+
+    statements: list[str] = field(default_factory=list)
+    caches: list[str] = field(default_factory=list)
+    blocked: list[Guard] = field(default_factory=list)
+
+
+def assert_blocked(client: Client, path: str, **request: Any) -> Any:
+    """Assert that a guard answers ``GET path`` with 404, without a statement or a cache read; return the response.
+
+    ``request`` is passed to ``client.get``. Raises :class:`AssertionError` otherwise, which says what happened instead,
+    and why.
+    """
+    with _recording() as did:
+        response = client.get(path, **request)
+    if not did.blocked:
+        raise AssertionError(f"no guard blocked {path}; the response was {response.status_code}{_why(path)}")
+    if response.status_code != 404:
+        raise AssertionError(f"{path} was blocked, but a middleware changed the response to {response.status_code}")
+    if did.statements:
+        raise AssertionError(f"{path} was blocked after {len(did.statements)} statements: {_first(did.statements)}")
+    if did.caches:
+        raise AssertionError(f"{path} was blocked after a cache was read: {_first(did.caches)}; {_ORDER}")
+    return response
+
+
+def assert_passes(client: Client, path: str, **request: Any) -> Any:
+    """Assert that no guard blocks ``GET path``; return the response, whatever its status.
+
+    ``request`` is passed to ``client.get``. Raises :class:`AssertionError` if a guard blocks it.
+    """
+    with _recording() as did:
+        response = client.get(path, **request)
+    if did.blocked:
+        raise AssertionError(f"the guard {did.blocked[0].name!r} blocked {path}{_why(path)}")
+    return response
+
+
+class GuardTestMixin:
+    """A mixin for ``TestCase`` and its relatives that arms the guards in every test, after ``setUpTestData``.
+
+    Put it before ``TestCase`` among the bases.
+    """
+
+    client: Client
+
+    def setUp(self) -> None:
+        """Arm every guard until the end of the test."""
+        super().setUp()  # type: ignore[misc]
+        block = ExitStack()
+        block.enter_context(guards_armed())
+        self.addCleanup(block.close)  # type: ignore[attr-defined]
+
+    def assert_blocked(self, path: str, **request: Any) -> Any:
+        """Call :func:`assert_blocked` with the test's client."""
+        return assert_blocked(self.client, path, **request)
+
+    def assert_passes(self, path: str, **request: Any) -> Any:
+        """Call :func:`assert_passes` with the test's client."""
+        return assert_passes(self.client, path, **request)
+
+
+@contextmanager
+def _recording() -> Iterator[_Activity]:
+    did = _Activity()
+
+    def record_statement(execute: Any, sql: str, *rest: Any) -> Any:
+        did.statements.append(sql)
+        return execute(sql, *rest)
+
+    def record_blocked(guard: Guard, **named: Any) -> None:
+        did.blocked.append(guard)
+
+    with ExitStack() as block:
+        for alias in connections:
+            block.enter_context(connections[alias].execute_wrapper(record_statement))
+        for alias in caches:
+            for name in _READS:
+                reading = _recorded(getattr(caches[alias], name), did.caches, f"{alias}.{name}")
+                block.enter_context(mock.patch.object(caches[alias], name, reading))
+        request_blocked.connect(record_blocked)
+        block.callback(request_blocked.disconnect, record_blocked)
+        yield did
+
+
+def _recorded(method: Any, calls: list[str], name: str) -> Any:
+    def call(*args: Any, **kwargs: Any) -> Any:
+        calls.append(name)
+        return method(*args, **kwargs)
+
+    return call
+
+
+def _first(things: list[str]) -> str:
+    return "; ".join(thing[:200] for thing in things[:3])
+
+
+def _why(path: str) -> str:
+    """Return the guards' verdicts on a path; empty if they cannot be determined."""
+    try:
+        found = explain(path.partition("?")[0])
+    except (ConfigurationError, DatabaseError, ImportError):
+        return ""
+    if found.unguarded:
+        return f": {found.unguarded}"
+    return "".join(f"; the guard {each.guard!r} answers {each.verdict}: {each.meaning}" for each in found.guards)
+
+
+# -- filters and state rows in the memory of a test
+
+
+@lru_cache
+def _layout(kind: str) -> Layout:
+    """Return a layout of ``kind``, for what asks a generation about its filter; it allocates nothing."""
+    return Layout.plan(key_hash=KeyHash(None, bytes(32)), capacity=1_000, error_rate=0.001, tag=1, kind=kind)
+
+
+class _Keys(Generation):
+    """The keys of a guard in a dictionary, with their counts: made at no cost, and never wrong."""
+
+    name = _GENERATION
+
+    def __init__(self, kind: str) -> None:
+        self.layout = _layout(kind)
+        self._counts: Counter[bytes] = Counter()
+        self._lock = threading.Lock()
+        self.might_contain = self._counts.__contains__
+
+    def is_recent(self, key: bytes) -> bool:
+        return True  # so no false positive is remembered
+
+    def add(self, keys: Iterable[bytes], *, once: bool = False) -> None:
+        with self._lock:
+            self._counts.update(key for key in keys if not (once and key in self._counts))
+
+    def add_many(self, keys: Any, *, more: bool = False) -> None:
+        with self._lock:
+            self._counts.update(keys)
+
+    def discard(self, keys: Iterable[bytes]) -> None:
+        with self._lock:
+            for key in keys:
+                self._counts[key] -= 1
+                if self._counts[key] <= 0:
+                    del self._counts[key]
+
+    def filters(self) -> list[BodyFilter]:
+        return []
+
+    def approximate_size(self) -> int:
+        return len(self._counts)
+
+    def measure_error_rate(self, probes: int = 100_000) -> float:
+        return 0.0
+
+    def read_shard(self, shard: int) -> Frame:
+        raise StoreError("a guard in a test has a dictionary of its keys, and no shards")
+
+    def merge(self, shard: int, body: memoryview) -> int:
+        raise StoreError("a guard in a test has a dictionary of its keys, and no shards")
+
+
+class _TestStore(MemoryStore):
+    """A store with the keys of one guard."""
+
+    def __init__(self, keys: _Keys) -> None:
+        super().__init__("test")
+        self._keys = keys
+
+    def open(self, guard: str, name: str, find_key_hash: FindKeyHash, identity: str | None = None) -> Generation:
+        if name != _GENERATION:
+            raise UnknownGeneration(f"{guard} has no generation {name!r} in a test")
+        return self._keys
+
+    def names(self, guard: str) -> list[str]:
+        return [_GENERATION]
+
+
+class _Rows(StateTable):
+    """State rows in memory instead of a database, so that no transaction of a test hides or locks them."""
+
+    def __init__(self) -> None:
+        super().__init__(connection=SimpleNamespace(alias="", close=lambda: None))  # type: ignore[arg-type]
+        self.sleep = lambda seconds: self.forget()  # no other process to wait for: only drop our copy
+        self.rows: Rows = {}
+
+    def _read(self) -> Rows:
+        return dict(self.rows)
+
+    def holds(self, using: str) -> bool:
+        return True
+
+    def is_in_file_of(self, using: str) -> bool:
+        return False
+
+    def visible_to(self, using: str) -> Rows:
+        return dict(self.rows)
+
+    def set_mode(self, name: str, mode: str) -> None:
+        self.rows[name] = replace(self.rows.get(name, State(name)), mode=mode)
+
+    def swap(self, seen: State, **changes: Any) -> State | None:
+        if self.rows.get(seen.name, State(seen.name)) != seen:
+            return None
+        known = {name: value for name, value in changes.items() if hasattr(seen, name)}
+        self.rows[seen.name] = after = replace(seen, version=seen.version + 1, **known)
+        return after
+
+
+class _TestFilter(ActiveFilter):
+    """An active filter in its own memory store."""
+
+    def __init__(self, guard: Guard, table: _Rows) -> None:
+        super().__init__(
+            guard.name,
+            store_alias="test",
+            definition="",
+            width=guard._meta.keys.width,
+            counted=guard._meta.discards,
+            table=table,
+        )
+        self.rows = table
+        self.keys = _Keys("cuckoo" if guard._meta.discards else "bloom")
+        self._store = _TestStore(self.keys)
+
+    @property
+    def store(self) -> Store:
+        return self._store
+
+
+@contextmanager
+def _replaced_filters(
+    names: Iterable[str], prepare: Callable[[Guard, _TestFilter, ExitStack], object]
+) -> Iterator[None]:
+    """Give each guard a filter in memory that ``prepare`` has prepared, until the end of the block."""
+    table = _Rows()
+    with ExitStack() as block:
+        block.callback(_forget_lookups)  # last: the guards have their own filters again by then
+        for guard in [registry[name] for name in names] or list(registry):
+            made = _TestFilter(guard, table)
+            prepare(guard, made, block)
+            block.enter_context(_replaced(guard._runtime, "active_filter", made))
+        _forget_lookups()
+        yield
+
+
+@contextmanager
+def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+    """Set an attribute of a guard, or of its runtime, which may come from the class or not be computed yet."""
+    is_set, before = name in owner.__dict__, owner.__dict__.get(name)
+    owner.__dict__[name] = value
+    try:
+        yield
+    finally:
+        if is_set:
+            owner.__dict__[name] = before  # at once: a thread of a live server may query the guard meanwhile
+        else:
+            del owner.__dict__[name]
+
+
+def _forget_lookups() -> None:
+    """Drop what the lookup hook has prepared for each model: it holds the filters that the guards had then."""
+    registry.plans.lookups.clear()
+
+
+def _arm(guard: Guard, made: _TestFilter, block: ExitStack) -> None:
+    made.keys.add_many(_keys(guard))
+    made.rows.rows[guard.name] = State(guard.name, version=1, identity=made.store.identity, active=_GENERATION)
+    made.rows.forget()
+    made.rows.renew()
+
+
+def _keys(guard: Guard) -> Iterator[bytes]:
+    sources = Sources(guard)
+    yield from sources.marks()
+    for source in sources:
+        # One SELECT and nothing else: ``iterator()`` would need a transaction, or in one a savepoint.
+        for values in source.rows().order_by().values_list(*guard._meta.attnames):
+            key = source.key(values)
+            if key is not None:  # such as NULL: no request can look it up
+                yield key
