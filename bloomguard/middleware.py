@@ -16,6 +16,7 @@ from typing import Any
 from asgiref.sync import iscoroutinefunction, markcoroutinefunction, sync_to_async
 from django.conf import settings
 from django.core.handlers.base import BaseHandler
+from django.core.handlers.wsgi import WSGIRequest
 from django.http import HttpRequest, HttpResponse, HttpResponseBase
 from django.middleware.cache import FetchFromCacheMiddleware
 from django.middleware.csrf import CsrfViewMiddleware
@@ -51,9 +52,10 @@ class Exchange(LookupContext):
 
     request: HttpRequest
 
-    def __init__(self, request: HttpRequest, carrier: Any) -> None:
+    def __init__(self, request: HttpRequest) -> None:
         self.request = request
         #: The door may have asked already. A project may have a ``request.scope`` of another kind.
+        carrier = request.META if isinstance(request, WSGIRequest) else getattr(request, "scope", None)
         self.known = (carrier.pop(KNOWN, None) if isinstance(carrier, dict) else None) or {}
 
     #: The guard that answers at the route, and the site's 404.
@@ -148,7 +150,7 @@ class BloomGuardMiddleware:
             return self._acall(request)
         exchange = None
         if request.method in registry.methods and conf.settings.is_enabled:
-            exchange = Exchange(request, request.META)
+            exchange = Exchange(request)
         contexts.set(exchange)
         try:
             response: Any = None
@@ -177,7 +179,7 @@ class BloomGuardMiddleware:
     async def _acall(self, request: HttpRequest) -> HttpResponseBase:
         exchange = None
         if request.method in registry.methods and conf.settings.is_enabled:
-            exchange = Exchange(request, getattr(request, "scope", None))
+            exchange = Exchange(request)
         before = contexts.get()
         contexts.set(exchange)
         try:

@@ -19,6 +19,7 @@ from bloomguard.guards import Guard, registry
 from bloomguard.routes.table import table_for
 from bloomguard.signals import request_blocked
 from bloomguard.state import table as state
+from bloomguard.verdicts import MAYBE
 from tests.door.conftest import STARTPROJECT
 from tests.door.site import Asgi
 from tests.shop import views
@@ -299,6 +300,17 @@ def test_a_guard_that_did_not_answer_counts_nothing(shop, shielded):
         site("/products/8/")
 
     assert (before, blocked) == ([], ["product"])
+
+
+@pytest.mark.parametrize("inside", [[], ["tests.door.middlewares.has_header"]], ids=["last", "around another"])
+def test_what_the_door_has_asked_is_asked_once(shop, shielded, settings, inside):
+    """The middleware takes the door's answer over, also under ASGI if a middleware below makes it a synchronous one."""
+    settings.MIDDLEWARE = [*settings.MIDDLEWARE, "bloomguard.middleware.BloomGuardMiddleware", *inside]
+    site, passed = shielded(), registry["product"]._runtime.counters
+    before = passed.read().get(MAYBE.reason, 0)
+    site("/products/7/")
+
+    assert passed.read().get(MAYBE.reason, 0) == before + 1
 
 
 @contextmanager
