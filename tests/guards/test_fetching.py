@@ -17,6 +17,7 @@ from bloomguard.stores.file import FileStore
 from bloomguard.verdicts import ABSENT, COLD, Verdict
 from tests.conftest import forget
 from tests.shop.models import Article, Place, Product
+from tests.support.patience import PATIENT
 from tests.support.servers import valkey
 
 
@@ -188,9 +189,8 @@ def test_an_error_keeps_everything(shop, monkeypatch, caplog, error):
 
 def test_many_values_are_one_trip(transactional_db, settings, clock, monkeypatch):
     """On a server of Redis, ten thousand values cost one."""
-    settings.BLOOMGUARD = {
-        "STORES": {"default": {"BACKEND": "bloomguard.stores.redis.RedisStore", "OPTIONS": {"url": valkey()}}}
-    }
+    server = {"BACKEND": "bloomguard.stores.redis.RedisStore", "OPTIONS": {"url": valkey(), **PATIENT}}
+    settings.BLOOMGUARD = {"STORES": {"default": server}}
     forget()
     Product.objects.bulk_create(Product(pk=pk) for pk in range(1, 1_001))
     Rebuild(registry["product"], sleep=clock.sleep).run()

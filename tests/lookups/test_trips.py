@@ -11,6 +11,7 @@ from bloomguard.rebuild import Rebuild
 from bloomguard.stores import stores
 from tests.conftest import forget
 from tests.shop.models import Product
+from tests.support.patience import PATIENT
 from tests.support.servers import valkey
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -31,7 +32,7 @@ def trips(settings, clock, tmp_path, monkeypatch):
         "STORES": {
             "default": {
                 "BACKEND": "bloomguard.stores.redis.RedisStore",
-                "OPTIONS": {"url": valkey(), "prefix": tmp_path.name},
+                "OPTIONS": {"url": valkey(), "prefix": tmp_path.name, **PATIENT},
             }
         }
     }

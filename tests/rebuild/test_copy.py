@@ -23,11 +23,11 @@ from bloomguard.verdicts import Verdict
 from tests.conftest import forget
 from tests.shop.models import Article, Product
 from tests.support import servers
+from tests.support.patience import PATIENT
 
 pytestmark = pytest.mark.django_db(transaction=True, databases="__all__")
 
 ROWS = 3_000
-PATIENT = {"connect_timeout": 5, "read_timeout": 5, "add_timeout": 5}
 PATHS = [("files", "shared"), ("shared", "files")]
 
 

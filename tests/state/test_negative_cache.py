@@ -34,6 +34,7 @@ from tests.shop import views
 from tests.shop.models import Article, Bundle, Product
 from tests.support import database
 from tests.support.guarding import urlconf
+from tests.support.patience import PATIENT
 from tests.support.servers import valkey
 
 GUARD = "bloomguard.middleware.BloomGuardMiddleware"
@@ -279,7 +280,7 @@ def test_in_every_store(kind, build, settings, monkeypatch, tmp_path):
         "memory": {"BACKEND": "bloomguard.stores.memory.MemoryStore"},
         "file": {"BACKEND": "bloomguard.stores.file.FileStore", "OPTIONS": {"path": tmp_path / "filters"}},
         "redis": {"BACKEND": "bloomguard.stores.redis.RedisStore",
-                  "OPTIONS": {"url": valkey(), "prefix": tmp_path.name}},
+                  "OPTIONS": {"url": valkey(), "prefix": tmp_path.name, **PATIENT}},
     }[kind]}}  # fmt: skip
     forget()
     porous(monkeypatch, "product")

@@ -16,8 +16,8 @@ from bloomguard.rebuild import Rebuild
 from tests.conftest import forget
 from tests.shop.models import Product
 from tests.state.test_negative_cache import false_positives, first, porous, products
-from tests.stores.conftest import PATIENT
 from tests.support import servers
+from tests.support.patience import PATIENT
 
 pytestmark = [
     pytest.mark.django_db(transaction=True, databases="__all__"),

@@ -20,9 +20,6 @@ from bloomguard.stores.memory import MemoryStore
 from tests.support.proxy import Proxy
 from tests.support.servers import Valkey, until
 
-#: Timeouts of a store whose server answers: no busy machine takes so long. See :func:`wait_at_most`.
-PATIENT = {"connect_timeout": 60, "read_timeout": 60, "add_timeout": 60, "bulk_timeout": 60}
-
 SECRET = b"0123456789abcdef"
 HASH = KeyHash(8, SECRET)
 KEY_ID = 77

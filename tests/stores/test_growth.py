@@ -17,8 +17,9 @@ from bloomguard.stores.file import FileStore
 from bloomguard.stores.memory import MemoryStore
 from bloomguard.stores.redis import RedisStore
 from tests.support import servers
+from tests.support.patience import PATIENT
 
-from .conftest import HASH, KEY_ID, PATIENT, find, key
+from .conftest import HASH, KEY_ID, find, key
 
 CAPACITY = 2_000
 PROBES = 50_000

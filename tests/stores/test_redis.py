@@ -28,8 +28,9 @@ from bloomguard.stores.redis.commands import Server
 from bloomguard.stores.redis.store import check_cache
 from bloomguard.stores.redis.topology import find_servers
 from tests.support import servers
+from tests.support.patience import PATIENT
 
-from .conftest import KEY_ID, KINDS, PATIENT, RANGE, fill, find, key, make_layout
+from .conftest import KEY_ID, KINDS, RANGE, fill, find, key, make_layout
 
 
 def some(count, low=-200, high=RANGE + 200, seed=1):

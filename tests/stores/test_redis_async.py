@@ -19,8 +19,9 @@ from bloomguard.filters import CorruptFilter
 from bloomguard.stores.redis import RedisStore
 from bloomguard.stores.redis.commands import PROBE_SECONDS
 from tests.support import servers
+from tests.support.patience import PATIENT
 
-from .conftest import KINDS, PATIENT, RANGE, key, make_layout, reached, wait_at_most
+from .conftest import KINDS, RANGE, key, make_layout, reached, wait_at_most
 from .test_redis_cluster import ClusterFactory
 from .test_redis_sentinel import stores as sentinel_stores
 from .test_redis_sentinel import watched  # noqa: F401

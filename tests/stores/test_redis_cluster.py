@@ -18,9 +18,10 @@ from bloomguard.stores.pages import Page, cells_of
 from bloomguard.stores.redis import RedisStore
 from bloomguard.stores.redis.cluster import spread
 from tests.support import servers
+from tests.support.patience import PATIENT
 from tests.support.proxy import Proxy
 
-from .conftest import PATIENT, RANGE, fill, find, key, make_layout
+from .conftest import RANGE, fill, find, key, make_layout
 
 NUMBERS = random.Random(1).sample(range(RANGE), 3_000)
 

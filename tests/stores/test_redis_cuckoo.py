@@ -16,8 +16,9 @@ from bloomguard.filters.codec import Frame, decode, new_tag
 from bloomguard.filters.layout import Layout
 from bloomguard.stores.redis import RedisStore
 from tests.support import servers
+from tests.support.patience import PATIENT
 
-from .conftest import HASH, KEY_ID, PATIENT, fill, find, key, make_layout
+from .conftest import HASH, KEY_ID, fill, find, key, make_layout
 
 
 @pytest.fixture

@@ -14,9 +14,10 @@ from bloomguard.stores.redis.commands import PROBE_SECONDS
 from bloomguard.verdicts import Verdict
 from tests.conftest import forget
 from tests.shop.models import Product
+from tests.support.patience import PATIENT
 from tests.support.servers import Valkey, until
 
-from .conftest import PATIENT, reached, wait_at_most
+from .conftest import reached, wait_at_most
 
 pytestmark = pytest.mark.django_db(transaction=True)
 DRILLS = 20

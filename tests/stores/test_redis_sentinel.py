@@ -9,9 +9,10 @@ from django.test import override_settings
 
 from bloomguard.exceptions import StoreError, StoreUnavailable
 from bloomguard.stores.redis import RedisStore
+from tests.support.patience import PATIENT
 from tests.support.servers import Sentinel, Valkey, until
 
-from .conftest import PATIENT, find, key, make_layout
+from .conftest import find, key, make_layout
 
 
 @pytest.fixture

@@ -5,6 +5,8 @@ from __future__ import annotations
 from importlib import import_module
 
 SECONDS = 60.0
+#: Timeouts of a Redis store whose server answers.
+PATIENT = {"connect_timeout": 60, "read_timeout": 60, "add_timeout": 60, "bulk_timeout": 60}
 #: Where there is one. Tests of the limits themselves set their own.
 LIMITS = (
     ("bloomguard.stores.disk", "LOCK_SECONDS"),

@@ -23,6 +23,7 @@ from tests.conftest import forget
 from tests.shop.models import Article, Bundle, Place, Product
 from tests.support import database, servers
 from tests.support.guarding import registered
+from tests.support.patience import PATIENT
 
 pytestmark = pytest.mark.django_db(transaction=True, databases="__all__")
 
@@ -80,7 +81,7 @@ def test_created_deleted_and_restored(store, made, settings, tmp_path, django_as
     if store == "file.FileStore":
         options = {"path": tmp_path / "other"}
     elif store == "redis.RedisStore":
-        options = {"url": servers.valkey(), "connect_timeout": 5, "read_timeout": 5, "add_timeout": 5}
+        options = {"url": servers.valkey(), **PATIENT}
     settings.BLOOMGUARD = {"STORES": {"default": {"BACKEND": f"bloomguard.stores.{store}", "OPTIONS": options}}}
     forget()
     guard = made(Product)
