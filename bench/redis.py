@@ -152,7 +152,7 @@ def batch(made: RedisGeneration, admin: redis.Redis, hundred: list[bytes]) -> No
     taken = interleave(
         {
             "hashed": times(100, lambda _: list(map(made.layout.locate, hundred))),
-            "made": times(100, lambda _: made._kind.check_commands(0, digests)),
+            "made": times(100, lambda _: made._kind.checks(0, digests)),
         },
         rounds=21,
     )

@@ -240,6 +240,15 @@ def test_sites_with_different_prefixes_do_not_meet(make_store):
     assert other.names("city") == []
 
 
+def test_a_prefix_may_have_any_letters(make_store):
+    """Commands count bytes, not letters."""
+    made = make_store(prefix="söte").create("city", "a", make_layout())
+    made.add([key(1)])
+
+    assert made.might_contain_many([key(1), key(2)]) == [made.might_contain(key(1)), False]
+    assert made.might_contain(key(1))
+
+
 def flushed(server, keys):
     server.flushall()
 

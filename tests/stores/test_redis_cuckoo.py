@@ -94,15 +94,15 @@ def test_the_script_does_it_with_twins_too(store, bits):
         digest = draw.choice(digests)
         if held[digest] and draw.random() < 0.5:
             twin._apply(twin.discard_writes(digest))
-            made._write(0, *made._kind.discard_commands(0, [digest]))
+            made._change([made._kind.discards(0, [digest])])
             held[digest] -= 1
         else:
             twin._apply(twin.writes(digest))
-            made._write(0, *made._kind.add_commands(0, [digest]))
+            made._change([made._kind.adds(0, [digest])])
             held[digest] += 1
         members = [each for each, count in held.items() if count]
-        commands, answers = made._kind.check_commands(0, digests)
-        found = answers(made._store.read([(made.keys[0], each) for each in commands], made.identity))
+        checks = made._kind.checks(0, digests)
+        found = checks.read(made._store.read(checks.commands, made.identity))
         assert found == [twin.might_contain_digest(each) for each in digests]
         assert all(map(twin.might_contain_digest, members))
 

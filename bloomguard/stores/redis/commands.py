@@ -24,6 +24,17 @@ Words = tuple[Any, ...] | bytes
 #: The key that selects the node of a Cluster, and the command.
 Command = tuple[str, Words]
 
+
+class Part(NamedTuple):
+    """The commands of a round trip to one shard; ``read(replies)`` decodes or checks their replies.
+
+    It raises :class:`CorruptFilter` if the shard is not the expected one.
+    """
+
+    commands: Sequence[Command]
+    read: Callable[[Sequence[Any]], Any]
+
+
 #: How long a connection's identity stays valid. A server takes longer than that to lose an acknowledged add and be the
 #: primary again: a demotion, a full resynchronisation and a promotion took at least 95 ms in tests.
 PROVED_SECONDS = 0.05

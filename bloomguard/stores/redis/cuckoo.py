@@ -12,6 +12,7 @@ import hashlib
 import struct
 from collections.abc import Sequence
 from functools import cache, partial
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,8 +20,8 @@ from ...filters import CorruptFilter
 from ...filters.codec import TRAILER_BYTES, Frame
 from ...filters.cuckoo_table import CuckooShape
 from ...filters.layout import Layout
-from .bits import GET, Answers, BitFields, CheckReplies, Operation, encode, encode_each
-from .commands import Command
+from .bits import GET, BitFields, Operation, encode
+from .commands import Command, Part
 from .loading import journal_key
 
 if TYPE_CHECKING:
@@ -59,7 +60,7 @@ class Fingerprints:
         self._recent = layout.recent_positions
         # Two or four slots are read as one number. BITFIELD has no u64, so 64 bits are read as a signed number.
         self._word_bits, word = (32, "u32") if shape.bits == 8 else (64, "i64")
-        self._get: Operation = (3, encode("GET", word), b"")
+        self._get = Operation(3, encode("GET", word))
         self._words = 2 * 8 * shape.bucket_bytes // self._word_bits
         self._shared = (
             (layout.tag << 1).to_bytes(8, "big"),
@@ -74,11 +75,11 @@ class Fingerprints:
             ),
         )
 
-    def check_command(self, shard: int, digest: int) -> bytes:
+    def check(self, shard: int, digest: int) -> Command:
         """Return the command that checks one key."""
         return self._check_command(shard, [digest])
 
-    def _check_command(self, shard: int, digests: Sequence[int]) -> bytes:
+    def _check_command(self, shard: int, digests: Sequence[int]) -> Command:
         """Return the command that reads the buckets of all keys, then the bits of the spill of all keys."""
         shape, first, step = self._shape, self.fields.body_bit, self._word_bits
         slots: list[int] = []
@@ -90,9 +91,8 @@ class Fingerprints:
                 slots += range(start, start + 8 * shape.bucket_bytes, step)
             start = first + 8 * shape.spill_offset
             bits += [start + position for position in shape.spill.positions(shape.twins(fingerprint, pair[0]))]
-        return self.fields.joined(
-            shard, GET, len(slots) + len(bits), encode_each(self._get, slots) + encode_each(GET, bits)
-        )
+        words = GET.words * (len(slots) + len(bits))
+        return self.fields.joined(shard, words, self._get.encode(slots) + GET.encode(bits))
 
     def answer(self, shard: int, digest: int, reply: Any) -> bool:
         """Return whether the filter may contain the key; raises :class:`CorruptFilter`."""
@@ -109,36 +109,31 @@ class Fingerprints:
             for number, digest in enumerate(digests)
         ]
 
-    def check_commands(self, shard: int, digests: Sequence[int]) -> tuple[list[bytes], Answers]:
+    def checks(self, shard: int, digests: Sequence[int]) -> Part:
         """Return the commands that check many keys of one shard, and the function that decodes their replies."""
         parts = [digests[start : start + _CHECKED] for start in range(0, len(digests), _CHECKED)]
 
         def answers(replies: Sequence[Any]) -> list[bool]:
             return [found for part, reply in zip(parts, replies) for found in self._answers(shard, part, reply)]
 
-        return [self._check_command(shard, part) for part in parts], answers
+        return Part([self._check_command(shard, part) for part in parts], answers)
 
-    def add_commands(
-        self, shard: int, digests: Sequence[int], once: bool = False
-    ) -> tuple[list[tuple[Any, ...]], CheckReplies]:
+    def adds(self, shard: int, digests: Sequence[int], once: bool = False) -> Part:
         """Return the commands that add each key to one shard, and the function that checks their replies.
 
         With ``once=True`` a key that the shard has is not added again.
         """
-        change = "add once" if once else "add"
-        return self._change_commands(change, shard, digests), partial(self._check_replies, shard)
+        return self._changes("add once" if once else "add", shard, digests)
 
-    def add_many_commands(
-        self, shard: int, low: U64, high: U64, once: bool = False
-    ) -> tuple[list[tuple[Any, ...]], CheckReplies]:
-        """Do the same as :meth:`add_commands` for many digests, given their low and high parts."""
-        return self.add_commands(shard, (low.astype(object) | high.astype(object) << 64).tolist(), once)
+    def many_adds(self, shard: int, low: U64, high: U64, once: bool = False) -> Part:
+        """Do the same as :meth:`adds` for many digests, given their low and high parts."""
+        return self.adds(shard, (low.astype(object) | high.astype(object) << 64).tolist(), once)
 
-    def discard_commands(self, shard: int, digests: Sequence[int]) -> tuple[list[tuple[Any, ...]], CheckReplies]:
+    def discards(self, shard: int, digests: Sequence[int]) -> Part:
         """Return the commands that discard each key of one shard once, and the function that checks their replies."""
-        return self._change_commands("discard", shard, digests), partial(self._check_replies, shard)
+        return self._changes("discard", shard, digests)
 
-    def join_command(self, shard: int, gathered: str, frame: Frame, known: int) -> tuple[tuple[Any, ...], CheckReplies]:
+    def join(self, shard: int, gathered: str, frame: Frame, known: int) -> Part:
         """Return the command that adds a shard's journal entries after ``known`` to the body at the key ``gathered``
         and replaces the shard with it, and the function that checks its replies.
 
@@ -147,19 +142,20 @@ class Fingerprints:
         key = self._keys[shard]
         named = ("EVALSHA", script()[0], 3, key, journal_key(key), gathered, "join", *self._shared)
         header, trailer = frame.buffer[: frame.header.body_offset], frame.buffer[-TRAILER_BYTES:]
-        return (*named, bytes(header), bytes(trailer), known), partial(self._check_replies, shard)
+        return Part([(key, (*named, bytes(header), bytes(trailer), known))], partial(self._check_replies, shard))
 
-    def _change_commands(self, change: str, shard: int, digests: Sequence[int]) -> list[tuple[Any, ...]]:
+    def _changes(self, change: str, shard: int, digests: Sequence[int]) -> Part:
         key, first = self._keys[shard], self.fields.body_bit
         places = [
             (*self._shape.place(digest)[:2], *[first + position for position in self._recent(digest)])
             for digest in digests
         ]
         named = ("EVALSHA", script()[0], 2, key, journal_key(key), change, *self._shared)
-        return [
-            (*named, *(each for place in places[start : start + _CHANGED] for each in place))
+        commands = [
+            (key, (*named, *chain.from_iterable(places[start : start + _CHANGED])))
             for start in range(0, len(places), _CHANGED)
         ]
+        return Part(commands, partial(self._check_replies, shard))
 
     def _check_replies(self, shard: int, replies: Sequence[Any]) -> None:
         """Raise :class:`CorruptFilter` if the script did not find the expected tags in the shard."""

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import partial
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, islice
 from statistics import mean
 from typing import TYPE_CHECKING, Any
@@ -16,8 +15,8 @@ from ...filters.codec import Frame
 from ...filters.cuckoo_table import CuckooShape
 from ...filters.layout import Layout
 from ..base import Generation
-from .bits import GET, Bits, CheckReplies
-from .commands import Command, Words
+from .bits import GET, Bits
+from .commands import Command, Part
 from .cuckoo import MOST_BUCKETS, Fingerprints
 from .loading import PIECE, Draft, join_bits, join_fingerprints
 
@@ -26,9 +25,6 @@ if TYPE_CHECKING:
 
     from ...filters.base import Keys, RowKeys
     from .store import RedisStore
-
-#: Commands to one shard, and a function of their replies.
-Encoded = tuple[Sequence[Words], Callable[[Sequence[Any]], Any]]
 
 _MANY = 64  # keys from which on numpy computes their bits faster
 _HEADERS = 256  # headers to read in one round trip
@@ -65,18 +61,14 @@ class RedisGeneration(Generation):
     # -- checks
 
     def _might_contain(self, key: bytes) -> bool:
-        command, shard, digest = self._check_command(key)
-        (reply,) = self._store.read([command], self.identity)
+        shard, digest = self.layout.locate(key)
+        (reply,) = self._store.read([self._kind.check(shard, digest)], self.identity)
         return self._kind.answer(shard, digest, reply) or (self._draft is not None and self._draft.might_contain(key))
 
     async def amight_contain(self, key: bytes) -> bool:
-        command, shard, digest = self._check_command(key)
-        (reply,) = await self._store.aread([command], self.identity)
-        return self._kind.answer(shard, digest, reply) or (self._draft is not None and self._draft.might_contain(key))
-
-    def _check_command(self, key: bytes) -> tuple[Command, int, int]:
         shard, digest = self.layout.locate(key)
-        return (self.keys[shard], self._kind.check_command(shard, digest)), shard, digest
+        (reply,) = await self._store.aread([self._kind.check(shard, digest)], self.identity)
+        return self._kind.answer(shard, digest, reply) or (self._draft is not None and self._draft.might_contain(key))
 
     def might_contain_many(self, keys: Iterable[bytes]) -> list[bool]:
         """Check all keys in one round trip, with one command for some hundred keys of a shard."""
@@ -84,9 +76,8 @@ class RedisGeneration(Generation):
         if self._draft is not None:
             return super().might_contain_many(keys)
         placed = self._placed(keys)
-        parts = [(shard, self._kind.check_commands(shard, digests)) for shard, (_, digests) in placed.items()]
-        batch = Batch(self.keys, parts)
-        found = batch.read(self._store.read(batch.commands, self.identity) if keys else [])
+        parts = [self._kind.checks(shard, digests) for shard, (_, digests) in placed.items()]
+        found = _read(parts, self._store.read(_commands(parts), self.identity) if keys else [])
         return _ordered([numbers for numbers, _ in placed.values()], found)
 
     def _placed(self, keys: Iterable[bytes]) -> dict[int, tuple[list[int], list[int]]]:
@@ -112,32 +103,28 @@ class RedisGeneration(Generation):
 
     def _recent_command(self, key: bytes) -> tuple[int, Command]:
         shard, digest = self.layout.locate(key)
-        return shard, (self.keys[shard], self._kind.fields.command(shard, GET, self.layout.recent_positions(digest)))
+        return shard, self._kind.fields.command(shard, GET, self.layout.recent_positions(digest))
 
     # -- adds and discards
 
     def add(self, keys: RowKeys, *, once: bool = False) -> None:
-        self._change(self._addition(keys, once))
+        self._change(self._adds(keys, once))
 
-    def _addition(self, keys: RowKeys, once: bool) -> Batch:
+    def _adds(self, keys: RowKeys, once: bool) -> list[Part]:
         if len(keys) < _MANY:
-            return self._batch(one_by_one(keys), partial(self._kind.add_commands, once=once))
-        located = self.layout.locate_many(keys)
-        parts = [(shard, self._kind.add_many_commands(shard, low, high, once)) for shard, low, high in located]
-        return Batch(self.keys, parts)
+            placed = self._placed(one_by_one(keys))
+            return [self._kind.adds(shard, digests, once) for shard, (_, digests) in placed.items()]
+        return [self._kind.many_adds(shard, low, high, once) for shard, low, high in self.layout.locate_many(keys)]
 
-    def _batch(self, keys: Iterable[bytes], encode: Callable[[int, Sequence[int]], Encoded]) -> Batch:
-        return Batch(self.keys, [(shard, encode(shard, each)) for shard, (_, each) in self._placed(keys).items()])
-
-    def _change(self, batch: Batch) -> None:
-        if batch.commands:
-            batch.read(self._store.write(batch.commands, self.identity))
+    def _change(self, parts: Sequence[Part]) -> None:
+        if parts:
+            _read(parts, self._store.write(_commands(parts), self.identity))
 
     def discard(self, keys: Iterable[bytes]) -> None:
-        if isinstance(self._kind, Fingerprints):
-            self._change(self._batch(keys, self._kind.discard_commands))
-        else:
+        if not isinstance(self._kind, Fingerprints):
             super().discard(keys)  # raises
+        else:
+            self._change([self._kind.discards(shard, each) for shard, (_, each) in self._placed(keys).items()])
 
     @classmethod
     def add_to_all(
@@ -148,15 +135,15 @@ class RedisGeneration(Generation):
         first = mine[0]
         if len(mine) < len(generations) or any(each.identity != first.identity for each in mine):
             return super().add_to_all(generations, keys, once=once)
-        changes = [each._addition(keys, once) for each in mine]
+        changes = [each._adds(keys, once) for each in mine]
         try:
-            replies = iter(first._store.write([one for each in changes for one in each.commands], first.identity))
+            replies = iter(first._store.write(_commands(chain.from_iterable(changes)), first.identity))
         except StoreError as error:
             return [error] * len(mine)
         outcomes: list[Exception | None] = []
-        for each in changes:
+        for parts in changes:
             try:
-                each.read(list(islice(replies, len(each.commands))))
+                _read(parts, list(islice(replies, len(_commands(parts)))))
                 outcomes.append(None)
             except FilterError as error:
                 outcomes.append(error)
@@ -169,10 +156,7 @@ class RedisGeneration(Generation):
         for shard, low, high in self.layout.locate_many(keys):
             for start in range(0, len(low), _DIGESTS):
                 some = slice(start, start + _DIGESTS)
-                self._write(shard, *self._kind.add_many_commands(shard, low[some], high[some]))
-
-    def _write(self, shard: int, commands: Sequence[Words], check: CheckReplies) -> None:
-        check(self._store.write([(self.keys[shard], each) for each in commands], self.identity))
+                self._change([self._kind.many_adds(shard, low[some], high[some])])
 
     def seal(self) -> None:
         """Transfer the draft to the server and merge it with the adds of other processes."""
@@ -215,7 +199,7 @@ class RedisGeneration(Generation):
         rows, bits = np.nonzero(np.unpackbits(missing[at]).reshape(-1, 8))
         positions = (8 * at[rows] + bits).tolist()
         for start in range(0, len(positions), _POSITIONS):
-            self._write(shard, *self._kind.set_commands(shard, positions[start : start + _POSITIONS]))
+            self._change([self._kind.sets(shard, positions[start : start + _POSITIONS])])
 
     def read_shard(self, shard: int) -> Frame:
         key, size = self.keys[shard], self.layout.frame_bytes
@@ -244,20 +228,15 @@ class RedisGeneration(Generation):
         return mean(each.measure_error_rate(share) for each in self.filters())
 
 
-class Batch:
-    """Commands of one round trip to several shards with these ``keys``."""
+def _commands(parts: Iterable[Part]) -> list[Command]:
+    """Return the commands of one round trip."""
+    return [command for commands, _ in parts for command in commands]
 
-    def __init__(self, keys: Sequence[str], parts: Sequence[tuple[int, Encoded]]) -> None:
-        self.commands: list[Command] = [(keys[shard], each) for shard, (commands, _) in parts for each in commands]
-        self._parts = [(len(commands), read) for _, (commands, read) in parts]
 
-    def read(self, replies: Sequence[Any]) -> list[Any]:
-        """Return what each part reads in its replies; raises :class:`CorruptFilter`."""
-        found, at = [], 0
-        for count, read in self._parts:
-            found.append(read(replies[at : at + count]))
-            at += count
-        return found
+def _read(parts: Iterable[Part], replies: Sequence[Any]) -> list[Any]:
+    """Return what each part reads in its replies; raises :class:`CorruptFilter`."""
+    rest = iter(replies)
+    return [read(list(islice(rest, len(commands)))) for commands, read in parts]
 
 
 def _ordered(numbers: Sequence[Sequence[int]], found: Sequence[Sequence[bool]]) -> list[bool]:

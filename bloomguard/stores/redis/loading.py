@@ -86,7 +86,7 @@ def join_bits(
             [
                 (key, ("BITOP", "OR", key, key, gathered)),
                 (key, ("UNLINK", gathered)),
-                (key, fields.command(shard)),
+                fields.command(shard),
             ],
             identity,
         )
@@ -111,8 +111,8 @@ def join_fingerprints(store: RedisStore, kind: Fingerprints, keys: Sequence[str]
             if len(entries) < _ENTRIES:
                 break
         gathered = gather(store, key, frame, identity)
-        command, check = kind.join_command(shard, gathered, frame, known)
-        check(store.load([(key, command)], identity))
+        join = kind.join(shard, gathered, frame, known)
+        join.read(store.load(join.commands, identity))
 
 
 def gather(store: RedisStore, key: str, frame: Frame, identity: str) -> str:
