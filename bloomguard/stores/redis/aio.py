@@ -33,10 +33,11 @@ _GRACE = 0.001
 
 
 class _Connections(NamedTuple):
-    """The connection pool of one loop, and a semaphore that limits how many connections are in use."""
+    """The connection pool of one loop, a semaphore that limits how many connections are in use, and those to reuse."""
 
     pool: Any
     free: asyncio.Semaphore
+    idle: list[Any]
 
 
 class PerLoop(Generic[T]):
@@ -118,20 +119,45 @@ class AsyncLink:
         await self._acquire(own.free)
         try:
             self.server.check()
-            # Not `get_connection`, which in older versions of redis-py opens connections one after the other.
-            connection = own.pool.get_available_connection()
+            connection = await self._connection(own)
             try:
-                if connection.is_connected and connection._writer.is_closing():
-                    await connection.disconnect(nowait=True)  # the server reset it, which the pool does not notice
-                await self._connect(own.pool, connection)
-                return await self._talk(connection, commands)
+                read = await self._talk(connection, commands)
             except BaseException:
-                await connection.disconnect(nowait=True)
+                await self._drop(own.pool, connection)
                 raise
-            finally:
-                await own.pool.release(connection)
+            if is_demoted(read[1]):
+                await self._drop(own.pool, connection)
+            else:
+                own.idle.append(connection)
+            return read
         finally:
             own.free.release()
+
+    async def _connection(self, own: _Connections) -> Any:
+        """Return a connection that no other task uses; see :meth:`.Link.connection`."""
+        while own.idle:
+            connection = own.idle.pop()
+            is_open = connection.is_connected and not (connection._reader.at_eof() or connection._writer.is_closing())
+            if is_open and not connection.bloomguard.is_old():
+                return connection
+            await own.pool.release(connection)
+        # Not `get_connection`, which in older versions of redis-py opens connections one after the other.
+        connection = own.pool.get_available_connection()
+        try:
+            if connection.is_connected and connection._writer.is_closing():
+                await connection.disconnect(nowait=True)  # the server reset it, which the pool does not notice
+            await self._connect(own.pool, connection)
+        except BaseException:
+            await self._drop(own.pool, connection)
+            raise
+        return connection
+
+    @staticmethod
+    async def _drop(pool: Any, connection: Any) -> None:
+        try:
+            await connection.disconnect(nowait=True)
+        finally:
+            await pool.release(connection)
 
     async def _connect(self, pool: Any, connection: Any) -> None:
         """Connect if needed. If the loop was blocked meanwhile, a timeout does not count against the server."""
@@ -170,10 +196,7 @@ class AsyncLink:
             for _ in range(round_trip.expected):
                 replies.append(await _reply(connection))
                 timeout.renew()
-        read = round_trip.read(replies)
-        if is_demoted(read[1]):
-            await connection.disconnect(nowait=True)
-        return read
+        return round_trip.read(replies)
 
     async def _connected(self, connection: Any) -> None:
         """Log in with the user's options, then read the server's identity."""
@@ -192,7 +215,7 @@ class AsyncLink:
             raise
 
     def _open(self) -> _Connections:
-        return _Connections(self._make_pool(**self._kwargs), asyncio.Semaphore(_MAX_CONNECTIONS))
+        return _Connections(self._make_pool(**self._kwargs), asyncio.Semaphore(_MAX_CONNECTIONS), [])
 
     @staticmethod
     async def _close(own: _Connections) -> None:
