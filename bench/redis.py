@@ -125,7 +125,7 @@ def single(server: Valkey, store: RedisStore) -> None:
         against="one check",
         at_most=5,
         reason="500 bits are 1,500 words of one command: reading and answering those takes the server as long as four "
-        "checks take in all; hashing, putting them together and reading replies takes as long as another four",
+        "checks take in all; hashing, putting them together and reading replies takes as long as another five",
     )
     for name, what in (("check", "a check"), ("add", "an add"), ("batch", "a batch of 100 checks")):
         report.add(what, ratio(taken, name, "exists"), against="one .exists(), PostgreSQL")

@@ -563,7 +563,7 @@ def test_a_forked_child_connects_by_itself(store):
     child.join(60)
     in_use = store._adds.send([("", ("PING",))])
     store._adds._after_fork()
-    in_use.replies()
+    in_use.identified()
 
     assert child.exitcode == 0
     assert all(made.might_contain_many([key(number) for number in range(400)]))

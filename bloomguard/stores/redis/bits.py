@@ -11,8 +11,10 @@ from secrets import token_hex
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ...filters import CorruptFilter
+from ...filters.bloom import BloomShape
 from ...filters.bulk import np
 from ...filters.codec import TAG_OFFSET
+from ...filters.hashing import MASK60
 from ...filters.layout import Layout
 from .commands import Command, Part
 
@@ -106,24 +108,33 @@ class Bits:
 
     def checks(self, shard: int, digests: Sequence[int]) -> Part:
         """Return the commands that check many keys of one shard, and the function that decodes their replies."""
-        placed = [self._positions(digest) for digest in digests]
-        most = max(map(len, placed))
-        # Most IDs of a bitmap have one bit and those outside of its range have several: the one is read as often.
-        placed = [each if len(each) == most else each * most for each in placed]
-        parts = [placed[start : start + _BITS // most] for start in range(0, len(placed), _BITS // most)]
+        columns = self._columns(digests)
+        step = _BITS // len(columns)  # keys that one command checks
+        parts = [[each[start : start + step] for each in columns] for start in range(0, len(digests), step)]
 
         def answers(replies: Sequence[Any]) -> list[bool]:
             found: list[bool] = []
             for part, reply in zip(parts, replies):
                 self.fields.check_tags(shard, reply)
-                found += map(all, zip(*(reply[at : at + len(part)] for at in range(2, len(reply), len(part)))))
+                keys = len(part[0])
+                found += map(all, zip(*(reply[at : at + keys] for at in range(2, len(reply), keys))))
             return found
 
-        # The first bits of all keys, then the second ones, and so on: those of a partition have as many digits.
-        first = self.fields.body_bit
-        bits = ["".join(GET.encode([first + at for at in column]) for column in zip(*part)) for part in parts]
-        commands = [self.fields.joined(shard, GET.words * most * len(part), each) for part, each in zip(parts, bits)]
-        return Part(commands, answers)
+        bits = ["".join(map(GET.encode, part)) for part in parts]
+        words = [GET.words * len(part) * len(part[0]) for part in parts]
+        return Part([self.fields.joined(shard, *each) for each in zip(words, bits)], answers)
+
+    def _columns(self, digests: Sequence[int]) -> list[list[int]]:
+        """Return the offsets of the first bits of all keys, then of the second ones, and so on."""
+        first, shape = self.fields.body_bit, self._layout.shape
+        if isinstance(shape, BloomShape):
+            lows = [digest & MASK60 for digest in digests]
+            return [[first + start + low % size for low in lows] for start, size in zip(shape.starts, shape.sizes)]
+        placed = [self._positions(digest) for digest in digests]
+        most = max(map(len, placed))
+        # An ID in the range of a bitmap has one bit. It is read as often as IDs outside of the range have bits.
+        rows = [each if len(each) == most else each * most for each in placed]
+        return [[first + position for position in column] for column in zip(*rows)]
 
     def adds(self, shard: int, digests: Sequence[int], once: bool = False) -> Part:
         """Return the commands that add keys to one shard, and the function that checks their replies."""

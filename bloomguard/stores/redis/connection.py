@@ -41,7 +41,7 @@ class Link:
         Raises :class:`StoreUnavailable` for a missing reply, a temporary error or an open circuit breaker, and
         :class:`StoreError` for other errors, and if the server has another identity than a given ``identity``.
         """
-        return self.send(commands).replies(identity)
+        return self.send(commands).identified(identity)[1]
 
     def send_to_all(self, *words: object) -> list[Any]:
         """Send one command to every server, here the only one, and return the replies."""
@@ -96,7 +96,7 @@ class Link:
 
 
 class Call:
-    """Commands that were sent over one connection of ``link``; call :meth:`replies` once to read their replies."""
+    """Commands that were sent over one connection of ``link``; call :meth:`identified` once to read their replies."""
 
     __slots__ = ("_connection", "_idle", "_link", "_round_trip")
 
@@ -117,10 +117,6 @@ class Call:
             self._connection.disconnect()  # otherwise a late reply would be read as that to the next command
             self._link.pool.release(self._connection)
             self._connection = None
-
-    def replies(self, identity: str | None = None) -> list[Any]:
-        """See :meth:`Link.trip`."""
-        return self.identified(identity)[1]
 
     def identified(self, identity: str | None = None) -> tuple[str, list[Any]]:
         """Return the server's identity and the replies; raises the exceptions of :meth:`Link.trip`."""
