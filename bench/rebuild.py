@@ -223,7 +223,7 @@ def compare_texts(report: Any, alias: str) -> None:
     report.add(f"{what}, rebuild", median(taken, "rebuild"), "s")
     report.add(
         f"{what}, rebuild", ratio(taken, "rebuild", fastest), against=fastest, at_most=2,
-        reason="BLAKE2b takes longer than MariaDB's cursor for each text, and neither lets another thread run meanwhile",
+        reason="BLAKE2b takes as long for a text as the cursor, and neither lets another thread run meanwhile",
     )  # fmt: skip
     for name in joined:
         report.add(f"{what}, rebuild", ratio(taken, "rebuild", name), against=name)

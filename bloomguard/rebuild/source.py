@@ -37,8 +37,8 @@ if TYPE_CHECKING:
 PAGE_ROWS = 200_000
 #: The page size for rows that are fetched one by one, as Python objects.
 _CHUNK_ROWS = 50_000
-#: Texts of up to so many characters are gathered: a page of them is at most 200 MB, and hardly ever more than 5.
-_MOST_CHARACTERS = 1_000
+#: Columns of texts of up to so many characters are gathered: a page has at most 51 MB, and hardly ever more than 5.
+_MOST_CHARACTERS = 255
 #: A table with fewer rows than this, by the planner's statistics, is counted: that takes no time.
 _COUNT_BELOW = 200_000
 #: To tell whether a range of integers is dense: the number and length of the samples, and the share that must exist.

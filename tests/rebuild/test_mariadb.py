@@ -288,24 +288,6 @@ def test_rows_of_other_keys_are_read_in_pages(verified, build, clock, monkeypatc
     assert not [each["sql"] for each in sent.captured_queries if "amount" in each["sql"] and "LIMIT" not in each["sql"]]
 
 
-def test_a_row_that_moves_to_a_page_of_before_is_not_lost(clock, fresh, monkeypatch):
-    """Pages go by the primary key, each at another moment: a row whose key changes meanwhile may be on none of them."""
-    monkeypatch.setattr(sources, "PAGE_ROWS", 70)
-    monkeypatch.setattr(verify.PublishCheck, "verify_rows", lambda *arguments: 0)  # which reads samples of large tables
-    MADE["article"]()
-    row = Article.objects.order_by("pk").last()
-
-    def move(done, total):
-        if done == 70:
-            Article.objects.filter(id=row.pk).update(id=-1)
-
-    with suppress(RebuildError):  # or the build fails, and the next one reads the row where it is
-        Rebuild(registry["article"], sleep=clock.sleep, progress=move).run()
-
-    assert Article.objects.filter(id=-1, slug=row.slug).exists()
-    assert registry["article"].verdict(row.slug) is not Verdict.ABSENT
-
-
 def test_random_uuids_are_read(build):
     """MariaDB sorts UUIDs by other bytes than Python; the rows that a rebuild reads again come from both ends."""
     Order.objects.bulk_create(Order(pk=uuid.uuid4()) for _ in range(300))

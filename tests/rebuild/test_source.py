@@ -215,6 +215,15 @@ def test_texts_are_not_read_through_the_orm(monkeypatch):
     assert len(scanned(registry["article"])) == 25
 
 
+def test_long_texts_are_read_through_the_orm(monkeypatch):
+    """A page of texts without a limit may take any amount of memory."""
+    monkeypatch.setattr(sources, "_MOST_CHARACTERS", 199)
+    Article.objects.bulk_create(Article(slug=f"slug-{number}") for number in range(25))
+
+    assert Source(registry["article"])._scan() is None
+    assert sorted(scanned(registry["article"])) == sorted(iterated(registry["article"]))
+
+
 class Shouted(models.BigIntegerField):
     """A field of somebody's own, which keeps something else than it gives."""
 
