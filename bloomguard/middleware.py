@@ -51,11 +51,9 @@ class Exchange(LookupContext):
 
     request: HttpRequest
 
-    def __init__(self, request: HttpRequest, carrier: Any) -> None:
+    def __init__(self, request: HttpRequest, carrier: dict[str, Any]) -> None:
         self.request = request
-        # A project may have a ``request.scope`` of another kind.
-        handed = carrier.pop(KNOWN, None) if isinstance(carrier, dict) else None
-        self.known, self.passed = handed or ({}, ())
+        self.known, self.passed = carrier.pop(KNOWN, None) or ({}, ())
 
     #: The guards that the door has asked for this path, and that let it pass.
     passed: Sequence[Guard]
@@ -182,7 +180,8 @@ class BloomGuardMiddleware:
     async def _acall(self, request: HttpRequest) -> HttpResponseBase:
         exchange = None
         if request.method in registry.methods and conf.settings.is_enabled:
-            exchange = Exchange(request, getattr(request, "scope", None))
+            scope = getattr(request, "scope", None)
+            exchange = Exchange(request, scope if isinstance(scope, dict) else {})  # a project's may be anything
         before = contexts.get()
         contexts.set(exchange)
         try:
