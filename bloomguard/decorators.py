@@ -44,6 +44,8 @@ def guarded(name: str, *, arg: str | Mapping[str, str] | None = None) -> Callabl
         if arg is not None:
             _check(view, (arg,) if isinstance(arg, str) else tuple(arg.values()))
         place = _place_of_request(view)
+        #: The guard and the names of the arguments of a call -> the arguments with the ID.
+        names: dict[tuple[Any, ...], tuple[str, ...]] = {}
 
         def asked(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[LookupContext, Guard, Any] | None:
             """Return the request's context, the guard and the value; ``None`` if there is nothing to check."""
@@ -54,12 +56,17 @@ def guarded(name: str, *, arg: str | Mapping[str, str] | None = None) -> Callabl
                 guard, request = registry[name], args[place]
                 if request.method not in guard.methods:
                     return None
-                wanted = _names(guard, arg, tuple(kwargs), view)
-                if not all(argument in kwargs for argument in wanted):
+                call = (guard, *kwargs)
+                wanted = names.get(call)
+                if wanted is None:
+                    wanted = names[call] = _names(guard, arg, tuple(kwargs), view)
+                try:
+                    value = unwrapped(tuple(map(kwargs.__getitem__, wanted)))
+                except KeyError:
                     return None
                 if context is None or context.is_over:  # the middleware has not seen the request
                     context = LookupContext(getattr(request, "_request", request))
-                return context, guard, unwrapped(tuple(kwargs[argument] for argument in wanted))
+                return context, guard, value
             except Exception as error:
                 log.error(error, "bloomguard passes requests to a view guarded by %r because of an error", name)
                 return None

@@ -8,7 +8,7 @@ saves the cache query too.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from functools import cached_property
 from typing import Any
@@ -56,8 +56,10 @@ class Exchange(LookupContext):
         self.request = request
         #: The door may have asked already. A project may have a ``request.scope`` of another kind.
         carrier = request.META if isinstance(request, WSGIRequest) else getattr(request, "scope", None)
-        self.known = (carrier.pop(KNOWN, None) if isinstance(carrier, dict) else None) or {}
+        self.known, self.passed = (carrier.pop(KNOWN, None) if isinstance(carrier, dict) else None) or ({}, ())
 
+    #: The guards that the door has asked for this path, and that let it pass.
+    passed: Sequence[Guard]
     #: The guard that answers at the route, and the site's 404.
     guard: Guard | None = None
     response: HttpResponseBase | None = None
@@ -76,7 +78,7 @@ class Exchange(LookupContext):
                 self.shadow = route.guard, value
                 self.shadowed = (*self.shadowed, route.guard)  # the response is compared, not the queries before it
             return False
-        return getattr(route.guard.applies, "__func__", None) is Guard.applies or self.applies(route.guard)
+        return self.applies(route.guard)
 
     def end(self, response: HttpResponseBase, *, sets_etags: bool, is_debug: bool) -> HttpResponseBase:
         """Count the request, and return the response with its headers set. :attr:`guard` is then what caused the 404.
@@ -116,6 +118,8 @@ class BloomGuardMiddleware:
         self._is_debug: bool = settings.DEBUG
         self.place = place_in_settings(type(self))
         self._sets_etags = _sets_plain_etags(middleware_classes())
+        #: What a view gives that is not called: :meth:`Exchange.end` replaces it with the site's 404.
+        self._blocked = HttpResponse()
         self._async = iscoroutinefunction(get_response)
         if self.place == LAST:
             self.process_view: Callable[..., Any] = self._aview if self._async else self._view
@@ -170,7 +174,7 @@ class BloomGuardMiddleware:
         ):
             return response  # type: ignore[no-any-return]
         response = exchange.end(response, sets_etags=self._sets_etags, is_debug=self._is_debug)
-        if exchange.guard is not None:
+        if exchange.guard is not None and request_blocked.receivers:
             send(request_blocked, type(exchange.guard), guard=exchange.guard, request=request)
         if exchange.shadow is not None:
             compare_status(*exchange.shadow, response.status_code)
@@ -205,7 +209,7 @@ class BloomGuardMiddleware:
         ):
             return response  # type: ignore[no-any-return]
         response = exchange.end(response, sets_etags=self._sets_etags, is_debug=self._is_debug)
-        if exchange.guard is not None:
+        if exchange.guard is not None and request_blocked.receivers:
             await asend(request_blocked, type(exchange.guard), guard=exchange.guard, request=request)
         if exchange.shadow is not None:
             compare = sync_to_async(compare_status, thread_sensitive=False)  # it may read state rows
@@ -220,14 +224,16 @@ class BloomGuardMiddleware:
             if exchange is None or exchange.request is not request or exchange.is_over:
                 return None
             for route in table_for(getattr(request, "urlconf", None)).by_view.get(view, ()):
+                if route.guard in exchange.passed or (self._exceptions_are_answered and not route.guard.public):
+                    continue
                 value = route.asked(request, kwargs)
-                if value is NO_ID or (self._exceptions_are_answered and not route.guard.public):
+                if value is NO_ID:
                     continue
                 if exchange.would_answer(route, value, kwargs, exchange.ask(route.guard, value)):
                     exchange.response = not_found(request, route)
                     if exchange.response is not None:
                         exchange.guard = route.guard
-                        return HttpResponse()  # `__call__` replaces it with the site's 404
+                        return self._blocked
                     return None
         except Exception as error:
             _log.error(error, "bloomguard lets requests pass because of an internal error")
@@ -239,14 +245,16 @@ class BloomGuardMiddleware:
             if exchange is None or exchange.request is not request or exchange.is_over:
                 return None
             for route in table_for(getattr(request, "urlconf", None)).by_view.get(view, ()):
+                if route.guard in exchange.passed or (self._exceptions_are_answered and not route.guard.public):
+                    continue
                 value = route.asked(request, kwargs)
-                if value is NO_ID or (self._exceptions_are_answered and not route.guard.public):
+                if value is NO_ID:
                     continue
                 if exchange.would_answer(route, value, kwargs, await exchange.aask(route.guard, value)):
                     exchange.response = await sync_to_async(not_found, thread_sensitive=False)(request, route)
                     if exchange.response is not None:
                         exchange.guard = route.guard
-                        return HttpResponse()  # `__call__` replaces it with the site's 404
+                        return self._blocked
                     return None
         except Exception as error:
             _log.error(error, "bloomguard lets requests pass because of an internal error")

@@ -7,7 +7,7 @@ pass to Django.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from django.conf import settings
@@ -21,7 +21,7 @@ from ..guards import Guard
 from ..lookups.context import KNOWN
 from ..process import LogOnce
 from ..routes.table import NO_ID, table_for
-from ..verdicts import Verdict
+from ..verdicts import MAYBE, Decision, Verdict
 from .page import DoorClosed, NotFoundPage
 from .paths import DoorRoute, Index, own_resolvers
 from .probes import take_pages
@@ -76,38 +76,48 @@ class Door:
     # The ID is read from the path in a fast way first, and as Django does only if there is no row with that.
     # ``carrier`` is the WSGI environment or the ASGI scope: it takes what is not absent to the middleware.
 
-    def ask(self, method: str, path: str, routes: list[DoorRoute], carrier: dict[str, Any]) -> Guard | None:
+    def ask(self, method: str, path: str, routes: Sequence[DoorRoute], carrier: dict[str, Any]) -> Guard | None:
         """Return the guard of the first of ``routes`` that proves the row of ``path`` absent, if any."""
         for route in routes:
             value = route.read(path)
             if value is NO_ID:
                 continue
-            decision = route.guard._runtime.decide(value)
+            guard = route.guard
+            try:
+                key = guard._runtime.keys.key(value)
+            except Exception:  # the decision has the reason
+                key = None
+            decision = guard._runtime.decide(value, key)
             if decision.verdict is Verdict.ABSENT:
                 confirmed = route.confirm(method, path, value)
                 if confirmed is not value and confirmed is not NO_ID:
-                    decision = route.guard._runtime.decide(confirmed)
+                    decision = guard._runtime.decide(confirmed)
                 if decision.verdict is Verdict.ABSENT and confirmed is not NO_ID:
-                    return route.guard if self._is_current() else None
-            elif (key := route.key(value)) is not None:
-                carrier.setdefault(KNOWN, {})[route.guard, key] = decision
+                    return guard if self._is_current() else None
+            elif key is not None:
+                _hand_over(carrier, guard, key, decision)
         return None
 
-    async def aask(self, method: str, path: str, routes: list[DoorRoute], carrier: dict[str, Any]) -> Guard | None:
+    async def aask(self, method: str, path: str, routes: Sequence[DoorRoute], carrier: dict[str, Any]) -> Guard | None:
         """Async :meth:`ask`: awaits a store on a server, and queries the database in a thread."""
         for route in routes:
             value = route.read(path)
             if value is NO_ID:
                 continue
-            decision = await route.guard._runtime.adecide(value)
+            guard = route.guard
+            try:
+                key = guard._runtime.keys.key(value)
+            except Exception:  # the decision has the reason
+                key = None
+            decision = await guard._runtime.adecide(value, key)
             if decision.verdict is Verdict.ABSENT:
                 confirmed = route.confirm(method, path, value)
                 if confirmed is not value and confirmed is not NO_ID:
-                    decision = await route.guard._runtime.adecide(confirmed)
+                    decision = await guard._runtime.adecide(confirmed)
                 if decision.verdict is Verdict.ABSENT and confirmed is not NO_ID:
-                    return route.guard if self._is_current() else None
-            elif (key := route.key(value)) is not None:
-                carrier.setdefault(KNOWN, {})[route.guard, key] = decision
+                    return guard if self._is_current() else None
+            elif key is not None:
+                _hand_over(carrier, guard, key, decision)
         return None
 
     def failed(self, error: Exception) -> None:
@@ -122,6 +132,14 @@ class Door:
             self.index, self._pages = Index(()), {}
             logger.info("bloomguard's door is shut: the site's URLs were reloaded")
         return False
+
+
+def _hand_over(carrier: dict[str, Any], guard: Guard, key: bytes, decision: Decision) -> None:
+    """Hand a decision over to the middleware, and the guard if its routes need not ask again: the row may exist."""
+    known, passed = carrier.setdefault(KNOWN, ({}, []))
+    known[guard, key] = decision
+    if decision is MAYBE:
+        passed.append(guard)
 
 
 def open_door(application: Callable[..., Any]) -> Door | None:

@@ -8,7 +8,7 @@ the whole path would be wrong: it can backtrack across an ``include()``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 from uuid import UUID
 
@@ -47,13 +47,6 @@ class DoorRoute:
     def __repr__(self) -> str:
         return f"<DoorRoute {self.pattern.text}>"
 
-    def key(self, value: Any) -> bytes | None:
-        """Return the key of ``value``; ``None`` if it has none: the decision has the reason."""
-        try:
-            return self.guard._runtime.keys.key(value)
-        except ValueError:
-            return None
-
     def captured(self, path: str) -> Any:
         """Return the ID that Django's resolver captures from ``path``, or :data:`NO_ID` if another pattern matches."""
         found = self._resolved(path)
@@ -89,22 +82,26 @@ class Index:
     """Routes by the literal prefix of their paths."""
 
     def __init__(self, routes: Iterable[DoorRoute]) -> None:
-        self._by_prefix: dict[str, list[DoorRoute]] = {}
-        for route in routes:
-            self._by_prefix.setdefault(route.prefix, []).append(route)
-        self._lengths = sorted({len(prefix) for prefix in self._by_prefix})
+        routes = list(routes)
+        #: The longest prefix of a path -> the routes with that prefix, and with each that it starts with.
+        self._by_prefix = {
+            longest: [route for route in routes if longest.startswith(route.prefix)]
+            for longest in {route.prefix for route in routes}
+        }
+        #: The first segment of a path -> the lengths of the prefixes that begin with it, longest first.
+        self._lengths: dict[str, list[int]] = {}
+        for prefix in sorted(self._by_prefix, key=len, reverse=True):
+            lengths = self._lengths.setdefault(prefix[: prefix.find("/", 1) + 1], [])
+            if len(prefix) not in lengths:
+                lengths.append(len(prefix))
 
-    def candidates(self, path: str) -> list[DoorRoute]:
+    def candidates(self, path: str) -> Sequence[DoorRoute]:
         """Return the routes whose prefix ``path`` starts with."""
-        found: list[DoorRoute] = []
-        by_prefix, most = self._by_prefix, len(path)
-        for length in self._lengths:
-            if length > most:
-                break
-            prefix = path[:length]
-            if prefix in by_prefix:
-                found = [*found, *by_prefix[prefix]] if found else by_prefix[prefix]
-        return found
+        for length in self._lengths.get(path[: path.find("/", 1) + 1], ()):
+            routes = self._by_prefix.get(path[:length])
+            if routes is not None:
+                return routes
+        return self._by_prefix.get("/", ())
 
 
 def matcher(pattern: Pattern) -> Match:

@@ -8,7 +8,7 @@ because a project may set them there. A method counts as Django's only if its mo
 from __future__ import annotations
 
 import datetime
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
@@ -153,7 +153,7 @@ def own_class(field: models.Field[Any, Any]) -> str:
     return ""
 
 
-def may_raise(guard: Guard, value: Any, captured: Iterable[Any], *, by_link: bool = False) -> bool:
+def may_raise(guard: Guard, value: Any, captured: Collection[Any], *, by_link: bool = False) -> bool:
     """Return whether the query of a view for ``value`` may raise an error, with all that the path has ``captured``.
 
     ``value`` is one value, or a sequence of several fields' values. Then an ABSENT has to pass: databases refuse text
@@ -162,6 +162,8 @@ def may_raise(guard: Guard, value: Any, captured: Iterable[Any], *, by_link: boo
 
     ``True`` also for an object that a path converter of the project returns: the view may look up an attribute of it.
     """
+    if type(value) is int and not value >> 63 and len(captured) == 1:
+        return False  # hot path
     fields = guard._meta.fields
     values = (value,) if len(fields) == 1 else value
     numbers = guard._meta.ignores_overflow and not by_link

@@ -22,6 +22,7 @@ from asgiref.sync import sync_to_async
 
 from ..conf import settings
 from ..exceptions import ConfigurationError
+from ..guards import Guard
 from ..guards.counters import AVOIDED, WOULD_BLOCK, WOULD_HARM, drawn, listeners
 from ..guards.keys import OutOfRange
 from ..process import LogOnce
@@ -30,15 +31,13 @@ from ..verdicts import MAYBE, Decision, Verdict
 if TYPE_CHECKING:
     from django.http import HttpRequest
 
-    from ..guards import Guard
-
 logger = logging.getLogger("bloomguard")
 _log = LogOnce()
 
 #: What the guards of one context have decided.
-Known = dict[tuple["Guard", "bytes | None"], Decision]
+Known = dict[tuple[Guard, "bytes | None"], Decision]
 
-#: The key under which the door passes them on to the middleware.
+#: The key under which the door passes them on to the middleware, with the guards of MAYBE.
 KNOWN = "bloomguard.known"
 
 #: Limit of known decisions: a request checks few keys, but a block may run for hours.
@@ -67,7 +66,7 @@ class LookupContext:
 
         Guards answer none of its own queries: one of the guard's model would call it again.
         """
-        if self.request is None:
+        if self.request is None or getattr(guard.applies, "__func__", None) is Guard.applies:
             return True
         before = contexts.get()
         contexts.set(None)

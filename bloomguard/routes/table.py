@@ -71,9 +71,9 @@ class GuardedRoute:
 
     def may_raise(self, value: Any, captured: Mapping[str, Any]) -> bool:
         """Return whether the view's query for ``value`` may raise an error, which a 404 would hide."""
-        return may_raise(self.guard, value, captured.values(), by_link=self._by_link) or any(
-            may_raise_beside(field, captured.get(kwarg)) for kwarg, field in self._beside
-        )
+        if may_raise(self.guard, value, captured.values(), by_link=self._by_link):
+            return True
+        return bool(self._beside) and any(may_raise_beside(field, captured.get(kwarg)) for kwarg, field in self._beside)
 
     @cached_property
     def _beside(self) -> tuple[tuple[str, Any], ...]:

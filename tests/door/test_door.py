@@ -16,7 +16,7 @@ from bloomguard import asgi, wsgi
 from bloomguard.door import paths
 from bloomguard.exceptions import ConfigurationError
 from bloomguard.guards import Guard, registry
-from bloomguard.routes.table import table_for
+from bloomguard.routes.table import GuardedRoute, table_for
 from bloomguard.signals import request_blocked
 from bloomguard.state import table as state
 from bloomguard.verdicts import MAYBE
@@ -56,6 +56,23 @@ def test_an_existing_id_is_served(shop, shielded):
 
     assert site("/products/7/").body == b"product 7"
     assert site.reached == ["/products/7/"]
+
+
+def test_what_the_door_has_asked_is_not_asked_again(shop, shielded, settings, monkeypatch):
+    """Neither by the route nor by the view's query; with another guard, or in doubt, the route asks."""
+    settings.MIDDLEWARE = [*STARTPROJECT, "bloomguard.middleware.BloomGuardMiddleware"]
+    site, checked, routed = shielded(), [], []
+    site("/products/7/")
+    active, asked = registry["product"]._runtime.active_filter, GuardedRoute.asked
+    name, check = active.last_check
+    monkeypatch.setattr(active, "last_check", (name, lambda key: checked.append(key) or check(key)))
+    monkeypatch.setattr(GuardedRoute, "asked", lambda *given: routed.append(given) or asked(*given))
+
+    assert site("/products/7/").body == b"product 7"
+    assert (len(checked), routed) == (1, [])
+    monkeypatch.setattr(registry["product"], "mode", "shadow")
+    site("/products/8/")
+    assert len(routed) == 1
 
 
 def test_head_has_no_body(shop, shielded):
