@@ -25,11 +25,12 @@ class BloomGuardConfig(AppConfig):
         """Hook into writes now, because another app's ``ready()`` may run before ours and write rows."""
         super().import_models()
         from .guards import registry
-        from .writes import cursors, early, signals, state_rows, statements, updates
+        from .writes import batches, cursors, early, signals, state_rows, statements, updates
 
         signals.connect()
         state_rows.connect()
         statements.connect()
+        batches.connect()
         updates.connect()
         cursors.connect()
         early.begin()

@@ -339,10 +339,9 @@ class ActiveFilter:
             else:
                 generations.append(generation)
         # A guard that discards keys adds each one: one that seems to be in the filter may be a false positive.
-        for generation, failed in zip(generations, _add_to_all(generations, keys, once=not self._counted)):
-            if failed is not None:
-                self._fail_add(state, generation.name, failed)
-                missed.append(generation.name)
+        for name, failure in _add_to_all(generations, keys, once=not self._counted):
+            self._fail_add(state, name, failure)
+            missed.append(name)
         # A standby that is not kept yet is still used by processes that have not read the row since it was replaced.
         if missed and not all(name == state.kept and drop_standby(state) for name in dict.fromkeys(missed)):
             return False
@@ -388,13 +387,14 @@ class ActiveFilter:
         self._log.forget()
 
 
-def _add_to_all(generations: Sequence[Generation], keys: RowKeys, *, once: bool) -> Sequence[Exception | None]:
-    """Add keys to generations of one store; return for each ``None``, or the exception of its add."""
+def _add_to_all(generations: Sequence[Generation], keys: RowKeys, *, once: bool) -> Iterable[tuple[str, Exception]]:
+    """Add keys to generations of one store; return the name of each whose add failed, and its exception."""
     if len(generations) > 1:
-        return generations[0].add_to_all(generations, keys, once=once)
+        outcomes = generations[0].add_to_all(generations, keys, once=once)
+        return [(each.name, failed) for each, failed in zip(generations, outcomes) if failed is not None]
     try:
         for generation in generations:
             generation.add(keys, once=once)
     except (FilterError, StoreError) as error:
-        return [error]
-    return [None]
+        return [(generations[0].name, error)]
+    return ()

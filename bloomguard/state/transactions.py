@@ -103,9 +103,9 @@ def together(connection: Any, *, undo: bool = False, alone: bool = False) -> Abs
     the block did, and nothing else. ``alone``: Python's SQLite driver begins no transaction for the block's statement,
     not even under ``set_autocommit(False)``; so one that is begun here is ended here.
     """
-    connection.validate_no_broken_transaction()  # an outermost `atomic` block would forget that it is broken
     if connection.in_atomic_block and not undo:
         return _Within(connection)
+    connection.validate_no_broken_transaction()  # an outermost `atomic` block would forget that it is broken
     connection.ensure_connection()
     if not has_own_transaction(connection):
         return transaction.atomic(using=connection.alias, savepoint=undo)

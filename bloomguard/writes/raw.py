@@ -51,14 +51,15 @@ def watch(execute: Execute, sql: Any, params: Any, many: bool, context: dict[str
 
     Each statement of the project comes here. Most of their texts are known, and cost one look-up.
     """
-    cache, own = consequences.caches.get(context["connection"].alias), ""
+    cache = consequences.caches.get(context["connection"].alias)
     if type(sql) is str and cache is not None and cache.copy is states.table.copy and cache.plans is registry.plans:
         if sql in cache.harmless:
             return execute(sql, params, many, context)
-        if running.due and (own := running.own(sql)) and cache.own.get(sql) == own:
+        own = running.own(sql) if running.due else ""
+        if own and cache.own.get(sql) == own:
             return execute(sql, params, many, context)
-    elif type(sql) is str and running.due:
-        own = running.own(sql)
+    else:
+        own = running.own(sql) if type(sql) is str and running.due else ""
     return _send(execute, sql, params, many, context, own)
 
 

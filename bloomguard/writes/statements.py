@@ -20,12 +20,11 @@ from functools import partial, wraps
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
-from django.db import DatabaseError, DataError, Error, IntegrityError, ProgrammingError, connections, models
+from django.db import DatabaseError, DataError, Error, IntegrityError, ProgrammingError, connections
 from django.db.models.sql.compiler import SQLInsertCompiler
 
 from ..guards import Guard, registry
 from ..guards.keys import NoScope, NotNormalized, OutOfRange, Unkeyable
-from ..guards.runtime import unadded
 from ..models import GuardState
 from ..state import table as states
 from ..state.transactions import has_begun, is_aborted, is_over, together
@@ -37,6 +36,7 @@ from .wrapping import rows_changed
 
 if TYPE_CHECKING:
     from ..filters.base import RowKeys
+    from .batches import BulkRows
 
 Execute = Callable[..., Any]
 #: Returns the rows written to one tracked table; ``None`` if too little is known to make their keys.
@@ -52,38 +52,41 @@ _COMMENTS = re.compile(r"(?:\s|/\*(?:[^*]|\*(?!/))*\*/|--[^\n]*\n)*(?:--[^\n]*)?
 
 def connect() -> None:
     """Wrap the compiler of INSERT for all databases, once."""
-    if wrap(SQLInsertCompiler, "execute_sql", _insert):
-        query_set: Any = models.QuerySet
-        query_set._batched_insert = _wrap_batches(query_set._batched_insert)
+    wrap(SQLInsertCompiler, "execute_sql", _inserting)
 
 
-def wrap(compiler_class: Any, name: str, send: Callable[..., Any]) -> bool:
-    """Wrap a compiler's method, once; return whether that was due. For a table of guards it calls ``send``.
+def wrap(owner: Any, name: str, hooked: Callable[[Execute], Execute]) -> None:
+    """Replace the method ``name`` of a class by ``hooked(method)``, once."""
+    if not hasattr(owner, _WRAPPED + name):  # another package's wrapper may be around ours
+        execute = getattr(owner, name)
+        setattr(owner, name, wraps(execute)(hooked(execute)))
+        setattr(owner, _WRAPPED + name, True)
 
-    ``send(execute, compiler, tables, ...)`` gets the method, its arguments, and how they concern guards.
+
+def concerned(compiler: Any) -> Sequence[TrackedTable]:
+    """Return how a compiler's statement concerns guards. It does not, nearly always: that costs one dictionary lookup.
+
+    The methods that ask it name their arguments: ``*args`` and ``**kwargs`` would take longer than the lookup.
     """
-    execute = getattr(compiler_class, name)
-    if hasattr(compiler_class, _WRAPPED + name):  # another package's wrapper may be around ours
-        return False
-
-    @wraps(execute)
-    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
-        model = self.query.model
-        tables = registry.plans.tracked.get(model)
-        if tables is None or states.table.copy is not unknown_guards.followed:
-            tables = tracked_tables(model)
-        if tables:
-            return send(execute, self, tables, *args, **kwargs)
-        if model is GuardState:
-            state_rows.before_change(self.using)
-        return execute(self, *args, **kwargs)
-
-    setattr(compiler_class, name, method)
-    setattr(compiler_class, _WRAPPED + name, True)
-    return True
+    model = compiler.query.model
+    tables: Sequence[TrackedTable] | None = registry.plans.tracked.get(model)
+    if tables is None or states.table.copy is not unknown_guards.followed:
+        tables = tracked_tables(model)
+        if model is GuardState:  # which is never in `tracked`
+            state_rows.before_change(compiler.using)
+    return tables
 
 
-def _insert(execute: Execute, compiler: Any, tables: Sequence[TrackedTable], returning_fields: Any = None) -> Any:
+def _inserting(execute: Execute) -> Execute:
+    def execute_sql(self: Any, returning_fields: Any = None) -> Any:
+        if tables := concerned(self):
+            return _insert(execute, self, tables, returning_fields)
+        return execute(self, returning_fields)
+
+    return execute_sql
+
+
+def _insert(execute: Execute, compiler: Any, tables: Sequence[TrackedTable], returning_fields: Any) -> Any:
     asked = returned = tuple(returning_fields or ())
     idle = all_idle(tables, compiler.using)
     if idle is not None:
@@ -98,15 +101,17 @@ def _insert(execute: Execute, compiler: Any, tables: Sequence[TrackedTable], ret
             counting = _counting(tables, compiler)
             returned = (*asked, *more_to_return(compiler, tables, asked, counting))
             break
-    compiler.connection.ensure_connection()  # as Django does first: without a database no `pre_save` stores files
+    connection = compiler.connection
+    if connection.connection is None:
+        connection.ensure_connection()  # as Django does first: without a database no `pre_save` stores files
     # Before the transaction: a field's `pre_save` may store files, or change the values by which rows are locked.
     compiler.returning_fields = list(returned) or None
     statements = compiler.as_sql()
-    with together(compiler.connection):
+    with together(connection):
         before = lock_alive(compiler, counting, discards.lock_conflicting) if counting else {}
         rows = run(execute, compiler, compiler.returning_fields, statements=statements)
-        if None in rows:
-            rows = _present(rows)
+        if rows == [None]:  # as Django returns for a row skipped by `ignore_conflicts`
+            rows = []
         has_all = bool(rows) and len(rows[0]) == len(returned)
         for tracked in tables:
             keyed = rows if has_all and tracked.fields == returned and not (tracked.link or before) else ()
@@ -156,12 +161,13 @@ class _Running(threading.local):
 
     def own(self, sql: str) -> str:
         """Return the table if ``sql`` is due now, and empty for raw SQL; wrappers may have added comments to it."""
-        if len(self.due) == 1 and self.due[0] == sql:  # nearly always
+        due = self.due  # each access to a `threading.local` takes a look-up
+        if len(due) == 1 and due[0] == sql:  # nearly always
             self.due = ()
             return self.table or ""
-        for text in self.due:
+        for text in due:
             if text == sql or (text in sql and _COMMENTS.fullmatch(sql.replace(text, "", 1))):
-                left = list(self.due)
+                left = list(due)
                 left.remove(text)
                 self.due = left
                 return self.table or ""
@@ -174,31 +180,37 @@ running = _Running()
 def run(execute: Execute, compiler: Any, *arguments: Any, statements: Any = None) -> Any:
     """Execute a compiler's statement: what its ``as_sql`` returns is the ORM's, and not raw SQL.
 
-    ``statements``: what it has returned already.
+    ``statements``: what it has returned already, in a list.
     """
-    outer, compile_sql = (running.table, running.due), compiler.as_sql
-
-    def as_sql(*args: Any, **kwargs: Any) -> Any:
-        compiled = statements or compile_sql(*args, **kwargs)
-        running.due = list(map(_first, compiled)) if type(compiled) is list else [compiled[0]]
-        return compiled
-
-    compiler.as_sql = as_sql
-    running.table, running.due = compiler.query.model._meta.db_table, ()
+    outer, connection = (running.table, running.due), compiler.connection
+    running.table = compiler.query.model._meta.db_table
+    if statements is None:
+        running.due, compiler.as_sql = (), _noted(compiler.as_sql)
+    else:
+        running.due, compiler.as_sql = list(map(_first, statements)), lambda: statements
     try:  # as `rows_changed`, without a call
-        before = getattr(compiler.connection.connection, "total_changes", 0)
+        before = getattr(connection.connection, "total_changes", 0)
     except Exception:
         before = -1
     try:
         return execute(compiler, *arguments)
     except Error:
-        if rows_changed(compiler.connection) != before:  # of SQLite, for RAISE(FAIL) and ON CONFLICT FAIL
+        if rows_changed(connection) != before:  # of SQLite, for RAISE(FAIL) and ON CONFLICT FAIL
             for tracked in tracked_tables(compiler.query.model):
                 fencing.fence(tracked.guard, compiler.using, "a statement failed, and left rows whose keys are unknown")
         raise
     finally:
         running.table, running.due = outer
         del compiler.as_sql
+
+
+def _noted(compile_sql: Callable[..., Any]) -> Callable[..., Any]:
+    def as_sql(*args: Any, **kwargs: Any) -> Any:
+        compiled = compile_sql(*args, **kwargs)
+        running.due = list(map(_first, compiled)) if type(compiled) is list else [compiled[0]]
+        return compiled
+
+    return as_sql
 
 
 def lock_alive(compiler: Any, counting: Sequence[TrackedTable], lock: Callable[[Any, TrackedTable], Alive]) -> Before:
@@ -281,15 +293,14 @@ def add(tracked: TrackedTable, using: str, written_to: WrittenTo, keyed: Values 
     does not stop the write. A database error is raised, as it may have ended the writer's transaction; if it has not,
     the rows may still be committed, so the guard is fenced first.
     """
-    guard, batch = tracked.guard, running.batch
+    guard = tracked.guard
     try:
-        if keyed and batch is None and _add_leased(guard, using, keyed, stored=True):
+        if keyed and _add_leased(tracked, using, keyed, stored=True):
             return  # nearly always
         written = written_to(tracked)
-        if written is not None and not written.link:
-            if batch is not None and batch.collect(tracked, using, written):
-                return
-            if not keyed and _add_leased(guard, using, written.values, stored=written.stored):
+        if written is not None and not (written.link or keyed):
+            values, stored = written.values, written.stored
+            if _add_leased(tracked, using, values, stored=stored):
                 return
         with fencing.writing(guard, using):
             if fencing.needs_no_add(guard, using):
@@ -305,8 +316,14 @@ def add(tracked: TrackedTable, using: str, written_to: WrittenTo, keyed: Values 
         fencing.fence(guard, using, problem)
 
 
-def _add_leased(guard: Guard, using: str, values: Values, *, stored: bool) -> bool:
-    """Add the keys without reading the state rows; ``False`` if the adds are not confirmed, for any reason."""
+def _add_leased(tracked: TrackedTable, using: str, values: Values, *, stored: bool) -> bool:
+    """Add the keys without reading the state rows, or leave that to the end of a ``bulk_create``.
+
+    ``False`` if the adds are not confirmed, for any reason.
+    """
+    if running.batch is not None and running.batch.collect(tracked, using, values, stored=stored):
+        return True
+    guard = tracked.guard
     try:
         return guard._runtime.active_filter.add(_keys(guard, using, values, stored=stored), may_read=False)
     except Exception:
@@ -353,48 +370,3 @@ def _keys(guard: Guard, using: str, values: Values, *, stored: bool) -> RowKeys:
             if not stored and None not in whole:  # a stored value without a key cannot be looked up
                 raise
     return keys
-
-
-# -- bulk_create
-
-
-class BulkRows:
-    """The rows that the statements of one ``bulk_create`` have written on ``using``, by table."""
-
-    def __init__(self, using: str) -> None:
-        self.using = using
-        self._rows: dict[tuple[TrackedTable, bool], list[tuple[Any, ...]]] = {}
-
-    def collect(self, tracked: TrackedTable, using: str, written: WrittenRows) -> bool:
-        """Keep the rows until :meth:`add`; return ``False`` for those of another database."""
-        if using == self.using:
-            self._rows.setdefault((tracked, written.stored), []).extend(written.values)
-        return using == self.using
-
-    def add(self) -> None:
-        """Add the keys of all rows: it takes a third of the time that an add after each statement takes."""
-        for (tracked, stored), values in self._rows.items():
-            written = WrittenRows(values, "", stored)
-            add(tracked, self.using, lambda _, written=written: written)  # type: ignore[misc]
-
-
-def _wrap_batches(insert: Execute) -> Execute:
-    """Wrap the part of ``bulk_create`` that sends its statements, all of them in one transaction."""
-
-    @wraps(insert)
-    def _batched_insert(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if not tracked_tables(self.model) or running.batch is not None or not connections[self.db].in_atomic_block:
-            return insert(self, *args, **kwargs)
-        batch, names = BulkRows(self.db), [tracked.guard.name for tracked in tracked_tables(self.model)]
-        try:  # from here on: a batch that is left behind would swallow all later keys of this thread
-            running.batch = batch
-            unadded.begin(batch, names)
-            return insert(self, *args, **kwargs)
-        finally:  # after an error too: what was sent before it may be committed in a transaction begun by hand
-            running.batch = None
-            try:
-                batch.add()
-            finally:
-                unadded.end(batch)
-
-    return _batched_insert

@@ -17,6 +17,7 @@ from django.utils.functional import cached_property
 
 from ..guards import Guard, registry
 from ..guards.fields import kind_of, selects_itself, value_field
+from ..models import GuardState
 from ..state import table as states
 from . import unknown_guards
 from .unknown_guards import UnknownGuard
@@ -62,7 +63,7 @@ def tracked_tables(model: type[Model]) -> tuple[TrackedTable, ...]:
         unknown_guards.read_once()
         tracked, table = registry.plans.tracked, model._meta.db_table
         found = tuple(_track(guard, model, table) for guard in guarded_tables().get(table, ()))
-        if model._meta.apps is apps:  # a migration makes models of its own
+        if model._meta.apps is apps and model is not GuardState:  # a migration makes models of its own
             tracked[model] = found
     return found
 

@@ -19,7 +19,7 @@ from . import discards, fencing
 from .consequences import may_be_rewritten
 from .discards import Before
 from .rows import PAGE, Values, WrittenRows, may_return, returned_rows
-from .statements import Execute, add, add_all, all_idle, lock_alive, run, run_idle, running, wrap
+from .statements import Execute, add, add_all, all_idle, concerned, lock_alive, run, run_idle, running, wrap
 from .tables import TrackedTable, folded
 
 #: How many of the rows that an UPDATE returns are in memory at a time.
@@ -28,10 +28,37 @@ _ROWS_AT_ONCE = 2_000
 
 def connect() -> None:
     """Wrap the compilers of UPDATE and DELETE for all databases, once."""
-    wrap(SQLUpdateCompiler, "execute_sql", _update)
+    wrap(SQLUpdateCompiler, "execute_sql", _updating)
     if hasattr(SQLUpdateCompiler, "execute_returning_sql"):  # Django 6
-        wrap(SQLUpdateCompiler, "execute_returning_sql", _update_returning)
-    wrap(SQLDeleteCompiler, "execute_sql", _delete)
+        wrap(SQLUpdateCompiler, "execute_returning_sql", _updating_and_returning)
+    wrap(SQLDeleteCompiler, "execute_sql", _deleting)
+
+
+def _updating(execute: Execute) -> Execute:
+    def execute_sql(self: Any, result_type: Any) -> Any:
+        if tables := concerned(self):
+            return _update(execute, self, tables, result_type)
+        return execute(self, result_type)
+
+    return execute_sql
+
+
+def _updating_and_returning(execute: Execute) -> Execute:
+    def execute_returning_sql(self: Any, returning_fields: Any) -> Any:
+        if tables := concerned(self):
+            return _update_returning(execute, self, tables, returning_fields)
+        return execute(self, returning_fields)
+
+    return execute_returning_sql
+
+
+def _deleting(execute: Execute) -> Execute:
+    def execute_sql(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if tables := concerned(self):
+            return _delete(execute, self, tables, *args, **kwargs)
+        return execute(self, *args, **kwargs)
+
+    return execute_sql
 
 
 def _update(execute: Execute, compiler: Any, tables: Sequence[TrackedTable], result_type: Any) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
 from typing import Any
 from unittest import mock
@@ -13,7 +13,7 @@ from django.db.models import QuerySet
 
 from bloomguard.rebuild import rebuild, standby
 from bloomguard.state import table as state
-from bloomguard.writes import discards, fencing, observer, raw, statements, updates
+from bloomguard.writes import batches, discards, fencing, observer, raw, statements, updates
 
 
 @contextmanager
@@ -33,7 +33,11 @@ def bulk_create_adds_nothing() -> Iterator[None]:
         if not inside:
             add(*arguments)
 
-    with mock.patch.object(QuerySet, "bulk_create", bulk_create), mock.patch.object(statements, "add", add_unless):
+    with (
+        mock.patch.object(QuerySet, "bulk_create", bulk_create),
+        mock.patch.object(statements, "add", add_unless),
+        mock.patch.object(batches, "add", add_unless),
+    ):
         yield
 
 
@@ -57,7 +61,9 @@ def adds_on_commit() -> Iterator[None]:
         written = written_to(tracked)
         transaction.on_commit(partial(original, tracked, using, lambda tracked: written, keyed), using=using)
 
-    with mock.patch.object(statements, "add", add), mock.patch.object(updates, "add", add):
+    with ExitStack() as patches:
+        for module in (statements, updates, batches):
+            patches.enter_context(mock.patch.object(module, "add", add))
         yield
 
 

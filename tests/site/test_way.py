@@ -7,7 +7,7 @@ from itertools import count, repeat
 
 from bench.requests import GUARDED, ROUTE, handler, requests
 from bloomguard.guards import counters, spot_checks
-from tests.shop.models import Product
+from tests.shop.models import Product, Short
 from tests.support.ways import way_of
 
 
@@ -33,3 +33,12 @@ def test_an_insert_takes_few_calls(transactional_db, build):
     assert 25 < len(way.calls) <= 37, way.calls
     assert len(way.files) <= 11, way.files
     assert way.changes <= 18, way.calls
+
+
+def test_an_insert_into_another_table_takes_four_calls(transactional_db, build):
+    """Of the guard of another table it knows by one look-up: at the method, the compiler, and the cursor."""
+    build("product")
+    numbers = count(1)
+    way = way_of(lambda: Short(slug=str(next(numbers))).save(force_insert=True))
+
+    assert [function.rpartition(".")[2] for _, function in way.calls] == ["fetch", "execute_sql", "concerned", "watch"]
