@@ -102,8 +102,8 @@ def _insert(execute: Execute, compiler: Any, tables: Sequence[TrackedTable], ret
             returned = (*asked, *more_to_return(compiler, tables, asked, counting))
             break
     connection = compiler.connection
-    if connection.connection is None:
-        connection.ensure_connection()  # as Django does first: without a database no `pre_save` stores files
+    # As Django does first: without a database, or on an event loop, no `pre_save` stores files.
+    connection.ensure_connection()
     # Before the transaction: a field's `pre_save` may store files, or change the values by which rows are locked.
     compiler.returning_fields = list(returned) or None
     statements = compiler.as_sql()

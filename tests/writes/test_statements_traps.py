@@ -10,6 +10,7 @@ from contextlib import closing, suppress
 import pytest
 from asgiref.sync import sync_to_async
 from django.core import serializers
+from django.core.exceptions import SynchronousOnlyOperation
 from django.db import IntegrityError, OperationalError, connection, connections, migrations, models, transaction
 from django.db.models import Case, F, Q, Value, When
 from django.db.models.functions import Concat, Lower
@@ -554,6 +555,20 @@ def test_no_field_stores_anything_if_the_database_cannot_be_reached(each_databas
         with suppress(OperationalError):
             Product(name="x").save(force_insert=True)
 
+    assert stored == []
+
+
+def test_no_field_stores_anything_on_an_event_loop(each_database, built, monkeypatch):
+    """Django refuses to write there before it asks the fields for their values."""
+    built("product")
+    stored = []
+    monkeypatch.setattr(models.CharField, "pre_save", lambda *arguments: stored.append(arguments))
+
+    async def save():
+        Product(name="x").save(force_insert=True)
+
+    with pytest.raises(SynchronousOnlyOperation):
+        asyncio.run(save())
     assert stored == []
 
 
