@@ -207,6 +207,31 @@ def test_a_text_may_have_any_character(odd, each_database, monkeypatch):
     assert sum(page.rows for page in Source(guard).pages()) == 10
 
 
+class Tag(models.Model):
+    text = models.CharField(max_length=50, unique=True)
+
+    class Meta:
+        app_label = "shop_own"
+        db_table = "tag"
+
+
+class TagGuard(Guard):
+    lookup = "text"
+
+
+@pytest.mark.parametrize("odd", ["c", "\x01", "a\x01b"], ids=repr)
+def test_null_in_a_column_of_texts_loses_no_other_text(odd, each_database):
+    """The column may allow NULL though its field does not; a NULL is no text that makes up for one too many."""
+    with connections[database.current].cursor() as cursor:
+        cursor.execute("CREATE TABLE tag (id BIGINT PRIMARY KEY, text VARCHAR(50) UNIQUE)")
+        cursor.execute("INSERT INTO tag VALUES (1, NULL), (2, 'd'), (3, %s), (4, 'e')", [odd])
+    try:
+        assert sorted(scanned(TagGuard(Tag))) == sorted([b"d", odd.encode(), b"e"])
+    finally:
+        with connections[database.current].cursor() as cursor:
+            cursor.execute("DROP TABLE tag")
+
+
 def test_texts_are_not_read_through_the_orm(monkeypatch):
     """Short texts of rows with an integer as primary key are read as fast as the database sends them."""
     Article.objects.bulk_create(Article(slug=f"slug-{number}") for number in range(25))
