@@ -181,7 +181,17 @@ class Source:
         page = list(rows[:size])
         while page:
             yield from (values[:-1] for values in page)
-            page = list(rows.filter(pk__gt=page[-1][-1])[:size])
+            end = page[-1][-1]
+            if self._has_several(end):
+                yield from self.rows().filter(pk=end).values_list(*names)
+            page = list(rows.filter(pk__gt=end)[:size])
+
+    def _has_several(self, pk: Any) -> bool:
+        """Return whether several rows have this primary key: then a page may end between them.
+
+        So it may be if the table is partitioned, or older than its model.
+        """
+        return self.rows().filter(pk=pk).count() > 1
 
     def random_values(self, rows: int) -> Iterator[tuple[Any, ...]]:
         """Yield the values of the guard's fields for about that many random rows.
@@ -277,7 +287,7 @@ class Source:
             gathered, rows, end = self._fetch(scan, sql, parameters)
             if rows and scan.by_pk:  # unpacked here: to hash texts takes longer than to read them
                 keys = scan.unpack(gathered, rows)
-                if len(keys) != rows:
+                if len(keys) != rows or (rows == size and self._has_several(end)):
                     yield from self._from_rows(last)
                     return
                 yield KeyPage(rows, partial(list, keys))

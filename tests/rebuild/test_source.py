@@ -232,6 +232,20 @@ def test_null_in_a_column_of_texts_loses_no_other_text(odd, each_database):
             cursor.execute("DROP TABLE tag")
 
 
+@pytest.mark.parametrize("odd", ["f", "a\x01b"], ids=repr)
+def test_rows_with_one_primary_key_are_all_read(odd, each_database, monkeypatch):
+    """As of a table that is partitioned, or older than Django: what its model has as primary key is not unique there."""
+    monkeypatch.setattr(sources, "PAGE_ROWS", 2)
+    with connections[database.current].cursor() as cursor:
+        cursor.execute("CREATE TABLE tag (id BIGINT NOT NULL, text VARCHAR(50) UNIQUE)")
+        cursor.execute("INSERT INTO tag VALUES (1, 'a'), (2, 'b'), (2, 'c'), (2, 'd'), (3, 'e'), (4, %s)", [odd])
+    try:
+        assert set(scanned(TagGuard(Tag))) == {b"a", b"b", b"c", b"d", b"e", odd.encode()}
+    finally:
+        with connections[database.current].cursor() as cursor:
+            cursor.execute("DROP TABLE tag")
+
+
 def test_texts_are_not_read_through_the_orm(monkeypatch):
     """Short texts of rows with an integer as primary key are read as fast as the database sends them."""
     Article.objects.bulk_create(Article(slug=f"slug-{number}") for number in range(25))
