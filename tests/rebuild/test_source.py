@@ -234,7 +234,7 @@ def test_null_in_a_column_of_texts_loses_no_other_text(odd, each_database):
 
 @pytest.mark.parametrize("odd", ["f", "a\x01b"], ids=repr)
 def test_rows_with_one_primary_key_are_all_read(odd, each_database, monkeypatch):
-    """As of a table that is partitioned, or older than Django: what its model has as primary key is not unique there."""
+    """As of a partitioned table, or one older than Django: what its model has as primary key is not unique there."""
     monkeypatch.setattr(sources, "PAGE_ROWS", 2)
     with connections[database.current].cursor() as cursor:
         cursor.execute("CREATE TABLE tag (id BIGINT NOT NULL, text VARCHAR(50) UNIQUE)")
