@@ -18,7 +18,7 @@ from functools import cached_property, partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from django.db import connections, models, router
+from django.db import DataError, connections, models, router
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models import F, Max, Min
 
@@ -37,7 +37,8 @@ if TYPE_CHECKING:
 PAGE_ROWS = 200_000
 #: The page size for rows that are fetched one by one, as Python objects.
 _CHUNK_ROWS = 50_000
-#: Columns of texts of up to so many characters are gathered: a page has at most 51 MB, and hardly ever more than 5.
+#: Fields of texts of up to so many characters are gathered: a page has at most 51 MB, and hardly ever more than 5. Only
+#: SQLite takes longer ones.
 _MOST_CHARACTERS = 255
 #: A table with fewer rows than this, by the planner's statistics, is counted: that takes no time.
 _COUNT_BELOW = 200_000
@@ -284,7 +285,13 @@ class Source:
         while True:
             page = ordered if last is None else ordered.filter(**{f"{order}__gt": last})
             sql, parameters = page[:size].query.get_compiler(self.using).as_sql()
-            gathered, rows, end = self._fetch(scan, sql, parameters)
+            try:
+                gathered, rows, end = self._fetch(scan, sql, parameters)
+            except DataError:
+                if not scan.by_pk:
+                    raise
+                yield from self._from_rows(last)  # SQLite takes longer texts than the field, but no page of over 1 GB
+                return
             if rows and scan.by_pk:  # unpacked here: to hash texts takes longer than to read them
                 keys = scan.unpack(gathered, rows)
                 if len(keys) != rows or (rows == size and self._has_several(end)):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import random
+import sqlite3
 import uuid
 from decimal import Decimal
 
@@ -244,6 +245,21 @@ def test_rows_with_one_primary_key_are_all_read(odd, each_database, monkeypatch)
     finally:
         with connections[database.current].cursor() as cursor:
             cursor.execute("DROP TABLE tag")
+
+
+@pytest.mark.skipif(not hasattr(sqlite3.Connection, "setlimit"), reason="Python 3.10 cannot lower the limit")
+def test_a_page_that_is_too_long_for_sqlite_is_read_by_rows(each_database, monkeypatch):
+    """SQLite takes longer texts than the field allows, and no value of more than 1 GB."""
+    if each_database != "sqlite":
+        pytest.skip("the others take none")
+    monkeypatch.setattr(sources, "PAGE_ROWS", 20)
+    Article.objects.bulk_create(Article(slug=f"{number}{'-' * (number > 20) * 1000}") for number in range(50))
+    raw = connections["default"].connection
+    limit = raw.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, 10_000)
+    try:
+        assert sorted(scanned(registry["article"])) == sorted(iterated(registry["article"]))
+    finally:
+        raw.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, limit)
 
 
 def test_texts_are_not_read_through_the_orm(monkeypatch):
