@@ -156,14 +156,15 @@ def _greatest_uuid(data: bytes) -> uuid.UUID:
     return uuid.UUID(int=int(first) << 64 | int(second))
 
 
-#: What is between two texts of a page. A page with a text that contains it is read by rows.
+#: What is between two texts of a page, and stands for NULL. A page with more of them, and so with more texts than rows,
+#: is read by rows.
 _SEPARATOR = "\x01"
 #: Rows of a page of texts, which may be long.
 _TEXT_ROWS = 50_000
 
 
-def _texts(gathered: str | None, rows: int) -> list[bytes]:
-    return (gathered or "").encode().split(_SEPARATOR.encode())
+def _texts(gathered: str, rows: int) -> list[bytes]:
+    return gathered.encode().split(_SEPARATOR.encode())
 
 
 #: MariaDB cuts a text that is longer than this setting, or than ``max_allowed_packet``, with no more than a warning. So
@@ -183,13 +184,17 @@ SCANS = {
     ("sqlite", "integer"): Scan("group_concat(bloomguard_key, ',')", _decimal_integers, _last_integer),
     ("sqlite", "uuid"): Scan("group_concat(bloomguard_key, '')", _hexadecimal_uuids, _last_uuid),
     ("mysql", "integer"): Scan("", _joined_integers, pack=_packed_integers),
-    ("postgresql", "text"): Scan("string_agg(bloomguard_key, chr(1))", _texts, most_rows=_TEXT_ROWS, by_pk=True),
-    ("sqlite", "text"): Scan("group_concat(bloomguard_key, char(1))", _texts, most_rows=_TEXT_ROWS, by_pk=True),
+    ("postgresql", "text"): Scan(
+        "string_agg(coalesce(bloomguard_key, chr(1)), chr(1))", _texts, most_rows=_TEXT_ROWS, by_pk=True
+    ),
+    ("sqlite", "text"): Scan(
+        "group_concat(coalesce(bloomguard_key, char(1)), char(1))", _texts, most_rows=_TEXT_ROWS, by_pk=True
+    ),
     ("mysql", "text"): Scan(
         "",
         lambda packed, rows: list(chain.from_iterable(packed)),
         most_rows=_TEXT_ROWS,
-        pack=lambda rows: [text.encode() for text, _ in rows],
+        pack=lambda rows: [text.encode() for text, _ in rows if type(text) is str],
         by_pk=True,
     ),
     ("mariadb", "uuid"): Scan(

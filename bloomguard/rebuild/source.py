@@ -18,7 +18,7 @@ from functools import cached_property, partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from django.db import connections, models, router
+from django.db import DataError, connections, models, router
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models import F, Max, Min
 
@@ -37,7 +37,8 @@ if TYPE_CHECKING:
 PAGE_ROWS = 200_000
 #: The page size for rows that are fetched one by one, as Python objects.
 _CHUNK_ROWS = 50_000
-#: Columns of texts of up to so many characters are gathered: a page has at most 51 MB, and hardly ever more than 5.
+#: Fields of texts of up to so many characters are gathered: a page has at most 51 MB, and hardly ever more than 5. Only
+#: SQLite takes longer ones.
 _MOST_CHARACTERS = 255
 #: A table with fewer rows than this, by the planner's statistics, is counted: that takes no time.
 _COUNT_BELOW = 200_000
@@ -181,7 +182,17 @@ class Source:
         page = list(rows[:size])
         while page:
             yield from (values[:-1] for values in page)
-            page = list(rows.filter(pk__gt=page[-1][-1])[:size])
+            end = page[-1][-1]
+            if self._has_several(end):
+                yield from self.rows().filter(pk=end).values_list(*names)
+            page = list(rows.filter(pk__gt=end)[:size])
+
+    def _has_several(self, pk: Any) -> bool:
+        """Return whether several rows have this primary key: then a page may end between them.
+
+        So it may be if the table is partitioned, or older than its model.
+        """
+        return self.rows().filter(pk=pk).count() > 1
 
     def random_values(self, rows: int) -> Iterator[tuple[Any, ...]]:
         """Yield the values of the guard's fields for about that many random rows.
@@ -274,10 +285,16 @@ class Source:
         while True:
             page = ordered if last is None else ordered.filter(**{f"{order}__gt": last})
             sql, parameters = page[:size].query.get_compiler(self.using).as_sql()
-            gathered, rows, end = self._fetch(scan, sql, parameters)
+            try:
+                gathered, rows, end = self._fetch(scan, sql, parameters)
+            except DataError:
+                if not scan.by_pk:
+                    raise
+                yield from self._from_rows(last)  # SQLite takes longer texts than the field, but no page of over 1 GB
+                return
             if rows and scan.by_pk:  # unpacked here: to hash texts takes longer than to read them
                 keys = scan.unpack(gathered, rows)
-                if len(keys) != rows:
+                if len(keys) != rows or (rows == size and self._has_several(end)):
                     yield from self._from_rows(last)
                     return
                 yield KeyPage(rows, partial(list, keys))

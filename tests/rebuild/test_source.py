@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import random
+import sqlite3
 import uuid
 from decimal import Decimal
 
@@ -205,6 +206,60 @@ def test_a_text_may_have_any_character(odd, each_database, monkeypatch):
 
     assert sorted(scanned(guard)) == sorted(iterated(guard))
     assert sum(page.rows for page in Source(guard).pages()) == 10
+
+
+class Tag(models.Model):
+    text = models.CharField(max_length=50, unique=True)
+
+    class Meta:
+        app_label = "shop_own"
+        db_table = "tag"
+
+
+class TagGuard(Guard):
+    lookup = "text"
+
+
+@pytest.mark.parametrize("odd", ["c", "\x01", "a\x01b"], ids=repr)
+def test_null_in_a_column_of_texts_loses_no_other_text(odd, each_database):
+    """The column may allow NULL though its field does not; a NULL is no text that makes up for one too many."""
+    with connections[database.current].cursor() as cursor:
+        cursor.execute("CREATE TABLE tag (id BIGINT PRIMARY KEY, text VARCHAR(50) UNIQUE)")
+        cursor.execute("INSERT INTO tag VALUES (1, NULL), (2, 'd'), (3, %s), (4, 'e')", [odd])
+    try:
+        assert sorted(scanned(TagGuard(Tag))) == sorted([b"d", odd.encode(), b"e"])
+    finally:
+        with connections[database.current].cursor() as cursor:
+            cursor.execute("DROP TABLE tag")
+
+
+@pytest.mark.parametrize("odd", ["f", "a\x01b"], ids=repr)
+def test_rows_with_one_primary_key_are_all_read(odd, each_database, monkeypatch):
+    """As of a partitioned table, or one older than Django: what its model has as primary key is not unique there."""
+    monkeypatch.setattr(sources, "PAGE_ROWS", 2)
+    with connections[database.current].cursor() as cursor:
+        cursor.execute("CREATE TABLE tag (id BIGINT NOT NULL, text VARCHAR(50) UNIQUE)")
+        cursor.execute("INSERT INTO tag VALUES (1, 'a'), (2, 'b'), (2, 'c'), (2, 'd'), (3, 'e'), (4, %s)", [odd])
+    try:
+        assert set(scanned(TagGuard(Tag))) == {b"a", b"b", b"c", b"d", b"e", odd.encode()}
+    finally:
+        with connections[database.current].cursor() as cursor:
+            cursor.execute("DROP TABLE tag")
+
+
+@pytest.mark.skipif(not hasattr(sqlite3.Connection, "setlimit"), reason="Python 3.10 cannot lower the limit")
+def test_a_page_that_is_too_long_for_sqlite_is_read_by_rows(each_database, monkeypatch):
+    """SQLite takes longer texts than the field allows, and no value of more than 1 GB."""
+    if each_database != "sqlite":
+        pytest.skip("the others take none")
+    monkeypatch.setattr(sources, "PAGE_ROWS", 20)
+    Article.objects.bulk_create(Article(slug=f"{number}{'-' * (number > 20) * 1000}") for number in range(50))
+    raw = connections["default"].connection
+    limit = raw.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, 10_000)
+    try:
+        assert sorted(scanned(registry["article"])) == sorted(iterated(registry["article"]))
+    finally:
+        raw.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, limit)
 
 
 def test_texts_are_not_read_through_the_orm(monkeypatch):

@@ -554,20 +554,53 @@ def add_in_child(made, numbers):
 
 @pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
 def test_a_forked_child_connects_by_itself(store):
-    """A child uses no connection of its parent, also not one that is in use at the fork; nor does it disturb any."""
+    """A child uses no connection of its parent, nor does it disturb any."""
     made = store.create("city", "a", make_layout())
     made.add([key(0)])
     child = multiprocessing.get_context("fork").Process(target=add_in_child, args=(made, range(1, 400, 2)))
     child.start()
     add_in_child(made, range(0, 400, 2))
     child.join(60)
-    in_use = store._adds.send([("", ("PING",))])
-    store._adds._after_fork()
-    in_use.identified()
 
     assert child.exitcode == 0
     assert all(made.might_contain_many([key(number) for number in range(400)]))
-    assert store._adds.idle == []
+
+
+def test_a_child_whose_fork_ran_no_hooks_connects_by_itself(store, server, monkeypatch):
+    """As in uWSGI: the number of its process tells it from its parent, also if a connection was in use at the fork."""
+    link = store._adds
+    link.trip([("", ("PING",))])
+    in_use = link.send([("", ("PING",))])
+    monkeypatch.setattr("os.getpid", lambda: -1)
+    in_use.identified()
+    before = server.info("stats")["total_connections_received"]
+
+    link.trip([("", ("PING",))])
+
+    assert server.info("stats")["total_connections_received"] == before + 1
+
+
+def test_after_a_lost_connection_all_others_are_checked(store, server):
+    """A proxy that restarts closes all of them: a writer, which tries again once or twice, meets only one of these."""
+    made = store.create("city", "a", make_layout())
+    for call in [store._adds.send([("", ("PING",))]) for _ in range(5)]:
+        call.identified()
+    server.client_kill_filter(_type="normal", skipme=True)
+    with pytest.raises(StoreUnavailable, match="no connection"):
+        made.add([key(1)])
+
+    made.add([key(1)])
+
+    assert made.might_contain(key(1))
+
+
+def test_a_closed_store_leaves_no_place_in_its_pool_taken(store):
+    """A pool of redis-py has 100 places."""
+    for _ in range(150):
+        store._adds.trip([("", ("PING",))])
+        store.close()
+
+    assert connected(store._adds)
 
 
 def test_a_connection_that_the_server_has_closed_is_replaced(store, server, redis_clock):

@@ -35,14 +35,14 @@ class Operation(NamedTuple):
     before: str
     after: str = ""
 
-    def encode(self, offsets: Sequence[int]) -> str:
+    def encode(self, offsets: Sequence[int]) -> bytes:
         """Return the subcommands at all ``offsets``, of which there is at least one."""
         digits = len(str(max(offsets)))
         if len(str(min(offsets))) == digits:  # takes half the time
-            return f"{self.before}${digits}\r\n%d\r\n{self.after}" * len(offsets) % tuple(offsets)
+            return f"{self.before}${digits}\r\n%d\r\n{self.after}".encode() * len(offsets) % tuple(offsets)
         between = f"\r\n{self.after}{self.before}$"
         each = between.join([f"{len(offset)}\r\n{offset}" for offset in map(str, offsets)])
-        return f"{self.before}${each}\r\n{self.after}"
+        return f"{self.before}${each}\r\n{self.after}".encode()
 
 
 def encode(*words: object) -> str:
@@ -70,12 +70,12 @@ class BitFields:
     def command(self, shard: int, each: Operation = GET, positions: Sequence[int] = ()) -> Command:
         """Return a command that reads both tags of a shard and does ``each`` at the bits ``positions`` of its body."""
         first = self.body_bit
-        bits = each.encode([first + position for position in positions]) if positions else ""
+        bits = each.encode([first + position for position in positions]) if positions else b""
         return self.joined(shard, each.words * len(positions), bits)
 
-    def joined(self, shard: int, words: int, encoded: str) -> Command:
+    def joined(self, shard: int, words: int, encoded: bytes) -> Command:
         """Return a command that reads both tags of a shard, and the ``encoded`` subcommands of so many ``words``."""
-        return self._keys[shard], f"*{_TAG_WORDS + words}\r\n{self._starts[shard]}{encoded}".encode()
+        return self._keys[shard], f"*{_TAG_WORDS + words}\r\n{self._starts[shard]}".encode() + encoded
 
     def all_set(self, shard: int, reply: Any) -> bool:
         """Return whether all bits in the reply are set; raises :class:`CorruptFilter` unless its tags are right."""
@@ -120,7 +120,7 @@ class Bits:
                 found += map(all, zip(*(reply[at : at + keys] for at in range(2, len(reply), keys))))
             return found
 
-        bits = ["".join(map(GET.encode, part)) for part in parts]
+        bits = [b"".join(map(GET.encode, part)) for part in parts]
         words = [GET.words * len(part) * len(part[0]) for part in parts]
         return Part([self.fields.joined(shard, *each) for each in zip(words, bits)], answers)
 

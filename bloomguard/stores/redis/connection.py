@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from ...process import after_fork
 from . import commands
 from .commands import FAULTS, Command, RoundTrip, Server, check_replies, connection_options, is_demoted
 
@@ -30,10 +31,6 @@ class Link:
         self.pool: Any = make_pool(**kwargs | {"redis_connect_func": self._connected})
         self.server = server
         self.idle: list[Any] = []
-        after_fork(self._after_fork)
-
-    def _after_fork(self) -> None:
-        self.idle = []  # the parent's connections stay with the parent
 
     def trip(self, commands: Sequence[Command], identity: str | None = None) -> list[Any]:
         """Send commands in one round trip and return their replies; a ``NoScriptError`` is a reply, too.
@@ -74,10 +71,16 @@ class Link:
             connection = self.idle.pop()
         except IndexError:
             return self.pool.get_connection()
-        if not connection.bloomguard.is_old():
+        if not connection.bloomguard.is_old() and connection.pid == os.getpid():  # else it is a parent's
             return connection
         self.pool.release(connection)
         return self.pool.get_connection()
+
+    def release_idle(self) -> None:
+        """Leave it to the pool to check all connections before they are used again."""
+        with suppress(IndexError):
+            while True:
+                self.pool.release(self.idle.pop())
 
     def _connected(self, connection: Any) -> None:
         """Log in with the user's options, then read the server's identity."""
@@ -91,18 +94,17 @@ class Link:
 
     def close(self) -> None:
         """Close all connections; the next round trip opens new ones."""
-        self.idle.clear()
+        self.release_idle()
         self.pool.disconnect()
 
 
 class Call:
     """Commands that were sent over one connection of ``link``; call :meth:`identified` once to read their replies."""
 
-    __slots__ = ("_connection", "_idle", "_link", "_round_trip")
+    __slots__ = ("_connection", "_link", "_round_trip")
 
     def __init__(self, link: Link, commands: Sequence[Command]) -> None:
         self._link = link
-        self._idle = link.idle  # of this process: a child that is forked meanwhile does not use the connection again
         self._connection: Any = link.connection()
         try:
             self._round_trip = RoundTrip(link.server, self._connection, commands)
@@ -116,6 +118,7 @@ class Call:
         if self._connection is not None:
             self._connection.disconnect()  # otherwise a late reply would be read as that to the next command
             self._link.pool.release(self._connection)
+            self._link.release_idle()  # the server, or a proxy, may have closed these, too
             self._connection = None
 
     def identified(self, identity: str | None = None) -> tuple[str, list[Any]]:
@@ -138,5 +141,5 @@ class Call:
             self.abandon()
         else:
             self._connection = None
-            self._idle.append(connection)
+            self._link.idle.append(connection)
         return server_id.identity, check_replies(self._link.server, server_id, replies, identity)
