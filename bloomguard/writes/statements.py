@@ -106,7 +106,7 @@ def _insert(execute: Execute, compiler: Any, tables: Sequence[TrackedTable], ret
     connection.ensure_connection()
     # Before the transaction: a field's `pre_save` may store files, or change the values by which rows are locked.
     compiler.returning_fields = list(returned) or None
-    statements = compiler.as_sql()
+    statements = list(compiler.as_sql())
     with together(connection):
         before = lock_alive(compiler, counting, discards.lock_conflicting) if counting else {}
         rows = run(execute, compiler, compiler.returning_fields, statements=statements)
@@ -187,7 +187,7 @@ def run(execute: Execute, compiler: Any, *arguments: Any, statements: Any = None
     if statements is None:
         running.due, compiler.as_sql = (), _noted(compiler.as_sql)
     else:
-        running.due, compiler.as_sql = list(map(_first, statements)), lambda: statements
+        running.due, compiler.as_sql = list(map(_first, statements)), lambda *args, **kwargs: statements
     try:  # as `rows_changed`, without a call
         before = getattr(connection.connection, "total_changes", 0)
     except Exception:
