@@ -14,7 +14,7 @@ import math
 import uuid
 from typing import TYPE_CHECKING, Any
 
-from django.core.exceptions import EmptyResultSet, FieldDoesNotExist
+from django.core.exceptions import EmptyResultSet, FieldDoesNotExist, FieldError
 from django.db import models
 from django.db.models import Choices, Func, Value
 from django.db.models import aggregates as aggregate
@@ -72,7 +72,6 @@ _NULL = frozenset({builtin.IsNull, related.RelatedIsNull})
 #: for an address, a range or an interval.
 _TYPED = frozenset({"number", "text", "boolean", "date", "moment", "time", "uuid"})
 _FUNCTIONS: frozenset[Any] = frozenset({Lower, Upper, Length, Coalesce, Cast})
-_TEXTS = (models.CharField, models.TextField)
 _AGGREGATES: frozenset[Any] = frozenset({aggregate.Avg, aggregate.Count, aggregate.Max, aggregate.Min, aggregate.Sum})
 _PLAIN: frozenset[Any] = frozenset(
     {type(None), bool, datetime.date, datetime.datetime, datetime.time, datetime.timedelta, uuid.UUID}
@@ -250,7 +249,8 @@ class _Inspector:
         if type(condition) is builtin.Range and not (isinstance(right, (list, tuple)) and len(right) == 2):
             return False  # two placeholders
         values = right if isinstance(right, (list, tuple, set, frozenset)) else (right,)
-        return all(self._is_operand(each) for each in values if _is_expression(each))
+        operands = [each for each in values if _is_expression(each)]
+        return not operands or (all(map(self._is_operand, operands)) and _are_of_one_family([condition.lhs, *operands]))
 
     def _is_operand(self, operand: Any) -> bool:
         """Return whether an expression is a column of one of Django's fields, a value, or simple SQL of them."""
@@ -265,12 +265,27 @@ class _Inspector:
             return all(map(self._is_operand, operand.get_cols()))
         if kind in (Value, ResolvedOuterRef):
             return True
-        if kind is Cast and type(operand.output_field) not in _TEXTS:
-            return False  # what is no text may be no number
+        if kind is Cast and not _is_text_of_any_value(operand.output_field):
+            return False
         if kind in _FUNCTIONS or (kind in _AGGREGATES and self._is_grouped):
             parts = [each for each in operand.get_source_expressions() if each is not None]
-            return not operand.extra and _has_column(operand) and all(map(self._is_operand, parts))
+            if operand.extra or not _has_column(operand) or not all(map(self._is_operand, parts)):
+                return False
+            return kind is not Coalesce or _are_of_one_family(parts)
         return kind is Star
+
+
+def _are_of_one_family(operands: list[Any]) -> bool:
+    """Return whether no database refuses to compare the operands, as PostgreSQL does for a text and a number."""
+    try:
+        return len({family_of(each.output_field) for each in operands if type(each) is not ResolvedOuterRef}) < 2
+    except FieldError:  # Django raises it too
+        return False
+
+
+def _is_text_of_any_value(field: Any) -> bool:
+    """Return whether a cast to the field takes any value: a text may be no number, a column has a greatest width."""
+    return type(field) in (models.CharField, models.TextField) and (field.max_length or 0) <= _LONGEST_TEXT
 
 
 def _is_plain_query(query: Any) -> bool:
