@@ -245,7 +245,8 @@ class _Inspector:
             return False
         right = condition.rhs
         if isinstance(right, Query):
-            return isinstance(condition, builtin.In) and _is_plain_query(right)
+            is_plain = isinstance(condition, builtin.In) and _is_plain_query(right) and right.output_field is not None
+            return is_plain and _are_of_one_family([condition.lhs, right])
         if type(condition) is builtin.Range and not (isinstance(right, (list, tuple)) and len(right) == 2):
             return False  # two placeholders
         values = right if isinstance(right, (list, tuple, set, frozenset)) else (right,)

@@ -143,6 +143,7 @@ SENT = {
     "a constant in a condition": lambda: rows.filter(pk=ABSENT, id__gt=Cast(Value("x"), IntegerField())).first(),
     "a division": lambda: rows.annotate(n=Value(1) / Value(0)).filter(pk=ABSENT).first(),
     "a number compared with a text": lambda: rows.filter(pk=ABSENT, name=F("pk")).first(),
+    "a number among texts": lambda: rows.filter(pk=ABSENT, pk__in=Article.objects.values("slug")).first(),
     "a number compared with its text": lambda: rows.annotate(text=Cast("pk", CharField())).filter(
         pk=ABSENT, text=F("pk")
     ).first(),
@@ -180,6 +181,7 @@ def test_these_do_find_rows_and_are_refused(shop):  # noqa: F811
         assert isinstance(found["a regular expression"], type)
         assert isinstance(found["a number compared with its text"], type)
         assert isinstance(found["too wide a column"], type)
+        assert isinstance(found["a number among texts"], type)
     if database.current == "default":
         assert found["a number beside the key"] is OverflowError
         assert found["DISTINCT ON in another order"] is NotSupportedError
