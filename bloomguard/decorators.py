@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from functools import partial, wraps
+from functools import lru_cache, partial, wraps
 from typing import Any, TypeVar
 
 from asgiref.sync import iscoroutinefunction
@@ -22,6 +22,9 @@ from .routes.table import kwargs_for, kwargs_of_arg
 from .verdicts import Decision, Verdict
 
 View = TypeVar("View", bound=Callable[..., Any])
+
+#: Sets of argument names that a view remembers: one for each URL pattern, unless its caller takes them from users.
+_MOST_CALLS = 128
 
 
 def guarded(name: str, *, arg: str | Mapping[str, str] | None = None) -> Callable[[View], View]:
@@ -44,8 +47,10 @@ def guarded(name: str, *, arg: str | Mapping[str, str] | None = None) -> Callabl
         if arg is not None:
             _check(view, (arg,) if isinstance(arg, str) else tuple(arg.values()))
         place = _place_of_request(view)
-        #: The guard and the names of the arguments of a call -> the arguments with the ID.
-        names: dict[tuple[Any, ...], tuple[str, ...]] = {}
+
+        @lru_cache(maxsize=_MOST_CALLS)
+        def names(guard: Guard, *given: str) -> tuple[str, ...]:
+            return _names(guard, arg, given, view)
 
         def asked(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[LookupContext, Guard, Any] | None:
             """Return the request's context, the guard and the value; ``None`` if there is nothing to check."""
@@ -56,10 +61,7 @@ def guarded(name: str, *, arg: str | Mapping[str, str] | None = None) -> Callabl
                 guard, request = registry[name], args[place]
                 if request.method not in guard.methods:
                     return None
-                call = (guard, *kwargs)
-                wanted = names.get(call)
-                if wanted is None:
-                    wanted = names[call] = _names(guard, arg, tuple(kwargs), view)
+                wanted = names(guard, *kwargs)
                 try:
                     value = unwrapped(tuple(map(kwargs.__getitem__, wanted)))
                 except KeyError:

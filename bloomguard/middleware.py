@@ -118,7 +118,7 @@ class BloomGuardMiddleware:
         self._is_debug: bool = settings.DEBUG
         self.place = place_in_settings(type(self))
         self._sets_etags = _sets_plain_etags(middleware_classes())
-        #: What a view gives that is not called: :meth:`Exchange.end` replaces it with the site's 404.
+        #: Returned in place of calling the view. No client gets it: :meth:`Exchange.end` replaces it with the 404.
         self._blocked = HttpResponse()
         self._async = iscoroutinefunction(get_response)
         if self.place == LAST:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import tracemalloc
 
 import pytest
 from asgiref.sync import async_to_sync, iscoroutinefunction
@@ -247,6 +248,22 @@ def test_class_based_views(shop):
         assert view(get(), pk=7).content == b"seen"
         with pytest.raises(Http404, match="No Product matches the given query"):
             view(get(), pk=8)
+
+
+def test_arguments_whose_names_users_choose_take_no_memory(shop):
+    """A view that takes any argument may be called with the names of a request's JSON."""
+    view = guarded("product")(lambda request, pk, **options: HttpResponse(pk))
+    request = RequestFactory().get("/")
+    view(request, pk=7)
+
+    tracemalloc.start()
+    try:
+        for number in range(1_000):
+            assert view(request, pk=7, **{f"{number:0>10000}": True}).content == b"7"
+        kept, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert kept < 5_000_000
 
 
 def test_a_decorated_view_is_what_it_was():

@@ -135,7 +135,7 @@ class Door:
 
 
 def _hand_over(carrier: dict[str, Any], guard: Guard, key: bytes, decision: Decision) -> None:
-    """Hand a decision over to the middleware, and the guard if its routes need not ask again: the row may exist."""
+    """Hand a decision over to the middleware; after a MAYBE also the guard, which its routes need not ask again."""
     known, passed = carrier.setdefault(KNOWN, ({}, []))
     known[guard, key] = decision
     if decision is MAYBE:

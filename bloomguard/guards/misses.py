@@ -32,9 +32,9 @@ def remember_missing(guard: Guard, value: Any, generation: str, using: str, *, i
     """Put ``value`` into the negative cache, if ``using`` certainly has no row of it: a query has found none there.
 
     Nothing else writes to the negative cache, so all conditions are checked here. ``generation`` is
-    :attr:`ActiveFilter.answered_last` from before the query. See :mod:`bloomguard.state.negative_cache`. With
-    ``is_proved``, that query was the one that :func:`_is_missing` would send. Return whether the row does not exist; a
-    value that shares its key with others is then not cached all the same.
+    :attr:`ActiveFilter.answered_last` from before the query. See :mod:`bloomguard.state.negative_cache`. ``is_proved``:
+    nothing can have changed that query, so :func:`_is_missing` sends none. Return whether the row does not exist; even
+    then, a value that shares its key with others is not cached.
     """
     try:
         key = guard._meta.keys.key(value)

@@ -14,9 +14,8 @@ import math
 import uuid
 from typing import TYPE_CHECKING, Any
 
-from django.core.exceptions import FieldDoesNotExist
+from django.core.exceptions import EmptyResultSet, FieldDoesNotExist, FieldError
 from django.db import models
-from django.db.backends.utils import CursorDebugWrapper, CursorWrapper
 from django.db.models import Choices, Func, Value
 from django.db.models import aggregates as aggregate
 from django.db.models import lookups as builtin
@@ -73,7 +72,6 @@ _NULL = frozenset({builtin.IsNull, related.RelatedIsNull})
 #: for an address, a range or an interval.
 _TYPED = frozenset({"number", "text", "boolean", "date", "moment", "time", "uuid"})
 _FUNCTIONS: frozenset[Any] = frozenset({Lower, Upper, Length, Coalesce, Cast})
-_TEXTS = (models.CharField, models.TextField)
 _AGGREGATES: frozenset[Any] = frozenset({aggregate.Avg, aggregate.Count, aggregate.Max, aggregate.Min, aggregate.Sum})
 _PLAIN: frozenset[Any] = frozenset(
     {type(None), bool, datetime.date, datetime.datetime, datetime.time, datetime.timedelta, uuid.UUID}
@@ -86,7 +84,7 @@ _ALL_COLUMNS: tuple[frozenset[str], bool] = frozenset(), True
 _CURSORS = (
     "cursor", "chunked_cursor", "_cursor", "_prepare_cursor", "make_cursor", "make_debug_cursor", "create_cursor",
 )  # fmt: skip
-_EXECUTES = ("execute", "_execute_with_wrappers", "_execute", "__getattr__")
+_EXECUTES = ("__init__", "execute", "_execute_with_wrappers", "_execute", "fetchone", "fetchmany", "__getattr__")
 #: More parameters, longer texts or numbers with more digits may be too many for the database.
 _MOST_PARAMETERS, _LONGEST_TEXT, _LONGEST_NUMBER = 500, 10_000, 100
 
@@ -163,15 +161,23 @@ def is_sent_unchanged(compiler: Any) -> bool:
 
     An ``execute_wrapper``, a patched cursor or compiler may add a condition, such as that of a request's tenant.
     """
-    connection = compiler.connection
-    return (
+    query, connection = compiler.query, compiler.connection
+    if not (
         is_djangos_compiler(compiler)
-        and _reads_own_table(compiler.query)
-        and type(compiler.query.where) is WhereNode
+        and _reads_own_table(query)
+        and type(query.where) is WhereNode
+        and not query.extra_order_by
+        and _orders_by_own_columns(query)  # a set-returning function in the ORDER BY may take away the row
         and connection.execute_wrappers == [watch]
         and all(is_djangos_method(connection, name) for name in _CURSORS)
-        and all(is_djangos_method(cursor, name) for cursor in (CursorWrapper, CursorDebugWrapper) for name in _EXECUTES)
-    )
+    ):
+        return False
+    try:
+        compiler.compile(query.where)
+    except EmptyResultSet:  # so Django has sent nothing, as for a number beyond the range of the field
+        return False
+    cursors = type(connection.make_cursor(None)), type(connection.make_debug_cursor(None))
+    return all(is_djangos_method(cursor, name) for cursor in cursors for name in _EXECUTES)
 
 
 def _is_bounded(query: Query) -> bool:
@@ -239,11 +245,13 @@ class _Inspector:
             return False
         right = condition.rhs
         if isinstance(right, Query):
-            return isinstance(condition, builtin.In) and _is_plain_query(right)
+            is_plain = isinstance(condition, builtin.In) and _is_plain_query(right) and right.output_field is not None
+            return is_plain and _are_of_one_family([condition.lhs, right])
         if type(condition) is builtin.Range and not (isinstance(right, (list, tuple)) and len(right) == 2):
             return False  # two placeholders
         values = right if isinstance(right, (list, tuple, set, frozenset)) else (right,)
-        return all(self._is_operand(each) for each in values if _is_expression(each))
+        operands = [each for each in values if _is_expression(each)]
+        return not operands or (all(map(self._is_operand, operands)) and _are_of_one_family([condition.lhs, *operands]))
 
     def _is_operand(self, operand: Any) -> bool:
         """Return whether an expression is a column of one of Django's fields, a value, or simple SQL of them."""
@@ -258,12 +266,27 @@ class _Inspector:
             return all(map(self._is_operand, operand.get_cols()))
         if kind in (Value, ResolvedOuterRef):
             return True
-        if kind is Cast and type(operand.output_field) not in _TEXTS:
-            return False  # what is no text may be no number
+        if kind is Cast and not _is_text_of_any_value(operand.output_field):
+            return False
         if kind in _FUNCTIONS or (kind in _AGGREGATES and self._is_grouped):
             parts = [each for each in operand.get_source_expressions() if each is not None]
-            return not operand.extra and _has_column(operand) and all(map(self._is_operand, parts))
+            if operand.extra or not _has_column(operand) or not all(map(self._is_operand, parts)):
+                return False
+            return kind is not Coalesce or _are_of_one_family(parts)
         return kind is Star
+
+
+def _are_of_one_family(operands: list[Any]) -> bool:
+    """Return whether no database refuses to compare the operands, as PostgreSQL does for a text and a number."""
+    try:
+        return len({family_of(each.output_field) for each in operands if type(each) is not ResolvedOuterRef}) < 2
+    except FieldError:  # Django raises it too
+        return False
+
+
+def _is_text_of_any_value(field: Any) -> bool:
+    """Return whether a cast to the field takes any value: a text may be no number, a column has a greatest width."""
+    return type(field) in (models.CharField, models.TextField) and (field.max_length or 0) <= _LONGEST_TEXT
 
 
 def _is_plain_query(query: Any) -> bool:

@@ -37,7 +37,7 @@ _log = LogOnce()
 #: What the guards of one context have decided.
 Known = dict[tuple[Guard, "bytes | None"], Decision]
 
-#: The key under which the door passes them on to the middleware, with the guards of MAYBE.
+#: The key under which the door passes them on to the middleware, with the guards that answered MAYBE.
 KNOWN = "bloomguard.known"
 
 #: Limit of known decisions: a request checks few keys, but a block may run for hours.

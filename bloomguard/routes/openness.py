@@ -76,7 +76,7 @@ def why_closed(guard: Guard, view: Callable[..., Any]) -> str:
         if not _is_harmless(layer):
             return f"an unknown decorator runs first{_where(layer)}"
     if not isinstance(innermost, types.FunctionType):
-        return f"it is neither a function nor a class-based view, but of the class {type(innermost).__name__}"
+        return f"it is an instance of {type(innermost).__name__}, neither a function nor a class-based view"
     if is_class_based(innermost):
         return why_view_is_closed(innermost)
     held = [*inspect.getclosurevars(innermost).nonlocals.values(), *(innermost.__defaults__ or ())]

@@ -142,6 +142,17 @@ SENT = {
     "a constant in an order": lambda: rows.order_by(Cast(Value("x"), IntegerField())).filter(pk=ABSENT).first(),
     "a constant in a condition": lambda: rows.filter(pk=ABSENT, id__gt=Cast(Value("x"), IntegerField())).first(),
     "a division": lambda: rows.annotate(n=Value(1) / Value(0)).filter(pk=ABSENT).first(),
+    "a number compared with a text": lambda: rows.filter(pk=ABSENT, name=F("pk")).first(),
+    "a number among texts": lambda: rows.filter(pk=ABSENT, pk__in=Article.objects.values("slug")).first(),
+    "a number compared with its text": lambda: rows.annotate(text=Cast("pk", CharField())).filter(
+        pk=ABSENT, text=F("pk")
+    ).first(),
+    "a text, or else a number": lambda: rows.annotate(
+        either=Coalesce(Cast("pk", CharField()), "pk", output_field=CharField())
+    ).filter(pk=ABSENT, either="x").first(),
+    "too wide a column": lambda: rows.annotate(text=Cast("pk", CharField(max_length=10**8))).filter(
+        pk=ABSENT, text="x"
+    ).first(),
     "several rows for one": lambda: rows.filter(pk=ABSENT, name=Subquery(Article.objects.values("slug"))).first(),
     "a union in a subquery": lambda: rows.filter(
         pk=ABSENT, pk__in=Review.objects.values("product").union(Review.objects.values("article"))
@@ -168,6 +179,9 @@ def test_these_do_find_rows_and_are_refused(shop):  # noqa: F811
         assert found["an aggregate in HAVING"] is True
         assert isinstance(found["NUL"], type)
         assert isinstance(found["a regular expression"], type)
+        assert isinstance(found["a number compared with its text"], type)
+        assert isinstance(found["too wide a column"], type)
+        assert isinstance(found["a number among texts"], type)
     if database.current == "default":
         assert found["a number beside the key"] is OverflowError
         assert found["DISTINCT ON in another order"] is NotSupportedError

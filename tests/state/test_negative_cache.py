@@ -5,12 +5,14 @@ from __future__ import annotations
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
+from unittest import mock
 
 import pytest
 from asgiref.sync import async_to_sync
 from django.contrib.admin import AdminSite
 from django.contrib.auth import get_user_model
 from django.db import connection, connections, transaction
+from django.db.backends import utils
 from django.db.models import Q
 from django.http import HttpResponse, HttpResponseNotFound
 from django.test import AsyncClient, Client
@@ -391,6 +393,69 @@ def test_other_rows_prove_nothing(product, found, rows):
 
     assert product._runtime.decide(7) is MAYBE
     assert product._runtime.decide(found) is MAYBE
+
+
+class Hiding(utils.CursorWrapper):
+    """Gives each SELECT of products a condition, as that of a tenant."""
+
+    def execute(self, sql, params=None):
+        return super().execute(sql.replace('FROM "shop_product" WHERE', 'FROM "shop_product" WHERE 0 AND'), params)
+
+
+class Empty(utils.CursorWrapper):
+    """Gives no row."""
+
+    def fetchone(self):
+        return None
+
+    def fetchmany(self, size=None):
+        return []
+
+
+class Around(utils.CursorWrapper):
+    """Puts something between itself and the driver that gives no row."""
+
+    def __init__(self, cursor, db):
+        super().__init__(mock.Mock(wraps=cursor, fetchone=lambda: None, fetchmany=lambda size: []), db)
+
+
+@pytest.mark.parametrize("cursor", [Hiding, Empty, Around])
+def test_a_row_that_another_class_of_cursors_hides_is_not_taken_for_absent(product, monkeypatch, cursor):
+    """A project may put a class in the place of Django's."""
+    with monkeypatch.context() as patched:
+        patched.setattr(utils, "CursorWrapper", cursor)
+        assert (first(7), exists(7)) == (None, None)
+
+    assert product._runtime.decide(7) is MAYBE
+    assert first(7) is not None
+
+
+def test_what_django_does_not_send_proves_nothing(product, monkeypatch):
+    """``exists()`` of a number beyond the range of the model's field sends no query: the column may be wider."""
+    monkeypatch.setattr(connection.ops, "integer_field_range", lambda kind: (1, 6))
+    with product_queries() as queries:
+        assert (first(7), exists(7)) == (None, None)
+
+    assert queries == []
+    assert product._runtime.decide(7) is MAYBE
+
+
+@pytest.mark.django_db(transaction=True, databases="__all__")
+@pytest.mark.usefixtures("fresh")
+def test_an_order_that_takes_rows_away_proves_nothing(clock, monkeypatch):
+    """On PostgreSQL, a set-returning function in the ORDER BY gives no row if its set is empty."""
+    from bloomguard.rebuild import Rebuild
+
+    with database.on("postgresql"):
+        porous(monkeypatch, "product")
+        products()
+        Rebuild(registry["product"], sleep=clock.sleep).run()
+        with guarded_lookups():
+            ordered = Product.objects.extra(order_by=["shop_product.id, generate_series(1, 0)"])
+            assert ordered.filter(pk=7).first() is None
+
+        assert registry["product"]._runtime.decide(7) is MAYBE
+        assert first(7) is not None
 
 
 def test_two_values_for_the_key_prove_nothing(product, found):
