@@ -214,7 +214,7 @@ def _get(call: _Call) -> Any:
     """
     if call.key is None:
         return _load(call)
-    if (found := _try(call.cache.get, call.key)) is not None:
+    if (found := _try(call.cache, "get", call.key)) is not None:
         return found
     arrived = time.monotonic()
     deadline = arrived + 2 * call.patience
@@ -235,7 +235,7 @@ def _get(call: _Call) -> Any:
             return None
         if result is not None and result is not _MISSING:
             # Read a copy from the cache if it has one: threads that share an object would see each other's changes.
-            found = _try(call.cache.get, call.key)
+            found = _try(call.cache, "get", call.key)
             return result if found is None else found
     return _load(call)
 
@@ -245,18 +245,18 @@ def _load_for_all(call: _Call) -> Any:
     token, claim = secrets.token_hex(8), f"{call.key}:loading"
     deadline, pause = time.monotonic() + call.patience, _FIRST_PAUSE
     try:
-        while not _try(call.cache.add, claim, token, call.patience, otherwise=True):
+        while not _try(call.cache, "add", claim, token, call.patience, otherwise=True):
             if time.monotonic() >= deadline:
                 return _load(call)
             time.sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE)
-            if (found := _try(call.cache.get, call.key)) is not None:
+            if (found := _try(call.cache, "get", call.key)) is not None:
                 return found
-        found = _try(call.cache.get, call.key)  # another process may have cached it before our claim
+        found = _try(call.cache, "get", call.key)  # another process may have cached it before our claim
         return _load(call) if found is None else found
     finally:
-        if _try(call.cache.get, claim) == token:
-            _try(call.cache.delete, claim)
+        if _try(call.cache, "get", claim) == token:
+            _try(call.cache, "delete", claim)
 
 
 def _load(call: _Call) -> Any:
@@ -265,14 +265,14 @@ def _load(call: _Call) -> Any:
     except ObjectDoesNotExist:
         return None
     if value is not None and call.key is not None:
-        _try(call.cache.set, call.key, value, call.jittered())
+        _try(call.cache, "set", call.key, value, call.jittered())
     return value
 
 
-def _try(operation: Callable[..., Any], *args: Any, otherwise: Any = None) -> Any:
+def _try(cache: Any, operation: str, *args: Any, otherwise: Any = None) -> Any:
     """Call a method of the cache; return ``otherwise`` if it fails."""
     try:
-        return operation(*args)
+        return getattr(cache, operation)(*args)
     except Exception as error:
         _log.error(error, _WITHOUT)
         return otherwise
@@ -284,7 +284,7 @@ def _try(operation: Callable[..., Any], *args: Any, otherwise: Any = None) -> An
 async def _aget(call: _Call) -> Any:
     if call.key is None:
         return await _aload(call)
-    if (found := await _atry(call.cache.aget, call.key)) is not None:
+    if (found := await _atry(call.cache, "aget", call.key)) is not None:
         return found
     arrived = time.monotonic()
     deadline = arrived + 2 * call.patience
@@ -304,7 +304,7 @@ async def _aget(call: _Call) -> Any:
         if result is None and flight.began >= arrived:
             return None
         if result is not None and result is not _MISSING:
-            found = await _atry(call.cache.aget, call.key)
+            found = await _atry(call.cache, "aget", call.key)
             return result if found is None else found
     return await _aload(call)
 
@@ -313,18 +313,18 @@ async def _aload_for_all(call: _Call) -> Any:
     token, claim = secrets.token_hex(8), f"{call.key}:loading"
     deadline, pause = time.monotonic() + call.patience, _FIRST_PAUSE
     try:  # a task that is cancelled while it claims may have made the claim
-        while not await _atry(call.cache.aadd, claim, token, call.patience, otherwise=True):
+        while not await _atry(call.cache, "aadd", claim, token, call.patience, otherwise=True):
             if time.monotonic() >= deadline:
                 return await _aload(call)
             await asyncio.sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE)
-            if (found := await _atry(call.cache.aget, call.key)) is not None:
+            if (found := await _atry(call.cache, "aget", call.key)) is not None:
                 return found
-        found = await _atry(call.cache.aget, call.key)
+        found = await _atry(call.cache, "aget", call.key)
         return await _aload(call) if found is None else found
     finally:
-        if await _atry(call.cache.aget, claim) == token:
-            await _atry(call.cache.adelete, claim)
+        if await _atry(call.cache, "aget", claim) == token:
+            await _atry(call.cache, "adelete", claim)
 
 
 async def _aload(call: _Call) -> Any:
@@ -333,13 +333,13 @@ async def _aload(call: _Call) -> Any:
     except ObjectDoesNotExist:
         return None
     if value is not None and call.key is not None:
-        await _atry(call.cache.aset, call.key, value, call.jittered())
+        await _atry(call.cache, "aset", call.key, value, call.jittered())
     return value
 
 
-async def _atry(operation: Callable[..., Awaitable[Any]], *args: Any, otherwise: Any = None) -> Any:
+async def _atry(cache: Any, operation: str, *args: Any, otherwise: Any = None) -> Any:
     try:
-        return await operation(*args)
+        return await getattr(cache, operation)(*args)
     except Exception as error:
         _log.error(error, _WITHOUT)
         return otherwise

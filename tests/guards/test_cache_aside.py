@@ -34,6 +34,16 @@ class BrokenCache(LocMemCache):
     add = set = delete = get
 
 
+class SynchronousCache:
+    """One of a project that doesn't derive from Django's, and has no method to be awaited."""
+
+    def __init__(self, *args):
+        pass
+
+    def close(self):
+        pass
+
+
 @pytest.fixture
 def shop(build, settings):
     """Product 7 exists; 8 does not. Caches are new."""
@@ -41,6 +51,7 @@ def shop(build, settings):
         "default": {"BACKEND": "django.core.cache.backends.locmem.LocMemCache"},
         "none": {"BACKEND": "django.core.cache.backends.dummy.DummyCache"},
         "broken": {"BACKEND": "tests.guards.test_cache_aside.BrokenCache"},
+        "synchronous": {"BACKEND": "tests.guards.test_cache_aside.SynchronousCache"},
     }
     Product.objects.create(pk=7)
     build("product")
@@ -570,6 +581,7 @@ def test_a_cache_that_fails_is_no_cache(shop, caplog, monkeypatch):
 
     assert found == ["tea"] * 3
     assert [record.name for record in caplog.records] == ["bloomguard"]
+    assert async_to_sync(aget_or_load)("product", 7, loader.later, cache="synchronous") == "tea"
 
 
 # -- between processes
