@@ -14,7 +14,7 @@ def armed_guards(db: None) -> Iterator[None]:
     ``db`` is an argument, and not requested in the body, since pytest-django chooses the databases that it replaces by
     the names of fixtures. It opens the database as ``transactional_db`` and the like do, if the test requests those.
     """
-    from .testing import guards_armed  # imported here, so that other test runs do not load Django
+    from ..testing import guards_armed  # imported here, so that other test runs do not load Django
 
     with guards_armed():
         yield
