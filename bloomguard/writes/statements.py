@@ -66,7 +66,7 @@ def wrap(owner: Any, name: str, hooked: Callable[[Execute], Execute]) -> None:
 def concerned(compiler: Any) -> Sequence[TrackedTable]:
     """Return how a compiler's statement concerns guards. It does not, nearly always: that costs one dictionary lookup.
 
-    The methods that ask it name their arguments: ``*args`` and ``**kwargs`` would take longer than the lookup.
+    INSERT and UPDATE name their arguments when they ask: ``*args`` and ``**kwargs`` would take longer than the lookup.
     """
     model = compiler.query.model
     tables: Sequence[TrackedTable] | None = registry.plans.tracked.get(model)
@@ -298,10 +298,12 @@ def add(tracked: TrackedTable, using: str, written_to: WrittenTo, keyed: Values 
         if keyed and _add_leased(tracked, using, keyed, stored=True):
             return  # nearly always
         written = written_to(tracked)
-        if written is not None and not (written.link or keyed):
-            values, stored = written.values, written.stored
-            if _add_leased(tracked, using, values, stored=stored):
-                return
+        if (
+            written is not None
+            and not (written.link or keyed)
+            and _add_leased(tracked, using, written.values, stored=written.stored)
+        ):
+            return
         with fencing.writing(guard, using):
             if fencing.needs_no_add(guard, using):
                 return

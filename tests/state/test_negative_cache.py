@@ -14,6 +14,8 @@ from django.contrib.auth import get_user_model
 from django.db import connection, connections, transaction
 from django.db.backends import utils
 from django.db.models import Q
+from django.db.models.sql.datastructures import BaseTable
+from django.db.models.sql.where import WhereNode
 from django.http import HttpResponse, HttpResponseNotFound
 from django.test import AsyncClient, Client
 from django.test.utils import CaptureQueriesContext
@@ -33,9 +35,9 @@ from bloomguard.state import table as state
 from bloomguard.verdicts import ABSENT, MAYBE, REMEMBERED, Verdict
 from tests.conftest import forget
 from tests.shop import views
-from tests.shop.models import Article, Bundle, Product
+from tests.shop.models import Article, BoundPrice, Bundle, Product
 from tests.support import database
-from tests.support.guarding import urlconf
+from tests.support.guarding import registered, urlconf
 from tests.support.patience import PATIENT
 from tests.support.servers import valkey
 
@@ -456,6 +458,47 @@ def test_an_order_that_takes_rows_away_proves_nothing(clock, monkeypatch):
 
         assert registry["product"]._runtime.decide(7) is MAYBE
         assert first(7) is not None
+
+
+def test_an_order_by_another_table_proves_nothing(transactional_db, fresh, clock):
+    """Django joins that table, so a row whose foreign key leads nowhere is not found."""
+    from bloomguard.rebuild import Rebuild
+
+    row = BoundPrice.objects.create(price_id=5)
+    with registered(BoundPrice, name="bound-price") as guard:
+        Rebuild(guard, sleep=clock.sleep).run()
+        with guarded_lookups():
+            assert BoundPrice.objects.order_by("price__pk").filter(pk=row.pk).first() is None
+
+        assert guard._runtime.decide(row.pk) is MAYBE
+
+
+class Hiding(WhereNode):
+    """A project's own WHERE, which no row meets."""
+
+    def as_sql(self, compiler, connection):
+        sql, parameters = super().as_sql(compiler, connection)
+        return f"({sql}) AND 1 = 0", parameters
+
+
+def test_a_where_of_the_projects_proves_nothing(product):
+    """It may have a condition of its own."""
+    rows = Product.objects.filter(pk=7)
+    rows.query.where.__class__ = Hiding
+    with guarded_lookups():
+        assert rows.first() is None
+
+    assert product._runtime.decide(7) is MAYBE
+
+
+def test_another_table_in_the_place_of_the_models_proves_nothing(product):
+    """A project may read a table of archived rows by the same model."""
+    rows = Product.objects.filter(pk=7)
+    rows.query.alias_map = {"shop_product": BaseTable("shop_article", "shop_product")}
+    with guarded_lookups():
+        assert not rows.exists()
+
+    assert product._runtime.decide(7) is MAYBE
 
 
 def test_two_values_for_the_key_prove_nothing(product, found):

@@ -57,6 +57,22 @@ def test_the_keys_of_all_its_statements_are_added_at_once(guard, added):
     assert verdicts(guard, *"abcde") == [Verdict.MAYBE] * 5
 
 
+def test_a_row_that_is_written_elsewhere_meanwhile_is_added_too(guard, monkeypatch):
+    """A field writes to another database between two of the statements: that is no part of the batch's transaction."""
+    other = "default" if database.current != "default" else "postgresql"
+
+    def pre_save(field, instance, add):
+        if instance.slug == "b":
+            Article.objects.using(other).create(slug="elsewhere")
+        return getattr(instance, field.attname)
+
+    monkeypatch.setattr(models.SlugField, "pre_save", pre_save)
+
+    Article.objects.bulk_create(articles("a", "b"), batch_size=1)
+
+    assert verdicts(guard, "a", "b", "elsewhere") == [Verdict.MAYBE] * 3
+
+
 def test_a_field_sees_the_rows_of_earlier_statements(guard, monkeypatch):
     """A query between two of the statements finds the rows of the first: no guard answers it meanwhile."""
     seen = []
