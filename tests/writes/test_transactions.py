@@ -31,7 +31,7 @@ from bloomguard.writes.adding import adding
 from tests.shop.models import Article, Product
 from tests.support import database, orm_writes
 from tests.support.guarding import registered
-from tests.support.orm_writes import MODELS, TRANSACTIONS, by_hand, run, uninstalled, without_autocommit
+from tests.support.orm_writes import MODELS, TRANSACTIONS, by_hand, run, sent, uninstalled, without_autocommit
 
 pytestmark = pytest.mark.django_db(transaction=True, databases="__all__")
 
@@ -126,6 +126,65 @@ def test_a_connection_that_django_holds_for_broken_stays_so(product):
             Product.objects.create(pk=90_073)
     finally:
         connections[using].rollback()
+
+
+def spoiled_by_a_flag(using):
+    """The project's own wish: the database itself would still accept statements."""
+    transaction.set_rollback(True, using=using)
+
+
+def spoiled_by_an_error(using):
+    """A refused row, after which PostgreSQL refuses everything."""
+    with suppress(IntegrityError), transaction.atomic(using=using, savepoint=False):
+        Product.objects.bulk_create([Product(pk=90_080), Product(pk=90_080)])
+
+
+#: Each write, of rows that are there or of new ones. They begin with no query of the project's own.
+IN_VAIN = [
+    lambda rows, new, change: rows[0].save(),
+    lambda rows, new, change: rows[0].delete(),
+    lambda rows, new, change: type(rows[0]).objects.create(**new),
+    lambda rows, new, change: type(rows[0]).objects.bulk_create([type(rows[0])(**new)]),
+    lambda rows, new, change: type(rows[0]).objects.update(**change),
+    lambda rows, new, change: type(rows[0]).objects.bulk_update(rows, list(change)),
+    lambda rows, new, change: type(rows[0]).objects.all().delete(),
+    lambda rows, new, change: type(rows[0]).objects._raw_delete(database.current),
+    lambda rows, new, change: execute(f"DELETE FROM {rows[0]._meta.db_table}"),
+]
+
+
+@pytest.mark.parametrize("spoil", [spoiled_by_a_flag, spoiled_by_an_error], ids=lambda spoil: spoil.__name__)
+def test_nothing_is_sent_in_a_transaction_that_is_to_be_rolled_back(armed, clock, spoil):
+    """Every write meets Django's own error, no statement of ours goes before it, and no guard is fenced."""
+    made = {}
+    for number, (model, (new, change)) in enumerate(MODELS.items()):
+        rows = [model.objects.create(**new(80_000 + 100 * number + each)) for each in range(2)]
+        made[model] = rows, new(80_050 + 100 * number), change(80_060 + 100 * number)
+
+    def write_all():
+        outcomes = []
+        for rows, new, change in made.values():
+            for place, write in enumerate(IN_VAIN):
+                with transaction.atomic(using=database.current):
+                    spoil(database.current)
+                    with sent() as statements:
+                        try:
+                            given = write(rows, new, change)
+                        except Exception as error:
+                            given = f"{type(error).__name__}: {error}"
+                    outcomes.append((type(rows[0]).__name__, place, str(given), list(statements)))
+                    transaction.set_rollback(True, using=database.current)
+        return outcomes
+
+    with uninstalled():
+        expected = write_all()
+
+    assert write_all() == expected
+    refused = [given for _, _, given, _ in expected if given.startswith("TransactionManagementError")]
+    assert len(refused) > 0.8 * len(expected)
+    clock.now += 10
+    fenced = GuardState.objects.filter(status=FENCED)
+    assert list(fenced.values_list("name", flat=True)) == []
 
 
 @pytest.mark.parametrize("block", BY_HAND, ids=lambda block: block.__name__)
