@@ -74,10 +74,7 @@ def test_a_failover_is_followed_and_nothing_from_before_is_trusted(watched, kind
     until(sentinel.knows_replica)
 
     primary.kill()
-    sentinel.be_quick()
-    until(lambda: sentinel.primary() == replica.port)
-    with replica.client() as admin:
-        until(lambda: admin.info("replication")["role"] == "master")
+    sentinel.fail_over(replica)
 
     for number, (store, generation) in enumerate(made):
         with pytest.raises(StoreError):

@@ -210,7 +210,7 @@ class Valkey:
 
 
 class Sentinel:
-    """A Sentinel that watches ``primary`` by the name ``mymaster``, and alone decides that it is gone."""
+    """A Sentinel that watches ``primary`` by the name ``mymaster``."""
 
     def __init__(self, primary: Valkey) -> None:
         self.port = free_port()
@@ -230,10 +230,23 @@ class Sentinel:
         self._process = _spawn_valkey(path, "--sentinel")
         until(lambda: self.primary() == primary.port)
 
-    def be_quick(self) -> None:
-        """Take the primary for gone after 300 ms; until then no busy machine makes it seem so."""
+    def fail_over(self, replica: Valkey) -> None:
+        """Promote ``replica``, whose primary was killed; wait until both know it.
+
+        By command: a limit on silence that notices a death in a test's time takes a busy server for dead too.
+        """
         with redis.Redis(port=self.port, socket_timeout=60) as admin:
-            admin.sentinel_set("mymaster", "down-after-milliseconds", 300)
+            until(lambda: self._promotes(admin))
+        until(lambda: self.primary() == replica.port)
+        with replica.client() as promoted:
+            until(lambda: promoted.info("replication")["role"] == "master")
+
+    @staticmethod
+    def _promotes(admin: Any) -> bool:
+        try:
+            return bool(admin.execute_command("SENTINEL", "FAILOVER", "mymaster"))
+        except redis.ResponseError as error:  # it has no fresh word of the replica yet
+            return "INPROG" in str(error)
 
     def knows_replica(self) -> bool:
         """Whether it has found a replica that it could promote."""
