@@ -201,10 +201,14 @@ def following(
             _fence_late(_follow(reading, connection, own), connection)  # it was not
         elif not apart and cache.catalogue is None and connection.vendor == "sqlite" and is_under_way(connection):
             # A read now would take a snapshot, and the write could fail with SQLITE_BUSY_SNAPSHOT.
+            before, stays = wrapping.rows_changed(connection), True
             try:
                 yield None
+            except BaseException:
+                stays = wrapping.may_leave_rows(connection, before, many=many)
+                raise
             finally:
-                if not cache.are_idle(connection):
+                if stays and not cache.are_idle(connection):
                     _fence_late(_follow(reading, connection, own), connection)
         else:
             with _fencing(_follow(reading, connection, own), reading, connection, apart=apart, many=many) as fenced:

@@ -223,6 +223,19 @@ def test_an_error_in_a_transaction_is_the_callers(built):
     assert Product.objects.filter(pk=9).exists()
 
 
+@pytest.mark.parametrize("known", [True, False])
+def test_a_refused_statement_fences_nothing(built, known):
+    """Not either while the catalogue is unknown, which SQLite's transactions read only after the statement."""
+    if not known:
+        consequences.caches.clear()
+    savepoint = nullcontext if database.current == "default" else atomic  # PostgreSQL goes on only after one
+    with atomic(), suppress(IntegrityError), savepoint():
+        execute("INSERT INTO shop_product (id, name) VALUES (7, 'x'), (1, 'x')")
+
+    assert not Product.objects.filter(pk=7).exists()
+    assert status("product") == ARMED
+
+
 def call_procedure():
     with connections[database.current].cursor() as cursor:
         cursor.callproc("nobody_knows", [])
