@@ -17,7 +17,7 @@ from ..guards.places import name_of_database, schemas
 from ..guards.scopes import DATABASE
 from ..process import own_lock
 from ..state import table as states
-from ..state.transactions import is_under_way
+from ..state.transactions import is_aborted, is_under_way
 from . import fencing, unknown_guards
 from .catalogue import calls_own_functions, has_temporary_triggers, load
 from .flows import Catalogue
@@ -274,7 +274,7 @@ def _catalogue(cache: DatabaseCache, connection: Any) -> Catalogue | None:
     """Return the database's catalogue; ``None`` if it cannot be read."""
     if cache.catalogue is not None:
         return cache.catalogue
-    if connection.alias in definitions.temporary:
+    if connection.alias in definitions.temporary or is_aborted(connection):
         return None
     seen = definitions.stamp
     try:

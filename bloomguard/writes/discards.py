@@ -107,7 +107,8 @@ def _lock(compiler: Any, tracked: TrackedTable, chosen: Iterable[Any]) -> Alive:
     at_home = guard.scope == DATABASE or compiler.using == router.db_for_write(guard.model)
     if compiler.connection.vendor == "sqlite":
         # It has no row locks, and a transaction that reads first cannot wait for the write lock: so write first.
-        compiler.connection.validate_no_broken_transaction()  # as Django's cursor does
+        with compiler.connection.cursor():  # as for Django's statement: a closed connection has an error of its own
+            compiler.connection.validate_no_broken_transaction()
         table = compiler.connection.ops.quote_name(compiler.query.get_meta().db_table)
         with compiler.connection.wrap_database_errors:
             fetch_uncounted(compiler.connection, f"DELETE FROM {table} WHERE 0")  # noqa: S608

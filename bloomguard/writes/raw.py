@@ -22,7 +22,7 @@ from django.db import Error, connections
 from ..guards import Guard, registry
 from ..process import LogOnce
 from ..state import table as states
-from ..state.transactions import is_under_way, together
+from ..state.transactions import is_aborted, is_under_way, together
 from . import adding, consequences, early, fencing, isolation, unknown_guards, wrapping
 from .consequences import Cause, DatabaseCache, affected_guards, current_cache, definitions
 from .observer import TransactionObserver
@@ -196,12 +196,19 @@ def following(
         cache = current_cache(connection.alias)
         if not (reading.effects or reading.known) or not cache.tables:
             yield {}
+        elif _is_refused(reading, connection, apart=apart):
+            yield None
+            _fence_late(_follow(reading, connection, own), connection)  # it was not
         elif not apart and cache.catalogue is None and connection.vendor == "sqlite" and is_under_way(connection):
             # A read now would take a snapshot, and the write could fail with SQLITE_BUSY_SNAPSHOT.
+            before, stays = wrapping.rows_changed(connection), True
             try:
                 yield None
+            except BaseException:
+                stays = wrapping.may_leave_rows(connection, before, many=many)
+                raise
             finally:
-                if not cache.are_idle(connection):
+                if stays and not cache.are_idle(connection):
                     _fence_late(_follow(reading, connection, own), connection)
         else:
             with _fencing(_follow(reading, connection, own), reading, connection, apart=apart, many=many) as fenced:
@@ -209,6 +216,14 @@ def following(
     finally:
         if reading.defines:
             definitions.changed(connection)
+
+
+def _is_refused(reading: Reading, connection: Any, *, apart: bool) -> bool:
+    """Whether Django or PostgreSQL refuses the statement, as the open transaction has to be rolled back.
+
+    Then nothing of ours is sent before it. Of what is sent ``apart`` Django sees nothing.
+    """
+    return (connection.needs_rollback and not apart) or (bool(reading.head) and is_aborted(connection))
 
 
 @contextmanager

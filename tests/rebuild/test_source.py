@@ -11,18 +11,21 @@ from decimal import Decimal
 
 import numpy as np
 import pytest
+from django.apps import apps
 from django.db import DatabaseError, connections, models
 from django.db.models import Q
 
 from bloomguard.exceptions import RebuildError
 from bloomguard.guards import Guard, registry
 from bloomguard.guards.keys import Unkeyable, head_of
-from bloomguard.rebuild import scans
+from bloomguard.rebuild import Rebuild, scans
 from bloomguard.rebuild import source as sources
 from bloomguard.rebuild.scopes import ScopedSource
 from bloomguard.rebuild.source import Source
+from bloomguard.verdicts import Verdict
 from tests.shop.models import Article, Bundle, Diary, Order, Place, Price, Product
 from tests.support import database
+from tests.support.guarding import registered
 
 pytestmark = [
     pytest.mark.django_db(transaction=True, databases="__all__"),
@@ -260,6 +263,32 @@ def test_a_page_that_is_too_long_for_sqlite_is_read_by_rows(each_database, monke
         assert sorted(scanned(registry["article"])) == sorted(iterated(registry["article"]))
     finally:
         raw.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, limit)
+
+
+@pytest.mark.parametrize("kind", [models.IntegerField, models.UUIDField])
+def test_rows_with_one_key_are_all_counted_by_a_filter_that_discards(kind, fresh, clock, monkeypatch, each_database):
+    """Also if a page ends between them, as of a table whose column is unique by its model alone."""
+    monkeypatch.setattr(sources, "PAGE_ROWS", 2)
+    fields = {"__module__": __name__, "Meta": type("Meta", (), {"app_label": "shop", "managed": False})}
+    model = type("Numbered", (models.Model,), {"number": kind(unique=True), **fields})
+    values = [uuid.UUID(int=number) if kind is models.UUIDField else number for number in (5, 7, 7, 7, 9)]
+    number = model._meta.get_field("number").db_type(connections[database.current])
+    with connections[database.current].cursor() as cursor:
+        cursor.execute(f"CREATE TABLE shop_numbered (id BIGINT PRIMARY KEY, number {number})")
+    try:
+        model.objects.bulk_create(model(pk=pk, number=value) for pk, value in enumerate(values, 1))
+        with registered(model, lookup="number", filter="cuckoo") as guard:
+            Rebuild(guard, sleep=clock.sleep).run()
+            clock.now += 10
+            for row in model.objects.filter(number=values[1])[:2]:
+                row.delete()
+
+            assert guard.verdict(values[1]) is Verdict.MAYBE
+    finally:
+        with connections[database.current].cursor() as cursor:
+            cursor.execute("DROP TABLE shop_numbered")
+        apps.all_models["shop"].pop("numbered", None)
+        apps.clear_cache()
 
 
 def test_texts_are_not_read_through_the_orm(monkeypatch):

@@ -148,7 +148,7 @@ IN_VAIN = [
     lambda rows, new, change: type(rows[0]).objects.update(**change),
     lambda rows, new, change: type(rows[0]).objects.bulk_update(rows, list(change)),
     lambda rows, new, change: type(rows[0]).objects.all().delete(),
-    lambda rows, new, change: type(rows[0]).objects._raw_delete(database.current),
+    lambda rows, new, change: type(rows[0]).objects.all()._raw_delete(database.current),
     lambda rows, new, change: execute(f"DELETE FROM {rows[0]._meta.db_table}"),
 ]
 
@@ -185,6 +185,32 @@ def test_nothing_is_sent_in_a_transaction_that_is_to_be_rolled_back(armed, clock
     clock.now += 10
     fenced = GuardState.objects.filter(status=FENCED)
     assert list(fenced.values_list("name", flat=True)) == []
+
+
+@pytest.mark.parametrize("write", IN_VAIN)
+@pytest.mark.parametrize("filter", ["bloom", "cuckoo"])
+def test_a_connection_that_was_closed_in_a_transaction_has_its_own_error(each_database, fresh, clock, filter, write):
+    """As without bloomguard, the driver's comes before the one of Django."""
+    row = Product.objects.create(pk=1)
+
+    def attempt():
+        try:
+            with transaction.atomic(using=database.current):
+                connections[database.current].close()
+                write([row], {"pk": 2}, {"name": "x"})
+        except Exception as error:
+            return type(error), str(error)
+        finally:
+            connections[database.current].close()
+
+    with uninstalled():
+        expected = attempt()
+    with registered(Product, filter=filter) as guard:
+        Rebuild(guard, sleep=clock.sleep).run()
+
+        assert attempt() == expected
+        clock.now += 10
+        assert state.table.current(guard.name).status == ARMED
 
 
 @pytest.mark.parametrize("block", BY_HAND, ids=lambda block: block.__name__)

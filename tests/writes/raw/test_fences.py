@@ -6,10 +6,10 @@ import logging
 import os
 import sqlite3
 import threading
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 
 import pytest
-from django.db import IntegrityError, ProgrammingError, connections, models, transaction
+from django.db import IntegrityError, InternalError, ProgrammingError, connections, models, transaction
 from django.db.backends.postgresql.psycopg_any import sql as composing
 from django.db.migrations.operations import RunSQL
 from django.db.migrations.state import ModelState, ProjectState
@@ -24,6 +24,7 @@ from bloomguard.writes.sql import reader
 from tests.shop.models import Article, Bundle, Order, Product
 from tests.support import database
 from tests.support.guarding import registered
+from tests.support.orm_writes import atomic, sent, without_autocommit
 
 from .sending import INSERT, execute, on_postgresql, on_sqlite, status
 
@@ -220,6 +221,73 @@ def test_an_error_in_a_transaction_is_the_callers(built):
         Product.objects.create(pk=9)
 
     assert Product.objects.filter(pk=9).exists()
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_a_refused_statement_fences_nothing(built, known):
+    """Not either while the catalogue is unknown, which SQLite's transactions read only after the statement."""
+    if not known:
+        consequences.caches.clear()
+    savepoint = nullcontext if database.current == "default" else atomic  # PostgreSQL goes on only after one
+    with atomic(), suppress(IntegrityError), savepoint():
+        execute("INSERT INTO shop_product (id, name) VALUES (7, 'x'), (1, 'x')")
+
+    assert not Product.objects.filter(pk=7).exists()
+    assert status("product") == ARMED
+
+
+def call_procedure():
+    with connections[database.current].cursor() as cursor:
+        cursor.callproc("nobody_knows", [])
+
+
+#: Each may write, as far as its text shows.
+DOUBTFUL = {
+    "insert": lambda: execute(INSERT, [7, "x"]),
+    "insert_many": lambda: execute(INSERT, [[7, "x"], [8, "x"]], many=True),
+    "several": lambda: execute("INSERT INTO shop_product (id, name) VALUES (7, 'x'); SELECT 1"),
+    "alter": lambda: execute("ALTER TABLE shop_product ADD COLUMN another integer"),
+    "unknown": lambda: execute("FROBNICATE shop_product"),
+    "procedure": call_procedure,
+}
+
+
+@pytest.mark.parametrize("known", [True, False])
+@pytest.mark.parametrize("write", DOUBTFUL.values(), ids=DOUBTFUL)
+@pytest.mark.parametrize("block", [atomic, without_autocommit], ids=lambda block: block.__name__)
+def test_what_django_refuses_until_the_rollback_fences_nothing(built, clock, block, write, known):
+    """It raises Django's own error, and the transaction is rolled back by nobody but the project."""
+    began = clock.now
+    with suppress(IntegrityError), block():
+        with suppress(IntegrityError), transaction.atomic(using=database.current, savepoint=False):
+            Product.objects.bulk_create([Product(pk=7), Product(pk=7)])
+        if not known:
+            consequences.caches.clear()
+        with sent() as statements, pytest.raises(transaction.TransactionManagementError):
+            write()
+        assert "ROLLBACK" not in "".join(statements).upper()
+        raise IntegrityError
+
+    assert clock.now == began
+    assert {status(name) for name in ("product", "article", "order", "place")} == {ARMED}
+
+
+@on_postgresql
+@pytest.mark.parametrize("write", ["insert", "insert_many", "alter", "procedure"])
+@pytest.mark.parametrize("block", [atomic, without_autocommit], ids=lambda block: block.__name__)
+def test_what_postgresql_refuses_until_the_rollback_fences_nothing(built, caplog, block, write):
+    """Also if the catalogue cannot be read then; the log does not blame the rights of the role."""
+    with suppress(IntegrityError), block():
+        with suppress(IntegrityError):
+            execute(INSERT, [1, "x"])
+        consequences.caches.clear()
+        for refused in (DOUBTFUL[write], lambda: Product.objects.update(name="x")):
+            with pytest.raises(InternalError, match="transaction is aborted"):
+                refused()
+        raise IntegrityError
+
+    assert {status(name) for name in ("product", "article", "order", "place")} == {ARMED}
+    assert caplog.messages == []
 
 
 def test_every_connection_is_watched(built):
