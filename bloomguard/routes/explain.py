@@ -296,7 +296,7 @@ def _outcome(
     if row.answered == NOWHERE:
         return f"passes{why}"
     if method not in methods:
-        return f"passes: the guard answers only {', '.join(sorted(methods)) or 'no method at all'}"
+        return f"passes: the guard answers {('only ' + ', '.join(sorted(methods))) if methods else 'no method'}"
     if verdict is not Verdict.ABSENT:
         return "passes"
     captured = match.kwargs
