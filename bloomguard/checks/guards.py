@@ -18,6 +18,7 @@ from ..guards import AUTO, Guard, registry
 from ..guards.fields import kind_of, own_conversions, value_field
 from ..guards.scopes import SCHEMA, no_schema
 from ..rebuild.refusals import CURE, EXACT_COLLATIONS, declaration_refusals
+from ..routes.openness import is_admin
 from ..routes.patterns import patterns
 from ..routes.table import guarded_routes
 
@@ -141,7 +142,9 @@ def _routes(guard: Guard) -> Iterator[CheckMessage]:
     try:
         guarded_routes(guard)
     except ConfigurationError as problem:
-        names = sorted({pattern.view_name for pattern in patterns() if pattern.is_named})
+        known = [pattern for pattern in patterns() if pattern.is_named]
+        names = sorted({pattern.view_name for pattern in known})
+        useful = sorted({each.view_name for each in known if each.takes_id and not is_admin(each.callback)})
         shared = [name for name in guard.routes if len([each for each in patterns() if each.view_name == name]) > 1]
         near = [match for route in guard.routes for match in get_close_matches(route, names)]
         if near and near[0] not in guard.routes:
@@ -150,10 +153,10 @@ def _routes(guard: Guard) -> Iterator[CheckMessage]:
             hint = "Give each pattern a name of its own, or remove the route: the guard answers at the lookup."
         elif near:
             hint = "Name the kwarg, as in routes = {'route': 'kwarg'}."
-        elif names:
-            hint = f"The URLconf has {', '.join(names[:20])}."
+        elif useful:
+            hint = f"The URLconf has {', '.join(useful[:20])}."
         else:
-            hint = "No URL pattern has a name: write path(..., name='...')."
+            hint = "No URL pattern that takes an identifier has a name: write path(..., name='...')."
         yield warn(guard, "bloomguard.W102", str(problem), hint)
 
 

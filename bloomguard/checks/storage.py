@@ -153,7 +153,7 @@ def _filter(guard: Guard, row: GuardState | None) -> Iterator[CheckMessage]:
         return
     except (StoreError, FilterError) as error:
         text = f"its filter cannot be used here, so every request passes: {error}"
-        hint = f"R{run[1:]}; while two releases run side by side, run it with the older one."
+        hint = f"R{run[1:]}. While two releases run side by side, wait until the older one has ended."
         yield warn(guard, "bloomguard.W033", text, hint)
         return
     if keys > (room := generation.layout.capacity):

@@ -2,7 +2,7 @@
 
 A guard may answer a query that can only return rows of its table whose key equals a value, and only rows that are in
 the guard's filter: with ``alive``, the query must have its conditions. The database answers any query that this module
-does not recognise.
+does not recognize.
 """
 
 from __future__ import annotations

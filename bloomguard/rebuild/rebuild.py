@@ -243,7 +243,7 @@ class Rebuild:
             try:
                 self.table.heartbeat(self._mine)
             except DatabaseError as error:  # if another builder has taken over meanwhile, the publication fails
-                logger.info("bloomguard could not say that the build of %s goes on: %s", self.guard.name, error)
+                logger.info("bloomguard could not record that the build of %s is running: %s", self.guard.name, error)
 
     def _beat(self) -> None:
         for one in self.companions:

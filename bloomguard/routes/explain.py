@@ -128,7 +128,7 @@ def _why_not_auto(guard: Guard, pattern: Pattern) -> str:
 #: The reason of each decision: what it means and how to fix it.
 MEANING = {
     "absent": "the filter does not contain it",
-    "out of range": "no column can hold it",
+    "out of range": "the column cannot hold it",
     "remembered": "a false positive of the filter: a recent query found no such row",
     "maybe": "the filter contains it, or this is a false positive",
     "unkeyable": "it is not a valid value for the lookup's field",
@@ -141,7 +141,7 @@ MEANING = {
     "ambiguous": "several schemas or databases have the table, and the filter does not have the rows of this one",
     "shadow": "the filter does not contain it, but the guard is in shadow mode, so the request passes",
     "false absence": "the row exists, but the filter does not contain it; run rebuild_filter",
-    "error": "an error inside bloomguard",
+    "error": "the guard or bloomguard raised an error",
     "disabled": "BLOOMGUARD['ENABLED'] is not True, so no guard answers",
 }
 
@@ -296,7 +296,7 @@ def _outcome(
     if row.answered == NOWHERE:
         return f"passes{why}"
     if method not in methods:
-        return f"passes: the guard answers only {', '.join(sorted(methods)) or 'no method at all'}"
+        return f"passes: the guard answers {('only ' + ', '.join(sorted(methods))) if methods else 'no method'}"
     if verdict is not Verdict.ABSENT:
         return "passes"
     captured = match.kwargs

@@ -6,6 +6,7 @@ import gc
 from unittest.mock import Mock
 
 import pytest
+from django.contrib import admin
 from django.core.checks import Tags, run_checks
 from django.core.checks.registry import registry as known_checks
 from django.core.management import CommandError, call_command
@@ -110,6 +111,15 @@ def test_a_mistake_names_the_guard_the_value_and_the_cure(only, model, attribute
     assert message.startswith("the guard 'mine': ")
     assert value in message
     assert cure in hint
+
+
+def test_a_route_without_a_pattern_names_those_that_take_an_identifier(only, settings):
+    """The hint lists the project's patterns, and none of the admin's or without an ID."""
+    shown = path("products/<int:pk>/", views.product, name="product")
+    settings.ROOT_URLCONF = urlconf(path("admin/", admin.site.urls), path("all/", views.product, name="all"), shown)
+    only(Product, routes=["xyzzy"])
+
+    assert the_message()[2] == "The URLconf has product."
 
 
 def slug_with(**options):

@@ -127,7 +127,7 @@ def test_a_filter_of_a_newer_release(built):
 
     assert found == "bloomguard.W033"
     assert f"format version {codec.VERSION + 1}; this release reads version {codec.VERSION}" in message
-    assert "with the older one" in hint
+    assert hint.endswith("wait until the older one has ended.")
 
 
 def test_a_filter_of_another_secret(built, settings):

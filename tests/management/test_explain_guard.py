@@ -59,6 +59,18 @@ def test_a_path_is_explained(shop, capsys, url, method, verdict, reason, outcome
     assert answer["outcome"].startswith(outcome)
 
 
+def test_a_guard_without_methods_answers_none(shop, capsys, monkeypatch):
+    """An impossible value of ``methods`` becomes none, and the outcome says so."""
+    with monkeypatch.context() as patch:
+        patch.setattr(registry["product"], "methods", ())
+        registry.changed()
+
+        [answer] = explained(capsys, "/products/8/")["guards"]
+    registry.changed()
+
+    assert answer["outcome"] == "passes: the guard answers no method"
+
+
 def test_the_key_and_what_it_was_held_against_are_shown(shop, capsys):
     """Key, generation, state row, store, lease and timings are those that the verdict came from."""
     found = explained(capsys, "https://testserver/products/8/?page=2")

@@ -79,7 +79,7 @@ def test_a_fence_by_hand_lasts_until_somebody_rebuilds(armed, clock, before):
     run("switch_guards", "fence", "product")
     clock.sleep(state.LEASE_SECONDS)
     assert armed.verdict(987_654) is Verdict.UNKNOWN
-    assert GuardState.objects.get(name="product").reason.endswith(" by switch_guards")
+    assert GuardState.objects.get(name="product").reason.endswith(" with switch_guards")
 
     said = run("rebuild_filter", "--if-needed", "product")
     told = json.loads(run("rebuild_filter", "--if-needed", "--json", "-v", "0", "product"))["guards"]

@@ -34,7 +34,7 @@ class Command(GuardsCommand):
         try:
             for guard in guards:
                 with translation.override(None):
-                    outcome = switch(guard, action, f"{_user()} by switch_guards")
+                    outcome = switch(guard, action, f"{_user()} with switch_guards")
                 state = table_of(guard).current(guard.name)
                 if action == ENFORCE and not (state.active and state.is_answered_by(state.active)):
                     outcome = f"It answers nothing before rebuild_filter {guard.name}."

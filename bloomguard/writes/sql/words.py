@@ -1,4 +1,4 @@
-"""The words of SQL by which statements, tables and functions are recognised."""
+"""The words of SQL by which statements, tables and functions are recognized."""
 
 from __future__ import annotations
 
