@@ -42,6 +42,8 @@ _SELECTS = ("select_format", "get_col")
 _COLUMN = (
     "pre_save", "db_type", "db_type_parameters", "db_type_suffix", "db_parameters", "rel_db_type", "get_internal_type",
 )  # fmt: skip
+#: Numbers with more digits before or after the point may be too long for the database.
+LONGEST_NUMBER = 100
 _MISSING = object()
 
 
@@ -194,6 +196,9 @@ def may_raise_beside(field: models.Field[Any, Any], value: Any) -> bool:
 
 
 def _is_refused(field: models.Field[Any, Any], value: Any) -> bool:
-    if kind_of(field) == "integer":
+    kind = kind_of(field)
+    if kind == "integer":
         return not _LOW <= int(field.to_python(value)) <= _HIGH
+    if kind == "decimal":
+        return abs(field.to_python(value).adjusted()) > LONGEST_NUMBER
     return isinstance(value, str) and "\0" in value

@@ -40,7 +40,7 @@ from django.db.models.sql.where import WhereNode
 from django.utils.safestring import SafeString
 
 from ..guards.conditions import family_of
-from ..guards.fields import is_djangos_compiler, is_djangos_method
+from ..guards.fields import LONGEST_NUMBER, is_djangos_compiler, is_djangos_method
 from ..writes.raw import watch
 from .query import conditions_of, order_of
 
@@ -85,8 +85,8 @@ _CURSORS = (
     "cursor", "chunked_cursor", "_cursor", "_prepare_cursor", "make_cursor", "make_debug_cursor", "create_cursor",
 )  # fmt: skip
 _EXECUTES = ("__init__", "execute", "_execute_with_wrappers", "_execute", "fetchone", "fetchmany", "__getattr__")
-#: More parameters, longer texts or numbers with more digits may be too many for the database.
-_MOST_PARAMETERS, _LONGEST_TEXT, _LONGEST_NUMBER = 500, 10_000, 100
+#: More parameters or longer texts may be too many for the database.
+_MOST_PARAMETERS, _LONGEST_TEXT = 500, 10_000
 
 
 def is_certain(compiler: Any, lookup: RowLookup) -> bool:
@@ -390,5 +390,5 @@ def _is_taken(value: Any, vendor: str) -> bool:
         return math.isfinite(value)
     if kind is decimal.Decimal:
         digits = len(value.as_tuple().digits)
-        return value.is_finite() and abs(value.adjusted()) <= _LONGEST_NUMBER and digits <= _LONGEST_NUMBER
+        return value.is_finite() and abs(value.adjusted()) <= LONGEST_NUMBER and digits <= LONGEST_NUMBER
     return kind in _PLAIN

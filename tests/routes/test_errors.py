@@ -91,6 +91,7 @@ RAISING = {
     "NUL beside the key": (Product, "pk", "<int:pk>/<str:name>/", "/99/x%00y/", POSTGRESQL),
     "number beside the key": (Page, "pk", "<int:pk>/<int:author>/", f"/99/{HUGE}/", SQLITE),
     "digits": (Price, "amount", "<str:amount>/", "/123456789012.5/", {}),
+    "more digits than any number has": (Price, "amount", "<str:amount>/", "/1e200000/", POSTGRESQL),
 }
 
 
@@ -260,6 +261,8 @@ def test_explain_guard_says_that_it_passes(settings, build, capsys, db):
         (Page, ("author", "slug"), (7,), [7], True),
         (Price, "amount", "12345678.99", [], False),
         (Price, "amount", Decimal("1.5"), [], False),
+        (Price, "amount", "1e100", [], False),
+        (Price, "amount", "-1e101", [], True),
         (Order, "pk", "0" * 32, ["0" * 32], False),
         (Order, "pk", UUID(int=7), [], False),
         (Diary, "day", date(2024, 2, 29), [], False),
