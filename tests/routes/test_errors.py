@@ -12,6 +12,7 @@ from uuid import UUID
 import pytest
 from asgiref.sync import async_to_sync
 from django.core.management import call_command
+from django.db import connections
 from django.db.models import QuerySet
 from django.http import HttpResponse
 from django.shortcuts import get_object_or_404
@@ -32,6 +33,7 @@ from tests.support.guarding import make_guard, registered, urlconf
 
 GUARD = "bloomguard.middleware.BloomGuardMiddleware"
 HUGE = 10**30
+SLUG = "ALTER TABLE shop_article MODIFY slug varchar(200)"
 
 
 class SignedConverter:
@@ -127,6 +129,31 @@ def test_an_error_is_not_hidden(site, settings, clock, each_database, place, nam
         found = Wsgi()(unquote(url)).status if place == "door" else site(url, client)
 
     assert (bare, found) == ((500, 500) if each_database in raising else (404, 404))
+
+
+@pytest.mark.django_db(databases="__all__", transaction=True)
+@pytest.mark.usefixtures("fresh", "each_database")
+@pytest.mark.parametrize("each_database", ["mariadb"], indirect=True)
+@pytest.mark.parametrize("place", ["route", "decorator"])  # at the door a path is ASCII
+def test_a_character_of_four_bytes_is_an_error_for_a_column_of_three(site, settings, clock, place):
+    """MariaDB refuses to compare them, so the guard of such a column lets the request pass."""
+    view = of(Article)
+    settings.MIDDLEWARE = [GUARD]
+    with connections["mariadb"].cursor() as cursor:
+        cursor.execute(f"{SLUG} CHARACTER SET utf8mb3 COLLATE utf8mb3_nopad_bin NOT NULL")
+    try:
+        guarding = guarded("erring", arg="slug")(view) if place == "decorator" else view
+        settings.ROOT_URLCONF = urlconf(path("<str:slug>/", guarding, name="erring"))
+        bare = site("/\U0001f600/")
+        routes = [] if place == "decorator" else ["erring"]
+        with registered(Article, name="erring", lookup="slug", routes=routes, lookups=False) as guard:
+            Rebuild(guard, sleep=clock.sleep).run()
+            found = [site(url) for url in ("/\U0001f600/", "/\u20ac/")]
+    finally:
+        with connections["mariadb"].cursor() as cursor:
+            cursor.execute(f"{SLUG} NOT NULL")
+
+    assert (bare, found) == (500, [500, 404])
 
 
 # A view that compares the ID and another field: the guard's model and lookup, the slug's field, its texts.
