@@ -209,5 +209,5 @@ def _is_refused(field: models.Field[Any, Any], value: Any) -> bool:
     if kind == "integer":
         return not _LOW <= int(field.to_python(value)) <= _HIGH
     if kind == "decimal":
-        return abs(field.to_python(value).adjusted()) > LONGEST_NUMBER
+        return bool(abs(field.to_python(value).adjusted()) > LONGEST_NUMBER)
     return isinstance(value, str) and "\0" in value
