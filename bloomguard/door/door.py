@@ -11,9 +11,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from django.conf import settings
+from django.conf.urls.i18n import is_language_prefix_patterns_used
 from django.core.handlers.base import BaseHandler
 from django.db import DatabaseError
-from django.urls import get_resolver
+from django.urls import get_resolver, is_valid_path
+from django.utils import translation
 
 from .. import conf
 from ..exceptions import ConfigurationError
@@ -58,6 +60,8 @@ class Door:
         routes, self._pages = take_pages(handler, routes)
         self.index = Index(routes)
         self.methods = frozenset(method for route in routes for method in route.methods)
+        #: Whether ``LocaleMiddleware`` redirects a 404 to the same path in a language, where a pattern takes that.
+        self._adds_language = all(is_language_prefix_patterns_used(self._urlconf))
         self._log = LogOnce()
         self.takes_forwarded_host: bool = settings.USE_X_FORWARDED_HOST
         self.proxy_header: tuple[str, str] | None = settings.SECURE_PROXY_SSL_HEADER
@@ -93,7 +97,7 @@ class Door:
                 if confirmed is not value and confirmed is not NO_ID:
                     decision = guard._runtime.decide(confirmed)
                 if decision.verdict is Verdict.ABSENT and confirmed is not NO_ID:
-                    return guard if self._is_current() else None
+                    return guard if self._is_current() and not self._is_redirected(path) else None
             elif key is not None:
                 _hand_over(carrier, guard, key, decision)
         return None
@@ -115,7 +119,7 @@ class Door:
                 if confirmed is not value and confirmed is not NO_ID:
                     decision = await guard._runtime.adecide(confirmed)
                 if decision.verdict is Verdict.ABSENT and confirmed is not NO_ID:
-                    return guard if self._is_current() else None
+                    return guard if self._is_current() and not self._is_redirected(path) else None
             elif key is not None:
                 _hand_over(carrier, guard, key, decision)
         return None
@@ -132,6 +136,14 @@ class Door:
             self.index, self._pages = Index(()), {}
             logger.info("bloomguard's door is shut: the site's URLs were reloaded")
         return False
+
+    def _is_redirected(self, path: str) -> bool:
+        """Whether ``LocaleMiddleware`` would redirect the 404 of ``path`` to a path of ``i18n_patterns``."""
+        if not self._adds_language:
+            return False
+        language = settings.LANGUAGE_CODE  # a page that varies with the language is for requests that name none
+        with translation.override(language):
+            return any(is_valid_path(f"/{language}{path}{slash}", self._urlconf) for slash in ("", "/"))
 
 
 def _hand_over(carrier: dict[str, Any], guard: Guard, key: bytes, decision: Decision) -> None:

@@ -14,7 +14,7 @@ from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
-from django.db import models
+from django.db import connections, models
 
 if TYPE_CHECKING:
     from .guard import Guard
@@ -42,6 +42,8 @@ _SELECTS = ("select_format", "get_col")
 _COLUMN = (
     "pre_save", "db_type", "db_type_parameters", "db_type_suffix", "db_parameters", "rel_db_type", "get_internal_type",
 )  # fmt: skip
+#: Numbers with more digits before or after the point may be too long for the database.
+LONGEST_NUMBER = 100
 _MISSING = object()
 
 
@@ -156,8 +158,8 @@ def own_class(field: models.Field[Any, Any]) -> str:
 def may_raise(guard: Guard, value: Any, captured: Collection[Any], *, by_link: bool = False) -> bool:
     """Return whether the query of a view for ``value`` may raise an error, with all that the path has ``captured``.
 
-    ``value`` is one value, or a sequence of several fields' values. Then an ABSENT has to pass: databases refuse text
-    with NUL, and numbers that no column can hold. Of one integer field Django knows that no row has such a number, and
+    ``value`` is one value, or a sequence of several fields' values. Then an ABSENT has to pass: databases refuse some
+    texts, and numbers that no column can hold. Of one integer field Django knows that no row has such a number, and
     sends no query; ``by_link`` if the view may compare a foreign key with it instead, such as a child's parent link.
 
     ``True`` also for an object that a path converter of the project returns: the view may look up an attribute of it.
@@ -169,7 +171,7 @@ def may_raise(guard: Guard, value: Any, captured: Collection[Any], *, by_link: b
     numbers = guard._meta.ignores_overflow and not by_link
     for each in captured:
         if isinstance(each, str):
-            if "\0" in each:
+            if not takes_text(each, "" if each.isascii() else connections[guard._meta.database].vendor):
                 return True
         elif isinstance(each, int) and not _LOW <= each <= _HIGH and not (numbers and each is value):
             return True
@@ -183,6 +185,15 @@ def may_raise(guard: Guard, value: Any, captured: Collection[Any], *, by_link: b
         return True
 
 
+def takes_text(text: str, vendor: str) -> bool:
+    """Return whether the driver and the database, of this vendor, certainly accept a text, but for its length."""
+    if text.isascii():
+        return "\0" not in text
+    # Neither halves of a pair, nor on MySQL and MariaDB what a column of three bytes a character cannot have.
+    highest = "\uffff" if vendor == "mysql" else "\U0010ffff"
+    return not any(each == "\0" or "\ud800" <= each <= "\udfff" or each > highest for each in text)
+
+
 def may_raise_beside(field: models.Field[Any, Any], value: Any) -> bool:
     """Return whether a query may raise an error that compares a field beside the guard's with ``value``."""
     try:
@@ -194,6 +205,9 @@ def may_raise_beside(field: models.Field[Any, Any], value: Any) -> bool:
 
 
 def _is_refused(field: models.Field[Any, Any], value: Any) -> bool:
-    if kind_of(field) == "integer":
+    kind = kind_of(field)
+    if kind == "integer":
         return not _LOW <= int(field.to_python(value)) <= _HIGH
+    if kind == "decimal":
+        return bool(abs(field.to_python(value).adjusted()) > LONGEST_NUMBER)
     return isinstance(value, str) and "\0" in value

@@ -40,7 +40,7 @@ from django.db.models.sql.where import WhereNode
 from django.utils.safestring import SafeString
 
 from ..guards.conditions import family_of
-from ..guards.fields import is_djangos_compiler, is_djangos_method
+from ..guards.fields import LONGEST_NUMBER, is_djangos_compiler, is_djangos_method, takes_text
 from ..writes.raw import watch
 from .query import conditions_of, order_of
 
@@ -85,8 +85,8 @@ _CURSORS = (
     "cursor", "chunked_cursor", "_cursor", "_prepare_cursor", "make_cursor", "make_debug_cursor", "create_cursor",
 )  # fmt: skip
 _EXECUTES = ("__init__", "execute", "_execute_with_wrappers", "_execute", "fetchone", "fetchmany", "__getattr__")
-#: More parameters, longer texts or numbers with more digits may be too many for the database.
-_MOST_PARAMETERS, _LONGEST_TEXT, _LONGEST_NUMBER = 500, 10_000, 100
+#: More parameters or longer texts may be too many for the database.
+_MOST_PARAMETERS, _LONGEST_TEXT = 500, 10_000
 
 
 def is_certain(compiler: Any, lookup: RowLookup) -> bool:
@@ -379,16 +379,10 @@ def _is_taken(value: Any, vendor: str) -> bool:
     if bits is not None and isinstance(value, int):
         return -(1 << bits) <= value < 1 << bits
     if kind is str or (isinstance(value, str) and isinstance(value, (Choices, SafeString))):
-        if value.isascii():
-            return "\0" not in value and len(value) <= _LONGEST_TEXT
-        # Neither halves of a pair, nor on MySQL and MariaDB what a column of three bytes a character cannot have.
-        highest = "\uffff" if vendor == "mysql" else "\U0010ffff"
-        return len(value) <= _LONGEST_TEXT and not any(
-            each == "\0" or "\ud800" <= each <= "\udfff" or each > highest for each in value
-        )
+        return len(value) <= _LONGEST_TEXT and takes_text(value, vendor)
     if kind is float:
         return math.isfinite(value)
     if kind is decimal.Decimal:
         digits = len(value.as_tuple().digits)
-        return value.is_finite() and abs(value.adjusted()) <= _LONGEST_NUMBER and digits <= _LONGEST_NUMBER
+        return value.is_finite() and abs(value.adjusted()) <= LONGEST_NUMBER and digits <= LONGEST_NUMBER
     return kind in _PLAIN

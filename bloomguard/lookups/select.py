@@ -282,6 +282,8 @@ def _connect_unguarded() -> None:
 
         name = "create_generic_related_manager"
         setattr(fields, name, _with_unguarded_methods(getattr(fields, name)))
+        descriptor: Any = getattr(fields, "GenericForeignKeyDescriptor", fields.GenericForeignKey)  # since Django 6.1
+        descriptor.__get__ = _unguarded(descriptor.__get__)
 
 
 def _unguarded(method: Callable[..., Any]) -> Callable[..., Any]:

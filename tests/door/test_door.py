@@ -23,7 +23,7 @@ from bloomguard.verdicts import MAYBE
 from tests.door.conftest import STARTPROJECT
 from tests.door.site import Asgi
 from tests.shop import views
-from tests.shop.models import Place, Product
+from tests.shop.models import Article, Place, Product
 from tests.support.guarding import registered, urlconf
 
 
@@ -212,6 +212,23 @@ def test_routes_that_are_not_certain_by_their_path_go_on(build, shielded, pages)
             reached[url] = len(site.reached)
         assert reached == {"plain": 0, "applies": 1, "private": 1, "fixed": 1, "en": 1, "after": 1, "re": 0}
         assert site("/re/79/").body == b"taken"
+
+
+@pytest.mark.parametrize("slash", ["", "/"])
+def test_a_404_that_becomes_a_redirect_goes_on(build, shielded, settings, pages, slash):
+    """``LocaleMiddleware`` adds the language to a path that is not found, where ``i18n_patterns`` takes it."""
+    settings.MIDDLEWARE = ["django.middleware.locale.LocaleMiddleware", *STARTPROJECT]
+    pages(
+        path(f"p/<slug:slug>{slash}", views.article, name="article"),
+        *i18n_patterns(path("p/<int:year>/", lambda request, year: HttpResponse("of this year"))),
+    )
+    with registered(Article, name="articles", lookup="slug", routes=["article"]):
+        build("articles")
+        site = shielded()
+        year, word = site(f"/p/2024{slash}"), site(f"/p/word{slash}")
+
+    assert (year.status, year.headers["location"], word.status) == (302, "/en/p/2024/", 404)
+    assert site.reached == [f"/p/2024{slash}"]
 
 
 @pytest.mark.parametrize("shield", [wsgi.shield, asgi.shield])

@@ -6,12 +6,14 @@ from contextlib import ExitStack, contextmanager
 
 import pytest
 from asgiref.sync import async_to_sync
+from django.contrib.contenttypes.models import ContentType
 from django.core.exceptions import SynchronousOnlyOperation
 from django.db import DatabaseError, connections, transaction
 from django.db.models import Count, Exists, F, Max, OuterRef, Prefetch, Q, Value, prefetch_related_objects
 from django.db.transaction import TransactionManagementError
 from django.http import Http404
 from django.shortcuts import aget_object_or_404, get_object_or_404
+from guardian.models import UserObjectPermission
 
 from bloomguard.guards import counters as counts
 from bloomguard.guards import registry
@@ -276,6 +278,14 @@ def test_what_a_foreign_key_points_to_is_fetched(lookups):
     review = Review.objects.get(pk=1)
 
     assert queries(lambda: review.product.pk == 4321 or 1 / 0) == 1
+
+
+def test_what_a_generic_foreign_key_points_to_is_fetched(lookups):
+    """It is no other foreign key than any."""
+    insert_unseen("shop_product", id=4321, name="x")
+    permission = UserObjectPermission(content_type=ContentType.objects.get_for_model(Product), object_pk="4321")
+
+    assert queries(lambda: permission.content_object.pk == 4321 or 1 / 0) == 1
 
 
 def test_a_row_in_hand_is_refreshed(lookups):

@@ -12,6 +12,7 @@ from uuid import UUID
 import pytest
 from asgiref.sync import async_to_sync
 from django.core.management import call_command
+from django.db import connections
 from django.db.models import QuerySet
 from django.http import HttpResponse
 from django.shortcuts import get_object_or_404
@@ -32,6 +33,7 @@ from tests.support.guarding import make_guard, registered, urlconf
 
 GUARD = "bloomguard.middleware.BloomGuardMiddleware"
 HUGE = 10**30
+SLUG = "ALTER TABLE shop_article MODIFY slug varchar(200)"
 
 
 class SignedConverter:
@@ -91,6 +93,7 @@ RAISING = {
     "NUL beside the key": (Product, "pk", "<int:pk>/<str:name>/", "/99/x%00y/", POSTGRESQL),
     "number beside the key": (Page, "pk", "<int:pk>/<int:author>/", f"/99/{HUGE}/", SQLITE),
     "digits": (Price, "amount", "<str:amount>/", "/123456789012.5/", {}),
+    "more digits than any number has": (Price, "amount", "<str:amount>/", "/1e200000/", POSTGRESQL),
 }
 
 
@@ -126,6 +129,31 @@ def test_an_error_is_not_hidden(site, settings, clock, each_database, place, nam
         found = Wsgi()(unquote(url)).status if place == "door" else site(url, client)
 
     assert (bare, found) == ((500, 500) if each_database in raising else (404, 404))
+
+
+@pytest.mark.django_db(databases="__all__", transaction=True)
+@pytest.mark.usefixtures("fresh", "each_database")
+@pytest.mark.parametrize("each_database", ["mariadb"], indirect=True)
+@pytest.mark.parametrize("place", ["route", "decorator"])  # at the door a path is ASCII
+def test_a_character_of_four_bytes_is_an_error_for_a_column_of_three(site, settings, clock, place):
+    """MariaDB refuses to compare them, so the guard of such a column lets the request pass."""
+    view = of(Article)
+    settings.MIDDLEWARE = [GUARD]
+    with connections["mariadb"].cursor() as cursor:
+        cursor.execute(f"{SLUG} CHARACTER SET utf8mb3 COLLATE utf8mb3_nopad_bin NOT NULL")
+    try:
+        guarding = guarded("erring", arg="slug")(view) if place == "decorator" else view
+        settings.ROOT_URLCONF = urlconf(path("<str:slug>/", guarding, name="erring"))
+        bare = site("/\U0001f600/")
+        routes = [] if place == "decorator" else ["erring"]
+        with registered(Article, name="erring", lookup="slug", routes=routes, lookups=False) as guard:
+            Rebuild(guard, sleep=clock.sleep).run()
+            found = [site(url) for url in ("/\U0001f600/", "/\u20ac/")]
+    finally:
+        with connections["mariadb"].cursor() as cursor:
+            cursor.execute(f"{SLUG} NOT NULL")
+
+    assert (bare, found) == (500, [500, 404])
 
 
 # A view that compares the ID and another field: the guard's model and lookup, the slug's field, its texts.
@@ -260,6 +288,8 @@ def test_explain_guard_says_that_it_passes(settings, build, capsys, db):
         (Page, ("author", "slug"), (7,), [7], True),
         (Price, "amount", "12345678.99", [], False),
         (Price, "amount", Decimal("1.5"), [], False),
+        (Price, "amount", "1e100", [], False),
+        (Price, "amount", "-1e101", [], True),
         (Order, "pk", "0" * 32, ["0" * 32], False),
         (Order, "pk", UUID(int=7), [], False),
         (Diary, "day", date(2024, 2, 29), [], False),
