@@ -152,6 +152,8 @@ def _instances_hold(tracked: TrackedTable, compiler: Any, fields: Fields) -> boo
     held = [[getattr(each, field.attname) for each in query.objs] for field in fields]
     if not all(map(hold, fields, held)):
         return False
+    if any(None in values and not field.null for field, values in zip(fields, held)):
+        return False  # refused, or the database chooses a value, as SQLite does for an integer primary key
     # Asked again after the statement: meanwhile the `pre_save` of another field may have changed them.
     if vars(compiler).setdefault("_bloomguard_held", {}).setdefault(fields, held) != held:
         return False

@@ -23,6 +23,7 @@ from tests.conftest import forget
 from tests.shop.models import Article, Bundle, Place, Product
 from tests.support import database, servers
 from tests.support.guarding import registered
+from tests.support.orm_writes import sent, uninstalled, without_autocommit
 from tests.support.patience import PATIENT
 
 pytestmark = pytest.mark.django_db(transaction=True, databases="__all__")
@@ -318,6 +319,27 @@ def test_what_stays_is_counted_once(articles):
 
         assert [articles.verdict(slug) for slug in "abcde"] == [MAYBE] * 3 + [ABSENT] * 2, stay.__name__
         assert held(articles) == 3, stay.__name__
+
+
+def delete_none() -> None:
+    Article.objects.filter(pk__in=[]).delete()
+
+
+def delete_none_at_once() -> None:
+    Article.objects.filter(pk__in=[])._raw_delete(database.current)
+
+
+@pytest.mark.parametrize("delete", [delete_none, delete_none_at_once], ids=lambda delete: delete.__name__)
+@pytest.mark.parametrize("block", [nullcontext, atomic, without_autocommit], ids=lambda block: block.__name__)
+def test_a_delete_of_nothing_locks_nothing(articles, block, delete):
+    """Django knows that no row matches and sends nothing; so do we."""
+    found = []
+    for hooks in (uninstalled(), nullcontext()):
+        with hooks, sent() as statements, block():
+            delete()
+        found.append(statements)
+
+    assert found[0] == found[1]
 
 
 def test_a_row_that_comes_back_is_seen_at_once(articles):

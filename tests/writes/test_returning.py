@@ -177,3 +177,32 @@ def test_a_virtual_table(each_database, fresh, clock, block):
                 assert status("page") == FENCED
         finally:
             execute("DROP TABLE raw_pages")
+
+
+@on_sqlite
+def test_a_primary_key_that_the_database_chooses(each_database, fresh, clock, block):
+    """For NULL in an integer primary key SQLite stores a number, which no instance holds."""
+    with isolate_apps("tests.shop"):
+
+        class Number(models.Model):
+            id = models.IntegerField(primary_key=True)
+            title = models.CharField(max_length=50)
+
+            class Meta:
+                app_label = "shop"
+                db_table = "raw_number"
+
+        with connections["default"].schema_editor() as editor:
+            editor.create_model(Number)
+        try:
+            with registered(Number, name="number") as guard:
+                Rebuild(guard, sleep=clock.sleep).run()
+                for title in "ab":
+                    block(lambda: Number(title=title).save(force_insert=True))  # noqa: B023
+
+                stored = list(Number.objects.values_list("pk", flat=True))
+                assert len(stored) == 2
+                assert [guard.verdict(number) for number in stored] == [Verdict.MAYBE] * 2
+                assert (status("number"), guard.verdict(77)) == (ARMED, Verdict.ABSENT)
+        finally:
+            execute("DROP TABLE raw_number")
