@@ -152,8 +152,6 @@ def _instances_hold(tracked: TrackedTable, compiler: Any, fields: Fields) -> boo
     held = [[getattr(each, field.attname) for each in query.objs] for field in fields]
     if not all(map(hold, fields, held)):
         return False
-    if any(None in values and not field.null for field, values in zip(fields, held)):
-        return False  # refused, or the database chooses a value, as SQLite does for an integer primary key
     # Asked again after the statement: meanwhile the `pre_save` of another field may have changed them.
     if vars(compiler).setdefault("_bloomguard_held", {}).setdefault(fields, held) != held:
         return False
@@ -209,8 +207,11 @@ def hold(field: Any, values: Iterable[Any]) -> bool:
     if longest is None:
         return False
     for value in values:
-        if type(value) is not str:
-            if hasattr(value, "resolve_expression") or (longest >= 0 and value is not None):
+        if value is None:
+            if not field.null:
+                return False  # refused, or replaced, as by SQLite in an integer primary key
+        elif type(value) is not str:
+            if hasattr(value, "resolve_expression") or longest >= 0:
                 return False
         # The column may be shorter than its field says; but a space at the end is all that a strict database cuts.
         elif longest >= 0 and (len(value) > longest or value[-1:] == " "):

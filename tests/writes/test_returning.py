@@ -195,14 +195,19 @@ def test_a_primary_key_that_the_database_chooses(each_database, fresh, clock, bl
         with connections["default"].schema_editor() as editor:
             editor.create_model(Number)
         try:
-            with registered(Number, name="number") as guard:
-                Rebuild(guard, sleep=clock.sleep).run()
+            with (
+                registered(Number, name="number") as guard,
+                registered(Number, name="told", sync="signals") as told,
+            ):
+                for each in (guard, told):
+                    Rebuild(each, sleep=clock.sleep).run()
                 for title in "ab":
                     block(lambda: Number(title=title).save(force_insert=True))  # noqa: B023
 
                 stored = list(Number.objects.values_list("pk", flat=True))
                 assert len(stored) == 2
                 assert [guard.verdict(number) for number in stored] == [Verdict.MAYBE] * 2
+                assert Verdict.ABSENT not in [told.verdict(number) for number in stored]
                 assert (status("number"), guard.verdict(77)) == (ARMED, Verdict.ABSENT)
         finally:
             execute("DROP TABLE raw_number")
