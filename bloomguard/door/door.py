@@ -20,10 +20,10 @@ from django.utils import translation
 from .. import conf
 from ..exceptions import ConfigurationError
 from ..guards import Guard
-from ..lookups.context import KNOWN
+from ..lookups.context import KNOWN, Known
 from ..process import LogOnce
 from ..routes.table import NO_ID, table_for
-from ..verdicts import MAYBE, Decision, Verdict
+from ..verdicts import MAYBE, Verdict
 from .page import DoorClosed, NotFoundPage
 from .paths import DoorRoute, Index, own_resolvers
 from .probes import take_pages
@@ -82,11 +82,19 @@ class Door:
 
     def ask(self, method: str, path: str, routes: Sequence[DoorRoute], carrier: dict[str, Any]) -> Guard | None:
         """Return the guard of the first of ``routes`` that proves the row of ``path`` absent, if any."""
+        if not conf.settings.is_enabled:
+            return None
+        known: Known = {}
+        passed: list[Guard] = []
+        carrier[KNOWN] = known, passed
         for route in routes:
             value = route.read(path)
             if value is NO_ID:
                 continue
             guard = route.guard
+            if route.passes(known, value):
+                passed.append(guard)
+                continue
             try:
                 key = guard._runtime.keys.key(value)
             except Exception:  # the decision has the reason
@@ -99,16 +107,26 @@ class Door:
                 if decision.verdict is Verdict.ABSENT and confirmed is not NO_ID:
                     return guard if self._is_current() and not self._is_redirected(path) else None
             elif key is not None:
-                _hand_over(carrier, guard, key, decision)
+                known[guard, key] = decision
+                if decision is MAYBE:
+                    passed.append(guard)
         return None
 
     async def aask(self, method: str, path: str, routes: Sequence[DoorRoute], carrier: dict[str, Any]) -> Guard | None:
         """Async :meth:`ask`: awaits a store on a server, and queries the database in a thread."""
+        if not conf.settings.is_enabled:
+            return None
+        known: Known = {}
+        passed: list[Guard] = []
+        carrier[KNOWN] = known, passed
         for route in routes:
             value = route.read(path)
             if value is NO_ID:
                 continue
             guard = route.guard
+            if route.passes(known, value):
+                passed.append(guard)
+                continue
             try:
                 key = guard._runtime.keys.key(value)
             except Exception:  # the decision has the reason
@@ -121,7 +139,9 @@ class Door:
                 if decision.verdict is Verdict.ABSENT and confirmed is not NO_ID:
                     return guard if self._is_current() and not self._is_redirected(path) else None
             elif key is not None:
-                _hand_over(carrier, guard, key, decision)
+                known[guard, key] = decision
+                if decision is MAYBE:
+                    passed.append(guard)
         return None
 
     def failed(self, error: Exception) -> None:
@@ -144,14 +164,6 @@ class Door:
         language = settings.LANGUAGE_CODE  # a page that varies with the language is for requests that name none
         with translation.override(language):
             return any(is_valid_path(f"/{language}{path}{slash}", self._urlconf) for slash in ("", "/"))
-
-
-def _hand_over(carrier: dict[str, Any], guard: Guard, key: bytes, decision: Decision) -> None:
-    """Hand a decision over to the middleware; after a MAYBE also the guard, which its routes need not ask again."""
-    known, passed = carrier.setdefault(KNOWN, ({}, []))
-    known[guard, key] = decision
-    if decision is MAYBE:
-        passed.append(guard)
 
 
 def open_door(application: Callable[..., Any]) -> Door | None:

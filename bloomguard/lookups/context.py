@@ -140,7 +140,8 @@ def _still_absent(guard: Guard, key: Any) -> Decision | None:
 def passing(guard: Guard) -> Callable[[Known, Any], str]:
     """Return ``passes(known, value)``, a short :meth:`LookupContext.ask` for a row that exists.
 
-    It returns the generation that gives MAYBE, or an empty string if the guard has to be asked in full.
+    It returns the generation that gives MAYBE, or an empty string if the guard has to be asked in full. The door, the
+    route and the query call it first.
 
     Hot path: nearly every request is for such a row. The rest of the request has filled the processor's caches, so
     each call and each object on the way costs a microsecond: all of them are bound here. It checks the generation that

@@ -16,6 +16,7 @@ from bloomguard import asgi, wsgi
 from bloomguard.door import paths
 from bloomguard.exceptions import ConfigurationError
 from bloomguard.guards import Guard, registry
+from bloomguard.guards.counters import counts
 from bloomguard.routes.table import GuardedRoute, table_for
 from bloomguard.signals import request_blocked
 from bloomguard.state import table as state
@@ -73,6 +74,18 @@ def test_what_the_door_has_asked_is_not_asked_again(shop, shielded, settings, mo
     monkeypatch.setattr(registry["product"], "mode", "shadow")
     site("/products/8/")
     assert len(routed) == 1
+
+
+def test_a_door_that_is_switched_off_asks_no_guard(shop, shielded, settings):
+    """``ENABLED`` may change while the site runs: then every request goes on, and none is counted."""
+    site = shielded()
+    site("/products/7/")
+    before = counts.read()
+    settings.BLOOMGUARD = {"ENABLED": False}
+
+    assert [site("/products/7/").status, site("/products/8/").status] == [200, 404]
+    assert site.reached == ["/products/7/"] * 2 + ["/products/8/"]
+    assert counts.read() == before
 
 
 def test_head_has_no_body(shop, shielded):
