@@ -227,7 +227,7 @@ class BloomGuardMiddleware:
                 if route.guard in exchange.passed or (self._exceptions_are_answered and not route.guard.public):
                     continue
                 value = route.asked(request, kwargs)
-                if value is NO_ID or route.passes(exchange.known, value):
+                if value is NO_ID:
                     continue
                 if exchange.would_answer(route, value, kwargs, exchange.ask(route.guard, value)):
                     exchange.response = not_found(request, route)
@@ -248,7 +248,7 @@ class BloomGuardMiddleware:
                 if route.guard in exchange.passed or (self._exceptions_are_answered and not route.guard.public):
                     continue
                 value = route.asked(request, kwargs)
-                if value is NO_ID or route.passes(exchange.known, value):
+                if value is NO_ID:
                     continue
                 if exchange.would_answer(route, value, kwargs, await exchange.aask(route.guard, value)):
                     exchange.response = await sync_to_async(not_found, thread_sensitive=False)(request, route)

@@ -20,7 +20,7 @@ from django.utils import translation
 from .. import conf
 from ..exceptions import ConfigurationError
 from ..guards import Guard
-from ..lookups.context import KNOWN, Known
+from ..lookups.context import KNOWN, LookupContext
 from ..process import LogOnce
 from ..routes.table import NO_ID, table_for
 from ..verdicts import MAYBE, Verdict
@@ -78,70 +78,47 @@ class Door:
         return page
 
     # The ID is read from the path in a fast way first, and as Django does only if there is no row with that.
-    # ``carrier`` is the WSGI environment or the ASGI scope: it takes what is not absent to the middleware.
+    # ``carrier`` is the WSGI environment or the ASGI scope: it takes the decisions to the middleware, and the guards
+    # that answered MAYBE, which the routes need not ask again.
 
     def ask(self, method: str, path: str, routes: Sequence[DoorRoute], carrier: dict[str, Any]) -> Guard | None:
         """Return the guard of the first of ``routes`` that proves the row of ``path`` absent, if any."""
-        if not conf.settings.is_enabled:
-            return None
-        known: Known = {}
+        context = LookupContext()
         passed: list[Guard] = []
-        carrier[KNOWN] = known, passed
+        carrier[KNOWN] = context.known, passed
         for route in routes:
             value = route.read(path)
             if value is NO_ID:
                 continue
-            guard = route.guard
-            if route.passes(known, value):
-                passed.append(guard)
-                continue
-            try:
-                key = guard._runtime.keys.key(value)
-            except Exception:  # the decision has the reason
-                key = None
-            decision = guard._runtime.decide(value, key)
-            if decision.verdict is Verdict.ABSENT:
+            decision = context.ask(route.guard, value)
+            if decision is MAYBE:
+                passed.append(route.guard)
+            elif decision.verdict is Verdict.ABSENT:
                 confirmed = route.confirm(method, path, value)
                 if confirmed is not value and confirmed is not NO_ID:
-                    decision = guard._runtime.decide(confirmed)
+                    decision = context.ask(route.guard, confirmed)
                 if decision.verdict is Verdict.ABSENT and confirmed is not NO_ID:
-                    return guard if self._is_current() and not self._is_redirected(path) else None
-            elif key is not None:
-                known[guard, key] = decision
-                if decision is MAYBE:
-                    passed.append(guard)
+                    return route.guard if self._is_current() and not self._is_redirected(path) else None
         return None
 
     async def aask(self, method: str, path: str, routes: Sequence[DoorRoute], carrier: dict[str, Any]) -> Guard | None:
         """Async :meth:`ask`: awaits a store on a server, and queries the database in a thread."""
-        if not conf.settings.is_enabled:
-            return None
-        known: Known = {}
+        context = LookupContext()
         passed: list[Guard] = []
-        carrier[KNOWN] = known, passed
+        carrier[KNOWN] = context.known, passed
         for route in routes:
             value = route.read(path)
             if value is NO_ID:
                 continue
-            guard = route.guard
-            if route.passes(known, value):
-                passed.append(guard)
-                continue
-            try:
-                key = guard._runtime.keys.key(value)
-            except Exception:  # the decision has the reason
-                key = None
-            decision = await guard._runtime.adecide(value, key)
-            if decision.verdict is Verdict.ABSENT:
+            decision = await context.aask(route.guard, value)
+            if decision is MAYBE:
+                passed.append(route.guard)
+            elif decision.verdict is Verdict.ABSENT:
                 confirmed = route.confirm(method, path, value)
                 if confirmed is not value and confirmed is not NO_ID:
-                    decision = await guard._runtime.adecide(confirmed)
+                    decision = await context.aask(route.guard, confirmed)
                 if decision.verdict is Verdict.ABSENT and confirmed is not NO_ID:
-                    return guard if self._is_current() and not self._is_redirected(path) else None
-            elif key is not None:
-                known[guard, key] = decision
-                if decision is MAYBE:
-                    passed.append(guard)
+                    return route.guard if self._is_current() and not self._is_redirected(path) else None
         return None
 
     def failed(self, error: Exception) -> None:

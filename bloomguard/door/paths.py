@@ -9,7 +9,6 @@ the whole path would be wrong: it can backtrack across an ``include()``.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import cached_property
 from typing import Any
 from uuid import UUID
 
@@ -19,7 +18,6 @@ from django.urls.resolvers import RoutePattern
 
 from ..guards import Guard
 from ..guards.keys import OutOfRange, Uncertain, Unkeyable
-from ..lookups.context import Known
 from ..routes.patterns import Pattern, PatternIndex
 from ..routes.table import NO_ID, GuardedRoute
 
@@ -45,11 +43,6 @@ class DoorRoute:
         self.read: Callable[[str], Any] = _reader(route) or self._value
         self._match = matcher(route.pattern)
         self._overlapping = [(other.literal, matcher(other)) for other in self.overlapping]
-
-    @cached_property
-    def passes(self) -> Callable[[Known, Any], str]:
-        """:attr:`GuardedRoute.passes`, one attribute nearer."""
-        return self._route.passes
 
     def __repr__(self) -> str:
         return f"<DoorRoute {self.pattern.text}>"

@@ -12,8 +12,7 @@ from asgiref.sync import sync_to_async
 from django.db import DEFAULT_DB_ALIAS, router
 
 from ..conf import settings
-from ..exceptions import ConfigurationError, StoreError
-from ..filters import CorruptFilter
+from ..exceptions import ConfigurationError
 from ..process import LogOnce, own_lock
 from ..state.active_filter import ActiveFilter
 from ..state.row import Copy, State
@@ -35,6 +34,7 @@ from ..verdicts import (
 from . import counters, spot_checks
 from .counters import listeners, notify
 from .keys import KeyMaker, NoScope, OutOfRange, Uncertain, Unkeyable
+from .short_check import ShortCheck, short_check
 
 if TYPE_CHECKING:
     from .guard import Guard
@@ -81,7 +81,7 @@ class GuardRuntime:
 
     def __init__(self, guard: Guard) -> None:
         self._guard = guard
-        self._last_absent: tuple[Any, Any, State | None, str] = (None, None, None, "")
+        self._last_absent: tuple[Any, State | None, str] = (None, None, "")
         self._log = LogOnce()
         #: The counters of this process.
         self.counters = counters.counts.of(guard.name)
@@ -141,48 +141,35 @@ class GuardRuntime:
 
     # -- one value
 
-    def decide(self, value: Any, key: bytes | None = None) -> Decision:
-        """Return the verdict on ``value`` with its reason; pass its ``key`` if you have made it already.
+    @cached_property
+    def short(self) -> ShortCheck:
+        """The short check, which decides most values: see :mod:`bloomguard.guards.short_check`."""
+        return short_check(self._guard, self)
+
+    def decide(self, value: Any) -> Decision:
+        """Return the verdict on ``value`` with its reason.
 
         May read the state rows, at most once per second and process. Never raises.
         """
+        return self.short({}, value) or self.decide_in_full(value)
+
+    def decide_in_full(self, value: Any, key: bytes | None = None) -> Decision:
+        """Do :meth:`decide` after the short check decided nothing; pass the ``key`` if you have made it already."""
         if not settings.is_enabled:
             return DISABLED
         began = perf_counter_ns() if counters.drawn() else 0
-        decision, is_enforced = None, False
         try:
             if key is None:
                 key = self.keys.key(value)
-            active = self.active_filter
-            asked, check, row, alias = self._last_absent
-            if asked is not None and active.last_check is asked and self._guard.mode == "enforce":
-                # Hot path: all that the last ABSENT rested on is the same, so only the key and the lease are checked.
-                try:
-                    might = check(key)
-                except (CorruptFilter, StoreError):
-                    might = None  # `ask_leased` meets the same error, and handles it
-                if might:
-                    decision = MAYBE if hash(key) not in active.negative_cache.marks else None
-                elif (
-                    might is not None
-                    and active.table.lease(self._guard.name) is row
-                    and router.db_for_write(self._guard.model) == alias
-                    and not (unadded.writers and unadded.may_have(self._guard.name))
-                ):
-                    decision, is_enforced = ABSENT, True
-            if decision is None:
-                decision = self.ask(key)
-                if decision is ABSENT and self._guard.mode == "enforce" and self._guard.scope is None:
-                    self._keep_absent(key)
+            decision = self.ask(key)
+            if decision is ABSENT and self._guard.mode == "enforce" and self._guard.scope is None:
+                self._keep_absent(key)
         except Exception as error:
             decision = self._decision_for(error)
         if began:
             self.counters.time(began)
-        if spot_checks.drawn() if is_enforced else decision is ABSENT and self._is_check_due():
+        if decision is ABSENT and self._is_check_due():
             decision = spot_checks.checks.check(self._guard, value)
-        elif (is_enforced or decision is MAYBE) and not listeners:
-            self.counters[decision.reason]()
-            return decision
         return self._record(value, decision)
 
     def ask(self, key: bytes) -> Decision:
@@ -193,7 +180,7 @@ class GuardRuntime:
         return decision if decision is MAYBE else self._placed([decision], copy, [key])[0]
 
     def _keep_absent(self, key: bytes) -> None:
-        """Store what an ABSENT rests on, for :meth:`decide`: the generation's check, and the leased row that names it.
+        """Store what an ABSENT rests on, for :meth:`repeats_absent`: the check, and the leased row that names it.
 
         Not for a store on a server, where a check that decides nothing would be a round trip.
         """
@@ -202,7 +189,21 @@ class GuardRuntime:
         if asked is not None and row is not None and row.mode in ("", "enforce") and not active.store.is_remote:
             is_absent = active.ask_leased(key) is ABSENT
             if is_absent and active.last_check is asked and active.table.lease(self._guard.name) is row:
-                self._last_absent = asked, asked[1], row, self._guard._meta.place.certain_alias(row.source)
+                self._last_absent = asked, row, self._guard._meta.place.certain_alias(row.source)
+
+    def repeats_absent(self, asked: Any) -> bool:
+        """Return whether a key that ``asked`` does not have is absent: all that the last ABSENT rested on is the same.
+
+        ``asked`` is :attr:`ActiveFilter.last_check` from before the check.
+        """
+        last, row, alias = self._last_absent
+        return (
+            last is asked
+            and self._guard.mode == "enforce"
+            and self.active_filter.table.lease(self._guard.name) is row
+            and router.db_for_write(self._guard.model) == alias
+            and not (unadded.writers and unadded.may_have(self._guard.name))
+        )
 
     async def adecide(self, value: Any, key: bytes | None = None) -> Decision:
         """Async :meth:`decide`: await the store's network calls, and query the database in a thread."""

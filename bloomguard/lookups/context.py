@@ -10,23 +10,22 @@ from __future__ import annotations
 import logging
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from functools import partial
 from inspect import isawaitable
-from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
 from asgiref.sync import sync_to_async
 
 from ..conf import settings
-from ..exceptions import ConfigurationError
 from ..guards import Guard
-from ..guards.counters import AVOIDED, WOULD_BLOCK, WOULD_HARM, drawn, listeners
+from ..guards.counters import AVOIDED, WOULD_BLOCK, WOULD_HARM
 from ..guards.keys import OutOfRange
+from ..guards.short_check import MOST_KNOWN, Known
 from ..process import LogOnce
-from ..verdicts import MAYBE, Decision, Verdict
+from ..verdicts import Decision, Verdict
 
 if TYPE_CHECKING:
     from django.http import HttpRequest
@@ -34,14 +33,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger("bloomguard")
 _log = LogOnce()
 
-#: What the guards of one context have decided.
-Known = dict[tuple[Guard, "bytes | None"], Decision]
-
 #: The key under which the door passes them on to the middleware, with the guards that answered MAYBE.
 KNOWN = "bloomguard.known"
-
-#: Limit of known decisions: a request checks few keys, but a block may run for hours.
-_MOST_KNOWN = 1_000
 
 
 class LookupContext:
@@ -87,6 +80,9 @@ class LookupContext:
 
     def ask(self, guard: Guard, value: Any) -> Decision:
         """Return the decision on ``value``: the known one, or that of :meth:`GuardRuntime.decide`, which counts it."""
+        decision = guard._runtime.short(self.known, value)
+        if decision is not None:
+            return decision
         try:
             key = guard._runtime.keys.key(value)
         except Exception:  # the decision has the reason
@@ -95,13 +91,16 @@ class LookupContext:
         if decision is not None and decision.verdict is Verdict.ABSENT:
             decision = _still_absent(guard, key)
         if decision is None:
-            decision = guard._runtime.decide(value, key)
-        if len(self.known) < _MOST_KNOWN:
+            decision = guard._runtime.decide_in_full(value, key)
+        if len(self.known) < MOST_KNOWN:
             self.known[guard, key] = decision
         return decision
 
     async def aask(self, guard: Guard, value: Any) -> Decision:
         """Async :meth:`ask`; never blocks the event loop."""
+        decision = guard._runtime.short(self.known, value, absent=False)
+        if decision is not None:
+            return decision
         try:
             key = guard._runtime.keys.key(value)
         except Exception:  # the decision has the reason
@@ -111,7 +110,7 @@ class LookupContext:
             decision = await sync_to_async(_still_absent, thread_sensitive=False)(guard, key)
         if decision is None:
             decision = await guard._runtime.adecide(value, key)
-        if len(self.known) < _MOST_KNOWN:
+        if len(self.known) < MOST_KNOWN:
             self.known[guard, key] = decision
         return decision
 
@@ -135,50 +134,6 @@ def _still_absent(guard: Guard, key: Any) -> Decision | None:
         if decision.verdict is Verdict.ABSENT and not guard._runtime.is_shadow:
             return decision
     return None
-
-
-def passing(guard: Guard) -> Callable[[Known, Any], str]:
-    """Return ``passes(known, value)``, a short :meth:`LookupContext.ask` for a row that exists.
-
-    It returns the generation that gives MAYBE, or an empty string if the guard has to be asked in full. The door, the
-    route and the query call it first.
-
-    Hot path: nearly every request is for such a row. The rest of the request has filled the processor's caches, so
-    each call and each object on the way costs a microsecond: all of them are bound here. It checks the generation that
-    was checked last, in this process or on its disk: MAYBE needs no more (:mod:`bloomguard.state.active_filter`).
-    For a guard with a ``scope`` it knows nothing: the key depends on the connection.
-    """
-    try:
-        active, counters, key_of = guard._runtime.active_filter, guard._runtime.counters, guard._runtime.keys.key
-    except ConfigurationError:  # a system check reports it
-        return lambda known, value: ""
-    if guard.scope is not None:
-        return lambda known, value: ""
-    cache = active.negative_cache
-
-    def passes(known: Known, value: Any) -> str:
-        asked = active.last_check
-        if asked is None or active.is_remote or listeners:
-            return ""
-        try:
-            key = key_of(value)
-            place = guard, key
-            decision = known.get(place)
-            if decision is not None:
-                return asked[0] if decision is MAYBE else ""
-            began = perf_counter_ns() if drawn() else 0
-            if not asked[1](key) or hash(key) in cache.marks:
-                return ""
-        except Exception:  # :meth:`LookupContext.ask` meets the same error, and handles it
-            return ""
-        if began:
-            counters.time(began)
-        counters["maybe"]()
-        if len(known) < _MOST_KNOWN:
-            known[place] = MAYBE
-        return asked[0]
-
-    return passes
 
 
 #: The context of the running code, ``None`` outside of requests and blocks. It may be over: a task can outlive its

@@ -20,7 +20,6 @@ from django.db.models.sql import Query
 from django.db.models.sql.where import AND, WhereNode
 
 from ..guards.conditions import is_of_row
-from .context import passing
 
 if TYPE_CHECKING:
     from django.db.models import Model
@@ -40,7 +39,7 @@ class RowLookup:
     def __init__(self, guard: Guard, model: type[Model]) -> None:
         self.guard = guard
         self.active_filter = guard._runtime.active_filter
-        self.passes = passing(guard)
+        self.short = guard._runtime.short
         self._width = len(guard._meta.fields)
         #: ``id`` of a field -> its index in the key. A link to a parent has the same value as the parent's key.
         self.places: dict[int, int] = {}

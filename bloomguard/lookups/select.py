@@ -115,7 +115,8 @@ def _selecting(execute: Execute) -> Execute:
             if type(value) in _PLAIN:
                 for lookup in lookups:
                     if column in lookup.alone:
-                        generation = lookup.passes(context.known, value)
+                        if lookup.short(context.known, value, absent=False) is not None:
+                            generation = lookup.active_filter.answered_last
                         break
         if not generation:
             asked = None

@@ -20,7 +20,6 @@ from django.views.debug import technical_404_response
 from ..exceptions import ConfigurationError
 from ..guards import AUTO, Guard, registry
 from ..guards.fields import may_raise, may_raise_beside
-from ..lookups.context import Known, passing
 from ..lookups.query import concrete
 from ..process import LogOnce
 from .discovery import Detail, NotFound, column_of, detail, find_kwargs, views_by_model, why_another_lookup
@@ -75,11 +74,6 @@ class GuardedRoute:
         if may_raise(self.guard, value, captured.values(), by_link=self._by_link):
             return True
         return bool(self._beside) and any(may_raise_beside(field, captured.get(kwarg)) for kwarg, field in self._beside)
-
-    @cached_property
-    def passes(self) -> Callable[[Known, Any], str]:
-        """``passes(known, value)`` of the guard: a short check for rows that exist."""
-        return passing(self.guard)
 
     @cached_property
     def _beside(self) -> tuple[tuple[str, Any], ...]:

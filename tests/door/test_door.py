@@ -133,6 +133,16 @@ def test_what_is_not_certain_goes_on(shop, shielded, settings, asked, status):
     assert len(site.reached) == 1
 
 
+def test_a_path_that_only_looks_like_an_id_tells_nothing(shop, shielded, settings):
+    """``int("+7")`` is 7, but Django does not match the path: its 404 is the same whether there is a row or not."""
+    settings.MIDDLEWARE = [*settings.MIDDLEWARE, "bloomguard.middleware.BloomGuardMiddleware"]
+    site = shielded()
+    there, absent = site("/products/+7/"), site("/products/+8/")
+
+    assert (there.status, there.headers) == (absent.status, absent.headers)
+    assert there.status == 404
+
+
 def test_the_lease_is_kept(shop, shielded, clock):
     """When the copy of the state rows has grown old it is read again, and then the answer is the same."""
     site = shielded()

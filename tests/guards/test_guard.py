@@ -343,8 +343,8 @@ def test_it_is_decided_anew_after_a_change(denied, clock, monkeypatch, change):
     elif change == "mode":
         monkeypatch.setattr(denied, "mode", "shadow")
     else:
-        asked, _, *more = denied._runtime._last_absent
-        monkeypatch.setattr(denied._runtime, "_last_absent", (asked, fail_for_good, *more))
+        active.last_check = active.last_check[0], fail_for_good
+        monkeypatch.setattr(denied._runtime, "_last_absent", (active.last_check, *denied._runtime._last_absent[1:]))
 
     assert denied._runtime.decide(8) is UNTRUSTED
 
