@@ -50,7 +50,7 @@ def test_the_named_guards_are_built(capfd):
         r"other processes; error rate [\d.]+% now, 0\.1000% when full",
         said[0],
     )
-    assert said[1].startswith("article: 1 rows in a bloom filter of ")
+    assert said[1].startswith("article: 1 row in a bloom filter of ")
     assert len(said) == 2
     assert stores["default"].names("order") == []
 
@@ -327,6 +327,17 @@ def test_a_roll_back_by_command():
     assert states.table.current("product").active == former
     with pytest.raises(CommandError, match="no previous generation to roll back to"):
         run("--roll-back", "product")
+
+
+@pytest.mark.parametrize("reason", ["no filter", "fenced", ""])
+def test_it_says_if_nothing_is_kept_for_a_roll_back(reason):
+    """A first build has nothing to keep, and nobody goes back to a filter that was disabled."""
+    if reason != "no filter":
+        run("product")
+    if reason == "fenced":
+        states.table.fence("product", "for a test")
+
+    assert ("nothing is kept for a roll-back" in run("product", "--keep-standby", "1h")) == bool(reason)
 
 
 @pytest.mark.parametrize(

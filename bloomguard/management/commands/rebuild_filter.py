@@ -130,10 +130,13 @@ class Command(GuardsCommand):
         for report in outcomes:
             if isinstance(report, Report):
                 self.say(
-                    f"{report.guard}: {report.rows:,} rows in a {report.kind} filter of {size_in_words(report.bytes)}, "
+                    f"{report.guard}: {report.rows:,} row{'s' * (report.rows != 1)} in a {report.kind} filter of "
+                    f"{size_in_words(report.bytes)}, "
                     f"built in {report.seconds:.1f} s after waiting {report.waited_seconds:.1f} s for other "
                     f"processes; error rate {report.error_rate_measured:.4%} now, {report.error_rate:.4%} when full"
                 )
+                if options["keep_standby"] and not table.current(report.guard).kept:
+                    self.say(f"{report.guard}: nothing is kept for a roll-back: it had no filter, or was disabled")
         return [named(outcome) if isinstance(outcome, Report) else outcome for outcome in outcomes]
 
     def _rebuild(self, guard: Guard, options: dict[str, Any], **more: Any) -> Rebuild:
