@@ -25,7 +25,7 @@ from ..guards.counters import AVOIDED, WOULD_BLOCK, WOULD_HARM
 from ..guards.keys import OutOfRange
 from ..guards.short_check import MOST_KNOWN, Known
 from ..process import LogOnce
-from ..verdicts import Decision, Verdict
+from ..verdicts import MAYBE, Decision, Verdict
 
 if TYPE_CHECKING:
     from django.http import HttpRequest
@@ -118,6 +118,13 @@ class LookupContext:
         """Ask the guard again for ``value``. That it was asked stays known."""
         with suppress(Exception):
             self.known[guard, None] = self.known.pop((guard, guard._runtime.keys.key(value)))
+
+    def note_asked(self, guard: Guard) -> None:
+        """Record that a query has the key of ``guard``, whether or not the guard may answer it.
+
+        A 404 has the same headers after every such query. Else they would reveal which rows exist but are hidden.
+        """
+        self.known.setdefault((guard, None), MAYBE)
 
     def note_avoided(self, guard: Guard) -> None:
         """Record a query that ``guard`` answered, so that it was not sent."""

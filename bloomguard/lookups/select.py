@@ -117,6 +117,8 @@ def _selecting(execute: Execute) -> Execute:
                     if column in lookup.alone:
                         if lookup.short(context.known, value, absent=False) is not None:
                             generation = lookup.active_filter.answered_last
+                        else:  # the full check may not read a key from this query, and then it asks no guard
+                            context.note_asked(lookup.guard)
                         break
         if not generation:
             asked = None

@@ -10,8 +10,8 @@ import pytest
 from asgiref.sync import async_to_sync, sync_to_async
 from django.contrib.admin import AdminSite
 from django.contrib.auth import get_user_model
-from django.db import connections
-from django.http import HttpResponse, StreamingHttpResponse
+from django.db import connections, transaction
+from django.http import Http404, HttpResponse, StreamingHttpResponse
 from django.shortcuts import aget_object_or_404, get_object_or_404
 from django.test import AsyncClient, Client
 from django.urls import path
@@ -236,6 +236,51 @@ def test_a_thread_that_copies_the_context_is_guarded(shop, settings):
     Asgi()(f"/p/{ABSENT}/")
 
     assert found == [0]
+
+
+def shown(product):
+    """The page of a product, unless that is a draft: the site hides it."""
+    if product.name == "draft":
+        raise Http404("No Product matches the given query.")
+    return HttpResponse(product.name)
+
+
+def counted(request, pk):
+    """The guard answers no aggregate."""
+    if not Product.objects.filter(pk=pk).count():
+        raise Http404
+    return shown(Product.objects.filter(pk__in=[pk]).get())
+
+
+def locked(request, pk):
+    """Nor a lock."""
+    with transaction.atomic():
+        return shown(get_object_or_404(Product.objects.select_for_update(), pk=pk))
+
+
+def in_a_transaction(request, pk):
+    """Nor, with a cuckoo filter, a query in a transaction."""
+    with transaction.atomic():
+        return shown(get_object_or_404(Product, pk=pk))
+
+
+@pytest.mark.parametrize("kind", ["auto", "cuckoo"])
+@pytest.mark.parametrize("view", [counted, locked, in_a_transaction])
+def test_a_hidden_row_looks_like_an_absent_one_where_no_guard_answers(view, kind, settings, build):
+    """The short check knows of the draft, whatever the query is; the full one does not read a key from each."""
+    Product.objects.bulk_create([Product(pk=7, name="draft"), Product(pk=9, name="tea")])
+    settings.ROOT_URLCONF = urlconf(path("p/<int:pk>/", view), path("q/<int:pk>/", function))
+    registry.remove(plain := registry["product"])
+    try:
+        with registered(Product, name="product", filter=kind):
+            build("product")
+            Client().get(f"/q/{ABSENT}/")  # from now on the guard knows its filter
+            hidden, absent = Client().get("/p/7/"), Client().get("/p/8/")
+    finally:
+        registry.add(plain)
+
+    assert (hidden.status_code, hidden.headers) == (absent.status_code, absent.headers)
+    assert (hidden.status_code, hidden["Cache-Control"]) == (404, "no-store")
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="the system has no fork")
