@@ -93,4 +93,5 @@ def _page(door: Door, scope: dict[str, Any]) -> NotFoundPage | None:
 
 def _encoded(page: NotFoundPage, method: str) -> Page:
     headers, body = page.answer(method)
-    return tuple((name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in headers), body
+    # The names as Django sends them: HTTP/1.1 shows their case.
+    return tuple((name.encode("latin-1"), value.encode("latin-1")) for name, value in headers), body

@@ -83,8 +83,8 @@ class Exchange(LookupContext):
     def end(self, response: HttpResponseBase, *, sets_etags: bool, is_debug: bool) -> HttpResponseBase:
         """Count the request, and return the response with its headers set. :attr:`guard` is then what caused the 404.
 
-        A cache must not keep a guarded 404, because it would stay after the row is created. For 404s of guards and
-        views alike: a difference would reveal which rows exist but are hidden.
+        The headers are those of 404s of guards and views alike: a difference would reveal which rows exist but are
+        hidden.
         """
         if self.response is not None:
             response = self.response
@@ -95,16 +95,23 @@ class Exchange(LookupContext):
             guard._runtime.counters[AVOIDED]()
         if self.guard is not None:
             self.guard._runtime.counters[BLOCKED]()
-        if self.known and response.status_code == 404 and not response.has_header("Cache-Control"):
-            if sets_etags and self.request.method == "GET" and not response.has_header("ETag"):
-                set_response_etag(response)  # ConditionalGetMiddleware sets none with `no-store`
-            response.headers["Cache-Control"] = "no-store"
+        if self.known:
+            _kept_out_of_caches(self.request, response, sets_etags=sets_etags)
         if is_debug and self.known:
             last = {guard.name: decision for (guard, _), decision in self.known.items()}
             response.headers[HEADER] = ", ".join(
                 f"{name}: {in_words(decision.verdict.value, decision.reason)}" for name, decision in last.items()
             )
         return response
+
+
+def _kept_out_of_caches(request: HttpRequest, response: HttpResponseBase, *, sets_etags: bool) -> HttpResponseBase:
+    """Return ``response``, a 404 with ``no-store``: a cache would keep it after the row is created."""
+    if response.status_code == 404 and not response.has_header("Cache-Control"):
+        if sets_etags and request.method == "GET" and not response.has_header("ETag"):
+            set_response_etag(response)  # ConditionalGetMiddleware sets none with `no-store`
+        response.headers["Cache-Control"] = "no-store"
+    return response
 
 
 class BloomGuardMiddleware:
@@ -148,10 +155,10 @@ class BloomGuardMiddleware:
 
     def __call__(self, request: HttpRequest) -> HttpResponseBase | Awaitable[HttpResponseBase]:
         before = contexts.get()
-        if before is PROBE:
-            return self.get_response(request)  # type: ignore[no-any-return]
         if self._async:
-            return self._acall(request)
+            return self._aprobe(request) if before is PROBE else self._acall(request)
+        if before is PROBE:  # the door's page has the headers of the other 404s, in their order
+            return _kept_out_of_caches(request, self.get_response(request), sets_etags=self._sets_etags)
         exchange = None
         if request.method in registry.methods and conf.settings.is_enabled:
             exchange = Exchange(request)
@@ -179,6 +186,9 @@ class BloomGuardMiddleware:
         if exchange.shadow is not None:
             compare_status(*exchange.shadow, response.status_code)
         return response  # type: ignore[no-any-return]
+
+    async def _aprobe(self, request: HttpRequest) -> HttpResponseBase:
+        return _kept_out_of_caches(request, await self.get_response(request), sets_etags=self._sets_etags)
 
     async def _acall(self, request: HttpRequest) -> HttpResponseBase:
         exchange = None

@@ -39,6 +39,11 @@ def _header(name, value):
     return _after(change)
 
 
+def _cached(request, response):
+    """Lets caches keep what does not say for how long."""
+    response.headers.setdefault("Cache-Control", "max-age=300")
+
+
 def _fallback(request, response):
     """Looks each path up that was not found, as redirects and flat pages do."""
     if response.status_code == 404 and Product.objects.filter(name=request.path).exists():
@@ -85,6 +90,7 @@ maintenance = _before(lambda request: HttpResponse("maintenance", status=503))
 insiders_alone = _before(lambda request: None if _is_insider(request) else HttpResponseForbidden("insiders alone"))
 hides_from_strangers = _before(lambda request: None if _is_insider(request) else HttpResponseNotFound("nothing"))
 fallback = _after(_fallback)
+cached = _after(_cached)
 tells_insiders = _header("X-Backend", lambda request: "db1.internal" if _is_insider(request) else "-")
 by_address = _header("X-Network", lambda request: request.META["REMOTE_ADDR"].partition(".")[0])
 by_host = _header("X-Tenant", lambda request: request.get_host().partition(":")[0])

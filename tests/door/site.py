@@ -15,9 +15,15 @@ from bloomguard import asgi, wsgi
 
 @dataclass
 class Answer:
+    """``sent`` are the headers as they were sent, in their order."""
+
     status: int
-    headers: dict[str, str]
+    sent: list[tuple[str, str]]
     body: bytes
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return {name.lower(): value for name, value in self.sent}
 
 
 class Wsgi:
@@ -60,7 +66,7 @@ class Wsgi:
         body = b"".join(response)
         if hasattr(response, "close"):
             response.close()
-        return Answer(given["status"], {name.lower(): value for name, value in given["headers"]}, body)
+        return Answer(given["status"], given["headers"], body)
 
 
 class Asgi:
@@ -109,5 +115,5 @@ class Asgi:
             sent.append(message)
 
         await self.application(scope, incoming.get, send)
-        headers = {name.decode().lower(): value.decode() for name, value in sent[0]["headers"]}
+        headers = [(name.decode(), value.decode()) for name, value in sent[0]["headers"]]
         return Answer(sent[0]["status"], headers, b"".join(message.get("body", b"") for message in sent[1:]))

@@ -9,7 +9,8 @@ from contextlib import contextmanager
 
 import pytest
 from django.conf.urls.i18n import i18n_patterns
-from django.http import HttpResponse
+from django.http import Http404, HttpResponse
+from django.shortcuts import get_object_or_404
 from django.urls import clear_url_caches, include, path, re_path
 
 from bloomguard import asgi, wsgi
@@ -49,6 +50,32 @@ def test_the_projects_security_headers_are_kept(shop, shielded):
 
     assert answer.headers == {**plain.headers, "cache-control": "no-store"}
     assert {"x-frame-options", "x-content-type-options", "referrer-policy"} <= set(answer.headers)
+
+
+def hides_drafts(request, pk):
+    """A page of the site has no draft for strangers."""
+    if get_object_or_404(Product, pk=pk).name == "draft":
+        raise Http404("No Product matches the given query.")
+    return HttpResponse(str(pk))
+
+
+@pytest.mark.parametrize("method", ["GET", "HEAD"])
+@pytest.mark.parametrize(
+    "outer", [[], ["tests.door.middlewares.cached"], ["django.middleware.http.ConditionalGetMiddleware"]]
+)
+def test_its_404_looks_like_that_of_a_hidden_row(build, pages, shielded, settings, method, outer):
+    """Each header is where Django sends it, with its capitals; no cache is told to keep it either."""
+    pages(path("p/<int:pk>/", hides_drafts, name="product"))
+    Product.objects.create(pk=7, name="draft")
+    build("product")
+    settings.MIDDLEWARE = [*outer, *STARTPROJECT, "bloomguard.middleware.BloomGuardMiddleware"]
+    site = shielded()
+    hidden, absent = site("/p/7/", method), site("/p/8/", method)
+
+    assert site.reached == ["/p/7/"]
+    assert (hidden.status, hidden.sent) == (absent.status, absent.sent)
+    assert method == "HEAD" or hidden.body == absent.body
+    assert absent.headers["cache-control"] == "no-store"
 
 
 def test_an_existing_id_is_served(shop, shielded):
