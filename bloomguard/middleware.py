@@ -28,7 +28,7 @@ from django.utils.cache import set_response_etag
 from . import conf
 from .guards import Guard, registry
 from .guards.counters import AVOIDED, BLOCKED
-from .lookups.context import KNOWN, PROBE, LookupContext, compare_status, contexts
+from .lookups.context import KNOWN, PROBE, LookupContext, compare_status, contexts, has_own_applies
 from .process import LogOnce
 from .routes.openness import middleware_classes
 from .routes.table import NO_ID, GuardedRoute, not_found, table_for
@@ -79,6 +79,17 @@ class Exchange(LookupContext):
                 self.shadowed = (*self.shadowed, route.guard)  # the response is compared, not the queries before it
             return False
         return self.applies(route.guard)
+
+    def unapplied(self, response: HttpResponseBase) -> list[Guard]:
+        """Return the guards that were asked, if the response is a 404, and whose own ``applies`` was not called.
+
+        It is to be called now: what it reads, such as the session, shows in the headers. If only an absent ID had them,
+        they would reveal which rows exist but are hidden.
+        """
+        if (self.response or response).status_code != 404:
+            return []
+        asked = dict.fromkeys(guard for guard, _ in self.known)
+        return [guard for guard in asked if guard not in self.applied and has_own_applies(guard)]
 
     def end(self, response: HttpResponseBase, *, sets_etags: bool, is_debug: bool) -> HttpResponseBase:
         """Count the request, and return the response with its headers set. :attr:`guard` is then what caused the 404.
@@ -180,6 +191,8 @@ class BloomGuardMiddleware:
             and not (exchange.avoided or self._is_debug)
         ):
             return response  # type: ignore[no-any-return]
+        for guard in exchange.unapplied(response):
+            exchange.applies(guard)
         response = exchange.end(response, sets_etags=self._sets_etags, is_debug=self._is_debug)
         if exchange.guard is not None and request_blocked.receivers:
             send(request_blocked, type(exchange.guard), guard=exchange.guard, request=request)
@@ -218,6 +231,8 @@ class BloomGuardMiddleware:
             and not (exchange.avoided or self._is_debug)
         ):
             return response  # type: ignore[no-any-return]
+        for guard in exchange.unapplied(response):
+            await sync_to_async(exchange.applies)(guard)
         response = exchange.end(response, sets_etags=self._sets_etags, is_debug=self._is_debug)
         if exchange.guard is not None and request_blocked.receivers:
             await asend(request_blocked, type(exchange.guard), guard=exchange.guard, request=request)

@@ -7,7 +7,8 @@ import threading
 import pytest
 from asgiref.sync import async_to_sync
 from django.db import connection
-from django.http import HttpResponse, HttpResponseNotFound, StreamingHttpResponse
+from django.http import Http404, HttpResponse, HttpResponseNotFound, StreamingHttpResponse
+from django.shortcuts import get_object_or_404
 from django.template import engines
 from django.template.response import TemplateResponse
 from django.test import AsyncClient, Client
@@ -391,6 +392,34 @@ def test_applies_opts_out(browser, shop, settings, monkeypatch):
     assert called == [7, 9]
     assert len(queries) == 2
     assert set(asked) == {"/p/8/", "/p/9/?preview=1"}
+
+
+@pytest.mark.parametrize("cookie", [None, "no session has this key"])
+@pytest.mark.parametrize("place", ["route", "lookup"])
+def test_what_applies_reads_tells_nothing(browser, shop, settings, monkeypatch, place, cookie):
+    """A 404 says ``Vary: Cookie``, or deletes a cookie, if ``applies`` reads the session: also that of a hidden row."""
+
+    def hides(request, pk):
+        if get_object_or_404(Product, pk=pk).name == "draft":
+            raise Http404
+        return HttpResponse(str(pk))
+
+    Product.objects.filter(pk=7).update(name="draft")
+    Product.objects.create(pk=9)
+    settings.MIDDLEWARE = [
+        "django.contrib.sessions.middleware.SessionMiddleware",
+        "django.contrib.auth.middleware.AuthenticationMiddleware",
+        GUARD,
+    ]
+    settings.ROOT_URLCONF = urlconf(path("p/<int:pk>/", hides, name="product" if place == "route" else "other"))
+    monkeypatch.setattr(registry["product"], "applies", lambda request: not request.user.is_staff)
+    headers = {"cookie": f"{settings.SESSION_COOKIE_NAME}={cookie}"} if cookie else {}
+    hidden, absent, there = (browser.get(f"/p/{pk}/", headers=headers) for pk in (7, 8, 9))
+
+    assert (hidden.status_code, hidden.headers) == (absent.status_code, absent.headers)
+    assert hidden.cookies.output() == absent.cookies.output()
+    assert (absent.status_code, absent["Vary"]) == (404, "Cookie")
+    assert (there.status_code, there.get("Vary"), there.cookies) == (200, None, {})
 
 
 def test_an_error_inside_passes_and_is_logged_once(browser, shop, monkeypatch, caplog):

@@ -49,6 +49,8 @@ class LookupContext:
     avoided: Sequence[Guard] = ()
     #: The guards in shadow mode that have counted this request.
     shadowed: Sequence[Guard] = ()
+    #: The guards whose own ``applies`` was called.
+    applied: Sequence[Guard] = ()
 
     def __init__(self, request: HttpRequest | None = None) -> None:
         self.request = request
@@ -59,8 +61,9 @@ class LookupContext:
 
         Guards answer none of its own queries: one of the guard's model would call it again.
         """
-        if self.request is None or getattr(guard.applies, "__func__", None) is Guard.applies:
+        if self.request is None or not has_own_applies(guard):
             return True
+        self.applied = (*self.applied, guard)
         before = contexts.get()
         contexts.set(None)
         try:
@@ -132,6 +135,11 @@ class LookupContext:
             guard._runtime.counters[AVOIDED]()
         else:
             self.avoided = (*self.avoided, guard)
+
+
+def has_own_applies(guard: Guard) -> bool:
+    """Return whether the project has overridden :meth:`Guard.applies`."""
+    return getattr(guard.applies, "__func__", None) is not Guard.applies
 
 
 def _still_absent(guard: Guard, key: Any) -> Decision | None:
