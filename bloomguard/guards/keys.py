@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from django.core.exceptions import ValidationError
 from django.db import models
 
-from .fields import class_of, kind_of, own_conversions, own_methods, value_field
+from .fields import LONGEST_NUMBER, class_of, kind_of, own_conversions, own_methods, value_field
 
 if TYPE_CHECKING:
     from ..filters.base import RowKeys
@@ -234,7 +234,9 @@ def _encoder(
         while len(digits) > 1 and digits[-1] == 0:
             digits.pop()
             exponent += 1
-        if len(digits) > _EXACT_DIGITS or -exponent > field.decimal_places:  # type: ignore[attr-defined]
+        places: int | None = field.decimal_places  # type: ignore[attr-defined]
+        is_cut = places is not None and -exponent > places  # since Django 6.1 a column may have any number of places
+        if len(digits) > _EXACT_DIGITS or is_cut or abs(number.adjusted()) > LONGEST_NUMBER:
             raise Unkeyable("more digits than the column stores exactly")
         return f"{'-' if number < 0 else ''}{''.join(map(str, digits))}e{exponent}".encode()
 

@@ -172,6 +172,15 @@ def test_one_decimal_has_one_key(same):
     assert len({key_of(Price, "amount", value) for value in same}) == 1
 
 
+def test_a_column_without_a_precision_takes_decimals_of_any_length():
+    """Django 6.1 lets PostgreSQL and SQLite store them. Those that SQLite may take for another one have no key."""
+    key = KeyMaker([models.DecimalField()]).key
+    assert key("1.50") == key("1.5") != key("1.50001")
+    for number in ("1e-400", "1e400", "1.2345678901234567"):
+        with pytest.raises(Unkeyable):
+            key(number)
+
+
 @pytest.mark.parametrize("text", ["2024-02-29", "2024-2-29"])
 def test_one_date_has_one_key(text):
     """A date has the same 8 bytes as text and as a date."""
