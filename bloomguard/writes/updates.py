@@ -73,8 +73,10 @@ def _update(execute: Execute, compiler: Any, tables: Sequence[TrackedTable], res
 
 def _update_returning(execute: Execute, compiler: Any, tables: Sequence[TrackedTable], returning_fields: Any) -> Any:
     touched, connection, using = _touched(tables, compiler), compiler.connection, compiler.using
-    if not touched or not returning_fields or not connection.features.can_return_rows_from_update:
-        return execute(compiler, returning_fields)
+    if not returning_fields or not connection.features.can_return_rows_from_update:
+        return execute(compiler, returning_fields)  # by `execute_sql`
+    if not touched:
+        return run(execute, compiler, returning_fields)
     idle = all_idle(touched, using)
     if idle is not None:
         return run_idle(execute, compiler, (returning_fields,), touched, idle, _unknown)

@@ -180,6 +180,34 @@ def test_a_virtual_table(each_database, fresh, clock, block):
 
 
 @on_sqlite
+@pytest.mark.parametrize("value", [5, Value(3) + 2], ids=["plain", "expression"])
+def test_a_column_with_a_name_of_the_rowid(each_database, fresh, clock, block, value):
+    """In raw SQL it may be the primary key. Of the ORM's UPDATE the field is known, also if it returns the column."""
+    with isolate_apps("tests.shop"):
+
+        class Node(models.Model):
+            oid = models.IntegerField(default=0)
+
+            class Meta:
+                app_label = "shop"
+                db_table = "raw_node"
+
+        with connections["default"].schema_editor() as editor:
+            editor.create_model(Node)
+        try:
+            with registered(Node, name="node") as guard:
+                node = Node.objects.create()
+                Rebuild(guard, sleep=clock.sleep).run()
+                node.oid = value
+                block(lambda: node.save(update_fields=["oid"]))
+
+                assert Node.objects.get().oid == 5
+                assert (status("node"), guard.verdict(77)) == (ARMED, Verdict.ABSENT)
+        finally:
+            execute("DROP TABLE raw_node")
+
+
+@on_sqlite
 def test_a_primary_key_that_the_database_chooses(each_database, fresh, clock, block):
     """For NULL in an integer primary key SQLite stores a number, which no instance holds."""
     with isolate_apps("tests.shop"):
