@@ -74,6 +74,8 @@ def concerned(compiler: Any) -> Sequence[TrackedTable]:
         tables = tracked_tables(model)
         if model is GuardState:  # which is never in `tracked`
             state_rows.before_change(compiler.using)
+    if tables and compiler.using is None:  # made by `get_compiler(connection=...)`
+        compiler.using = compiler.connection.alias
     return tables
 
 

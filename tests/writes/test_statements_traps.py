@@ -12,8 +12,9 @@ from asgiref.sync import sync_to_async
 from django.core import serializers
 from django.core.exceptions import SynchronousOnlyOperation
 from django.db import IntegrityError, OperationalError, connection, connections, migrations, models, transaction
-from django.db.models import Case, F, Q, Value, When
+from django.db.models import Case, F, Q, Value, When, sql
 from django.db.models.functions import Concat, Lower
+from django.db.models.sql.constants import ROW_COUNT
 
 from bloomguard.guards import registry
 from bloomguard.models import GuardState
@@ -298,6 +299,22 @@ def test_a_second_parent_is_found_by_its_own_link(built):
 
         assert verdicts(guard, "new", "newer", "second") == [Verdict.MAYBE] * 3
         assert verdicts(guard, "no exhibit", "") == [Verdict.ABSENT] * 2
+
+
+def test_a_compiler_that_knows_only_its_connection(built):
+    """`get_compiler(connection=...)` gives it no alias."""
+    Article.objects.create(pk=1, slug="a")
+    built("article")
+    connection = connections[database.current]
+    update, delete = sql.UpdateQuery(Article), sql.DeleteQuery(Article)
+    update.add_update_values({"slug": "b"})
+    delete.add_filter("slug", "b")
+
+    assert update.get_compiler(connection=connection).execute_sql(ROW_COUNT) == 1
+    assert verdicts("article", "b", "c") == [Verdict.MAYBE, Verdict.ABSENT]
+
+    assert delete.get_compiler(connection=connection).execute_sql(ROW_COUNT) == 1
+    assert (status("article"), Article.objects.count()) == (ARMED, 0)
 
 
 def test_an_update_of_two_tables_fails_as_without_us(built):
