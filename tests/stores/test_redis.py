@@ -595,12 +595,33 @@ def test_after_a_lost_connection_all_others_are_checked(store, server):
 
 
 def test_a_closed_store_leaves_no_place_in_its_pool_taken(store):
-    """A pool of redis-py has 100 places."""
-    for _ in range(150):
+    """A pool of redis-py counts the connections in use."""
+    for _ in range(3):
         store._adds.trip([("", ("PING",))])
         store.close()
 
     assert connected(store._adds)
+    assert not store._adds.pool._in_use_connections
+
+
+def test_each_of_many_threads_gets_a_connection(store):
+    """A pool of redis-py 8 has 100 places by default. In a worker with 101 writers at once, one add would fail, and the
+    guard be fenced."""
+    made = store.create("city", "a", make_layout())
+    calls = [store._adds.send([("", ("PING",))]) for _ in range(101)]
+
+    made.add([key(1)])
+
+    for call in calls:
+        call.identified()
+
+
+def test_many_threads_may_ask_a_sentinel_at_once(make_store):
+    """Those that connect at the same time, as after a failover."""
+    pool = make_store(url="redis://mymaster/0", sentinels=[("127.0.0.1", 1)])._adds.pool
+
+    (sentinel,) = pool.sentinel_manager.sentinels
+    assert sentinel.connection_pool.max_connections == pool.max_connections > 1_000
 
 
 def test_a_connection_that_the_server_has_closed_is_replaced(store, server, redis_clock):

@@ -55,6 +55,10 @@ _JOIN_BYTES = 1 << 16  # commands shorter than this in total are sent in one pie
 #: Prefixes of a cache's connection options that belong to its pool or would delay a failure.
 _POOL_OPTIONS = ("maint_", "orig_", "event_dispatcher", "cache", "himport_", "oss_", "connection_pool")
 
+#: ``max_connections`` of the pools for threads: redis-py 8 has 100 by default, and one more thread, or greenlet, would
+#: get an error instead of a connection, as if the server did not answer.
+NO_LIMIT = 1 << 31
+
 #: ``FAILURES`` within ``WITHIN_SECONDS`` open a circuit breaker; an open one allows a probe each ``PROBE_SECONDS``.
 FAILURES = 5
 WITHIN_SECONDS = 10.0

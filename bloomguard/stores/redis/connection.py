@@ -12,7 +12,7 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from . import commands
-from .commands import FAULTS, Command, RoundTrip, Server, check_replies, connection_options, is_demoted
+from .commands import FAULTS, NO_LIMIT, Command, RoundTrip, Server, check_replies, connection_options, is_demoted
 
 Pool = Callable[..., redis.ConnectionPool]
 
@@ -28,7 +28,7 @@ class Link:
     ) -> None:
         kwargs = connection_options(options, connect_timeout, timeout, Retry(NoBackoff(), 0))
         self._on_connect: Callable[[Any], None] | None = kwargs.get("redis_connect_func")
-        self.pool: Any = make_pool(**kwargs | {"redis_connect_func": self._connected})
+        self.pool: Any = make_pool(**kwargs | {"redis_connect_func": self._connected, "max_connections": NO_LIMIT})
         self.server = server
         self.idle: list[Any] = []
 

@@ -24,7 +24,7 @@ from redis.sentinel import (
 from ...exceptions import ConfigurationError, StoreUnavailable
 from .aio import AsyncClusterLink, AsyncLink
 from .cluster import Address, Cluster, ClusterLink
-from .commands import Breaker, Server, hide, own_options
+from .commands import NO_LIMIT, Breaker, Server, hide, own_options
 from .connection import Link
 
 #: Connection classes of redis-py and their async versions.
@@ -109,7 +109,8 @@ class SentinelServers(Servers):
 
     def _pool(self, module: Any, connection_class: type[Any], connect_timeout: float, timeout: float) -> Any:
         times = {"socket_connect_timeout": connect_timeout, "socket_timeout": timeout}
-        kwargs = {**self.sentinel_options, **times, "retry": module.retry.Retry(redis.backoff.NoBackoff(), 0)}
+        retry = module.retry.Retry(redis.backoff.NoBackoff(), 0)
+        kwargs = {**self.sentinel_options, **times, "retry": retry, "max_connections": NO_LIMIT}
 
         def pool(**options: Any) -> Any:
             manager = module.sentinel.Sentinel(list(self.sentinels), sentinel_kwargs=kwargs)
