@@ -203,9 +203,11 @@ class ActiveFilter:
             try:
                 if store.names(self.name):
                     return None  # not cached: under ASGI the same request checks again, in a thread
-            except StoreError as error:
+            except StoreUnavailable as error:
                 found = UNREACHABLE
                 logger.debug("bloomguard could not look for filters of %s: %s", self.name, error)
+            except StoreError:
+                return None  # if the state row names a filter, the attempt to open it is logged
         self._looked_at, self._looked = now, found
         return found
 

@@ -185,7 +185,7 @@ class Store(ABC):
 
     @abstractmethod
     def names(self, guard: str) -> list[str]:
-        """Return the names of a guard's generations, sealed or not."""
+        """Return the names of a guard's generations, sealed or not. Raises :class:`StoreError`."""
 
     @abstractmethod
     def free_bytes(self) -> int | None:

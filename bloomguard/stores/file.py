@@ -69,12 +69,15 @@ class FileStore(Store):
         """Hash of the folder's UUID, boot ID, device and inode, empty without a folder.
 
         The boot ID is part of it because a crash of the host may lose writes; device and inode, because containers
-        from one image each have a copy of the folder. Raises :class:`StoreError` if other users could have written it.
+        from one image each have a copy of the folder. Raises :class:`StoreError` if other users could have written it,
+        or this one may not read it.
         """
         try:
             check_folder(self.path, may_be_link=True)
             life = disk.read_private(self.path / disk.IDENTITY, _IDENTITY_BYTES).decode(errors="replace")
             place = f"{life}:{disk.boot_id()}:{os.stat(self.path).st_dev}:{file_id(self.path)}"
+        except PermissionError as error:  # as after a rebuild_filter by root: a rebuild by this user does not help
+            raise StoreError(self._cannot("read", error)) from error
         except OSError:
             return ""
         return "file:" + hashlib.sha256(place.encode()).hexdigest()[:40]
@@ -180,6 +183,8 @@ class FileStore(Store):
     def names(self, guard: str) -> list[str]:
         try:
             files = os.listdir(self._folder(guard))
+        except PermissionError as error:
+            raise StoreError(self._cannot("read", error)) from error
         except OSError:
             return []
         return [file[: -len(_SUFFIX)] for file in files if file.endswith(_SUFFIX)]

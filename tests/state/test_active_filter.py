@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import logging
+import os
 import shutil
 
 import pytest
@@ -572,6 +574,27 @@ def test_a_filter_that_could_not_be_opened_is_opened_later(product, clock, monke
     clock.sleep(10)
 
     assert product._runtime.decide(ABSENT_PK) == ABSENT
+
+
+@pytest.mark.parametrize("is_leased", [True, False])
+def test_a_store_that_this_user_may_not_read_is_logged(product, monkeypatch, caplog, is_leased):
+    """As after a ``rebuild_filter`` by root: not as a guard without a filter, and not as another store."""
+    forget()
+    if is_leased:
+        states.table.renew()
+    path = stores["default"].path
+
+    def denied(*args):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+
+    monkeypatch.setattr(disk, "read_private", denied)
+    monkeypatch.setattr(os, "listdir", denied)
+
+    with caplog.at_level(logging.WARNING, logger="bloomguard"):
+        assert {product._runtime.decide(ABSENT_PK) for _ in range(3)} == {UNTRUSTED}
+
+    (line,) = caplog.messages
+    assert f"cannot read {path} as user {os.geteuid()}: Permission denied" in line
 
 
 def test_a_state_says_what_it_names():

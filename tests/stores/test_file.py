@@ -10,7 +10,8 @@ import socket
 import stat
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -438,6 +439,35 @@ def test_a_folder_of_another_user_is_not_used(files, number):
             use()
     if not number:
         assert [each.id for each in files.check()] == ["bloomguard.W037"]
+
+
+@contextmanager
+def stranger(folder: Path) -> Iterator[None]:
+    """In this block, be another user, who may search the folders above ``folder``."""
+    modes = {each: each.stat().st_mode for each in folder.parents}
+    for each, mode in modes.items():
+        if not mode & 0o001:
+            each.chmod(mode | 0o011)
+    os.seteuid(STRANGER)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+        for each, mode in modes.items():
+            if not mode & 0o001:
+                each.chmod(mode)
+
+
+@pytest.mark.usefixtures("as_root")
+def test_a_folder_that_root_has_made_is_named(files):
+    """As after a ``rebuild_filter`` by root: the workers' error names the folder and their user, and no restart or
+    other store, as a rebuild would not help."""
+    files.create("city", "a", make_layout())
+
+    with stranger(files.path):
+        for use in (lambda: files.identity, lambda: files.names("city"), lambda: files.open("city", "a", find)):
+            with pytest.raises(StoreError, match=rf"cannot read {files.path}.* as user {STRANGER}: Permission denied"):
+                use()
 
 
 FILES = ["identity", "city/lock", "city/a.filter", "city/metrics-60-1"]
