@@ -203,7 +203,8 @@ class FileStore(Store):
         return [self._metrics.read(page) for page in pages]
 
     def check(self) -> list[CheckMessage]:
-        existing = next(path for path in (self.path, *self.path.parents) if path.exists())
+        # Not by Path.exists(), which before Python 3.14 raises an error in a folder that this user may not search.
+        existing = next(path for path in (self.path, *self.path.parents) if os.path.exists(path))
         if not os.access(existing, os.W_OK | os.X_OK):
             return [
                 Warning(

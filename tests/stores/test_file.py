@@ -12,6 +12,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -468,6 +469,18 @@ def test_a_folder_that_root_has_made_is_named(files):
         for use in (lambda: files.identity, lambda: files.names("city"), lambda: files.open("city", "a", find)):
             with pytest.raises(StoreError, match=rf"cannot read {files.path}.* as user {STRANGER}: Permission denied"):
                 use()
+
+
+@pytest.mark.usefixtures("as_root")
+def test_a_place_in_a_folder_that_cannot_be_searched_is_a_warning(files, monkeypatch):
+    """``manage.py check`` goes on."""
+    files.path.mkdir(mode=0o700)
+    monkeypatch.setattr(os, "access", partial(os.access, effective_ids=True))
+
+    with stranger(files.path):
+        (found,) = FileStore("default", path=files.path / "below").check()
+
+    assert (found.id, str(files.path) in found.msg) == ("bloomguard.W110", True)
 
 
 FILES = ["identity", "city/lock", "city/a.filter", "city/metrics-60-1"]
