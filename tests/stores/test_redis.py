@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import redis
+from django.core.cache import caches
 from django.core.checks import run_checks
 
 from bloomguard.exceptions import ConfigurationError, StoreError, StoreUnavailable, UnknownGeneration
@@ -755,6 +756,19 @@ def test_a_cache_of_django_redis_gives_the_address(settings, server):
     with pytest.raises(ConfigurationError, match="is not a django-redis cache"):
         RedisStore("default", cache="default")
     store.close()
+
+
+def test_clearing_the_cache_deletes_the_filters_of_its_database(settings, make_store):
+    """django-redis flushes it. The filters are missing then, and not empty; those in another database stay."""
+    settings.CACHES = {"shared": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": servers.valkey()}}
+    beside = make_store(url=None, cache="shared").create("city", "a", make_layout())
+    apart = make_store(url=servers.valkey().removesuffix("/0") + "/1").create("city", "a", make_layout())
+
+    caches["shared"].clear()
+
+    with pytest.raises(CorruptFilter, match="missing"):
+        beside.might_contain(key(1))
+    assert not apart.might_contain(key(1))
 
 
 @pytest.mark.parametrize("name", ["connect_timeout", "read_timeout", "add_timeout", "bulk_timeout"])
