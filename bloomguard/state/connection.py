@@ -200,7 +200,9 @@ class StateConnection:
         """
         vendor = connections[self.alias].vendor
         if vendor != "postgresql":
-            return f"{self.is_standby} AS is_standby, '' AS here, {int(vendor == 'sqlite')} AS is_durable"
+            # All servers of a cluster, and the next one after a failover, have the database by this name.
+            here = "CONCAT('mysql:', DATABASE())" if vendor == "mysql" else "''"
+            return f"{self.is_standby} AS is_standby, {here} AS here, {int(vendor == 'sqlite')} AS is_durable"
         table = self.quote(GuardState._meta.db_table).replace("'", "''")
         number = "(SELECT oid FROM pg_database WHERE datname = current_database())::text"
         here = f"{number} || ':' || '{table}'::regclass::oid::text"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, closing, suppress
 
 import pytest
 from django.db import DatabaseError, IntegrityError, OperationalError, connections, transaction
@@ -14,9 +14,11 @@ from bloomguard.guards import registry
 from bloomguard.rebuild import Rebuild
 from bloomguard.state import table as state
 from bloomguard.state.row import ARMED, FENCED
+from bloomguard.stores import stores
 from bloomguard.verdicts import Verdict
 from bloomguard.writes import consequences, updates
 from bloomguard.writes.sql import reader
+from tests.conftest import forget
 from tests.shop.models import Article, Place, Product
 from tests.support import database
 from tests.support.guarding import registered
@@ -332,6 +334,41 @@ def test_rows_that_come_to_match_between_lock_and_update_fence(built, monkeypatc
 
     assert Place.objects.filter(country="fr").count() == 2
     assert registry["place"].verdict(("fr", "bonn")) is not Verdict.ABSENT
+
+
+def test_databases_that_share_a_store_leave_each_other_their_filters(mariadb, build, monkeypatch, caplog):
+    """Two sites on one server, or a copy of production: a filter of the other database is neither trusted nor removed,
+    and the rebuild warns of it."""
+    Product.objects.create(pk=1)
+    build("product")
+    original, copied = state.table.current("product"), f"{mariadb.settings_dict['NAME']}_copied"
+
+    def run(sql):  # as another program, which fences nothing
+        mariadb.ensure_connection()
+        with closing(mariadb.connection.cursor()) as cursor:
+            cursor.execute(sql)
+
+    run(f"CREATE DATABASE {copied}")
+    try:
+        for table in mariadb.introspection.table_names():
+            run(f"CREATE TABLE {copied}.{table} LIKE {table}")
+            run(f"INSERT INTO {copied}.{table} SELECT * FROM {table}")
+        with monkeypatch.context() as patch:
+            patch.setitem(mariadb.settings_dict, "NAME", copied)
+            mariadb.close()
+            forget()
+            is_ours = state.table.current("product").is_ours
+            build("product")
+            mine = state.table.current("product")
+        mariadb.close()
+        forget()
+    finally:
+        run(f"DROP DATABASE {copied}")
+
+    assert not is_ours
+    assert {original.active, mine.active} <= set(stores["default"].names("product"))
+    assert "their own prefix or path" in caplog.text
+    assert registry["product"].verdict(2) is Verdict.ABSENT
 
 
 def test_an_error_fences_nothing(built):
