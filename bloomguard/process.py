@@ -1,15 +1,22 @@
-"""What each process has for itself: objects that a fork resets, and errors that are logged once."""
+"""What each process has for itself: its clock, objects that a fork resets, and errors that are logged once."""
 
 from __future__ import annotations
 
 import logging
 import os
 import threading
+import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
 logger = logging.getLogger("bloomguard")
+
+#: Linux has a clock of its own that includes sleep. On macOS CLOCK_MONOTONIC does, and Python's ``monotonic`` does not.
+_CLOCK: int | None = getattr(time, "CLOCK_BOOTTIME", getattr(time, "CLOCK_MONOTONIC", None))
+#: Returns monotonic seconds that include the host's sleep, so that no process trusts on wake-up what it read before.
+seconds: Callable[[], float] = time.monotonic if _CLOCK is None else partial(time.clock_gettime, _CLOCK)
 
 #: Each object that a forked child must reset, because it must not share file locks, connections or held locks with the
 #: parent -> functions of the object that do it.

@@ -17,9 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 from django.db import connections, router
 
-from ..process import LogOnce, own_lock
+from ..process import LogOnce, own_lock, seconds
 from ..state.connection import CONNECT_SECONDS, READ_SECONDS, DatabaseConnection, fetch_uncounted
-from ..state.table import seconds
 
 if TYPE_CHECKING:
     from django.db.models import Model

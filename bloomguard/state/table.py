@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
-from functools import partial
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
@@ -21,7 +20,7 @@ from django.db import DatabaseError, OperationalError, connections
 from django.utils import timezone
 
 from ..models import GuardState
-from ..process import own_lock
+from ..process import own_lock, seconds
 from ..signals import guard_fenced, send
 from .connection import StateConnection, fetch_uncounted, is_locked
 from .row import ARMED, COLUMNS, FENCED, NEVER, Copy, OverriddenRead, Rows, State, Within
@@ -33,11 +32,6 @@ LEASE_SECONDS = 1.0
 EXPIRY_SECONDS = 2 * LEASE_SECONDS
 #: Seconds to wait for another thread of this process that reads the rows.
 _RENEWAL_PATIENCE = 0.25
-
-#: Linux has a clock of its own that includes sleep. On macOS CLOCK_MONOTONIC does, and Python's ``monotonic`` does not.
-_CLOCK: int | None = getattr(time, "CLOCK_BOOTTIME", getattr(time, "CLOCK_MONOTONIC", None))
-#: Returns monotonic seconds that include the host's sleep, so that no process trusts an old copy on wake-up.
-seconds: Callable[[], float] = time.monotonic if _CLOCK is None else partial(time.clock_gettime, _CLOCK)
 
 
 def new_token() -> str:

@@ -12,10 +12,11 @@ import pytest
 from django.db import DatabaseError, InterfaceError, OperationalError, connections
 
 from bloomguard.models import GuardState
+from bloomguard.process import seconds
 from bloomguard.state import connection as connection_module
 from bloomguard.state.connection import StateConnection, TimedOut
 from bloomguard.state.row import State
-from bloomguard.state.table import StateTable, seconds
+from bloomguard.state.table import StateTable
 from tests.conftest import Clock, Counting
 
 pytestmark = [

@@ -21,10 +21,11 @@ from django.core.checks import run_checks
 from bloomguard.exceptions import ConfigurationError, StoreError, StoreUnavailable, UnknownGeneration
 from bloomguard.filters import CorruptFilter, KeyHash
 from bloomguard.filters.codec import MAX_SHARDS, Frame, decode
+from bloomguard.process import seconds
 from bloomguard.stores import stores
 from bloomguard.stores.memory import MemoryStore
 from bloomguard.stores.pages import Page
-from bloomguard.stores.redis import RedisStore
+from bloomguard.stores.redis import RedisStore, commands
 from bloomguard.stores.redis.commands import Server
 from bloomguard.stores.redis.store import check_cache
 from bloomguard.stores.redis.topology import find_servers
@@ -638,6 +639,11 @@ def test_a_connection_that_the_server_has_closed_is_replaced(store, server, redi
     made.add([key(2)])
 
     assert made.might_contain_many([key(number) for number in range(3)]) == [True] * 3
+
+
+def test_an_identity_gets_old_while_the_host_sleeps():
+    """A server may be demoted and promoted again meanwhile, with other data, and the connection is still open."""
+    assert commands.clock is seconds
 
 
 def test_checks_and_adds_are_each_one_command(store, server):

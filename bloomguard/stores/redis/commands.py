@@ -9,7 +9,6 @@ again. The identity of a Cluster node also has its configuration epoch: see :mod
 from __future__ import annotations
 
 import re
-import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -17,7 +16,7 @@ from typing import Any, NamedTuple
 import redis
 
 from ...exceptions import StoreError, StoreUnavailable
-from ...process import own_lock
+from ...process import own_lock, seconds
 
 #: A command's words, or the command encoded in the Redis protocol.
 Words = tuple[Any, ...] | bytes
@@ -64,8 +63,8 @@ FAILURES = 5
 WITHIN_SECONDS = 10.0
 PROBE_SECONDS = 2.0
 
-#: Returns monotonic seconds; tests replace it.
-clock: Callable[[], float] = time.monotonic
+#: Returns monotonic seconds, with the host's sleep, during which a server may fail over; tests replace it.
+clock: Callable[[], float] = seconds
 
 #: Exceptions of a connection that are caused by the server or the network.
 FAULTS = (redis.RedisError, OSError, TimeoutError)
