@@ -203,6 +203,16 @@ class FileStore(Store):
         return [self._metrics.read(page) for page in pages]
 
     def check(self) -> list[CheckMessage]:
+        if not self.path.is_absolute():
+            return [
+                Warning(
+                    f"the store {self.alias!r} has the relative path {str(self.path)!r}: each working directory has "
+                    "another folder of that name.",
+                    hint=f"Set {_option(self.alias)} to an absolute path, such as BASE_DIR / 'filters'. A process with "
+                    "another working directory would not find the filters, and its writes disable the guards.",
+                    id="bloomguard.W140",
+                )
+            ]
         # Not by Path.exists(), which before Python 3.14 raises an error in a folder that this user may not search.
         existing = next(path for path in (self.path, *self.path.parents) if os.path.exists(path))
         if not os.access(existing, os.W_OK | os.X_OK):
