@@ -261,7 +261,8 @@ class MemoryStore(Store):
         return [name for owner, name in list(self._buffers) if owner == guard]
 
     def free_bytes(self) -> int:
-        return self._max_bytes - sum(len(buffer) for buffers in self._buffers.values() for buffer in buffers)
+        # Of a copy: another thread may create or drop a generation meanwhile.
+        return self._max_bytes - sum(len(buffer) for buffers in list(self._buffers.values()) for buffer in buffers)
 
     def add_metrics(self, page: Page, cells: Mapping[int, int]) -> None:
         with self._lock:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import random
 import re
+import sys
 import threading
 from dataclasses import replace
 from weakref import WeakKeyDictionary
@@ -452,6 +453,31 @@ def test_dropping_makes_room():
 
     assert store.free_bytes() == layout.total_bytes
     store.create("city", "b", layout)
+
+
+def test_free_bytes_are_counted_while_others_create_and_drop():
+    """As the admin page does during a rebuild."""
+    store, layout = MemoryStore("default"), make_layout(capacity=100)
+    for number in range(200):
+        store.create("city", str(number), layout)
+    is_over, interval = threading.Event(), sys.getswitchinterval()
+
+    def rebuild() -> None:
+        while not is_over.is_set():
+            store.create("city", "next", layout)
+            store.drop("city", "next")
+
+    sys.setswitchinterval(1e-6)
+    thread = threading.Thread(target=rebuild)
+    thread.start()
+    try:
+        found = {store.free_bytes() for _ in range(3_000)}
+    finally:
+        sys.setswitchinterval(interval)
+        is_over.set()
+        thread.join()
+
+    assert max(found) - min(found) in (0, layout.total_bytes)
 
 
 def test_an_identity_is_one_stores_own(place, tmp_path):
