@@ -108,7 +108,7 @@ def answer(url, decide=None, *, method="GET", script_name="", **attributes):
     asked_for.update(attributes)
     try:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(GuardRuntime, "decide_in_full", lambda runtime, value, key=None: decide(runtime._guard, value))
+            patch.setattr(GuardRuntime, "decide_in_full", lambda each, value, key=None: decide(each._guard, value))
             response = Client(raise_request_exception=False).generic(method, url, SCRIPT_NAME=script_name)
     finally:
         request_blocked.disconnect(note)
