@@ -50,7 +50,8 @@ def shield(application: Application) -> Application:
             return application(environ, start_response)
         headers, body = response
         start_response(page.status, list(headers))  # outside of `try`: the server handles its own errors
-        return [] if method == "HEAD" else [body]
+        # No list: for one of one item some servers add a Content-Length, which Django's responses do not get.
+        return iter(() if method == "HEAD" else (body,))
 
     return shielded
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import logging
 import threading
 from contextlib import contextmanager
+from wsgiref.handlers import SimpleHandler
 
 import pytest
 from django.conf.urls.i18n import i18n_patterns
+from django.core.handlers.wsgi import WSGIHandler
 from django.http import Http404, HttpResponse
 from django.shortcuts import get_object_or_404
 from django.urls import clear_url_caches, include, path, re_path
@@ -76,6 +79,25 @@ def test_its_404_looks_like_that_of_a_hidden_row(build, pages, shielded, setting
     assert (hidden.status, hidden.sent) == (absent.status, absent.sent)
     assert method == "HEAD" or hidden.body == absent.body
     assert absent.headers["cache-control"] == "no-store"
+
+
+def test_a_server_adds_no_header_to_it(build, pages, settings):
+    """Some servers add a Content-Length to a list with one item, but not to Django's response."""
+    pages(path("p/<int:pk>/", hides_drafts, name="product"))
+    Product.objects.create(pk=7, name="draft")
+    build("product")
+    settings.ALLOWED_HOSTS, settings.MIDDLEWARE = ["testserver"], ["bloomguard.middleware.BloomGuardMiddleware"]
+    application = wsgi.shield(WSGIHandler())
+
+    def head_of_answer(url):
+        environ = {"REQUEST_METHOD": "GET", "PATH_INFO": url, "QUERY_STRING": "", "HTTP_HOST": "testserver"}
+        environ |= {"SERVER_NAME": "testserver", "SERVER_PORT": "80", "SERVER_PROTOCOL": "HTTP/1.1"}
+        sent = io.BytesIO()
+        SimpleHandler(io.BytesIO(), sent, io.StringIO(), environ).run(application)
+        return [line for line in sent.getvalue().partition(b"\r\n\r\n")[0].splitlines() if b"Date" not in line]
+
+    assert head_of_answer("/p/7/") == head_of_answer("/p/8/")
+    assert head_of_answer("/p/8/")[-1] == b"Cache-Control: no-store"
 
 
 def test_an_existing_id_is_served(shop, shielded):
