@@ -78,6 +78,7 @@ def lock(compiler: Any, tracked: TrackedTable) -> Alive:
     chosen = compiler.query.chain(klass=Query)
     chosen.clear_ordering(force=True)
     chosen.extra = {}
+    chosen.select_for_update = False  # no UPDATE has it: neither NOWAIT, nor an error for DISTINCT
     chosen.set_values(_primary_key(tracked))
     return _lock(compiler, tracked, [chosen])
 

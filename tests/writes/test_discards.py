@@ -342,6 +342,15 @@ def test_a_delete_of_nothing_locks_nothing(articles, block, delete):
     assert found[0] == found[1]
 
 
+def test_a_lock_that_the_queryset_asks_for_is_not_taken_for_the_updates(articles):
+    """Django's UPDATE has neither its NOWAIT, nor the DISTINCT that PostgreSQL refuses beside a lock."""
+    rows = Article.objects.select_for_update(nowait=True).distinct()
+    with atomic():
+        assert rows.filter(slug="a").update(slug="e") == 1
+
+    assert [articles.verdict(slug) for slug in "abe"] == [ABSENT, MAYBE, MAYBE]
+
+
 def test_a_row_that_comes_back_is_seen_at_once(articles):
     """A soft-deleted row that is restored is in the filter before the COMMIT."""
     with atomic():
