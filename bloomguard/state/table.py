@@ -184,7 +184,8 @@ class StateTable:
         for name, (since, _) in list(self._vanished.items()):
             if name in rows or now - since >= EXPIRY_SECONDS:
                 self._vanished.pop(name, None)
-        return {**rows, **{name: state for name, (_, state) in self._vanished.items()}} if self._vanished else rows
+        # A copy first: another thread, which reads the rows too, may change it meanwhile.
+        return {**rows, **{name: state for name, (_, state) in list(self._vanished.items())}}
 
     def row(self, name: str) -> GuardState | None:
         """Return the whole state row, ``None`` if there is none. Raises :class:`DatabaseError`."""

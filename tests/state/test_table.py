@@ -358,6 +358,19 @@ def test_no_lease_is_valid_while_a_fence_is_overdue(table, monkeypatch):
     assert table.renewed("city").status == FENCED
 
 
+def test_rows_may_vanish_while_another_thread_reads(table):
+    """Each read looks through what has vanished, and notes more."""
+
+    class Meanwhile(tuple):
+        def __iter__(self):
+            table._vanished[f"town-{len(table._vanished)}"] = table.clock(), State("town", status=FENCED)
+            return super().__iter__()
+
+    table._vanished["city"] = Meanwhile((table.clock(), State("city", status=FENCED)))
+
+    assert table.current("city").status == FENCED
+
+
 def test_a_row_that_vanishes_is_a_fence_for_two_leases(table):
     """Others may still answer by it: so a writer that has known it waits, as for a fence."""
     table.swap(State("city"), active="a")
