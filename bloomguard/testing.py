@@ -30,6 +30,7 @@ from .filters.codec import Frame
 from .filters.hashing import KeyHash
 from .filters.layout import Layout
 from .guards import Guard, registry, spot_checks
+from .guards.short_check import short_check
 from .rebuild.scopes import Sources
 from .routes.explain import explain
 from .signals import request_blocked
@@ -312,6 +313,7 @@ def _replaced_filters(
             made = _TestFilter(guard, table)
             prepare(guard, made, block)
             block.enter_context(_replaced(guard._runtime, "active_filter", made))
+            block.enter_context(_replaced(guard._runtime, "short", short_check(guard, guard._runtime)))
         _forget_lookups()
         yield
 
