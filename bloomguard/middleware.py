@@ -28,7 +28,7 @@ from django.utils.cache import set_response_etag
 from . import conf
 from .guards import Guard, registry
 from .guards.counters import AVOIDED, BLOCKED
-from .lookups.context import KNOWN, PROBE, LookupContext, compare_status, contexts, has_own_applies
+from .lookups.context import KNOWN, PROBE, LookupContext, compare_status, contexts
 from .process import LogOnce
 from .routes.openness import middleware_classes
 from .routes.table import NO_ID, GuardedRoute, not_found, table_for
@@ -60,6 +60,8 @@ class Exchange(LookupContext):
 
     #: The guards that the door has asked for this path, and that let it pass.
     passed: Sequence[Guard]
+    #: A probe of the door: no guard is asked, but its 404 gets the headers of the guarded ones, in their order.
+    is_probe = False
     #: The guard that answers at the route, and the site's 404.
     guard: Guard | None = None
     response: HttpResponseBase | None = None
@@ -86,10 +88,14 @@ class Exchange(LookupContext):
         It is to be called now: what it reads, such as the session, shows in the headers. If only an absent ID had them,
         they would reveal which rows exist but are hidden.
         """
-        if (self.response or response).status_code != 404:
-            return []
-        asked = dict.fromkeys(guard for guard, _ in self.known)
-        return [guard for guard in asked if guard not in self.applied and has_own_applies(guard)]
+        found: list[Guard] = []
+        if (self.response or response).status_code == 404:
+            for guard, _ in self.known:  # hot path: nearly always this finds none
+                if getattr(guard.applies, "__func__", None) is Guard.applies or guard in self.applied:
+                    continue
+                if guard not in found:
+                    found.append(guard)
+        return found
 
     def end(self, response: HttpResponseBase, *, sets_etags: bool, is_debug: bool) -> HttpResponseBase:
         """Count the request, and return the response with its headers set. :attr:`guard` is then what caused the 404.
@@ -106,23 +112,17 @@ class Exchange(LookupContext):
             guard._runtime.counters[AVOIDED]()
         if self.guard is not None:
             self.guard._runtime.counters[BLOCKED]()
-        if self.known:
-            _kept_out_of_caches(self.request, response, sets_etags=sets_etags)
+        if (self.known or self.is_probe) and response.status_code == 404 and not response.has_header("Cache-Control"):
+            # A cache would keep it after the row is created.
+            if sets_etags and self.request.method == "GET" and not response.has_header("ETag"):
+                set_response_etag(response)  # ConditionalGetMiddleware sets none with `no-store`
+            response.headers["Cache-Control"] = "no-store"
         if is_debug and self.known:
             last = {guard.name: decision for (guard, _), decision in self.known.items()}
             response.headers[HEADER] = ", ".join(
                 f"{name}: {in_words(decision.verdict.value, decision.reason)}" for name, decision in last.items()
             )
         return response
-
-
-def _kept_out_of_caches(request: HttpRequest, response: HttpResponseBase, *, sets_etags: bool) -> HttpResponseBase:
-    """Return ``response``, a 404 with ``no-store``: a cache would keep it after the row is created."""
-    if response.status_code == 404 and not response.has_header("Cache-Control"):
-        if sets_etags and request.method == "GET" and not response.has_header("ETag"):
-            set_response_etag(response)  # ConditionalGetMiddleware sets none with `no-store`
-        response.headers["Cache-Control"] = "no-store"
-    return response
 
 
 class BloomGuardMiddleware:
@@ -168,8 +168,8 @@ class BloomGuardMiddleware:
         before = contexts.get()
         if self._async:
             return self._aprobe(request) if before is PROBE else self._acall(request)
-        if before is PROBE:  # the door's page has the headers of the other 404s, in their order
-            return _kept_out_of_caches(request, self.get_response(request), sets_etags=self._sets_etags)
+        if before is PROBE:
+            return self._probed(request, self.get_response(request))
         exchange = None
         if request.method in registry.methods and conf.settings.is_enabled:
             exchange = Exchange(request)
@@ -201,7 +201,12 @@ class BloomGuardMiddleware:
         return response  # type: ignore[no-any-return]
 
     async def _aprobe(self, request: HttpRequest) -> HttpResponseBase:
-        return _kept_out_of_caches(request, await self.get_response(request), sets_etags=self._sets_etags)
+        return self._probed(request, await self.get_response(request))
+
+    def _probed(self, request: HttpRequest, response: HttpResponseBase) -> HttpResponseBase:
+        exchange = Exchange(request)
+        exchange.is_probe = True
+        return exchange.end(response, sets_etags=self._sets_etags, is_debug=False)
 
     async def _acall(self, request: HttpRequest) -> HttpResponseBase:
         exchange = None
@@ -254,7 +259,9 @@ class BloomGuardMiddleware:
                 value = route.asked(request, kwargs)
                 if value is NO_ID:
                     continue
-                if exchange.would_answer(route, value, kwargs, exchange.ask(route.guard, value)):
+                # Hot path: without the call of `ask`, which begins with the short check.
+                decision = route.guard._runtime.short(exchange.known, value) or exchange.ask(route.guard, value)
+                if exchange.would_answer(route, value, kwargs, decision):
                     exchange.response = not_found(request, route)
                     if exchange.response is not None:
                         exchange.guard = route.guard

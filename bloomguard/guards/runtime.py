@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
-from weakref import WeakKeyDictionary
 
 from asgiref.sync import sync_to_async
-from django.db import DEFAULT_DB_ALIAS, router
+from django.db import DEFAULT_DB_ALIAS
 
 from ..conf import settings
 from ..exceptions import ConfigurationError
-from ..process import LogOnce, own_lock
+from ..process import LogOnce
 from ..state.active_filter import ActiveFilter
 from ..state.row import Copy, State
 from ..stores import Generation
@@ -35,42 +34,10 @@ from . import counters, spot_checks
 from .counters import listeners, notify
 from .keys import KeyMaker, NoScope, OutOfRange, Uncertain, Unkeyable
 from .short_check import ShortCheck, short_check
+from .unadded import unadded
 
 if TYPE_CHECKING:
     from .guard import Guard
-
-
-class Unadded:
-    """The writers of this process whose rows may be in no filter yet, each with the names of the guards.
-
-    Only their own transaction sees such rows, so a guard must not answer ABSENT there: in a block of ``adding`` before
-    the keys are added, in ``bulk_create`` between its statements, and in a transaction whose fence of the guard is not
-    committed yet. Which thread asks is not compared: an async function asks in others for the same code. So
-    meanwhile all requests of the process pass. A writer that is gone counts no more.
-    """
-
-    def __init__(self) -> None:
-        #: Empty nearly always: look here first, as a call costs each blocked request something.
-        self.writers: WeakKeyDictionary[object, set[str]] = WeakKeyDictionary()
-        self._lock = own_lock(self, "_lock")
-
-    def begin(self, writer: object, names: Iterable[str]) -> None:
-        """Let the guards pass requests until :meth:`end` of ``writer``."""
-        with self._lock:
-            self.writers[writer] = self.writers.get(writer, set()) | set(names)
-
-    def end(self, writer: object) -> None:
-        """All keys are added, or the rows are gone, or the fence is known to everyone."""
-        with self._lock:
-            self.writers.pop(writer, None)
-
-    def may_have(self, name: str) -> bool:
-        """Return whether there may be such a row of the guard ``name``."""
-        with self._lock:
-            return any(name in names for names in self.writers.values())
-
-
-unadded = Unadded()
 
 
 class GuardRuntime:
@@ -81,7 +48,8 @@ class GuardRuntime:
 
     def __init__(self, guard: Guard) -> None:
         self._guard = guard
-        self._last_absent: tuple[Any, State | None, str] = (None, None, "")
+        #: What the last ABSENT rested on: :attr:`ActiveFilter.last_check`, the leased state row, the router's database.
+        self.last_absent: tuple[Any, State | None, str] = (None, None, "")
         self._log = LogOnce()
         #: The counters of this process.
         self.counters = counters.counts.of(guard.name)
@@ -180,7 +148,7 @@ class GuardRuntime:
         return decision if decision is MAYBE else self._placed([decision], copy, [key])[0]
 
     def _keep_absent(self, key: bytes) -> None:
-        """Store what an ABSENT rests on, for :meth:`repeats_absent`: the check, and the leased row that names it.
+        """Store what an ABSENT rests on, for the short check: the generation's check, and the leased row that names it.
 
         Not for a store on a server, where a check that decides nothing would be a round trip.
         """
@@ -189,21 +157,7 @@ class GuardRuntime:
         if asked is not None and row is not None and row.mode in ("", "enforce") and not active.store.is_remote:
             is_absent = active.ask_leased(key) is ABSENT
             if is_absent and active.last_check is asked and active.table.lease(self._guard.name) is row:
-                self._last_absent = asked, row, self._guard._meta.place.certain_alias(row.source)
-
-    def repeats_absent(self, asked: Any) -> bool:
-        """Return whether a key that ``asked`` does not have is absent: all that the last ABSENT rested on is the same.
-
-        ``asked`` is :attr:`ActiveFilter.last_check` from before the check.
-        """
-        last, row, alias = self._last_absent
-        return (
-            last is asked
-            and self._guard.mode == "enforce"
-            and self.active_filter.table.lease(self._guard.name) is row
-            and router.db_for_write(self._guard.model) == alias
-            and not (unadded.writers and unadded.may_have(self._guard.name))
-        )
+                self.last_absent = asked, row, self._guard._meta.place.certain_alias(row.source)
 
     async def adecide(self, value: Any, key: bytes | None = None) -> Decision:
         """Async :meth:`decide`: await the store's network calls, and query the database in a thread."""

@@ -10,11 +10,14 @@ from collections.abc import Callable
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
+from django.db import router
+
 from ..conf import settings
 from ..exceptions import ConfigurationError
 from ..verdicts import ABSENT, MAYBE, Decision
 from . import spot_checks
 from .counters import drawn, listeners
+from .unadded import unadded
 
 if TYPE_CHECKING:
     from .guard import Guard
@@ -44,7 +47,7 @@ def short_check(guard: Guard, runtime: GuardRuntime) -> ShortCheck:
         return _knows_nothing
     if guard.scope is not None:
         return _knows_nothing
-    cache, repeats_absent = active.negative_cache, runtime.repeats_absent
+    cache, model = active.negative_cache, guard.model
 
     def check(known: Known, value: Any, absent: bool = True) -> Decision | None:
         asked = active.last_check
@@ -61,7 +64,17 @@ def short_check(guard: Guard, runtime: GuardRuntime) -> ShortCheck:
                 if hash(key) in cache.marks:
                     return None
                 decision = MAYBE
-            elif absent and repeats_absent(asked):
+            elif absent:
+                # All that the last ABSENT rested on is the same. The lease is checked after the filter.
+                last, row, alias = runtime.last_absent
+                if (
+                    last is not asked
+                    or guard.mode != "enforce"
+                    or active.table.lease(guard.name) is not row
+                    or router.db_for_write(model) != alias
+                    or (unadded.writers and unadded.may_have(guard.name))
+                ):
+                    return None
                 decision = ABSENT
             else:
                 return None

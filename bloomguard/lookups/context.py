@@ -61,7 +61,7 @@ class LookupContext:
 
         Guards answer none of its own queries: one of the guard's model would call it again.
         """
-        if self.request is None or not has_own_applies(guard):
+        if self.request is None or getattr(guard.applies, "__func__", None) is Guard.applies:
             return True
         self.applied = (*self.applied, guard)
         before = contexts.get()
@@ -135,11 +135,6 @@ class LookupContext:
             guard._runtime.counters[AVOIDED]()
         else:
             self.avoided = (*self.avoided, guard)
-
-
-def has_own_applies(guard: Guard) -> bool:
-    """Return whether the project has overridden :meth:`Guard.applies`."""
-    return getattr(guard.applies, "__func__", None) is not Guard.applies
 
 
 def _still_absent(guard: Guard, key: Any) -> Decision | None:

@@ -16,7 +16,7 @@ from django.db import DEFAULT_DB_ALIAS, connections, models
 from ..guards import Guard
 from ..guards.fields import own_methods, value_field
 from ..guards.keys import NoScope, NotNormalized, unwrapped
-from ..guards.runtime import unadded
+from ..guards.unadded import unadded
 from ..state.transactions import together
 from . import fencing
 from .rows import fit

@@ -9,7 +9,7 @@ from typing import Any
 
 from django.db import connections, models
 
-from ..guards.runtime import unadded
+from ..guards.unadded import unadded
 from .rows import Values, WrittenRows
 from .statements import Execute, add, running, wrap
 from .tables import TrackedTable, tracked_tables

@@ -344,7 +344,7 @@ def test_it_is_decided_anew_after_a_change(denied, clock, monkeypatch, change):
         monkeypatch.setattr(denied, "mode", "shadow")
     else:
         active.last_check = active.last_check[0], fail_for_good
-        monkeypatch.setattr(denied._runtime, "_last_absent", (active.last_check, *denied._runtime._last_absent[1:]))
+        monkeypatch.setattr(denied._runtime, "last_absent", (active.last_check, *denied._runtime.last_absent[1:]))
 
     assert denied._runtime.decide(8) is UNTRUSTED
 

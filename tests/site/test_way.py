@@ -6,7 +6,7 @@ from functools import partial
 from itertools import count, repeat
 
 from bench.requests import GUARDED, ROUTE, handler, requests
-from bloomguard.guards import counters, spot_checks
+from bloomguard.guards import short_check, spot_checks
 from tests.shop.models import Product, Short
 from tests.support.ways import way_of
 
@@ -15,7 +15,7 @@ def test_a_request_that_is_blocked_at_its_route_takes_few_calls(build, monkeypat
     """15 calls in 8 files, with 12 changes of file, at most. The clock is a call, too; here it is the test's."""
     Product.objects.create(pk=7)
     build("product")
-    for draws in (counters, spot_checks):
+    for draws in (short_check, spot_checks):
         monkeypatch.setattr(draws, "drawn", repeat(False).__next__)
     way = way_of(partial(requests(handler(GUARDED), ROUTE % "", "404"), 8))
 
