@@ -380,11 +380,9 @@ class ActiveFilter:
     def forget(self) -> None:
         """Drop all cached state, as if the process had just started."""
         with self._lock:
-            self.last_check = None
+            self.last_check, self.is_remote = None, None
             self._opened, self._refused = {}, {}
-            self._change = NONE
-            self._looked_at = float("-inf")
-            self.is_remote = None
+            self._change, self._looked_at = NONE, float("-inf")
         self.negative_cache.forget()
         self._log.forget()
 
