@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
+
 import django
 import pytest
 from django.db import IntegrityError, connections, models, transaction
@@ -179,6 +181,17 @@ def test_a_virtual_table(each_database, fresh, clock, block):
             execute("DROP TABLE raw_pages")
 
 
+@contextmanager
+def table_of(model):
+    """The table of a model that a test has made, until the end of the block."""
+    with connections["default"].schema_editor() as editor:
+        editor.create_model(model)
+    try:
+        yield
+    finally:
+        execute(f"DROP TABLE {model._meta.db_table}")
+
+
 @on_sqlite
 @pytest.mark.parametrize("value", [5, Value(3) + 2], ids=["plain", "expression"])
 def test_a_column_with_a_name_of_the_rowid(each_database, fresh, clock, block, value):
@@ -192,19 +205,14 @@ def test_a_column_with_a_name_of_the_rowid(each_database, fresh, clock, block, v
                 app_label = "shop"
                 db_table = "raw_node"
 
-        with connections["default"].schema_editor() as editor:
-            editor.create_model(Node)
-        try:
-            with registered(Node, name="node") as guard:
-                node = Node.objects.create()
-                Rebuild(guard, sleep=clock.sleep).run()
-                node.oid = value
-                block(lambda: node.save(update_fields=["oid"]))
+        with table_of(Node), registered(Node, name="node") as guard:
+            node = Node.objects.create()
+            Rebuild(guard, sleep=clock.sleep).run()
+            node.oid = value
+            block(lambda: node.save(update_fields=["oid"]))
 
-                assert Node.objects.get().oid == 5
-                assert (status("node"), guard.verdict(77)) == (ARMED, Verdict.ABSENT)
-        finally:
-            execute("DROP TABLE raw_node")
+            assert Node.objects.get().oid == 5
+            assert (status("node"), guard.verdict(77)) == (ARMED, Verdict.ABSENT)
 
 
 @on_sqlite
@@ -220,22 +228,18 @@ def test_a_primary_key_that_the_database_chooses(each_database, fresh, clock, bl
                 app_label = "shop"
                 db_table = "raw_number"
 
-        with connections["default"].schema_editor() as editor:
-            editor.create_model(Number)
-        try:
-            with (
-                registered(Number, name="number") as guard,
-                registered(Number, name="told", sync="signals") as told,
-            ):
-                for each in (guard, told):
-                    Rebuild(each, sleep=clock.sleep).run()
-                for title in "ab":
-                    block(lambda: Number(title=title).save(force_insert=True))  # noqa: B023
+        with (
+            table_of(Number),
+            registered(Number, name="number") as guard,
+            registered(Number, name="told", sync="signals") as told,
+        ):
+            for each in (guard, told):
+                Rebuild(each, sleep=clock.sleep).run()
+            for title in "ab":
+                block(lambda: Number(title=title).save(force_insert=True))  # noqa: B023
 
-                stored = list(Number.objects.values_list("pk", flat=True))
-                assert len(stored) == 2
-                assert [guard.verdict(number) for number in stored] == [Verdict.MAYBE] * 2
-                assert Verdict.ABSENT not in [told.verdict(number) for number in stored]
-                assert (status("number"), guard.verdict(77)) == (ARMED, Verdict.ABSENT)
-        finally:
-            execute("DROP TABLE raw_number")
+            stored = list(Number.objects.values_list("pk", flat=True))
+            assert len(stored) == 2
+            assert [guard.verdict(number) for number in stored] == [Verdict.MAYBE] * 2
+            assert Verdict.ABSENT not in [told.verdict(number) for number in stored]
+            assert (status("number"), guard.verdict(77)) == (ARMED, Verdict.ABSENT)
