@@ -17,7 +17,7 @@ from bloomguard.rebuild import Rebuild
 from bloomguard.signals import false_negative_found
 from bloomguard.state import table as states
 from bloomguard.state.row import ARMED, FENCED
-from bloomguard.verdicts import Verdict
+from bloomguard.verdicts import ABSENT, CAUGHT, Verdict
 from tests.management.test_verify_filter import insert_unseen
 from tests.shop.models import Article, Order, Place, Product
 from tests.support import database
@@ -88,6 +88,22 @@ def test_a_false_absence_is_caught(name, table, columns, value, url, clock, capl
     assert "would have been answered 404" in caplog.text
     assert "5000" not in caplog.text
     assert "nice" not in caplog.text
+
+
+@pytest.mark.usefixtures("each_database")
+def test_the_short_check_draws_too(clock, monkeypatch):
+    """It decides every absence but the first, so what it draws is held against the database as well."""
+    guard = registry["product"]
+    Rebuild(guard, sleep=clock.sleep).run()
+    insert_unseen("shop_product", id=5_000, name="x")
+    before = times_counted("product")
+    monkeypatch.setattr(spot_checks, "drawn", lambda: False)
+    assert [guard.verdict(5), guard._runtime.short({}, 5_000)] == [Verdict.ABSENT, ABSENT]
+
+    monkeypatch.setattr(spot_checks, "drawn", lambda: True)
+    assert guard._runtime.short({}, 5_000) is CAUGHT
+    assert states.table.current("product").status == FENCED
+    assert times_counted("product") == before + 1
 
 
 @pytest.mark.usefixtures("each_database")
