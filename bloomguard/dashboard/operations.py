@@ -125,8 +125,7 @@ def _fence(guard: Guard, reason: str) -> str:
     table = table_of(guard)
     while True:  # a rebuild or a fence of others may change the row meanwhile
         seen = table.current(guard.name)
-        if not seen.generations:
-            return _("There is no filter to fence.")
+        # Also without a filter: `rebuild_filter --if-needed` must not build one until a user rebuilds it.
         if table.swap(seen, **table.fenced_values(reason)):  # also if it is fenced already: now it is by hand
             break
     if seen.status != FENCED or seen.building:

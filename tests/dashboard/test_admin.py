@@ -236,14 +236,14 @@ def nonce(request):
     return {"csp_nonce": "once"}
 
 
-def test_a_guard_without_a_filter_is_not_fenced(staff):
-    """There is nothing to take out of use, which is said."""
+def test_a_guard_without_a_filter_is_fenced_too(staff):
+    """It stays without one until somebody rebuilds it."""
     client = staff("operate_guardstate")
 
     post(client, OPERATE, action="fence", guard="product")
 
-    assert GuardState.objects.count() == 0
-    assert "There is no filter to fence." in client.get(PAGE).content.decode()
+    assert GuardState.objects.get(name="product").status == "fenced"
+    assert "Fenced: requests pass until the next rebuild." in client.get(PAGE).content.decode()
 
 
 def test_a_database_that_fails_is_said_and_not_raised(staff, build, monkeypatch):
