@@ -24,7 +24,7 @@ from ..guards.scopes import DATABASE
 from ..models import GuardState
 from ..rebuild.plan import open_active
 from ..rebuild.refusals import SEVERAL_TABLES, database_refusals
-from ..state.row import ARMED
+from ..state.row import ARMED, locate_store
 from ..state.table import table
 from ..stores import stores
 from ..writes.catalogue import load
@@ -146,8 +146,11 @@ def _filter(guard: Guard, row: GuardState | None) -> Iterator[CheckMessage]:
         text = f"it is fenced, so every request passes: {row.reason}"
         yield warn(guard, "bloomguard.W031", text, f"Fix the cause, then {run}.")
         return
+    own = guard._runtime.active_filter.store
     try:
-        generation = open_active(guard, table.current(guard.name))
+        state = table.current(guard.name)
+        store = locate_store(state.identity, own) or own
+        generation = open_active(guard, state, store=store)
         keys = generation.approximate_size()
     except StoreUnavailable:  # reported as W021
         return
@@ -156,6 +159,13 @@ def _filter(guard: Guard, row: GuardState | None) -> Iterator[CheckMessage]:
         hint = f"R{run[1:]}. While two releases run side by side, wait until the older one has ended."
         yield warn(guard, "bloomguard.W033", text, hint)
         return
+    if store is not own:
+        yield Info(
+            f"the guard {guard.name!r}: its filter is still in the store {store.alias!r}, and answers from there.",
+            hint=f"Run manage.py rebuild_filter {guard.name} --from-store {store.alias} to move it to {own.alias!r}.",
+            obj=guard.model,
+            id="bloomguard.I041",
+        )
     if keys > (room := generation.layout.capacity):
         yield warn(
             guard,

@@ -14,7 +14,7 @@ from ..filters import FilterError
 from ..filters.layout import Choice, KeysSummary, Layout, choose
 from ..guards import Guard
 from ..models import GuardState
-from ..state.row import ARMED, BY_HAND, FENCED, State
+from ..state.row import ARMED, BY_HAND, FENCED, State, locate_store
 from ..stores import Generation, Store
 from .scopes import Sources
 
@@ -198,12 +198,12 @@ def held_by_hand(row: GuardState | None) -> str:
 
 
 def open_active(guard: Guard, state: State, *, name: str = "", store: Store | None = None) -> Generation:
-    """Open the active generation of ``state``, or the one called ``name``, in the guard's own store or in ``store``.
+    """Open the active generation of ``state``, or the one called ``name``, in ``store``, or where requests find it.
 
     Raises :class:`StoreError` or :class:`FilterError` if it cannot be used.
     """
     active = guard._runtime.active_filter
-    name, store = name or state.active, store or active.store
+    name, store = name or state.active, store or locate_store(state.identity, active.store) or active.store
     if not name:
         raise StoreError("there is no filter yet")
     if not state.is_ours or not state.is_in(store.identity):

@@ -27,6 +27,7 @@ from ..guards import Guard
 from ..guards.keys import plain
 from ..guards.spot_checks import is_denied
 from ..signals import false_negative_found, send
+from ..state.row import locate_store
 from ..state.table import LEASE_SECONDS
 from ..stores import Generation
 from ..verdicts import ABSENT
@@ -140,7 +141,9 @@ class Verification:
     def _answering(self) -> Generation | None:
         live = self.guard._runtime.active_filter
         state = live.table.current(self.guard.name)
-        if not state.active or not state.is_answered_by(state.active) or not state.is_in(live.store.identity):
+        if not state.active or not state.is_answered_by(state.active):
+            return None
+        if locate_store(state.identity, live.store) is None:
             return None
         place = self.guard._meta.place.source(self._sources.aliases[0])
         if state.source and state.source != place:

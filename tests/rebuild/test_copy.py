@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import threading
+from contextlib import closing
 
 import pytest
 import redis
+from django.core.checks import run_checks
 from django.core.management import CommandError, call_command
 from django.db import connections, transaction
 
@@ -14,9 +17,11 @@ from bloomguard.filters.codec import Frame
 from bloomguard.guards import registry
 from bloomguard.rebuild import Rebuild, rebuild
 from bloomguard.rebuild.copy import FilterCopy
+from bloomguard.rebuild.plan import assess
 from bloomguard.rebuild.source import Source
+from bloomguard.rebuild.verify import Verification
 from bloomguard.state import table as state
-from bloomguard.state.row import ARMED
+from bloomguard.state.row import ARMED, FENCED
 from bloomguard.stores import stores
 from bloomguard.stores.redis import RedisStore
 from bloomguard.verdicts import Verdict
@@ -128,6 +133,29 @@ def test_a_guard_goes_on_answering_from_where_its_filter_lies(shop, move, clock,
     assert (runtime.active_filter.ask_now(runtime.keys.key(ROWS + 2)) is None) == stores[origin].is_remote
     move(target, target)
     assert registry["product"].verdict(ROWS + 2) is Verdict.UNKNOWN
+
+
+@pytest.mark.parametrize(("origin", "target"), PATHS)
+def test_until_it_moves_commands_look_where_the_filter_lies(shop, move, clock, origin, target, capsys):
+    """``--if-needed`` has no reason to scan, ``check`` and ``explain_guard`` find no fault, ``verify_filter`` fences."""
+    shop(origin)
+    move(target)
+    guard = registry["product"]
+
+    found = {each.id: each for each in run_checks(tags=["bloomguard"], include_deployment_checks=True)}
+    assert f"still in the store {origin!r}" in found["bloomguard.I041"].msg
+    assert f"rebuild_filter article --from-store {origin}" in found["bloomguard.I041"].hint
+    assert "bloomguard.W033" not in found
+    assert assess(guard).reasons == ()
+    call_command("explain_guard", f"/products/{ROWS + 7}/", "--json")
+    (answer,) = json.loads(capsys.readouterr().out)["guards"]
+    assert (answer["verdict"], answer["fault"]) == ("absent", "")
+    assert Verification(guard).run().missing == 0
+    with closing(connections["default"].connection.cursor()) as cursor:  # the driver's own: nobody sees the write
+        cursor.execute(f"INSERT INTO shop_product (id, name) VALUES ({ROWS + 7}, '')")
+    assert Verification(guard).run().missing == 1
+    assert state.table.current("product").status == FENCED
+    assert assess(guard).reasons[0].startswith("it is fenced")
 
 
 @pytest.mark.parametrize(("origin", "target"), PATHS)
