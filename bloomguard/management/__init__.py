@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+import signal
 import sys
+import threading
 from argparse import ArgumentTypeError
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from typing import Any
 
@@ -38,10 +40,11 @@ class GuardsCommand(BaseCommand):
         self._is_quiet = not options["verbosity"]
         self._is_talking = not (self._is_quiet or options["json"])
         try:
-            guards = [registry[name] for name in dict.fromkeys(options["names"])] or list(registry)
-            if not guards:
-                raise CommandError(f"there is no guard to {self.purpose}: register one in an app's guards.py")
-            self.run(guards, options)
+            with _stopped_as_by_ctrl_c():
+                guards = [registry[name] for name in dict.fromkeys(options["names"])] or list(registry)
+                if not guards:
+                    raise CommandError(f"there is no guard to {self.purpose}: register one in an app's guards.py")
+                self.run(guards, options)
         except EXPECTED as error:
             raise CommandError(str(error)) from error
         except KeyboardInterrupt:
@@ -59,6 +62,19 @@ class GuardsCommand(BaseCommand):
     def progress(self, guard: Guard, bars: ExitStack) -> ProgressBar:
         """Return a progress bar for one of several guards, which share ``bars``."""
         return ProgressBar(guard, bars, self._is_quiet)
+
+
+@contextmanager
+def _stopped_as_by_ctrl_c() -> Iterator[None]:
+    """Let SIGTERM, by which containers and systemd stop a process, end the block as Ctrl-C does: it cleans up."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # Python runs handlers of signals in the main thread alone
+        return
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before or signal.SIG_DFL)
 
 
 class ProgressBar:

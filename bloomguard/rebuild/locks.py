@@ -41,16 +41,25 @@ def builder_id() -> str:
 
 
 def refuse_if_alive(table: StateTable, seen: State) -> None:
-    """Raise :class:`BuilderBusy` if the builder named in ``seen`` had a heartbeat lately and, on this host, runs."""
-    host, _, pid = seen.builder.rpartition("/")
-    row = GuardState.objects.using(table.connection.alias).get(name=seen.name)
-    silent = timezone.now() - (row.builder_seen_at or timezone.now())
-    dead = silent > timedelta(seconds=DEAD_AFTER_SECONDS)
-    if not dead and (host != socket.gethostname() or _runs(int(pid))):
+    """Raise :class:`BuilderBusy` if the builder named in ``seen`` is alive."""
+    if is_alive(table, seen):
+        host, _, pid = seen.builder.rpartition("/")
         raise BuilderBusy(
-            f"{seen.name} is being built by process {pid} on {host}, last heartbeat {silent.total_seconds():.0f} s "
-            "ago; run it again later"
+            f"{seen.name} is being built by process {pid} on {host}, last heartbeat "
+            f"{_silence(table, seen).total_seconds():.0f} s ago; run it again later"
         )
+
+
+def is_alive(table: StateTable, seen: State) -> bool:
+    """Return whether the builder named in ``seen`` had a heartbeat lately and, on this host, runs."""
+    host, _, pid = seen.builder.rpartition("/")
+    is_dead = _silence(table, seen) > timedelta(seconds=DEAD_AFTER_SECONDS)
+    return not is_dead and (host != socket.gethostname() or _runs(int(pid)))
+
+
+def _silence(table: StateTable, seen: State) -> timedelta:
+    row = GuardState.objects.using(table.connection.alias).get(name=seen.name)
+    return timezone.now() - (row.builder_seen_at or timezone.now())
 
 
 def _runs(pid: int) -> bool:

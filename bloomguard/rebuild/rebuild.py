@@ -21,16 +21,16 @@ from typing import Any
 from django.db import DatabaseError, connections
 from django.utils import timezone
 
-from ..exceptions import BuilderBusy, ConfigurationError, RebuildError, StoreError
+from ..exceptions import BloomGuardError, BuilderBusy, RebuildError, StoreError
 from ..filters import FilterError
 from ..filters.codec import new_tag
 from ..filters.layout import KeysSummary, Layout
 from ..guards import Guard
 from ..signals import generation_published, send
 from ..state.row import ARMED, FENCED, State
-from ..state.table import EXPIRY_SECONDS
+from ..state.table import EXPIRY_SECONDS, StateTable
 from ..state.transactions import has_begun
-from ..stores import Generation
+from ..stores import Generation, Store
 from . import refusals, standby
 from .locks import builder_id, refuse_if_alive, wait_for_writers
 from .plan import Plan, Report, growth_baseline, held_by_hand, plan_layout
@@ -40,6 +40,8 @@ from .verify import PROBES, Progress, PublishCheck
 
 logger = logging.getLogger("bloomguard")
 
+#: What a rebuild of one guard may raise; the others go on.
+EXPECTED = (BloomGuardError, FilterError, DatabaseError)
 _BEAT_SECONDS = 10.0
 
 
@@ -63,8 +65,6 @@ class Rebuild:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.guard = guard
-        self.store = guard._runtime.active_filter.store
-        self.table = guard._runtime.active_filter.table
         self._progress = progress
         self._keep_standby, self._unless_held, self._probes = keep_standby, unless_held, probes
         self._sleep, self._clock = sleep, clock
@@ -72,7 +72,7 @@ class Rebuild:
         self._replaced = ""  # the active generation of another store, which this rebuild has fenced
         self._generation: Generation | None = None
         self._stored: Sequence[str] = ()
-        self._seen: State | None = None
+        self._seen = State(guard.name)
         self._mine: State | None = None
         self._seconds = 0.0
         self._expected = KeysSummary(count=0)
@@ -80,6 +80,16 @@ class Rebuild:
         self.published = False
         #: All rebuilds of this run: a long scan sends the heartbeats of those that wait for their turn.
         self.companions: Sequence[Rebuild] = (self,)
+
+    @cached_property
+    def store(self) -> Store:
+        """The guard's own store; raises :class:`ConfigurationError`."""
+        return self.guard._runtime.active_filter.store
+
+    @cached_property
+    def table(self) -> StateTable:
+        """The state rows; raises :class:`ConfigurationError`."""
+        return self.guard._runtime.active_filter.table
 
     @cached_property
     def sources(self) -> Sources:
@@ -136,25 +146,35 @@ class Rebuild:
         seen = self.table.current(self.guard.name)
         if not seen.active or not self._is_elsewhere(seen, self.store.identity):
             return False
-        self.store.prepare(self.guard.name)  # a user who may not build must not end what the other store serves
-        if seen.building:
-            refuse_if_alive(self.table, seen)
+        self._create_empty()  # a filter that cannot be made must not end what the other store serves
+        if seen.status != FENCED or seen.building:
+            reason = standby.why_replaced(self.store, seen)
+            self._seen = self._changed(seen, **self.table.fenced_values(reason))
+            self.table.log_fenced(self.guard.name, reason)
         # Even if it is fenced already we wait: the fence may be younger than a lease.
-        self.table.fence(self.guard.name, standby.why_replaced(self.store, seen))
         self._replaced = seen.active
         return True
 
     def announce(self) -> None:
         """Create an empty generation and name it in the state row, so that every writer adds to it."""
         began = self._clock()
-        if self._seen is None:
-            made = self._create()
-            if marks := self.sources.marks():
-                made.add(marks)  # no process has opened it yet
-        assert self._seen is not None
+        if self._generation is None:
+            self._create_empty()
         self._mine = self._announce(self._seen)
         standby.sweep(self.guard, self._stored, self._mine)
         self._seconds += self._clock() - began
+
+    def _create_empty(self) -> None:
+        made = self._create()
+        if marks := self.sources.marks():
+            made.add(marks)  # no process has opened it yet
+
+    def _changed(self, seen: State, **changes: Any) -> State:
+        """Change the row as :meth:`StateTable.swap` does; raises :class:`BuilderBusy` if it is not as ``seen``."""
+        after = self.table.swap(seen, **changes)
+        if after is None:
+            raise BuilderBusy(f"{self.guard.name}: its state row changed at the same moment; run it again later")
+        return after
 
     def _create(self) -> Generation:
         self._refuse_transaction()
@@ -260,10 +280,7 @@ class Rebuild:
         if self._is_elsewhere(seen, identity):
             changes |= {"identity": identity, "host": socket.gethostname(), **self._replacing(seen)}
             changes["source"] = self._source()
-        mine = self.table.swap(seen, **changes)
-        if mine is None:
-            raise BuilderBusy(f"{self.guard.name}: its state row changed at the same moment; run it again later")
-        return mine
+        return self._changed(seen, **changes)
 
     def _is_elsewhere(self, seen: State, identity: str) -> bool:
         """Return whether the generations of ``seen`` are in another store, or of other rows or keys."""
@@ -337,6 +354,15 @@ class Rebuild:
         send(generation_published, type(self.guard), guard=self.guard, generation=published.active, rows=rows)
 
 
+def failure(guard: Guard, error: Exception) -> RebuildError:
+    """Return one of the :data:`EXPECTED` errors as one that names ``guard``."""
+    if isinstance(error, RebuildError):
+        return error
+    failed = RebuildError(f"{guard.name}: {str(error).removeprefix(f'{guard.name}: ')}")
+    failed.__cause__ = error
+    return failed
+
+
 def run_all(rebuilds: Sequence[Rebuild], sleep: Callable[[float], None] = time.sleep) -> list[Report | RebuildError]:
     """Run several rebuilds with one wait for all; return a report or an error for each, in their order.
 
@@ -359,11 +385,9 @@ def run_all(rebuilds: Sequence[Rebuild], sleep: Callable[[float], None] = time.s
                 continue
             try:
                 done = step(one)
-            except (RebuildError, ConfigurationError, StoreError, FilterError, DatabaseError) as error:
+            except EXPECTED as error:
                 one.withdraw()
-                failed = error if isinstance(error, RebuildError) else RebuildError(f"{one.guard.name}: {error}")
-                failed.__cause__ = error if failed is not error else error.__cause__
-                outcomes[one] = failed
+                outcomes[one] = failure(one.guard, error)
             else:
                 found = found or bool(done)
                 if isinstance(done, Report):

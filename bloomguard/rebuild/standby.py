@@ -26,6 +26,7 @@ from ..signals import generation_published, send
 from ..state.row import ARMED, State
 from ..state.table import EXPIRY_SECONDS
 from ..stores import Store
+from .locks import is_alive
 from .plan import open_active
 from .scopes import Sources
 
@@ -93,12 +94,17 @@ def why_replaced(store: Store, seen: State) -> str:
 
 def retire(guard: Guard, state: State, keep_seconds: float = 0.0) -> None:
     """Drop the standby or mark it as kept, two leases after it was replaced; then sweep the store."""
-    table = guard._runtime.active_filter.table
     until = timezone.now() + timedelta(seconds=keep_seconds)
     changes: dict[str, Any] = {"standby_until": until} if keep_seconds else {"standby": "", "standby_until": None}
+    _change_and_sweep(guard, state, changes if state.standby else {})
+
+
+def _change_and_sweep(guard: Guard, state: State, changes: dict[str, Any]) -> None:
+    """Sweep the store if the row is still as ``state``; else a generation in it may be one that another has begun."""
+    active_filter = guard._runtime.active_filter
     try:
-        there = guard._runtime.active_filter.store.names(guard.name)
-        after = table.swap(state, **changes) if state.standby else state
+        there = active_filter.store.names(guard.name)
+        after = active_filter.table.swap(state, **changes)
     except (DatabaseError, StoreError) as error:
         log_not_removed(guard, error)
         return
@@ -158,13 +164,27 @@ def roll_back_all(guards: Sequence[Guard], sleep: Callable[[float], None] = time
 
 
 def clear_away(guards: Sequence[Guard], sleep: Callable[[float], None] = time.sleep) -> None:
-    """Drop the standbys whose time is over."""
-    states = [(guard, guard._runtime.active_filter.table.current(guard.name)) for guard in guards]
-    _retire_after_all([(guard, state) for guard, state in states if is_over(guard, state)], sleep)
+    """Drop the standbys whose time is over, and the unfinished generations of builders that have died."""
+    retiring, left = [], []
+    for guard in guards:
+        table = guard._runtime.active_filter.table
+        state = table.current(guard.name)
+        if state.building and not is_alive(table, state):
+            after = table.swap(state, building="", builder="")
+            left += [(guard, after)] if after is not None else []
+        elif is_over(guard, state):
+            retiring.append((guard, state))
+    _retire_after_all(retiring, sleep, left)
 
 
-def _retire_after_all(retiring: Sequence[tuple[Guard, State]], sleep: Callable[[float], None]) -> None:
-    if retiring:
+def _retire_after_all(
+    retiring: Sequence[tuple[Guard, State]],
+    sleep: Callable[[float], None],
+    left: Sequence[tuple[Guard, State]] = (),
+) -> None:
+    if retiring or left:
         sleep(EXPIRY_SECONDS)
     for guard, state in retiring:
         retire(guard, state)
+    for guard, state in left:
+        _change_and_sweep(guard, state, {})

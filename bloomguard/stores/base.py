@@ -164,9 +164,6 @@ class Store(ABC):
         If it is empty, no filter is built or trusted. Raises :class:`StoreError` if the store cannot determine it.
         """
 
-    def prepare(self, guard: str) -> None:  # noqa: B027
-        """Make what every generation of a guard needs; raises :class:`StoreError` if none could be created."""
-
     @abstractmethod
     def create(self, guard: str, name: str, layout: Layout) -> Generation:
         """Create an empty generation with its own tag; raises :class:`StoreError` with the sizes if it does not fit."""

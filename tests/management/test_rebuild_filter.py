@@ -5,12 +5,13 @@ from __future__ import annotations
 import io
 import json
 import re
+import signal
 import sys
 from datetime import timedelta
 
 import pytest
 from django.core.management import CommandError, call_command
-from django.db import connection
+from django.db import OperationalError, connection
 
 from bloomguard import management
 from bloomguard.guards.registry import Registry, registry
@@ -20,7 +21,8 @@ from bloomguard.rebuild import source as sources
 from bloomguard.state import table as states
 from bloomguard.state.row import ARMED, FENCED
 from bloomguard.stores import stores
-from tests.shop.models import Article, Product
+from tests.shop.models import Article, Place, Product
+from tests.support.guarding import registered
 
 pytestmark = [
     pytest.mark.django_db(transaction=True, databases="__all__"),
@@ -211,14 +213,56 @@ def test_one_that_fails_does_not_hide_the_others(monkeypatch):
         call_command("rebuild_filter", "product", "order", "--json", stdout=out)
 
     assert raised.value.returncode == 75
-    assert [each["name"] for each in json.loads(out.getvalue())["guards"]] == ["product"]
+    built, failed = json.loads(out.getvalue())["guards"]
+    assert (built["name"], built["rows"]) == ("product", 0)
+    assert failed == {"name": "order", "error": str(raised.value)}
+
+
+@pytest.mark.parametrize("option", ["", "--dry-run", "--if-needed"])
+def test_a_guard_with_a_mistake_stops_no_other(option):
+    """By cron too: the message names the guard, and the others are built."""
+    error = pytest.raises(CommandError, match=r"^astray: .*nowhere")
+    with registered(Place, name="astray", store="nowhere"), error as raised:
+        run(*filter(None, [option]))
+
+    assert raised.value.returncode == 1
+    is_built = GuardState.objects.filter(name="product", status=ARMED).exists()
+    assert is_built == (option != "--dry-run")
+
+
+def test_a_database_that_fails_stops_no_other_guard(monkeypatch):
+    real = Rebuild._summary
+
+    def summary(self):
+        if self.guard.name == "order":
+            raise OperationalError("no such server")
+        return real(self)
+
+    monkeypatch.setattr(Rebuild, "_summary", summary)
+    with pytest.raises(CommandError, match=r"^order: no such server$"):
+        run("product", "order")
+
+    assert states.table.current("product").status == ARMED
+
+
+def test_sigterm_cleans_up_as_ctrl_c_does(monkeypatch):
+    """A container that is stopped leaves no generation behind, to which all writers would add."""
+    before = signal.getsignal(signal.SIGTERM)
+    monkeypatch.setattr(Rebuild, "complete", lambda self, waited: signal.raise_signal(signal.SIGTERM))
+    with pytest.raises(CommandError, match="interrupted") as raised:
+        run("product")
+
+    assert raised.value.returncode == 130
+    assert signal.getsignal(signal.SIGTERM) is before
+    assert states.table.current("product").building == ""
+    assert stores["default"].names("product") == []
 
 
 def test_ctrl_c_ends_with_130():
-    """Interrupted, the command says that the previous filter stays active."""
+    """Interrupted, the command says which guards it has rebuilt before."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Rebuild, "complete", lambda self, waited: (_ for _ in ()).throw(KeyboardInterrupt))
-        with pytest.raises(CommandError, match="the previous filter stays active") as raised:
+        with pytest.raises(CommandError, match=r"interrupted \(rebuilt before: none\)") as raised:
             run("product")
 
     assert raised.value.returncode == 130

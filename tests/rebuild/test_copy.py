@@ -12,7 +12,7 @@ from django.core.checks import run_checks
 from django.core.management import CommandError, call_command
 from django.db import connections, transaction
 
-from bloomguard.exceptions import RebuildError
+from bloomguard.exceptions import RebuildError, StoreError
 from bloomguard.filters.codec import Frame
 from bloomguard.guards import registry
 from bloomguard.rebuild import Rebuild, rebuild
@@ -137,7 +137,7 @@ def test_a_guard_goes_on_answering_from_where_its_filter_lies(shop, move, clock,
 
 @pytest.mark.parametrize(("origin", "target"), PATHS)
 def test_until_it_moves_commands_look_where_the_filter_lies(shop, move, clock, origin, target, capsys):
-    """``--if-needed`` has no reason to scan, ``check`` and ``explain_guard`` find no fault, ``verify_filter`` fences."""
+    """``--if-needed`` has no reason to scan, ``explain_guard`` finds no fault, and ``verify_filter`` fences."""
     shop(origin)
     move(target)
     guard = registry["product"]
@@ -156,6 +156,23 @@ def test_until_it_moves_commands_look_where_the_filter_lies(shop, move, clock, o
     assert Verification(guard).run().missing == 1
     assert state.table.current("product").status == FENCED
     assert assess(guard).reasons[0].startswith("it is fenced")
+
+
+@pytest.mark.parametrize(("origin", "target"), PATHS)
+def test_a_filter_that_cannot_be_made_ends_none_in_another_store(shop, move, clock, origin, target, monkeypatch):
+    """The new store is full, or refuses: the guard goes on answering from the old one."""
+    shop(origin)
+    move(target)
+
+    def full(*args):
+        raise StoreError("no space left")
+
+    monkeypatch.setattr(type(stores["default"]), "create", full)
+    with pytest.raises(RebuildError, match="product: no space left"):
+        Rebuild(registry["product"], sleep=clock.sleep).run()
+
+    assert unknown("product") is Verdict.ABSENT
+    assert state.table.current("product").status == ARMED
 
 
 @pytest.mark.parametrize(("origin", "target"), PATHS)

@@ -268,3 +268,41 @@ def test_what_a_dead_builder_did_not_drop_is_cleared_away(kept, clock, monkeypat
 
     assert (before, lying()) == ({*kept}, {kept[0]})
     assert waited == [states.EXPIRY_SECONDS]
+
+
+def test_what_a_dead_builder_left_is_cleared_away(kept, clock):
+    """Else all writers add to it for ever. What is kept for a roll-back stays, and what a live builder makes."""
+    mine = Rebuild(registry["product"], sleep=clock.sleep)
+    mine.announce()
+    clear_away([registry["product"]], clock.sleep)
+    assert row().building == mine._name  # this process is alive
+    GuardState.objects.using(database.current).filter(name="product").update(builder="elsewhere/1")
+    assert row().building == mine._name
+
+    GuardState.objects.using(database.current).filter(name="product").update(
+        builder_seen_at=timezone.now() - timedelta(minutes=2)
+    )
+    clear_away([registry["product"]], clock.sleep)
+
+    assert row().building == ""
+    assert row().builder == ""
+    assert lying() == set(kept)
+    assert serves()
+
+
+def test_what_another_builder_began_meanwhile_is_not_cleared_away(kept, clock):
+    """Its generation lies in the store before the state row names it."""
+    Rebuild(registry["product"], sleep=clock.sleep).announce()
+    GuardState.objects.using(database.current).filter(name="product").update(
+        builder="elsewhere/1", builder_seen_at=timezone.now() - timedelta(minutes=2)
+    )
+    other = Rebuild(registry["product"], sleep=clock.sleep)
+
+    def sleep(seconds):
+        clock.sleep(seconds)
+        other.announce()
+
+    clear_away([registry["product"]], sleep)
+
+    assert row().building == other._name
+    assert other._name in lying()

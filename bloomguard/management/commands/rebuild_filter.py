@@ -15,7 +15,8 @@ from ...guards import Guard
 from ...models import GuardState
 from ...rebuild import Rebuild, clear_away, roll_back_all, run_all
 from ...rebuild.copy import FilterCopy
-from ...rebuild.plan import Report, assess
+from ...rebuild.plan import Need, Report, assess
+from ...rebuild.rebuild import EXPECTED, failure
 from ...state.table import table
 from .. import GuardsCommand, named, seconds, size_in_words
 
@@ -30,7 +31,6 @@ class Command(GuardsCommand):
 
     help = "Rebuild the filters of all guards, or of the named ones. The previous filters stay active meanwhile."
     purpose = "rebuild"
-    interrupted = "interrupted; the previous filter stays active"
 
     def add_arguments(self, parser: CommandParser) -> None:
         super().add_arguments(parser)
@@ -77,20 +77,30 @@ class Command(GuardsCommand):
         figures = do(guards, options)
         failed = [outcome for outcome in figures if isinstance(outcome, RebuildError)]
         if options["json"]:
-            self.stdout.write(json.dumps({"guards": [each for each in figures if each not in failed]}))
+            told = [
+                {"name": guard.name, "error": str(each)} if isinstance(each, RebuildError) else each
+                for guard, each in zip(guards, figures)
+            ]
+            self.stdout.write(json.dumps({"guards": told}))
         if failed:
             busy = all(isinstance(error, BuilderBusy) for error in failed)
             raise CommandError("\n".join(map(str, failed)), returncode=EX_TEMPFAIL if busy else 1) from failed[0]
 
     def _plan(self, guards: Sequence[Guard], options: dict[str, Any]) -> Figures:
-        plans = [self._rebuild(guard, options).plan() for guard in guards]
-        for plan in plans:
+        figures: Figures = []
+        for guard in guards:
+            try:
+                plan = self._rebuild(guard, options).plan()
+            except EXPECTED as error:
+                figures.append(failure(guard, error))
+                continue
+            figures.append(named(plan))
             self.say(
                 f"{plan.guard}: about {plan.rows:,} rows; a {plan.kind} filter with room for {plan.capacity:,} at an "
                 f"error rate of {plan.error_rate:g} takes {size_in_words(plan.bytes)} in {plan.shards:,} "
                 f"shard{'s' * (plan.shards != 1)}"
             )
-        return [named(plan) for plan in plans]
+        return figures
 
     def _roll_back(self, guards: Sequence[Guard], options: dict[str, Any]) -> Figures:
         figures: Figures = []
@@ -103,7 +113,13 @@ class Command(GuardsCommand):
         return figures
 
     def _build_needed(self, guards: Sequence[Guard], options: dict[str, Any]) -> Figures:
-        needs = {guard: assess(guard, options["max_age"]) for guard in guards}
+        found: dict[Guard, Need | RebuildError] = {}
+        for guard in guards:
+            try:
+                found[guard] = assess(guard, options["max_age"])
+            except EXPECTED as error:
+                found[guard] = failure(guard, error)
+        needs = {guard: need for guard, need in found.items() if isinstance(need, Need)}
         for need in needs.values():
             if need.reasons:
                 self.say(f"{need.guard} needs a rebuild: {'; '.join(need.reasons)}")
@@ -117,8 +133,11 @@ class Command(GuardsCommand):
         clear_away([guard for guard, need in needs.items() if not need.reasons])
         wanted = [guard for guard, need in needs.items() if need.reasons]
         built = dict(zip(wanted, self._build(wanted, options)))
-        outcomes = [(need, built.get(guard, {})) for guard, need in needs.items()]
-        return [done if isinstance(done, RebuildError) else named(need) | done for need, done in outcomes]
+        outcomes = [(need, built.get(guard, need)) for guard, need in found.items()]
+        return [
+            done if isinstance(done, RebuildError) else named(need) | (done if isinstance(done, dict) else {})
+            for need, done in outcomes
+        ]
 
     def _build(self, guards: Sequence[Guard], options: dict[str, Any]) -> Figures:
         if options["verbosity"]:
@@ -126,7 +145,12 @@ class Command(GuardsCommand):
         with ExitStack() as bars:
             more = {"keep_standby": options["keep_standby"]}
             rebuilds = [self._rebuild(guard, options, progress=self.progress(guard, bars), **more) for guard in guards]
-            outcomes = run_all(rebuilds)
+            try:
+                outcomes = run_all(rebuilds)
+            except KeyboardInterrupt:
+                done = ", ".join(each.guard.name for each in rebuilds if each.published) or "none"
+                self.interrupted = f"interrupted (rebuilt before: {done})"
+                raise
         for report in outcomes:
             if isinstance(report, Report):
                 self.say(
