@@ -173,7 +173,14 @@ def test_programs_get_the_same():
     assert {"model", "reason"} == set(found["not_suggested"][0])
 
 
-@pytest.mark.parametrize(("arguments", "text"), [(["shpo"], "No installed app"), (["--urlconf=no"], "no URLconf 'no'")])
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["shpo"], "No installed app"),
+        (["--urlconf=no"], "no URLconf 'no'"),
+        (["--urlconf=tests.shop.models"], r"no URLconf 'tests\.shop\.models'"),
+    ],
+)
 def test_what_does_not_exist_is_named(arguments, text):
     """An app, a URLconf."""
     with pytest.raises(CommandError, match=text):

@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from django.apps import apps
+from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.db import DatabaseError, connections, router
 from django.db.models import Model
@@ -92,7 +93,7 @@ class Command(BaseCommand):
             suggestions, declined = suggest(options["labels"], options["urlconf"])
         except (LookupError, ConfigurationError) as error:
             raise CommandError(str(error)) from error
-        except ImportError as error:
+        except (ImportError, ImproperlyConfigured) as error:
             raise CommandError(f"there is no URLconf {options['urlconf']!r}: {error}") from error
         code = "\n".join(_module(suggestions, declined))
         if options["json"]:
