@@ -11,11 +11,9 @@ import mmap
 import os
 import shutil
 import sys
-import threading
-import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from django.conf import settings as django_settings
@@ -25,11 +23,10 @@ from ..exceptions import ConfigurationError, StoreError, UnknownGeneration
 from ..filters import CorruptFilter
 from ..filters.codec import Frame, Header
 from ..filters.layout import MAX_BYTES, Layout
-from ..process import after_fork
 from . import disk
 from .base import FindKeyHash, Generation, Store, bound
 from .disk import NotPrivate, check_folder, fcntl, file_id, opened_private
-from .memory import FrameGeneration
+from .frames import FrameGeneration, WriteLock
 from .pages import Page, PageFolder
 
 _SUFFIX = ".filter"
@@ -61,7 +58,7 @@ class FileStore(Store):
         self.path = Path(path)
         if b"\0" in os.fsencode(self.path):
             raise ConfigurationError(f"the store {alias!r}: {_option(alias)} has a NUL, which no path can have")
-        self._locks: dict[str, _WriteLock] = {}
+        self._locks: dict[str, WriteLock] = {}
         self._metrics = PageFolder(self.path)
 
     @property
@@ -88,10 +85,10 @@ class FileStore(Store):
     def _file(self, guard: str, name: str) -> Path:
         return self._folder(guard) / (name + _SUFFIX)
 
-    def _lock(self, guard: str) -> _WriteLock:
+    def _lock(self, guard: str) -> WriteLock:
         lock = self._locks.get(guard)
         if lock is None:
-            lock = self._locks.setdefault(guard, _WriteLock(self._folder(guard)))
+            lock = self._locks.setdefault(guard, WriteLock(self._folder(guard)))
         lock.recheck()
         return lock
 
@@ -264,7 +261,7 @@ class FileGeneration(FrameGeneration):
     """A generation in a mapped file."""
 
     def __init__(
-        self, name: str, layout: Layout, buffers: list[memoryview], lock: _WriteLock, mapped: mmap.mmap, path: Path
+        self, name: str, layout: Layout, buffers: list[memoryview], lock: WriteLock, mapped: mmap.mmap, path: Path
     ) -> None:
         self._mapped = mapped
         self._path = path
@@ -283,104 +280,6 @@ class FileGeneration(FrameGeneration):
                     os.close(fd)
         except OSError as error:
             raise StoreError(f"cannot write {self._path} to the disk: {error.strerror}") from error
-
-
-class _WriteLock:
-    """A thread lock and ``flock`` on a file in the guard's folder, in this order; ``with`` takes the exclusive one.
-
-    ``flock`` belongs to the open file, so it does not exclude threads that share one, nor a child that inherited it:
-    after a fork, the child opens the file again.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        self._path = folder / "lock"
-        self._thread = threading.Lock()
-        self._fd: int | None = None
-        self._checks_due = 1
-        self._checks_done = 0  # number of due checks after which the path still named the open file
-        after_fork(self._after_fork)
-
-    def _after_fork(self) -> None:
-        self._thread = threading.Lock()
-        self._close()
-
-    def _close(self, close: Callable[[int], None] = os.close) -> None:
-        # The default argument keeps a reference: at interpreter exit the module's globals may be cleared before.
-        fd, self._fd = self._fd, None  # first: a number whose close failed is free, and soon another file's
-        if fd is not None:
-            close(fd)
-
-    def __call__(self, exclusive: bool) -> AbstractContextManager[None]:
-        """Return a context manager for the exclusive or shared lock; raises :class:`StoreError` after a timeout."""
-        return self if exclusive else _shared(self)
-
-    def _take(self, shared: bool = False) -> None:
-        how = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
-        if not self._thread.acquire(timeout=disk.LOCK_SECONDS):
-            raise StoreError(f"another thread has held {self._path} for {disk.LOCK_SECONDS:g} s")
-        try:
-            if self._fd is not None and self._checks_done == self._checks_due:
-                try:
-                    fcntl.flock(self._fd, how | fcntl.LOCK_NB)
-                except BlockingIOError:
-                    pass  # another process has the lock
-                else:
-                    if os.fstat(self._fd).st_nlink:
-                        return  # hot path
-            self._lock(how)
-        except BaseException as error:
-            try:
-                with suppress(OSError):
-                    self._close()  # which unlocks the file, if it was locked
-            finally:
-                self._thread.release()
-            if isinstance(error, OSError):
-                raise StoreError(f"cannot lock {self._path}: {error.strerror}") from error
-            raise
-
-    __enter__ = _take
-
-    def __exit__(self, *exception: object) -> None:
-        try:
-            if self._fd is not None:
-                fcntl.flock(self._fd, fcntl.LOCK_UN)
-        except OSError as error:
-            with suppress(OSError):
-                self._close()
-            raise StoreError(f"cannot unlock {self._path}: {error.strerror}") from error
-        finally:
-            self._thread.release()
-
-    def recheck(self) -> None:
-        """Check at the next lock whether the path still names the open file: the folder may have been replaced."""
-        self._checks_due += 1
-
-    def _lock(self, how: int) -> None:
-        """Lock the file that the path names now. A lock on the file of a removed folder would exclude no process."""
-        deadline = time.monotonic() + disk.LOCK_SECONDS
-        while True:
-            if self._fd is None:
-                self._fd = disk.open_private(self._path, os.O_RDWR | os.O_CREAT)
-                self.recheck()
-            disk.lock_file(self._fd, self._path, how, deadline)
-            about, due = os.fstat(self._fd), self._checks_due
-            with suppress(FileNotFoundError):
-                if about.st_nlink and (self._checks_done == due or os.path.samestat(about, os.stat(self._path))):
-                    self._checks_done = due
-                    return
-            self._close()
-
-    def __del__(self) -> None:
-        self._close()
-
-
-@contextmanager
-def _shared(lock: _WriteLock) -> Iterator[None]:
-    lock._take(shared=True)
-    try:
-        yield
-    finally:
-        lock.__exit__()
 
 
 def _option(alias: str) -> str:

@@ -1,0 +1,298 @@
+"""Generations in memory buffers, one frame per shard, and the lock of those in a mapped file."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
+from pathlib import Path
+from statistics import mean
+from typing import TYPE_CHECKING, Any
+
+from ..exceptions import CorruptFilter, StoreError
+from ..filters.base import BodyFilter
+from ..filters.bulk import np, one_by_one
+from ..filters.codec import Frame
+from ..filters.layout import Layout
+from ..process import after_fork, own_lock
+from . import disk
+from .base import Generation
+from .disk import fcntl
+
+if TYPE_CHECKING:
+    from ..filters.base import Keys, RowKeys
+    from ..filters.bulk import U64
+
+# Three ways to add keys: one by one takes 6 us a key; several at once, for filters of plain bits only, takes 150 us a
+# shard and 0.5 us a key; in bulk takes a tenth of that a key, but recomputes the checksum of each whole shard.
+_SEVERAL_KEYS = 32
+_MANY_KEYS = 256
+_BYTES_A_KEY = {True: 256, False: 16_384}  # for bulk adds, by whether the filter has plain bits
+# Keys to write or discard under one lock, during which other writers wait for about 5 ms.
+_WRITTEN_AT_ONCE = 8_192
+_DISCARDED_AT_ONCE = 256
+
+
+class FrameGeneration(Generation):
+    """A generation whose shards lie in ``buffers``.
+
+    ``locked(exclusive)`` is a context manager that locks out writers of all processes. Checks take no lock.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        layout: Layout,
+        buffers: Sequence[memoryview],
+        locked: Callable[[bool], AbstractContextManager[Any]],
+    ) -> None:
+        self.name = name
+        self.layout = layout
+        self._buffers = buffers
+        self._locked = locked
+        self._frames: list[Frame | None] = [None] * len(buffers)
+        self._filters: list[BodyFilter | None] = [None] * len(buffers)
+        plain = layout.filter_class.plain_bits
+        #: Returns the positions of a digest's bits; ``None`` for a filter of other things than bits.
+        self._positions: Callable[[int], list[int]] | None = layout.shape.positions if plain else None  # type: ignore[attr-defined]
+        self._many = max(_MANY_KEYS, layout.total_bytes // _BYTES_A_KEY[plain])
+        self._several = _SEVERAL_KEYS * len(buffers) if plain else self._many
+        self.might_contain = self._might_contain
+        if len(buffers) == 1:
+            self._shard(0)
+
+    def _shard(self, index: int) -> tuple[Frame, BodyFilter]:
+        """Return the frame and the filter of one shard; verify its checksum on first use."""
+        frame, attached = self._frames[index], self._filters[index]
+        if frame is None or attached is None:
+            frame = Frame.open(self._buffers[index])
+            if frame.header != self.layout.headers[index]:
+                raise CorruptFilter(f"shard {index} of generation {self.name} belongs to another build")
+            with self._locked(False):
+                frame.verify()
+            attached = self.layout.attach(frame)
+            self._frames[index], self._filters[index] = frame, attached
+            filters = [known for known in self._filters if known is not None]
+            if len(filters) == len(self._filters):
+                self.might_contain = self.layout.checker(filters)
+        return frame, attached
+
+    def _might_contain(self, key: bytes) -> bool:
+        shard, digest = self.layout.locate(key)
+        return self._shard(shard)[1].might_contain_digest(digest)
+
+    def is_recent(self, key: bytes) -> bool:
+        shard, digest = self.layout.locate(key)
+        return self._shard(shard)[0].has_bits(self.layout.recent_positions(digest))
+
+    def add(self, keys: RowKeys, *, once: bool = False) -> None:
+        if len(keys) >= self._many:
+            self._add_in_bulk(keys, once)
+        elif len(keys) >= self._several:
+            for start in range(0, len(keys), _WRITTEN_AT_ONCE):
+                self._add_several(keys[start : start + _WRITTEN_AT_ONCE])
+        else:
+            self._add_few(keys if type(keys) is list else one_by_one(keys), once)
+
+    def _add_few(self, keys: Sequence[bytes], once: bool) -> None:
+        located, recent_positions, positions = self._located(keys), self.layout.recent_positions, self._positions
+        with self._locked(True):
+            for frame, attached, digest in located:
+                bits = recent_positions(digest)
+                if positions is not None:
+                    bits += positions(digest)
+                elif not (once and attached.might_contain_digest(digest)):
+                    frame.write(attached.writes(digest))
+                frame.add_bits(bits)
+                if not (frame.has_bits(bits) and (positions is not None or attached.might_contain_digest(digest))):
+                    raise CorruptFilter(self._lost)
+
+    def _add_several(self, keys: RowKeys) -> None:
+        placed = [
+            (self._shard(index)[0], self.layout.written_positions(low))
+            for index, low, _ in self.layout.locate_many(keys)
+        ]
+        with self._locked(True):
+            for frame, positions in placed:
+                frame.write_bits(positions)
+        for frame, positions in placed:
+            if not frame.has_many_bits(positions):
+                raise CorruptFilter(self._lost)
+
+    def _add_in_bulk(self, keys: RowKeys, once: bool) -> None:
+        for index, low, high in self.layout.locate_many(keys):
+            frame, attached = self._shard(index)
+            with self._changing(frame, False):
+                lacks = ~attached.contains_digests(low, high) if once else slice(None)
+                attached.add_digests(low[lacks], high[lacks])
+                frame.set_bits(recent := self.layout.recent_positions_many(low))
+            if not (attached.contains_digests(low, high).all() and frame.has_many_bits(recent)):
+                raise CorruptFilter(self._lost)
+
+    def _located(self, keys: Iterable[bytes]) -> list[tuple[Frame, Any, int]]:
+        """Return for each key its shard's frame and filter, and its digest."""
+        located = []
+        for shard, digest in map(self.layout.locate, keys):
+            frame, attached = self._frames[shard], self._filters[shard]
+            if frame is None or attached is None:
+                frame, attached = self._shard(shard)
+            located.append((frame, attached, digest))
+        return located
+
+    @property
+    def _lost(self) -> str:
+        return f"generation {self.name} did not keep what was written"
+
+    def add_many(self, keys: Keys, *, more: bool = False) -> None:
+        located: Iterable[tuple[int, U64, U64 | None]]
+        if len(self._buffers) == 1:
+            located = [(0, *self._shard(0)[1].digests(keys))]  # only the part of the digests that its kind needs
+        else:
+            located = self.layout.locate_many(keys)
+        for index, low, high in located:
+            frame, attached = self._shard(index)
+            with self._changing(frame, more):
+                attached.add_digests(low, high)
+
+    def discard(self, keys: Iterable[bytes]) -> None:
+        if not self.layout.filter_class.supports_discard:
+            super().discard(keys)  # raises
+        located = self._located(keys)
+        for start in range(0, len(located), _DISCARDED_AT_ONCE):
+            with self._locked(True):
+                for frame, attached, digest in located[start : start + _DISCARDED_AT_ONCE]:
+                    frame.write(attached.discard_writes(digest))
+
+    @contextmanager
+    def _changing(self, frame: Frame, more: bool) -> Iterator[None]:
+        with self._locked(True):
+            frame.begin()
+            yield
+            if not more:
+                frame.seal()
+
+    def seal(self) -> None:
+        for frame in self._frames:
+            if frame is not None and frame.dirty:
+                with self._locked(True):
+                    frame.seal()
+
+    def read_shard(self, shard: int) -> Frame:
+        frame, _ = self._shard(shard)
+        with self._locked(False):
+            copied = Frame.open(memoryview(bytearray(frame.buffer)))
+        copied.verify()
+        return copied
+
+    def merge(self, shard: int, body: memoryview) -> int:
+        frame, _ = self._shard(shard)
+        mine, theirs = np.frombuffer(frame.body, np.uint8), np.frombuffer(body, np.uint8)
+        with self._locked(True):
+            missing = int(np.bitwise_count(theirs & ~mine).sum())
+            if missing:
+                frame.begin()
+                mine |= theirs
+                frame.seal()
+        return missing
+
+    def filters(self) -> list[BodyFilter]:
+        return [self._shard(index)[1] for index in range(len(self._buffers))]
+
+    def measure_error_rate(self, probes: int = 100_000) -> float:
+        each = -(-probes // len(self._buffers))
+        return mean(attached.measure_error_rate(each) for attached in self.filters())
+
+
+class WriteLock:
+    """A thread lock and ``flock`` on a file in the guard's folder, in this order; ``with`` takes the exclusive one.
+
+    ``flock`` belongs to the open file, so it does not exclude threads that share one, nor a child that inherited it:
+    after a fork, the child opens the file again.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / "lock"
+        self._thread = own_lock(self, "_thread")
+        self._fd: int | None = None
+        self._checks_due = 1
+        self._checks_done = 0  # number of due checks after which the path still named the open file
+        after_fork(self._close)
+
+    def _close(self, close: Callable[[int], None] = os.close) -> None:
+        # The default argument keeps a reference: at interpreter exit the module's globals may be cleared before.
+        fd, self._fd = self._fd, None  # first: a number whose close failed is free, and soon another file's
+        if fd is not None:
+            close(fd)
+
+    def __call__(self, exclusive: bool) -> AbstractContextManager[None]:
+        """Return a context manager for the exclusive or shared lock; raises :class:`StoreError` after a timeout."""
+        return self if exclusive else _shared(self)
+
+    def _take(self, shared: bool = False) -> None:
+        how = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
+        if not self._thread.acquire(timeout=disk.LOCK_SECONDS):
+            raise StoreError(f"another thread has held {self._path} for {disk.LOCK_SECONDS:g} s")
+        try:
+            if self._fd is not None and self._checks_done == self._checks_due:
+                try:
+                    fcntl.flock(self._fd, how | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    pass  # another process has the lock
+                else:
+                    if os.fstat(self._fd).st_nlink:
+                        return  # hot path
+            self._lock(how)
+        except BaseException as error:
+            try:
+                with suppress(OSError):
+                    self._close()  # which unlocks the file, if it was locked
+            finally:
+                self._thread.release()
+            if isinstance(error, OSError):
+                raise StoreError(f"cannot lock {self._path}: {error.strerror}") from error
+            raise
+
+    __enter__ = _take
+
+    def __exit__(self, *exception: object) -> None:
+        try:
+            if self._fd is not None:
+                fcntl.flock(self._fd, fcntl.LOCK_UN)
+        except OSError as error:
+            with suppress(OSError):
+                self._close()
+            raise StoreError(f"cannot unlock {self._path}: {error.strerror}") from error
+        finally:
+            self._thread.release()
+
+    def recheck(self) -> None:
+        """Check at the next lock whether the path still names the open file: the folder may have been replaced."""
+        self._checks_due += 1
+
+    def _lock(self, how: int) -> None:
+        """Lock the file that the path names now. A lock on the file of a removed folder would exclude no process."""
+        deadline = time.monotonic() + disk.LOCK_SECONDS
+        while True:
+            if self._fd is None:
+                self._fd = disk.open_private(self._path, os.O_RDWR | os.O_CREAT)
+                self.recheck()
+            disk.lock_file(self._fd, self._path, how, deadline)
+            about, due = os.fstat(self._fd), self._checks_due
+            with suppress(FileNotFoundError):
+                if about.st_nlink and (self._checks_done == due or os.path.samestat(about, os.stat(self._path))):
+                    self._checks_done = due
+                    return
+            self._close()
+
+    def __del__(self) -> None:
+        self._close()
+
+
+@contextmanager
+def _shared(lock: WriteLock) -> Iterator[None]:
+    lock._take(shared=True)
+    try:
+        yield
+    finally:
+        lock.__exit__()
