@@ -27,12 +27,8 @@ class BloomGuardConfig(AppConfig):
         from .guards import registry
         from .writes import batches, cursors, early, signals, state_rows, statements, updates
 
-        signals.connect()
-        state_rows.connect()
-        statements.connect()
-        batches.connect()
-        updates.connect()
-        cursors.connect()
+        for module in (signals, state_rows, statements, batches, updates, cursors):
+            module.connect()
         early.begin()
         registry.discover = self._discover
 

@@ -65,30 +65,19 @@ def shield(application: Application) -> Application:
 def _page(door: Door, scope: dict[str, Any]) -> NotFoundPage | None:
     header, secure_value = door.proxy_header or ("", "")
     forwarded_proto = header.removeprefix("HTTP_").replace("_", "-").lower().encode()
-    host = forwarded_host = proto = None
-    scheme = scope.get("scheme", "http")
-    names = set()
+    given: dict[bytes, bytes] = {}
     for name, value in scope["headers"]:
-        names.add(name)
-        if name == b"host":
-            if host is not None:
-                return None
-            host = value
-        elif name == b"x-forwarded-host":
-            if forwarded_host is not None:
-                return None
-            forwarded_host = value
-        elif name == forwarded_proto:
-            if proto is not None:
-                return None
-            proto = value.decode("latin-1").split(",", 1)[0].strip()
-            scheme = "https" if proto == secure_value else "http"
-    if door.takes_forwarded_host and forwarded_host is not None:
-        host = forwarded_host
-    if host is None:
-        return None
-    page = door.page(host.decode("latin-1"), scheme)
-    return page if page is not None and names.isdisjoint(page.header_names) else None
+        if name in given and name in (b"host", b"x-forwarded-host", forwarded_proto):
+            return None
+        given[name] = value
+    host = given.get(b"host")
+    if door.takes_forwarded_host:
+        host = given.get(b"x-forwarded-host", host)
+    scheme = scope.get("scheme", "http")
+    if (proto := given.get(forwarded_proto)) is not None:
+        scheme = "https" if proto.decode("latin-1").split(",", 1)[0].strip() == secure_value else "http"
+    page = None if host is None else door.page(host.decode("latin-1"), scheme)
+    return page if page is not None and given.keys().isdisjoint(page.header_names) else None
 
 
 def _encoded(page: NotFoundPage, method: str) -> Page:

@@ -18,7 +18,7 @@ from .guards.fields import may_raise
 from .guards.keys import unwrapped
 from .lookups.context import PROBE, LookupContext, contexts
 from .process import LogOnce
-from .routes.table import kwargs_for, kwargs_of_arg
+from .routes.table import kwargs_of_view
 from .verdicts import Decision, Verdict
 
 View = TypeVar("View", bound=Callable[..., Any])
@@ -50,7 +50,7 @@ def guarded(name: str, *, arg: str | Mapping[str, str] | None = None) -> Callabl
 
         @lru_cache(maxsize=_MOST_CALLS)
         def names(guard: Guard, *given: str) -> tuple[str, ...]:
-            return _names(guard, arg, given, view)
+            return kwargs_of_view(guard, view, given, arg)
 
         def asked(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[LookupContext, Guard, Any] | None:
             """Return the request's context, the guard and the value; ``None`` if there is nothing to check."""
@@ -135,26 +135,13 @@ def _place_of_request(view: Callable[..., Any]) -> int:
     """Return the position of the request argument: 1 for a method, which is recognized only by the name ``self``."""
     if isinstance(view, partial):
         return 0  # `method_decorator` binds a method as a partial
-    return int(next(iter(_parameters(view)), "") == "self")
+    return int(next(iter(inspect.signature(view).parameters), "") == "self")
 
 
 def _is_awaited(view: Callable[..., Any], args: tuple[Any, ...]) -> bool:
     """Whether the view is the sync method ``dispatch`` of a class with async handlers."""
     owner = getattr(view.func, "__self__", None) if isinstance(view, partial) else args[0]
     return bool(getattr(owner, "view_is_async", False))
-
-
-def _names(
-    guard: Guard, arg: str | Mapping[str, str] | None, given: tuple[str, ...], view: Callable[..., Any]
-) -> tuple[str, ...]:
-    """Return the view's arguments with the ID, in field order. Raises :class:`ConfigurationError` if one is missing."""
-    if arg is None:
-        return kwargs_for(guard, f"@guarded({guard.name!r})", (*given, *_parameters(view)))
-    return kwargs_of_arg(guard, arg)
-
-
-def _parameters(view: Callable[..., Any]) -> tuple[str, ...]:
-    return tuple(inspect.signature(view).parameters)
 
 
 def _check(view: Callable[..., Any], arguments: tuple[str, ...]) -> None:

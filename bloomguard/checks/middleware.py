@@ -92,7 +92,7 @@ def check_arguments(app_configs: Any, **kwargs: Any) -> Iterator[CheckMessage]:
             guard = registry.get(view.guarded_by)
             try:
                 if guard is not None:
-                    kwargs_of_view(guard, view, pattern.captured)
+                    kwargs_of_view(guard, view, pattern.captured, view.guarded_arg)
             except AmbiguousKwargs as problem:
                 text = f"the guard {view.guarded_by!r} does not answer for {pattern.text}: {problem}."
                 hint = f"Name the argument, as in @guarded({view.guarded_by!r}, arg='argument')."

@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 import re
 import secrets
-import threading
 from asyncio import _get_running_loop
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from contextvars import copy_context
 from dataclasses import dataclass
@@ -206,21 +206,8 @@ def run_probe(run: Callable[[], Result]) -> Result:
 
     if _get_running_loop() is None:
         return copy_context().run(probe)
-    results: list[Result] = []
-    errors: list[BaseException] = []
-
-    def probe_in_thread() -> None:
-        try:
-            results.append(probe())
-        except BaseException as error:  # raised again below
-            errors.append(error)
-
-    thread = threading.Thread(target=probe_in_thread, name="bloomguard-probes")
-    thread.start()
-    thread.join()
-    if errors:
-        raise errors[0]
-    return results[0]
+    with ThreadPoolExecutor(1, "bloomguard-probes") as pool:
+        return pool.submit(probe).result()
 
 
 @contextmanager

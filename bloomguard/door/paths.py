@@ -27,8 +27,7 @@ Match = Callable[[str], "dict[str, Any] | None"]
 class DoorRoute:
     """A guarded route that the door may answer.
 
-    ``overlapping`` are the earlier patterns that may match one of its paths. ``read(path)`` is the fast first read of
-    the ID in ``path``: one value, a tuple for several fields, or :data:`NO_ID`.
+    ``read(path)`` is the fast first read of its ID: one value, a tuple for several fields, or :data:`NO_ID`.
     """
 
     def __init__(self, route: GuardedRoute, known: PatternIndex) -> None:
@@ -37,12 +36,12 @@ class DoorRoute:
         self.kwargs = route.kwargs
         self._route = route
         self.methods = route.methods & {"GET", "HEAD"}
-        self.overlapping = known.overlapping(route.pattern)
         start = route.pattern.literal
         self.prefix = start[: start.rindex("/") + 1]
         self.read: Callable[[str], Any] = _reader(route) or self._value
         self._match = matcher(route.pattern)
-        self._overlapping = [(other.literal, matcher(other)) for other in self.overlapping]
+        #: The earlier patterns that may match one of its paths.
+        self._overlapping = [(other.literal, matcher(other)) for other in known.overlapping(route.pattern)]
 
     def __repr__(self) -> str:
         return f"<DoorRoute {self.pattern.text}>"

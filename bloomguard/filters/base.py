@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar
 
 from ..exceptions import CorruptFilter, DiscardUnsupported, InvalidShape, TooLarge
 from . import bulk, codec, sizing
+from .bulk import np
 from .codec import Header
 from .hashing import KeyHash, compile_function
 
 if TYPE_CHECKING:
-    import numpy as np
     from numpy.typing import NDArray
     from typing_extensions import Self
 
@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     #: The keys of written rows: one by one, or, if all are integers, in an array.
     RowKeys = Sequence[bytes] | I64
     Writes = list[tuple[int, bytes]]
-else:
-    from .bulk import np
 
 
 @dataclass(frozen=True, kw_only=True)

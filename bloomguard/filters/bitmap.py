@@ -24,16 +24,14 @@ from ..exceptions import InvalidShape
 from . import bulk, codec, sizing
 from .base import BodyFilter, Shape
 from .bloom import BloomFilter, BloomShape
+from .bulk import np
 from .hashing import MASK60, KeyHash, compile_function
 
 if TYPE_CHECKING:
-    import numpy as np
     from numpy.typing import NDArray
 
     from .base import Keys
     from .bulk import I64, U64
-else:
-    from .bulk import np
 
 OUTSIDE = 1 << 63
 

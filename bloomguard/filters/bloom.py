@@ -21,18 +21,15 @@ from bitarray import bitarray
 from ..exceptions import InvalidShape, MismatchedFilters
 from . import bulk, codec, sizing
 from .base import BodyFilter, Shape
-from .bulk import WorkerPool
+from .bulk import WorkerPool, np
 from .hashing import MASK60, KeyHash, compile_function
 
 if TYPE_CHECKING:
-    import numpy as np
     from numpy.typing import NDArray
     from typing_extensions import Self
 
     from .base import Keys
     from .bulk import I64, U64
-else:
-    from .bulk import np
 
 
 @dataclass(frozen=True)

@@ -25,14 +25,10 @@ from typing import TYPE_CHECKING, BinaryIO
 from zlib import adler32, crc32
 
 from ..exceptions import CorruptFilter, TooLarge
-from .bulk import set_few, with_bits
+from .bulk import np, set_few, with_bits
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from .bulk import I64
-else:
-    from .bulk import np
 
 MAGIC = b"\x89bloomg\n"  # not ASCII, ends in a newline: a transfer in text mode damages it visibly
 VERSION = 3
@@ -310,11 +306,6 @@ def read(stream: BinaryIO, max_bytes: int) -> bytearray:
 def trailer(header: Header, body: bytes | bytearray | memoryview) -> bytes:
     """Return the bytes that follow the body in a frame."""
     return _TRAILER.pack(adler32(body), 0, header.tag << 1)
-
-
-def encode(header: Header, body: bytes | bytearray | memoryview) -> bytes:
-    """Return a whole frame with its checksums."""
-    return b"".join((header.pack(), body, trailer(header, body)))
 
 
 def decode(data: bytes | bytearray | memoryview) -> Frame:

@@ -13,16 +13,14 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from . import codec
 from .bloom import BloomFilter, BloomShape, PartitionedFilter
+from .bulk import np
 from .hashing import MASK60, KeyHash, compile_function
 
 if TYPE_CHECKING:
-    import numpy as np
     from numpy.typing import NDArray
 
     from .base import Writes
     from .bulk import I64, U64
-else:
-    from .bulk import np
 
 
 @dataclass(frozen=True)

@@ -39,6 +39,7 @@ from ..exceptions import InvalidShape
 from . import codec, cuckoo_table, sizing
 from .base import BodyFilter
 from .bloom import BloomFilter, BloomShape
+from .bulk import np
 from .cuckoo_table import (
     CODES,
     FACTOR,
@@ -54,7 +55,6 @@ from .cuckoo_table import (
 from .hashing import MASK60, KeyHash, compile_function
 
 if TYPE_CHECKING:
-    import numpy as np
     from numpy.typing import NDArray
 
     from .base import Writes
@@ -320,7 +320,7 @@ class CuckooFilter(BodyFilter):
 
     def size(self) -> int:
         """Return the number of fingerprints in the table, in one pass over it."""
-        return cuckoo_table.size(self)
+        return int(np.count_nonzero(cuckoo_table.slots_of(self)))
 
     def __len__(self) -> int:
         return self.size()

@@ -18,18 +18,16 @@ from ..exceptions import InvalidShape
 from . import sizing
 from .base import Shape
 from .bloom import BloomShape
+from .bulk import np
 from .hashing import MASK60
 
 if TYPE_CHECKING:
-    import numpy as np
     from numpy.typing import NDArray
 
     from .bulk import I64, U64
     from .cuckoo import CuckooFilter
 
     Table = NDArray[np.unsignedinteger[Any]]
-else:
-    from .bulk import np
 
 HEAD = 64  # bytes before the first bucket: a u32 word, little-endian, and padding; no bucket crosses a cache line
 SPILLED = 1 << 31  # bit of the word: something has spilled; the other bits count the moves
@@ -129,7 +127,7 @@ def count_move(word: int) -> int:
     return word + 1 & SPILLED - 1 | word & SPILLED
 
 
-def _table(filter: CuckooFilter) -> Table:
+def slots_of(filter: CuckooFilter) -> Table:
     """Return the slots, shape ``(buckets, 4)``, in the body's memory."""
     shape = filter.layout
     cells: Table = np.frombuffer(filter.body[HEAD : HEAD + shape.slots * shape.bits // 8], f"<u{shape.bits // 8}")
@@ -160,7 +158,7 @@ def _twins(shape: CuckooShape, fingerprints: Table, first: I64, second: I64) -> 
 
 def place(filter: CuckooFilter, low: U64, high: U64) -> I64:
     """Add digests, spill those with too many twins, and return the indices of those for which there was no room."""
-    table = _table(filter)
+    table = slots_of(filter)
     random = np.random.default_rng(0)  # picks the fingerprints to move; equal seeds give equal builds
     unplaced, crowded = [np.empty(0, np.int64)], False
     for start in range(0, len(low), _CHUNK):
@@ -209,7 +207,7 @@ def _make_room(filter: CuckooFilter, random: Any, places: tuple[Table, I64, I64]
     depth = 1
     while len(left) > _FEW and depth <= _DEEPEST:
         some, rest = np.split(left, [_WIDEST >> (2 * depth)])
-        some = some[~_move(filter, _table(filter), random, depth, first[some], second[some], fingerprints[some])]
+        some = some[~_move(filter, slots_of(filter), random, depth, first[some], second[some], fingerprints[some])]
         # Use longer paths once few shorter ones are left.
         depth += len(left) - len(some) - len(rest) <= len(left) // 8
         left = np.concatenate((some, rest))
@@ -253,7 +251,7 @@ def _spill(filter: CuckooFilter, fingerprints: Table, first: I64, second: I64) -
         return
     filter._spill.add_digests(_twins(filter.layout, fingerprints, first, second))
     filter._moves[0] = count_move(filter._moves[0]) | SPILLED
-    table = _table(filter)
+    table = slots_of(filter)
     for buckets in (first, second):
         row, slot = np.nonzero(table[buckets] == fingerprints[:, None])
         table[buckets[row], slot] = 0
@@ -322,7 +320,7 @@ def _move(
 
 def contains(filter: CuckooFilter, low: U64, high: U64) -> NDArray[np.bool_]:
     """Check digests; repeat the check for those not found if a writer moved something in the meantime."""
-    table = _table(filter)
+    table = slots_of(filter)
     found = np.zeros(len(low), bool)
     for start in range(0, len(low), _CHUNK):
         chunk = slice(start, start + _CHUNK)
@@ -344,8 +342,3 @@ def contains(filter: CuckooFilter, low: U64, high: U64) -> NDArray[np.bool_]:
         else:
             found[start + left] = True  # too many moves: the safe answer
     return found
-
-
-def size(filter: CuckooFilter) -> int:
-    """Return the number of slots in use."""
-    return int(np.count_nonzero(_table(filter)))

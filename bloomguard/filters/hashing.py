@@ -27,15 +27,11 @@ from typing import TYPE_CHECKING, Any
 from mmh3 import mmh3_x64_128_uintdigest
 
 from ..exceptions import CorruptFilter, InvalidShape
-from .bulk import WorkerPool
+from .bulk import WorkerPool, np
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from .bulk import I64, U64
     from .codec import Header
-else:
-    from .bulk import np
 
 #: 60 bits are two digits of a Python integer: the widest digest whose remainders are cheap.
 MASK60 = (1 << 60) - 1

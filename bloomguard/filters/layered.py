@@ -16,18 +16,16 @@ from ..exceptions import CorruptFilter, FilterFull, InvalidShape
 from . import codec, cuckoo_table, sizing
 from .base import BodyFilter, Filter, Shape, Stats
 from .bloom import BloomFilter
+from .bulk import np
 from .cuckoo import CuckooFilter
 from .cuckoo_table import CuckooShape
 from .hashing import KeyHash
 
 if TYPE_CHECKING:
-    import numpy as np
     from numpy.typing import NDArray
     from typing_extensions import Self
 
     from .bulk import U64
-else:
-    from .bulk import np
 
 MAX_LAYERS = 64
 _FLOAT, _U64 = Struct(">d"), Struct(">Q")  # a float is the parameter of a frame as an integer

@@ -16,18 +16,16 @@ from . import sizing
 from .base import BodyFilter, Shape
 from .bitmap import ExactBitmap
 from .bloom import BloomFilter, BloomShape, shape_of_sizes
+from .bulk import np
 from .codec import MAX_SHARDS, RECENT_HASHES, Frame, Header
 from .cuckoo import CuckooFilter
 from .hashing import MASK60, KeyHash
 
 if TYPE_CHECKING:
-    import numpy as np
     from numpy.typing import NDArray
 
     from .base import Keys
     from .bulk import I64, U64
-else:
-    from .bulk import np
 
 #: The kinds of filters that a store can hold.
 KINDS: dict[str, type[BodyFilter]] = {each.kind: each for each in (BloomFilter, CuckooFilter, ExactBitmap)}

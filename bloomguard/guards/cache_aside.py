@@ -21,7 +21,6 @@ import asyncio
 import hashlib
 import random
 import secrets
-import threading
 import time
 from collections.abc import Awaitable, Callable
 from concurrent import futures
@@ -34,7 +33,7 @@ from django.core.exceptions import ObjectDoesNotExist
 from django.db import connections
 
 from ..conf import settings
-from ..process import LogOnce, after_fork
+from ..process import LogOnce, after_fork, own_lock
 from ..state.transactions import has_begun
 from ..verdicts import Verdict
 from .counters import AVOIDED
@@ -171,11 +170,10 @@ class Flights:
 
     def __init__(self) -> None:
         self._under_way: dict[tuple[Any, str | None], Flight] = {}
-        self._lock = threading.Lock()
+        self._lock = own_lock(self, "_lock")
         after_fork(self._after_fork)
 
     def _after_fork(self) -> None:
-        self._lock = threading.Lock()
         self._under_way = {}  # the parent's threads do not run in this process
 
     def join(self, call: _Call, now: float, future: Callable[[], Any]) -> tuple[Flight, bool]:

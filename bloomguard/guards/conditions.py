@@ -38,16 +38,16 @@ CURE = (
 
 
 def _named(module: Any, prefix: str, names: str) -> set[type]:
-    return {getattr(module, prefix + name) for name in names.split() if hasattr(module, prefix + name)}
+    return {getattr(module, prefix + name) for name in names.split()}
 
 
 # Lookups are compared by their exact class: a subclass, or a lookup that a project registers under the same name, may
 # mean something else. Django's other lookups (patterns, case, parts of a date) depend on collations, pragmas or time
 # zones.
-_NULL = _named(lookups, "", "IsNull") | _named(related_lookups, "Related", "IsNull")
-_EQUAL = _named(lookups, "", "Exact In IntegerFieldExact") | _named(related_lookups, "Related", "Exact In")
+NULL = _named(lookups, "", "IsNull") | _named(related_lookups, "Related", "IsNull")
+EQUAL = _named(lookups, "", "Exact In IntegerFieldExact") | _named(related_lookups, "Related", "Exact In")
 _ORDERS = "LessThan LessThanOrEqual GreaterThan GreaterThanOrEqual"
-_ORDER = (
+ORDER = (
     _named(lookups, "", f"{_ORDERS} Range")
     | _named(lookups, "Integer", _ORDERS)
     | _named(related_lookups, "Related", _ORDERS)
@@ -170,7 +170,7 @@ def _doubt_of_query(model: type[Model], path: str, value: Any) -> str:
     left, right = getattr(compared, "lhs", None), getattr(compared, "rhs", None)
     if type(left) is not Col:
         return f"compares a computed value, {type(left).__name__}"
-    if type(compared) in _NULL:
+    if type(compared) in NULL:
         return ""
     for column in (left, right):
         if type(column) is Col and (doubt := _doubt_of_field(column.target)):
@@ -178,7 +178,7 @@ def _doubt_of_query(model: type[Model], path: str, value: Any) -> str:
     family = family_of(left.target)
     if type(right) is Col and family_of(right.target) != family:
         return f"compares a {family} with a {family_of(right.target)}"
-    if type(compared) in _EQUAL or (type(compared) in _ORDER and family in _ORDERED):
+    if type(compared) in EQUAL or (type(compared) in ORDER and family in _ORDERED):
         return ""
     return f"compares a {family} by {type(compared).__name__}, whose result depends on more than the row"
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 import hashlib
 import logging
 import random
-import threading
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
@@ -22,7 +21,7 @@ from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
 from ..conf import settings
-from ..process import LogOnce, after_fork
+from ..process import LogOnce, after_fork, own_lock
 from ..signals import asend, request_blocked, send
 from ..verdicts import CAUGHT, DECISIONS, DISABLED, Decision, Verdict
 
@@ -120,12 +119,8 @@ class Counts:
     def __init__(self) -> None:
         self.begin: Callable[[], None] = lambda: None
         self._counters: dict[str, Counters] = {}
-        self._lock = threading.Lock()
-        after_fork(self._after_fork)
-
-    def _after_fork(self) -> None:
-        self._lock = threading.Lock()
-        self.forget()  # the parent flushes its own counts
+        self._lock = own_lock(self, "_lock")
+        after_fork(self.forget)  # the parent flushes its own counts
 
     def of(self, guard: str) -> Counters:
         """Return the counters of the guard named ``guard``."""

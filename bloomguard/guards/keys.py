@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from django.core.exceptions import ValidationError
 from django.db import models
 
+from ..filters.bulk import np
 from .fields import LONGEST_NUMBER, class_of, kind_of, own_conversions, own_methods, value_field
 
 if TYPE_CHECKING:
@@ -135,8 +136,6 @@ class KeyMaker:
     def many(self, values: Sequence[Any]) -> RowKeys:
         """Return :attr:`key` of each of ``values``; of many integers in an array, in a tenth of the time."""
         if self._are_integers and len(values) >= _MANY and set(map(type, values)) == {int}:
-            import numpy as np
-
             with suppress(OverflowError):
                 return np.fromiter(values, np.int64, len(values))
         return list(map(self.key, values))

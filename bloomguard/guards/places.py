@@ -12,7 +12,7 @@ into a schema, or grants, is overlooked for that long.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from django.db import connections, router
@@ -49,12 +49,6 @@ _MEANT = (
 _NEXT_SECONDS = 0.1
 
 
-def has_schemas(alias: str, table: str) -> bool:
-    """Return whether the ``search_path`` decides which table the name means: on PostgreSQL, if it has no schema."""
-    connection = connections[alias]
-    return connection.vendor == "postgresql" and '"."' not in connection.ops.quote_name(table)
-
-
 #: Schema -> the OID of its table, which is another one if the table is dropped and made anew.
 Tables = Mapping[str, int]
 
@@ -62,8 +56,8 @@ Tables = Mapping[str, int]
 class Schemas:
     """One process's copy for all tables that it was asked for. ``clock`` returns monotonic seconds."""
 
-    def __init__(self, clock: Callable[[], float] = seconds) -> None:
-        self.clock = clock
+    def __init__(self) -> None:
+        self.clock = seconds
         #: By alias: when the copy is to be read again, and name -> tables. Each is replaced as a whole.
         self._copies: dict[str, tuple[float, dict[str, Tables]]] = {}
         self._log = LogOnce()
@@ -137,8 +131,10 @@ class Place:
         self._tables = [table, *sorted(guard._meta.tables - {table})]
 
     def _loose(self, alias: str) -> list[str]:
-        """Return the guard's tables whose schema the ``search_path`` decides."""
-        return [table for table in self._tables if has_schemas(alias, table)]
+        """Return the guard's tables whose schema the ``search_path`` decides: on PostgreSQL, if the name has none."""
+        connection = connections[alias]
+        tables = self._tables if connection.vendor == "postgresql" else ()
+        return [table for table in tables if '"."' not in connection.ops.quote_name(table)]
 
     def _schemas(self, alias: str) -> list[Tables]:
         """Return the schemas that have each of these tables. May query."""

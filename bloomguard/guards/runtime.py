@@ -32,7 +32,7 @@ from ..verdicts import (
 )
 from . import counters, spot_checks
 from .counters import listeners, notify
-from .keys import KeyMaker, NoScope, OutOfRange, Uncertain, Unkeyable
+from .keys import NoScope, OutOfRange, Uncertain, Unkeyable
 from .short_check import ShortCheck, short_check
 from .unadded import unadded
 
@@ -55,11 +55,6 @@ class GuardRuntime:
         self.counters = counters.counts.of(guard.name)
 
     @cached_property
-    def keys(self) -> KeyMaker:
-        """:attr:`GuardMeta.keys`, one attribute nearer."""
-        return self._guard._meta.keys
-
-    @cached_property
     def active_filter(self) -> ActiveFilter:
         """This process's view of the guard's active filter.
 
@@ -71,7 +66,7 @@ class GuardRuntime:
                 guard.name,
                 store_alias=guard.store,
                 definition=guard._meta.definition,
-                width=self.keys.width,
+                width=guard._meta.keys.width,
                 counted=guard._meta.discards,
             )
         except ConfigurationError:
@@ -128,7 +123,7 @@ class GuardRuntime:
         began = perf_counter_ns() if counters.drawn() else 0
         try:
             if key is None:
-                key = self.keys.key(value)
+                key = self._guard._meta.keys.key(value)
             decision = self.ask(key)
             if decision is ABSENT and self._guard.mode == "enforce" and self._guard.scope is None:
                 self._keep_absent(key)
@@ -168,7 +163,7 @@ class GuardRuntime:
             if key is None:
                 if self._guard.scope is not None:
                     (value,) = await self.ascoped([value])
-                key = self.keys.key(value)
+                key = self._guard._meta.keys.key(value)
             active = self.active_filter
             copy = active.table.copy
             decision = active.ask_now(key) or await active.aask(key)
@@ -198,7 +193,7 @@ class GuardRuntime:
         keys: dict[int, bytes] = {}
         for place, value in enumerate(values):
             try:
-                keys[place] = self.keys.key(value)
+                keys[place] = self._guard._meta.keys.key(value)
                 found.append(MAYBE)
             except Exception as error:
                 found.append(self._decision_for(error))

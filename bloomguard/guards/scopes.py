@@ -94,19 +94,17 @@ class Scopes(Place):
 
     def __init__(self, guard: Guard) -> None:
         super().__init__(guard)
+        self._is_by_database = guard.scope == DATABASE
         #: Generation -> text of marks -> whether it has them. It got its marks before any process opened it, so both
         #: answers last.
         self._known: WeakKeyDictionary[Generation, dict[str, bool]] = WeakKeyDictionary()
-
-    def _is_by_database(self) -> bool:
-        return self._guard.scope == DATABASE
 
     def _state(self) -> State | None:
         return self._guard._runtime.active_filter.table.lease(self._guard.name)
 
     def found(self) -> Iterable[str]:
         """Return the scopes that have the guard's tables: databases, or schemas of its database. May query."""
-        if self._is_by_database():
+        if self._is_by_database:
             return databases_of(self._guard.model)
         having = [set(each) for each in self._schemas(self._guard._meta.database)]
         return sorted(set.intersection(*having)) if having else []
@@ -121,7 +119,7 @@ class Scopes(Place):
 
     def of_query(self, connection: Any) -> str:
         """Return the scope that the next query of ``connection`` would read."""
-        if not self._is_by_database():
+        if not self._is_by_database:
             return self._next_schema(connection)
         alias, model = connection.alias, self._guard.model
         written = router.db_for_write(model)
@@ -166,7 +164,7 @@ class Scopes(Place):
 
     def of_write(self, using: str) -> str:
         """Return the scope that the last statement sent by ``using`` has written or read. May query it."""
-        if self._is_by_database():
+        if self._is_by_database:
             scope, state = database_of(using), self._state()
             if state is None or not all(self._holds(state, name, scope) for name in _answering(state)):
                 raise NoScope(f"its filter does not have the database {using!r}")
@@ -187,7 +185,7 @@ class Scopes(Place):
 
         ``by_orm``: in the schema that the connection is set to, unless other code has changed that since.
         """
-        if self._is_by_database():
+        if self._is_by_database:
             return self.of_write(using)
         if by_orm and getattr(connections[using], "search_path_set_schemas", True) is None:
             raise NoScope("after a row was written, other code sent statements in another schema, or undid some")
@@ -218,18 +216,18 @@ class Scopes(Place):
         text = self._text(scope)
         if not text:
             return []
-        if self._is_by_database():
+        if self._is_by_database:
             return marks_of(text)
         oids = [tables[scope] for tables in self._schemas(self._guard._meta.database) if scope in tables]
         return marks_of(text) + marks_of(_text_of(_NAMELESS, oids))[:_NAMELESS_MARKS]
 
     def _text(self, scope: str) -> str:
         """Return the text of the marks of ``scope``: its tables' schemas and OIDs; empty if they cannot be found."""
-        alias = scope if self._is_by_database() else self._guard._meta.database
+        alias = scope if self._is_by_database else self._guard._meta.database
         found = []
         for tables in self._schemas(alias):
-            schema = next(iter(tables), "") if self._is_by_database() else scope
-            if schema not in tables or (self._is_by_database() and len(tables) > 1):
+            schema = next(iter(tables), "") if self._is_by_database else scope
+            if schema not in tables or (self._is_by_database and len(tables) > 1):
                 return ""
             found.append(f"{schema}:{tables[schema]}")
         return "\0".join([scope, *found])
@@ -243,7 +241,7 @@ class Scopes(Place):
 
         Raises :class:`NoScope`, and what a check of the generation raises.
         """
-        by_database, state = self._is_by_database(), self._state()
+        by_database, state = self._is_by_database, self._state()
         text = self._text(self.of_write(using)) if by_database else _text_of(*self._schema_written(using))
         return state is not None and state.active == generation and bool(text) and self._has(state, generation, text)
 
@@ -267,7 +265,7 @@ class Scopes(Place):
     # -- what a guard without a scope has too
 
     def source(self, alias: str) -> str | None:
-        return "*/*" if self._is_by_database() else f"{alias}/*"
+        return "*/*" if self._is_by_database else f"{alias}/*"
 
     def must_read(self) -> bool:
         return True
@@ -277,7 +275,7 @@ class Scopes(Place):
         return alias if source in ("", self.source(alias)) else ""
 
     def was_asked(self, using: str, key: bytes) -> bool:
-        if not self.is_certain() or not (self._is_by_database() or using == self._guard._meta.database):
+        if not self.is_certain() or not (self._is_by_database or using == self._guard._meta.database):
             return False
         try:
             return self.of_write(using) == scope_of(key)

@@ -42,7 +42,7 @@ def short_check(guard: Guard, runtime: GuardRuntime) -> ShortCheck:
     with a ``scope`` it knows nothing: the key depends on the connection.
     """
     try:
-        active, counters, key_of = runtime.active_filter, runtime.counters, runtime.keys.key
+        active, counters, key_of = runtime.active_filter, runtime.counters, guard._meta.keys.key
     except ConfigurationError:  # a system check reports it
         return _knows_nothing
     if guard.scope is not None:

@@ -31,7 +31,6 @@ from django.db.models.expressions import (
     Star,
     Subquery,
 )
-from django.db.models.fields import related_lookups as related
 from django.db.models.fields import tuple_lookups as tuples
 from django.db.models.functions import Cast, Coalesce, Length, Lower, Upper
 from django.db.models.sql import Query
@@ -39,7 +38,7 @@ from django.db.models.sql.datastructures import BaseTable, Join
 from django.db.models.sql.where import WhereNode
 from django.utils.safestring import SafeString
 
-from ..guards.conditions import family_of
+from ..guards.conditions import EQUAL, NULL, ORDER, family_of
 from ..guards.fields import LONGEST_NUMBER, is_djangos_compiler, is_djangos_method, takes_text
 from ..writes.raw import watch
 from .query import conditions_of, order_of
@@ -48,18 +47,7 @@ if TYPE_CHECKING:
     from .query import RowLookup
 
 #: Lookups that no value makes fail. Not ``regex``, nor others whose value the database parses.
-_COMPARING: frozenset[Any] = frozenset(
-    {
-        builtin.Exact, builtin.In, builtin.IsNull, builtin.Range,
-        builtin.GreaterThan, builtin.GreaterThanOrEqual, builtin.LessThan, builtin.LessThanOrEqual,
-        builtin.IntegerFieldExact, builtin.IntegerGreaterThan, builtin.IntegerGreaterThanOrEqual,
-        builtin.IntegerLessThan, builtin.IntegerLessThanOrEqual,
-        related.RelatedExact, related.RelatedIn, related.RelatedIsNull,
-        related.RelatedGreaterThan, related.RelatedGreaterThanOrEqual,
-        related.RelatedLessThan, related.RelatedLessThanOrEqual,
-        tuples.TupleExact,
-    }
-)  # fmt: skip
+_COMPARING: frozenset[Any] = frozenset({*NULL, *EQUAL, *ORDER, tuples.TupleExact})
 #: The same, but for a column with a collation of its own: PostgreSQL refuses some.
 _MATCHING: frozenset[Any] = frozenset(
     {
@@ -67,7 +55,6 @@ _MATCHING: frozenset[Any] = frozenset(
         builtin.EndsWith, builtin.IEndsWith,
     }
 )  # fmt: skip
-_NULL = frozenset({builtin.IsNull, related.RelatedIsNull})
 #: Families of columns whose values Django itself converts: what the database gets is no text that it has to parse, as
 #: for an address, a range or an interval.
 _TYPED = frozenset({"number", "text", "boolean", "date", "moment", "time", "uuid"})
@@ -229,7 +216,7 @@ class _Inspector:
             return all(map(self.knows, condition.children))
         if self._lookup is not None and self._lookup.has_in_alive(condition):
             return True
-        if kind in _NULL and type(condition.lhs) is Col:
+        if kind in NULL and type(condition.lhs) is Col:
             return _is_djangos(condition.lhs.target)
         if kind in _COMPARING:
             return self._compares(condition)

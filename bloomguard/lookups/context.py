@@ -87,7 +87,7 @@ class LookupContext:
         if decision is not None:
             return decision
         try:
-            key = guard._runtime.keys.key(value)
+            key = guard._meta.keys.key(value)
         except Exception:  # the decision has the reason
             key = None
         decision = self.known.get((guard, key)) if key is not None else None
@@ -105,7 +105,7 @@ class LookupContext:
         if decision is not None:
             return decision
         try:
-            key = guard._runtime.keys.key(value)
+            key = guard._meta.keys.key(value)
         except Exception:  # the decision has the reason
             key = None
         decision = self.known.get((guard, key)) if key is not None else None
@@ -120,7 +120,7 @@ class LookupContext:
     def forget(self, guard: Guard, value: Any) -> None:
         """Ask the guard again for ``value``. That it was asked stays known."""
         with suppress(Exception):
-            self.known[guard, None] = self.known.pop((guard, guard._runtime.keys.key(value)))
+            self.known[guard, None] = self.known.pop((guard, guard._meta.keys.key(value)))
 
     def note_asked(self, guard: Guard) -> None:
         """Record that a query has the key of ``guard``, whether or not the guard may answer it.
@@ -188,13 +188,20 @@ def guarded_lookups() -> Iterator[None]:
 _harms: Counter[str] = Counter()
 
 
-def compare_rows(context: LookupContext, guard: Guard, value: Any, *, found: bool) -> None:
-    """Count a query that ``guard`` would have answered and that ``found`` a row, or none. May read the state rows."""
-    if guard not in context.shadowed:  # a request counts once, even with several queries
+def compare_rows(context: LookupContext, guard: Guard, value: Any, result: Any) -> None:
+    """Count a query that ``guard`` would have answered, and that was sent. May read the state rows. Never raises.
+
+    A row, or a list of chunks, shows whether there is one. An iterator does not: Django returns one if it sent nothing.
+    """
+    if guard in context.shadowed or not (result is None or isinstance(result, (list, tuple))):
+        return  # a request counts once, even with several queries
+    try:
         context.shadowed = (*context.shadowed, guard)
         guard._runtime.counters[WOULD_BLOCK]()
-        if found and _is_still_absent(guard, value):
+        if result and _is_still_absent(guard, value):
             _count_harm(guard, "a query found a row that the filter does not have. Run verify_filter")
+    except Exception as error:
+        _log.error(error, "bloomguard could not compare a query in shadow mode, because of an internal error")
 
 
 def compare_status(guard: Guard, value: Any, status: int) -> None:
@@ -221,6 +228,6 @@ def _count_harm(guard: Guard, what: str) -> None:
 
 def _is_still_absent(guard: Guard, value: Any) -> bool:
     try:
-        return guard._runtime.ask(guard._runtime.keys.key(value)).verdict is Verdict.ABSENT
+        return guard._runtime.ask(guard._meta.keys.key(value)).verdict is Verdict.ABSENT
     except OutOfRange:
         return True

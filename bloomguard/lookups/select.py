@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from asyncio import _get_running_loop
 from collections.abc import Callable, Iterator
-from functools import wraps
 from typing import Any
 from uuid import UUID
 
@@ -31,7 +30,7 @@ from ..process import LogOnce
 from ..state.transactions import has_own_transaction, is_aborted
 from ..verdicts import MAYBE, OUT_OF_RANGE, REMEMBERED, SHADOW, Decision, Verdict
 from ..writes.isolation import may_omit_reads
-from ..writes.statements import running
+from ..writes.statements import running, wrap
 from .certainty import is_certain, is_sent_unchanged
 from .context import LookupContext, compare_rows, contexts
 from .query import EXACT, NO_KEY, RowLookup, concrete, is_plain
@@ -46,11 +45,17 @@ _PLAIN = frozenset({int, str, UUID})
 
 def connect() -> None:
     """Wrap the compiler, and the methods whose queries no guard answers; once, for all databases."""
-    select: Any = compilers.SQLCompiler
-    if not hasattr(select.execute_sql, "of_bloomguard"):  # another package may have wrapped ours
-        select.execute_sql = _selecting(select.execute_sql)
-        select.execute_sql.of_bloomguard = True
-        _connect_unguarded()
+    wrap(compilers.SQLCompiler, "execute_sql", _selecting)
+    for owner, name in _METHODS:
+        wrap(owner, name, _unguarded)
+    for name in ("create_reverse_many_to_one_manager", "create_forward_many_to_many_manager"):
+        wrap(related, name, _with_unguarded_methods)
+    if apps.is_installed("django.contrib.contenttypes"):
+        from django.contrib.contenttypes import fields
+
+        wrap(fields, "create_generic_related_manager", _with_unguarded_methods)
+        # Another class since Django 6.1.
+        wrap(getattr(fields, "GenericForeignKeyDescriptor", fields.GenericForeignKey), "__get__", _unguarded)
 
 
 def lookups_of(model: type[Model]) -> tuple[RowLookup, ...]:
@@ -91,7 +96,6 @@ def _selecting(execute: Execute) -> Execute:
     # What another package has put around Django's own may give an old result, from a cache.
     sees_database = execute.__module__ == compilers.__name__ and not hasattr(execute, "__wrapped__")
 
-    @wraps(execute)
     def execute_sql(
         self: Any,
         result_type: str = MULTI,
@@ -139,7 +143,7 @@ def _selecting(execute: Execute) -> Execute:
         if chunked_fetch or (result and decision is MAYBE):
             return result
         if decision is not MAYBE:  # in shadow mode
-            _compare(context, lookup.guard, value, result)
+            compare_rows(context, lookup.guard, value, result)
         elif generation and sees_database and result_type in (MULTI, SINGLE):
             _record_false_positive(context, self, lookup, value, generation)
         return result
@@ -214,26 +218,10 @@ def _is_current(guard: Guard, compiler: Any) -> bool:
     return not is_aborted(connection) and may_omit_reads(connection)
 
 
-# The result of a query that was sent shows whether the guard's decision was right. Neither function raises.
-
-
-def _compare(context: LookupContext, guard: Guard, value: Any, result: Any) -> None:
-    """Compare the result with the ABSENT of a guard in shadow mode.
-
-    A row, or a list of chunks, shows whether there is one. An iterator does not: Django returns one if it sent nothing.
-    """
-    if result is not None and not isinstance(result, (list, tuple)):
-        return
-    try:
-        compare_rows(context, guard, value, found=bool(result))
-    except Exception as error:
-        _log.error(error, "bloomguard could not compare a query in shadow mode, because of an internal error")
-
-
 def _record_false_positive(
     context: LookupContext, compiler: Any, lookup: RowLookup, value: Any, generation: str
 ) -> None:
-    """Count and cache a false positive: ``generation`` gave MAYBE, and the query found no row."""
+    """Count and cache a false positive: ``generation`` gave MAYBE, and the query found no row. Never raises."""
     guard, query = lookup.guard, compiler.query
     try:
         # The hot path has not looked whether the query is plain.
@@ -270,29 +258,9 @@ _METHODS: tuple[tuple[Any, str], ...] = (
 _OF_MANAGERS = ("add", "clear", "remove", "set")
 
 
-def _connect_unguarded() -> None:
-    setup: Any = compilers.SQLUpdateCompiler.pre_sql_setup
-    if hasattr(setup, "of_bloomguard"):
-        return
-    for owner, name in _METHODS:
-        setattr(owner, name, _unguarded(getattr(owner, name)))
-    setup = compilers.SQLUpdateCompiler.pre_sql_setup
-    setup.of_bloomguard = True
-    for name in ("create_reverse_many_to_one_manager", "create_forward_many_to_many_manager"):
-        setattr(related, name, _with_unguarded_methods(getattr(related, name)))
-    if apps.is_installed("django.contrib.contenttypes"):
-        from django.contrib.contenttypes import fields
-
-        name = "create_generic_related_manager"
-        setattr(fields, name, _with_unguarded_methods(getattr(fields, name)))
-        descriptor: Any = getattr(fields, "GenericForeignKeyDescriptor", fields.GenericForeignKey)  # since Django 6.1
-        descriptor.__get__ = _unguarded(descriptor.__get__)
-
-
 def _unguarded(method: Callable[..., Any]) -> Callable[..., Any]:
     """Wrap ``method`` so that guards answer none of its queries."""
 
-    @wraps(method)
     def fetch(*args: Any, **kwargs: Any) -> Any:
         before = contexts.get()
         if before is None:
@@ -309,12 +277,11 @@ def _unguarded(method: Callable[..., Any]) -> Callable[..., Any]:
 def _with_unguarded_methods(make: Callable[..., Any]) -> Callable[..., Any]:
     """Wrap ``make``, which makes the class of a related manager."""
 
-    @wraps(make)
     def make_manager(*args: Any, **kwargs: Any) -> Any:
         manager = make(*args, **kwargs)
         for name in _OF_MANAGERS:
             if name in vars(manager):
-                setattr(manager, name, _unguarded(vars(manager)[name]))
+                wrap(manager, name, _unguarded)
         return manager
 
     return make_manager

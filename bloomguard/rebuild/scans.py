@@ -15,6 +15,7 @@ from typing import Any
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from ..exceptions import RebuildError
+from ..filters.bulk import np
 
 _CAUSE = "the column has other values too, or MariaDB cut the page: then set max_allowed_packet to 1 MB or more"
 
@@ -73,18 +74,10 @@ def streamed(
 
 
 def _packed_integers(rows: Sequence[Any]) -> Any:
-    import numpy as np
-
     try:
         return np.fromiter(chain.from_iterable(rows), np.int64, len(rows))
     except OverflowError:  # from 2**63 on, in an unsigned column: a key is the same 64 bits without a sign
         return np.fromiter(chain.from_iterable(rows), np.uint64, len(rows)).view(np.int64)
-
-
-def _joined_integers(packed: list[Any], rows: int) -> Any:
-    import numpy as np
-
-    return np.concatenate(packed)
 
 
 def _integers(numbers: Any, rows: int) -> Any:
@@ -94,14 +87,10 @@ def _integers(numbers: Any, rows: int) -> Any:
 
 
 def _binary_integers(gathered: Any, rows: int) -> Any:
-    import numpy as np
-
     return _integers(np.frombuffer(gathered, ">i8").astype(np.int64), rows)
 
 
 def _decimal_integers(gathered: Any, rows: int) -> Any:
-    import numpy as np
-
     try:
         numbers: Any = np.fromstring(gathered, np.int64, sep=",")
     except (ValueError, DeprecationWarning):
@@ -112,8 +101,6 @@ def _decimal_integers(gathered: Any, rows: int) -> Any:
 
 
 def _greatest_integer(gathered: Any) -> int:
-    import numpy as np
-
     return int(np.frombuffer(gathered, ">i8").max())
 
 
@@ -148,8 +135,6 @@ def _last_uuid(gathered: str) -> uuid.UUID:
 
 
 def _greatest_uuid(data: bytes) -> uuid.UUID:
-    import numpy as np
-
     words = np.frombuffer(data, ">u8").reshape(-1, 2)
     first = words[:, 0].max()
     second = words[words[:, 0] == first, 1].max()
@@ -183,7 +168,7 @@ SCANS = {
     ),
     ("sqlite", "integer"): Scan("group_concat(bloomguard_key, ',')", _decimal_integers, _last_integer),
     ("sqlite", "uuid"): Scan("group_concat(bloomguard_key, '')", _hexadecimal_uuids, _last_uuid),
-    ("mysql", "integer"): Scan("", _joined_integers, pack=_packed_integers),
+    ("mysql", "integer"): Scan("", lambda packed, rows: np.concatenate(packed), pack=_packed_integers),
     ("postgresql", "text"): Scan(
         "string_agg(coalesce(bloomguard_key, chr(1)), chr(1))", _texts, most_rows=_TEXT_ROWS, by_pk=True
     ),

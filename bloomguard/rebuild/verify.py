@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..exceptions import RebuildError
 from ..filters.base import BodyFilter
+from ..filters.bulk import np
 from ..filters.layout import Layout
 from ..guards import Guard
 from ..guards.keys import plain
@@ -96,10 +97,8 @@ class Verification:
         sample: int | None = None,
         progress: Progress = lambda done, total: None,
         sleep: Callable[[float], None] = time.sleep,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.guard, self._sample, self._progress = guard, sample, progress
-        self._sleep, self._clock = sleep, clock
+        self.guard, self._sample, self._progress, self._sleep = guard, sample, progress, sleep
 
     @cached_property
     def _sources(self) -> Sources:
@@ -110,7 +109,7 @@ class Verification:
 
         Raises :class:`StoreError`, :class:`FilterError`, :class:`RebuildError` and :class:`DatabaseError`.
         """
-        began = self._clock()
+        began = time.monotonic()
         generation = self._answering()
         if generation is None:
             return Findings(guard=self.guard.name, generation="")
@@ -135,7 +134,7 @@ class Verification:
             error_rate=generation.layout.error_rate,
             error_rate_measured=generation.measure_error_rate(),
             stale_share=max(0.0, 1 - alive / keys) if keys else 0.0,
-            seconds=self._clock() - began,
+            seconds=time.monotonic() - began,
         )
 
     def _answering(self) -> Generation | None:
@@ -221,8 +220,6 @@ def _lacks(generation: Generation, key: bytes) -> bool:
 
 def _suspects(layout: Layout, filters: Sequence[BodyFilter], batch: _Batch) -> list[Any]:
     """Return the values that are not in the filters; runs in a thread while the next page is read."""
-    import numpy as np
-
     found = layout.contains_many(filters, batch.keys())
     return [batch.value(int(index)) for index in np.flatnonzero(~found)[:MOST_MISSING]]
 

@@ -67,10 +67,11 @@ def _of_route(route: GuardedRoute) -> tuple[str, str]:
 
 
 def _of_decorator(pattern: Pattern, name: str) -> tuple[str, str]:
+    view: Any = pattern.callback
     if (guard := registry.get(name)) is not None:
         with suppress(ConfigurationError):  # a check, or the log, reports it
             try:
-                kwargs_of_view(guard, pattern.callback, pattern.captured)
+                kwargs_of_view(guard, view, pattern.captured, view.guarded_arg)
             except AmbiguousKwargs as problem:
                 return _closed(guard, problem)
     return ROUTE, "by @guarded, at its place among the view's decorators"
@@ -278,9 +279,10 @@ def _decide(guard: Guard, value: Any) -> tuple[Decision, str]:
 
 def _value(guard: Guard, pattern: Pattern, match: ResolverMatch) -> Any:
     """Return the ID in the path for a guard without a route, or ``NO_ID`` if the path leaves it out."""
+    view: Any = pattern.callback
     try:
-        if getattr(pattern.callback, "guarded_by", "") == guard.name:
-            names = kwargs_of_view(guard, pattern.callback, pattern.captured)
+        if getattr(view, "guarded_by", "") == guard.name:
+            names = kwargs_of_view(guard, view, pattern.captured, view.guarded_arg)
         else:
             names = kwargs_for(guard, pattern.view_name, pattern.captured)
         return unwrapped(tuple(match.kwargs[name] for name in names))

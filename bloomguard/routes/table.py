@@ -109,32 +109,22 @@ class RouteTable:
         self.guarded: list[GuardedRoute] = []
         views = views_by_model(self.patterns) if any(guard.routes == AUTO for guard in registry) else {}
         for guard in registry:
-            self.guarded += _routes_of(guard, self.index, views, self._missing)
+            self.guarded += _routes_of(guard, self.index, views)
         self.open = [route for route in self.guarded if not route.closed]
         #: View -> its open routes.
         self.by_view: dict[Callable[..., Any], list[GuardedRoute]] = {}
         for route in self.open:
             self.by_view.setdefault(route.pattern.callback, []).append(route)
 
-    def _missing(self, name: str, error: ConfigurationError) -> None:
-        # The system checks report it; here only debug, because this URLconf may lack the route on purpose.
-        logger.debug("bloomguard does not guard %s under %s: %s", name, self.urlconf, error)
-
 
 def guarded_routes(guard: Guard, urlconf: Any = None) -> list[GuardedRoute]:
     """Return the routes of ``guard``. Raises :class:`ConfigurationError` if it names one that has no ID."""
-
-    def missing(name: str, error: ConfigurationError) -> None:
-        raise error
-
     index = PatternIndex(patterns(urlconf))
-    return _routes_of(guard, index, views_by_model(index.patterns) if guard.routes == AUTO else {}, missing)
+    return _routes_of(guard, index, views_by_model(index.patterns) if guard.routes == AUTO else {}, strict=True)
 
 
-def _routes_of(
-    guard: Guard, known: PatternIndex, views: Views, missing: Callable[[str, ConfigurationError], None]
-) -> list[GuardedRoute]:
-    """Return the routes of ``guard``; ``views`` is read only for :data:`AUTO`."""
+def _routes_of(guard: Guard, known: PatternIndex, views: Views, *, strict: bool = False) -> list[GuardedRoute]:
+    """Return the routes of ``guard``; ``views`` is read only for :data:`AUTO`. ``strict``: raise for a missing one."""
     if guard.routes == AUTO:
         patterns_of_model = views.get(concrete(guard.model), ())
         return [route for pattern in patterns_of_model for route in _found(guard, pattern, known)]
@@ -143,7 +133,10 @@ def _routes_of(
         try:
             routes += _named(guard, name, known)
         except ConfigurationError as error:
-            missing(name, error)
+            if strict:
+                raise
+            # The system checks report it; here only debug, because this URLconf may lack the route on purpose.
+            logger.debug("bloomguard does not guard %s: %s", name, error)
     return routes
 
 
@@ -257,22 +250,15 @@ def kwargs_for(guard: Guard, route: str, captured: Iterable[str]) -> tuple[str, 
     return tuple(chosen)
 
 
-def kwargs_of_view(guard: Guard, view: Any, captured: Iterable[str]) -> tuple[str, ...]:
-    """Return the arguments of ``view``, which is under ``@guarded``, with the lookup's values.
+def kwargs_of_view(
+    guard: Guard, view: Any, captured: Iterable[str], arg: str | Mapping[str, str] | None
+) -> tuple[str, ...]:
+    """Return the arguments of ``view``, under ``@guarded(arg=...)``, with the values of the lookup's fields.
 
-    Raises :class:`ConfigurationError` as :func:`kwargs_for` does.
+    Raises :class:`ConfigurationError` if a field has none, and as :func:`kwargs_for` does.
     """
-    arg: str | Mapping[str, str] | None = getattr(view, "guarded_arg", None)
-    if arg is not None:
-        return kwargs_of_arg(guard, arg)
-    return kwargs_for(guard, f"@guarded({guard.name!r})", (*captured, *inspect.signature(view).parameters))
-
-
-def kwargs_of_arg(guard: Guard, arg: str | Mapping[str, str]) -> tuple[str, ...]:
-    """Return the view's arguments that ``@guarded(arg=...)`` names, in the order of the lookup's fields.
-
-    Raises :class:`ConfigurationError` if a field has none.
-    """
+    if arg is None:
+        return kwargs_for(guard, f"@guarded({guard.name!r})", (*captured, *inspect.signature(view).parameters))
     named = {guard._meta.fields[0].name: arg} if isinstance(arg, str) else arg
     if missing := [field.name for field in guard._meta.fields if field.name not in named]:
         raise ConfigurationError(f"@guarded({guard.name!r}): arg is {arg!r}; add the arguments for {missing}")

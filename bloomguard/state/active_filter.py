@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import hmac
 import logging
-import threading
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
@@ -18,7 +17,7 @@ from typing import TYPE_CHECKING
 from ..conf import settings
 from ..exceptions import ConfigurationError, StoreError, StoreUnavailable, UnknownGeneration
 from ..filters import CorruptFilter, FilterError, KeyHash
-from ..process import LogOnce, after_fork
+from ..process import LogOnce, after_fork, own_lock
 from ..stores import Generation, Store, stores, turn
 from ..verdicts import ABSENT, COLD, ERROR, FENCED, IDENTITY, LEASE, MAYBE, UNREACHABLE, UNTRUSTED, Decision
 from . import table as states
@@ -69,13 +68,10 @@ class ActiveFilter:
         #: The false positives that this process has found.
         self.negative_cache = NegativeCache(name, self.table, lambda name: self._opened.get(name))
         self._log = LogOnce()
-        self._lock, self._opening = threading.Lock(), threading.Lock()  # the second is held during disk and network I/O
-        after_fork(self._after_fork)
-
-    def _after_fork(self) -> None:
-        # A generation in memory that the parent opened is a copy here: the writes of other processes miss it.
-        self._lock, self._opening = threading.Lock(), threading.Lock()
-        self.forget()
+        # The second lock is held during disk and network I/O.
+        self._lock, self._opening = own_lock(self, "_lock"), own_lock(self, "_opening")
+        # A generation in memory that the parent opened is a copy in a child: the writes of other processes miss it.
+        after_fork(self.forget)
 
     @property
     def store(self) -> Store:

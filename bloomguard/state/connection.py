@@ -253,9 +253,10 @@ class StateConnection:
             with _cut_off(connection, READ_SECONDS):
                 return name in connection.introspection.table_names()
 
-    def adapt_datetime(self, value: Any) -> Any:
-        """Convert a datetime to a query parameter of the database."""
-        return connections[self.alias].ops.adapt_datetimefield_value(value)
+    def adapt(self, value: Any) -> Any:
+        """Convert a value, which may be a datetime, to a query parameter of the database."""
+        is_moment = hasattr(value, "isoformat")
+        return connections[self.alias].ops.adapt_datetimefield_value(value) if is_moment else value
 
     def close(self) -> None:
         """Close the connection; the next statement opens another."""

@@ -261,7 +261,9 @@ class StateTable:
         """Change the row if it is still as in ``seen``; return the new state, or ``None`` if it has changed."""
         # A row's first generation, and each new ``building``, is bound to the database that ``seen`` was read from.
         if changes.get("building") or (changes.get("active") and not seen.generations):
-            changes["database"] = self._here_of(seen)
+            if not seen.here:  # ``seen`` was constructed, not read
+                self._read()
+            changes["database"] = seen.here or self._here
         changes["token"] = new_token()
         after = replace(seen, version=seen.version + 1, **{name: changes[name] for name in COLUMNS if name in changes})
         values = {**changes, "version": after.version}
@@ -277,13 +279,10 @@ class StateTable:
         quote, table = self.connection.quote, self.connection.quote(GuardState._meta.db_table)
         assignments = ", ".join(f"{quote(column)} = %s" for column in values)
         statement = f"UPDATE {table} SET {assignments} WHERE {quote('name')} = %s AND {condition}"  # noqa: S608
-        _, changed = self.connection.execute(statement, [*map(self._adapt, values.values()), name, *parameters])
+        _, changed = self.connection.execute(
+            statement, [*map(self.connection.adapt, values.values()), name, *parameters]
+        )
         return changed == 1
-
-    def _here_of(self, seen: State) -> str:
-        if not seen.here:  # ``seen`` was constructed, not read
-            self._read()
-        return seen.here or self._here
 
     def _insert(self, after: State, values: dict[str, Any]) -> State | None:
         row = GuardState(**{"name": after.name, **values})
@@ -294,7 +293,7 @@ class StateTable:
         try:
             self.connection.execute(
                 f"INSERT INTO {quote(GuardState._meta.db_table)} ({columns}) VALUES ({marks})",  # noqa: S608
-                [self._adapt(getattr(row, field.attname)) for field in row_fields],
+                [self.connection.adapt(getattr(row, field.attname)) for field in row_fields],
             )
         except DatabaseError:
             now = self.current(after.name)
@@ -304,9 +303,6 @@ class StateTable:
                 return None
             raise
         return after
-
-    def _adapt(self, value: Any) -> Any:
-        return self.connection.adapt_datetime(value) if hasattr(value, "isoformat") else value
 
     def heartbeat(self, state: State) -> None:
         """Update the builder's heartbeat; the version of the row stays."""

@@ -14,12 +14,11 @@ from uuid import UUID
 from django.db import DEFAULT_DB_ALIAS, connections, models
 
 from ..guards import Guard
-from ..guards.fields import own_methods, value_field
+from ..guards.fields import kind_of, own_methods, value_field
 from ..guards.keys import NoScope, NotNormalized, unwrapped
 from ..guards.unadded import unadded
 from ..state.transactions import together
 from . import fencing
-from .rows import fit
 
 #: The classes that a field's values may have, by its kind: `to_python` takes any object for a text, by its str().
 _CLASSES: dict[str | None, tuple[type, ...]] = {
@@ -66,11 +65,7 @@ class Adding:
                 keys, problem = _keys(guard, guard._meta.key_written(using, by_orm=False), given), ""
             except NoScope as error:
                 keys, problem = [], str(error)
-            if (
-                keys
-                and connections[using].vendor != "sqlite"
-                and not fit(guard._meta.fields, list(map(unwrapped, given)))
-            ):
+            if keys and connections[using].vendor != "sqlite" and not _fit(guard._meta.fields, given):
                 problem = "adding() got a text that is longer than its field, and the column may have cut it"
             if keys and guard._meta.discards and not guard._meta.is_unique:
                 # Given once for two rows, as in a set, a key would be discarded with the first of them.
@@ -128,6 +123,15 @@ def _check_class(field: models.Field[Any, Any], kind: str | None, value: Any) ->
             is_accepted = value.is_finite() and value == value.to_integral_value()
     if not is_accepted:
         raise ValueError(f"a {type(value).__name__} is not a value of {field}")
+
+
+def _fit(fields: Sequence[models.Field[Any, Any]], rows: Iterable[Sequence[Any]]) -> bool:
+    """Return whether no text is longer than its field."""
+    for field, values in zip(fields, zip(*rows)):
+        longest = value_field(field).max_length if kind_of(field) == "text" else None
+        if longest is not None and any(isinstance(value, str) and len(value) > longest for value in values):
+            return False
+    return True
 
 
 @contextmanager

@@ -94,10 +94,9 @@ class DatabaseCache:
         for table, guards in guarded_tables().items():
             self.tables.setdefault(bare(table), []).extend((table, guard) for guard in guards)
         self.guards = list(dict.fromkeys(guard for some in self.tables.values() for _, guard in some))
-        #: Texts that write nothing of a guard: they have placeholders for values, so they are few.
-        self.harmless: set[str] = {"BEGIN"}
-        #: Texts by which the ORM writes to a guarded table, and nothing else: the name of the table.
-        self.own: dict[str, str] = {}
+        #: Texts that need no second look: they have placeholders for values, so they are few. One by which the ORM
+        #: writes to a guarded table, and nothing else -> the table; one that writes nothing of a guard -> empty.
+        self.texts: dict[str, str] = {"BEGIN": ""}
         self.catalogue: Catalogue | None = None
         #: Whether the database certainly has no writing function of its own that is named like one of SQL, or is called
         #: like a column.
@@ -134,19 +133,12 @@ class DatabaseCache:
         before, self.generations = self.generations, [(row.active, row.building) for row in rows]
         return before is None or before == self.generations
 
-    def add_harmless(self, sql: str) -> None:
-        """Cache ``sql`` as a text that writes nothing of a guard."""
+    def add(self, sql: str, own: str = "") -> None:
+        """Cache ``sql`` as a text that writes nothing of a guard, but for what the ORM writes to the table ``own``."""
         if len(sql) <= _LONGEST_TEXT and self.stamp == definitions.stamp:
-            if len(self.harmless) >= _MOST_TEXTS:
-                self.harmless = {"BEGIN"}
-            self.harmless.add(sql)
-
-    def add_own(self, sql: str, table: str) -> None:
-        """Cache ``sql`` as a text by which the ORM writes to ``table``, and nothing else."""
-        if len(sql) <= _LONGEST_TEXT and self.stamp == definitions.stamp:
-            if len(self.own) >= _MOST_TEXTS:
-                self.own = {}
-            self.own[sql] = table
+            if len(self.texts) >= _MOST_TEXTS:
+                self.texts = {"BEGIN": ""}
+            self.texts[sql] = own
 
 
 class Cause(NamedTuple):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import wraps
 from typing import Any
 
 from django.db import connections
@@ -15,6 +14,7 @@ from django.db.backends.utils import CursorWrapper
 
 from .raw import following, read, text_of, watch
 from .sql import reader
+from .statements import wrap
 
 
 def connect() -> None:
@@ -22,10 +22,7 @@ def connect() -> None:
     connection_created.connect(_connected, dispatch_uid="bloomguard.writes.cursors")
     for connection in connections.all(initialized_only=True):
         _connected(connection=connection)
-    wrapper: Any = CursorWrapper
-    if not hasattr(wrapper.callproc, "of_bloomguard"):
-        wrapper.callproc = _hook_callproc(wrapper.callproc)
-        wrapper.callproc.of_bloomguard = True
+    wrap(CursorWrapper, "callproc", _hook_callproc)
 
 
 def _connected(connection: Any, **kwargs: Any) -> None:
@@ -37,7 +34,9 @@ def _connected(connection: Any, **kwargs: Any) -> None:
     if connection.vendor == "postgresql":
         _hook_copies(connection)
     elif connection.vendor == "sqlite":
-        _hook_scripts()
+        from django.db.backends.sqlite3.base import SQLiteCursorWrapper
+
+        wrap(SQLiteCursorWrapper, "executescript", _hook_script)
 
 
 def _hook_copies(connection: Any) -> None:
@@ -88,7 +87,6 @@ def _cursor_of_psycopg_2(factory: Any, connection: Any) -> Any:
 
 
 def _hook_callproc(callproc: Any) -> Any:
-    @wraps(callproc)
     def hooked(self: Any, procname: Any, *args: Any, **kwargs: Any) -> Any:
         with following(reader.read_call(text_of(procname, self.db)), self.db):
             return callproc(self, procname, *args, **kwargs)
@@ -96,21 +94,14 @@ def _hook_callproc(callproc: Any) -> Any:
     return hooked
 
 
-def _hook_scripts() -> None:
+def _hook_script(run: Any) -> Any:
     """Hook SQLite's ``executescript``: it calls no wrapper of Django's, and commits the open transaction first."""
-    from django.db.backends.sqlite3.base import SQLiteCursorWrapper
 
-    cursor: Any = SQLiteCursorWrapper
-    if not hasattr(cursor.executescript, "of_bloomguard"):
-        run = cursor.executescript
+    def executescript(self: Any, script: str) -> Any:
+        owners = [each for each in connections.all(initialized_only=True) if each.connection is self.connection]
+        if not owners:
+            return run(self, script)
+        with following(read(script, owners[0]), owners[0], apart=True):
+            return run(self, script)
 
-        @wraps(run)
-        def executescript(self: Any, script: str) -> Any:
-            owners = [each for each in connections.all(initialized_only=True) if each.connection is self.connection]
-            if not owners:
-                return run(self, script)
-            with following(read(script, owners[0]), owners[0], apart=True):
-                return run(self, script)
-
-        executescript.of_bloomguard = True  # type: ignore[attr-defined]
-        cursor.executescript = executescript
+    return executescript

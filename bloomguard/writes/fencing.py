@@ -176,11 +176,9 @@ def refresh(guard: Guard, using: str) -> None:
     table = table_of(guard)
     if table.lease(guard.name) is not None:
         return
-    alone = locks_out(table, using)
-    if is_alone(connections[using]):
-        return
-    if not table.renew() and alone and has_begun(connections[using]):
-        TransactionObserver.over(connections[using]).is_alone = True
+    connection = connections[using]
+    if not is_alone(connection) and not table.renew() and locks_out(table, using) and has_begun(connection):
+        TransactionObserver.over(connection).is_alone = True
 
 
 def was_idle(guard: Guard, since: float) -> bool:
@@ -338,17 +336,8 @@ def _fenced_within(table: StateTable, name: str, using: str) -> bool:
     """Whether the open transaction has fenced the guard, or deleted its row, and no savepoint has undone that."""
     if not is_pending(name, using):
         return False
-    now = _visible_to(table, using).get(name)
+    now = table.visible_to(using).get(name)
     return now is None or (now.status == FENCED and not now.building)
-
-
-def _visible_to(table: StateTable, using: str) -> Rows:
-    """Return the state rows as the writer's connection sees them, with its own changes."""
-    if locks_out(table, using):
-        return table.visible_to(using)
-    with connections[using].cursor() as cursor:
-        cursor.execute(table.query)
-        return {row[0]: State(*row) for row in cursor.fetchall()}
 
 
 def _committed(table: StateTable, using: str) -> Rows:

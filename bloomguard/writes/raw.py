@@ -53,10 +53,11 @@ def watch(execute: Execute, sql: Any, params: Any, many: bool, context: dict[str
     """
     cache = consequences.caches.get(context["connection"].alias)
     if type(sql) is str and cache is not None and cache.copy is states.table.copy and cache.plans is registry.plans:
-        if sql in cache.harmless:
+        known = cache.texts.get(sql)
+        if known == "":
             return execute(sql, params, many, context)
         own = running.own(sql) if running.due else ""
-        if own and cache.own.get(sql) == own:
+        if own and known == own:
             return execute(sql, params, many, context)
     else:
         own = running.own(sql) if type(sql) is str and running.due else ""
@@ -89,7 +90,7 @@ def _send(execute: Execute, sql: Any, params: Any, many: bool, context: dict[str
     reading = read(text, connection)
     if not reading.effects and not reading.defines and (cache.trusts_names or not reading.known):
         if not changes_level:
-            cache.add_harmless(text)
+            cache.add(text)
         return execute(sql, params, many, context)
     if reading.several and connection.vendor == "sqlite":
         result = execute(sql, params, many, context)  # its driver refuses several statements, before it sends any
@@ -101,7 +102,7 @@ def _send(execute: Execute, sql: Any, params: Any, many: bool, context: dict[str
         result = execute(sql, params, many, context)
     is_kept = type(sql) is str and (params or reader.is_plain_read(sql))  # else each text differs
     if fenced == {} and is_certain and is_kept and not (own or reading.defines or changes_level):
-        cache.add_harmless(sql)
+        cache.add(sql)
     return result
 
 
@@ -111,20 +112,20 @@ def _is_harmless(sql: Any, own: str, cache: DatabaseCache, connection: Any) -> b
         return not cache.tables
     if not cache.tables:
         if unknown_guards.were_read():
-            cache.add_harmless(sql)
+            cache.add(sql)
         return True
     trusts_names = cache.trusts_names or connection.vendor == "sqlite"
     if trusts_names and reader.is_plain_read(sql) and not isolation.is_set_by_function(sql):
-        cache.add_harmless(sql)
+        cache.add(sql)
         return True
     usual = _USUAL.match(sql)
     if usual is None or ";" in sql or not cache.quiet.get((table := usual[2] or usual[3]).lower()):
         return False
     if table == own:
-        cache.add_own(sql, table)
+        cache.add(sql, table)
         return True
     if bare(table) not in cache.tables or sql[0] in "Dd":
-        cache.add_harmless(sql)
+        cache.add(sql)
         return True
     return False
 

@@ -8,7 +8,7 @@ decimals are rounded.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from operator import itemgetter
 from typing import Any, NamedTuple
@@ -216,19 +216,6 @@ def hold(field: Any, values: Iterable[Any]) -> bool:
         # The column may be shorter than its field says; but a space at the end is all that a strict database cuts.
         elif longest >= 0 and (len(value) > longest or value[-1:] == " "):
             return False
-    return True
-
-
-def fit(fields: Sequence[Any], values: Iterable[Any]) -> bool:
-    """Return whether no text in ``values``, as :meth:`Guard.verdict` takes them, is longer than its field."""
-    for place, field in enumerate(fields):
-        longest = value_field(field).max_length if kind_of(field) == "text" else None
-        if longest is None:
-            continue
-        for value in values:
-            text = value if len(fields) == 1 else value[field.name] if isinstance(value, Mapping) else value[place]
-            if isinstance(text, str) and len(text) > longest:
-                return False
     return True
 
 

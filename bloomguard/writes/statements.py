@@ -56,8 +56,8 @@ def connect() -> None:
 
 
 def wrap(owner: Any, name: str, hooked: Callable[[Execute], Execute]) -> None:
-    """Replace the method ``name`` of a class by ``hooked(method)``, once."""
-    if not hasattr(owner, _WRAPPED + name):  # another package's wrapper may be around ours
+    """Replace the method ``name`` of a class, or the function of a module, by ``hooked(method)``, once."""
+    if _WRAPPED + name not in vars(owner):  # another package's wrapper may be around ours
         execute = getattr(owner, name)
         setattr(owner, name, wraps(execute)(hooked(execute)))
         setattr(owner, _WRAPPED + name, True)
@@ -94,7 +94,7 @@ def _insert(execute: Execute, compiler: Any, tables: Sequence[TrackedTable], ret
     if idle is not None:
 
         def written_to(tracked: TrackedTable, rows: Any) -> WrittenRows | None:
-            return inserted(tracked, compiler, asked, _present(rows), {})
+            return inserted(tracked, compiler, asked, () if rows == [None] else rows, {})  # as below
 
         return run_idle(execute, compiler, (returning_fields,), tables, idle, written_to)
     counting: Sequence[TrackedTable] = ()
@@ -130,11 +130,6 @@ def all_idle(tables: Sequence[TrackedTable], using: str) -> dict[Guard, float] |
         if state is not None and state.takes_adds:
             return None  # nearly always
     return fencing.all_idle(map(guard_of, tables), using)
-
-
-def _present(rows: Any) -> Any:
-    """Drop the None that Django returns for a single row skipped by `ignore_conflicts`."""
-    return [row for row in rows if row is not None]
 
 
 def _counting(tables: Sequence[TrackedTable], compiler: Any) -> Sequence[TrackedTable]:

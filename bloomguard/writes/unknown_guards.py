@@ -84,21 +84,12 @@ def were_read() -> bool:
     return is_complete and states.table.copy.read_at > _forks.at
 
 
-def is_due() -> bool:
-    """Return whether this process has never read the state rows, and has not just failed to."""
-    table = states.table
-    if not is_complete or were_read():
-        return False
-    copy, failed_at = _failed
-    return copy is not table.copy or table.clock() - failed_at >= AGAIN_SECONDS
-
-
 def read_once() -> bool:
-    """Read the state rows if that :func:`is_due`; return whether it did. May wait."""
+    """Read the state rows if this process never has, and has not just failed to; return whether it did. May wait."""
     global _failed
-    if not is_due():
+    table, (copy, failed_at) = states.table, _failed
+    if not is_complete or were_read() or (copy is table.copy and table.clock() - failed_at < AGAIN_SECONDS):
         return False
-    table = states.table
     try:
         was_read = table.renew(after=_forks.at)
     except Exception:  # a test may forbid queries to that database

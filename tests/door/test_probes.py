@@ -532,7 +532,7 @@ def test_on_an_event_loop_one_thread_asks(shop, settings, monkeypatch, shield, h
         return shield(inner)
 
     assert asyncio.run(load()) is not inner
-    assert started.count("bloomguard-probes") == 1
+    assert started.count("bloomguard-probes_0") == 1
 
 
 def test_probes_come_from_strangers(shop, shielded, settings, monkeypatch):

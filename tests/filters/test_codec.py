@@ -211,8 +211,14 @@ def test_a_writer_that_died_is_seen_and_made_good():
 def test_a_frame_of_two_builds_is_refused():
     """Head and tail have to carry the same tag, and the length has to be the one announced."""
     header = Header(kind="bloom", tag=7, capacity=100, error_rate=0.01, body_bytes=64, parameters=(2,))
-    data = codec.encode(header, bytes(64))
-    other = codec.encode(Header(**{**header.__dict__, "tag": 8}), bytes(64))
+    data = b"".join([header.pack(), bytes(64), codec.trailer(header, bytes(64))])
+    other = b"".join(
+        [
+            Header(**{**header.__dict__, "tag": 8}).pack(),
+            bytes(64),
+            codec.trailer(Header(**{**header.__dict__, "tag": 8}), bytes(64)),
+        ]
+    )
 
     with pytest.raises(CorruptFilter, match="the tags at the two ends differ"):
         codec.decode(data[:-16] + other[-16:])

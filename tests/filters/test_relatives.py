@@ -248,7 +248,7 @@ def test_layers_of_another_hash_are_corrupt():
     )
 
     with pytest.raises(CorruptFilter, match="layer 1 does not belong to this filter"):
-        ScalableBloomFilter.from_bytes(codec.encode(header, data))
+        ScalableBloomFilter.from_bytes(b"".join([header.pack(), data, codec.trailer(header, data)]))
 
 
 def test_a_bitmap_is_exact_in_its_range():

@@ -180,6 +180,7 @@ def test_a_cache_between_the_guard_and_the_database_proves_nothing(shop, monkeyp
     counts.counts.forget()
     with monkeypatch.context() as patch:
         patch.setattr(SQLCompiler, "execute_sql", caching(SQLCompiler.execute_sql.__wrapped__))
+        patch.delattr(SQLCompiler, "_bloomguard_execute_sql")
         select.connect()
         with guarded_lookups():
             assert queries(lambda: rows.filter(pk=ABSENT).first()) == 0
@@ -199,6 +200,7 @@ def test_a_loader_that_finds_nothing_is_checked_past_such_a_cache(shop, clock, m
             del between.__wrapped__
             between.__module__ = __name__
         patch.setattr(SQLCompiler, "execute_sql", between)
+        patch.delattr(SQLCompiler, "_bloomguard_execute_sql")
         select.connect()
         look = lambda: rows.filter(id=9).exists()  # noqa: E731
         assert not look()  # which the cache keeps

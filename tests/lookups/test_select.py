@@ -528,7 +528,7 @@ def test_in_shadow_mode_a_query_that_django_does_not_send_is_no_harm(shadow):
     with guarded_lookups():
         assert queries(lambda: list(Diary.objects.filter(pk=8, id__in=[]))) == 0
         assert not Diary.objects.filter(pk=8, id__in=[]).exists()
-        select._compare(contexts.get(), registry["watched"], 8, iter([]))
+        select.compare_rows(contexts.get(), registry["watched"], 8, iter([]))
     assert (shadow(counts.WOULD_BLOCK), shadow(counts.WOULD_HARM)) == (0, 0)
 
 

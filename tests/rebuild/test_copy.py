@@ -129,8 +129,8 @@ def test_a_guard_goes_on_answering_from_where_its_filter_lies(shop, move, clock,
     assert state.table.current("product").status == ARMED
     assert registry["product"].verdict(ROWS + 1) is Verdict.MAYBE
     assert registry["product"].verdict(ROWS + 2) is Verdict.ABSENT
-    runtime = registry["product"]._runtime
-    assert (runtime.active_filter.ask_now(runtime.keys.key(ROWS + 2)) is None) == stores[origin].is_remote
+    guard = registry["product"]
+    assert (guard._runtime.active_filter.ask_now(guard._meta.keys.key(ROWS + 2)) is None) == stores[origin].is_remote
     move(target, target)
     assert registry["product"].verdict(ROWS + 2) is Verdict.UNKNOWN
 

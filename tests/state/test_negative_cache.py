@@ -562,7 +562,6 @@ def test_a_scan_that_goes_on_proves_nothing(product, clock):
 def test_a_normalizer_proves_nothing(found, product, monkeypatch):
     """Several values may have one key, and only one of them was looked for."""
     monkeypatch.setattr(product, "_meta", GuardMeta(product, str.lower))
-    monkeypatch.setattr(product._runtime, "keys", product._meta.keys)
     first(found)
 
     assert product._runtime.decide(found) is MAYBE
@@ -624,7 +623,7 @@ def test_no_key_is_kept(found, product):
 def test_a_child_process_remembers_nothing(found, product):
     """What a fork copies might be of a store that is another one here."""
     first(found)
-    product._runtime.active_filter._after_fork()
+    product._runtime.active_filter.forget()
 
     assert product._runtime.decide(found) is MAYBE
 

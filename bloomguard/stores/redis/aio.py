@@ -16,11 +16,10 @@ import redis.asyncio
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
-from ...exceptions import StoreUnavailable
+from ...exceptions import StoreError, StoreUnavailable
 from ...process import after_fork
-from ..steps import arun
 from . import commands
-from .cluster import Address, Cluster, NodeCommands, NodeReplies
+from .cluster import Address, Cluster, NodeCommands, NodeReplies, Steps
 from .commands import FAULTS, Command, RoundTrip, Server, ServerId, check_replies, connection_options, is_demoted
 
 Pool = Callable[..., redis.asyncio.ConnectionPool]
@@ -194,7 +193,10 @@ class AsyncLink:
             round_trip = RoundTrip(self.server, connection, commands)
             await connection.send_packed_command(round_trip.pieces)
             for _ in range(round_trip.expected):
-                replies.append(await _reply(connection))
+                try:
+                    replies.append(await connection.read_response())
+                except redis.ResponseError as error:
+                    replies.append(error)
                 timeout.renew()
         return round_trip.read(replies)
 
@@ -240,8 +242,22 @@ class AsyncClusterLink:
 
     async def trip(self, commands: Sequence[Command], identity: str | None = None) -> list[Any]:
         """See :meth:`.Cluster.trip`."""
-        replies: list[Any] = await arun(self.cluster.trip(commands, identity), self)
+        replies: list[Any] = await self.run(self.cluster.trip(commands, identity))
         return replies
+
+    async def run(self, steps: Steps) -> Any:
+        """See :meth:`.ClusterLink.run`."""
+        try:
+            queries = next(steps)
+            while True:
+                try:
+                    replies = await self.query(queries)
+                except StoreError as error:
+                    queries = steps.throw(error)
+                else:
+                    queries = steps.send(replies)
+        except StopIteration as end:
+            return end.value
 
     async def query(self, queries: Sequence[NodeCommands]) -> list[NodeReplies]:
         """Query all nodes at once; raises :class:`StoreError`, but only after all of its tasks have ended."""
@@ -326,10 +342,3 @@ class _StallDetector:
 
     def __exit__(self, *exception: object) -> None:
         self._timer.cancel()
-
-
-async def _reply(connection: Any) -> Any:
-    try:
-        return await connection.read_response()
-    except redis.ResponseError as error:
-        return error

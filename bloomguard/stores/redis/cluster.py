@@ -16,18 +16,16 @@ A node that only imports slots gets a new identity as well, which costs one rebu
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from itertools import count
-from operator import methodcaller
 from typing import Any, NamedTuple
 
 from redis.crc import REDIS_CLUSTER_HASH_SLOTS, key_slot
 
 from ...exceptions import StoreError, StoreUnavailable
-from ..steps import Steps, run
 from . import commands
 from .commands import PROVED_SECONDS, Command
 from .connection import Call, Link
@@ -95,13 +93,14 @@ class NodeCommands(NamedTuple):
 
 #: A node's identity, and its replies.
 NodeReplies = tuple[str, list[Any]]
+#: Yields what to send to several nodes, gets all their replies, and returns a result: the same for threads and tasks.
+Steps = Generator[Sequence[NodeCommands], list[NodeReplies], Any]
 
 
 class Cluster:
     """The maps of a Cluster that this process knows, and how to send commands; ``seeds`` are the first nodes to query.
 
-    Every method with ``yield`` is a generator for :mod:`bloomguard.stores.steps`. Its waiter is a :class:`ClusterLink`
-    or an :class:`.AsyncClusterLink`, with the method ``query(queries: list[NodeCommands]) -> list[NodeReplies]``.
+    Every method with ``yield`` is driven by the ``run`` of a :class:`ClusterLink` or an :class:`.AsyncClusterLink`.
 
     Every command must have a key. Without an identity, a round trip uses the current map.
     """
@@ -133,7 +132,7 @@ class Cluster:
         for number, (key, _) in enumerate(commands):
             numbers.setdefault(known.holder(key), []).append(number)
         queries = [known.commands_to(node, [commands[number] for number in some]) for node, some in numbers.items()]
-        answers = yield methodcaller("query", queries)
+        answers = yield queries
         replies: list[Any] = [None] * len(commands)
         for some, (_, found) in zip(numbers.values(), answers):
             for number, reply in zip(some, found):
@@ -144,7 +143,7 @@ class Cluster:
         """Send one command without a key to every node, and return the replies."""
         known = yield from self.map(None)
         queries = [known.commands_to(node, [("", words)]) for node in range(len(known.nodes))]
-        answers = yield methodcaller("query", queries)
+        answers = yield queries
         return [reply for _, (reply,) in answers]
 
     # -- the map
@@ -173,7 +172,7 @@ class Cluster:
         failure: StoreError = StoreUnavailable("no address of a cluster node is known; check the url")
         for address in dict.fromkeys([*self._seeds, *self._nodes]):
             try:
-                [(_, (slots,))] = yield methodcaller("query", [NodeCommands(address, [("", ("CLUSTER", "SLOTS"))])])
+                [(_, (slots,))] = yield [NodeCommands(address, [("", ("CLUSTER", "SLOTS"))])]
             except StoreError as error:
                 failure = error
                 continue
@@ -191,7 +190,7 @@ class Cluster:
             node = numbers.setdefault(address, len(numbers))
             ranges.setdefault(node, []).append((first, last))
             holders[first : last + 1] = [node] * (last + 1 - first)
-        answers = yield methodcaller("query", [NodeCommands(address, [("", ("PING",))]) for address in numbers])
+        answers = yield [NodeCommands(address, [("", ("PING",))]) for address in numbers]
         identities = tuple(identity for identity, _ in answers)
         ranges_held = sorted(f"{identities[node]} {sorted(some)}" for node, some in ranges.items())
         digest = hashlib.sha256("\n".join(ranges_held).encode()).hexdigest()
@@ -208,18 +207,32 @@ class ClusterLink:
 
     def trip(self, commands: Sequence[Command], identity: str | None = None) -> list[Any]:
         """See :meth:`Cluster.trip`."""
-        replies: list[Any] = run(self.cluster.trip(commands, identity), self)
+        replies: list[Any] = self.run(self.cluster.trip(commands, identity))
         return replies
 
     def send_to_all(self, *words: object) -> list[Any]:
         """See :meth:`Cluster.send_to_all`."""
-        replies: list[Any] = run(self.cluster.send_to_all(*words), self)
+        replies: list[Any] = self.run(self.cluster.send_to_all(*words))
         return replies
 
     def identity(self) -> str:
         """Return the digest of the current map, at most :data:`.PROVED_SECONDS` old. Raises :class:`StoreError`."""
-        known: ClusterMap = run(self.cluster.map(None), self)
+        known: ClusterMap = self.run(self.cluster.map(None))
         return known.identity
+
+    def run(self, steps: Steps) -> Any:
+        """Take the steps and return their result."""
+        try:
+            queries = next(steps)
+            while True:
+                try:
+                    replies = self.query(queries)
+                except StoreError as error:
+                    queries = steps.throw(error)
+                else:
+                    queries = steps.send(replies)
+        except StopIteration as end:
+            return end.value
 
     def query(self, queries: Sequence[NodeCommands]) -> list[NodeReplies]:
         """Send the commands to all nodes, then read all replies; raises :class:`StoreError`."""

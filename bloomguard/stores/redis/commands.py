@@ -303,10 +303,6 @@ def _unavailable(error: Exception) -> StoreError:
         return StoreUnavailable(f"the server refused the login: {error}")
     if isinstance(error, (redis.ConnectionError, OSError)) and not isinstance(error, redis.BusyLoadingError):
         return StoreUnavailable(f"no connection to the server: {error}")
-    return _refusal(error)
-
-
-def _refusal(error: Exception) -> StoreError:
     word = next((word for kind, word in _WORDS.items() if isinstance(error, kind)), str(error).partition(" ")[0])
     if isinstance(error, redis.exceptions.AskError) or word in _MOVED:  # and MovedError, which is one
         return StoreError("the key's slot was moved to another node or is being moved; rebuild the filter after that")

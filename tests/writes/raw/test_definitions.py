@@ -184,7 +184,7 @@ def test_a_read_does_not_fence_while_the_catalogue_cannot_be_read(built, monkeyp
     execute(sql, [1])
 
     assert status("product") == ARMED
-    assert sql not in consequences.current_cache(database.current).harmless
+    assert sql not in consequences.current_cache(database.current).texts
 
 
 @pytest.mark.parametrize("each_database", ["postgresql", "mariadb"], indirect=True)
@@ -194,7 +194,7 @@ def test_a_count_is_no_call_to_be_followed(built):
     execute(sql)
     execute(sql)
 
-    assert sql in consequences.current_cache(database.current).harmless
+    assert sql in consequences.current_cache(database.current).texts
 
 
 RULES = {

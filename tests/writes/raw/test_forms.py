@@ -86,7 +86,7 @@ def test_a_field_is_no_call_if_the_function_writes_nothing_guarded(built, clock)
         sql = "SELECT r.raw_field FROM raw_row r"
         execute(sql)
         execute(sql)
-        assert sql in consequences.current_cache(database.current).harmless
+        assert sql in consequences.current_cache(database.current).texts
     finally:
         execute("DROP TABLE raw_row CASCADE")
 
