@@ -82,7 +82,7 @@ class LookupContext:
     # ABSENT it checks again, without a count: the same request may have created the row since.
 
     def ask(self, guard: Guard, value: Any) -> Decision:
-        """Return the decision on ``value``: the known one, or that of :meth:`GuardRuntime.decide`, which counts it."""
+        """Return the decision on ``value``: the known one, or a new one, which is counted."""
         decision = guard._runtime.short(self.known, value)
         if decision is not None:
             return decision

@@ -97,7 +97,7 @@ class StateConnection:
 
     @property
     def is_temporary(self) -> bool:
-        """Return whether the alias has had another database since :meth:`adopt_databases`, as in a test run.
+        """Whether the alias has had another database since :meth:`adopt_databases`, as in a test run.
 
         Such a database may be dropped while this process runs, and its requests are not those of the site.
         """

@@ -34,7 +34,10 @@ _MOST_TEXTS, _LONGEST_TEXT = 1_000, 1_000
 
 
 class Definitions:
-    """The changes that this process makes to the databases' definitions; ``stamp`` is their number."""
+    """The changes that this process makes to the databases' definitions.
+
+    ``stamp`` grows with each, and when a transaction with some ends. What was cached before is out of date then.
+    """
 
     def __init__(self) -> None:
         self.stamp = 0
@@ -98,8 +101,7 @@ class DatabaseCache:
         #: writes to a guarded table, and nothing else -> the table; one that writes nothing of a guard -> empty.
         self.texts: dict[str, str] = {"BEGIN": ""}
         self.catalogue: Catalogue | None = None
-        #: Whether the database certainly has no writing function of its own that is named like one of SQL, or is called
-        #: like a column.
+        #: Whether the names of SQL's functions and of columns certainly stand for no writing function of the database.
         self.trusts_names = False
         #: By table and verb: the columns that no RETURNING can give, see :mod:`.rows`.
         self.refusals: dict[tuple[str, str], frozenset[str]] = {}

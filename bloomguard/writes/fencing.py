@@ -50,7 +50,7 @@ class PendingFence:
         self._after: State | None = None
 
     def begin(self) -> None:
-        """Note the time of the COMMIT, and read the row that it has left: later writes wait no longer than this one."""
+        """Note the time of the COMMIT and read the row as it is now, so that later writes need not wait anew."""
         self._since, self._after = self.table.clock(), None
         with suppress(DatabaseError, InterfaceError):
             self._after = self.table.current(self.name)

@@ -64,9 +64,9 @@ def wrap(owner: Any, name: str, hooked: Callable[[Execute], Execute]) -> None:
 
 
 def concerned(compiler: Any) -> Sequence[TrackedTable]:
-    """Return how a compiler's statement concerns guards. It does not, nearly always: that costs one dictionary lookup.
+    """Return the guarded tables that the statement of ``compiler`` writes to: mostly none, for one dictionary lookup.
 
-    INSERT and UPDATE name their arguments when they ask: ``*args`` and ``**kwargs`` would take longer than the lookup.
+    The callers name their arguments: ``*args`` and ``**kwargs`` would take longer than the lookup.
     """
     model = compiler.query.model
     tables: Sequence[TrackedTable] | None = registry.plans.tracked.get(model)
