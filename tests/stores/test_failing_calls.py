@@ -7,6 +7,7 @@ import fcntl
 import gc
 import mmap
 import os
+import pathlib
 import shutil
 from collections.abc import Callable
 from contextlib import suppress
@@ -29,6 +30,8 @@ CALLS = [
     (fcntl, "flock"),
     (shutil, "disk_usage"),
     (mmap, "mmap"),
+    # Python 3.10's pathlib keeps references of its own.
+    (getattr(pathlib, "_normal_accessor", None), "stat mkdir chmod link unlink rename rmdir listdir scandir"),
 ]
 
 

@@ -6,6 +6,7 @@ from contextlib import nullcontext
 
 import pytest
 from django.db import Error, connections, transaction
+from django.db.backends.postgresql.psycopg_any import is_psycopg3
 
 from bloomguard.guards import registry
 from bloomguard.state.row import FENCED
@@ -168,6 +169,7 @@ def test_a_statement_that_works_only_outside_of_a_transaction(both, head, sql):
 
 
 @on_postgresql
+@pytest.mark.skipif(not is_psycopg3, reason="psycopg 3's COPY")
 def test_copy_freeze_in_the_transaction_that_emptied_the_table(both):
     """PostgreSQL demands that no savepoint is between the TRUNCATE and the COPY."""
 
