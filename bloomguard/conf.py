@@ -31,7 +31,7 @@ class Settings:
         """The setting as the project wrote it; empty if it is missing."""
         raw = getattr(django_settings, "BLOOMGUARD", {})
         if not isinstance(raw, dict):
-            raise ConfigurationError(f"BLOOMGUARD is {raw!r}; it has to be a dictionary, as in {{'STORES': {{...}}}}")
+            raise _not_a_dictionary("BLOOMGUARD", raw, "{'STORES': {...}}")
         return raw
 
     @cached_property
@@ -50,11 +50,11 @@ class Settings:
     def stores(self) -> dict[str, dict[str, Any]]:
         """Alias -> ``BACKEND`` and ``OPTIONS``, as in ``CACHES``."""
         stores: dict[str, dict[str, Any]] = self.raw.get("STORES", DEFAULT_STORES)
-        for alias, store in stores.items() if isinstance(stores, dict) else [("STORES", stores)]:
+        if not isinstance(stores, dict):
+            raise _not_a_dictionary("BLOOMGUARD['STORES']", stores, "CACHES")
+        for alias, store in stores.items():
             if not isinstance(store, dict):
-                raise ConfigurationError(
-                    f"BLOOMGUARD has {store!r} for {alias!r}; it has to be a dictionary, as in CACHES"
-                )
+                raise _not_a_dictionary(f"BLOOMGUARD['STORES'][{alias!r}]", store, "CACHES")
         return stores
 
     @cached_property
@@ -62,6 +62,11 @@ class Settings:
         """32 bytes derived from ``SECRET_KEY``, used for new builds, then 32 for each of ``SECRET_KEY_FALLBACKS``."""
         keys = [django_settings.SECRET_KEY, *django_settings.SECRET_KEY_FALLBACKS]
         return [salted_hmac("bloomguard.filters", "secret", secret=key, algorithm="sha256").digest() for key in keys]
+
+
+def _not_a_dictionary(name: str, value: object, example: str) -> ConfigurationError:
+    """Return the error for ``value``, which it does not show: it may be the URL of a server, with its password."""
+    return ConfigurationError(f"{name} is of type {type(value).__name__}; it has to be a dictionary, as in {example}")
 
 
 settings = Settings()

@@ -9,7 +9,7 @@ class BloomGuardError(Exception):
 
 
 class ConfigurationError(BloomGuardError):
-    """A setting or a guard is wrong; the message shows its name, its value and the cure."""
+    """A setting or a guard is wrong; the message shows its name and the cure, but no value that may be a password."""
 
 
 class StoreError(BloomGuardError):

@@ -75,9 +75,10 @@ class StoreHandler:
                 f"{', '.join(sorted(configured)) or 'none'}"
             )
         backend = configured[alias].get("BACKEND")
-        if not backend:
+        if not isinstance(backend, str) or not all(map(str.isidentifier, backend.split("."))):
             raise ConfigurationError(
-                f"BLOOMGUARD['STORES'][{alias!r}] has no BACKEND, such as 'bloomguard.stores.file.FileStore'"
+                f"BLOOMGUARD['STORES'][{alias!r}] has no BACKEND that is the path of a class, such as "
+                "'bloomguard.stores.file.FileStore'"
             )
         options = configured[alias].get("OPTIONS", {})
         try:

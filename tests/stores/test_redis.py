@@ -427,6 +427,37 @@ def test_a_url_in_the_place_of_a_caches_alias_is_not_repeated():
     assert SECRET not in all_texts(raised.value)
 
 
+URL = f"redis://:{SECRET}@cache:6379/0"
+MISPLACED = [
+    URL,
+    {"STORES": URL},
+    {"STORES": {"default": URL}},
+    {"STORES": {"default": [URL]}},
+    {"STORES": {"default": {"BACKEND": URL}}},
+    {"STORES": {"default": {"BACKEND": [URL]}}},
+    {"STORES": {"default": {"BACKEND": "bloomguard.stores.redis.RedisStore", "OPTIONS": URL}}},
+    {"STORES": {"default": {"BACKEND": "bloomguard.stores.redis.RedisStore", "OPTIONS": {"url": {"default": URL}}}}},
+    {
+        "STORES": {
+            "default": {"BACKEND": "bloomguard.stores.redis.RedisStore", "OPTIONS": {"url": URL, "read_timeout": URL}}
+        }
+    },
+]
+
+
+@pytest.mark.parametrize("setting", MISPLACED, ids=map(str, range(len(MISPLACED))))
+def test_a_url_in_the_place_of_another_value_is_not_repeated(settings, setting):
+    """As with ``os.environ["REDIS_URL"]`` for a store: an error names the type, and never shows the value."""
+    settings.BLOOMGUARD = setting
+
+    with pytest.raises(ConfigurationError) as raised:
+        stores["default"]
+
+    shown = all_texts(raised.value) + "".join(map(str, run_checks(tags=["bloomguard"])))
+    assert "W109" in shown
+    assert SECRET not in shown
+
+
 @pytest.fixture
 def locked():
     """A server that demands a password, and the user ``site`` with another one."""
@@ -780,8 +811,9 @@ def test_clearing_the_cache_deletes_the_filters_of_its_database(settings, make_s
 @pytest.mark.parametrize("name", ["connect_timeout", "read_timeout", "add_timeout", "bulk_timeout"])
 @pytest.mark.parametrize("seconds", [None, 0, -1, float("inf"), float("nan"), "50ms", True])
 def test_every_timeout_is_a_number_of_seconds(name, seconds):
-    """Without a timeout requests would wait for ever: the option, its value and the cure are named."""
-    with pytest.raises(ConfigurationError, match=rf"{name} is {seconds!r}; it has to be a number of seconds above 0"):
+    """Without a timeout requests would wait for ever: the option, its number or its type, and the cure are named."""
+    given = seconds if isinstance(seconds, (int, float)) else f"of type {type(seconds).__name__}"
+    with pytest.raises(ConfigurationError, match=rf"{name} is {given}; it has to be a number of seconds above 0"):
         RedisStore("default", url="redis://127.0.0.1:1/0", **{name: seconds})
 
 

@@ -278,9 +278,11 @@ def _parse_info(info: bytes) -> dict[str, str]:
 def check_timeouts(alias: str, **timeouts: Any) -> None:
     """Raise :class:`ConfigurationError` for a timeout that is not a number of seconds above 0."""
     for name, seconds in timeouts.items():
-        if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not 0 < seconds < inf:
+        is_number = isinstance(seconds, (int, float))
+        if isinstance(seconds, bool) or not is_number or not 0 < seconds < inf:
+            given = repr(seconds) if is_number else f"of type {type(seconds).__name__}"
             raise ConfigurationError(
-                f"the store {alias!r}: {name} is {seconds!r}; it has to be a number of seconds above 0, or requests "
+                f"the store {alias!r}: {name} is {given}; it has to be a number of seconds above 0, or requests "
                 "would wait forever for a server that is down"
             )
 
