@@ -258,6 +258,10 @@ class Flusher:
                 except BloomGuardError as error:
                     silent.add(alias)
                     logger.debug("bloomguard keeps its counts until the store %r can be written: %s", alias, error)
+                except Exception as error:
+                    silent.add(alias)
+                    text = "bloomguard could not write its counts to the store %r, because of an internal error"
+                    self._log.error(error, text, alias)
             for row in sorted(rows, key=lambda row: row[0] * row[1])[:-MOST_WAITING]:
                 del rows[row]
 

@@ -238,6 +238,24 @@ def test_one_store_that_is_away_keeps_no_other_from_its_figures(flusher, memory,
     assert (found["product"]["maybe"], found["product"].error) == ([1], "")
 
 
+def test_a_store_with_an_error_of_its_own_keeps_no_other_from_its_figures(flusher, memory, monkeypatch, caplog):
+    """Neither one whose client raises what nobody expects: it is logged once, and its counts are kept."""
+    monkeypatch.setattr(type(registry["order"]), "store", "other")
+    with monkeypatch.context() as patch:
+        patch.setattr(stores["other"], "add_metrics", lambda *args: 1 / 0)
+        for _ in range(3):
+            count("maybe", guard="order")
+            count("maybe")
+            flusher.flush()
+
+    assert since(1, NOON + timedelta(minutes=1)).total("maybe") == 3
+    assert [record.getMessage() for record in caplog.records] == [
+        "bloomguard could not write its counts to the store 'other', because of an internal error"
+    ]
+    flusher.flush()
+    assert figures.read_series([registry["order"]], NOON, NOON + timedelta(minutes=1))["order"].total("maybe") == 3
+
+
 def test_a_guard_that_is_gone_has_no_figures(flusher, memory):
     """What nobody guards any more, and what has no column, is let go."""
     count("maybe", guard="of-yesterday")
