@@ -821,6 +821,35 @@ SHORT = {"SOCKET_TIMEOUT": 0.5, "SOCKET_CONNECT_TIMEOUT": 0.5}
 NOWHERE = "redis://127.0.0.1:1/0"
 
 
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({"url": f"{NOWHERE}?ssl_cert_reqs=none"}, "'ssl_cert_reqs'"),
+        ({"url": [f"{NOWHERE}?ssl_cert_reqs=none"], "cluster": True}, "'ssl_cert_reqs'"),
+        ({"url": f"{NOWHERE}?ssl_cert_reqs=none", "sentinels": [("127.0.0.1", 1)]}, "'ssl_cert_reqs'"),
+        ({"url": "redis://mymaster/0", "sentinels": [("127.0.0.1", 1)], "sentinel_options": {"colour": 1}}, "'colour'"),
+        ({"url": "rediss://127.0.0.1:1/0?ssl_cert_reqs=some"}, "some"),
+        ({"cache": "shared"}, "'colour'"),
+    ],
+    ids=["url", "cluster", "service", "sentinels", "value", "cache"],
+)
+def test_an_option_that_the_client_does_not_take_is_a_mistake_in_the_settings(settings, options, why):
+    """A plain check reports it, not the first connection: no server is asked."""
+    settings.CACHES = {
+        "shared": {
+            "BACKEND": "django_redis.cache.RedisCache",
+            "LOCATION": "redis://127.0.0.1:2/0",  # django-redis keeps a pool for each address
+            "OPTIONS": {"CONNECTION_POOL_KWARGS": {"colour": "red"}},
+        }
+    }
+    settings.BLOOMGUARD = {"STORES": {"default": {"BACKEND": "bloomguard.stores.redis.RedisStore", "OPTIONS": options}}}
+
+    (found,) = [each for each in run_checks(tags=["bloomguard"]) if each.id == "bloomguard.W109"]
+
+    assert "the store 'default'" in found.msg
+    assert why in found.msg
+
+
 def checked(settings, location=NOWHERE, **options):
     """What is said of the django-redis cache that a store shares servers with; none of them answers."""
     settings.CACHES = {"shared": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": location, "OPTIONS": options}}

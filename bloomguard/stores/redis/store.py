@@ -85,6 +85,7 @@ class RedisStore(Store):
         servers = find_servers(
             alias, url=url, cache=cache, cluster=cluster, sentinels=sentinels, sentinel_options=sentinel_options
         )
+        servers.check(alias)
         self.prefix = prefix
         self._cache = cache
         self._clustered = isinstance(servers, ClusterServers)

@@ -24,7 +24,7 @@ from redis.sentinel import (
 from ...exceptions import ConfigurationError, StoreUnavailable
 from .aio import AsyncClusterLink, AsyncLink
 from .cluster import Address, Cluster, ClusterLink
-from .commands import NO_LIMIT, Breaker, Server, hide, own_options
+from .commands import NO_LIMIT, Breaker, Server, connection_options, hide, own_options
 from .connection import Link
 
 #: Connection classes of redis-py and their async versions.
@@ -65,6 +65,16 @@ class Servers:
     connection_class: type[Any]
     options: dict[str, Any] = field(repr=False)
 
+    def check(self, alias: str) -> None:
+        """Raise :class:`ConfigurationError` if redis-py does not take the options of the store ``alias``."""
+        try:
+            options = connection_options(self.options, 1.0, 1.0, None)
+            pool = self._pool(redis, self.connection_class, 1.0, 1.0)(**options)
+            pool.connection_class(**pool.connection_kwargs)  # it would connect later
+        except Exception as error:
+            hide(error, self._secrets())
+            raise ConfigurationError(f"the store {alias!r}: redis-py does not take its options: {error}") from error
+
     def link(self, connect_timeout: float, timeout: float, *, breaks: bool) -> Link | ClusterLink:
         """Return a link with these timeouts in seconds; with ``breaks``, each server has a circuit breaker."""
         return self._link({}, connect_timeout, timeout, breaks)
@@ -78,10 +88,13 @@ class Servers:
         server = Server(
             breaker=Breaker() if breaks else None,
             clustered=isinstance(self, ClusterServers),
-            secrets=secrets_of(self.options | getattr(self, "sentinel_options", {})),
+            secrets=self._secrets(),
         )
         pool = self._pool(redis, self.connection_class, connect_timeout, timeout)
         return Link(server, pool, self.options | address, connect_timeout, timeout)
+
+    def _secrets(self) -> list[str]:
+        return secrets_of(self.options | getattr(self, "sentinel_options", {}))
 
     def _async_link(
         self, link: Any, connection_class: type[Any], options: dict[str, Any], connect_timeout: float, timeout: float
