@@ -13,7 +13,7 @@ from typing import Any
 
 from django.conf import settings
 from django.core.checks import CheckMessage, Error, Info, Tags, Warning, register
-from django.db import DatabaseError, connections, router
+from django.db import DEFAULT_DB_ALIAS, DatabaseError, connections, router
 
 from .. import conf
 from ..exceptions import ConfigurationError, StoreError, StoreUnavailable
@@ -123,10 +123,11 @@ def check_filters(app_configs: Any, databases: Sequence[str] | None = None, **kw
         for guard in guards:
             yield from _filter(guard, rows.get(guard.name))
     except DatabaseError as error:
+        where = "" if alias == DEFAULT_DB_ALIAS else f" --database {alias}"
         yield Warning(
             f"the state rows cannot be read from the database {alias!r}: {str(error).strip()}.",
-            hint="Run manage.py migrate bloomguard if you have not; until the rows of GuardState can be read, every "
-            "request passes.",
+            hint=f"Run manage.py migrate bloomguard{where} if you have not; until the rows of GuardState can be read, "
+            "every request passes.",
             id="bloomguard.W034",
         )
 

@@ -7,7 +7,7 @@ from zlib import crc32
 
 import pytest
 from django.core.checks import run_checks
-from django.db import connection, connections
+from django.db import connections
 
 from bloomguard.filters import codec
 from bloomguard.guards import registry
@@ -142,20 +142,22 @@ def test_a_filter_of_another_secret(built, settings):
     assert "rebuild_filter mine" in hint
 
 
+@pytest.mark.usefixtures("each_database")
 def test_state_rows_that_cannot_be_read(mine):
-    """Before ``migrate``, one message says so, whatever the number of guards."""
-    with connection.schema_editor() as editor:
+    """Before ``migrate``, one message says so, whatever the number of guards, and how to run it for their database."""
+    with connections[database.current].schema_editor() as editor:
         editor.delete_model(GuardState)
     try:
         ((found, message, hint),) = messages()
     finally:
-        with connection.schema_editor() as editor:
+        with connections[database.current].schema_editor() as editor:
             editor.create_model(GuardState)
 
     assert found == "bloomguard.W034"
-    assert "the state rows cannot be read from the database 'default'" in message
+    assert f"the state rows cannot be read from the database {database.current!r}" in message
     assert "bloomguard_guardstate" in message
-    assert "migrate" in hint
+    where = "" if database.current == "default" else f" --database {database.current}"
+    assert f"Run manage.py migrate bloomguard{where} if you have not" in hint
 
 
 def test_a_plain_check_asks_no_database(mine, django_assert_num_queries, monkeypatch):
