@@ -9,7 +9,7 @@ import types
 import pytest
 from django.core.checks import run_checks
 from django.core.management import CommandError, call_command
-from django.db import models
+from django.db import connections, models
 from django.http import HttpResponse
 from django.test import Client
 from django.test.utils import isolate_apps
@@ -22,6 +22,7 @@ from bloomguard.management.commands import suggest_guards
 from bloomguard.rebuild import Rebuild
 from bloomguard.testing import assert_blocked, guards_armed
 from tests.shop.models import Article, Bundle, Place, Price, Product, Tag, Ticket
+from tests.support import database, servers
 from tests.support.guarding import registered, urlconf
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("fresh")]
@@ -124,6 +125,23 @@ def test_a_guard_costs_what_it_says(settings):
     assert (each.rows, each.kind) == (plan.rows, plan.kind) == (3_000, "bitmap")
     assert each.bytes == plan.bytes
     assert 4 <= each.seconds < 5
+
+
+@pytest.mark.django_db(databases="__all__", transaction=True)
+def test_a_table_that_cannot_be_read_has_the_databases_reason(settings, monkeypatch):
+    """As of a database that is down, where ``migrate`` would not help: the guard is printed, without its costs."""
+    settings.ROOT_URLCONF = urlconf(detail("a", "a/<int:pk>/", Product))
+    connections["postgresql"].close()
+    with database.on("postgresql"), monkeypatch.context() as down:
+        down.setitem(connections["postgresql"].settings_dict, "PORT", str(servers.free_port()))
+        code = suggested("shop")
+        ((each,), _) = suggest_guards.suggest(["shop"])
+
+    assert (each.rows, each.bytes) == (None, 0)
+    assert "failed" in each.error
+    assert f"# The table cannot be read: {' '.join(each.error.split())}\n" in code
+    assert "migrate" not in code
+    assert paste(code) == {(Product, "pk", "auto")}
 
 
 def test_models_without_a_guard_have_a_reason(settings):

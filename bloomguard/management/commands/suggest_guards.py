@@ -50,9 +50,9 @@ _HIDING = ("deleted", "deleted_at", "is_deleted", "is_removed", "removed_at", "a
 class Suggestion:
     """A guard: ``lookup`` has the names of its fields, ``routes`` is empty or ``"auto"``.
 
-    ``rows`` is ``None``, and ``bytes`` and ``seconds`` are 0, if the table cannot be read. ``answers`` maps each place
-    where the guard would answer (``door``, ``route``, ``lookup``) to URL patterns. ``hides`` names fields that may
-    belong in ``alive``.
+    If the table cannot be read, ``rows`` is ``None``, ``bytes`` and ``seconds`` are 0, and ``error`` is the database's.
+    ``answers`` maps each place where the guard would answer (``door``, ``route``, ``lookup``) to URL patterns.
+    ``hides`` names fields that may belong in ``alive``.
     """
 
     model: str
@@ -63,6 +63,7 @@ class Suggestion:
     kind: str
     bytes: int
     seconds: float
+    error: str
     answers: dict[str, list[str]]
     hides: list[str]
 
@@ -222,7 +223,7 @@ def _why_not(guard: Guard) -> str:
         return str(error)
     reasons = list(declaration_refusals(guard))
     connection = connections[router.db_for_write(guard.model)]
-    with suppress(DatabaseError):  # not migrated yet; a rebuild asks again
+    with suppress(DatabaseError):  # shown with the costs; a rebuild asks again
         reasons += database_refusals(guard, connection)
     return f"by {by}: {reasons[0].reason}" if reasons else ""
 
@@ -234,7 +235,7 @@ def _suggestion(guard: Guard, lookup: tuple[str, ...], shown: list[Pattern], url
     early = {route.pattern.text: "route" if route.not_at_door else "door" for route in routes}
     for text in dict.fromkeys([*early, *(pattern.text for pattern in shown)]):
         answers.setdefault(early.get(text, "lookup"), []).append(text)
-    rows, kind, size, seconds = _costs(guard)
+    rows, kind, size, seconds, error = _costs(guard)
     return Suggestion(
         model=model._meta.label,
         module=model.__module__,
@@ -244,19 +245,20 @@ def _suggestion(guard: Guard, lookup: tuple[str, ...], shown: list[Pattern], url
         kind=kind,
         bytes=size,
         seconds=seconds,
+        error=error,
         answers=answers,
         hides=[field.name for field in model._meta.concrete_fields if field.name in _HIDING],
     )
 
 
-def _costs(guard: Guard) -> tuple[int | None, str, int, float]:
+def _costs(guard: Guard) -> tuple[int | None, str, int, float, str]:
     try:
         summary = Source(guard).summary()
-    except DatabaseError:
-        return None, "", 0, 0.0
+    except DatabaseError as error:
+        return None, "", 0, 0.0, str(error)
     layout = layout_of(guard, summary)
     each = _FAST if guard._meta.keys.kinds in (("integer",), ("uuid",)) else _SLOW
-    return summary.count, layout.kind, layout.total_bytes, round(_WAIT_SECONDS + summary.count * each, 1)
+    return summary.count, layout.kind, layout.total_bytes, round(_WAIT_SECONDS + summary.count * each, 1), ""
 
 
 # -- guards.py
@@ -295,7 +297,7 @@ def _class_names(suggestions: Sequence[Suggestion]) -> dict[str, str]:
 
 def _guard(each: Suggestion, model: str, names: set[str]) -> Iterator[str]:
     if each.rows is None:
-        yield "# The table cannot be read yet: run migrate."
+        yield f"# The table cannot be read: {' '.join(each.error.split())}"
     else:
         yield (
             f"# About {each.rows:,} rows: a {each.kind} filter of {size_in_words(each.bytes)}, built in about "
