@@ -988,6 +988,20 @@ def test_a_server_that_does_not_answer_is_warned_of():
     assert [message.id for message in store.check_deployed()] == ["bloomguard.W021"]
 
 
+def test_a_server_that_refuses_the_user_is_not_to_be_started(locked):
+    """A wrong password and a missing right are reported as what they are, with the cure."""
+    with redis.Redis(port=locked.port, password="adm1n") as administrator:
+        administrator.acl_setuser("site", enabled=True, passwords=["+site"], commands=["+ping"], keys=["*"])
+    for login, why in ((":wrong", "refused the login"), ("site:site", "no permissions to run the 'info' command")):
+        with closing(RedisStore("default", url=f"redis://{login}@127.0.0.1:{locked.port}/0", **PATIENT)) as store:
+            (found,) = store.check_deployed()
+
+        assert found.id == "bloomguard.W021"
+        assert why in found.msg
+        assert "does not answer" not in found.msg
+        assert "login and rights" in found.hint
+
+
 def test_a_request_waits_for_50_ms_and_nothing_is_tried_twice(server):
     """The timeouts of the settings are those of the sockets; adds and builds have their own."""
     store = RedisStore("default", url=servers.valkey())

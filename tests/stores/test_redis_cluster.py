@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from contextlib import closing
 
 import numpy as np
 import pytest
@@ -65,6 +66,19 @@ def built(store, kind="bloom", shard_bytes=1 << 12):
     made.add_many(np.array(NUMBERS))
     made.seal()
     return made
+
+
+def test_a_node_without_the_option_cluster_is_reported(cluster, store):
+    """A store that takes a node for a single server says what to set: in the check, and where a key is elsewhere."""
+    with closing(RedisStore("default", url=cluster.urls[0], **PATIENT)) as single:
+        (found,) = single.check_deployed()
+        name = next(name for name in map(str, range(99)) if cluster.holder(f"bloomguard:{name}") != cluster.nodes[0])
+        with pytest.raises(StoreError, match="set 'cluster': True"):
+            single.names(name)
+
+    assert found.id == "bloomguard.W141"
+    assert "'cluster': True" in found.hint
+    assert store.check_deployed() == []
 
 
 def holders(cluster, generation):

@@ -132,6 +132,7 @@ class Server:
 
     def __init__(self, *, breaker: Breaker | None = None, clustered: bool = False, secrets: Sequence[str] = ()) -> None:
         self.breaker = breaker
+        self._clustered = clustered
         self._secrets = secrets
         #: Identity in the latest reply.
         self.last: ServerId | None = None
@@ -150,7 +151,7 @@ class Server:
     def failed(self, error: Exception) -> StoreError:
         """Count a failure, or a success if the error is a reply; return the exception to raise."""
         hide(error, self._secrets)
-        found = _unavailable(error)
+        found = _unavailable(error, self._clustered)
         if isinstance(found, StoreUnavailable):
             if self.breaker is not None:
                 self.breaker.failed()
@@ -296,7 +297,7 @@ def _field(info: bytes, name: str) -> str:
     return rest.partition(b"\n")[0].decode(errors="replace").strip()
 
 
-def _unavailable(error: Exception) -> StoreError:
+def _unavailable(error: Exception, clustered: bool) -> StoreError:
     if isinstance(error, (redis.TimeoutError, TimeoutError)):
         return StoreUnavailable("the server did not answer in time")
     if isinstance(error, redis.AuthenticationError):
@@ -305,6 +306,8 @@ def _unavailable(error: Exception) -> StoreError:
         return StoreUnavailable(f"no connection to the server: {error}")
     word = next((word for kind, word in _WORDS.items() if isinstance(error, kind)), str(error).partition(" ")[0])
     if isinstance(error, redis.exceptions.AskError) or word in _MOVED:  # and MovedError, which is one
+        if not clustered:
+            return StoreError("the server is a node of a Cluster: set 'cluster': True in the OPTIONS of the store")
         return StoreError("the key's slot was moved to another node or is being moved; rebuild the filter after that")
     if word in _TEMPORARY:
         return StoreUnavailable(f"the server refuses commands: {word}")

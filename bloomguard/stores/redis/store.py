@@ -235,13 +235,24 @@ class RedisStore(Store):
     def check_deployed(self) -> list[CheckMessage]:
         try:
             memories = self._bulk.send_to_all("INFO", "memory")
+            clusters = self._bulk.send_to_all("INFO", "cluster")
         except StoreError as error:
             return [
                 Warning(
-                    f"the store {self.alias!r} does not answer: {str(error).rstrip('.')}.",
-                    hint="Start it, or correct its address. Until it answers, guards pass every request, and saving a "
+                    f"the store {self.alias!r} cannot be used: {str(error).rstrip('.')}.",
+                    hint="Start the server, or correct the OPTIONS of the store, such as its address, or the login and "
+                    "rights of its user: see docs/redis.md. Until it answers, guards pass every request, and saving a "
                     "guarded row disables the guard.",
                     id="bloomguard.W021",
+                )
+            ]
+        if not self._clustered and _parse_info(clusters[0]).get("cluster_enabled") == "1":
+            return [
+                Warning(
+                    f"the server of the store {self.alias!r} is a node of a Cluster, and refuses the keys of others.",
+                    hint="Set 'cluster': True in its OPTIONS, with the addresses of some nodes as url. Then run "
+                    "manage.py rebuild_filter.",
+                    id="bloomguard.W141",
                 )
             ]
         policies = {_parse_info(memory).get("maxmemory_policy", "") for memory in memories}
