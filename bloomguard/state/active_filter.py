@@ -19,6 +19,7 @@ from ..exceptions import ConfigurationError, StoreError, StoreUnavailable, Unkno
 from ..filters import CorruptFilter, FilterError, KeyHash
 from ..process import LogOnce, after_fork, own_lock
 from ..stores import Generation, Store, stores, turn
+from ..stores.base import add_to_all
 from ..verdicts import ABSENT, COLD, ERROR, FENCED, IDENTITY, LEASE, MAYBE, UNREACHABLE, UNTRUSTED, Decision
 from . import table as states
 from .negative_cache import NegativeCache
@@ -34,6 +35,8 @@ logger = logging.getLogger("bloomguard")
 NONE = (0, "")
 #: Seconds until a generation is opened again after a file or a permission was missing.
 _REOPEN_SECONDS = 10.0
+#: Until when a generation is not opened again, and why.
+_NOT_REFUSED = (0.0, "")
 
 
 class ActiveFilter:
@@ -63,7 +66,8 @@ class ActiveFilter:
         self.last_check: tuple[str, Callable[[bytes], bool]] | None = None
         self._change = NONE  # of the row for which the next two dicts were last tidied
         self._opened: dict[str, Generation] = {}
-        self._refused: dict[str, float] = {}
+        self._refused: dict[str, tuple[float, str]] = {}
+        self._failure = ""  # of the last add, for `why_not_added`
         self._looked_at, self._looked = float("-inf"), COLD
         #: The false positives that this process has found.
         self.negative_cache = NegativeCache(name, self.table, lambda name: self._opened.get(name))
@@ -164,6 +168,7 @@ class ActiveFilter:
     def _fail_current(self, error: Exception, name: str) -> Decision:
         """Map a failed check of the generation ``name``, which the row names, to a decision."""
         if isinstance(error, StoreUnavailable):
+            stores.log_outage(self._store_alias, error, self.table.clock())
             return UNREACHABLE
         self._stop_using(error, name)
         return UNTRUSTED
@@ -201,7 +206,7 @@ class ActiveFilter:
                     return None  # not cached: under ASGI the same request checks again, in a thread
             except StoreUnavailable as error:
                 found = UNREACHABLE
-                logger.debug("bloomguard could not look for filters of %s: %s", self.name, error)
+                stores.log_outage(store.alias, error, now)
             except StoreError:
                 return None  # if the state row names a filter, the attempt to open it is logged
         self._looked_at, self._looked = now, found
@@ -242,7 +247,7 @@ class ActiveFilter:
         return UNTRUSTED if self._is_refused(state.active) else self._opened.get(state.active)
 
     def _is_refused(self, name: str) -> bool:
-        return self._refused.get(name, 0) > self.table.clock()
+        return self._refused.get(name, _NOT_REFUSED)[0] > self.table.clock()
 
     def _log_elsewhere(self, state: State) -> Decision:
         """Log once that the row names another store or database, or this one before a restart."""
@@ -256,7 +261,8 @@ class ActiveFilter:
         with suppress(StoreError):  # the identity of a store that does not respond is unknown
             if state is not None and state.active and not (state.is_ours and state.is_in(self.store.identity)):
                 return state.describe_location(self.store)
-        return "a written row could not be added to its filter"
+        failure, self._failure = self._failure, ""
+        return "a written row could not be added to its filter" + (f": {failure}" if failure else "")
 
     def _stop_using(self, error: Exception, name: str) -> None:
         """Stop using a generation, for good if it is corrupt or gone; log the error once."""
@@ -265,7 +271,7 @@ class ActiveFilter:
             first = name not in self._refused
             self._opened.pop(name, None)
             forever = isinstance(error, (CorruptFilter, UnknownGeneration))
-            self._refused[name] = self.table.clock() + (float("inf") if forever else _REOPEN_SECONDS)
+            self._refused[name] = self.table.clock() + (float("inf") if forever else _REOPEN_SECONDS), str(error)
         if first:
             logger.warning("bloomguard: guard %s passes every request; rebuild_filter repairs it: %s", self.name, error)
 
@@ -295,7 +301,7 @@ class ActiveFilter:
         with self._lock:
             self._change = state.change
             self._opened = {name: opened for name, opened in self._opened.items() if name in state.generations}
-            self._refused = {name: until for name, until in self._refused.items() if name in state.generations}
+            self._refused = {name: refused for name, refused in self._refused.items() if name in state.generations}
         self.negative_cache.tidy(state.generations)
 
     def add(
@@ -310,12 +316,14 @@ class ActiveFilter:
         if not may_read:
             copy = self.table.lease(self.name)
             return copy is not None and copy.status == ARMED and self._add(copy, keys, drop_standby)
+        self._failure = ""
         for _ in range(2):
             began = self.table.clock()
             state = self.table.renewed(self.name)
             if state is not None:
                 self.table.wait_for_fence(state)
                 if self._add(state, keys, drop_standby):
+                    self._failure = ""
                     return True
             self.table.renew(after=began)
         return False
@@ -334,10 +342,11 @@ class ActiveFilter:
                 self._fail_add(state, name, error)
             if generation is None:
                 missed.append(name)
+                self._failure = self._failure or self._refused.get(name, _NOT_REFUSED)[1]
             else:
                 generations.append(generation)
         # A guard that discards keys adds each one: one that seems to be in the filter may be a false positive.
-        for name, failure in _add_to_all(generations, keys, once=not self._counted):
+        for name, failure in add_to_all(generations, keys, once=not self._counted):
             self._fail_add(state, name, failure)
             missed.append(name)
         # A standby that is not kept yet is still used by processes that have not read the row since it was replaced.
@@ -349,7 +358,10 @@ class ActiveFilter:
 
     def _fail_add(self, state: State, name: str, error: Exception) -> None:
         """Handle a failed add: stop using the generation, unless it is the standby or its store is only unreachable."""
-        if name != state.standby and not isinstance(error, StoreUnavailable):
+        self._failure = str(error)
+        if isinstance(error, StoreUnavailable):
+            stores.log_outage(self._store_alias, error, self.table.clock())
+        elif name != state.standby:
             self._stop_using(error, name)
 
     def active(self, using: str | None = None) -> str:
@@ -381,16 +393,3 @@ class ActiveFilter:
             self._change, self._looked_at = NONE, float("-inf")
         self.negative_cache.forget()
         self._log.forget()
-
-
-def _add_to_all(generations: Sequence[Generation], keys: RowKeys, *, once: bool) -> Iterable[tuple[str, Exception]]:
-    """Add keys to generations of one store; return the name of each whose add failed, and its exception."""
-    if len(generations) > 1:
-        outcomes = generations[0].add_to_all(generations, keys, once=once)
-        return [(each.name, failed) for each, failed in zip(generations, outcomes) if failed is not None]
-    try:
-        for generation in generations:
-            generation.add(keys, once=once)
-    except (FilterError, StoreError) as error:
-        return [(generations[0].name, error)]
-    return ()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,6 +19,10 @@ from .base import Generation, Store
 
 __all__ = ["Generation", "Store", "stores", "turn"]
 
+logger = logging.getLogger("bloomguard")
+
+#: Failures of a store with less than so many seconds between them are one outage.
+OUTAGE_SECONDS = 60.0
 #: Maximum seconds that a thread waits while another one opens a filter or creates a store.
 OPEN_SECONDS = 2.0
 
@@ -53,6 +58,7 @@ class StoreHandler:
 
     def __init__(self) -> None:
         self._stores: dict[str, Store] = {}
+        self._failed_at: dict[str, float] = {}
         self._lock = own_lock(self, "_lock")
 
     def __getitem__(self, alias: str) -> Store:
@@ -96,9 +102,18 @@ class StoreHandler:
             raise ConfigurationError(f"BLOOMGUARD['STORES'][{alias!r}]: BACKEND {backend!r} is not a subclass of Store")
         return made
 
+    def log_outage(self, alias: str, error: StoreUnavailable, now: float) -> None:
+        """Log that the store ``alias`` does not answer, once an outage; ``now`` in seconds. Does not create the store.
+
+        That it answers again is not noticed, so that a check which succeeds does nothing for it.
+        """
+        since, self._failed_at[alias] = now - self._failed_at.get(alias, float("-inf")), now
+        if since >= OUTAGE_SECONDS:
+            logger.warning("bloomguard cannot use the store %r, so requests may pass: %s", alias, error)
+
     def reset(self) -> None:
         """Drop all instances; the next access reads the settings again."""
-        self._stores = {}
+        self._stores, self._failed_at = {}, {}
 
 
 stores = StoreHandler()

@@ -548,6 +548,39 @@ def test_a_save_whose_add_fails_fences_the_guard(product, clock, caplog):
     assert product.verdict(50) == Verdict.UNKNOWN
 
 
+@pytest.mark.parametrize("was_asked", [True, False])
+def test_a_fence_says_why_the_add_failed(was_asked, product, clock):
+    """Also if a request met the same error before, and the filter is not opened again for the save."""
+    stores["default"].drop("product", states.table.current("product").active)
+    forget()
+    if was_asked:
+        states.table.renew()
+        assert product._runtime.decide(ABSENT_PK) == UNTRUSTED
+
+    Product.objects.create(pk=50)
+
+    reason = states.table.row("product").reason
+    assert reason.startswith("a written row could not be added to its filter: ")
+    assert reason.endswith(".filter does not exist") or len(reason) == 200
+
+
+def test_a_reason_is_that_of_the_last_add(product, clock, monkeypatch):
+    """After an add that succeeded, another failure is not given the error of the one before."""
+    active = product._runtime.active_filter
+    generation = active._opened[states.table.current("product").active]
+
+    def fail(*args, **kwargs):
+        raise StoreUnavailable("no answer")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(generation, "add", fail)
+        assert not product._runtime.add(50)
+        assert active.why_not_added() == "a written row could not be added to its filter: no answer"
+        assert not product._runtime.add(50)
+    assert product._runtime.add(50)
+    assert active.why_not_added() == "a written row could not be added to its filter"
+
+
 def test_a_store_that_does_not_exist_is_an_error_that_passes(fresh, caplog):
     """A guard with a store that nobody configured denies nothing."""
 

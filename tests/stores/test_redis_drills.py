@@ -78,6 +78,9 @@ class Site:
     def all_found(self):
         return all(self.get(pk) == 200 for pk in (1, 7, self.last))
 
+    def url_with_login(self, user, password):
+        return self._proxy.url.replace("://", f"://{user}:{password}@")
+
     @property
     def absent(self):
         return self.guard.verdict(999_999)
@@ -171,6 +174,75 @@ def test_an_add_that_fails_fences(site, mode):
         assert site.absent is Verdict.UNKNOWN
         site.rebuild()
         assert site.absent is Verdict.ABSENT
+
+
+def warnings(caplog):
+    """What the log ``bloomguard`` says at WARNING and above."""
+    return [line.getMessage() for line in caplog.records if line.name == "bloomguard" and line.levelname != "INFO"]
+
+
+@pytest.mark.parametrize(
+    ("mode", "why"), [("refuse", "no connection to the server: "), ("hole", "the server did not answer in time")]
+)
+def test_an_outage_is_logged_once_with_the_error_of_the_store(site, mode, why, caplog):
+    """However many requests it lasts, also when the breaker is open; and the next outage again."""
+    for outages in (1, 2):
+        site.suffer(mode)
+        for _ in range(20):
+            assert site.absent is Verdict.UNKNOWN
+            site.clock.sleep(1)
+
+        lines = warnings(caplog)
+        assert len(lines) == outages
+        assert lines[-1].startswith(f"bloomguard cannot use the store 'default', so requests may pass: {why}")
+        site.recover()
+        site.clock.sleep(60)
+        assert site.absent is Verdict.ABSENT
+
+
+def test_an_outage_is_logged_before_the_first_filter_is_opened(site, caplog):
+    """A process that starts while the server is down says why its guards are cold."""
+    forget()
+    site.suffer("refuse")
+
+    assert {site.guard._runtime.decide(999_999).reason for _ in range(3)} == {"unreachable"}
+
+    (line,) = warnings(caplog)
+    assert "no connection to the server: " in line
+
+
+@pytest.mark.parametrize("trouble", ["refuse", "oom"])
+def test_a_fence_gives_the_error_of_the_store(site, primary, trouble, caplog):
+    """In the state row, where the admin and ``check --deploy`` read it, and in the log."""
+    with primary.client() as admin:
+        if trouble == "oom":
+            admin.config_set("maxmemory", 1)
+        else:
+            site.suffer(trouble)
+        site.create()
+        admin.config_set("maxmemory", 0)
+
+    why = {"refuse": "no connection to the server: ", "oom": "the server refuses commands: OOM"}[trouble]
+    reason = f"a written row could not be added to its filter: {why}"
+    assert state.table.row("product").reason.startswith(reason)
+    outage, fence = warnings(caplog)
+    assert why in outage
+    assert fence.startswith(f"bloomguard: guard product passes every request until it is rebuilt: {reason}")
+
+
+def test_an_outage_shows_neither_an_id_nor_a_password(site, settings, caplog):
+    """The errors of a client may contain the address and the login."""
+    with caplog.at_level("DEBUG", logger="bloomguard"):
+        site.suffer("refuse")
+        settings.BLOOMGUARD["STORES"]["default"]["OPTIONS"]["url"] = site.url_with_login("someone", "hunter2")
+        forget()
+        assert site.guard._runtime.decide(987_654_321).reason == "unreachable"
+        Product.objects.create(pk=987_654_322)
+
+    assert "Connection refused" in state.table.row("product").reason
+    for text in (caplog.text, state.table.row("product").reason):
+        assert "hunter2" not in text
+        assert "98765432" not in text
 
 
 def test_one_lost_reply_does_not_fence(site):
