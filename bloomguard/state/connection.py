@@ -29,8 +29,11 @@ from ..stores.disk import comparable_boot_id, file_id
 
 logger = logging.getLogger("bloomguard")
 
+_PRIVILEGE = "42501"
 #: SQLSTATEs if a hosted server lacks a function: insufficient privilege, undefined, not supported, wrong state.
-_FUNCTION_REFUSED = {"42501", "42883", "0A000", "55000"}
+_FUNCTION_REFUSED = {_PRIVILEGE, "42883", "0A000", "55000"}
+#: The error number of MySQL and MariaDB for a table that the login may not use.
+_TABLE_DENIED = 1142
 
 #: SQL: does PostgreSQL write a COMMIT to its disk before it acknowledges it?
 IS_DURABLE = "current_setting('synchronous_commit') <> 'off' AND current_setting('fsync') = 'on'"
@@ -46,6 +49,11 @@ def fetch_uncounted(connection: Any, sql: str, *parameters: Sequence[Any]) -> Se
     with closing(connection.connection.cursor()) as cursor:
         cursor.execute(sql, *parameters)
         return cursor.fetchall() if cursor.description else ()
+
+
+def is_denied(error: Exception) -> bool:
+    """Return whether MySQL or MariaDB denied the login a table. It does not list one to which it has no right."""
+    return error.__cause__ is not None and error.__cause__.args[:1] == (_TABLE_DENIED,)
 
 
 def is_locked(error: Exception) -> bool:
@@ -225,6 +233,8 @@ class StateConnection:
         code = getattr(cause, "sqlstate", None) or getattr(cause, "pgcode", None)  # psycopg 3, psycopg 2
         if self._hides_identity or code not in _FUNCTION_REFUSED:
             return False
+        if code == _PRIVILEGE and GuardState._meta.db_table in str(error):
+            return False  # it refused the rows, not a function
         self._hides_identity = True
         logger.warning("bloomguard cannot detect a restored database, so it discards no keys: %s", error)
         return True

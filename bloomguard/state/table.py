@@ -22,7 +22,7 @@ from django.utils import timezone
 from ..models import GuardState
 from ..process import own_lock, seconds
 from ..signals import guard_fenced, send
-from .connection import StateConnection, fetch_uncounted, is_locked
+from .connection import StateConnection, fetch_uncounted, is_denied, is_locked
 from .row import ARMED, COLUMNS, FENCED, NEVER, Copy, OverriddenRead, Rows, State, Within
 
 logger = logging.getLogger("bloomguard")
@@ -235,7 +235,7 @@ class StateTable:
         except DatabaseError as error:
             if self.connection.omit_refused_function(error):
                 return self._read()
-            if is_locked(error) or self.connection.has_table(GuardState._meta.db_table):
+            if is_locked(error) or is_denied(error) or self.connection.has_table(GuardState._meta.db_table):
                 raise
             return self._with_vanished({})  # not migrated yet, or no more
         is_standby, here, is_durable = rows[0][:3]

@@ -35,6 +35,10 @@ def on(name: str) -> Iterator[str]:
         current = "default"
 
 
+#: Marks a test of roles, which SQLite does not have; it asks for ``each_database``.
+with_roles = pytest.mark.parametrize("each_database", ["postgresql", "mariadb"], indirect=True)
+
+
 def conflicting(*names: str) -> list[str] | None:
     """The ``unique_fields`` of an upsert. MariaDB takes none: any row in its way is updated."""
     return list(names) if connections[current].features.supports_update_conflicts_with_target else None
