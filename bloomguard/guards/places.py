@@ -12,6 +12,7 @@ into a schema, or grants, is overlooked for that long.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,7 @@ from django.db import connections, router
 
 from ..process import LogOnce, own_lock, seconds
 from ..state.connection import CONNECT_SECONDS, READ_SECONDS, DatabaseConnection, fetch_uncounted
+from ..state.table import path_of
 
 if TYPE_CHECKING:
     from django.db.models import Model
@@ -44,6 +46,13 @@ _MEANT = (
     "WHERE oid = to_regclass(asked.name)), to_regclass(asked.name)::oid::bigint "
     "FROM unnest(%s::text[]) WITH ORDINALITY AS asked (name, number) ORDER BY number"
 )
+
+#: What a database has by every alias, through every pooler and after each failover. Others may have it too: a clone.
+_IDENTITIES = {
+    "postgresql": "SELECT system_identifier::text, oid::text FROM pg_control_system(), pg_database "
+    "WHERE datname = current_database()",
+    "mysql": "SELECT LOWER(DATABASE())",  # the name of a server is another one after a failover
+}
 
 #: An event loop may be held up for so long between two lines.
 _NEXT_SECONDS = 0.1
@@ -108,6 +117,35 @@ schemas = Schemas()
 def name_of_database(given: Mapping[str, Any]) -> tuple[Any, ...]:
     """Return what names a database in the settings ``given``."""
     return tuple(given[name] for name in ("ENGINE", "HOST", "PORT", "NAME"))
+
+
+def may_be_one_database(one: str, other: str) -> bool:
+    """Return whether two aliases may lead to one database; also if that cannot be found out. May query. Never raises.
+
+    They may do so with different settings: by the name and the address of a host, or through a pooler and past it.
+    """
+    try:
+        connection, second = connections[one], connections[other]
+        if connection.vendor != second.vendor:
+            return False
+        if name_of_database(connection.settings_dict) == name_of_database(second.settings_dict):
+            return True
+        return bool(_identity(one) == _identity(other))
+    except Exception:  # a test may forbid queries, and a role the function
+        return True
+
+
+def _identity(alias: str) -> Any:
+    connection = connections[alias]
+    if connection.vendor == "sqlite":
+        about = os.stat(path_of(str(connection.settings_dict["NAME"])))
+        return about.st_dev, about.st_ino
+    own = DatabaseConnection(alias)
+    try:
+        rows, _ = own.execute(_IDENTITIES[connection.vendor])
+    finally:
+        own.close()
+    return rows
 
 
 def databases_of(model: type[Model]) -> list[str]:

@@ -360,13 +360,13 @@ def _are_one_file(alias: str, other: str) -> bool:
     """Return whether two aliases certainly lead to one SQLite file."""
     if not connections[alias].vendor == connections[other].vendor == "sqlite":
         return False
-    names = [_path_of(str(connections[each].settings_dict["NAME"])) for each in (alias, other)]
+    names = [path_of(str(connections[each].settings_dict["NAME"])) for each in (alias, other)]
     with suppress(OSError, ValueError):  # in memory, or not there yet
         return os.path.samefile(*names)
     return False
 
 
-def _path_of(name: str) -> str:
+def path_of(name: str) -> str:
     """Return the path of a database, which may be a URI."""
     return unquote(urlsplit(name).path) if name.startswith("file:") else name
 

@@ -8,12 +8,14 @@ from __future__ import annotations
 import logging
 import weakref
 from collections.abc import Iterable
+from contextlib import suppress
+from functools import lru_cache
 from typing import Any, NamedTuple
 
-from django.db import DatabaseError, InterfaceError, connections, router
+from django.db import DatabaseError, InterfaceError, router
 
 from ..guards import Guard, registry
-from ..guards.places import name_of_database, schemas
+from ..guards.places import may_be_one_database, schemas
 from ..guards.scopes import DATABASE
 from ..process import own_lock
 from ..state import table as states
@@ -92,7 +94,7 @@ class DatabaseCache:
         self.plans = registry.plans
         self.stamp = definitions.stamp
         self.copy: object = None  # of the state rows
-        self.generations: object = None
+        self.generations: tuple[tuple[str, str], ...] | None = None
         self.tables: dict[str, list[tuple[str, Guard]]] = {}
         for table, guards in guarded_tables().items():
             self.tables.setdefault(bare(table), []).extend((table, guard) for guard in guards)
@@ -132,7 +134,7 @@ class DatabaseCache:
         """
         self.copy = states.table.copy
         rows = [states.table.known(guard.name) for guard in self.guards]
-        before, self.generations = self.generations, [(row.active, row.building) for row in rows]
+        before, self.generations = self.generations, tuple((row.active, row.building) for row in rows)
         return before is None or before == self.generations
 
     def add(self, sql: str, own: str = "") -> None:
@@ -198,7 +200,8 @@ def affected_guards(effects: Iterable[Effect], connection: Any, own: str = "") -
     found: dict[Guard, Cause] = {}
     for effect, cause in sorted(causes, key=lambda each: each[1].is_active):  # a later cause replaces an earlier one
         if effect.verb == "any":
-            found.update((guard, cause._replace(table="")) for guard in cache.guards if _is_in(guard, connection))
+            here = [guard for guard in cache.guards if _may_be_in(guard, cache, connection.alias)]
+            found.update((guard, cause._replace(table="")) for guard in here)
         for table, guard in cache.tables.get(effect.name, ()):
             if may_add_key(effect, guard, table):
                 found[guard] = cause._replace(table=table)
@@ -256,12 +259,20 @@ def _keyless(guard: Guard) -> set[str]:
     return set(map(folded, fields))
 
 
-def _is_in(guard: Guard, connection: Any) -> bool:
-    """Whether the guard's rows are in the database of ``connection``, under any alias."""
+def _may_be_in(guard: Guard, cache: DatabaseCache, alias: str) -> bool:
+    """Whether the guard's rows may be in the database of ``cache``, to which ``alias`` leads; also in doubt."""
     if guard.scope == DATABASE:
         return True
-    other = connections[router.db_for_write(guard.model)]
-    return name_of_database(other.settings_dict) == name_of_database(connection.settings_dict)
+    homes = {states.table.known(guard.name).source.rpartition("/")[0]} - {""}
+    with suppress(Exception):  # a router may follow the request, or refuse without one
+        homes.add(router.db_for_write(guard.model))  # from which the next filter may be built
+    return not homes or any(_may_be_one(home, alias, cache.generations) for home in homes)
+
+
+@lru_cache(maxsize=100)
+def _may_be_one(home: str, alias: str, generations: object) -> bool:
+    """Cache :func:`may_be_one_database` until the next build, which is needed once an alias leads to another server."""
+    return may_be_one_database(home, alias)
 
 
 def _catalogue(cache: DatabaseCache, connection: Any) -> Catalogue | None:

@@ -1,0 +1,156 @@
+"""A statement that may have written anything fences the guards of its database, by whichever alias it is sent."""
+
+from __future__ import annotations
+
+import copy
+import sqlite3
+
+import pytest
+from django.db import connections
+from django.db.backends.base.base import BaseDatabaseWrapper
+
+from bloomguard.guards import places
+from bloomguard.state import table as state
+from bloomguard.state.connection import DatabaseConnection
+from bloomguard.state.row import ARMED, FENCED
+from tests.support import database
+from tests.support.servers import PostgreSQL
+
+from .sending import on_postgresql, status
+
+pytestmark = pytest.mark.django_db(transaction=True, databases="__all__")
+
+#: By vendor: what may have written anything.
+ANYTHING = {
+    "sqlite": "PRAGMA writable_schema = OFF",
+    "postgresql": "DO $$ BEGIN EXECUTE 'SELECT 1'; END $$",
+    "mysql": "EXECUTE IMMEDIATE 'SELECT 1'",
+}
+
+
+def send(alias):
+    with connections[alias].cursor() as cursor:
+        cursor.execute(ANYTHING[connections[alias].vendor])
+
+
+@pytest.fixture
+def second(built, monkeypatch):
+    """``second(HOST="db")`` adds an alias ``second`` with the settings of the current database, but for these."""
+    # A test class refuses connections of aliases that are younger than itself.
+    monkeypatch.setattr(BaseDatabaseWrapper, "ensure_connection", lambda self: self.connection or self.connect())
+
+    def add(**settings):
+        connections.settings["second"] = copy.deepcopy(connections[database.current].settings_dict) | settings
+
+    yield add
+    connections["second"].close()
+    del connections["second"], connections.settings["second"]
+
+
+@pytest.fixture
+def same(second):
+    """The current database under a second alias, and nothing in its settings tells."""
+    given = connections[database.current].settings_dict
+    if connections[database.current].vendor == "sqlite":
+        second(NAME=f"file:{given['NAME']}?", OPTIONS={**given["OPTIONS"], "uri": True})
+    else:
+        second(HOST=f"/{given['HOST']}")
+
+
+@pytest.fixture
+def other(each_database, second, tmp_path):
+    """Another database of the same server, for the same login."""
+    if each_database == "sqlite":
+        sqlite3.connect(tmp_path / "other.sqlite3").close()
+        second(NAME=str(tmp_path / "other.sqlite3"))
+        yield
+        return
+    with connections[database.current].cursor() as cursor:
+        cursor.execute("CREATE DATABASE other")
+    second(NAME="other")
+    yield
+    connections["second"].close()
+    with connections[database.current].cursor() as cursor:
+        cursor.execute("DROP DATABASE other")
+
+
+@pytest.fixture
+def read(monkeypatch):
+    """The aliases of the databases whose identity was read."""
+    found = []
+    execute = DatabaseConnection.execute
+    monkeypatch.setattr(
+        DatabaseConnection, "execute", lambda self, *given: found.append(self.alias) or execute(self, *given)
+    )
+    return found
+
+
+def test_another_way_to_the_guards_database_fences(same):
+    """Through a pooler and past it, or by another name of the host: only the database itself tells that it is one."""
+    send("second")
+
+    assert status("product") == FENCED
+
+
+def test_another_database_fences_nothing(other, read):
+    """What both databases are is read once, not for each statement."""
+    for _ in range(3):
+        send("second")
+
+    assert status("product") == ARMED
+    assert sorted(read) in ([], sorted([database.current, "second"]))
+
+
+@on_postgresql
+def test_another_server_fences_nothing(second):
+    """Also if its database has the same name and number, as those that come with a server do."""
+    second(**PostgreSQL().settings)
+    send("second")
+
+    assert status("product") == ARMED
+
+
+def test_a_database_that_cannot_be_identified_may_be_the_guards(other, monkeypatch):
+    """A role may not be allowed to ask, and a server may not answer."""
+    monkeypatch.setattr(places, "_identity", lambda alias: 1 / 0)
+    send("second")
+
+    assert status("product") == FENCED
+
+
+@pytest.fixture
+def routed(built, monkeypatch):
+    """``routed(route)``: the router of this request, while the state rows stay where they are."""
+    monkeypatch.setattr(type(state.table.connection), "alias", database.current)
+    return lambda route: monkeypatch.setattr(database.Router, "db_for_write", lambda self, model, **hints: route())
+
+
+def test_a_router_that_names_another_database_now_fences(routed):
+    """It may follow the request; the guard's rows are where its filter was built from."""
+    routed(lambda: "default" if database.current != "default" else "postgresql")
+    send(database.current)
+
+    assert status("product") == FENCED
+
+
+def refuse():
+    raise LookupError("no tenant is set")
+
+
+@pytest.mark.parametrize("where", ["here", "elsewhere"])
+def test_a_router_that_raises_is_not_needed(routed, where):
+    """The statement runs as without bloomguard, and fences if it is sent to the database of the filter."""
+    routed(refuse)
+    elsewhere = "default" if database.current != "default" else "postgresql"
+    send(database.current if where == "here" else elsewhere)
+
+    assert status("product") == (FENCED if where == "here" else ARMED)
+
+
+def test_the_database_that_the_router_names_counts_too(routed, same, monkeypatch):
+    """The next filter may be built from it, and this process may not have read the state row since."""
+    monkeypatch.setattr(places, "_identity", lambda alias: alias)
+    routed(lambda: "second")
+    send("second")
+
+    assert status("product") == FENCED
