@@ -35,7 +35,7 @@ from .rebuild.scopes import Sources
 from .routes.explain import explain
 from .signals import request_blocked
 from .state.active_filter import ActiveFilter
-from .state.row import Rows, State
+from .state.row import FENCED, Rows, State
 from .state.table import StateTable
 from .stores import Generation, Store
 from .stores.base import FindKeyHash
@@ -65,7 +65,7 @@ def guards_off(*names: str) -> Iterator[None]:
 
     Raises :class:`ConfigurationError` if there is no such guard.
     """
-    with _replaced_filters(names, lambda guard, made, block: block.enter_context(_replaced(guard, "mode", "shadow"))):
+    with _replaced_filters(names, _switch_off):
         yield
 
 
@@ -195,6 +195,8 @@ class _Keys(Generation):
 
     def __init__(self, kind: str) -> None:
         self.layout = _layout(kind)
+        #: Those of the block around this one, which answer for the same rows again when this one ends.
+        self.outer: _Keys | None = None
         self._counts: Counter[bytes] = Counter()
         self._lock = threading.Lock()
         self.might_contain = self._counts.__contains__
@@ -203,6 +205,8 @@ class _Keys(Generation):
         return True  # so no false positive is remembered
 
     def add(self, keys: Iterable[bytes], *, once: bool = False) -> None:
+        if self.outer is not None:
+            self.outer.add(keys, once=once)
         with self._lock:
             self._counts.update(key for key in keys if not (once and key in self._counts))
 
@@ -256,6 +260,8 @@ class _Rows(StateTable):
         super().__init__(connection=SimpleNamespace(alias="", close=lambda: None))  # type: ignore[arg-type]
         self.sleep = lambda seconds: self.forget()  # no other process to wait for: only drop our copy
         self.rows: Rows = {}
+        #: Guard name -> the rows of the block around this one.
+        self.outer: dict[str, _Rows] = {}
 
     def _read(self) -> Rows:
         return dict(self.rows)
@@ -277,6 +283,10 @@ class _Rows(StateTable):
             return None
         known = {name: value for name, value in changes.items() if hasattr(seen, name)}
         self.rows[seen.name] = after = replace(seen, version=seen.version + 1, **known)
+        outer = self.outer.get(seen.name)
+        if outer is not None and changes.get("status") == FENCED:  # its filter misses the same rows
+            outer.swap(outer.current(seen.name), **changes)
+            outer.forget()
         return after
 
 
@@ -294,11 +304,20 @@ class _TestFilter(ActiveFilter):
         )
         self.rows = table
         self.keys = _Keys("cuckoo" if guard._meta.discards else "bloom")
+        outer = guard._runtime.active_filter
+        if isinstance(outer, _TestFilter):
+            table.outer[guard.name], self.keys.outer = outer.rows, outer.keys
         self._store = _TestStore(self.keys)
 
     @property
     def store(self) -> Store:
         return self._store
+
+    def arm(self) -> None:
+        """Let the keys answer, and get the keys of written rows."""
+        self.rows.rows[self.name] = State(self.name, version=1, identity=self.store.identity, active=_GENERATION)
+        self.rows.forget()
+        self.rows.renew()
 
 
 @contextmanager
@@ -339,9 +358,14 @@ def _forget_lookups() -> None:
 
 def _arm(guard: Guard, made: _TestFilter, block: ExitStack) -> None:
     made.keys.add_many(_keys(guard))
-    made.rows.rows[guard.name] = State(guard.name, version=1, identity=made.store.identity, active=_GENERATION)
-    made.rows.forget()
-    made.rows.renew()
+    made.arm()
+
+
+def _switch_off(guard: Guard, made: _TestFilter, block: ExitStack) -> None:
+    block.enter_context(_replaced(guard, "mode", "shadow"))
+    if made.keys.outer is not None:
+        made.keys.might_contain = lambda key: True
+        made.arm()  # so that writes add their keys, for the block around this one
 
 
 def _keys(guard: Guard) -> Iterator[bytes]:

@@ -166,6 +166,33 @@ def test_guards_can_be_turned_off(client):
     assert_blocked(client, "/products/8/")
 
 
+NESTED = pytest.mark.parametrize("block", [guards_off, guards_armed, lambda: guards_armed("product")])
+
+
+@NESTED
+@pytest.mark.parametrize("kind", ["bloom", "cuckoo"])
+def test_rows_that_are_written_in_a_block_are_known_after_it(transactional_db, block, kind):
+    """Also in a block around that one: its filter answers again, for all rows that exist then."""
+    with registered(Product, name="outer", filter=kind) as guard, guards_armed():
+        with block():
+            with guards_off():
+                Product.objects.create(pk=7)
+            Product.objects.bulk_create([Product(pk=8), Product(pk=9)])
+            Product.objects.filter(pk=9).delete()
+        assert [guard.verdict(pk) for pk in (7, 8, 10)] == [Verdict.MAYBE, Verdict.MAYBE, Verdict.ABSENT]
+        assert registry["product"].verdict(8) is Verdict.MAYBE
+
+
+@NESTED
+def test_raw_sql_in_a_block_fences_the_guards_around_it(db, block, caplog):
+    """Nobody knows which keys it wrote, so the filter of the block around it must not answer for them."""
+    with guards_armed():
+        with block(), connection.cursor() as cursor:
+            cursor.execute("INSERT INTO shop_product (id, name) VALUES (7, 'raw')")
+        assert registry["product"].verdict(7) is Verdict.UNKNOWN
+    assert len([each for each in caplog.records if "until it is rebuilt" in each.message]) == 1
+
+
 @pytest.mark.usefixtures("armed_guards")
 def test_a_guard_that_forgets_is_armed_too(client):
     """A cuckoo guard counts what tests add and delete."""
