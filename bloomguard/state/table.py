@@ -178,8 +178,8 @@ class StateTable:
         for name, before in self.copy.rows.items():
             if name not in rows and before.generations:
                 fence = before.fenced_at if before.status == FENCED else f"vanished {new_token()}"
-                tables, definition = before.tables, before.definition
-                fenced = State(name, status=FENCED, fenced_at=fence, tables=tables, definition=definition)
+                tables, definition, here = before.tables, before.definition, self._here
+                fenced = State(name, 0, FENCED, fenced_at=fence, tables=tables, definition=definition, here=here)
                 self._vanished[name] = now, fenced
         for name, (since, _) in list(self._vanished.items()):
             if name in rows or now - since >= EXPIRY_SECONDS:

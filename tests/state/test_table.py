@@ -393,6 +393,7 @@ def test_a_row_that_vanishes_is_a_fence_for_two_leases(table):
     table.clock.now += 1
 
     found = [(table.renewed("city").status, table.lease("city").generations)]
+    assert table.lease("city").here == another(table).renewed("city").here  # a rebuild names its filter by it
     table.clock.now += 1.9
     found += [(table.renewed("city").status, table.lease("city").generations)]
     table.clock.now += 1
