@@ -69,4 +69,4 @@ def before_change(using: str) -> None:
     if locks_out(table, using) and has_begun(connection):
         known = TransactionObserver.over(connection).pending_fences
         for name, state in table.visible_to(using).items():
-            known.setdefault(name, PendingFence(table, name, state, ""))
+            known.setdefault(name, PendingFence(table, name, state, "the project has changed its state row"))

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 from django.core.management import call_command
-from django.db import connections
+from django.db import connections, transaction
+from django.db.models import F
 
 from bloomguard.guards import registry
 from bloomguard.models import GuardState
@@ -35,3 +36,14 @@ def test_a_state_row_that_is_loaded_is_fenced(each_database, fresh, clock, tmp_p
     assert [guard.verdict(pk) for pk in (7, 8, 9)] == [Verdict.UNKNOWN] * 3
     Rebuild(guard, sleep=clock.sleep).run()
     assert [guard.verdict(pk) for pk in (7, 8, 9, 10)] == [Verdict.MAYBE] * 3 + [Verdict.ABSENT]
+
+
+@pytest.mark.django_db(databases="__all__", transaction=True)
+def test_the_log_says_why_a_guard_is_fenced(each_database, fresh, clock, caplog):
+    """Also where the project itself has changed the state row: no reason is empty."""
+    Rebuild(registry["product"], sleep=clock.sleep).run()
+    with transaction.atomic(using=database.current):
+        GuardState.objects.using(database.current).update(status=FENCED, version=F("version") + 1)
+
+    fenced = [each.args[1] for each in caplog.records if "until it is rebuilt" in each.message]
+    assert fenced == ["the project has changed its state row"] * (each_database == "sqlite")
