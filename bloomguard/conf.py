@@ -53,6 +53,9 @@ class Settings:
         if not isinstance(stores, dict):
             raise _not_a_dictionary("BLOOMGUARD['STORES']", stores, "CACHES")
         for alias, store in stores.items():
+            if not isinstance(alias, str):
+                kind = type(alias).__name__
+                raise ConfigurationError(f"BLOOMGUARD['STORES'] has an alias of type {kind}; it has to be text")
             if not isinstance(store, dict):
                 raise _not_a_dictionary(f"BLOOMGUARD['STORES'][{alias!r}]", store, "CACHES")
         return stores

@@ -145,6 +145,7 @@ SETTINGS = [
     ({"BLOOMGUARD": {"STORES": [FILE]}}, "W109", "BLOOMGUARD['STORES'] is of type list; it has to be a dictionary"),
     ({"BLOOMGUARD": {"STORES": {"default": FILE}}}, "W109", "['default'] is of type str; it has to be a"),
     ({"BLOOMGUARD": {"STORES": {}}}, "W103", "there is no store 'default'"),
+    ({"BLOOMGUARD": {"STORES": {5: {"BACKEND": FILE}}}}, "W109", "has an alias of type int; it has to be text"),
     (store({}), "W109", "'default'] has no BACKEND that is"),
     (store({"BACKEND": 5}), "W109", "has no BACKEND that is the path of a class, such as"),
     (store({"BACKEND": "no.Store"}), "W109", "No module named 'no'"),
