@@ -187,6 +187,21 @@ def test_a_sample_asks_for_about_so_many():
         assert 40 <= found.rows <= 200, name
 
 
+@pytest.mark.usefixtures("each_database", "rows")
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ("3", "all 3 rows of the sample"),
+        ("2000", "all 2,000 rows are"),
+        ("3000", "all 2,000 rows are"),
+        ("1" + 23 * "0", "all 2,000 rows are"),
+    ],
+)
+def test_a_sample_as_large_as_the_table_is_all_rows(given, said):
+    """No row is read twice, and no place without a row is tried; a smaller sample is called one."""
+    assert run("product", "--sample", given).startswith(f"product: {said} ")
+
+
 @pytest.mark.usefixtures("rows")
 def test_a_sample_finds_what_is_missing_everywhere():
     """Where half of the rows are missing a sample will do."""

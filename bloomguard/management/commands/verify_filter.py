@@ -13,6 +13,7 @@ from django.core.management.base import CommandError, CommandParser
 from ...exceptions import RebuildError
 from ...guards import Guard
 from ...rebuild import Rebuild, run_all
+from ...rebuild.scopes import Sources
 from ...rebuild.verify import MOST_MISSING, Findings, Verification
 from .. import EXPECTED, GuardsCommand, named
 
@@ -35,15 +36,17 @@ class Command(GuardsCommand):
     def run(self, guards: Sequence[Guard], options: dict[str, Any]) -> None:
         found, problems = dict[Guard, Findings](), list[Exception]()
         for guard in guards:
+            sample: int | None = options["sample"]
             try:
+                if sample is not None and sample >= Sources(guard).count():
+                    sample = None  # a sample would read some rows twice
                 with ExitStack() as bars:
-                    progress = self.progress(guard, bars)
-                    found[guard] = Verification(guard, sample=options["sample"], progress=progress).run()
+                    found[guard] = Verification(guard, sample=sample, progress=self.progress(guard, bars)).run()
             except EXPECTED as error:  # most of a store's errors name no guard
                 problems.append(CommandError(f"{guard.name}: {str(error).removeprefix(f'{guard.name}: ')}"))
                 problems[-1].__cause__ = error
             else:
-                self.say(_summary(found[guard]))
+                self.say(_summary(found[guard], "rows" if sample is None else "rows of the sample"))
         wrong = [guard for guard, findings in found.items() if findings.missing]
         repaired = list[Guard]()
         if options["repair"]:
@@ -66,18 +69,18 @@ class Command(GuardsCommand):
             raise CommandError("\n".join(map(str, problems))) from problems[0]
 
 
-def _summary(findings: Findings) -> str:
+def _summary(findings: Findings, rows: str) -> str:
     if not findings.generation:
         return f"{findings.guard}: it has no usable filter, so there is nothing to verify; requests pass"
     if findings.missing:
         at_least = "at least " if findings.missing >= MOST_MISSING else ""
         return (
-            f"{findings.guard}: {at_least}{findings.missing:,} of {findings.rows:,} rows are missing from its filter; "
-            "requests pass until it is rebuilt"
+            f"{findings.guard}: {at_least}{findings.missing:,} of {findings.rows:,} {rows} are missing from its "
+            "filter; requests pass until it is rebuilt"
         )
     without = f", which was built without {', '.join(findings.unread_scopes)}" if findings.unread_scopes else ""
     return (
-        f"{findings.guard}: all {findings.rows:,} rows are in its filter{without}; error rate "
+        f"{findings.guard}: all {findings.rows:,} {rows} are in its filter{without}; error rate "
         f"{findings.error_rate_measured:.4%} now, {findings.error_rate:.4%} when full; {findings.stale_share:.1%} of "
         f"its keys are stale; {findings.seconds:.1f} s"
     )
