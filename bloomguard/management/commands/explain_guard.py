@@ -29,8 +29,11 @@ class Command(BaseCommand):
 
     def handle(self, *args: Any, **options: Any) -> None:
         given = options["path"]
-        # Two slashes at the start of a path would be those before a host.
-        path = unquote(urlsplit(f"http://host{given}" if given.startswith("/") else given).path)
+        try:
+            # Two slashes at the start of a path would be those before a host.
+            path = unquote(urlsplit(f"http://host{given}" if given.startswith("/") else given).path)
+        except ValueError as error:
+            raise CommandError(f"{given!r} is not a URL: {error}") from error
         if not path.startswith("/"):
             raise CommandError(f"{given!r} is not a path: it must begin with a slash, as in /cities/7/")
         try:
