@@ -492,6 +492,16 @@ def test_watching(told, capsys, monkeypatch):
     assert capsys.readouterr().out.count("blocked") == 3
 
 
+def test_watching_ends_with_its_reader(shop, start):
+    """As with ``filter_stats --watch | head -1``: each table is printed at once, and no error when the pipe closes."""
+    child = start("filter_stats", "product", "--watch", "1s", "--skip-checks")
+    assert child.stdout.readline().startswith("guard ")
+    child.stdout.close()
+
+    assert child.wait(timeout=60) == 0
+    assert child.stderr.read() == ""
+
+
 @pytest.mark.parametrize("since", ["1y", "30s", "32d", "1"])
 def test_a_time_that_is_out_of_reach_is_refused(memory, since):
     """The message shows the value and what would do."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from argparse import ArgumentTypeError
 from collections.abc import Iterator, Sequence
@@ -46,10 +47,14 @@ class Command(GuardsCommand):
 
     def run(self, guards: Sequence[Guard], options: dict[str, Any]) -> None:
         with suppress(KeyboardInterrupt):
-            self._print(guards, options)
-            while options["watch"] is not None:
-                time.sleep(options["watch"])
+            try:
                 self._print(guards, options)
+                while options["watch"] is not None:
+                    self.stdout.flush()
+                    time.sleep(options["watch"])
+                    self._print(guards, options)
+            except BrokenPipeError:  # its reader has ended, as ``head`` does; Python writes the rest when it exits
+                os.dup2(os.open(os.devnull, os.O_WRONLY), self.stdout.fileno())
 
     def _print(self, guards: Sequence[Guard], options: dict[str, Any]) -> None:
         now = datetime.now(timezone.utc)
