@@ -20,6 +20,9 @@ from ..exceptions import BloomGuardError
 from ..filters import FilterError
 from ..guards import Guard, registry
 
+#: Sleeps and dates overflow long after this.
+_TEN_YEARS = 3650 * 86400
+
 EXPECTED = (BloomGuardError, FilterError, DatabaseError)
 
 
@@ -37,6 +40,7 @@ class GuardsCommand(BaseCommand):
         parser.add_argument("--json", action="store_true", help="print one JSON object")
 
     def handle(self, *args: Any, **options: Any) -> None:
+        self._convert(options)
         self._is_quiet = not options["verbosity"]
         self._is_talking = not (self._is_quiet or options["json"])
         try:
@@ -49,6 +53,15 @@ class GuardsCommand(BaseCommand):
             raise CommandError(str(error)) from error
         except KeyboardInterrupt:
             raise CommandError(self.interrupted, returncode=130) from None
+
+    def _convert(self, options: dict[str, Any]) -> None:
+        """Convert texts among the keyword arguments of ``call_command()``, which Django passes on as they are."""
+        for action in self.create_parser("manage.py", "")._actions:
+            if callable(action.type) and isinstance(given := options.get(action.dest), str):
+                try:
+                    options[action.dest] = action.type(given)
+                except (ArgumentTypeError, ValueError) as error:
+                    raise CommandError(str(error)) from error
 
     def run(self, guards: Sequence[Guard], options: dict[str, Any]) -> None:
         """Do the work."""
@@ -96,11 +109,14 @@ class ProgressBar:
 
 
 def seconds(text: str) -> float:
-    """Convert ``90s``, ``30m``, ``1h`` or ``7d`` to seconds; for ``type=`` of an option."""
+    """Convert ``90s``, ``30m``, ``1h`` or ``7d`` to seconds, at least 1 s and at most ten years; for ``type=``."""
     found = re.fullmatch(r"([0-9]{1,9})([smhd])", text)
-    if found is None:
-        raise ArgumentTypeError(f"{text!r} is not a duration; write a number with s, m, h or d, as in 30m or 1h")
-    return int(found[1]) * {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}[found[2]]
+    given = int(found[1]) * {"s": 1, "m": 60, "h": 3600, "d": 86400}[found[2]] if found else 0
+    if not 1 <= given <= _TEN_YEARS:
+        raise ArgumentTypeError(
+            f"{text!r} is not a duration from 1s to 3650d; write a number with s, m, h or d, as in 30m or 1h"
+        )
+    return float(given)
 
 
 def named(figures: Any) -> dict[str, Any]:

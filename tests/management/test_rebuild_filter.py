@@ -391,7 +391,7 @@ def test_it_says_if_nothing_is_kept_for_a_roll_back(reason):
         (["--max-age", "1h"], "give it with --if-needed"),
         (
             ["--if-needed", "--max-age", "soon"],
-            "'soon' is not a duration; write a number with s, m, h or d, as in 30m or 1h",
+            "'soon' is not a duration from 1s to 3650d; write a number with s, m, h or d, as in 30m or 1h",
         ),
         (["--keep-standby", "1"], "'1' is not a duration"),
         (["--roll-back", "--dry-run", "product"], "not allowed with"),
@@ -408,6 +408,27 @@ def test_arguments_that_make_no_sense_are_refused(arguments, said):
 def test_times_are_written_with_a_unit():
     """Seconds, minutes, hours and days."""
     assert [management.seconds(text) for text in ("90s", "30m", "1h", "7d")] == [90, 1_800, 3_600, 604_800]
+
+
+@pytest.mark.parametrize("given", ["", "7", "d", "-1s", "0s", "0d", "3651d", "999999999d", "9" * 20 + "s"])
+def test_a_time_is_from_a_second_to_ten_years(given):
+    """Any other is refused before anything is done: no clock of the system could wait so long, or it would not wait."""
+    for arguments in (["rebuild_filter", f"--keep-standby={given}"], ["filter_stats", f"--watch={given}"]):
+        with pytest.raises(CommandError, match="is not a duration from 1s to 3650d; write a number with s, m, h or d"):
+            call_command(*arguments)
+    assert states.table.current("product").active == ""
+
+
+def test_call_command_takes_texts_as_a_shell_does():
+    """Keyword arguments of a task or a test are converted as those of the command line, and refused as they are."""
+    run("product")
+
+    call_command("rebuild_filter", "product", if_needed=True, max_age="7d", keep_standby="1h", verbosity=0)
+    call_command("filter_stats", "product", since="24h", stdout=io.StringIO())
+    call_command("verify_filter", "product", sample="1000", verbosity=0)
+    for command, option in (("rebuild_filter", "keep_standby"), ("verify_filter", "sample"), ("filter_stats", "since")):
+        with pytest.raises(CommandError, match="'some' is not a"):
+            call_command(command, "product", **{option: "some"})
 
 
 def test_all_waits_are_told(monkeypatch, clock):
