@@ -35,6 +35,8 @@ from .guards import equality, warn
 
 #: Values of libpq's ``target_session_attrs`` that accept a read-only server.
 _READERS = ("read-only", "standby", "prefer-standby")
+#: What the site's role needs, if another one has run ``migrate``.
+_GRANT = f"let the site's role use them: GRANT SELECT, INSERT, UPDATE ON {GuardState._meta.db_table} TO ..."
 #: What makes a guard or its database unreadable; other checks report it, as W101 or W034.
 _REPORTED = (ConfigurationError, DatabaseError)
 
@@ -126,10 +128,34 @@ def check_filters(app_configs: Any, databases: Sequence[str] | None = None, **kw
         where = "" if alias == DEFAULT_DB_ALIAS else f" --database {alias}"
         yield Warning(
             f"the state rows cannot be read from the database {alias!r}: {str(error).strip()}.",
-            hint=f"Run manage.py migrate bloomguard{where} if you have not; until the rows of GuardState can be read, "
-            "every request passes.",
+            hint=f"Run manage.py migrate bloomguard{where} if you have not, and {_GRANT}. Until the state rows can be "
+            "read, every request passes, and saves of guarded rows may be refused.",
             id="bloomguard.W034",
         )
+    else:
+        yield from _rights(alias)
+
+
+def _rights(alias: str) -> Iterator[CheckMessage]:
+    """Check that the site's role may change the state rows: EXPLAIN needs the statement's rights, and changes nothing.
+
+    The catalogue of MariaDB and MySQL does not show the rights that a login has by a role.
+    """
+    if connections[alias].vendor not in ("postgresql", "mysql"):
+        return
+    rows, version = table.connection.quote(GuardState._meta.db_table), table.connection.quote("version")
+    inserts, updates = f"INTO {rows} SELECT * FROM {rows}", f"{rows} SET {version} = 0"  # noqa: S608
+    for verb, rest in (("INSERT", inserts), ("UPDATE", updates)):
+        try:
+            table.connection.execute(f"EXPLAIN {verb} {rest} WHERE 1 = 0")
+        except DatabaseError as error:
+            yield Warning(
+                f"{verb} of the state rows is refused in the database {alias!r}: {str(error).strip()}.",
+                hint=f"{_GRANT[0].upper()}{_GRANT[1:]}. Until then rebuild_filter fails, and so does a save whose key "
+                "cannot be added.",
+                id="bloomguard.W042",
+            )
+            return
 
 
 def _has_store(guard: Guard) -> bool:

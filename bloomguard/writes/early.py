@@ -67,6 +67,6 @@ def _fence() -> None:
                 logger.critical(
                     "bloomguard could not fence %s for writes before it was registered; run rebuild_filter: %s",
                     guard.name,
-                    type(error).__name__,
+                    fencing.why_failed(error),
                 )
     _writes[:] = [(alias, effects, known | set(registry)) for alias, effects, known in _writes]

@@ -204,8 +204,8 @@ def catching_up(guards: Collection[Guard], connection: Any, *, committed: bool =
                 names = ", ".join(guard.name for guard in guards)
                 raise StoreError(
                     f"{names}: rows were saved, but could not be added to the filter, and the guard could not be "
-                    "fenced in time; requests for them may be answered 404 until this process reaches the database of "
-                    "the state rows. Do not write them again"
+                    f"fenced in time: {why_failed(error)}. Requests for them may be answered 404 until this process "
+                    "can change the state rows. Do not write them again"
                 ) from error
         elif not isinstance(error, Error):  # after a database error the project decides, as in Django
             if connection.in_atomic_block:
@@ -262,11 +262,16 @@ def fence(guard: Guard, using: str, reason: str) -> bool:
                 table.renew()
     except DatabaseError as error:
         raise StoreError(
-            f"{guard.name}: a row could not be added to its filter, and the guard could not be fenced; the write is "
-            "refused, as a request for the row might be answered 404. Write again when the database of the state "
-            "rows can be reached"
+            f"{guard.name}: {reason.rstrip('.')}, and the guard could not be fenced: {str(error).strip()}. The write "
+            "is refused, as a request for the row might be answered 404. Write again when the state rows can be changed"
         ) from error
     return True
+
+
+def why_failed(error: Exception) -> str:
+    """Return what an error of :func:`fence` is caused by; of one of the configuration, whose text shows options, only
+    the type."""
+    return str(error.__cause__ or error).strip() if isinstance(error, StoreError) else type(error).__name__
 
 
 def drop_standby(guard: Guard, using: str, seen: State) -> bool:

@@ -73,7 +73,7 @@ def _fence(guard: Guard, using: str) -> None:
         logger.critical(
             "bloomguard could neither add a saved row to the filter of %s nor fence the guard; run rebuild_filter: %s",
             guard.name,
-            type(error).__name__,
+            fencing.why_failed(error),
         )
 
 

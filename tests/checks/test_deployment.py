@@ -18,6 +18,7 @@ from tests.conftest import Counting, forget
 from tests.shop.models import Product
 from tests.support import database
 from tests.support.guarding import make_guard
+from tests.support.roles import as_role
 
 pytestmark = [
     pytest.mark.django_db(transaction=True, databases="__all__"),
@@ -158,6 +159,32 @@ def test_state_rows_that_cannot_be_read(mine):
     assert "bloomguard_guardstate" in message
     where = "" if database.current == "default" else f" --database {database.current}"
     assert f"Run manage.py migrate bloomguard{where} if you have not" in hint
+
+
+@database.with_roles
+@pytest.mark.parametrize(
+    ("rights", "expected"),
+    [
+        ("SELECT, INSERT, UPDATE", ""),
+        ("SELECT, INSERT", "UPDATE of the state rows is refused"),
+        ("SELECT", "INSERT of the state rows is refused"),
+        ("INSERT, UPDATE", "the state rows cannot be read"),
+        ("", "the state rows cannot be read"),
+    ],
+)
+def test_a_role_without_rights_on_the_state_rows(each_database, built, rights, expected):
+    """As if another role had run ``migrate``: the message has the database's error, and the hint the GRANT."""
+    with as_role(bloomguard_guardstate=rights):
+        found = messages()
+
+    if not expected:
+        assert found == []
+        return
+    ((identifier, message, hint),) = found
+    assert identifier == ("bloomguard.W034" if "read" in expected else "bloomguard.W042")
+    assert message.startswith(expected)
+    assert "denied" in message
+    assert "GRANT SELECT, INSERT, UPDATE ON bloomguard_guardstate TO" in hint
 
 
 def test_a_plain_check_asks_no_database(mine, django_assert_num_queries, monkeypatch):

@@ -81,7 +81,7 @@ def building():
 def test_what_is_saved_without_add_and_fence_is_fenced_as_soon_as_possible(late, clock, write):
     """Under autocommit nothing undoes it, and the build would be published without it."""
     with late(gone=True):
-        with pytest.raises(StoreError, match="Do not write them again"):
+        with pytest.raises(StoreError, match=r"fenced in time: .+\. Requests for them .*Do not write them again"):
             write()
         assert not state.table.renew()
     assert is_there()

@@ -315,7 +315,7 @@ def test_where_not_even_the_fence_holds_the_log_cries(build_all, monkeypatch, ca
     (record,) = [record for record in caplog.records if record.name == "bloomguard"]
     assert record.levelname == "CRITICAL"
     assert "product" in record.getMessage()
-    assert "rebuild_filter" in record.getMessage()
+    assert "rebuild_filter: gone" in record.getMessage()
 
 
 def test_another_process_sees_a_saved_row_at_once(build_all):

@@ -250,7 +250,7 @@ def test_a_refused_write_is_undone_alone(broken, monkeypatch, block):
         with monkeypatch.context() as no_fence:
             no_fence.setattr(fencing, "_fence_within", fail)
             no_fence.setattr(state.StateTable, "fence", fail)
-            with pytest.raises(StoreError):
+            with pytest.raises(StoreError, match=r"could not be fenced: no fence\. The write is refused"):
                 Product.objects.create(pk=90_074)
 
     assert Group.objects.filter(name="kept").exists()
