@@ -23,7 +23,7 @@ from ..guards.places import databases_of
 from ..guards.scopes import DATABASE
 from ..models import GuardState
 from ..rebuild.plan import open_active
-from ..rebuild.refusals import SEVERAL_TABLES, database_refusals
+from ..rebuild.refusals import SEVERAL_TABLES, database_refusals, unreadable_columns
 from ..state.row import ARMED, locate_store
 from ..state.table import table
 from ..stores import stores
@@ -213,6 +213,9 @@ def check_columns(app_configs: Any, databases: Sequence[str] | None = None, **kw
     """Check the tables in the database itself: raw SQL in a migration or manual changes may have altered them."""
     for guard, alias in _guards_in(databases):
         with suppress(*_REPORTED):
+            if denied := unreadable_columns(guard, connections[alias]):
+                yield warn(guard, denied.id, denied.reason, denied.cure)
+                continue  # to such a login MariaDB does not describe the table
             reported = {message.id for field in guard._meta.fields for message in equality(guard, field)}
             for refusal in database_refusals(guard, connections[alias]):
                 if refusal.id not in reported and refusal.id != SEVERAL_TABLES:  # of `check --database`

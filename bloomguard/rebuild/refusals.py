@@ -20,7 +20,7 @@ from typing import Any
 from uuid import UUID
 
 from django.core.exceptions import FieldDoesNotExist
-from django.db import models
+from django.db import DatabaseError, models
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from ..guards import Guard
@@ -28,6 +28,7 @@ from ..guards import conditions as alive
 from ..guards.fields import kind_of, own_class, value_field
 from ..guards.keys import OutOfRange, Uncertain, Unkeyable
 from ..guards.scopes import SCHEMA
+from ..state.connection import is_denied
 from ..writes.tables import columns as tracked_columns
 from ..writes.tables import folded
 
@@ -144,10 +145,13 @@ def database_refusals(guard: Guard, connection: BaseDatabaseWrapper) -> Iterator
             yield Refusal("bloomguard.W106", reason, CURE if is_text else RETYPE)
 
 
-def unreadable_columns(guard: Guard, connection: BaseDatabaseWrapper) -> str:
-    """Return the columns that the PostgreSQL role lacks SELECT on, with the cure; empty if it may read all."""
-    if connection.vendor != "postgresql":
-        return ""
+def unreadable_columns(guard: Guard, connection: BaseDatabaseWrapper) -> Refusal | None:
+    """Return the columns that the role may not read, with the cure; ``None`` if it may read all, or is on SQLite.
+
+    Raises :class:`DatabaseError`.
+    """
+    if connection.vendor not in ("postgresql", "mysql"):
+        return None
     fields: set[Any] = {*guard._meta.fields, *guard.model._meta.pk_fields}
     for name in guard._meta.alive_fields:
         with suppress(FieldDoesNotExist):
@@ -155,6 +159,15 @@ def unreadable_columns(guard: Guard, connection: BaseDatabaseWrapper) -> str:
     for table in sorted({field.model._meta.db_table for field in fields}):
         name = connection.ops.quote_name(table)
         columns = sorted(field.column for field in fields if field.model._meta.db_table == table)
+        if connection.vendor == "mysql":
+            try:
+                listed = ", ".join(map(connection.ops.quote_name, columns))
+                _fetch(connection, f"SELECT {listed} FROM {name} WHERE 1 = 0", [])  # noqa: S608
+            except DatabaseError as error:
+                if not is_denied(error):
+                    raise
+                return Refusal("bloomguard.W136", str(error).strip(), f"GRANT SELECT ON {name} TO the site's login.")
+            continue
         denied = _fetch(
             connection,
             "SELECT attname, current_user FROM pg_attribute WHERE attrelid = to_regclass(%s) AND attname = ANY(%s) "
@@ -163,8 +176,9 @@ def unreadable_columns(guard: Guard, connection: BaseDatabaseWrapper) -> str:
         )
         if denied:
             listed, role = ", ".join(column for column, _ in denied), denied[0][1]
-            return f"the role {role!r} may not read {listed} of {table}. GRANT SELECT ON {name} TO {role}"
-    return ""
+            reason = f"the role {role!r} may not read {listed} of {table}"
+            return Refusal("bloomguard.W136", reason, f"GRANT SELECT ON {name} TO {role}.")
+    return None
 
 
 def _fetch(connection: BaseDatabaseWrapper, sql: str, parameters: Sequence[Any]) -> Sequence[Any]:

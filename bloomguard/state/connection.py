@@ -32,8 +32,8 @@ logger = logging.getLogger("bloomguard")
 _PRIVILEGE = "42501"
 #: SQLSTATEs if a hosted server lacks a function: insufficient privilege, undefined, not supported, wrong state.
 _FUNCTION_REFUSED = {_PRIVILEGE, "42883", "0A000", "55000"}
-#: The error number of MySQL and MariaDB for a table that the login may not use.
-_TABLE_DENIED = 1142
+#: The error numbers of MySQL and MariaDB for a table and for a column that the login may not use.
+_DENIED = ((1142,), (1143,))
 
 #: SQL: does PostgreSQL write a COMMIT to its disk before it acknowledges it?
 IS_DURABLE = "current_setting('synchronous_commit') <> 'off' AND current_setting('fsync') = 'on'"
@@ -52,8 +52,8 @@ def fetch_uncounted(connection: Any, sql: str, *parameters: Sequence[Any]) -> Se
 
 
 def is_denied(error: Exception) -> bool:
-    """Return whether MySQL or MariaDB denied the login a table. It does not list one to which it has no right."""
-    return error.__cause__ is not None and error.__cause__.args[:1] == (_TABLE_DENIED,)
+    """Return whether MySQL or MariaDB denied a table or column. They list no table to which the login has no right."""
+    return error.__cause__ is not None and error.__cause__.args[:1] in _DENIED
 
 
 def is_locked(error: Exception) -> bool:

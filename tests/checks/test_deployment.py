@@ -9,6 +9,7 @@ import pytest
 from django.core.checks import run_checks
 from django.db import connections
 
+from bloomguard.exceptions import RebuildError
 from bloomguard.filters import codec
 from bloomguard.guards import registry
 from bloomguard.models import GuardState
@@ -185,6 +186,23 @@ def test_a_role_without_rights_on_the_state_rows(each_database, built, rights, e
     assert message.startswith(expected)
     assert "denied" in message
     assert "GRANT SELECT, INSERT, UPDATE ON bloomguard_guardstate TO" in hint
+
+
+@database.with_roles
+@pytest.mark.parametrize("rights", ["INSERT, UPDATE", "SELECT (name), INSERT, UPDATE", ""])
+def test_a_role_that_may_not_read_the_rows(each_database, mine, rights):
+    """A rebuild would end with the same message; what the role may not see is not reported in other words."""
+    with as_role(shop_product=rights):
+        found = [each for each in messages() if each[0] != "bloomguard.W030"]
+        with pytest.raises(RebuildError) as raised:
+            Rebuild(mine).refuse()
+
+    ((identifier, message, hint),) = found
+    assert identifier == "bloomguard.W136"
+    assert "weak" in message
+    assert "shop_product" in message
+    assert hint.startswith("GRANT SELECT ON")
+    assert str(raised.value) == f"mine: {message.partition(': ')[2]} {hint}"
 
 
 def test_a_plain_check_asks_no_database(mine, django_assert_num_queries, monkeypatch):
