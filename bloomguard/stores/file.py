@@ -227,7 +227,8 @@ class FileStore(Store):
             return [
                 Warning(
                     f"the store {self.alias!r} is not used: {error}.",
-                    hint=f"Set {_option(self.alias)} to a private folder, or run this as the user of the workers.",
+                    hint=f"Set {_option(self.alias)} to a private folder (to a folder inside, which will be made, if "
+                    "this is a mount), or run this as the user of the workers.",
                     id="bloomguard.W037",
                 )
             ]

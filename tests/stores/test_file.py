@@ -428,6 +428,23 @@ def test_a_folder_that_others_may_write_is_not_used(files, number, mode):
     assert files.names("city") == ["a"]
 
 
+@pytest.mark.parametrize("mode", [0o1777, 0o777, 0o2775], ids=["docker --tmpfs", "emptyDir", "fsGroup"])
+def test_a_mount_that_others_may_write_has_room_for_a_folder(tmp_path, mode):
+    """The mount itself is not used, and the hint says what is: a folder inside, which the store makes private."""
+    mount = tmp_path / "mount"
+    mount.mkdir()
+    mount.chmod(mode)
+    (message,) = FileStore("default", path=mount).check()
+    inside = FileStore("default", path=mount / "filters")
+
+    assert message.id == "bloomguard.W037"
+    assert "a folder inside" in message.hint
+    assert inside.check() == []
+    inside.create("city", "a", make_layout()).add([key(1)])
+    assert inside.check() == []
+    assert inside.open("city", "a", find).might_contain(key(1))
+
+
 @pytest.mark.usefixtures("as_root")
 @pytest.mark.parametrize("number", range(2))
 def test_a_folder_of_another_user_is_not_used(files, number):
