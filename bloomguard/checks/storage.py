@@ -24,6 +24,7 @@ from ..guards.scopes import DATABASE
 from ..models import GuardState
 from ..rebuild.plan import open_active
 from ..rebuild.refusals import SEVERAL_TABLES, database_refusals, unreadable_columns
+from ..rebuild.scopes import identity_of
 from ..state.row import ARMED, locate_store
 from ..state.table import table
 from ..stores import stores
@@ -291,13 +292,16 @@ def _several_tables(guard: Guard, databases: Sequence[str]) -> Iterator[tuple[st
                 yield refusal.reason, refusal.cure
     if len(named) < 2 or guard.scope == DATABASE:
         return
-    having = [alias for alias in named if name in connections[alias].introspection.table_names()]
+    having: dict[Any, str] = {}
+    for alias in named:
+        if name in connections[alias].introspection.table_names():
+            having.setdefault(identity_of(connections[alias]), repr(alias))
     if len(having) > 1:
         yield (
-            f"the databases {', '.join(map(repr, having))} each have a table {name!r}; its filter knows the rows of "
+            f"the databases {', '.join(having.values())} each have a table {name!r}; its filter knows the rows of "
             f"{home!r} alone",
-            "If one of them has the rows and the others are no replicas, let allow_migrate of your router say so, and "
-            "drop the other tables. If each has rows of its own, set scope = 'database'.",
+            "If one of them has all rows, let allow_migrate of your router allow the table in that one alone. If each "
+            "has rows of its own, set scope = 'database'.",
         )
 
 

@@ -160,7 +160,7 @@ def _scoped(guard: Guard) -> list[Source]:
             cursor.execute(f"SELECT {DatabaseConnection(scope).is_standby}")
             if bool(int(cursor.fetchone()[0])):
                 raise RebuildError(f"{guard.name}: {scope!r} is a standby. Let scopes() leave it out")
-        if (same := known.setdefault(_identity(connections[scope]), scope)) != scope:
+        if (same := known.setdefault(identity_of(connections[scope]), scope)) != scope:
             raise RebuildError(
                 f"{guard.name}: {same!r} and {scope!r} lead to one database. Let scopes() name one of them, or "
                 "allow_migrate of your router allow one"
@@ -168,7 +168,7 @@ def _scoped(guard: Guard) -> list[Source]:
     return [ScopedSource(guard, scope) for scope in scopes]
 
 
-def _identity(connection: BaseDatabaseWrapper) -> Any:
+def identity_of(connection: BaseDatabaseWrapper) -> Any:
     """Return what is the same for all aliases of one database, whatever their settings."""
     found = None
     if connection.vendor in _IDENTITIES:

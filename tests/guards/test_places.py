@@ -58,11 +58,13 @@ def decisions(*values):
     return [registry["product"]._runtime.decide(value) for value in values]
 
 
-def found(*databases):
+def reported(*databases):
     checked = run_checks(databases=databases)
-    return [
-        each.msg for each in checked if each.id == "bloomguard.E137" and each.msg.startswith("the guard 'product':")
-    ]
+    return [each for each in checked if each.id == "bloomguard.E137" and each.msg.startswith("the guard 'product':")]
+
+
+def found(*databases):
+    return [each.msg for each in reported(*databases)]
 
 
 def test_a_table_of_one_schema_is_answered_for(tenants, django_assert_num_queries):
@@ -73,6 +75,17 @@ def test_a_table_of_one_schema_is_answered_for(tenants, django_assert_num_querie
         assert decisions(1, 7) == [MAYBE, ABSENT]
     assert found("postgresql") == found() == []
     assert [each.partition("the databases 'default', 'postgresql' each")[1] for each in found("default", "postgresql")]
+
+
+@pytest.mark.parametrize("each_database", database.ALL, indirect=True)
+def test_two_aliases_of_one_database_have_one_table(each_database):
+    """Through a pooler and past it, as for migrations: only the database itself tells."""
+    with database.second_alias(database.current) as second:
+        assert found(database.current, second) == []
+        (each,) = reported(*{"default", "postgresql", database.current}, second)
+
+    assert second not in each.msg
+    assert "drop" not in each.hint  # what another alias shows may be the only table
 
 
 def test_a_table_of_two_schemas_is_not(tenants, clock):

@@ -22,6 +22,7 @@ from tests.scopes import router  # noqa: E402
 from tests.scopes.drill import Drill  # noqa: E402
 from tests.scopes.site import Clock, build, decide, queried  # noqa: E402
 from tests.scopes.wares.models import Note, Ware  # noqa: E402
+from tests.support.database import second_alias  # noqa: E402
 
 SHARDS = list(connections)
 
@@ -75,22 +76,6 @@ def past_django(alias, sql):
     """Send ``sql`` by the driver."""
     connections[alias].ensure_connection()
     connections[alias].connection.cursor().execute(sql)
-
-
-@contextmanager
-def second_alias():
-    """Another name for the database of ``shard1``, which nothing in the settings tells."""
-    given = connections.settings["shard1"]
-    if connections["shard1"].vendor == "sqlite":
-        other = {"NAME": f"file:{given['NAME']}?", "OPTIONS": {**given["OPTIONS"], "uri": True}}
-    else:
-        other = {"HOST": f"/{given['HOST']}"}
-    connections.settings["direct"] = {**given, **other}
-    try:
-        yield "direct"
-    finally:
-        connections["direct"].close()
-        del connections["direct"], connections.settings["direct"]
 
 
 def test_each_shard_has_its_own_rows(wares):
@@ -191,7 +176,7 @@ def test_a_shard_that_the_router_only_reads_from_is_no_replica(wares):
 
 def test_a_write_by_another_name_of_a_database_fences(wares):
     """Requests by the name that the filter has would miss the row."""
-    with second_alias() as alias:
+    with second_alias("shard1", "direct") as alias:
         Ware.objects.using(alias).create(pk=41)
         assert Ware.objects.using("shard1").filter(pk=41).exists()
         assert decisions("shard1", 41) == ["fenced"]
@@ -203,7 +188,7 @@ def test_a_write_by_another_name_of_a_database_fences(wares):
 
 def test_no_roll_back_to_a_filter_without_a_database(wares, clock, monkeypatch):
     """It may have the same database by another name, and lack what was written since."""
-    with second_alias() as alias, monkeypatch.context() as renamed:
+    with second_alias("shard1", "direct") as alias, monkeypatch.context() as renamed:
         renamed.setattr(type(registry["ware"]), "scopes", lambda self: ["default", alias])
         Rebuild(registry["ware"], sleep=clock.sleep, probes=1_000, keep_standby=3_600.0).run()
         table.table.current("ware")

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import pytest
 from django.db import connections
+from django.db.backends.base.base import BaseDatabaseWrapper
 
 from tests.support.mariadb import is_missing
 
@@ -37,6 +39,28 @@ def on(name: str) -> Iterator[str]:
 
 #: Marks a test of roles, which SQLite does not have; it asks for ``each_database``.
 with_roles = pytest.mark.parametrize("each_database", ["postgresql", "mariadb"], indirect=True)
+
+
+def another_way(alias: str) -> dict[str, Any]:
+    """Settings that lead to the database of ``alias``, although nothing in them tells."""
+    given = connections.settings[alias]
+    if connections[alias].vendor == "sqlite":
+        return {"NAME": f"file:{given['NAME']}?", "OPTIONS": {**given["OPTIONS"], "uri": True}}
+    return {"HOST": f"/{given['HOST']}"}
+
+
+@contextmanager
+def second_alias(alias: str, name: str = "second", **settings: Any) -> Iterator[str]:
+    """Another alias, with the settings of ``alias`` but for these; :func:`another_way` without any."""
+    connections.settings[name] = copy.deepcopy(connections.settings[alias]) | (settings or another_way(alias))
+    with pytest.MonkeyPatch.context() as patch:
+        # A test class refuses connections of aliases that are younger than itself.
+        patch.setattr(BaseDatabaseWrapper, "ensure_connection", lambda self: self.connection or self.connect())
+        try:
+            yield name
+        finally:
+            connections[name].close()
+            del connections[name], connections.settings[name]
 
 
 def conflicting(*names: str) -> list[str] | None:

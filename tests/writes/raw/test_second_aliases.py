@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import copy
 import sqlite3
 
 import pytest
 from django.db import connections
-from django.db.backends.base.base import BaseDatabaseWrapper
 
 from bloomguard.guards import places
 from bloomguard.state import table as state
 from bloomguard.state.connection import DatabaseConnection
 from bloomguard.state.row import ARMED, FENCED
 from tests.support import database
+from tests.support.database import second_alias
 from tests.support.servers import PostgreSQL
 
 from .sending import on_postgresql, status
@@ -34,42 +33,24 @@ def send(alias):
 
 
 @pytest.fixture
-def second(built, monkeypatch):
-    """``second(HOST="db")`` adds an alias ``second`` with the settings of the current database, but for these."""
-    # A test class refuses connections of aliases that are younger than itself.
-    monkeypatch.setattr(BaseDatabaseWrapper, "ensure_connection", lambda self: self.connection or self.connect())
-
-    def add(**settings):
-        connections.settings["second"] = copy.deepcopy(connections[database.current].settings_dict) | settings
-
-    yield add
-    connections["second"].close()
-    del connections["second"], connections.settings["second"]
-
-
-@pytest.fixture
-def same(second):
+def same(built):
     """The current database under a second alias, and nothing in its settings tells."""
-    given = connections[database.current].settings_dict
-    if connections[database.current].vendor == "sqlite":
-        second(NAME=f"file:{given['NAME']}?", OPTIONS={**given["OPTIONS"], "uri": True})
-    else:
-        second(HOST=f"/{given['HOST']}")
+    with second_alias(database.current):
+        yield
 
 
 @pytest.fixture
-def other(each_database, second, tmp_path):
-    """Another database of the same server, for the same login."""
-    if each_database == "sqlite":
+def other(built, tmp_path):
+    """Another database of the same server, for the same login, as the alias ``second``."""
+    if connections[database.current].vendor == "sqlite":
         sqlite3.connect(tmp_path / "other.sqlite3").close()
-        second(NAME=str(tmp_path / "other.sqlite3"))
-        yield
+        with second_alias(database.current, NAME=str(tmp_path / "other.sqlite3")):
+            yield
         return
     with connections[database.current].cursor() as cursor:
         cursor.execute("CREATE DATABASE other")
-    second(NAME="other")
-    yield
-    connections["second"].close()
+    with second_alias(database.current, NAME="other"):
+        yield
     with connections[database.current].cursor() as cursor:
         cursor.execute("DROP DATABASE other")
 
@@ -102,10 +83,10 @@ def test_another_database_fences_nothing(other, read):
 
 
 @on_postgresql
-def test_another_server_fences_nothing(second):
+def test_another_server_fences_nothing(built):
     """Also if its database has the same name and number, as those that come with a server do."""
-    second(**PostgreSQL().settings)
-    send("second")
+    with second_alias(database.current, **PostgreSQL().settings):
+        send("second")
 
     assert status("product") == ARMED
 
