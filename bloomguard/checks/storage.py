@@ -233,7 +233,7 @@ def check_triggers(app_configs: Any, databases: Sequence[str] | None = None, **k
                 with connections[alias].wrap_database_errors:
                     connections[alias].ensure_connection()
                     catalogues[alias] = load(connections[alias])
-            for name, because in _writers(catalogues[alias], guard):
+            for name, because in _writers(catalogues[alias], guard, connections[alias].vendor):
                 yield warn(
                     guard,
                     "bloomguard.W035",
@@ -253,9 +253,9 @@ def _guards_in(databases: Sequence[str] | None) -> Iterator[tuple[Guard, str]]:
             yield guard, alias
 
 
-def _writers(catalogue: Catalogue, guard: Guard) -> list[tuple[str, str]]:
+def _writers(catalogue: Catalogue, guard: Guard, vendor: str) -> list[tuple[str, str]]:
     """Return the tables with something that writes keys of ``guard``, and what it is."""
-    tables = {bare(name): name for name in guard._meta.tables}
+    tables = {bare(name, vendor): name for name in guard._meta.tables}
 
     def writes_keys(flow: Flow) -> bool:
         effects = [flow.effect, *(effect for effect, _ in catalogue.follow([flow.effect]))]

@@ -31,11 +31,13 @@ SECONDS = 60.0
 #: Seconds until the next read after one that failed.
 AGAIN_SECONDS = 1.0
 
-#: The tables of these names, in schemas that the login may use, or a role that it can SET; temporary ones are in none.
+#: The tables of these quoted names, in schemas that the login may use, or a role that it can SET; temporary ones are in
+#: none. A name of more than 63 bytes is stored without its end.
 SQL = (
-    "SELECT relname::text, nspname::text, pg_class.oid "
-    "FROM pg_class JOIN pg_namespace ON pg_namespace.oid = relnamespace "
-    "WHERE relname = ANY(%s) AND relkind IN ('r', 'p', 'v', 'm', 'f') AND nspname !~ '^pg_' "
+    "SELECT asked.name, nspname::text, pg_class.oid FROM unnest(%s::text[]) AS asked (name) "
+    "JOIN pg_class ON relname = (parse_ident(asked.name, false))[1]::name "
+    "JOIN pg_namespace ON pg_namespace.oid = relnamespace "
+    "WHERE relkind IN ('r', 'p', 'v', 'm', 'f') AND nspname !~ '^pg_' "
     "AND nspname <> 'information_schema' "
     "AND EXISTS (SELECT FROM pg_roles WHERE pg_has_role(session_user, pg_roles.oid, 'MEMBER') "
     "AND has_schema_privilege(pg_roles.oid, pg_namespace.oid, 'USAGE')) ORDER BY 1, 2"
@@ -169,10 +171,10 @@ class Place:
         self._tables = [table, *sorted(guard._meta.tables - {table})]
 
     def _loose(self, alias: str) -> list[str]:
-        """Return the guard's tables whose schema the ``search_path`` decides: on PostgreSQL, if the name has none."""
+        """Return the guard's tables, quoted, whose schema the ``search_path`` decides: on PostgreSQL, without one."""
         connection = connections[alias]
         tables = self._tables if connection.vendor == "postgresql" else ()
-        return [table for table in tables if '"."' not in connection.ops.quote_name(table)]
+        return [name for name in map(connection.ops.quote_name, tables) if '"."' not in name]
 
     def _schemas(self, alias: str) -> list[Tables]:
         """Return the schemas that have each of these tables. May query."""
@@ -219,7 +221,7 @@ class Place:
     def _meant(self, using: str) -> Sequence[tuple[str | None, int | None]]:
         """Return schema and OID of each of the guard's tables, as PostgreSQL resolves their names on ``using`` now."""
         connection: Any = connections[using]
-        names = [connection.ops.quote_name(table) for table in self._loose(using)]
+        names = self._loose(using)
         if not names:
             return ()
         with connection.wrap_database_errors:

@@ -12,7 +12,7 @@ from contextlib import suppress
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from django.db import DatabaseError, InterfaceError, router
+from django.db import DatabaseError, InterfaceError, connections, router
 
 from ..guards import Guard, registry
 from ..guards.places import may_be_one_database, schemas
@@ -90,14 +90,15 @@ definitions = Definitions()
 class DatabaseCache:
     """Cached facts about one database, until a guard, its generations, or the database's definitions change."""
 
-    def __init__(self) -> None:
+    def __init__(self, vendor: str) -> None:
+        self.vendor = vendor
         self.plans = registry.plans
         self.stamp = definitions.stamp
         self.copy: object = None  # of the state rows
         self.generations: tuple[tuple[str, str], ...] | None = None
         self.tables: dict[str, list[tuple[str, Guard]]] = {}
         for table, guards in guarded_tables().items():
-            self.tables.setdefault(bare(table), []).extend((table, guard) for guard in guards)
+            self.tables.setdefault(bare(table, vendor), []).extend((table, guard) for guard in guards)
         self.guards = list(dict.fromkeys(guard for some in self.tables.values() for _, guard in some))
         #: Texts that need no second look: they have placeholders for values, so they are few. One by which the ORM
         #: writes to a guarded table, and nothing else -> the table; one that writes nothing of a guard -> empty.
@@ -168,7 +169,7 @@ def current_cache(alias: str) -> DatabaseCache:
     cache = caches.get(alias)
     if cache is not None and cache.plans is registry.plans and cache.stamp == definitions.stamp and cache.follow():
         return cache
-    cache = caches[alias] = DatabaseCache()
+    cache = caches[alias] = DatabaseCache(connections[alias].vendor)
     cache.follow()
     return cache
 
@@ -231,8 +232,8 @@ def may_be_rewritten(compiler: Any, verb: str) -> bool:
         cache = current_cache(connection.alias)
     if not cache.tables or (cache.catalogue is None and cache.are_idle(connection)):
         return True  # nothing is added now
-    catalogue = _catalogue(cache, connection)
-    return catalogue is None or (bare(compiler.query.model._meta.db_table), verb) in catalogue.rewritten
+    catalogue, table = _catalogue(cache, connection), bare(compiler.query.model._meta.db_table, cache.vendor)
+    return catalogue is None or (table, verb) in catalogue.rewritten
 
 
 def may_add_key(effect: Effect, guard: Guard, table: str) -> bool:
@@ -322,7 +323,8 @@ class _Quiet(dict[str, bool]):
         """Return it, computed once for each table."""
         found = super().get(table)
         if found is None:
-            every = {Effect(verb, bare(table)) for verb in ("insert", "update", "delete")}
-            is_own = SYSTEM_TABLES.fullmatch(bare(table)) is None
+            name = bare(table, self.cache.vendor)
+            every = {Effect(verb, name) for verb in ("insert", "update", "delete")}
+            is_own = SYSTEM_TABLES.fullmatch(name) is None
             found = self[table] = is_own and not self.writers and not self._reaches(every)
         return found

@@ -124,7 +124,7 @@ def _is_harmless(sql: Any, own: str, cache: DatabaseCache, connection: Any) -> b
     if table == own:
         cache.add(sql, table)
         return True
-    if bare(table) not in cache.tables or sql[0] in "Dd":
+    if bare(table, connection.vendor) not in cache.tables or sql[0] in "Dd":
         cache.add(sql)
         return True
     return False
@@ -178,7 +178,7 @@ class _Unread:
 
 def _follow(reading: Reading, connection: Any, own: str) -> dict[Guard, Cause]:
     """Return the guards that may have new keys; ``own``: the table of the ORM's statement, whose compiler adds them."""
-    return affected_guards(reading.effects | reading.known, connection, own=bare(own))
+    return affected_guards(reading.effects | reading.known, connection, own=bare(own, connection.vendor))
 
 
 # -- fencing

@@ -118,12 +118,17 @@ def tokens(sql: str, vendor: str) -> list[Token]:
 
 
 def _folded(name: str, vendor: str) -> str:
-    """Return a name in lower case, to be on the safe side; PostgreSQL truncates it to 63 bytes."""
-    if vendor == "postgresql" and len(name) > 20:
-        name = name.encode()[:63].decode(errors="ignore")
+    """Return a name in lower case, to be on the safe side."""
     if vendor == "mysql" and "\u0130" in name:
         raise Unclear  # an i
-    return name.lower()
+    return _stored(name, vendor).lower()
+
+
+def _stored(name: str, vendor: str) -> str:
+    """Return a name as the database stores it: PostgreSQL truncates it to 63 bytes."""
+    if vendor == "postgresql" and len(name) > 15:
+        return name.encode()[:63].decode(errors="ignore")
+    return name
 
 
 def _after_comment(sql: str, position: int, vendor: str) -> int:
@@ -143,10 +148,13 @@ def _after_comment(sql: str, position: int, vendor: str) -> int:
     raise Unclear
 
 
-def bare(table: str) -> str:
-    """Return a table's name without quotes, schema and the prefix of SQLite's schema editor, in lower case."""
-    name = table.replace('"', "").replace("`", "").rpartition(".")[2].lower()
-    return name.removeprefix(ANEW)
+def bare(table: str, vendor: str = "") -> str:
+    """Return a table's name without quotes, schema and the prefix of SQLite's schema editor, in lower case.
+
+    ``vendor`` is that of the database, if the name is not from there but from a model or a text.
+    """
+    name = _stored(table.rpartition('"."')[2].replace('"', "").replace("`", ""), vendor)
+    return name.rpartition(".")[2].lower().removeprefix(ANEW)
 
 
 def routine(name: str, vendor: str) -> str:

@@ -335,7 +335,7 @@ def test_threads_that_begin_at_once_overlook_no_table(monkeypatch):
     late.start()
     assert late_began.wait(60)
 
-    found = tables.tracked_tables(Order), "shop_order" in consequences.DatabaseCache().tables
+    found = tables.tracked_tables(Order), "shop_order" in consequences.DatabaseCache("").tables
 
     late_may_end.set()
     late.join()
