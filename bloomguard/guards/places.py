@@ -60,6 +60,14 @@ _IDENTITIES = {
 _NEXT_SECONDS = 0.1
 
 
+def needs_orm_thread() -> bool:
+    """Return whether async code has to do in the ORM's thread what may ask the routers: in which database the rows are.
+
+    A router of the project may follow a variable of that thread, which a middleware has set for the request.
+    """
+    return bool(router.routers)
+
+
 #: Schema -> the OID of its table, which is another one if the table is dropped and made anew.
 Tables = Mapping[str, int]
 

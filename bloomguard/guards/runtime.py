@@ -33,6 +33,7 @@ from ..verdicts import (
 from . import counters, spot_checks
 from .counters import listeners, notify
 from .keys import NoScope, OutOfRange, Uncertain, Unkeyable
+from .places import needs_orm_thread
 from .short_check import ShortCheck, short_check
 from .unadded import unadded
 
@@ -168,11 +169,13 @@ class GuardRuntime:
             copy = active.table.copy
             decision = active.ask_now(key) or await active.aask(key)
             if decision is None:  # the state rows or a filter must be read
-                decision = await sync_to_async(self.ask, thread_sensitive=False)(key)
+                decision = await sync_to_async(self.ask, thread_sensitive=needs_orm_thread())(key)
             elif decision.verdict is Verdict.ABSENT:
                 row = active.table.lease(self._guard.name)
-                if row is None or self._guard._meta.place.must_read():
-                    (decision,) = await sync_to_async(self._placed, thread_sensitive=False)([decision], copy, [key])
+                if row is None or needs_orm_thread() or self._guard._meta.place.must_read():
+                    (decision,) = await sync_to_async(self._placed, thread_sensitive=needs_orm_thread())(
+                        [decision], copy, [key]
+                    )
                 else:
                     (decision,) = self._placed([decision], copy, [key], row)
         except Exception as error:
@@ -180,7 +183,9 @@ class GuardRuntime:
         if began:
             self.counters.time(began)
         if decision is ABSENT and self._is_check_due():
-            decision = await sync_to_async(spot_checks.checks.check, thread_sensitive=False)(self._guard, value)
+            decision = await sync_to_async(spot_checks.checks.check, thread_sensitive=needs_orm_thread())(
+                self._guard, value
+            )
         return self._record(value, decision)
 
     # -- many values
@@ -213,7 +218,7 @@ class GuardRuntime:
         """Async :meth:`decide_many`, in a thread: to make many keys would hold up the event loop."""
         if not settings.is_enabled:
             return [DISABLED] * len(values)
-        return await sync_to_async(self.decide_many, thread_sensitive=False)(await self.ascoped(values))
+        return await sync_to_async(self.decide_many, thread_sensitive=needs_orm_thread())(await self.ascoped(values))
 
     # -- from the filter's answer to the decision
 

@@ -9,7 +9,7 @@ import pytest
 from asgiref.sync import async_to_sync
 
 from bloomguard.exceptions import StoreError
-from bloomguard.guards import registry
+from bloomguard.guards import registry, runtime
 from bloomguard.rebuild import Rebuild
 from bloomguard.state import table as state
 from bloomguard.stores import stores
@@ -78,6 +78,7 @@ def test_an_async_verdict_reads_the_state_rows_in_a_thread(shop, clock, monkeypa
 
 def lease_ends_meanwhile(guard, clock, monkeypatch):
     """Between two looks at it; what was leased by the first one is good enough."""
+    monkeypatch.setattr(runtime, "needs_orm_thread", lambda: False)  # as without routers of the project
     place = guard._meta.place
     must_read = place.must_read
     monkeypatch.setattr(place, "must_read", lambda: (clock.sleep(1), must_read())[1])

@@ -301,6 +301,7 @@ def test_a_rebuild_that_cannot_read_the_catalogue_changes_nothing(tenants, monke
 
 def test_an_event_loop_waits_for_no_catalogue(tenants, clock, monkeypatch):
     """A thread reads it, and only for an ABSENT."""
+    monkeypatch.setattr(runtime, "needs_orm_thread", lambda: False)  # as without routers of the project
     decisions(1)
     clock.sleep(places.SECONDS)
     state.table.renewed("product")
@@ -319,6 +320,7 @@ def test_an_event_loop_waits_for_no_catalogue(tenants, clock, monkeypatch):
 
 def test_nor_for_one_that_becomes_too_old_the_next_moment(tenants, clock, monkeypatch):
     """Between the look at its age and its use."""
+    monkeypatch.setattr(runtime, "needs_orm_thread", lambda: False)
     places.schemas.forget()
     assert decisions(8) == [ABSENT]
     clock.sleep(places.SECONDS - 0.05)
