@@ -169,6 +169,12 @@ def nothing_logged() -> None:
 
 
 @pytest.fixture(autouse=True)
+def one_database(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The door knows that all requests read one database, although the tests' router allows each table in all."""
+    monkeypatch.setattr(routes, "databases_of", lambda model: [database.current])
+
+
+@pytest.fixture(autouse=True)
 def a_usual_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is known against the disk that the tests run on, be it a container's."""
     monkeypatch.setattr(disk, "MOUNTS", Path(os.devnull))

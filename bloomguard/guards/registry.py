@@ -135,7 +135,7 @@ G = TypeVar("G", bound=type[Guard])
 
 
 def _follow_settings(*, setting: str, **kwargs: Any) -> None:
-    if setting in ("ROOT_URLCONF", "MIDDLEWARE"):
+    if setting in ("DATABASE_ROUTERS", "MIDDLEWARE", "ROOT_URLCONF"):
         registry.replan()
 
 

@@ -12,7 +12,10 @@ from django.test import AsyncClient, Client
 from django.urls import path
 
 from bloomguard.guards import registry
+from bloomguard.guards.places import databases_of
+from bloomguard.routes import table as routes
 from bloomguard.verdicts import ABSENT, AMBIGUOUS
+from tests.door.site import Asgi, Wsgi
 from tests.shop import urls
 from tests.shop.models import Product
 from tests.support.guarding import urlconf
@@ -114,3 +117,29 @@ def test_an_absence_that_the_request_knows_already_is_asked_for_again_in_that_th
         return found
 
     assert async_to_sync(ask)() == [ABSENT, AMBIGUOUS]
+
+
+class InOne(ByThread):
+    """The same, but products have a table in the first database alone."""
+
+    def allow_migrate(self, db, app_label, **hints):
+        return db == "default"
+
+
+@pytest.mark.parametrize("site", [Wsgi, Asgi])
+def test_the_door_leaves_a_model_of_several_databases_to_django(regions, settings, monkeypatch, site):
+    """It asks before the middleware has run that tells the router which of them the request reads."""
+    monkeypatch.setattr(routes, "databases_of", databases_of)
+    settings.ALLOWED_HOSTS = ["testserver"]
+    door = site()
+
+    assert door("/products/8/", headers={"X-Region": "postgresql"}).status == 200
+    assert [door(f"/products/{pk}/").status for pk in (1, 8)] == [200, 404]
+    assert len(door.reached) == 3
+    (route,) = [each for each in routes.table_for().open if each.pattern.view_name == "product"]
+    assert route.not_at_door == "the routers may choose one of several databases by the request"
+
+    settings.DATABASE_ROUTERS = [InOne()]
+    door = site()
+    assert [door(f"/products/{pk}/").status for pk in (1, 8)] == [200, 404]
+    assert door.reached == ["/products/1/"]
