@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from django.contrib.contenttypes.management import create_contenttypes
-from django.db import OperationalError, connections
+from django.db import OperationalError, connections, router
 from django.db.models.signals import post_migrate
 
 from bloomguard import middleware
@@ -22,6 +22,7 @@ from bloomguard.guards.counters import counts
 from bloomguard.guards.places import schemas
 from bloomguard.lookups import context, select
 from bloomguard.metrics import flusher
+from bloomguard.models import GuardState
 from bloomguard.rebuild import rebuild, standby
 from bloomguard.routes import table as routes
 from bloomguard.state import table as state
@@ -35,6 +36,9 @@ from tests.support.processes import Watch, end, spawn
 def pytest_configure(config: pytest.Config) -> None:
     """No process outlives the run, and no file waits for a disk."""
     servers.stay_in_memory()
+    # The tests' router names another database in each test, so it is asked each time.
+    StateConnection.asked_once = StateConnection.alias  # type: ignore[attr-defined]
+    StateConnection.alias = property(lambda self: router.db_for_write(GuardState))  # type: ignore[assignment]
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # hundreds of processes would compile all sources, each again
     config.pluginmanager.register(Watch(config, servers.stop_all), "bloomguard-processes")
 

@@ -171,7 +171,7 @@ def may_raise(guard: Guard, value: Any, captured: Collection[Any], *, by_link: b
     numbers = guard._meta.ignores_overflow and not by_link
     for each in captured:
         if isinstance(each, str):
-            if not takes_text(each, "" if each.isascii() else connections[guard._meta.database].vendor):
+            if not takes_text(each, "" if each.isascii() else connections[guard._meta.place.home].vendor):
                 return True
         elif isinstance(each, int) and not _LOW <= each <= _HIGH and not (numbers and each is value):
             return True

@@ -163,7 +163,7 @@ class GuardMeta:
 
     def database_of(self, key: bytes) -> str:
         """Return the alias of the database that has the row with ``key``, if there is one."""
-        return scope_of(key) if self._guard.scope == DATABASE else self.database
+        return scope_of(key) if self._guard.scope == DATABASE else self.place.home
 
     @cached_property
     def place(self) -> Place:

@@ -96,7 +96,7 @@ def _sees_every_row(guard: Guard, key: bytes, using: str) -> bool:
     """
     connection = connections[using]
     return (
-        (guard.scope == DATABASE or using == guard._meta.database)
+        (guard.scope == DATABASE or using == guard._meta.place.home)
         and not has_begun(connection)
         and not _hides_rows(connection, guard)
         and guard._meta.place.was_asked(using, key)

@@ -158,6 +158,11 @@ def _identity(alias: str) -> Any:
     return rows
 
 
+def leads_to(alias: str, home: str) -> bool:
+    """Return whether ``alias`` is ``home``, or by the settings a mirror of it: a replica, or another way to it."""
+    return alias == home or connections.settings.get(alias, {}).get("TEST", {}).get("MIRROR") == home
+
+
 def databases_of(model: type[Model]) -> list[str]:
     """Return the aliases of the different databases in which the routers allow a table of ``model``; no replicas."""
     found: dict[tuple[Any, ...], str] = {}
@@ -196,24 +201,49 @@ class Place:
         found = self._schemas(alias)
         return f"{alias}/{','.join(sorted(found[0])) if found else ''}" if all(found) else None
 
+    # A request must not ask for ``db_for_write`` if it can do without: a router may take that for a write, and send the
+    # user's next reads to the primary. And only absent IDs would have that effect.
+
+    @property
+    def home(self) -> str:
+        """The alias of the database that the guard's filter was built from; without one, of its model's writes."""
+        source = self._guard._runtime.active_filter.table.known(self._guard.name).source
+        alias = source.rpartition("/")[0]
+        return alias if alias in connections.settings else self._guard._meta.database
+
+    def reads(self, alias: str) -> bool:
+        """Return whether queries by ``alias`` read the rows of :attr:`home`.
+
+        Of an alias that is no mirror of it, the routers have to say so: they read from it, and write to the home.
+        """
+        model, home = self._guard.model, self.home
+        return leads_to(alias, home) or (alias == router.db_for_read(model) and router.db_for_write(model) == home)
+
     def must_read(self) -> bool:
         """Return whether :meth:`certain_alias`, called next, may read the catalogue: once a minute, on PostgreSQL."""
-        alias = self._guard._meta.database
-        return schemas.is_due(alias, self._loose(alias), ahead=_NEXT_SECONDS)
+        home = self.home
+        return schemas.is_due(home, self._loose(home), ahead=_NEXT_SECONDS)
 
     def certain_alias(self, source: str) -> str:
-        """Return the alias of the guard's database if its queries certainly read the table of ``source``, else ``""``.
+        """Return the alias that queries go to, if they certainly read the table of ``source``, else ``""``.
 
         They do if the routers choose the database that was scanned, and no other schema has a table of that name.
         """
-        alias = self._guard._meta.database
-        database, _, schema = source.rpartition("/")
-        if source and database != alias:
-            return ""
-        found = self._schemas(alias)
+        alias = self._certain_alias(source)
+        home, _, schema = source.rpartition("/")
+        found = self._schemas(home or alias) if alias else ()
         if not all(len(each) == 1 for each in found):
             return ""
         return alias if not found or not source or schema in found[0] else ""
+
+    def _certain_alias(self, source: str) -> str:
+        """Do :meth:`certain_alias` for databases alone."""
+        if not source:
+            return self._guard._meta.database
+        alias, home = router.db_for_read(self._guard.model), source.rpartition("/")[0]
+        # A router that chooses one of several replicas may name another one now.
+        is_home = leads_to(alias, home) or router.db_for_write(self._guard.model) == home
+        return alias if is_home else ""
 
     def is_certain(self) -> bool:
         """Return whether this process would read the table that the guard's filter was built from. May query."""
@@ -221,7 +251,7 @@ class Place:
 
     def was_asked(self, using: str, key: bytes) -> bool:
         """Return whether a query for ``key``, just sent by ``using``, read that table. Queries the catalogue."""
-        if not self.is_certain() or using != self._guard._meta.database:
+        if using != self.home or not self.is_certain():
             return False
         meant = zip(self._meant(using), self._schemas(using), strict=True)
         return all(schema in each for (schema, _), each in meant)

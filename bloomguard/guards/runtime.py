@@ -33,7 +33,7 @@ from ..verdicts import (
 from . import counters, spot_checks
 from .counters import listeners, notify
 from .keys import NoScope, OutOfRange, Uncertain, Unkeyable
-from .places import needs_orm_thread
+from .places import leads_to, needs_orm_thread
 from .short_check import ShortCheck, short_check
 from .unadded import unadded
 
@@ -49,7 +49,7 @@ class GuardRuntime:
 
     def __init__(self, guard: Guard) -> None:
         self._guard = guard
-        #: What the last ABSENT rested on: :attr:`ActiveFilter.last_check`, the leased state row, the router's database.
+        #: What the last ABSENT rested on: :attr:`ActiveFilter.last_check`, the leased state row, the database to read.
         self.last_absent: tuple[Any, State | None, str] = (None, None, "")
         self._log = LogOnce()
         #: The counters of this process.
@@ -153,7 +153,9 @@ class GuardRuntime:
         if asked is not None and row is not None and row.mode in ("", "enforce") and not active.store.is_remote:
             is_absent = active.ask_leased(key) is ABSENT
             if is_absent and active.last_check is asked and active.table.lease(self._guard.name) is row:
-                self.last_absent = asked, row, self._guard._meta.place.certain_alias(row.source)
+                alias = self._guard._meta.place.certain_alias(row.source)
+                if alias and leads_to(alias, row.source.rpartition("/")[0]):  # whatever the routers write to
+                    self.last_absent = asked, row, alias
 
     async def adecide(self, value: Any, key: bytes | None = None) -> Decision:
         """Async :meth:`decide`: await the store's network calls, and query the database in a thread."""

@@ -271,11 +271,13 @@ class Scopes(Place):
         return True
 
     def certain_alias(self, source: str) -> str:
-        alias = self._guard._meta.database
-        return alias if source in ("", self.source(alias)) else ""
+        home, _, schema = source.rpartition("/")
+        if source and (schema != "*" or self._is_by_database != (home == "*")):
+            return ""  # built with another scope
+        return home if home == "*" else self._certain_alias(source)
 
     def was_asked(self, using: str, key: bytes) -> bool:
-        if not self.is_certain() or not (self._is_by_database or using == self._guard._meta.database):
+        if not self.is_certain() or not (self._is_by_database or using == self.home):
             return False
         try:
             return self.of_write(using) == scope_of(key)

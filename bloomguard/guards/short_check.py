@@ -71,7 +71,7 @@ def short_check(guard: Guard, runtime: GuardRuntime) -> ShortCheck:
                     last is not asked
                     or guard.mode != "enforce"
                     or active.table.lease(guard.name) is not row
-                    or router.db_for_write(model) != alias
+                    or router.db_for_read(model) != alias
                     or (unadded.writers and unadded.may_have(guard.name))
                 ):
                     return None

@@ -14,7 +14,7 @@ from typing import Any
 from uuid import UUID
 
 from django.apps import apps
-from django.db import router
+from django.db import DEFAULT_DB_ALIAS, router
 from django.db.models import Model, QuerySet
 from django.db.models.fields import related_descriptors as related
 from django.db.models.sql import Query
@@ -202,9 +202,10 @@ def _is_beyond(value: Any) -> bool:
 def _is_current(guard: Guard, compiler: Any) -> bool:
     """Return whether the query sees the rows in the filter: on the guard's database, in no transaction with others."""
     connection, using = compiler.connection, compiler.using
-    # Of a guard of several databases, the key has the alias.
-    if guard.scope != DATABASE and using != guard._meta.database and using != router.db_for_read(guard.model):
-        return False  # the router's database for reads is allowed: a replica of the guard's
+    # Of a guard of several databases, the key has the alias. Without routers, the rows are in the default one.
+    may_differ = guard.scope != DATABASE and (router.routers or using != DEFAULT_DB_ALIAS)
+    if may_differ and not guard._meta.place.reads(using):
+        return False
     if connection.needs_rollback or connection.closed_in_transaction:
         return False  # Django raises an error for the query
     if not connection.in_atomic_block:

@@ -81,6 +81,8 @@ class StateConnection:
         self._connection: BaseDatabaseWrapper | None = None
         self._abandoned: list[BaseDatabaseWrapper] = []
         self._names: dict[str, Any] | None = None
+        #: The project's routers, and what they said.
+        self._named: tuple[Any, str] = None, ""
         after_fork(self._after_fork)
 
     def _after_fork(self) -> None:
@@ -92,8 +94,15 @@ class StateConnection:
 
     @property
     def alias(self) -> str:
-        """The alias of the database that has the state rows."""
-        return router.db_for_write(GuardState)
+        """The alias of the database that has the state rows.
+
+        The routers are asked once: they may take a call for a write, and send the user's next reads to the primary.
+        """
+        routers, alias = self._named
+        if routers is not router.routers:
+            alias = router.db_for_write(GuardState)
+            self._named = router.routers, alias
+        return alias
 
     def adopt_databases(self) -> None:
         """Remember which databases the settings name when Django starts: those of the site.
@@ -101,6 +110,8 @@ class StateConnection:
         Only the first call counts: a test that overrides ``INSTALLED_APPS`` calls ``ready()`` again.
         """
         if self._names is None:
+            with suppress(Exception):  # of a router: it is asked again
+                self.alias  # noqa: B018  # asks the routers before any request
             self._names = {alias: connections.settings[alias]["NAME"] for alias in connections}
 
     @property

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from contextvars import ContextVar
 
 import pytest
 from asgiref.sync import async_to_sync, sync_to_async
@@ -10,10 +11,14 @@ from django.db import connections
 from django.http import HttpResponse
 from django.test import AsyncClient, Client
 from django.urls import path
+from django.views.generic import DetailView
 
-from bloomguard.guards import registry
+from bloomguard.guards import registry, spot_checks
 from bloomguard.guards.places import databases_of
 from bloomguard.routes import table as routes
+from bloomguard.state import table as state
+from bloomguard.state.connection import StateConnection
+from bloomguard.state.row import ARMED
 from bloomguard.verdicts import ABSENT, AMBIGUOUS
 from tests.door.site import Asgi, Wsgi
 from tests.shop import urls
@@ -143,3 +148,98 @@ def test_the_door_leaves_a_model_of_several_databases_to_django(regions, setting
     door = site()
     assert [door(f"/products/{pk}/").status for pk in (1, 8)] == [200, 404]
     assert door.reached == ["/products/1/"]
+
+
+# -- routers that read from a replica
+
+
+class ReadsOwnWrites:
+    """Whoever has written reads from the primary for a while; a call of ``db_for_write`` counts as a write."""
+
+    has_written = ContextVar("has_written", default=False)
+
+    def db_for_read(self, model, **hints):
+        return "default" if self.has_written.get() else "postgresql"
+
+    def db_for_write(self, model, **hints):
+        self.has_written.set(True)
+        return "default"
+
+
+def pinning(get_response):
+    """Middleware: a cookie says for how long."""
+
+    def respond(request):
+        ReadsOwnWrites.has_written.set(False)
+        response = get_response(request)
+        if ReadsOwnWrites.has_written.get():
+            response.set_cookie("pin", "1", max_age=15)
+        return response
+
+    return respond
+
+
+def named(request, pk):
+    """A view that shows products with a name only."""
+    found = Product.objects.filter(pk=pk).exclude(name="").first()
+    return HttpResponse(found.pk if found else "", status=200 if found else 404)
+
+
+class Detail(DetailView):
+    """A generic view."""
+
+    model = Product
+
+    def render_to_response(self, context, **kwargs):
+        return HttpResponse(self.object.pk)
+
+
+@pytest.fixture
+def replica(build, settings, monkeypatch):
+    """Product 1 has a name and product 2 has none; ``postgresql`` is a replica that the settings know."""
+    monkeypatch.setattr(StateConnection, "alias", StateConnection.asked_once)
+    monkeypatch.setattr(state.table.connection, "_names", None)
+    monkeypatch.setitem(connections.settings["postgresql"]["TEST"], "MIRROR", "default")
+    settings.MIDDLEWARE = [f"{__name__}.pinning", MIDDLEWARE]
+    settings.ROOT_URLCONF = urlconf(
+        *urls.urlpatterns, path("named/<int:pk>/", named), path("detail/<int:pk>/", Detail.as_view())
+    )
+    for alias in ("default", "postgresql"):
+        Product.objects.using(alias).bulk_create([Product(pk=1, name="tea"), Product(pk=2)])
+    build("product")
+    settings.DATABASE_ROUTERS = [ReadsOwnWrites()]
+    state.table.connection.adopt_databases()  # as when Django starts
+    ReadsOwnWrites.has_written.set(False)
+
+
+def sent_cookies(get, url):
+    """The status and the names of the cookies that the response sets."""
+    client = Client() if get is wsgi else AsyncClient()
+    response = client.get(url) if get is wsgi else async_to_sync(client.get)(url)
+    return response.status_code, list(response.cookies)
+
+
+@pytest.mark.parametrize("get", [wsgi, asgi])
+def test_an_absent_id_is_no_write_for_the_router(replica, clock, get):
+    """Else its 404 would have another cookie than the one of a row that exists and is hidden, and its user would read
+    from the primary.
+    """
+    for lapse in (0, 5):
+        clock.sleep(lapse)
+        for view in ("named", "products", "products-async", "decorated", "decorated-async", "detail"):
+            assert sent_cookies(get, f"/{view}/9/") == (404, []), view
+            assert sent_cookies(get, f"/{view}/9/") == (404, []), view
+            assert sent_cookies(get, f"/{view}/1/") == (200, []), view
+        assert sent_cookies(get, "/named/2/") == (404, [])
+
+
+def test_a_replica_of_the_settings_is_answered_for(replica, django_assert_num_queries):
+    """And a spot check reads the primary, without a call of ``db_for_write``."""
+    with django_assert_num_queries(0), django_assert_num_queries(0, using="postgresql"):
+        for view in ("named", "products", "decorated", "detail"):
+            assert wsgi(f"/{view}/9/") == 404
+
+    insert_unseen("default", 9)
+    spot_checks.checks.check(registry["product"], 9)
+    assert not ReadsOwnWrites.has_written.get()
+    assert state.table.current("product").status != ARMED
