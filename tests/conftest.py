@@ -175,7 +175,7 @@ def nothing_logged() -> None:
 @pytest.fixture(autouse=True)
 def one_database(monkeypatch: pytest.MonkeyPatch) -> None:
     """The door knows that all requests read one database, although the tests' router allows each table in all."""
-    monkeypatch.setattr(routes, "databases_of", lambda model: [database.current])
+    monkeypatch.setattr(routes, "is_in_one_database", lambda model: True)
 
 
 @pytest.fixture(autouse=True)

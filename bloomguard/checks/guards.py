@@ -10,7 +10,7 @@ from typing import Any
 from django.apps import apps
 from django.conf import settings
 from django.core.checks import CheckMessage, Warning, register
-from django.db import connections, models, router
+from django.db import connections, models
 
 from .. import conf
 from ..exceptions import ConfigurationError
@@ -21,6 +21,7 @@ from ..rebuild.refusals import CURE, EXACT_COLLATIONS, declaration_refusals
 from ..routes.openness import is_admin
 from ..routes.patterns import patterns
 from ..routes.table import guarded_routes
+from .databases import alias_of
 
 #: Databases whose catalogue shows whether a column compares different texts as equal; `check_columns` reads it.
 _ASKED = ("postgresql", "sqlite", "mysql")
@@ -91,7 +92,8 @@ def _guard(guard: Guard) -> Iterator[CheckMessage]:
     if guard.filter == "bitmap" and guard._meta.keys.width != 8:
         hint = "Set another one: a bitmap can only contain integers and dates, of a guard without a scope."
         yield warn(guard, "bloomguard.W111", "filter is 'bitmap'", hint)
-    if guard.scope == SCHEMA and (why := no_schema(connections[router.db_for_write(guard.model)])):
+    alias = alias_of(guard)
+    if alias and guard.scope == SCHEMA and (why := no_schema(connections[alias])):
         yield warn(guard, "bloomguard.W138", *why)
     elif guard.scope == SCHEMA and getattr(settings, "TENANT_LIMIT_SET_CALLS", False):
         yield warn(
@@ -166,7 +168,8 @@ def equality(guard: Guard, field: models.Field[Any, Any]) -> Iterator[CheckMessa
         return
     target = value_field(field)
     collation = getattr(target, "db_collation", None)
-    vendor = connections[router.db_for_write(guard.model)].vendor
+    alias = alias_of(guard)
+    vendor = connections[alias].vendor if alias else _ASKED[0]
     if collation and collation not in EXACT_COLLATIONS:
         text = f"{field.name!r} has the collation {collation!r}, by which different texts may be equal"
         yield warn(guard, "bloomguard.W106", text, CURE)

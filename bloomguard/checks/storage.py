@@ -13,7 +13,7 @@ from typing import Any
 
 from django.conf import settings
 from django.core.checks import CheckMessage, Error, Info, Tags, Warning, register
-from django.db import DEFAULT_DB_ALIAS, DatabaseError, connections, router
+from django.db import DEFAULT_DB_ALIAS, DatabaseError, connections
 
 from .. import conf
 from ..exceptions import ConfigurationError, StoreError, StoreUnavailable
@@ -32,6 +32,7 @@ from ..writes.catalogue import load
 from ..writes.consequences import may_add_key
 from ..writes.flows import Catalogue, Flow
 from ..writes.sql.tokens import bare
+from .databases import alias_of
 from .guards import equality, warn
 
 #: Values of libpq's ``target_session_attrs`` that accept a read-only server.
@@ -248,8 +249,8 @@ def check_triggers(app_configs: Any, databases: Sequence[str] | None = None, **k
 def _guards_in(databases: Sequence[str] | None) -> Iterator[tuple[Guard, str]]:
     """Yield the guards whose rows are in ``databases``, each with its database; all guards without ``databases``."""
     for guard in registry:
-        alias = router.db_for_write(guard.model)
-        if databases is None or alias in databases:
+        alias = alias_of(guard)
+        if alias and (databases is None or alias in databases):
             yield guard, alias
 
 
@@ -284,7 +285,9 @@ def check_places(app_configs: Any, databases: Sequence[str] | None = None, **kwa
 
 
 def _several_tables(guard: Guard, databases: Sequence[str]) -> Iterator[tuple[str, str]]:
-    home, name = router.db_for_write(guard.model), guard.model._meta.db_table
+    home, name = alias_of(guard), guard.model._meta.db_table
+    if not home:
+        return
     named = [alias for alias in databases_of(guard.model) if alias in databases]
     for alias in named if guard.scope == DATABASE else {home} & set(databases):
         for refusal in database_refusals(guard, connections[alias]):

@@ -175,6 +175,14 @@ def databases_of(model: type[Model]) -> list[str]:
     return list(found.values())
 
 
+def is_in_one_database(model: type[Model]) -> bool:
+    """Return whether no router can choose between databases with a table of ``model``; ``False`` if one raises."""
+    try:
+        return not router.routers or len(databases_of(model)) < 2
+    except Exception:
+        return False
+
+
 class Place:
     """The database and the PostgreSQL schema of a guard's table."""
 

@@ -11,7 +11,7 @@ from functools import cached_property
 from typing import Any
 
 from django.conf import settings
-from django.db import models, router
+from django.db import models
 from django.http import Http404, HttpRequest, HttpResponseBase
 from django.urls import URLResolver, get_resolver, get_urlconf, resolvers
 from django.utils.translation import gettext
@@ -20,7 +20,7 @@ from django.views.debug import technical_404_response
 from ..exceptions import ConfigurationError
 from ..guards import AUTO, Guard, registry
 from ..guards.fields import may_raise, may_raise_beside
-from ..guards.places import databases_of
+from ..guards.places import is_in_one_database
 from ..lookups.query import concrete
 from ..process import LogOnce
 from .discovery import Detail, NotFound, column_of, detail, find_kwargs, views_by_model, why_another_lookup
@@ -210,7 +210,7 @@ def _why_not_at_door(
         return f"{type(guard).__name__}.applies needs the request"
     if guard.scope is not None:
         return f"the {guard.scope} that the view reads is not in the path"
-    if router.routers and len(databases_of(guard.model)) > 1:
+    if not is_in_one_database(guard.model):
         # It answers before any middleware of the project has told a router which one this request reads.
         return "the routers may choose one of several databases by the request"
     if pattern.fixed.intersection(kwargs):

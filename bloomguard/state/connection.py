@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from typing import Any
 
-from django.db import DatabaseError, InterfaceError, OperationalError, connections, router
+from django.db import DEFAULT_DB_ALIAS, DatabaseError, InterfaceError, OperationalError, connections, router
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from ..models import GuardState
@@ -97,12 +97,23 @@ class StateConnection:
         """The alias of the database that has the state rows.
 
         The routers are asked once: they may take a call for a write, and send the user's next reads to the primary.
+        While they raise, it is the default one, so that no other statement fails for that. But see :meth:`check_alias`.
         """
-        routers, alias = self._named
-        if routers is not router.routers:
-            alias = router.db_for_write(GuardState)
-            self._named = router.routers, alias
-        return alias
+        try:
+            return self.check_alias()
+        except OperationalError:
+            return DEFAULT_DB_ALIAS
+
+    def check_alias(self) -> str:
+        """Return :attr:`alias`. Raises :class:`OperationalError` if a router does: no state rows can be read then."""
+        try:
+            routers, alias = self._named
+            if routers is not router.routers:
+                alias = router.db_for_write(GuardState)
+                self._named = router.routers, alias
+            return alias
+        except Exception as error:
+            raise OperationalError(f"a router does not name the database of the state rows: {error!r}") from error
 
     def adopt_databases(self) -> None:
         """Remember which databases the settings name when Django starts: those of the site.
@@ -110,8 +121,7 @@ class StateConnection:
         Only the first call counts: a test that overrides ``INSTALLED_APPS`` calls ``ready()`` again.
         """
         if self._names is None:
-            with suppress(Exception):  # of a router: it is asked again
-                self.alias  # noqa: B018  # asks the routers before any request
+            self.alias  # noqa: B018  # asks the routers before any request
             self._names = {alias: connections.settings[alias]["NAME"] for alias in connections}
 
     @property
@@ -176,6 +186,7 @@ class StateConnection:
         return found
 
     def _open(self) -> BaseDatabaseWrapper:
+        self.check_alias()
         configured = connections[self.alias].settings_dict
         current = self._connection
         if current is not None and (
@@ -308,6 +319,9 @@ class DatabaseConnection(StateConnection):
     @property
     def alias(self) -> str:
         """The alias of the database."""
+        return self._alias
+
+    def check_alias(self) -> str:
         return self._alias
 
 

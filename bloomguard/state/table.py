@@ -210,6 +210,7 @@ class StateTable:
 
     def visible_to(self, using: str) -> Rows:
         """Return the rows that this thread's connection ``using`` sees now. Raises :class:`DatabaseError`."""
+        self.connection.check_alias()
         connection: Any = connections[using]
         with connection.wrap_database_errors:
             try:

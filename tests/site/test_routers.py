@@ -7,19 +7,23 @@ from contextvars import ContextVar
 
 import pytest
 from asgiref.sync import async_to_sync, sync_to_async
-from django.db import connections
+from django.contrib.auth.models import Group
+from django.core.checks import run_checks
+from django.core.management import call_command
+from django.db import connections, transaction
 from django.http import HttpResponse
 from django.test import AsyncClient, Client
 from django.urls import path
 from django.views.generic import DetailView
 
+from bloomguard.exceptions import StoreError
 from bloomguard.guards import registry, spot_checks
-from bloomguard.guards.places import databases_of
+from bloomguard.guards.places import is_in_one_database
 from bloomguard.routes import table as routes
 from bloomguard.state import table as state
 from bloomguard.state.connection import StateConnection
 from bloomguard.state.row import ARMED
-from bloomguard.verdicts import ABSENT, AMBIGUOUS
+from bloomguard.verdicts import ABSENT, AMBIGUOUS, LEASE
 from tests.door.site import Asgi, Wsgi
 from tests.shop import urls
 from tests.shop.models import Product
@@ -134,7 +138,7 @@ class InOne(ByThread):
 @pytest.mark.parametrize("site", [Wsgi, Asgi])
 def test_the_door_leaves_a_model_of_several_databases_to_django(regions, settings, monkeypatch, site):
     """It asks before the middleware has run that tells the router which of them the request reads."""
-    monkeypatch.setattr(routes, "databases_of", databases_of)
+    monkeypatch.setattr(routes, "is_in_one_database", is_in_one_database)
     settings.ALLOWED_HOSTS = ["testserver"]
     door = site()
 
@@ -243,3 +247,69 @@ def test_a_replica_of_the_settings_is_answered_for(replica, django_assert_num_qu
     spot_checks.checks.check(registry["product"], 9)
     assert not ReadsOwnWrites.has_written.get()
     assert state.table.current("product").status != ARMED
+
+
+# -- routers that raise
+
+
+class NeedsInstance:
+    """Products are in a database that depends on the instance."""
+
+    def db_for_write(self, model, **hints):
+        return "default" if hints["instance"].pk != 77 else "postgresql"
+
+
+class NeedsTenant:
+    """Without a tenant, the code has to name the database."""
+
+    def db_for_read(self, model, **hints):
+        raise LookupError("no tenant is set")
+
+    db_for_write = db_for_read
+
+
+@pytest.fixture
+def raising(build, settings, monkeypatch):
+    """Product 1 exists, and the filter is built; then a router raises without a tenant."""
+    Product.objects.create(pk=1)
+    build("product")
+    monkeypatch.setattr(StateConnection, "alias", StateConnection.asked_once)
+    settings.DATABASE_ROUTERS = [NeedsTenant()]
+
+
+@pytest.mark.parametrize("router", [NeedsInstance, NeedsTenant])
+def test_checks_name_a_router_that_raises(build, settings, monkeypatch, router):
+    """And do not end with its exception, whatever they are to check."""
+    monkeypatch.setattr(StateConnection, "alias", StateConnection.asked_once)
+    settings.DATABASE_ROUTERS = [router()]
+    for databases in (None, ["default", "postgresql"]):
+        found = run_checks(include_deployment_checks=True, databases=databases)
+        texts = [each.msg for each in found if each.id == "bloomguard.W142"]
+        raised = "KeyError('instance')" if router is NeedsInstance else "LookupError('no tenant is set')"
+        for label in ("shop.Product", "bloomguard.GuardState"):
+            assert (
+                f"the router {router.__qualname__} raises {raised} when it is asked, without hints, for the database "
+                f"to which {label} is written." in texts
+            )
+
+
+def test_statements_do_not_fail_because_a_router_raises(raising, clock):
+    """As without guards: reads, writes of other tables, and definitions."""
+    clock.sleep(5)
+    with connections["default"].cursor() as cursor:
+        cursor.execute("SELECT 1")
+        cursor.execute("CREATE TABLE of_no_guard (id integer)")
+        cursor.execute("INSERT INTO of_no_guard VALUES (1)")
+        cursor.execute("DROP TABLE of_no_guard")
+    Group.objects.using("default").create(name="one")
+    Group.objects.using("default").update(name="two")
+    call_command("migrate", verbosity=0)
+    assert Product.objects.using("default").get(pk=1).pk == 1
+
+
+def test_without_the_state_rows_nothing_is_answered_and_no_row_is_missed(raising, clock):
+    """The default database may not be that of the state rows: what it has proves nothing."""
+    clock.sleep(5)
+    assert registry["product"]._runtime.decide(9) is LEASE
+    with pytest.raises(StoreError, match="no tenant is set"), transaction.atomic("default"):
+        Product.objects.using("default").create(pk=9)

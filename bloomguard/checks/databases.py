@@ -1,0 +1,51 @@
+"""The database that a check is about: what the routers name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from django.core.checks import CheckMessage, Warning, register
+from django.db import router
+from django.db.models import Model
+
+from ..guards import Guard, registry
+from ..models import GuardState
+
+
+def alias_of(guard: Guard) -> str:
+    """Return the database of the guard's rows; empty if a router raises: reported as W142."""
+    try:
+        return router.db_for_write(guard.model)
+    except Exception:
+        return ""
+
+
+@register("bloomguard")
+def check_routers(app_configs: Any, **kwargs: Any) -> Iterator[CheckMessage]:
+    """Check that the routers name a database for the state rows and each guard's model without hints."""
+    models = [guard.model for guard in registry]
+    if models:
+        yield from _raising(
+            GuardState,
+            "Let it name their database: until it does, every request passes, and each write of a guarded row is "
+            "refused.",
+        )
+    for model in dict.fromkeys(models):
+        yield from _raising(model, "Let it name one: rebuild_filter does not know another way to the rows.")
+
+
+def _raising(model: type[Model], hint: str) -> Iterator[CheckMessage]:
+    for each in router.routers:
+        try:
+            if hasattr(each, "db_for_write") and each.db_for_write(model):
+                return
+        except Exception as error:
+            yield Warning(
+                f"the router {type(each).__qualname__} raises {error!r} when it is asked, without hints, for the "
+                f"database to which {model._meta.label} is written.",
+                hint=hint,
+                obj=model,
+                id="bloomguard.W142",
+            )
+            return
