@@ -41,7 +41,7 @@ class FilterCopy(Rebuild):
 
     def __init__(self, guard: Guard, origin: str, **options: Any) -> None:
         super().__init__(guard, **options)
-        self.origin: Store = stores[origin]
+        self.origin: Store = stores[origin].patient
         self._original: Generation | None = None
         self._from: State | None = None
 

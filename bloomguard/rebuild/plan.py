@@ -203,7 +203,8 @@ def open_active(guard: Guard, state: State, *, name: str = "", store: Store | No
     Raises :class:`StoreError` or :class:`FilterError` if it cannot be used.
     """
     active = guard._runtime.active_filter
-    name, store = name or state.active, store or locate_store(state.identity, active.store) or active.store
+    own, name = active.store.patient, name or state.active
+    store = store or locate_store(state.identity, own) or own
     if not name:
         raise StoreError("there is no filter yet")
     if not state.is_ours or not state.is_in(store.identity):

@@ -84,7 +84,7 @@ class Rebuild:
     @cached_property
     def store(self) -> Store:
         """The guard's own store; raises :class:`ConfigurationError`."""
-        return self.guard._runtime.active_filter.store
+        return self.guard._runtime.active_filter.store.patient
 
     @cached_property
     def table(self) -> StateTable:

@@ -103,7 +103,7 @@ def _change_and_sweep(guard: Guard, state: State, changes: dict[str, Any]) -> No
     """Sweep the store if the row is still as ``state``; else a generation in it may be one that another has begun."""
     active_filter = guard._runtime.active_filter
     try:
-        there = active_filter.store.names(guard.name)
+        there = active_filter.store.patient.names(guard.name)
         after = active_filter.table.swap(state, **changes)
     except (DatabaseError, StoreError) as error:
         log_not_removed(guard, error)

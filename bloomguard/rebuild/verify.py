@@ -142,7 +142,7 @@ class Verification:
         state = live.table.current(self.guard.name)
         if not state.active or not state.is_answered_by(state.active):
             return None
-        if locate_store(state.identity, live.store) is None:
+        if locate_store(state.identity, live.store.patient) is None:
             return None
         place = self.guard._meta.place.source(self._sources.aliases[0])
         if state.source and state.source != place:

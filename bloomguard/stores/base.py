@@ -170,6 +170,11 @@ class Store(ABC):
         self.alias = alias
 
     @property
+    def patient(self) -> Store:
+        """This store, for a rebuild: it waits longer also for what a request asks of it."""
+        return self
+
+    @property
     @abstractmethod
     def identity(self) -> str:
         """An ID of this store, at most 200 characters, which changes with a restart that may have lost writes.

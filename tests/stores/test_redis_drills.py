@@ -7,10 +7,14 @@ import pytest
 from bloomguard.exceptions import StoreUnavailable
 from bloomguard.guards import registry
 from bloomguard.rebuild import Rebuild
+from bloomguard.rebuild.plan import assess
+from bloomguard.rebuild.standby import retire, roll_back
+from bloomguard.rebuild.verify import Verification
 from bloomguard.state import table as state
 from bloomguard.state.row import ARMED, FENCED
 from bloomguard.stores import stores
 from bloomguard.stores.redis.commands import PROBE_SECONDS
+from bloomguard.stores.redis.connection import Link
 from bloomguard.verdicts import Verdict
 from tests.conftest import forget
 from tests.shop.models import Product
@@ -104,6 +108,32 @@ def test_an_absent_id_is_one_command(site, primary):
             assert site.get(pk) == 404
 
         assert admin.info("commandstats")["cmdstat_bitfield"]["calls"] == 100
+
+
+@pytest.mark.parametrize("do", ["build", "if needed", "verify", "roll back"])
+def test_a_rebuild_waits_for_each_reply_as_long_as_bulk_timeout(site, settings, monkeypatch, do):
+    """Also for what requests ask with a short one: who the server is, which filters it has, and what is in them."""
+    options = settings.BLOOMGUARD["STORES"]["default"]["OPTIONS"]
+    options |= {"connect_timeout": 58, "read_timeout": 58, "bulk_timeout": 59}
+    Rebuild(site.guard, sleep=site.clock.sleep, keep_standby=60).run()
+    forget()
+    waited, send = set(), Link.send
+
+    def noted(link, commands):
+        waited.add(link.pool.connection_kwargs["socket_timeout"])
+        return send(link, commands)
+
+    monkeypatch.setattr(Link, "send", noted)
+    if do == "build":
+        site.rebuild()
+    elif do == "if needed":
+        assert not assess(site.guard).reasons
+    elif do == "verify":
+        assert Verification(site.guard).run().missing == 0
+    else:
+        retire(site.guard, roll_back(site.guard))
+
+    assert waited == {59}
 
 
 def _flush(site, primary):

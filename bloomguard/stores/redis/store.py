@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from copy import copy
 from math import inf
 from typing import Any, ClassVar
 
@@ -98,6 +99,12 @@ class RedisStore(Store):
         self._async_reads = servers.async_link(self._reads, connect_timeout, read_timeout)
         #: Whether event loops can use the store: redis.asyncio has to support all options of the connections.
         self.supports_async = self._async_reads is not None
+
+    @property
+    def patient(self) -> RedisStore:
+        made = copy(self)
+        made._reads = self._bulk
+        return made
 
     # -- round trips
 
