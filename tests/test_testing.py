@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+import unittest
 from contextlib import nullcontext
 from io import StringIO
 from pathlib import Path
@@ -13,9 +14,9 @@ from pathlib import Path
 import pytest
 from django.core.cache import cache
 from django.core.management import call_command
-from django.db import connection, transaction
+from django.db import connection, connections, transaction
 from django.http import HttpResponse
-from django.test import Client, TestCase, TransactionTestCase
+from django.test import Client, SimpleTestCase, TestCase, TransactionTestCase
 from django.test.utils import CaptureQueriesContext
 from django.urls import path
 
@@ -23,8 +24,10 @@ from bloomguard.exceptions import ConfigurationError
 from bloomguard.filters.layout import Layout
 from bloomguard.guards import registry, spot_checks
 from bloomguard.lookups.context import guarded_lookups
+from bloomguard.models import GuardState
 from bloomguard.testing import GuardTestMixin, _Keys, assert_blocked, assert_passes, guards_armed, guards_off
-from bloomguard.verdicts import Verdict
+from bloomguard.verdicts import ABSENT, COLD, Verdict
+from tests.conftest import forget
 from tests.shop import views
 from tests.shop.models import Article, Place, Product
 from tests.support.guarding import registered, urlconf
@@ -355,6 +358,63 @@ WRITES = {
     "delete": lambda: Product.objects.filter(pk=7).delete(),
     "select": lambda: [*Product.objects.filter(pk=8)],
 }
+
+
+class StateRowsElsewhere:
+    """The state rows are in ``default``, everything else in ``postgresql``."""
+
+    def db_for_read(self, model, **hints):
+        return "default" if model is GuardState else "postgresql"
+
+    db_for_write = db_for_read
+
+
+def send_raw():
+    with connections["postgresql"].cursor() as cursor:
+        cursor.execute("INSERT INTO shop_product (id, name) VALUES (8, 'raw')")
+        cursor.execute("UPDATE auth_group SET name = 'raw'")
+        cursor.execute("CREATE TABLE of_a_test (id int)")
+        cursor.execute("DROP TABLE of_a_test")
+
+
+ONE_DATABASE = [
+    pytest.param(kind, marks=pytest.mark.django_db(databases=["postgresql"], transaction=kind == "TransactionTestCase"))
+    for kind in ("TestCase", "TransactionTestCase")
+]
+
+
+@pytest.mark.parametrize("kind", ONE_DATABASE)
+@pytest.mark.parametrize("write", [*WRITES, "raw"])
+def test_a_test_need_not_use_the_database_of_the_state_rows(client, fresh, settings, clock, caplog, write, kind):
+    """Its ``databases`` name those that it uses itself, as without bloomguard. In such a test guards are cold."""
+    settings.DATABASE_ROUTERS = [f"{__name__}.StateRowsElsewhere"]
+    Product.objects.create(pk=7)
+    Article.objects.create(slug="a")
+    for _ in range(2):  # with a lease on the rows, and without one
+        with transaction.atomic(using="postgresql"):
+            (WRITES | {"raw": send_raw})[write]()
+            transaction.set_rollback(True, using="postgresql")
+        clock.sleep(1.1)
+        assert [client.get(f"/products/{pk}/").status_code for pk in (7, 99)] == [200, 404]
+    assert registry["product"]._runtime.decide(7) is COLD
+    assert not [each for each in caplog.records if each.name == "bloomguard"]
+
+
+def test_a_test_without_databases_asks_no_filter_of_the_site(shop, caplog):
+    """Not even one that a store of the site has: its guards are cold, and nothing is logged."""
+
+    class UsesNoDatabase(SimpleTestCase):
+        def runTest(self):
+            assert registry["product"]._runtime.decide(8) is COLD
+
+    assert registry["product"]._runtime.decide(8) is ABSENT
+    forget()
+    ran = unittest.TestSuite([UsesNoDatabase()]).run(unittest.TestResult())
+
+    assert (ran.testsRun, ran.errors, ran.failures) == (1, [], [])
+    assert not caplog.records
+    forget()
+    assert registry["product"]._runtime.decide(8) is ABSENT
 
 
 @pytest.mark.parametrize("write", WRITES)

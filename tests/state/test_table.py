@@ -170,6 +170,23 @@ def test_a_failure_is_not_tried_again_for_a_second(table, caplog):
     assert table.renew()
 
 
+@pytest.mark.parametrize("error", [LookupError("tenant"), AssertionError("closed"), OSError("no password")])
+def test_any_error_of_a_read_lets_the_lease_run_out(table, monkeypatch, caplog, error):
+    """Also one of a router, or of the backend's own: requests pass, and it is no proof that there are no rows."""
+
+    def broken(self, sql, parameters=()):
+        raise error
+
+    monkeypatch.setattr(Counting, "execute", broken)
+
+    assert not table.renew()
+    assert table.renewed("city") is None
+    assert [each.message.rpartition(": ")[2] for each in caplog.records] == [str(error)]
+    assert caplog.records[0].exc_info
+    with pytest.raises(type(error)):
+        table.current("city")
+
+
 def test_a_copy_that_is_new_enough_is_not_read_again(table):
     """Whoever needs a copy younger than a moment reads only if nobody has read since."""
     table.renew()
