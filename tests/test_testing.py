@@ -206,6 +206,29 @@ def test_a_guard_that_forgets_is_armed_too(client):
         assert guard.verdict(6) is Verdict.ABSENT
 
 
+def test_deletes_register_no_callback_of_the_project(db):
+    """``captureOnCommitCallbacks`` of a ``TestCase`` gives the project's own alone."""
+    with registered(Product, name="counting", filter="cuckoo"), guards_armed("counting"):
+        rows = [Product.objects.create() for _ in range(3)]
+        with TestCase.captureOnCommitCallbacks(execute=True) as callbacks:
+            rows[0].delete()
+            Product.objects.filter(pk=rows[1].pk).delete()
+            Product.objects.filter(pk=rows[2].pk).update(id=70)
+        assert callbacks == []
+
+
+def test_deleted_rows_are_forgotten_before_the_projects_callbacks_run(transactional_db):
+    """Where transactions are real."""
+    found = []
+    with registered(Product, name="counting", filter="cuckoo") as guard, guards_armed("counting"):
+        Product.objects.create(pk=7)
+        with transaction.atomic():
+            transaction.on_commit(lambda: found.append(guard.verdict(7)))
+            Product.objects.filter(pk=7).delete()
+            found.append(guard.verdict(7))
+    assert found == [Verdict.MAYBE, Verdict.ABSENT]
+
+
 @pytest.mark.usefixtures("armed_guards")
 class TestAssertBlocked:
     """It says what is wrong, and why."""

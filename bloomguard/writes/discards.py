@@ -22,7 +22,7 @@ from functools import reduce
 from operator import or_
 from typing import TYPE_CHECKING, Any
 
-from django.db import connections, router, transaction
+from django.db import connections, router
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models import Q, QuerySet
 from django.db.models.constants import OnConflict
@@ -61,7 +61,7 @@ def counting(tables: Iterable[TrackedTable], using: str) -> list[TrackedTable]:
     """Return the tables whose guards need to know which rows are gone after the statement.
 
     Empty on a database where :func:`is_durable` is never true, so that nothing is discarded; and in a transaction that
-    was begun by hand, as Django runs no ``on_commit`` hook for it.
+    was begun by hand, as it may end by hand too.
     """
     connection = connections[using]
     if connection.vendor not in ("postgresql", "sqlite"):
@@ -176,17 +176,14 @@ class PendingDelete:
     guard: Guard
     keys: list[bytes]
     generation: str
-    connection: BaseDatabaseWrapper
     void: bool = False
 
     @classmethod
     def issue(cls, guard: Guard, keys: list[bytes], generation: str, connection: BaseDatabaseWrapper) -> None:
         """Register a pending delete with the open transaction of ``connection``, which Django has begun."""
-        pending = cls(guard, keys, generation, connection)
-        TransactionObserver.over(connection).add(pending)
-        transaction.on_commit(pending, using=connection.alias)
+        TransactionObserver.over(connection).add(cls(guard, keys, generation))
 
-    def __call__(self) -> None:
-        """Discard the keys; Django calls it once."""
-        if not self.connection.in_atomic_block and not self.void:  # a TestCase runs it, and then rolls back
+    def finish(self) -> None:
+        """Discard the keys; the observer calls it once, after the COMMIT."""
+        if not self.void:
             self.guard._runtime.active_filter.discard(self.keys, self.generation)

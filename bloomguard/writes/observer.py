@@ -59,7 +59,7 @@ class TransactionObserver:
         self.connection = connection
         self._commit, self._roll_back = connection._commit, connection._rollback
         self._replaced = {name: vars(connection)[name] for name in _REPLACED if name in vars(connection)}
-        #: They become void if the statement that caused them is rolled back.
+        #: They become void if the statement that caused them is rolled back; the others are finished after the COMMIT.
         self.undoable: list[PendingDelete] = []
         #: By the guard's name: finished after the COMMIT, before it returns to its caller.
         self.pending_fences: dict[str, PendingFence] = {}
@@ -218,6 +218,7 @@ class TransactionObserver:
         ended, self.ended = self.ended, []
         for call in ended:
             call()
+        undoable, self.undoable = self.undoable, []
         pending, self.pending_fences = list(self.pending_fences.values()), {}
         held, self.held_fences = list(self.held_fences.values()), {}
         try:
@@ -228,6 +229,8 @@ class TransactionObserver:
                     each.begin()
                 for each in pending:
                     each.finish()
+                for delete in undoable:
+                    delete.finish()
         finally:
             unadded.end(self)
 
