@@ -20,9 +20,10 @@ from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
+from asgiref.sync import async_to_sync
 from django.core.cache import caches
 from django.db import DatabaseError, connections
-from django.test import Client
+from django.test import AsyncClient, Client
 
 from .exceptions import ConfigurationError, StoreError, UnknownGeneration
 from .filters.base import BodyFilter
@@ -32,7 +33,7 @@ from .filters.layout import Layout
 from .guards import Guard, registry, spot_checks
 from .guards.short_check import short_check
 from .rebuild.scopes import Sources
-from .routes.explain import explain
+from .routes.explain import LOOKUP, GuardAnswer, explain
 from .signals import request_blocked
 from .state.active_filter import ActiveFilter
 from .state.row import FENCED, Rows, State
@@ -45,6 +46,7 @@ __all__ = ["GuardTestMixin", "assert_blocked", "assert_passes", "guards_armed", 
 
 _ORDER = "put BloomGuardMiddleware last in MIDDLEWARE, or right before FetchFromCacheMiddleware"
 _READS = ("get", "get_many", "has_key", "get_or_set", "aget", "aget_many", "ahas_key", "aget_or_set")
+_NO_QUERIES = "with filter = 'cuckoo' it answers no query inside a transaction: take TransactionTestCase"
 _GENERATION = "test"
 
 
@@ -78,14 +80,14 @@ class _Activity:
     blocked: list[Guard] = field(default_factory=list)
 
 
-def assert_blocked(client: Client, path: str, **request: Any) -> Any:
+def assert_blocked(client: Client | AsyncClient, path: str, **request: Any) -> Any:
     """Assert that a guard answers ``GET path`` with 404, without a statement or a cache read; return the response.
 
     ``request`` is passed to ``client.get``. Raises :class:`AssertionError` otherwise, which says what happened instead,
-    and why.
+    and why. In an async test, call it by ``sync_to_async``.
     """
     with _recording() as did:
-        response = client.get(path, **request)
+        response = _get(client, path, request)
     if not did.blocked:
         raise AssertionError(f"no guard blocked {path}; the response was {response.status_code}{_why(path)}")
     if response.status_code != 404:
@@ -97,13 +99,14 @@ def assert_blocked(client: Client, path: str, **request: Any) -> Any:
     return response
 
 
-def assert_passes(client: Client, path: str, **request: Any) -> Any:
+def assert_passes(client: Client | AsyncClient, path: str, **request: Any) -> Any:
     """Assert that no guard blocks ``GET path``; return the response, whatever its status.
 
-    ``request`` is passed to ``client.get``. Raises :class:`AssertionError` if a guard blocks it.
+    ``request`` is passed to ``client.get``. Raises :class:`AssertionError` if a guard blocks it. In an async test, call
+    it by ``sync_to_async``.
     """
     with _recording() as did:
-        response = client.get(path, **request)
+        response = _get(client, path, request)
     if did.blocked:
         raise AssertionError(f"the guard {did.blocked[0].name!r} blocked {path}{_why(path)}")
     return response
@@ -131,6 +134,11 @@ class GuardTestMixin:
     def assert_passes(self, path: str, **request: Any) -> Any:
         """Call :func:`assert_passes` with the test's client."""
         return assert_passes(self.client, path, **request)
+
+
+def _get(client: Client | AsyncClient, path: str, request: dict[str, Any]) -> Any:
+    get: Any = async_to_sync(client.get) if isinstance(client, AsyncClient) else client.get
+    return get(path, **request)
 
 
 @contextmanager
@@ -176,7 +184,14 @@ def _why(path: str) -> str:
         return ""
     if found.unguarded:
         return f": {found.unguarded}"
-    return "".join(f"; the guard {each.guard!r} answers {each.verdict}: {each.meaning}" for each in found.guards)
+    return "".join(f"; the guard {each.guard!r} answers {each.verdict}: {_meaning(each)}" for each in found.guards)
+
+
+def _meaning(answer: GuardAnswer) -> str:
+    guard = registry[answer.guard]
+    if answer.answered == LOOKUP and guard._meta.discards and any(each.in_atomic_block for each in connections.all()):
+        return f"{answer.meaning}; {_NO_QUERIES}"
+    return answer.meaning
 
 
 # -- filters and state rows in the memory of a test

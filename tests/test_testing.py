@@ -12,11 +12,12 @@ from io import StringIO
 from pathlib import Path
 
 import pytest
+from asgiref.sync import async_to_sync, sync_to_async
 from django.core.cache import cache
 from django.core.management import call_command
 from django.db import connection, connections, transaction
 from django.http import HttpResponse
-from django.test import Client, SimpleTestCase, TestCase, TransactionTestCase
+from django.test import AsyncClient, Client, SimpleTestCase, TestCase, TransactionTestCase
 from django.test.utils import CaptureQueriesContext
 from django.urls import path
 
@@ -264,6 +265,30 @@ class TestAssertBlocked:
 
         with pytest.raises(AssertionError, match="was blocked, but a middleware changed the response to 200"):
             assert_blocked(client, "/products/8/")
+
+
+def test_it_names_the_transaction_in_which_a_guard_answers_no_query(db, settings):
+    """That of a ``TestCase``, for a guard that forgets: its verdict is no reason."""
+    settings.ROOT_URLCONF = urlconf(path("free/<int:pk>/", views.product))
+    refused = pytest.raises(AssertionError, match=r"'counting' answers absent.* no query inside a transaction")
+    with registered(Product, name="counting", filter="cuckoo"), guards_armed("counting"), refused:
+        assert_blocked(Client(), "/free/8/")
+
+
+@pytest.mark.parametrize("url", ["/products/{}/", "/products-async/{}/"])
+def test_an_async_client_is_a_client(transactional_db, url):
+    """Also in an async test, where the assertions run in the thread of the ORM."""
+    Product.objects.create(pk=7)
+    with guards_armed():
+        for call in (lambda check, path: check(AsyncClient(), path), async_to_sync(call_async)):
+            assert call(assert_blocked, url.format(8)).status_code == 404
+            assert call(assert_passes, url.format(7)).status_code == 200
+            with pytest.raises(AssertionError, match=r"no guard blocked .*answers maybe"):
+                call(assert_blocked, url.format(7))
+
+
+async def call_async(check, path):
+    return await sync_to_async(check)(AsyncClient(), path)
 
 
 @pytest.mark.usefixtures("armed_guards")
