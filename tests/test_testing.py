@@ -15,10 +15,10 @@ import pytest
 from asgiref.sync import async_to_sync, sync_to_async
 from django.core.cache import cache
 from django.core.management import call_command
-from django.db import connection, connections, transaction
+from django.db import DatabaseError, connection, connections, models, transaction
 from django.http import HttpResponse
 from django.test import AsyncClient, Client, SimpleTestCase, TestCase, TransactionTestCase
-from django.test.utils import CaptureQueriesContext
+from django.test.utils import CaptureQueriesContext, isolate_apps
 from django.urls import path
 
 from bloomguard.exceptions import ConfigurationError
@@ -31,6 +31,8 @@ from bloomguard.verdicts import ABSENT, COLD, Verdict
 from tests.conftest import forget
 from tests.shop import views
 from tests.shop.models import Article, Place, Product
+from tests.shop.urls import urlpatterns as shop_urls
+from tests.support import database
 from tests.support.guarding import registered, urlconf
 
 EXAMPLE = Path(__file__).parents[1] / "example_project"
@@ -168,6 +170,39 @@ def test_guards_can_be_turned_off(client):
         with guards_armed("product"):
             assert registry["product"].mode == "shadow"
     assert_blocked(client, "/products/8/")
+
+
+@pytest.mark.django_db(databases="__all__")
+@isolate_apps("tests.shop")
+def test_a_guard_whose_rows_cannot_be_read_stops_no_test(each_database, client, settings):
+    """Such as that of an unmanaged table, which the tests have not: the others are armed, in one transaction or not."""
+    settings.ROOT_URLCONF = urlconf(*shop_urls, path("old/<int:pk>/", views.product, name="old"))
+
+    class Legacy(models.Model):
+        class Meta:
+            app_label, managed, db_table = "shop", False, "legacy_of_a_test"
+
+    with registered(Legacy, name="legacy", routes=["old"]) as legacy:
+        with guards_armed(), guards_off("product"), guards_armed():
+            assert_blocked(client, "/articles/gone/")
+            with pytest.raises(
+                AssertionError, match=r"'legacy' answers unknown.* could not be armed: \w+Error: .*legacy_of"
+            ):
+                assert_blocked(client, "/old/8/")
+            assert legacy.verdict(8) is Verdict.UNKNOWN
+        with pytest.raises(DatabaseError, match="legacy_of_a_test"), transaction.atomic(using=database.current):
+            guards_armed("legacy").__enter__()
+
+
+@pytest.mark.django_db(databases=["default"])
+def test_a_guard_whose_database_a_test_must_not_use_stops_no_test(client, monkeypatch):
+    """It stays cold, unless the test names it; then the test fails."""
+    monkeypatch.setattr(database, "current", "postgresql")
+    with pytest.raises(AssertionError, match="not allowed"), guards_armed("product"):
+        pass
+    with guards_armed():
+        monkeypatch.setattr(database, "current", "default")
+        assert registry["product"].verdict(8) is Verdict.UNKNOWN
 
 
 NESTED = pytest.mark.parametrize("block", [guards_off, guards_armed, lambda: guards_armed("product")])
