@@ -156,6 +156,11 @@ def register(model: type[Model]) -> Callable[[G], G]:
             registry.refused.append((guard, "it is not a subclass of Guard"))
         elif not (isinstance(model, type) and issubclass(model, Model)) or model._meta.abstract:
             registry.refused.append((guard, f"@register was given {model!r}, which is not a model with a table"))
+        elif model._meta.swapped:
+            setting: Any = model._meta.swappable
+            instead = "get_user_model()" if setting == "AUTH_USER_MODEL" else model._meta.swapped
+            reason = f"@register was given {model._meta.label}, which {setting} replaces; register {instead}"
+            registry.refused.append((guard, reason))
         else:
             registry.add(guard(model))
         return guard

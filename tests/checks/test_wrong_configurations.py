@@ -14,6 +14,7 @@ from django.core.management import CommandError, call_command
 from django.db import models
 from django.db.models import F, Q
 from django.test import Client
+from django.test.utils import isolate_apps
 
 from bloomguard.exceptions import BloomGuardError
 from bloomguard.guards import Guard, register, registry
@@ -278,6 +279,22 @@ def test_a_guard_that_cannot_be_registered(decorate, text, assert_all_works):
     del lost
     del registry.refused[:]
     gc.collect()  # or other tests hear of the class
+
+
+@isolate_apps("tests.shop")
+def test_a_guard_of_a_model_that_a_setting_replaces(assert_all_works, settings):
+    """Such as Django's user in a project with its own: it has no table, and no query is for it."""
+    settings.SHOP_MODEL = "shop.Product"
+
+    class Swapped(models.Model):
+        class Meta:
+            app_label, swappable = "shop", "SHOP_MODEL"
+
+    register(Swapped)(type("SwappedGuard", (Guard,), {}))
+
+    assert_said("W019", "given shop.Swapped, which SHOP_MODEL replaces; register shop.Product")
+    assert_all_works()
+    del registry.refused[:]
 
 
 def test_a_class_that_is_no_guard(assert_all_works):
