@@ -1,12 +1,13 @@
-"""The database that a check is about: what the routers name."""
+"""The database that a check is about: what the routers name, and a connection to it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from django.core.checks import CheckMessage, Warning, register
-from django.db import router
+from django.db import connections, router
 from django.db.models import Model
 
 from ..guards import Guard, registry
@@ -19,6 +20,24 @@ def alias_of(guard: Guard) -> str:
         return router.db_for_write(guard.model)
     except Exception:
         return ""
+
+
+@contextmanager
+def own_connection(alias: str) -> Iterator[Any]:
+    """Connect to a server for one check: ``manage.py test --parallel`` runs the checks, and then forks its workers.
+
+    They would share a connection of the project's that was left open, or its pool. SQLite has no session to share.
+    """
+    connection: Any = connections[alias]
+    if connection.vendor == "sqlite":
+        yield connection
+        return
+    connection = connection.copy()
+    connection.settings_dict["OPTIONS"].pop("pool", None)
+    try:
+        yield connection
+    finally:
+        connection.close()
 
 
 @register("bloomguard")

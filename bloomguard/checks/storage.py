@@ -32,7 +32,7 @@ from ..writes.catalogue import load
 from ..writes.consequences import may_add_key
 from ..writes.flows import Catalogue, Flow
 from ..writes.sql.tokens import bare
-from .databases import alias_of
+from .databases import alias_of, own_connection
 from .guards import equality, warn
 
 #: Values of libpq's ``target_session_attrs`` that accept a read-only server.
@@ -215,13 +215,14 @@ def check_columns(app_configs: Any, databases: Sequence[str] | None = None, **kw
     """Check the tables in the database itself: raw SQL in a migration or manual changes may have altered them."""
     for guard, alias in _guards_in(databases):
         with suppress(*_REPORTED):
-            if denied := unreadable_columns(guard, connections[alias]):
-                yield warn(guard, denied.id, denied.reason, denied.cure)
-                continue  # to such a login MariaDB does not describe the table
             reported = {message.id for field in guard._meta.fields for message in equality(guard, field)}
-            for refusal in database_refusals(guard, connections[alias]):
-                if refusal.id not in reported and refusal.id != SEVERAL_TABLES:  # of `check --database`
-                    yield warn(guard, refusal.id, refusal.reason, refusal.cure)
+            with own_connection(alias) as connection:
+                if denied := unreadable_columns(guard, connection):
+                    yield warn(guard, denied.id, denied.reason, denied.cure)
+                    continue  # to such a login MariaDB does not describe the table
+                for refusal in database_refusals(guard, connection):
+                    if refusal.id not in reported and refusal.id != SEVERAL_TABLES:  # of `check --database`
+                        yield warn(guard, refusal.id, refusal.reason, refusal.cure)
 
 
 @register("bloomguard", deploy=True)
@@ -231,9 +232,9 @@ def check_triggers(app_configs: Any, databases: Sequence[str] | None = None, **k
     for guard, alias in _guards_in(databases):
         with suppress(*_REPORTED):
             if alias not in catalogues:
-                with connections[alias].wrap_database_errors:
-                    connections[alias].ensure_connection()
-                    catalogues[alias] = load(connections[alias])
+                with own_connection(alias) as connection, connection.wrap_database_errors:
+                    connection.ensure_connection()
+                    catalogues[alias] = load(connection)
             for name, because in _writers(catalogues[alias], guard, connections[alias].vendor):
                 yield warn(
                     guard,
@@ -290,15 +291,17 @@ def _several_tables(guard: Guard, databases: Sequence[str]) -> Iterator[tuple[st
         return
     named = [alias for alias in databases_of(guard.model) if alias in databases]
     for alias in named if guard.scope == DATABASE else {home} & set(databases):
-        for refusal in database_refusals(guard, connections[alias]):
-            if refusal.id == SEVERAL_TABLES:
-                yield refusal.reason, refusal.cure
+        with own_connection(alias) as connection:
+            for refusal in database_refusals(guard, connection):
+                if refusal.id == SEVERAL_TABLES:
+                    yield refusal.reason, refusal.cure
     if len(named) < 2 or guard.scope == DATABASE:
         return
     having: dict[Any, str] = {}
     for alias in named:
-        if name in connections[alias].introspection.table_names():
-            having.setdefault(identity_of(connections[alias]), repr(alias))
+        with own_connection(alias) as connection:
+            if name in connection.introspection.table_names():
+                having.setdefault(identity_of(connection), repr(alias))
     if len(having) > 1:
         yield (
             f"the databases {', '.join(having.values())} each have a table {name!r}; its filter knows the rows of "

@@ -16,9 +16,11 @@ from django.urls import path
 from gazetteer.models import Listing
 
 from bloomguard.guards import Guard, register, registry
+from bloomguard.state import table as state
 from bloomguard.stores.file import FileStore
 from tests.shop import views
 from tests.shop.models import Article, Converted, Echo, Product
+from tests.support import database
 from tests.support.guarding import make_guard, registered, urlconf
 
 
@@ -551,3 +553,14 @@ def test_state_rows_on_a_primary(only, settings, monkeypatch):
     only(Product)
 
     assert messages() == []
+
+
+@pytest.mark.django_db(transaction=True, databases="__all__")
+def test_checks_leave_no_connection_to_a_server_open(monkeypatch):
+    """``manage.py test --parallel`` runs them and forks workers, which would share it, or the pool that it is from."""
+    monkeypatch.setattr(type(state.table.connection), "alias", "default")  # check_filters, for deployments, reads by it
+    for alias in set(connections) - {"default"}:
+        monkeypatch.setattr(database, "current", alias)
+        connections[alias].close()
+        run_checks(tags=["bloomguard", Tags.database], include_deployment_checks=True, databases=list(connections))
+        assert connections[alias].connection is None
