@@ -25,6 +25,7 @@ from ..models import GuardState
 from ..rebuild.plan import open_active
 from ..rebuild.refusals import SEVERAL_TABLES, database_refusals, unreadable_columns
 from ..rebuild.scopes import identity_of
+from ..state.connection import DatabaseConnection
 from ..state.row import ARMED, locate_store
 from ..state.table import table
 from ..stores import stores
@@ -300,15 +301,23 @@ def _several_tables(guard: Guard, databases: Sequence[str]) -> Iterator[tuple[st
     having: dict[Any, str] = {}
     for alias in named:
         with own_connection(alias) as connection:
-            if name in connection.introspection.table_names():
+            if name in connection.introspection.table_names() and not _is_standby(connection):
                 having.setdefault(identity_of(connection), repr(alias))
     if len(having) > 1:
         yield (
             f"the databases {', '.join(having.values())} each have a table {name!r}; its filter knows the rows of "
             f"{home!r} alone",
-            "If one of them has all rows, let allow_migrate of your router allow the table in that one alone. If each "
-            "has rows of its own, set scope = 'database'.",
+            "If one of them has all rows, let allow_migrate of your router allow the table in that one alone. If the "
+            "others are replicas, give them TEST = {'MIRROR': ...} in DATABASES. If each has rows of its own, set "
+            "scope = 'database'.",
         )
+
+
+def _is_standby(connection: Any) -> bool:
+    """Return whether the server is a standby, whose rows are those of another one."""
+    with connection.cursor() as cursor:
+        cursor.execute(f"SELECT {DatabaseConnection(connection.alias).is_standby}")
+        return bool(cursor.fetchone()[0])
 
 
 @register("bloomguard")

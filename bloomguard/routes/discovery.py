@@ -18,7 +18,6 @@ from typing import Any
 from uuid import UUID
 
 from django.core.exceptions import FieldDoesNotExist
-from django.db import router
 from django.db.models import Model, QuerySet
 from django.db.models.manager import BaseManager
 from django.db.models.sql import Query
@@ -247,7 +246,9 @@ def why_own_queryset(model: type[Model], queryset: Any) -> str:
 
 def why_own_query(guard: Guard, queryset: QuerySet[Any], names: Iterable[str]) -> str:
     """Return why ``queryset``, filtered by ``names``, may find rows that the guard's database does not have."""
-    if queryset.db not in (guard._meta.database, router.db_for_read(guard.model)):
+    # Each request asks the router of the guard's model again. Of another model's, this answer has to do.
+    names_database = queryset._db or queryset._for_write or queryset.model is not guard.model  # type: ignore[attr-defined]
+    if names_database and not guard._meta.place.reads(queryset.db):
         return f"its queryset reads the database {queryset.db!r}"
     if name := next((name for name in names if name in queryset.query.annotations), ""):
         return f"its queryset has an annotation named {name!r}"

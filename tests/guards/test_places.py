@@ -88,6 +88,16 @@ def test_two_aliases_of_one_database_have_one_table(each_database):
     assert "drop" not in each.hint  # what another alias shows may be the only table
 
 
+def test_a_replica_has_no_rows_of_its_own(tenants, monkeypatch):
+    """Neither a server that is a standby, nor a mirror of the settings: ``check`` counts them for no database."""
+    assert found("default", "postgresql") != []
+    with monkeypatch.context() as patch:
+        patch.setattr(DatabaseConnection, "is_standby", property(lambda self: str(int(self.alias == "default"))))
+        assert found("default", "postgresql") == []
+    monkeypatch.setitem(connections["default"].settings_dict["TEST"], "MIRROR", "postgresql")
+    assert found("default", "postgresql") == []
+
+
 def test_a_table_of_two_schemas_is_not(tenants, clock):
     """Whichever of them a request reads: it passes, and ``check`` says why."""
     tenants()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import itertools
 
 import pytest
 from django.core.exceptions import PermissionDenied
@@ -473,6 +474,24 @@ def test_a_model_that_is_read_elsewhere_is_left_alone(settings, guard):
 
     assert reason == "its queryset reads the database 'postgresql'"
     assert taken(settings, guard, Detail.as_view()) == ("pk",)
+
+
+class ReadsReplicas:
+    """Chooses another replica each time."""
+
+    turn = itertools.cycle(["postgresql", "default"])
+
+    def db_for_read(self, model, **hints):
+        return next(self.turn)
+
+
+def test_the_router_may_choose_another_database_for_each_request(settings, guard):
+    """It is asked again when the request comes; only a queryset that names its database is bound to that."""
+    settings.DATABASE_ROUTERS = [f"{__name__}.ReadsReplicas"]
+
+    assert [taken(settings, guard, Detail.as_view(model=Product)) for _ in range(4)] == [("pk",)] * 4
+    elsewhere = Detail.as_view(queryset=Product.objects.using("mariadb"))
+    assert taken(settings, guard, elsewhere) == "its queryset reads the database 'mariadb'"
 
 
 # -- which kwarg is looked up
