@@ -21,7 +21,7 @@ FILES = sorted(str(path.relative_to(ROOT)) for path in ROOT.rglob("*.py") if "mi
 #: Whoever waits there is no request and no write: it is the work of the thread itself, done by another one, or the
 #: probes of a start, which send requests to the site's own views.
 WITHOUT_A_LIMIT = {
-    ("door/page.py", "thread.join()"),
+    ("door/page.py", "pool.submit(probe).result()"),
     ("rebuild/source.py", "pending.result()"),
     ("rebuild/verify.py", "pending.result()"),
     ("filters/bulk.py", "other.result()"),
