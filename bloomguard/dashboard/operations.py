@@ -20,7 +20,7 @@ from django.utils.functional import Promise
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
-from ..exceptions import BloomGuardError, ConfigurationError, RebuildError
+from ..exceptions import ConfigurationError, RebuildError
 from ..guards import Guard, registry
 from ..models import GuardState, GuardTask
 from ..rebuild import Rebuild, run_all
@@ -234,14 +234,10 @@ def _record(name: str, **changes: Any) -> None:
 
 def _rebuild(guards: Sequence[Guard]) -> dict[str, str | Exception]:
     outcomes: dict[str, str | Exception] = {}
-    rebuilds = []
-    for guard in guards:
-        try:
-            rebuilds.append(Rebuild(guard, progress=_ProgressRecorder(guard.name)))
-        except BloomGuardError as error:
-            outcomes[guard.name] = error
-    for one, report in zip(rebuilds, run_all(rebuilds)):
-        outcomes[one.guard.name] = (
+    for guard, report in zip(
+        guards, run_all([Rebuild(each, progress=_ProgressRecorder(each.name)) for each in guards])
+    ):
+        outcomes[guard.name] = (
             report
             if isinstance(report, RebuildError)
             else _("Rebuilt from %(rows)s rows in %(seconds).1f s.")

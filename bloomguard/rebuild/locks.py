@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import socket
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from datetime import timedelta
 from typing import Any
 
@@ -70,6 +70,15 @@ def _runs(pid: int) -> bool:
     except OSError as error:
         return not isinstance(error, ProcessLookupError)
     return True
+
+
+def refuse_transaction(aliases: Iterable[str]) -> None:
+    """Raise :class:`RebuildError` if this thread is inside a transaction of one of the databases."""
+    for alias in aliases:
+        connection = connections[alias]
+        connection.ensure_connection()
+        if has_begun(connection):
+            raise RebuildError("a rebuild inside a transaction would not see what others commit; call it outside")
 
 
 def wait_for_writers(using: str, tables: Collection[str], sleep: Callable[[float], None] = time.sleep) -> None:

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
+from django.db import DatabaseError
 from django.utils import timezone
 
-from ..exceptions import RebuildError, StoreError
+from ..exceptions import BloomGuardError, RebuildError, StoreError
 from ..filters import FilterError
 from ..filters.layout import Choice, KeysSummary, Layout, choose
 from ..guards import Guard
@@ -32,6 +33,10 @@ STALE = 0.25
 SHORTEST_GROWTH = timedelta(hours=1)
 #: Growth is counted from a build that is at least this much older than the last one.
 _GROWTH_BASE = timedelta(days=1)
+
+
+#: What the rebuild of one guard may raise; those of other guards go on.
+EXPECTED = (BloomGuardError, FilterError, DatabaseError)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,6 +75,15 @@ class Report(_Figures):
     error_rate_measured: float
     seconds: float
     waited_seconds: float
+
+
+def failure(guard: Guard, error: Exception) -> RebuildError:
+    """Return one of the :data:`EXPECTED` errors as one that names ``guard``."""
+    if isinstance(error, RebuildError):
+        return error
+    failed = RebuildError(f"{guard.name}: {str(error).removeprefix(f'{guard.name}: ')}")
+    failed.__cause__ = error
+    return failed
 
 
 @dataclass(frozen=True, kw_only=True)

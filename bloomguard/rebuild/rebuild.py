@@ -18,30 +18,26 @@ from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
-from django.db import DatabaseError, connections
+from django.db import DatabaseError
 from django.utils import timezone
 
-from ..exceptions import BloomGuardError, BuilderBusy, RebuildError, StoreError
-from ..filters import FilterError
+from ..exceptions import BuilderBusy, RebuildError, StoreError
 from ..filters.codec import new_tag
 from ..filters.layout import KeysSummary, Layout
 from ..guards import Guard
 from ..signals import generation_published, send
 from ..state.row import ARMED, FENCED, State
 from ..state.table import EXPIRY_SECONDS, StateTable
-from ..state.transactions import has_begun
 from ..stores import Generation, Store
 from . import refusals, standby
-from .locks import builder_id, refuse_if_alive, wait_for_writers
-from .plan import Plan, Report, growth_baseline, held_by_hand, plan_layout
+from .locks import builder_id, refuse_if_alive, refuse_transaction, wait_for_writers
+from .plan import EXPECTED, Plan, Report, failure, growth_baseline, held_by_hand, plan_layout
 from .scopes import Sources
 from .source import fill
 from .verify import PROBES, Progress, PublishCheck
 
 logger = logging.getLogger("bloomguard")
 
-#: What a rebuild of one guard may raise; the others go on.
-EXPECTED = (BloomGuardError, FilterError, DatabaseError)
 _BEAT_SECONDS = 10.0
 
 
@@ -119,7 +115,7 @@ class Rebuild:
 
     def refuse(self) -> None:
         """Raise :class:`RebuildError`, and fence the guard, if a filter could deny rows that exist."""
-        self._refuse_transaction()
+        refuse_transaction(self.sources.aliases)
         if refused := self._refusals():
             self.table.fence(self.guard.name, refused)
             raise RebuildError(f"{self.guard.name}: {refused}")
@@ -142,7 +138,7 @@ class Rebuild:
         Writers stop adding to it when the row names our store, and processes with a lease on the older row still answer
         from it: :data:`EXPIRY_SECONDS` must pass before :meth:`announce`.
         """
-        self._refuse_transaction()
+        refuse_transaction(self.sources.aliases)
         seen = self.table.current(self.guard.name)
         if not seen.active or not self._is_elsewhere(seen, self.store.identity):
             return False
@@ -177,7 +173,7 @@ class Rebuild:
         return after
 
     def _create(self) -> Generation:
-        self._refuse_transaction()
+        refuse_transaction(self.sources.aliases)
         self._expected = self._summary()
         count = len(self.sources)
         self._checks = [PublishCheck(source, self._sleep, self._probes, count) for source in self.sources]
@@ -302,13 +298,6 @@ class Rebuild:
             raise BuilderBusy(f"{self.guard.name}: its store was replaced at the same moment; run it again later")
         return {"status": FENCED, "active": "", "standby": "", "standby_until": None}
 
-    def _refuse_transaction(self) -> None:
-        for alias in self.sources.aliases:
-            connection = connections[alias]
-            connection.ensure_connection()
-            if has_begun(connection):
-                raise RebuildError("a rebuild inside a transaction would not see what others commit; call it outside")
-
     def _fill(self, generation: Generation, expected: int) -> int:
         def read(done: int) -> None:
             self._progress(done, max(done, expected))
@@ -352,15 +341,6 @@ class Rebuild:
                 "so the new generation may lack a row and was not published; run it again"
             )
         send(generation_published, type(self.guard), guard=self.guard, generation=published.active, rows=rows)
-
-
-def failure(guard: Guard, error: Exception) -> RebuildError:
-    """Return one of the :data:`EXPECTED` errors as one that names ``guard``."""
-    if isinstance(error, RebuildError):
-        return error
-    failed = RebuildError(f"{guard.name}: {str(error).removeprefix(f'{guard.name}: ')}")
-    failed.__cause__ = error
-    return failed
 
 
 def run_all(rebuilds: Sequence[Rebuild], sleep: Callable[[float], None] = time.sleep) -> list[Report | RebuildError]:

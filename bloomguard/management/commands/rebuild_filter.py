@@ -15,8 +15,7 @@ from ...guards import Guard
 from ...models import GuardState
 from ...rebuild import Rebuild, clear_away, roll_back_all, run_all
 from ...rebuild.copy import FilterCopy
-from ...rebuild.plan import Need, Report, assess
-from ...rebuild.rebuild import EXPECTED, failure
+from ...rebuild.plan import EXPECTED, Need, Report, assess, failure
 from ...state.table import table
 from .. import GuardsCommand, named, seconds, size_in_words
 

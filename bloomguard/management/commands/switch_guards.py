@@ -12,8 +12,9 @@ from django.utils import translation
 
 from ...dashboard.operations import ENFORCE, SWITCHES, switch
 from ...guards import Guard
+from ...rebuild.plan import EXPECTED
 from ...writes.fencing import table_of
-from .. import EXPECTED, GuardsCommand
+from .. import GuardsCommand
 
 
 class Command(GuardsCommand):

@@ -13,9 +13,10 @@ from django.core.management.base import CommandError, CommandParser
 from ...exceptions import RebuildError
 from ...guards import Guard
 from ...rebuild import Rebuild, run_all
+from ...rebuild.plan import EXPECTED
 from ...rebuild.scopes import Sources
 from ...rebuild.verify import MOST_MISSING, Findings, Verification
-from .. import EXPECTED, GuardsCommand, named
+from .. import GuardsCommand, named
 
 
 class Command(GuardsCommand):
