@@ -11,6 +11,7 @@ from django.db import connections, router
 from django.db.models import Model
 
 from ..guards import Guard, registry
+from ..guards.scopes import sets_schema
 from ..models import GuardState
 
 
@@ -24,20 +25,23 @@ def alias_of(guard: Guard) -> str:
 
 @contextmanager
 def own_connection(alias: str) -> Iterator[Any]:
-    """Connect to a server for one check: ``manage.py test --parallel`` runs the checks, and then forks its workers.
+    """Connect to a server for one check, unless the project's connection is open already.
 
-    They would share a connection of the project's that was left open, or its pool. SQLite has no session to share.
+    ``manage.py test --parallel`` runs the checks, and then forks its workers: they would share a connection that was
+    left open, or its pool. SQLite has no session to share.
     """
     connection: Any = connections[alias]
-    if connection.vendor == "sqlite":
+    if connection.vendor == "sqlite" or connection.connection is not None:
         yield connection
         return
-    connection = connection.copy()
-    connection.settings_dict["OPTIONS"].pop("pool", None)
+    own = connection.copy()
+    own.settings_dict["OPTIONS"].pop("pool", None)
+    if sets_schema(connection) and connection.schema_name:  # of a tenant, as `migrate_schemas` sets it
+        own.set_schema(connection.schema_name)
     try:
-        yield connection
+        yield own
     finally:
-        connection.close()
+        own.close()
 
 
 @register("bloomguard")

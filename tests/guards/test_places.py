@@ -109,7 +109,7 @@ def test_a_table_of_two_schemas_is_not(tenants, clock):
     assert decisions(7, 8) == [AMBIGUOUS, AMBIGUOUS]
     assert state.table.current("product").status == ARMED
     (said,) = found("postgresql")
-    assert "'shop_product' is a table of the schema 'public', and of 'tenant'" in said
+    assert "'shop_product' is a table of the schema 'tenant', and of 'public'" in said
     run("DROP SCHEMA tenant CASCADE")
     clock.sleep(places.SECONDS)
     assert decisions(7, 8) == [ABSENT, ABSENT]

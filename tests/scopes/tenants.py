@@ -414,6 +414,7 @@ def test_without_a_scope_the_check_fails(wares):
     registry.add(plain)
     try:
         with schema_context("one"):
+            connection.close()  # the check opens another one
             (found,) = [each for each in run_checks(databases=["default"]) if each.id == "bloomguard.E137"]
             assert found.is_serious()
             assert "'plain'" in found.msg
