@@ -19,7 +19,6 @@ from ..exceptions import ConfigurationError, StoreError, StoreUnavailable, Unkno
 from ..filters import CorruptFilter, FilterError, KeyHash
 from ..process import LogOnce, after_fork, own_lock
 from ..stores import Generation, Store, stores, turn
-from ..stores.base import add_to_all
 from ..verdicts import ABSENT, COLD, ERROR, FENCED, IDENTITY, LEASE, MAYBE, UNREACHABLE, UNTRUSTED, Decision
 from . import table as states
 from .negative_cache import NegativeCache
@@ -72,8 +71,7 @@ class ActiveFilter:
         #: The false positives that this process has found.
         self.negative_cache = NegativeCache(name, self.table, lambda name: self._opened.get(name))
         self._log = LogOnce()
-        # The second lock is held during disk and network I/O.
-        self._lock, self._opening = own_lock(self, "_lock"), own_lock(self, "_opening")
+        self._lock, self._opening = own_lock(self, "_lock"), own_lock(self, "_opening")  # the second is held during I/O
         # A generation in memory that the parent opened is a copy in a child: the writes of other processes miss it.
         after_fork(self.forget)
 
@@ -244,10 +242,8 @@ class ActiveFilter:
             return self._log_elsewhere(state)
         if self._change != state.change:
             return None
-        return UNTRUSTED if self._is_refused(state.active) else self._opened.get(state.active)
-
-    def _is_refused(self, name: str) -> bool:
-        return self._refused.get(name, _NOT_REFUSED)[0] > self.table.clock()
+        is_refused = self._refused.get(state.active, _NOT_REFUSED)[0] > self.table.clock()
+        return UNTRUSTED if is_refused else self._opened.get(state.active)
 
     def _log_elsewhere(self, state: State) -> Decision:
         """Log once that the row names another store or database, or this one before a restart."""
@@ -283,8 +279,8 @@ class ActiveFilter:
             self._tidy(state)
         if (opened := self._opened.get(name)) is not None:
             return opened
-        store = None if self._is_refused(name) else locate_store(state.identity, self.store)
-        if store is None:
+        is_refused = self._refused.get(name, _NOT_REFUSED)[0] > self.table.clock()
+        if is_refused or (store := locate_store(state.identity, self.store)) is None:
             return None
         with turn(self._opening, "opening a filter"):
             generation = self._opened.get(name)
@@ -346,9 +342,18 @@ class ActiveFilter:
             else:
                 generations.append(generation)
         # A guard that discards keys adds each one: one that seems to be in the filter may be a false positive.
-        for name, failure in add_to_all(generations, keys, once=not self._counted):
-            self._fail_add(state, name, failure)
-            missed.append(name)
+        once, outcomes = not self._counted, []
+        if len(generations) > 1:
+            outcomes = generations[0].add_to_all(generations, keys, once=once)
+        elif generations:
+            try:
+                generations[0].add(keys, once=once)
+            except (FilterError, StoreError) as error:
+                outcomes = [error]
+        for each, failure in zip(generations, outcomes):
+            if failure is not None:
+                self._fail_add(state, each.name, failure)
+                missed.append(each.name)
         # A standby that is not kept yet is still used by processes that have not read the row since it was replaced.
         if missed and not all(name == state.kept and drop_standby(state) for name in dict.fromkeys(missed)):
             return False

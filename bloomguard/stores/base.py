@@ -145,19 +145,6 @@ class Generation(ABC):
         """Complete the generation and make it durable; called once, before publishing. Raises :class:`StoreError`."""
 
 
-def add_to_all(generations: Sequence[Generation], keys: RowKeys, *, once: bool) -> Iterable[tuple[str, Exception]]:
-    """Add keys to generations of one store; return the name of each whose add failed, and its exception."""
-    if len(generations) > 1:
-        outcomes = generations[0].add_to_all(generations, keys, once=once)
-        return [(each.name, failed) for each, failed in zip(generations, outcomes) if failed is not None]
-    try:
-        for generation in generations:
-            generation.add(keys, once=once)
-    except (FilterError, StoreError) as error:
-        return [(generations[0].name, error)]
-    return ()
-
-
 class Store(ABC):
     """Base class of stores, which hold generations. ``OPTIONS`` of the setting are passed as keyword arguments."""
 

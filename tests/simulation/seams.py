@@ -77,6 +77,7 @@ def install() -> None:
     _put(statements, connections=simulated)
     _put(state, connections=simulated, fetch_uncounted=lambda connection, sql: connection.state_rows(sql))
     _put(fencing, connections=simulated | {"default": connections["default"]})
+    _put(rebuild, refuse_transaction=lambda aliases: None)
     _put(
         locks,
         os=SimpleNamespace(getpid=lambda: World.current.running().pid, kill=kill, name="posix"),

@@ -17,7 +17,7 @@ from bloomguard import process
 from bloomguard.exceptions import StoreError, UnknownGeneration
 from bloomguard.filters import CorruptFilter, DiscardUnsupported, KeyHash
 from bloomguard.filters.codec import Frame
-from bloomguard.stores import memory
+from bloomguard.stores import frames
 from bloomguard.stores.memory import MemoryStore
 
 from .conftest import HASH, KEY_ID, RANGE, fill, find, key, make_layout
@@ -545,7 +545,7 @@ def test_key_hashes_are_asked_for_by_the_key_id_in_the_header(place):
 
 def test_many_keys_are_added_in_parts(monkeypatch):
     """No part is left out, nor the end of the last one."""
-    monkeypatch.setattr(memory, "_WRITTEN_AT_ONCE", 8)
+    monkeypatch.setattr(frames, "_WRITTEN_AT_ONCE", 8)
     generation = MemoryStore("default").create("city", "a", make_layout())
     keys = [key(number) for number in range(100)]
 
