@@ -28,7 +28,7 @@ from django.utils.cache import set_response_etag
 from . import conf
 from .guards import Guard, registry
 from .guards.counters import AVOIDED, BLOCKED
-from .guards.places import needs_orm_thread
+from .guards.places import in_a_thread
 from .lookups.context import KNOWN, PROBE, LookupContext, compare_status, contexts
 from .process import LogOnce
 from .routes.openness import middleware_classes
@@ -243,8 +243,7 @@ class BloomGuardMiddleware:
         if exchange.guard is not None and request_blocked.receivers:
             await asend(request_blocked, type(exchange.guard), guard=exchange.guard, request=request)
         if exchange.shadow is not None:
-            compare = sync_to_async(compare_status, thread_sensitive=needs_orm_thread())  # it may read state rows
-            await compare(*exchange.shadow, response.status_code)
+            await in_a_thread(compare_status)(*exchange.shadow, response.status_code)  # it may read state rows
         return response  # type: ignore[no-any-return]
 
     # Called right before the view: ask the guards of its routes one by one. Never raises.

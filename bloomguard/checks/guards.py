@@ -169,7 +169,7 @@ def equality(guard: Guard, field: models.Field[Any, Any]) -> Iterator[CheckMessa
     target = value_field(field)
     collation = getattr(target, "db_collation", None)
     alias = alias_of(guard)
-    vendor = connections[alias].vendor if alias else _ASKED[0]
+    vendor = connections[alias].vendor if alias else _ASKED[0]  # without a database, nothing is known of its columns
     if collation and collation not in EXACT_COLLATIONS:
         text = f"{field.name!r} has the collation {collation!r}, by which different texts may be equal"
         yield warn(guard, "bloomguard.W106", text, CURE)

@@ -24,8 +24,7 @@ from ..guards.scopes import DATABASE
 from ..models import GuardState
 from ..rebuild.plan import open_active
 from ..rebuild.refusals import SEVERAL_TABLES, database_refusals, unreadable_columns
-from ..rebuild.scopes import identity_of
-from ..state.connection import DatabaseConnection
+from ..rebuild.scopes import identity_of, is_standby
 from ..state.row import ARMED, locate_store
 from ..state.table import table
 from ..stores import stores
@@ -39,7 +38,7 @@ from .guards import equality, warn
 #: Values of libpq's ``target_session_attrs`` that accept a read-only server.
 _READERS = ("read-only", "standby", "prefer-standby")
 #: What the site's role needs, if another one has run ``migrate``.
-_GRANT = f"let the site's role use them: GRANT SELECT, INSERT, UPDATE ON {GuardState._meta.db_table} TO ..."
+_GRANT = f"GRANT SELECT, INSERT, UPDATE ON {GuardState._meta.db_table} TO the site's role"
 #: What makes a guard or its database unreadable; other checks report it, as W101 or W034.
 _REPORTED = (ConfigurationError, DatabaseError)
 
@@ -154,8 +153,7 @@ def _rights(alias: str) -> Iterator[CheckMessage]:
         except DatabaseError as error:
             yield Warning(
                 f"{verb} of the state rows is refused in the database {alias!r}: {str(error).strip()}.",
-                hint=f"{_GRANT[0].upper()}{_GRANT[1:]}. Until then rebuild_filter fails, and so does a save whose key "
-                "cannot be added.",
+                hint=f"{_GRANT}. Until then rebuild_filter fails, and so does a save whose key cannot be added.",
                 id="bloomguard.W042",
             )
             return
@@ -301,7 +299,7 @@ def _several_tables(guard: Guard, databases: Sequence[str]) -> Iterator[tuple[st
     having: dict[Any, str] = {}
     for alias in named:
         with own_connection(alias) as connection:
-            if name in connection.introspection.table_names() and not _is_standby(connection):
+            if name in connection.introspection.table_names() and not is_standby(connection):
                 having.setdefault(identity_of(connection), repr(alias))
     if len(having) > 1:
         yield (
@@ -311,13 +309,6 @@ def _several_tables(guard: Guard, databases: Sequence[str]) -> Iterator[tuple[st
             "others are replicas, give them TEST = {'MIRROR': ...} in DATABASES. If each has rows of its own, set "
             "scope = 'database'.",
         )
-
-
-def _is_standby(connection: Any) -> bool:
-    """Return whether the server is a standby, whose rows are those of another one."""
-    with connection.cursor() as cursor:
-        cursor.execute(f"SELECT {DatabaseConnection(connection.alias).is_standby}")
-        return bool(cursor.fetchone()[0])
 
 
 @register("bloomguard")

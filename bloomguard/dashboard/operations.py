@@ -125,7 +125,7 @@ def _fence(guard: Guard, reason: str) -> str:
     table = table_of(guard)
     while True:  # a rebuild or a fence of others may change the row meanwhile
         seen = table.current(guard.name)
-        # Also without a filter: `rebuild_filter --if-needed` must not build one until a user rebuilds it.
+        # Also without a filter: then `rebuild_filter --if-needed` builds none either.
         if table.swap(seen, **table.fenced_values(reason)):  # also if it is fenced already: now it is by hand
             break
     if seen.status != FENCED or seen.building:

@@ -13,9 +13,10 @@ into a schema, or grants, is overlooked for that long.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
+from asgiref.sync import sync_to_async
 from django.db import connections, router
 
 from ..process import LogOnce, own_lock, seconds
@@ -26,6 +27,9 @@ if TYPE_CHECKING:
     from django.db.models import Model
 
     from .guard import Guard
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 SECONDS = 60.0
 #: Seconds until the next read after one that failed.
@@ -49,8 +53,8 @@ _MEANT = (
     "FROM unnest(%s::text[]) WITH ORDINALITY AS asked (name, number) ORDER BY number"
 )
 
-#: What a database has by every alias, through every pooler and after each failover. Others may have it too: a clone.
-_IDENTITIES = {
+#: What a database keeps, by every alias, through every pooler and after each failover. A clone of it has the same.
+_LASTING = {
     "postgresql": "SELECT system_identifier::text, oid::text FROM pg_control_system(), pg_database "
     "WHERE datname = current_database()",
     "mysql": "SELECT LOWER(DATABASE())",  # the name of a server is another one after a failover
@@ -66,6 +70,14 @@ def needs_orm_thread() -> bool:
     A router of the project may follow a variable of that thread, which a middleware has set for the request.
     """
     return bool(router.routers)
+
+
+def in_a_thread(function: Callable[P, R]) -> Callable[P, Coroutine[Any, Any, R]]:
+    """Return ``function``, which may query and ask the routers, for async code: it runs in the ORM's thread if it must.
+
+    Otherwise in any thread, so that no request waits for another one's queries.
+    """
+    return sync_to_async(function, thread_sensitive=needs_orm_thread())
 
 
 #: Schema -> the OID of its table, which is another one if the table is dropped and made anew.
@@ -133,6 +145,7 @@ def may_be_one_database(one: str, other: str) -> bool:
     """Return whether two aliases may lead to one database; also if that cannot be found out. May query. Never raises.
 
     They may do so with different settings: by the name and the address of a host, or through a pooler and past it.
+    A rebuild needs the opposite, which never takes two databases for one: ``identity_of`` in rebuild/scopes.py.
     """
     try:
         connection, second = connections[one], connections[other]
@@ -140,19 +153,19 @@ def may_be_one_database(one: str, other: str) -> bool:
             return False
         if name_of_database(connection.settings_dict) == name_of_database(second.settings_dict):
             return True
-        return bool(_identity(one) == _identity(other))
+        return bool(_lasting_identity(one) == _lasting_identity(other))
     except Exception:  # a test may forbid queries, and a role the function
         return True
 
 
-def _identity(alias: str) -> Any:
+def _lasting_identity(alias: str) -> Any:
     connection = connections[alias]
     if connection.vendor == "sqlite":
         about = os.stat(path_of(str(connection.settings_dict["NAME"])))
         return about.st_dev, about.st_ino
     own = DatabaseConnection(alias)
     try:
-        rows, _ = own.execute(_IDENTITIES[connection.vendor])
+        rows, _ = own.execute(_LASTING[connection.vendor])
     finally:
         own.close()
     return rows

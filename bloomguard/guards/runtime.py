@@ -33,7 +33,7 @@ from ..verdicts import (
 from . import counters, spot_checks
 from .counters import listeners, notify
 from .keys import NoScope, OutOfRange, Uncertain, Unkeyable
-from .places import leads_to, needs_orm_thread
+from .places import in_a_thread, leads_to, needs_orm_thread
 from .short_check import ShortCheck, short_check
 from .unadded import unadded
 
@@ -171,13 +171,11 @@ class GuardRuntime:
             copy = active.table.copy
             decision = active.ask_now(key) or await active.aask(key)
             if decision is None:  # the state rows or a filter must be read
-                decision = await sync_to_async(self.ask, thread_sensitive=needs_orm_thread())(key)
+                decision = await in_a_thread(self.ask)(key)
             elif decision.verdict is Verdict.ABSENT:
                 row = active.table.lease(self._guard.name)
                 if row is None or needs_orm_thread() or self._guard._meta.place.must_read():
-                    (decision,) = await sync_to_async(self._placed, thread_sensitive=needs_orm_thread())(
-                        [decision], copy, [key]
-                    )
+                    (decision,) = await in_a_thread(self._placed)([decision], copy, [key])
                 else:
                     (decision,) = self._placed([decision], copy, [key], row)
         except Exception as error:
@@ -185,9 +183,7 @@ class GuardRuntime:
         if began:
             self.counters.time(began)
         if decision is ABSENT and self._is_check_due():
-            decision = await sync_to_async(spot_checks.checks.check, thread_sensitive=needs_orm_thread())(
-                self._guard, value
-            )
+            decision = await in_a_thread(spot_checks.checks.check)(self._guard, value)
         return self._record(value, decision)
 
     # -- many values
@@ -220,7 +216,7 @@ class GuardRuntime:
         """Async :meth:`decide_many`, in a thread: to make many keys would hold up the event loop."""
         if not settings.is_enabled:
             return [DISABLED] * len(values)
-        return await sync_to_async(self.decide_many, thread_sensitive=needs_orm_thread())(await self.ascoped(values))
+        return await in_a_thread(self.decide_many)(await self.ascoped(values))
 
     # -- from the filter's answer to the decision
 

@@ -17,13 +17,11 @@ from functools import partial
 from inspect import isawaitable
 from typing import TYPE_CHECKING, Any
 
-from asgiref.sync import sync_to_async
-
 from ..conf import settings
 from ..guards import Guard
 from ..guards.counters import AVOIDED, WOULD_BLOCK, WOULD_HARM
 from ..guards.keys import OutOfRange
-from ..guards.places import needs_orm_thread
+from ..guards.places import in_a_thread
 from ..guards.short_check import MOST_KNOWN, Known
 from ..process import LogOnce
 from ..verdicts import MAYBE, Decision, Verdict
@@ -111,7 +109,7 @@ class LookupContext:
             key = None
         decision = self.known.get((guard, key)) if key is not None else None
         if decision is not None and decision.verdict is Verdict.ABSENT:
-            decision = await sync_to_async(_still_absent, thread_sensitive=needs_orm_thread())(guard, key)
+            decision = await in_a_thread(_still_absent)(guard, key)
         if decision is None:
             decision = await guard._runtime.adecide(value, key)
         if len(self.known) < MOST_KNOWN:

@@ -156,10 +156,8 @@ def _scoped(guard: Guard) -> list[Source]:
         raise RebuildError(f"{guard.name}: scopes() names none, so there is nothing to read; is its table made?")
     known: dict[Any, str] = {}
     for scope in databases:
-        with connections[scope].cursor() as cursor:
-            cursor.execute(f"SELECT {DatabaseConnection(scope).is_standby}")
-            if bool(int(cursor.fetchone()[0])):
-                raise RebuildError(f"{guard.name}: {scope!r} is a standby. Let scopes() leave it out")
+        if is_standby(connections[scope]):
+            raise RebuildError(f"{guard.name}: {scope!r} is a standby. Let scopes() leave it out")
         if (same := known.setdefault(identity_of(connections[scope]), scope)) != scope:
             raise RebuildError(
                 f"{guard.name}: {same!r} and {scope!r} lead to one database. Let scopes() name one of them, or "
@@ -168,8 +166,19 @@ def _scoped(guard: Guard) -> list[Source]:
     return [ScopedSource(guard, scope) for scope in scopes]
 
 
+def is_standby(connection: BaseDatabaseWrapper) -> bool:
+    """Return whether the server is a standby, whose rows are those of another one."""
+    with connection.cursor() as cursor:
+        cursor.execute(f"SELECT {DatabaseConnection(connection.alias).is_standby}")
+        return bool(int(cursor.fetchone()[0]))
+
+
 def identity_of(connection: BaseDatabaseWrapper) -> Any:
-    """Return what is the same for all aliases of one database, whatever their settings."""
+    """Return what is the same for all aliases of one database, whatever their settings.
+
+    Two databases never have it in common, but one may have another after a restart. See also
+    :func:`bloomguard.guards.places.may_be_one_database`.
+    """
     found = None
     if connection.vendor in _IDENTITIES:
         with connection.cursor() as cursor:

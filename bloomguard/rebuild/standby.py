@@ -13,6 +13,7 @@ import socket
 import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 from django.db import DatabaseError
@@ -159,32 +160,28 @@ def roll_back_all(guards: Sequence[Guard], sleep: Callable[[float], None] = time
         except RebuildError as error:
             outcomes.append(error)
     rolled_back = [(guard, state) for guard, state in zip(guards, outcomes) if isinstance(state, State)]
-    _retire_after_all(rolled_back, sleep)
+    _after_all_know([partial(retire, guard, state) for guard, state in rolled_back], sleep)
     return outcomes
 
 
 def clear_away(guards: Sequence[Guard], sleep: Callable[[float], None] = time.sleep) -> None:
     """Drop the standbys whose time is over, and the unfinished generations of builders that have died."""
-    retiring, left = [], []
+    steps: list[Callable[[], None]] = []
     for guard in guards:
         table = guard._runtime.active_filter.table
         state = table.current(guard.name)
         if state.building and not is_alive(table, state):
             after = table.swap(state, building="", builder="")
-            left += [(guard, after)] if after is not None else []
+            if after is not None:
+                steps.append(partial(_change_and_sweep, guard, after, {}))
         elif is_over(guard, state):
-            retiring.append((guard, state))
-    _retire_after_all(retiring, sleep, left)
+            steps.append(partial(retire, guard, state))
+    _after_all_know(steps, sleep)
 
 
-def _retire_after_all(
-    retiring: Sequence[tuple[Guard, State]],
-    sleep: Callable[[float], None],
-    left: Sequence[tuple[Guard, State]] = (),
-) -> None:
-    if retiring or left:
+def _after_all_know(steps: Sequence[Callable[[], None]], sleep: Callable[[float], None]) -> None:
+    """Take the steps when every process has read the state rows as they are now."""
+    if steps:
         sleep(EXPIRY_SECONDS)
-    for guard, state in retiring:
-        retire(guard, state)
-    for guard, state in left:
-        _change_and_sweep(guard, state, {})
+    for step in steps:
+        step()

@@ -87,6 +87,7 @@ class _Batch:
 class Verification:
     """Checks that the active filter of ``guard`` has all its rows, or about ``sample`` random ones.
 
+    :meth:`run` sets ``sample`` to ``None`` if there are no more rows than that: a sample would have some twice.
     ``progress(rows done, rows in all)`` is called after every page.
     """
 
@@ -98,7 +99,7 @@ class Verification:
         progress: Progress = lambda done, total: None,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        self.guard, self._sample, self._progress, self._sleep = guard, sample, progress, sleep
+        self.guard, self.sample, self._progress, self._sleep = guard, sample, progress, sleep
 
     @cached_property
     def _sources(self) -> Sources:
@@ -116,7 +117,9 @@ class Verification:
         sources, unread = self._sources.split(generation)
         marks = len(sources.marks())
         expected = sources.summary().count - marks
-        total = expected if self._sample is None else min(self._sample, expected)
+        if self.sample is not None and self.sample >= expected:
+            self.sample = None
+        total = expected if self.sample is None else self.sample
         rows = missing = 0
         for source in sources:
             if missing < MOST_MISSING:
@@ -124,7 +127,7 @@ class Verification:
         if rows < total and missing < MOST_MISSING:
             self._progress(rows, rows)  # there were fewer than expected
         keys = generation.approximate_size() - marks
-        alive = rows if self._sample is None and missing < MOST_MISSING else expected
+        alive = rows if self.sample is None and missing < MOST_MISSING else expected
         return Findings(
             guard=self.guard.name,
             generation=generation.name,
@@ -171,14 +174,14 @@ class Verification:
         return rows, missing
 
     def _batches(self, source: Source) -> Iterator[_Batch]:
-        if source.is_gathered and self._sample is None:
+        if source.is_gathered and self.sample is None:
             for page in source.pages():
                 yield _Batch(page.rows, partial(getattr, page, "keys"), partial(_at, page))
             return
-        if self._sample is None:
+        if self.sample is None:
             found: Iterator[Any] = source.all_values(_ROWS_AT_ONCE)
         else:
-            found = source.random_values(-(-self._sample // len(self._sources)))
+            found = source.random_values(-(-self.sample // len(self._sources)))
         while some := list(islice(found, _ROWS_AT_ONCE)):
             keys, values = [], []
             for each in some:

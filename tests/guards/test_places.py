@@ -316,8 +316,9 @@ def test_an_event_loop_waits_for_no_catalogue(tenants, clock, monkeypatch):
     clock.sleep(places.SECONDS)
     state.table.renewed("product")
     hops = []
-    real = runtime.sync_to_async
-    monkeypatch.setattr(runtime, "sync_to_async", lambda work, **how: hops.append(work) or real(work, **how))
+    for name in ("in_a_thread", "sync_to_async"):
+        real = getattr(runtime, name)
+        monkeypatch.setattr(runtime, name, lambda work, real=real, **how: hops.append(work) or real(work, **how))
 
     async def ask(pk):
         return [await registry["product"]._runtime.adecide(pk) for _ in range(3)]

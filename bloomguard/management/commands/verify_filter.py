@@ -13,8 +13,7 @@ from django.core.management.base import CommandError, CommandParser
 from ...exceptions import RebuildError
 from ...guards import Guard
 from ...rebuild import Rebuild, run_all
-from ...rebuild.plan import EXPECTED
-from ...rebuild.scopes import Sources
+from ...rebuild.plan import EXPECTED, failure
 from ...rebuild.verify import MOST_MISSING, Findings, Verification
 from .. import GuardsCommand, named
 
@@ -37,17 +36,15 @@ class Command(GuardsCommand):
     def run(self, guards: Sequence[Guard], options: dict[str, Any]) -> None:
         found, problems = dict[Guard, Findings](), list[Exception]()
         for guard in guards:
-            sample: int | None = options["sample"]
             try:
-                if sample is not None and sample >= Sources(guard).count():
-                    sample = None  # a sample would read some rows twice
                 with ExitStack() as bars:
-                    found[guard] = Verification(guard, sample=sample, progress=self.progress(guard, bars)).run()
-            except EXPECTED as error:  # most of a store's errors name no guard
-                problems.append(CommandError(f"{guard.name}: {str(error).removeprefix(f'{guard.name}: ')}"))
-                problems[-1].__cause__ = error
+                    progress = self.progress(guard, bars)
+                    verification = Verification(guard, sample=options["sample"], progress=progress)
+                    found[guard] = verification.run()
+            except EXPECTED as error:
+                problems.append(failure(guard, error))
             else:
-                self.say(_summary(found[guard], "rows" if sample is None else "rows of the sample"))
+                self.say(_summary(found[guard], "rows" if verification.sample is None else "rows of the sample"))
         wrong = [guard for guard, findings in found.items() if findings.missing]
         repaired = list[Guard]()
         if options["repair"]:
