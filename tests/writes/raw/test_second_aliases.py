@@ -93,7 +93,7 @@ def test_another_server_fences_nothing(built):
 
 def test_a_database_that_cannot_be_identified_may_be_the_guards(other, monkeypatch):
     """A role may not be allowed to ask, and a server may not answer."""
-    monkeypatch.setattr(places, "_identity", lambda alias: 1 / 0)
+    monkeypatch.setattr(places, "_lasting_identity", lambda alias: 1 / 0)
     send("second")
 
     assert status("product") == FENCED
@@ -130,7 +130,7 @@ def test_a_router_that_raises_is_not_needed(routed, where):
 
 def test_the_database_that_the_router_names_counts_too(routed, same, monkeypatch):
     """The next filter may be built from it, and this process may not have read the state row since."""
-    monkeypatch.setattr(places, "_identity", lambda alias: alias)
+    monkeypatch.setattr(places, "_lasting_identity", lambda alias: alias)
     routed(lambda: "second")
     send("second")
 
