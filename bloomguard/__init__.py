@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from .decorators import guarded
     from .exceptions import BloomGuardError, ConfigurationError, StoreError
     from .guards import Guard, register, registry
-    from .guards.cache_aside import aget_or_load, cache_key, get_or_load
     from .lookups import guarded_lookups
+    from .lookups.cache_aside import aget_or_load, cache_key, get_or_load
     from .metrics import Series, read_series
     from .middleware import BloomGuardMiddleware
     from .signals import false_negative_found, generation_published, guard_fenced, request_blocked
@@ -55,7 +55,7 @@ _MODULES = {
     "decorators": ["guarded"],
     "exceptions": ["BloomGuardError", "ConfigurationError", "StoreError"],
     "guards": ["Guard", "register", "registry"],
-    "guards.cache_aside": ["aget_or_load", "cache_key", "get_or_load"],
+    "lookups.cache_aside": ["aget_or_load", "cache_key", "get_or_load"],
     "lookups": ["guarded_lookups"],
     "metrics": ["Series", "read_series"],
     "middleware": ["BloomGuardMiddleware"],

@@ -25,6 +25,7 @@ from django.core.cache import caches
 from django.db import connections, transaction
 from django.test import AsyncClient, Client
 
+from .door.probes import collect_statements
 from .exceptions import StoreError, UnknownGeneration
 from .filters.base import BodyFilter
 from .filters.codec import Frame
@@ -32,7 +33,7 @@ from .filters.hashing import KeyHash
 from .filters.layout import Layout
 from .guards import Guard, registry, spot_checks
 from .guards.short_check import short_check
-from .rebuild.scopes import Sources
+from .rebuild.sources import Sources
 from .routes.explain import LOOKUP, GuardAnswer, explain
 from .signals import request_blocked
 from .state.active_filter import ActiveFilter
@@ -144,16 +145,11 @@ def _get(client: Client | AsyncClient, path: str, request: dict[str, Any]) -> An
 def _recording() -> Iterator[_Activity]:
     did = _Activity()
 
-    def record_statement(execute: Any, sql: str, *rest: Any) -> Any:
-        did.statements.append(sql)
-        return execute(sql, *rest)
-
     def record_blocked(guard: Guard, **named: Any) -> None:
         did.blocked.append(guard)
 
     with ExitStack() as block:
-        for alias in connections:
-            block.enter_context(connections[alias].execute_wrapper(record_statement))
+        did.statements = block.enter_context(collect_statements())
         for alias in caches:
             for name in _READS:
                 reading = _recorded(getattr(caches[alias], name), did.caches, f"{alias}.{name}")

@@ -4,4 +4,4 @@ Plain checks read settings, classes and the URLconf, and query neither databases
 with ``check --deploy``, or ``check --database``. Importing a module registers its checks.
 """
 
-from . import guards, middleware, storage  # noqa: F401
+from . import databases, guards, middleware, storage  # noqa: F401

@@ -10,7 +10,7 @@ from typing import Any
 from django.apps import apps
 from django.conf import settings
 from django.core.checks import CheckMessage, Warning, register
-from django.db import connections, models
+from django.db import connections, models, router
 
 from .. import conf
 from ..exceptions import ConfigurationError
@@ -21,7 +21,6 @@ from ..rebuild.refusals import CURE, EXACT_COLLATIONS, declaration_refusals
 from ..routes.openness import is_admin
 from ..routes.patterns import patterns
 from ..routes.table import guarded_routes
-from .databases import alias_of
 
 #: Databases whose catalogue shows whether a column compares different texts as equal; `check_columns` reads it.
 _ASKED = ("postgresql", "sqlite", "mysql")
@@ -55,6 +54,14 @@ def check_guards(app_configs: Any, **kwargs: Any) -> Iterator[CheckMessage]:
 def warn(guard: Guard, id: str, text: str, hint: str) -> Warning:
     """Return a warning about ``guard``."""
     return Warning(f"the guard {guard.name!r}: {text}.", hint=hint, obj=guard.model, id=id)
+
+
+def alias_of(guard: Guard) -> str:
+    """Return the database of the guard's rows; empty if a router raises: reported as W142."""
+    try:
+        return router.db_for_write(guard.model)
+    except Exception:
+        return ""
 
 
 def _guard(guard: Guard) -> Iterator[CheckMessage]:

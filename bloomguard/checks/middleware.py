@@ -16,7 +16,7 @@ from django.middleware.cache import FetchFromCacheMiddleware
 from ..exceptions import ConfigurationError
 from ..guards import AUTO, registry
 from ..middleware import ELSEWHERE, BloomGuardMiddleware, place_in_settings
-from ..routes.openness import class_of, is_admin, middleware_classes
+from ..routes.openness import is_admin, middleware_classes, view_class_of
 from ..routes.patterns import root_urlconf
 from ..routes.table import AmbiguousKwargs, GuardedRoute, kwargs_of_view, table_for
 
@@ -104,7 +104,7 @@ def check_arguments(app_configs: Any, **kwargs: Any) -> Iterator[CheckMessage]:
 
 def _guarded_views(view: Any) -> Iterator[Any]:
     """Yield ``view``, or the methods of its class, if it is under ``@guarded``."""
-    cls = class_of(view)
+    cls = view_class_of(view)
     mro = cls.__mro__ if cls is not None else ()
     methods = {name: value for base in reversed(mro) for name, value in vars(base).items()}
     functions = [value for value in methods.values() if isinstance(value, FunctionType)]

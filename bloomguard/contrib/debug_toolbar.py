@@ -13,8 +13,7 @@ from django.http import HttpRequest, HttpResponse
 
 from ..guards import Guard
 from ..guards.counters import digest, listeners
-from ..routes.explain import MEANING
-from ..verdicts import Decision, Verdict
+from ..verdicts import MEANING, Decision, Verdict
 
 Records = list[dict[str, str]]
 

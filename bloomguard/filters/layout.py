@@ -42,8 +42,8 @@ class Layout:
     """The shards of one build: their number, size and headers.
 
     ``capacity`` counts the keys of all shards, ``error_rate`` is the rate at that capacity. ``tag`` identifies the
-    build, ``key_id`` its secret and the definition of its keys. ``headers`` has one entry per shard; all frames have
-    the same size in bytes.
+    build, and is set by the store that creates it; ``key_id`` identifies its secret and the definition of its keys.
+    ``headers`` has one entry per shard; all frames have the same size in bytes.
     """
 
     key_hash: KeyHash
@@ -60,7 +60,7 @@ class Layout:
         key_hash: KeyHash,
         capacity: int,
         error_rate: float,
-        tag: int,
+        tag: int = 0,
         key_id: int = 0,
         shard_bytes: int = SHARD_BYTES,
         kind: str = "bloom",

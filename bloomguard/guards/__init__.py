@@ -8,8 +8,8 @@
         routes = ["city-detail"]
 """
 
-from ..verdicts import Verdict
-from .guard import AUTO, Guard
+from .guard import Guard
+from .options import AUTO
 from .registry import register, registry
 
-__all__ = ["AUTO", "Guard", "Verdict", "register", "registry"]
+__all__ = ["AUTO", "Guard", "register", "registry"]

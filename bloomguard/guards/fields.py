@@ -126,7 +126,7 @@ def kind_of(field: models.Field[Any, Any]) -> str | None:
     return None
 
 
-def class_of(kind: str) -> type:
+def python_type_of(kind: str) -> type:
     """Return the class of values that ``to_python`` of a field of this kind must return."""
     return type(_KINDS[kind][1])
 

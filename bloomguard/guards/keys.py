@@ -19,7 +19,7 @@ from django.core.exceptions import ValidationError
 from django.db import models
 
 from ..filters.bulk import np
-from .fields import LONGEST_NUMBER, class_of, kind_of, own_conversions, own_methods, value_field
+from .fields import LONGEST_NUMBER, kind_of, own_conversions, own_methods, python_type_of, value_field
 
 if TYPE_CHECKING:
     from ..filters.base import RowKeys
@@ -173,7 +173,7 @@ def _encoder(
     """
     if kind is None:
         raise TypeError(f"{field} is a {type(field).__name__}, which cannot be a key")
-    to_python, plain = field.to_python, class_of(kind)
+    to_python, plain = field.to_python, python_type_of(kind)
     # A custom field may convert one form of a value, but not the form that the database returns.
     failure = Uncertain if own_conversions(field) or own_methods(field, ("to_python",)) else Unkeyable
 

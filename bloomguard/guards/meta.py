@@ -35,7 +35,6 @@ class GuardMeta:
         self._normalize = normalize
         #: Whether the project has overridden ``normalize``.
         self.normalizes = normalize is not None
-        self.model = guard.model
 
     @cached_property
     def fields(self) -> tuple[models.Field[Any, Any], ...]:
@@ -43,7 +42,7 @@ class GuardMeta:
         for mistake in self._guard._mistakes:
             if mistake.decides_keys:
                 raise ConfigurationError(mistake.reason)
-        lookup, options = self._guard.lookup, self.model._meta
+        lookup, options = self._guard.lookup, self._guard.model._meta
         found: list[models.Field[Any, Any]] = []
         for name in (lookup,) if isinstance(lookup, str) else tuple(lookup):
             try:
@@ -92,13 +91,13 @@ class GuardMeta:
     @property
     def tables(self) -> set[str]:
         """The guard's table, parent tables with a column of the key or of ``alive``, and the tables between them."""
-        options = self.model._meta
+        options = self._guard.model._meta
         try:
             columns = [*self.fields, *(options.get_field(name) for name in self.alive_fields)]
         except Exception:
             # A system check reports the mistake. Until it is corrected, no keys can be made, so writes fence the guard.
             # It must not stop the writes of other tables.
-            columns = [model._meta.pk for model in (self.model, *self.model._meta.all_parents)]
+            columns = [model._meta.pk for model in (self._guard.model, *self._guard.model._meta.all_parents)]
         models = {field.model for field in columns}
         for model in list(models):
             models.update(options.get_base_chain(model) or ())
@@ -108,7 +107,7 @@ class GuardMeta:
     def alive_fields(self) -> set[str]:
         """The names of the model fields in ``alive``, on either side of a comparison."""
         names = self._guard.alive.referenced_base_fields
-        return names - {"pk"} | {field.name for field in self.model._meta.pk_fields if "pk" in names}
+        return names - {"pk"} | {field.name for field in self._guard.model._meta.pk_fields if "pk" in names}
 
     @property
     def definition(self) -> str:
@@ -124,11 +123,11 @@ class GuardMeta:
         # Discarding a key is only safe if every process counts its adds.
         counted = "|counted" if self.discards else ""
         # No filter is built for such a condition; one that another release has built must not be queried.
-        uncertain = "|uncertain" if next(refusal_reasons(self.model, guard.alive), "") else ""
+        uncertain = "|uncertain" if next(refusal_reasons(self._guard.model, guard.alive), "") else ""
         scope = f"|scope={guard.scope}" if guard.scope else ""
         # A version that follows signals alone misses writes that another one would add.
         signals = "|signals" if guard.sync == "signals" else ""
-        name = f"{guard.name}|{self.model._meta.db_table}({columns})"
+        name = f"{guard.name}|{self._guard.model._meta.db_table}({columns})"
         return f"{name}|{alive}|{normalize}{counted}{uncertain}{scope}{signals}"
 
     @property
@@ -148,7 +147,7 @@ class GuardMeta:
     @property
     def is_unique(self) -> bool:
         """Whether no two rows can have one key, by what the model declares."""
-        options = self.model._meta
+        options = self._guard.model._meta
         unique = [{field.name} for field in self.fields if field.unique]
         unique += [set(names) for names in options.unique_together]
         unique += [set(constraint.fields) for constraint in options.total_unique_constraints]
@@ -159,7 +158,7 @@ class GuardMeta:
     @property
     def database(self) -> str:
         """The alias of the database that the model's writes go to; the filter holds the keys of its rows."""
-        return router.db_for_write(self.model)
+        return router.db_for_write(self._guard.model)
 
     def database_of(self, key: bytes) -> str:
         """Return the alias of the database that has the row with ``key``, if there is one."""
@@ -189,7 +188,7 @@ class GuardMeta:
     def rows(self) -> models.QuerySet[Any]:
         """Return the rows that the public can see, unordered."""
         # Do not use the model's managers: one that hides rows would keep them out of the filter.
-        return models.QuerySet(self.model).filter(self._guard.alive)
+        return models.QuerySet(self._guard.model).filter(self._guard.alive)
 
     def value_of(self, row: Model) -> Any:
         """Return the value of a row's lookup field, or a tuple for several fields."""

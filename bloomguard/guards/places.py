@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from contextlib import closing
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from asgiref.sync import sync_to_async
@@ -118,15 +119,13 @@ class Schemas:
 
     def _read(self, alias: str, tables: Sequence[str]) -> None:
         names = sorted({*tables, *self._copies.get(alias, (0.0, {}))[1]})
-        connection = DatabaseConnection(alias)
         try:
-            rows, _ = connection.execute(SQL, [names])
+            with closing(DatabaseConnection(alias)) as connection:
+                rows, _ = connection.execute(SQL, [names])
             until = self.clock() + SECONDS
         except Exception as error:
             self._log.error(error, "bloomguard cannot read which schemas have a table, so requests pass")
             rows, until = [], self.clock() + AGAIN_SECONDS
-        finally:
-            connection.close()
         found: dict[str, dict[str, int]] = {name: {} for name in names}
         for table, schema, oid in rows:
             found[table][schema] = oid
@@ -145,7 +144,7 @@ def may_be_one_database(one: str, other: str) -> bool:
     """Return whether two aliases may lead to one database; also if that cannot be found out. May query. Never raises.
 
     They may do so with different settings: by the name and the address of a host, or through a pooler and past it.
-    A rebuild needs the opposite, which never takes two databases for one: ``identity_of`` in rebuild/scopes.py.
+    A rebuild needs the opposite, which never takes two databases for one: ``identity_of`` in rebuild/sources.py.
     """
     try:
         connection, second = connections[one], connections[other]
@@ -163,11 +162,8 @@ def _lasting_identity(alias: str) -> Any:
     if connection.vendor == "sqlite":
         about = os.stat(path_of(str(connection.settings_dict["NAME"])))
         return about.st_dev, about.st_ino
-    own = DatabaseConnection(alias)
-    try:
+    with closing(DatabaseConnection(alias)) as own:
         rows, _ = own.execute(_LASTING[connection.vendor])
-    finally:
-        own.close()
     return rows
 
 

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 DATABASE, SCHEMA = "database", "schema"
 
 
-def database_of(alias: str) -> str:
+def first_alias_of(alias: str) -> str:
     """Return the first alias with the settings of ``alias``: both lead to the same tables.
 
     Not one with another user or other options: these may lead to another schema of the same database.
@@ -127,7 +127,7 @@ class Scopes(Place):
             if self._may_have_own_rows(alias):
                 raise NoScope(f"{alias!r} may be a replica of {written!r}, or a database with rows of its own")
             alias = written  # of which it is a replica
-        return database_of(alias)
+        return first_alias_of(alias)
 
     def _may_have_own_rows(self, alias: str) -> bool:
         """Return whether ``alias``, from which the routers only read now, may be another database than a replica.
@@ -165,7 +165,7 @@ class Scopes(Place):
     def of_write(self, using: str) -> str:
         """Return the scope that the last statement sent by ``using`` has written or read. May query it."""
         if self._is_by_database:
-            scope, state = database_of(using), self._state()
+            scope, state = first_alias_of(using), self._state()
             if state is None or not all(self._holds(state, name, scope) for name in _answering(state)):
                 raise NoScope(f"its filter does not have the database {using!r}")
             return scope

@@ -7,6 +7,7 @@ fenced until the next rebuild, and the request passes.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 from ..process import LogOnce, own_lock
@@ -91,12 +92,9 @@ def _exists(guard: Guard, value: Any, key: bytes) -> bool:
     }
     rows = guard._meta.rows().using(alias).order_by().filter(**wanted).values_list("pk")[:1]
     sql, parameters = rows.query.get_compiler(alias).as_sql()
-    connection = DatabaseConnection(alias, scope_of(key) if guard.scope == SCHEMA else "")
-    try:
+    with closing(DatabaseConnection(alias, scope_of(key) if guard.scope == SCHEMA else "")) as connection:
         found, _ = connection.execute(sql, parameters)
-        return bool(found)
-    finally:
-        connection.close()
+    return bool(found)
 
 
 checks = SpotChecks()

@@ -134,7 +134,7 @@ def _compares_simply(condition: Any, lookup: RowLookup, vendor: str) -> bool:
     if kind not in (builtin.Exact, builtin.IntegerFieldExact):
         return False
     column, value = condition.lhs, condition.rhs
-    if type(column) is not Col or not _is_djangos(column.target):
+    if type(column) is not Col or not _has_djangos_class(column.target):
         return False
     if not lookup.compares(column.target) and not _is_typed(column.target):
         return False
@@ -196,7 +196,7 @@ def _joins(query: Query) -> list[Any]:
 def _joins_plainly(join: Any, query: Query) -> bool:
     if type(join) is BaseTable:
         return True
-    if type(join) is not Join or not _is_djangos(join.join_field):
+    if type(join) is not Join or not _has_djangos_class(join.join_field):
         return False
     condition = getattr(join.filtered_relation, "resolved_condition", None)
     return join.filtered_relation is None or (condition is not None and _Inspector(query).knows(condition))
@@ -217,7 +217,7 @@ class _Inspector:
         if self._lookup is not None and self._lookup.has_in_alive(condition):
             return True
         if kind in NULL and type(condition.lhs) is Col:
-            return _is_djangos(condition.lhs.target)
+            return _has_djangos_class(condition.lhs.target)
         if kind in _COMPARING:
             return self._compares(condition)
         if kind in _MATCHING:
@@ -351,12 +351,12 @@ def _is_expression(value: Any) -> bool:
     return hasattr(value, "as_sql") or hasattr(value, "resolve_expression")
 
 
-def _is_djangos(field: Any) -> bool:
+def _has_djangos_class(field: Any) -> bool:
     return type(field).__module__.startswith("django.")
 
 
 def _is_typed(field: Any) -> bool:
-    return _is_djangos(field) and family_of(field) in _TYPED
+    return _has_djangos_class(field) and family_of(field) in _TYPED
 
 
 def _is_taken(value: Any, vendor: str) -> bool:

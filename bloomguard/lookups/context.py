@@ -91,7 +91,7 @@ class LookupContext:
             key = None
         decision = self.known.get((guard, key)) if key is not None else None
         if decision is not None and decision.verdict is Verdict.ABSENT:
-            decision = _still_absent(guard, key)
+            decision = _ask_again(guard, key)
         if decision is None:
             decision = guard._runtime.decide_in_full(value, key)
         if len(self.known) < MOST_KNOWN:
@@ -109,7 +109,7 @@ class LookupContext:
             key = None
         decision = self.known.get((guard, key)) if key is not None else None
         if decision is not None and decision.verdict is Verdict.ABSENT:
-            decision = await in_a_thread(_still_absent)(guard, key)
+            decision = await in_a_thread(_ask_again)(guard, key)
         if decision is None:
             decision = await guard._runtime.adecide(value, key)
         if len(self.known) < MOST_KNOWN:
@@ -136,7 +136,7 @@ class LookupContext:
             self.avoided = (*self.avoided, guard)
 
 
-def _still_absent(guard: Guard, key: Any) -> Decision | None:
+def _ask_again(guard: Guard, key: Any) -> Decision | None:
     """Return an ABSENT on ``key``, without counting it; ``None`` if the guard has to decide anew, or after an error."""
     with suppress(Exception):  # :meth:`GuardRuntime.decide` maps it to a decision
         decision = guard._runtime.ask(key)
@@ -197,7 +197,7 @@ def compare_rows(context: LookupContext, guard: Guard, value: Any, result: Any) 
     try:
         context.shadowed = (*context.shadowed, guard)
         guard._runtime.counters[WOULD_BLOCK]()
-        if result and _is_still_absent(guard, value):
+        if result and _filter_denies(guard, value):
             _count_harm(guard, "a query found a row that the filter does not have. Run verify_filter")
     except Exception as error:
         _log.error(error, "bloomguard could not compare a query in shadow mode, because of an internal error")
@@ -211,7 +211,7 @@ def compare_status(guard: Guard, value: Any, status: int) -> None:
     """
     try:
         guard._runtime.counters[WOULD_BLOCK]()
-        if status not in (404, 410) and _is_still_absent(guard, value):
+        if status not in (404, 410) and _filter_denies(guard, value):
             _count_harm(guard, f"it would have answered 404 in place of {status}. Does the view answer without a row?")
     except Exception as error:
         _log.error(error, "bloomguard could not compare a response in shadow mode")
@@ -225,7 +225,7 @@ def _count_harm(guard: Guard, what: str) -> None:
         logger.error("bloomguard: guard %s in shadow mode: %s (number %d in this process)", guard.name, what, number)
 
 
-def _is_still_absent(guard: Guard, value: Any) -> bool:
+def _filter_denies(guard: Guard, value: Any) -> bool:
     try:
         return guard._runtime.ask(guard._meta.keys.key(value)).verdict is Verdict.ABSENT
     except OutOfRange:

@@ -24,7 +24,6 @@ from django.db.models.sql.constants import GET_ITERATOR_CHUNK_SIZE, MULTI, SINGL
 from ..exceptions import ConfigurationError
 from ..guards import Guard, registry
 from ..guards.counters import FALSE_POSITIVE
-from ..guards.misses import remember_missing
 from ..guards.scopes import DATABASE
 from ..process import LogOnce
 from ..state.transactions import has_own_transaction, is_aborted
@@ -33,6 +32,7 @@ from ..writes.isolation import may_omit_reads
 from ..writes.statements import running, wrap
 from .certainty import is_certain, is_sent_unchanged
 from .context import LookupContext, compare_rows, contexts
+from .misses import remember_missing
 from .query import EXACT, NO_KEY, RowLookup, concrete, is_plain
 
 Execute = Callable[..., Any]

@@ -38,7 +38,7 @@ class GuardsCommand(BaseCommand):
     def handle(self, *args: Any, **options: Any) -> None:
         self._convert(options)
         self._is_quiet = not options["verbosity"]
-        self._is_talking = not (self._is_quiet or options["json"])
+        self._is_verbose = not (self._is_quiet or options["json"])
         try:
             with _stopped_as_by_ctrl_c():
                 guards = [registry[name] for name in dict.fromkeys(options["names"])] or list(registry)
@@ -63,9 +63,9 @@ class GuardsCommand(BaseCommand):
         """Do the work."""
         raise NotImplementedError
 
-    def say(self, text: str) -> None:
+    def write(self, text: str) -> None:
         """Print ``text``, unless figures are printed as JSON, or ``--verbosity 0`` is given."""
-        if self._is_talking:
+        if self._is_verbose:
             self.stdout.write(text)
 
     def progress(self, guard: Guard, bars: ExitStack) -> ProgressBar:

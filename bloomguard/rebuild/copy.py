@@ -13,7 +13,6 @@ that added to the original have ended before its bits are read for the last time
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from django.utils import timezone
@@ -66,7 +65,7 @@ class FilterCopy(Rebuild):
             raise RebuildError(f"{name}: cannot copy its filter from the store {alias!r}: {error}") from error
         return KeysSummary(count=row.rows)
 
-    def _layout(self, summary: KeysSummary, tag: int) -> Layout:
+    def _layout(self, summary: KeysSummary) -> Layout:
         assert self._original is not None
         layout = self._original.layout
         if not layout.filter_class.plain_bits:
@@ -80,7 +79,7 @@ class FilterCopy(Rebuild):
                 f"{self.guard.name}: its filter takes {layout.total_bytes:,} bytes; the store {self.store.alias!r} has "
                 f"{free:,} left. Free some, or rebuild there with a higher error_rate"
             )
-        return replace(layout, tag=tag, headers=tuple(replace(header, tag=tag) for header in layout.headers))
+        return layout
 
     def prepare(self) -> None:
         """Create the copy and copy all bits: most of the work, done while the original still answers."""
@@ -108,7 +107,7 @@ class FilterCopy(Rebuild):
         for shard in range(shards):
             act(shard, self._original.read_shard(shard))
             self._progress(rows * (shard + 1) // shards, rows)
-            self._beat()
+            self._send_heartbeats()
 
     def _source(self) -> str:
         assert self._from is not None

@@ -17,7 +17,7 @@ from ..guards import Guard
 from ..models import GuardState
 from ..state.row import ARMED, BY_HAND, FENCED, State, locate_store
 from ..stores import Generation, Store
-from .scopes import Sources
+from .sources import Sources
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -106,14 +106,14 @@ class Need:
     age_seconds: float | None = None
 
 
-def plan_layout(guard: Guard, summary: KeysSummary, *, tag: int = 0) -> Layout:
+def plan_layout(guard: Guard, summary: KeysSummary) -> Layout:
     """Return :func:`layout_of` if the guard's store has room for it.
 
     Raises :class:`RebuildError` for a mistake in the guard's options, and, with the figures, if its store has no room.
     """
     for mistake in guard._mistakes:
         raise RebuildError(f"{guard.name}: {mistake.reason}. {mistake.cure}")
-    store, layout = guard._runtime.active_filter.store, layout_of(guard, summary, tag=tag)
+    store, layout = guard._runtime.active_filter.store, layout_of(guard, summary)
     free = store.free_bytes()
     if free is not None and layout.total_bytes > free:
         raise RebuildError(
@@ -123,7 +123,7 @@ def plan_layout(guard: Guard, summary: KeysSummary, *, tag: int = 0) -> Layout:
     return layout
 
 
-def layout_of(guard: Guard, summary: KeysSummary, *, tag: int = 0) -> Layout:
+def layout_of(guard: Guard, summary: KeysSummary) -> Layout:
     """Return the shards of a new generation for the rows that ``summary`` describes; create nothing."""
     active_filter, choice = guard._runtime.active_filter, _choice(guard, summary)
     key_id, key_hash = active_filter.key_hashes()[0]
@@ -131,7 +131,6 @@ def layout_of(guard: Guard, summary: KeysSummary, *, tag: int = 0) -> Layout:
         key_hash=key_hash,
         capacity=choice.capacity,
         error_rate=guard.error_rate,
-        tag=tag,
         key_id=key_id,
         kind=choice.kind,
         shard_bytes=active_filter.store.shard_bytes,

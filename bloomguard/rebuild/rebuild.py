@@ -22,7 +22,6 @@ from django.db import DatabaseError
 from django.utils import timezone
 
 from ..exceptions import BuilderBusy, RebuildError, StoreError
-from ..filters.codec import new_tag
 from ..filters.layout import KeysSummary, Layout
 from ..guards import Guard
 from ..signals import generation_published, send
@@ -32,13 +31,13 @@ from ..stores import Generation, Store
 from . import refusals, standby
 from .locks import builder_id, refuse_if_alive, refuse_transaction, wait_for_writers
 from .plan import EXPECTED, Plan, Report, failure, growth_baseline, held_by_hand, plan_layout
-from .scopes import Sources
 from .source import fill
+from .sources import Sources
 from .verify import PROBES, Progress, PublishCheck
 
 logger = logging.getLogger("bloomguard")
 
-_BEAT_SECONDS = 10.0
+_HEARTBEAT_SECONDS = 10.0
 
 
 class Rebuild:
@@ -64,7 +63,7 @@ class Rebuild:
         self._progress = progress
         self._keep_standby, self._unless_held, self._probes = keep_standby, unless_held, probes
         self._sleep, self._clock = sleep, clock
-        self._last_beat, self._name = clock(), ""
+        self._last_heartbeat, self._name = clock(), ""
         self._replaced = ""  # the active generation of another store, which this rebuild has fenced
         self._generation: Generation | None = None
         self._stored: Sequence[str] = ()
@@ -97,14 +96,14 @@ class Rebuild:
         if refused := self._refusals():
             raise RebuildError(f"{self.guard.name}: {refused}")
         summary = self._summary()
-        layout = self._layout(summary, tag=0)
+        layout = self._layout(summary)
         return Plan.of(layout, guard=self.guard.name, rows=summary.count, shards=len(layout.headers))
 
     def _summary(self) -> KeysSummary:
         return self.sources.summary()
 
-    def _layout(self, summary: KeysSummary, tag: int) -> Layout:
-        return plan_layout(self.guard, summary, tag=tag)
+    def _layout(self, summary: KeysSummary) -> Layout:
+        return plan_layout(self.guard, summary)
 
     def run(self) -> Report:
         """Build and publish. Raises :class:`RebuildError`; then the previous generation stays active."""
@@ -177,7 +176,7 @@ class Rebuild:
         self._expected = self._summary()
         count = len(self.sources)
         self._checks = [PublishCheck(source, self._sleep, self._probes, count) for source in self.sources]
-        layout = self._layout(self._expected, new_tag())
+        layout = self._layout(self._expected)
         # In this order: another builder lists the store, changes the row, then sweeps. If its list has what we create
         # after reading the row, the row has changed since we read it, and our announcement fails.
         seen = self.table.current(self.guard.name)
@@ -196,7 +195,7 @@ class Rebuild:
 
         def sleep(seconds: float) -> None:
             self._sleep(seconds)
-            self._beat()  # a writer may take longer than the time after which a builder counts as dead
+            self._send_heartbeats()  # a writer may take longer than the time after which a builder counts as dead
 
         for source in self.sources:
             wait_for_writers(source.using, self.guard._meta.tables, sleep)
@@ -254,14 +253,14 @@ class Rebuild:
 
     def heartbeat(self) -> None:
         """Renew the heartbeat of this builder in the state row every ten seconds. Never raises."""
-        if self._mine is not None and not self.published and self._clock() - self._last_beat >= _BEAT_SECONDS:
-            self._last_beat = self._clock()
+        if self._mine is not None and not self.published and self._clock() - self._last_heartbeat >= _HEARTBEAT_SECONDS:
+            self._last_heartbeat = self._clock()
             try:
                 self.table.heartbeat(self._mine)
             except DatabaseError as error:  # if another builder has taken over meanwhile, the publication fails
                 logger.info("bloomguard could not record that the build of %s is running: %s", self.guard.name, error)
 
-    def _beat(self) -> None:
+    def _send_heartbeats(self) -> None:
         for one in self.companions:
             one.heartbeat()
 
@@ -301,7 +300,7 @@ class Rebuild:
     def _fill(self, generation: Generation, expected: int) -> int:
         def read(done: int) -> None:
             self._progress(done, max(done, expected))
-            self._beat()
+            self._send_heartbeats()
 
         rows = fill(generation, self.sources.pages(), read)
         if rows < expected:

@@ -127,9 +127,9 @@ def database_refusals(guard: Guard, connection: BaseDatabaseWrapper) -> Iterator
     """Yield the reasons that are found in the database; raises :class:`DatabaseError`."""
     for table in sorted(guard._meta.tables):
         of_table = _of_postgresql if connection.vendor == "postgresql" else _of_table
-        for id, reason, cure in of_table(connection, table):
-            if id != SEVERAL_TABLES or guard.scope != SCHEMA:
-                yield Refusal(id, reason, cure)
+        for refusal in of_table(connection, table):
+            if refusal.id != SEVERAL_TABLES or guard.scope != SCHEMA:
+                yield refusal
         for column in sorted(_computed(guard, connection, table)):
             yield Refusal(
                 "bloomguard.W136",
@@ -188,25 +188,26 @@ def _fetch(connection: BaseDatabaseWrapper, sql: str, parameters: Sequence[Any])
         return rows
 
 
-def _of_relation(table: str, kind: str) -> tuple[str, str, str]:
-    return "bloomguard.W136", f"{table!r} is {_RELATIONS[kind]}", "Guard a model of the table that rows are written to."
+def _of_relation(table: str, kind: str) -> Refusal:
+    cure = "Guard a model of the table that rows are written to."
+    return Refusal("bloomguard.W136", f"{table!r} is {_RELATIONS[kind]}", cure)
 
 
-def _of_table(connection: BaseDatabaseWrapper, table: str) -> Iterator[tuple[str, str, str]]:
-    """Yield ID, reason and cure of each refusal because of the table, on databases other than PostgreSQL."""
+def _of_table(connection: BaseDatabaseWrapper, table: str) -> Iterator[Refusal]:
+    """Yield the refusals because of the table, on databases other than PostgreSQL."""
     if connection.vendor == "mysql":
         sql = "SELECT engine FROM information_schema.tables WHERE table_schema = DATABASE() AND table_name = %s"
         for (engine,) in _fetch(connection, sql, [table]):
             if engine not in (None, "InnoDB"):
                 cure = "Convert it to InnoDB: others have no transactions, or store their rows elsewhere."
-                yield "bloomguard.W136", f"{table!r} is of the engine {engine}", cure
+                yield Refusal("bloomguard.W136", f"{table!r} is of the engine {engine}", cure)
     with connection.cursor() as cursor:
         for relation in connection.introspection.get_table_list(cursor):
             if relation.name.lower() == table.lower() and relation.type == "v":
                 yield _of_relation(table, "v")
 
 
-def _of_postgresql(connection: BaseDatabaseWrapper, table: str) -> Iterator[tuple[str, str, str]]:
+def _of_postgresql(connection: BaseDatabaseWrapper, table: str) -> Iterator[Refusal]:
     name = connection.ops.quote_name(table)
     found = _fetch(
         connection,
@@ -225,16 +226,17 @@ def _of_postgresql(connection: BaseDatabaseWrapper, table: str) -> Iterator[tupl
     if relation in _RELATIONS:
         yield _of_relation(table, relation)
     if persistence == "t":
-        yield "bloomguard.W136", f"{table!r} is a temporary table, of which each session has its own", "Drop it."
+        reason = f"{table!r} is a temporary table, of which each session has its own"
+        yield Refusal("bloomguard.W136", reason, "Drop it.")
     if hides_rows:
-        yield (
+        yield Refusal(
             "bloomguard.W136",
             f"row-level security hides rows of {table!r} from the role {role!r}",
             "Run rebuild_filter and verify_filter as a role that sees all rows: one with BYPASSRLS, or the owner if "
             "row-level security is not forced.",
         )
     if others and '"."' not in name:
-        yield (
+        yield Refusal(
             SEVERAL_TABLES,
             f"{table!r} is a table of the schema {schema!r}, and of {', '.join(map(repr, others))}: with another "
             "search_path a process reads other rows",
@@ -242,7 +244,7 @@ def _of_postgresql(connection: BaseDatabaseWrapper, table: str) -> Iterator[tupl
             "scope = 'schema'.",
         )
     if is_standby:
-        yield (
+        yield Refusal(
             "bloomguard.W136",
             f"the database {connection.alias!r} is a standby, where rows become visible later than their COMMIT",
             "Let the router's db_for_write return the primary.",

@@ -29,7 +29,7 @@ from ..state.table import EXPIRY_SECONDS
 from ..stores import Store
 from .locks import is_alive
 from .plan import open_active
-from .scopes import Sources
+from .sources import Sources
 
 logger = logging.getLogger("bloomguard")
 

@@ -33,8 +33,8 @@ from ..state.table import LEASE_SECONDS
 from ..stores import Generation
 from ..verdicts import ABSENT
 from .plan import open_active
-from .scopes import Sources
 from .source import KeyPage, Source
+from .sources import Sources
 
 if TYPE_CHECKING:
     from ..filters.base import Keys

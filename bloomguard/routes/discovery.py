@@ -31,7 +31,7 @@ from django.views.generic.edit import BaseCreateView
 from ..exceptions import ConfigurationError
 from ..guards import Guard, registry
 from ..lookups.query import EXACT, RowLookup, concrete, is_own_sql, is_plain
-from .openness import OF_EVERY_CLASS, class_of, is_class_based, layers, looks_up_first, why_view_is_closed
+from .openness import OF_EVERY_CLASS, is_class_based, layers, looks_up_first, view_class_of, why_view_is_closed
 from .patterns import Pattern
 
 logger = logging.getLogger("bloomguard")
@@ -77,7 +77,7 @@ def detail(pattern: Pattern) -> Detail | None:
 
 def _detail(pattern: Pattern) -> Detail | None:
     *_, view = layers(pattern.callback)
-    cls = class_of(view)
+    cls = view_class_of(view)
     if cls is None:
         return None
     given = {**getattr(view, "initkwargs", {}), **getattr(view, "view_initkwargs", {})}
@@ -253,7 +253,7 @@ def why_own_query(guard: Guard, queryset: QuerySet[Any], names: Iterable[str]) -
     if name := next((name for name in names if name in queryset.query.annotations), ""):
         return f"its queryset has an annotation named {name!r}"
     iterable: Any = queryset._iterable_class
-    if iterable.__module__ != QuerySet.__module__ or not all(map(_is_djangos, _conditions(queryset.query))):
+    if iterable.__module__ != QuerySet.__module__ or not all(map(_is_known_condition, _conditions(queryset.query))):
         return "its queryset has code of the project's own"
     return ""
 
@@ -284,7 +284,7 @@ def _conditions(query: Query) -> Iterator[Any]:
             yield from _conditions(inner)
 
 
-def _is_djangos(condition: Any) -> bool:
+def _is_known_condition(condition: Any) -> bool:
     """Whether ``condition`` is made of Django's own classes and plain values: it is the same in each request."""
     if not type(condition).__module__.startswith("django.") or getattr(condition, "contains_aggregate", False):
         return False

@@ -28,7 +28,7 @@ from ..lookups.query import RowLookup, concrete
 from ..lookups.select import answers_queries
 from ..rebuild.plan import open_active
 from ..state.table import LEASE_SECONDS
-from ..verdicts import DISABLED, ERROR, SHADOW, Decision, Verdict
+from ..verdicts import DISABLED, ERROR, MEANING, SHADOW, Decision, Verdict
 from ..writes.fencing import table_of
 from .discovery import NotFound, column_of, detail, find_kwargs, reason_against
 from .patterns import Pattern
@@ -125,26 +125,6 @@ def _why_not_auto(guard: Guard, pattern: Pattern) -> str:
 
 
 # -- one path
-
-#: The reason of each decision: what it means and how to fix it.
-MEANING = {
-    "absent": "the filter does not contain it",
-    "out of range": "the column cannot hold it",
-    "remembered": "a false positive of the filter: a recent query found no such row",
-    "maybe": "the filter contains it, or this is a false positive",
-    "unkeyable": "it is not a valid value for the lookup's field",
-    "cold": "there is no filter yet; run rebuild_filter",
-    "fenced": "the guard is disabled, often after an unconfirmed add; run rebuild_filter",
-    "lease": "the state rows cannot be read",
-    "identity": "the filter is in another store, or the store was restarted since the build; run rebuild_filter",
-    "unreachable": "the store does not answer",
-    "untrusted": "the filter is damaged, or was built for another definition or SECRET_KEY; run rebuild_filter",
-    "ambiguous": "several schemas or databases have the table, and the filter does not have the rows of this one",
-    "shadow": "the filter does not contain it, but the guard is in shadow mode, so the request passes",
-    "false absence": "the row exists, but the filter does not contain it; run rebuild_filter",
-    "error": "the guard or bloomguard raised an error",
-    "disabled": "BLOOMGUARD['ENABLED'] is not True, so no guard answers",
-}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -98,7 +98,7 @@ def _is_constant(value: Any) -> bool:
 
 def is_class_based(view: Any) -> bool:
     """Whether ``view`` is what ``as_view()`` of Django's own returns."""
-    return _is_plain(view) and view.__code__ is View.as_view().__code__
+    return _is_function(view) and view.__code__ is View.as_view().__code__
 
 
 def why_view_is_closed(view: Any) -> str:
@@ -140,7 +140,7 @@ def _is_code(value: Any) -> bool:
     return (hasattr(value, "__get__") or callable(value)) and not isinstance(value, type)
 
 
-def class_of(view: Any) -> type | None:
+def view_class_of(view: Any) -> type | None:
     """Return the class of a class-based view of Django or REST framework; ``None`` for any other view."""
     cls = getattr(view, "view_class", None) or getattr(view, "cls", None)
     return cls if isinstance(cls, type) else None
@@ -168,9 +168,9 @@ def allowed_methods(view: Any) -> frozenset[str] | None:
     allowed: frozenset[str] | None = None
     *decorators, innermost = layers(view)
     for layer in decorators:
-        if _is_plain(layer) and layer.__code__ in _middleware_code():
+        if _is_function(layer) and layer.__code__ in _middleware_code():
             allowed = _SAFE if allowed is None else allowed & _SAFE
-        methods = inspect.getclosurevars(layer).nonlocals.get("request_method_list") if _is_plain(layer) else None
+        methods = inspect.getclosurevars(layer).nonlocals.get("request_method_list") if _is_function(layer) else None
         if methods is not None and _is_harmless(layer):
             allowed = frozenset(methods) if allowed is None else allowed & frozenset(methods)
     cls = getattr(innermost, "view_class", None)
@@ -230,7 +230,7 @@ def _middleware_code() -> frozenset[types.CodeType]:
 
 
 def _is_harmless(layer: Any) -> bool:
-    if not _is_plain(layer) or layer.__code__ not in _harmless_code() | _middleware_code():
+    if not _is_function(layer) or layer.__code__ not in _harmless_code() | _middleware_code():
         return False
     called = inspect.getclosurevars(layer).nonlocals
     # `__wrapped__` may not be the view that is called: `AdminSite.admin_view` hides its login check like this.
@@ -242,7 +242,7 @@ def _is_harmless(layer: Any) -> bool:
     return type(inspect.getclosurevars(inner).nonlocals["middleware"]) in _HARMLESS_MIDDLEWARE
 
 
-def _is_plain(layer: Any) -> bool:
+def _is_function(layer: Any) -> bool:
     return isinstance(layer, types.FunctionType)
 
 

@@ -211,7 +211,7 @@ def _why_not_at_door(
     if guard.scope is not None:
         return f"the {guard.scope} that the view reads is not in the path"
     if not is_in_one_database(guard.model):
-        # It answers before any middleware of the project has told a router which one this request reads.
+        # It answers before any middleware of the project has set for a router which one this request reads.
         return "the routers may choose one of several databases by the request"
     if pattern.fixed.intersection(kwargs):
         return "the URLconf sets the ID, not the path"
@@ -245,9 +245,9 @@ def kwargs_for(guard: Guard, route: str, captured: Iterable[str]) -> tuple[str, 
             raise ConfigurationError(
                 f"{where} captures {', '.join(captured) or 'nothing'}; expected {' or '.join(wanted)}"
             )
-        if rivals := [name for name in captured if name in (*wanted, *similar) and name != found[0]]:
+        if others := [name for name in captured if name in (*wanted, *similar) and name != found[0]]:
             raise AmbiguousKwargs(
-                f"{where} captures {' and '.join((found[0], *rivals))}, and each may be the {field.name} of "
+                f"{where} captures {' and '.join((found[0], *others))}, and each may be the {field.name} of "
                 f"{guard.model._meta.label}"
             )
         chosen.append(found[0])

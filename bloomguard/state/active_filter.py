@@ -364,10 +364,8 @@ class ActiveFilter:
     def _fail_add(self, state: State, name: str, error: Exception) -> None:
         """Handle a failed add: stop using the generation, unless it is the standby or its store is only unreachable."""
         self._failure = str(error)
-        if isinstance(error, StoreUnavailable):
-            stores.log_outage(self._store_alias, error, self.table.clock())
-        elif name != state.standby:
-            self._stop_using(error, name)
+        if isinstance(error, StoreUnavailable) or name != state.standby:
+            self._fail_current(error, name)
 
     def active(self, using: str | None = None) -> str:
         """Return the generation in use, for :meth:`discard`; empty if none is, or if ``using`` may lose a delete."""

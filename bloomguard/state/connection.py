@@ -56,6 +56,11 @@ def is_denied(error: Exception) -> bool:
     return error.__cause__ is not None and error.__cause__.args[:1] in _DENIED
 
 
+def sqlstate_of(error: BaseException | None) -> str | None:
+    """Return PostgreSQL's code of an error of its driver; ``None`` for any other error."""
+    return getattr(error, "sqlstate", None) or getattr(error, "pgcode", None)  # psycopg 3, psycopg 2
+
+
 def is_locked(error: Exception) -> bool:
     """Return whether SQLite timed out waiting for a writer; an immediate retry would wait as long again."""
     return "locked" in str(error)
@@ -251,8 +256,7 @@ class StateConnection:
 
     def omit_refused_function(self, error: Exception) -> bool:
         """Return whether the server refused a function of :attr:`proofs`, which omits it from now on."""
-        cause = error.__cause__
-        code = getattr(cause, "sqlstate", None) or getattr(cause, "pgcode", None)  # psycopg 3, psycopg 2
+        code = sqlstate_of(error.__cause__)
         if self._hides_identity or code not in _FUNCTION_REFUSED:
             return False
         if code == _PRIVILEGE and GuardState._meta.db_table in str(error):

@@ -23,7 +23,7 @@ from django.utils import timezone
 from ..models import GuardState
 from ..process import own_lock, seconds
 from ..signals import guard_fenced, send
-from .connection import StateConnection, fetch_uncounted, is_denied, is_locked
+from .connection import StateConnection, fetch_uncounted, is_denied, is_locked, sqlstate_of
 from .row import ARMED, COLUMNS, FENCED, NEVER, Copy, OverriddenRead, Rows, State, Within
 
 logger = logging.getLogger("bloomguard")
@@ -221,8 +221,7 @@ class StateTable:
             try:
                 found = fetch_uncounted(connection, self.query)
             except connection.Database.Error as error:
-                code = getattr(error, "sqlstate", None) or getattr(error, "pgcode", None)  # psycopg 3, psycopg 2
-                if "no such table" in str(error) or code == "42P01":
+                if "no such table" in str(error) or sqlstate_of(error) == "42P01":
                     return {}  # not migrated yet, or not in the search_path
                 raise
         along: dict[str, Any] = {"here": self.connection.here}

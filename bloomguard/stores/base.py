@@ -10,6 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from hashlib import blake2b
+from statistics import mean
 from typing import TYPE_CHECKING, ClassVar
 
 from django.core.checks import CheckMessage
@@ -126,9 +127,10 @@ class Generation(ABC):
         """Return the estimated number of keys; raises the exceptions of :meth:`filters`."""
         return sum(each.approximate_size() for each in self.filters())
 
-    @abstractmethod
     def measure_error_rate(self, probes: int = 100_000) -> float:
         """Return the measured false-positive rate, from ``probes`` random keys spread evenly over the shards."""
+        share = -(-probes // len(self.layout.headers))
+        return mean(each.measure_error_rate(share) for each in self.filters())
 
     @abstractmethod
     def read_shard(self, shard: int) -> Frame:

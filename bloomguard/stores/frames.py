@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
-from statistics import mean
 from typing import TYPE_CHECKING, Any
 
 from ..exceptions import CorruptFilter, StoreError
@@ -198,10 +197,6 @@ class FrameGeneration(Generation):
 
     def filters(self) -> list[BodyFilter]:
         return [self._shard(index)[1] for index in range(len(self._buffers))]
-
-    def measure_error_rate(self, probes: int = 100_000) -> float:
-        each = -(-probes // len(self._buffers))
-        return mean(attached.measure_error_rate(each) for attached in self.filters())
 
 
 class WriteLock:

@@ -21,8 +21,8 @@ from ..process import own_lock
 from ..state import table as states
 from ..state.transactions import is_aborted, is_under_way
 from . import fencing, unknown_guards
-from .catalogue import calls_own_functions, has_temporary_triggers, load
-from .flows import Catalogue
+from .catalogue import Catalogue
+from .introspection import calls_own_functions, has_temporary_triggers, load
 from .observer import TransactionObserver
 from .sql.statement import ANYTHING, Effect
 from .sql.tokens import bare
@@ -162,6 +162,12 @@ class Cause(NamedTuple):
 caches: dict[str, DatabaseCache] = {}
 
 
+def cache_of(alias: str) -> DatabaseCache:
+    """Return the cache of a database, as long as nothing says that it may have changed."""
+    cache = caches.get(alias)
+    return cache if cache is not None and cache.is_current else current_cache(alias)
+
+
 def current_cache(alias: str) -> DatabaseCache:
     """Return the cache of a database; make a new one if anything that it depends on has changed."""
     definitions.are_changing()
@@ -227,9 +233,7 @@ def may_be_rewritten(compiler: Any, verb: str) -> bool:
     connection = compiler.connection
     if connection.vendor == "sqlite":
         return False  # no trigger can; and a writer there must not read the catalogue first
-    cache = caches.get(connection.alias)
-    if cache is None or not cache.is_current:
-        cache = current_cache(connection.alias)
+    cache = cache_of(connection.alias)
     if not cache.tables or (cache.catalogue is None and cache.are_idle(connection)):
         return True  # nothing is added now
     catalogue, table = _catalogue(cache, connection), bare(compiler.query.model._meta.db_table, cache.vendor)

@@ -23,7 +23,6 @@ from operator import or_
 from typing import TYPE_CHECKING, Any
 
 from django.db import connections, router
-from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models import Q, QuerySet
 from django.db.models.constants import OnConflict
 from django.db.models.sql import DeleteQuery, Query
@@ -149,7 +148,7 @@ def finish(before: Before, tracked: TrackedTable, using: str, written: WrittenRo
     was, now = Counter(alive.rows.values()), Counter(after.values())
     gone = _keys(guard, using, (was - now).elements()) if alive.generation else []
     if gone:
-        PendingDelete.issue(guard, gone, alive.generation, connections[using])
+        TransactionObserver.over(connections[using]).add(PendingDelete(guard, gone, alive.generation))
     return written._replace(values=list((now - was).elements()), link="", stored=True)
 
 
@@ -177,11 +176,6 @@ class PendingDelete:
     keys: list[bytes]
     generation: str
     void: bool = False
-
-    @classmethod
-    def issue(cls, guard: Guard, keys: list[bytes], generation: str, connection: BaseDatabaseWrapper) -> None:
-        """Register a pending delete with the open transaction of ``connection``, which Django has begun."""
-        TransactionObserver.over(connection).add(cls(guard, keys, generation))
 
     def finish(self) -> None:
         """Discard the keys; the observer calls it once, after the COMMIT."""

@@ -23,7 +23,7 @@ from ..guards import Guard, registry
 from ..process import LogOnce
 from ..state import table as states
 from ..state.transactions import is_aborted, is_under_way, together
-from . import adding, consequences, early, fencing, isolation, unknown_guards, wrapping
+from . import adding, consequences, early, fencing, isolation, raw_transactions, unknown_guards
 from .consequences import Cause, DatabaseCache, affected_guards, current_cache, definitions
 from .observer import TransactionObserver
 from .sql import reader
@@ -202,11 +202,11 @@ def following(
             _fence_late(_follow(reading, connection, own), connection)  # it was not
         elif not apart and cache.catalogue is None and connection.vendor == "sqlite" and is_under_way(connection):
             # A read now would take a snapshot, and the write could fail with SQLITE_BUSY_SNAPSHOT.
-            before, stays = wrapping.rows_changed(connection), True
+            before, stays = raw_transactions.rows_changed(connection), True
             try:
                 yield None
             except BaseException:
-                stays = wrapping.may_leave_rows(connection, before, many=many)
+                stays = raw_transactions.may_leave_rows(connection, before, many=many)
                 raise
             finally:
                 if stays and not cache.are_idle(connection):
@@ -243,7 +243,7 @@ def _fencing(
     elif (
         apart
         or connections[connection.alias] is not connection
-        or wrapping.is_sent_apart(reading, connection, many=many)
+        or raw_transactions.is_sent_apart(reading, connection, many=many)
     ):
         # Fence before it and after it: a filter may be built between the first fence and the statement.
         _fence(written, connection)
@@ -259,24 +259,24 @@ def _fencing(
 @contextmanager
 def _wrapped(written: dict[Guard, Cause], reading: Reading, connection: Any, *, many: bool) -> Iterator[None]:
     """Put the statement and the fence into one transaction; after an error the rows that stay are fenced too."""
-    before, failure = wrapping.rows_changed(connection), None
+    before, failure = raw_transactions.rows_changed(connection), None
     if connection.in_atomic_block:  # the statement may fail without undoing all of it
         try:
             yield
         except BaseException as error:
             # An exception of another kind may have come after the statement, as by a signal.
-            if wrapping.may_leave_rows(connection, before, many=many or not isinstance(error, Error)):
+            if raw_transactions.may_leave_rows(connection, before, many=many or not isinstance(error, Error)):
                 _fence_late(written, connection)
             raise
         with together(connection):  # a refused write must undo it
             _fence(written, connection)
         return
     try:
-        with together(connection, alone=reading.head not in wrapping.DRIVER_BEGINS):
+        with together(connection, alone=reading.head not in raw_transactions.DRIVER_BEGINS):
             try:
                 yield
             except BaseException as error:
-                if not wrapping.may_leave_rows(connection, before, many=many):
+                if not raw_transactions.may_leave_rows(connection, before, many=many):
                     raise
                 failure = error  # without us, the rows before the error would be kept: so they are fenced and kept
             _fence(written, connection)

@@ -22,7 +22,7 @@ from ..guards.keys import unwrapped
 from ..state.connection import fetch_uncounted
 from ..state.transactions import is_aborted, is_under_way, together
 from . import discards, fencing
-from .consequences import caches, current_cache, may_be_rewritten
+from .consequences import cache_of, may_be_rewritten
 from .discards import Before
 from .tables import Fields, TrackedTable
 
@@ -176,9 +176,7 @@ def may_return(connection: Any, table: str, fields: Iterable[Any], verb: str) ->
         return True
     if connection.needs_rollback or is_aborted(connection):
         return True  # Django, or the database, refuses the statement anyway
-    cache = caches.get(connection.alias)
-    if cache is None or not cache.is_current:
-        cache = current_cache(connection.alias)
+    cache = cache_of(connection.alias)
     refused = cache.refusals.get((table, verb))
     if refused is None:
         refused = cache.refusals[table, verb] = frozenset(_refusals(connection, table, verb))

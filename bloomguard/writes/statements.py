@@ -30,9 +30,9 @@ from ..state import table as states
 from ..state.transactions import has_begun, is_aborted, is_over, together
 from . import discards, fencing, state_rows, unknown_guards
 from .discards import Alive, Before
+from .raw_transactions import rows_changed
 from .rows import Values, WrittenRows, inserted, more_to_return, read_back
 from .tables import TrackedTable, guard_of, tracked_tables
-from .wrapping import rows_changed
 
 if TYPE_CHECKING:
     from ..filters.base import RowKeys

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bloomguard.checks.storage import check_tenant_apps
+from bloomguard.checks.databases import check_tenant_apps
 
 
 @pytest.mark.parametrize("app", ["bloomguard", "bloomguard.apps.BloomGuardConfig"])

@@ -29,9 +29,8 @@ from bloomguard.lookups import guarded_lookups
 from bloomguard.models import GuardState
 from bloomguard.rebuild import rebuild
 from bloomguard.rebuild.source import Source
-from bloomguard.routes.explain import MEANING
 from bloomguard.state.connection import StateConnection
-from bloomguard.verdicts import Verdict
+from bloomguard.verdicts import MEANING, Verdict
 from tests.shop.models import Product
 from tests.support.servers import free_port, wait_for
 

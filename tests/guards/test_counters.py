@@ -16,8 +16,8 @@ from bloomguard import verdicts
 from bloomguard.decorators import guarded
 from bloomguard.guards import counters as counts
 from bloomguard.guards import registry
-from bloomguard.guards.cache_aside import get_or_load
 from bloomguard.guards.counters import Counts
+from bloomguard.lookups.cache_aside import get_or_load
 from bloomguard.lookups.context import guarded_lookups
 from bloomguard.lookups.query import RowLookup
 from bloomguard.stores.pages import COLUMNS

@@ -15,7 +15,7 @@ from bloomguard.exceptions import RebuildError
 from bloomguard.guards import registry
 from bloomguard.guards.keys import KeyMaker, NoScope, Scoped, marks_of, scope_of
 from bloomguard.rebuild import rebuild
-from bloomguard.rebuild.scopes import ScopedSource
+from bloomguard.rebuild.sources import ScopedSource
 from bloomguard.signals import false_negative_found
 from bloomguard.state import table as state
 from bloomguard.verdicts import ABSENT, AMBIGUOUS, MAYBE

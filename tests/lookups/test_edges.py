@@ -18,8 +18,8 @@ from django.db.models.sql.datastructures import BaseTable
 
 from bloomguard import get_or_load
 from bloomguard.guards import counters as counts
-from bloomguard.guards import misses, registry
-from bloomguard.lookups import select
+from bloomguard.guards import registry
+from bloomguard.lookups import misses, select
 from bloomguard.lookups.context import guarded_lookups
 from bloomguard.rebuild import Rebuild
 from bloomguard.routes.explain import NOWHERE, rows_of_pattern

@@ -13,7 +13,7 @@ from django.urls import URLPattern, path
 from bloomguard import verdicts
 from bloomguard.guards import registry
 from bloomguard.guards.counters import counts
-from bloomguard.routes.explain import MEANING
+from bloomguard.verdicts import MEANING
 from tests.shop import features, views
 from tests.shop.models import Article, Place, Product
 from tests.support.guarding import registered, urlconf

@@ -20,8 +20,8 @@ from bloomguard.guards import Guard, registry
 from bloomguard.guards.keys import Unkeyable, head_of
 from bloomguard.rebuild import Rebuild, scans
 from bloomguard.rebuild import source as sources
-from bloomguard.rebuild.scopes import ScopedSource
 from bloomguard.rebuild.source import Source
+from bloomguard.rebuild.sources import ScopedSource
 from bloomguard.verdicts import Verdict
 from tests.shop.models import Article, Bundle, Diary, Order, Place, Price, Product
 from tests.support import database

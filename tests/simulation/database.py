@@ -14,8 +14,8 @@ from django.db import OperationalError, connections
 
 from bloomguard.filters.layout import KeysSummary
 from bloomguard.models import GuardState
-from bloomguard.rebuild.scopes import Sources
 from bloomguard.rebuild.source import KeyPage
+from bloomguard.rebuild.sources import Sources
 from bloomguard.state.connection import StateConnection
 
 from .scheduler import TICK, Scheduler

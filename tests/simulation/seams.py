@@ -64,7 +64,7 @@ def install() -> None:
     _put(
         rebuild,
         secrets=SimpleNamespace(token_hex=lambda size: World.current.new_name()),
-        plan_layout=lambda guard, summary, tag=0: World.current.layout,
+        plan_layout=lambda guard, summary: World.current.layout,
         PublishCheck=Unproved,
         refusals=SimpleNamespace(
             declaration_refusals=lambda guard: (),

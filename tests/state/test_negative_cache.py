@@ -25,11 +25,12 @@ from rest_framework import serializers
 from rest_framework.generics import RetrieveAPIView
 
 from bloomguard.decorators import guarded
-from bloomguard.guards import misses, registry
-from bloomguard.guards.cache_aside import get_or_load
+from bloomguard.guards import registry
 from bloomguard.guards.meta import GuardMeta
-from bloomguard.guards.misses import confirm_missing
+from bloomguard.lookups import misses
+from bloomguard.lookups.cache_aside import get_or_load
 from bloomguard.lookups.context import guarded_lookups
+from bloomguard.lookups.misses import confirm_missing
 from bloomguard.state import negative_cache as remembered
 from bloomguard.state import table as state
 from bloomguard.verdicts import ABSENT, MAYBE, REMEMBERED, Verdict

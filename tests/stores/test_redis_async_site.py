@@ -10,7 +10,7 @@ from asgiref.sync import async_to_sync
 from django.test import AsyncClient
 
 from bloomguard.guards import registry, spot_checks
-from bloomguard.guards.misses import confirm_missing
+from bloomguard.lookups.misses import confirm_missing
 from bloomguard.models import GuardState
 from bloomguard.rebuild import Rebuild
 from bloomguard.state import table as state

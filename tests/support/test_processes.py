@@ -53,7 +53,8 @@ class Run:
         (folder / "conftest.py").write_text(CONFTEST)
         (folder / "test_it.py").write_text(suite)
         plain = ["-q", "-p", "no:cacheprovider", "-p", "no:django", "-p", "no:bloomguard", "--rootdir", folder]
-        environment = {name: value for name, value in os.environ.items() if not name.startswith("COV")}
+        own = ("COV", "PYTEST_ADDOPTS")  # of the run that this test belongs to
+        environment = {name: value for name, value in os.environ.items() if not name.startswith(own)}
         self.process = spawn(
             [sys.executable, "-m", "pytest", *plain, *options, folder],
             env={**environment, "PYTHONPATH": str(ROOT), "FIFO": str(folder / "fifo")},

@@ -14,7 +14,7 @@ from bloomguard.rebuild import Rebuild
 from bloomguard.state import table as state
 from bloomguard.state.row import ARMED, FENCED
 from bloomguard.verdicts import Verdict
-from bloomguard.writes import catalogue
+from bloomguard.writes import introspection
 from tests.shop.models import Place, Product
 from tests.support import database
 from tests.support.guarding import registered
@@ -202,7 +202,7 @@ def test_functions_of_postgresql_change_rows_too(each_database):
             "CREATE TRIGGER raw_words BEFORE UPDATE ON raw_words FOR EACH ROW EXECUTE FUNCTION "
             "tsvector_update_trigger(words, 'pg_catalog.english', word)",
         )
-        found = catalogue.load(connections[database.current])
+        found = introspection.load(connections[database.current])
         transaction.set_rollback(True, using=database.current)
 
     assert found.rewritten == {("raw_words", "update")}

@@ -76,11 +76,11 @@ class Command(GuardsCommand):
         figures = do(guards, options)
         failed = [outcome for outcome in figures if isinstance(outcome, RebuildError)]
         if options["json"]:
-            told = [
+            shown = [
                 {"name": guard.name, "error": str(each)} if isinstance(each, RebuildError) else each
                 for guard, each in zip(guards, figures)
             ]
-            self.stdout.write(json.dumps({"guards": told}))
+            self.stdout.write(json.dumps({"guards": shown}))
         if failed:
             busy = all(isinstance(error, BuilderBusy) for error in failed)
             raise CommandError("\n".join(map(str, failed)), returncode=EX_TEMPFAIL if busy else 1) from failed[0]
@@ -94,7 +94,7 @@ class Command(GuardsCommand):
                 figures.append(failure(guard, error))
                 continue
             figures.append(named(plan))
-            self.say(
+            self.write(
                 f"{plan.guard}: about {plan.rows:,} rows; a {plan.kind} filter with room for {plan.capacity:,} at an "
                 f"error rate of {plan.error_rate:g} takes {size_in_words(plan.bytes)} in {plan.shards:,} "
                 f"shard{'s' * (plan.shards != 1)}"
@@ -107,7 +107,7 @@ class Command(GuardsCommand):
             if isinstance(state, RebuildError):
                 figures.append(state)
                 continue
-            self.say(f"{guard.name}: rolled back to the previous filter; the other one is dropped")
+            self.write(f"{guard.name}: rolled back to the previous filter; the other one is dropped")
             figures.append({"name": guard.name, "generation": state.active})
         return figures
 
@@ -121,11 +121,11 @@ class Command(GuardsCommand):
         needs = {guard: need for guard, need in found.items() if isinstance(need, Need)}
         for need in needs.values():
             if need.reasons:
-                self.say(f"{need.guard} needs a rebuild: {'; '.join(need.reasons)}")
+                self.write(f"{need.guard} needs a rebuild: {'; '.join(need.reasons)}")
             elif need.held:
-                self.say(f"{need.guard} stays disabled: {need.held}; rebuild_filter {need.guard} enables it")
+                self.write(f"{need.guard} stays disabled: {need.held}; rebuild_filter {need.guard} enables it")
             else:
-                self.say(
+                self.write(
                     f"{need.guard} needs no rebuild: {need.rows:,} rows, {need.keys:,} keys, {need.stale_share:.1%} of "
                     f"them stale, capacity {need.capacity:,}"
                 )
@@ -152,14 +152,14 @@ class Command(GuardsCommand):
                 raise
         for report in outcomes:
             if isinstance(report, Report):
-                self.say(
+                self.write(
                     f"{report.guard}: {report.rows:,} row{'s' * (report.rows != 1)} in a {report.kind} filter of "
                     f"{size_in_words(report.bytes)}, "
                     f"built in {report.seconds:.1f} s after waiting {report.waited_seconds:.1f} s for other "
                     f"processes; error rate {report.error_rate_measured:.4%} now, {report.error_rate:.4%} when full"
                 )
                 if options["keep_standby"] and not table.current(report.guard).kept:
-                    self.say(f"{report.guard}: nothing is kept for a roll-back: it had no filter, or was disabled")
+                    self.write(f"{report.guard}: nothing is kept for a roll-back: it had no filter, or was disabled")
         return [named(outcome) if isinstance(outcome, Report) else outcome for outcome in outcomes]
 
     def _rebuild(self, guard: Guard, options: dict[str, Any], **more: Any) -> Rebuild:

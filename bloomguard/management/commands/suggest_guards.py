@@ -29,7 +29,7 @@ from ...rebuild.plan import layout_of
 from ...rebuild.refusals import database_refusals, declaration_refusals
 from ...rebuild.source import Source
 from ...routes.discovery import column_of, detail
-from ...routes.openness import class_of, is_admin, layers
+from ...routes.openness import is_admin, layers, view_class_of
 from ...routes.patterns import Pattern, patterns
 from ...routes.table import guarded_routes
 from .. import size_in_words
@@ -161,7 +161,7 @@ def _looked_up(pattern: Pattern) -> Iterator[tuple[type[Model], tuple[str, ...]]
 
 def _named_in_code(pattern: Pattern) -> Iterator[tuple[type[Model], tuple[str, ...]]]:
     *_, view = layers(pattern.callback)
-    cls = class_of(view)
+    cls = view_class_of(view)
     functions = [each for each in vars(cls).values() if isinstance(each, types.FunctionType)] if cls else [view]
     models = dict.fromkeys(model for function in functions for model in _models_of(function))
     called = f"{pattern.view_name} {getattr(view, '__name__', '')}".lower()

@@ -40,7 +40,7 @@ class Command(GuardsCommand):
                 if action == ENFORCE and not (state.active and state.is_answered_by(state.active)):
                     outcome = f"It answers nothing before rebuild_filter {guard.name}."
                 done.append({"name": guard.name, "outcome": outcome})
-                self.say(f"{guard.name}: {outcome}")
+                self.write(f"{guard.name}: {outcome}")
         except (*EXPECTED, KeyboardInterrupt) as error:
             switched = ", ".join(each["name"] for each in done) or "none"
             is_interrupted = isinstance(error, KeyboardInterrupt)

@@ -44,7 +44,7 @@ class Command(GuardsCommand):
             except EXPECTED as error:
                 problems.append(failure(guard, error))
             else:
-                self.say(_summary(found[guard], "rows" if verification.sample is None else "rows of the sample"))
+                self.write(_summary(found[guard], "rows" if verification.sample is None else "rows of the sample"))
         wrong = [guard for guard, findings in found.items() if findings.missing]
         repaired = list[Guard]()
         if options["repair"]:
@@ -55,7 +55,7 @@ class Command(GuardsCommand):
                     problems.append(outcome)
                 else:
                     repaired.append(guard)
-                    self.say(f"{guard.name}: rebuilt from {outcome.rows:,} rows")
+                    self.write(f"{guard.name}: rebuilt from {outcome.rows:,} rows")
         if options["json"]:
             figures = [{**named(findings), "repaired": guard in repaired} for guard, findings in found.items()]
             self.stdout.write(json.dumps({"guards": figures}))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import suppress
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import redis
 import redis.asyncio
@@ -23,7 +23,6 @@ from .cluster import Address, Cluster, NodeCommands, NodeReplies, Steps
 from .commands import FAULTS, Command, RoundTrip, Server, ServerId, check_replies, connection_options, is_demoted
 
 Pool = Callable[..., redis.asyncio.ConnectionPool]
-T = TypeVar("T")
 
 #: Maximum per loop and server: more are not faster, and many requests must not open as many connections.
 _MAX_CONNECTIONS = 16
@@ -39,17 +38,17 @@ class _Connections(NamedTuple):
     idle: list[Any]
 
 
-class PerLoop(Generic[T]):
-    """A container of one object per event loop, which ``make()`` creates on first use.
+class _PerLoop:
+    """The connections of each event loop, which ``make()`` opens on first use.
 
     ``await close(object)`` is called when the loop shuts down its async generators, as ``asyncio.run`` and all servers
     do. The object of a loop that was closed without that is dropped when another loop uses the container.
     """
 
-    def __init__(self, make: Callable[[], T], close: Callable[[T], Awaitable[None]]) -> None:
+    def __init__(self, make: Callable[[], _Connections], close: Callable[[_Connections], Awaitable[None]]) -> None:
         self._make = make
         self._close = close
-        self._made: dict[asyncio.AbstractEventLoop, tuple[T, AsyncGenerator[None, None]]] = {}
+        self._made: dict[asyncio.AbstractEventLoop, tuple[_Connections, AsyncGenerator[None, None]]] = {}
         self._parents: list[Any] = []
         after_fork(self._after_fork)
 
@@ -58,7 +57,7 @@ class PerLoop(Generic[T]):
         self._parents.append(self._made)
         self._made = {}
 
-    async def here(self) -> T:
+    async def here(self) -> _Connections:
         """Return the object of the running loop."""
         loop = asyncio.get_running_loop()
         found = self._made.get(loop)
@@ -77,7 +76,7 @@ class PerLoop(Generic[T]):
         if found is not None:
             await found[1].aclose()
 
-    async def _keep(self, loop: asyncio.AbstractEventLoop, made: T) -> AsyncGenerator[None, None]:
+    async def _keep(self, loop: asyncio.AbstractEventLoop, made: _Connections) -> AsyncGenerator[None, None]:
         try:
             yield
         finally:
@@ -98,7 +97,7 @@ class AsyncLink:
         self._kwargs = kwargs | {"redis_connect_func": self._connected}
         self._make_pool = make_pool
         self._timeout = timeout
-        self._connections = PerLoop(self._open, self._close)
+        self._connections = _PerLoop(self._open, self._close)
         self.server = server
 
     async def trip(self, commands: Sequence[Command], identity: str | None = None) -> list[Any]:

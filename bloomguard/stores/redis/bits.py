@@ -45,6 +45,11 @@ class Operation(NamedTuple):
         return f"{self.before}${each}\r\n{self.after}".encode()
 
 
+def lost(key: str) -> CorruptFilter:
+    """Return the error for a shard without the expected tags."""
+    return CorruptFilter(f"{key} is missing or was replaced: evicted, flushed or deleted? Rebuild")
+
+
 def encode(*words: object) -> str:
     """Encode words of a command in the Redis protocol."""
     return "".join(f"${len(word.encode())}\r\n{word}\r\n" for word in map(str, words))
@@ -85,7 +90,7 @@ class BitFields:
     def check_tags(self, shard: int, reply: Any) -> None:
         """Raise :class:`CorruptFilter` unless the tags in the reply are right."""
         if reply[0] != self._tag or reply[1] != self._tag:
-            raise CorruptFilter(f"{self._keys[shard]} is missing or was replaced: evicted, flushed or deleted? Rebuild")
+            raise lost(self._keys[shard])
 
 
 class Bits:

@@ -16,11 +16,10 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ...filters import CorruptFilter
 from ...filters.codec import TRAILER_BYTES, Frame
-from ...filters.cuckoo_table import CuckooShape
+from ...filters.cuckoo_table import CODES, SLOTS, CuckooShape
 from ...filters.layout import Layout
-from .bits import GET, BitFields, Operation, encode
+from .bits import GET, BitFields, Operation, encode, lost
 from .commands import Command, Part
 from .loading import journal_key
 
@@ -31,8 +30,7 @@ _CHECKED = 200  # keys that one command checks
 _CHANGED = 100  # keys that one script call adds or discards: other clients wait for about 0.5 ms
 #: Maximum per shard, so that the script's numbers (doubles) are exact.
 MOST_BUCKETS = 1 << 24
-_SLOTS = 8
-_CODES = {8: "B", 16: "H", 32: "I"}
+_SLOTS = 2 * SLOTS  # of both buckets of a key
 
 
 @cache
@@ -102,7 +100,7 @@ class Fingerprints:
         self.fields.check_tags(shard, reply)
         count, each = len(digests) * self._words, len(self._shape.spill.sizes)
         read = struct.pack(f">{count}{'I' if self._word_bits == 32 else 'q'}", *reply[2 : 2 + count])
-        slots, bits = struct.unpack(f"<{_SLOTS * len(digests)}{_CODES[self._shape.bits]}", read), reply[2 + count :]
+        slots, bits = struct.unpack(f"<{_SLOTS * len(digests)}{CODES[self._shape.bits]}", read), reply[2 + count :]
         return [
             self._shape.place(digest)[0] in slots[_SLOTS * number : _SLOTS * (number + 1)]
             or 0 not in bits[each * number : each * (number + 1)]
@@ -160,4 +158,4 @@ class Fingerprints:
     def _check_replies(self, shard: int, replies: Sequence[Any]) -> None:
         """Raise :class:`CorruptFilter` if the script did not find the expected tags in the shard."""
         if -1 in replies:
-            raise CorruptFilter(f"{self._keys[shard]} is missing or was replaced: evicted, flushed or deleted? Rebuild")
+            raise lost(self._keys[shard])

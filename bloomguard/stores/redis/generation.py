@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, islice
-from statistics import mean
 from typing import TYPE_CHECKING, Any
 
 from ...exceptions import StoreError
@@ -222,10 +221,6 @@ class RedisGeneration(Generation):
             return
         for shard in range(len(self.keys)):
             yield self.layout.attach(self.read_shard(shard))
-
-    def measure_error_rate(self, probes: int = 100_000) -> float:
-        share = -(-probes // len(self.keys))
-        return mean(each.measure_error_rate(share) for each in self.filters())
 
 
 def _commands(parts: Iterable[Part]) -> list[Command]:

@@ -15,7 +15,7 @@ from bloomguard.rebuild import Rebuild
 from bloomguard.state import table as state
 from bloomguard.state.row import ARMED, FENCED
 from bloomguard.verdicts import Verdict
-from bloomguard.writes import catalogue, consequences
+from bloomguard.writes import consequences, introspection
 from tests.shop.models import Article, Order, Product
 from tests.support import database
 
@@ -99,14 +99,14 @@ def test_reading_the_catalogue_leaves_a_transaction_as_it_was(built, monkeypatch
         query("SELECT 1")
         query("SELECT nonsense")
 
-    monkeypatch.setitem(catalogue._READERS, "postgresql", reader)
+    monkeypatch.setitem(introspection._READERS, "postgresql", reader)
     connection.set_autocommit(False)
     try:
         if begun:
             execute(INSERT, [7, "x"])
         before = connection.connection.info.transaction_status
         with pytest.raises(errors.UndefinedColumn):
-            catalogue.load(connection)
+            introspection.load(connection)
         assert connection.connection.info.transaction_status == before
         assert Product.objects.filter(pk=7).exists() is begun
     finally:

@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Any
 from django.core.exceptions import EmptyResultSet
 from django.db import connections
 
+from ..guards.fields import is_djangos_compiler
+from ..guards.keys import OutOfRange, Unkeyable
+from ..guards.scopes import DATABASE
 from ..state.connection import fetch_uncounted
 from ..state.transactions import has_begun
 from ..verdicts import Verdict
-from .fields import is_djangos_compiler
-from .keys import OutOfRange, Unkeyable
-from .scopes import DATABASE
 
 if TYPE_CHECKING:
-    from .guard import Guard
+    from ..guards import Guard
 
 _HIDING_SECONDS = 60.0
 

@@ -33,14 +33,13 @@ from django.core.exceptions import ObjectDoesNotExist
 from django.db import connections
 
 from ..conf import settings
+from ..guards import Guard, registry
+from ..guards.counters import AVOIDED
+from ..guards.fields import PLAIN
 from ..process import LogOnce, after_fork, own_lock
 from ..state.transactions import has_begun
 from ..verdicts import Verdict
-from .counters import AVOIDED
-from .fields import PLAIN
-from .guard import Guard
 from .misses import confirm_missing
-from .registry import registry
 
 #: Seconds between two reads of the cache while another process loads.
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.005, 0.05

@@ -17,7 +17,7 @@ from ..filters.layout import KeysSummary
 from ..guards import Guard
 from ..guards.keys import NoScope, Scoped, head_of
 from ..guards.places import name_of_database, schemas
-from ..guards.scopes import DATABASE, SCHEMA, database_of, no_schema
+from ..guards.scopes import DATABASE, SCHEMA, first_alias_of, no_schema
 from ..state.connection import DatabaseConnection
 from ..stores import Generation
 from .scans import Scan
@@ -38,7 +38,7 @@ class ScopedSource(Source):
     def __init__(self, guard: Guard, scope: str) -> None:
         self._is_database = guard.scope == DATABASE
         super().__init__(guard, scope if self._is_database else None)
-        self.scope: str = database_of(scope) if self._is_database else scope
+        self.scope: str = first_alias_of(scope) if self._is_database else scope
 
     def value(self, values: Sequence[Any]) -> Any:
         return Scoped(self.scope, super().value(values))

@@ -16,8 +16,9 @@ from django.core.cache import caches
 from django.core.cache.backends.locmem import LocMemCache
 from django.db import connections, transaction
 
-from bloomguard.guards import cache_aside, registry
-from bloomguard.guards.cache_aside import _key, aget_or_load, cache_key, get_or_load
+from bloomguard.guards import registry
+from bloomguard.lookups import cache_aside
+from bloomguard.lookups.cache_aside import _key, aget_or_load, cache_key, get_or_load
 from tests.shop.models import Article, Product
 from tests.support.guarding import make_guard, registered
 from tests.support.servers import valkey
@@ -50,8 +51,8 @@ def shop(build, settings):
     settings.CACHES = {
         "default": {"BACKEND": "django.core.cache.backends.locmem.LocMemCache"},
         "none": {"BACKEND": "django.core.cache.backends.dummy.DummyCache"},
-        "broken": {"BACKEND": "tests.guards.test_cache_aside.BrokenCache"},
-        "synchronous": {"BACKEND": "tests.guards.test_cache_aside.SynchronousCache"},
+        "broken": {"BACKEND": "tests.lookups.test_cache_aside.BrokenCache"},
+        "synchronous": {"BACKEND": "tests.lookups.test_cache_aside.SynchronousCache"},
     }
     Product.objects.create(pk=7)
     build("product")
@@ -638,7 +639,7 @@ class SlowToClaim(LocMemCache):
 
 def test_a_task_that_is_cancelled_while_it_claims_leaves_no_claim(shop, claim, settings):
     """The thread that makes the claim goes on, and other processes would wait for it until patience is over."""
-    settings.CACHES = {"default": {"BACKEND": "tests.guards.test_cache_aside.SlowToClaim"}}
+    settings.CACHES = {"default": {"BACKEND": "tests.lookups.test_cache_aside.SlowToClaim"}}
 
     async def scene():
         task = asyncio.create_task(aget_or_load("product", 7, Loader("tea").later))

@@ -1,0 +1,328 @@
+"""Reads from a database what it does by itself when a table is written.
+
+That is: views, partitions, inheritance, triggers, rules, defaults, functions, and foreign keys with an action. Each
+process reads the catalogue of a database once, by the connection that writes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+from django.apps import apps
+
+from ..state.connection import fetch_uncounted
+from ..state.transactions import is_under_way
+from .catalogue import ROW, WRITES, Catalogue
+from .sql.reader import read, read_body, read_trigger
+from .sql.statement import ANY_FIELD, ANYTHING, Effect
+from .sql.tokens import bare, routine
+from .sql.words import EXTENSIONS
+
+
+def load(connection: Any) -> Catalogue:
+    """Load the catalogue by ``connection``. Raises the driver's exceptions."""
+    catalogue = Catalogue()
+    reader = _READERS.get(connection.vendor)
+    if reader is None:
+        _read_models(catalogue)
+    else:
+        with _asking(connection) as fetch:
+            reader(catalogue, fetch)
+    return catalogue
+
+
+def calls_own_functions(connection: Any, effects: Iterable[Effect]) -> bool:
+    """Whether one of ``effects``, as reads have them, may call a function of the database's own.
+
+    One query of PostgreSQL, which takes a fraction of the time of :func:`load`. Raises the driver's exceptions.
+    """
+    if connection.vendor != "postgresql":
+        return True
+    with _asking(connection) as fetch:
+        found = {Effect("field" if takes_row else "known", name) for name, takes_row in fetch(_NAMES)}
+    of_rows = {effect.name for effect in found if effect.verb == "field"}
+    names = of_rows | {effect.name for effect in found}
+    return any(
+        effect.name in (of_rows if effect.verb == "field" else names) or (effect == ANY_FIELD and of_rows)
+        for effect in effects
+    )
+
+
+def has_temporary_triggers(connection: Any) -> bool:
+    """Whether the connection has triggers of SQLite that no other one has; also if it cannot be asked."""
+    if connection.vendor != "sqlite" or connection.connection is None:
+        return False
+    try:
+        return bool(fetch_uncounted(connection, "SELECT 1 FROM temp.sqlite_master WHERE type = 'trigger'"))
+    except connection.Database.Error:
+        return True
+
+
+Fetch = Callable[[str], Iterable[Any]]
+
+
+@contextmanager
+def _asking(connection: Any) -> Iterator[Fetch]:
+    """Queries that leave the project's transaction as it was."""
+    fetch = partial(fetch_uncounted, connection)
+    if connection.vendor != "postgresql":
+        yield fetch
+    elif is_under_way(connection):
+        fetch("SAVEPOINT bloomguard_catalogue")
+        try:
+            yield fetch
+        except BaseException:  # the writer's transaction goes on
+            fetch("ROLLBACK TO SAVEPOINT bloomguard_catalogue")
+            raise
+        finally:
+            fetch("RELEASE SAVEPOINT bloomguard_catalogue")
+    else:
+        try:
+            yield fetch
+        finally:
+            if is_under_way(connection):
+                connection.connection.rollback()  # so the project's transaction begins with its own first statement
+
+
+# -- any database
+
+
+def _read_models(catalogue: Catalogue) -> None:
+    """Add the foreign keys of Django's models that have a database-level action."""
+    for model in apps.get_models(include_auto_created=True):
+        for field in model._meta.local_concrete_fields:
+            action = str(getattr(getattr(field.remote_field, "on_delete", None), "operation", ""))
+            if action in _ACTIONS.values():
+                parent: Any = field.related_model
+                add_action(catalogue, parent._meta.db_table, model._meta.db_table, [str(field.column)], [], action)
+
+
+def add_action(
+    catalogue: Catalogue, parent: str, child: str, columns: Iterable[str], referenced: Iterable[str], on_delete: str,
+    on_update: str = "",
+) -> None:  # fmt: skip
+    """Add a foreign key from ``columns`` of ``child`` to ``referenced`` of ``parent``, with its actions."""
+    own, because = frozenset(column.lower() for column in columns), f"a foreign key of {child!r}"
+    changed = Effect("update", bare(child), own)
+    nulls = changed._replace(nulls=True)
+    gone = {"CASCADE": Effect("delete", bare(child)), "SET NULL": nulls, "SET DEFAULT": changed}.get(on_delete)
+    moved = {"CASCADE": changed, "SET NULL": nulls, "SET DEFAULT": changed}.get(on_update)
+    if gone is not None:
+        catalogue.add(parent, frozenset({"delete"}), gone, because=because, is_active=True)
+    if moved is not None:
+        keys = frozenset(column.lower() for column in referenced) or None
+        catalogue.add(parent, frozenset({"update"}), moved, columns=keys, because=because, is_active=True)
+
+
+# -- SQLite
+
+
+def _read_sqlite(catalogue: Catalogue, fetch: Fetch) -> None:
+    objects = [
+        (kind, name, table, sql or "")
+        for kind, name, table, sql in fetch("SELECT type, name, tbl_name, sql FROM main.sqlite_master")
+    ]
+    relations = [name for kind, name, _, _ in objects if kind in ("table", "view")]
+    for kind, name, table, sql in objects:
+        if kind == "trigger":
+            catalogue.add_trigger(table, WRITES, read_trigger(sql), f"the trigger {name!r}")
+        elif kind == "view":
+            for other in relations:
+                if other != name and re.search(rf"(?<!\w){re.escape(other)}(?!\w)", sql, re.IGNORECASE):
+                    catalogue.add_shown(other, name, is_view=True)
+        elif kind == "table":
+            upper = sql.upper()
+            if "CONFLICT" in upper and "REPLACE" in upper:
+                catalogue.add(name, ROW, Effect("delete", bare(name)))
+            _add_sqlite_keys(catalogue, name, fetch)
+
+
+def _add_sqlite_keys(catalogue: Catalogue, table: str, fetch: Fetch) -> None:
+    keys: dict[int, list[Any]] = {}
+    quoted = table.replace("'", "''")
+    for row in fetch(f"PRAGMA main.foreign_key_list('{quoted}')"):
+        keys.setdefault(row[0], []).append(row)
+    for rows in keys.values():
+        _, _, parent, _, _, on_update, on_delete, _ = rows[0]
+        referenced = [row[4] for row in rows if row[4]]
+        add_action(catalogue, parent, table, [row[3] for row in rows], referenced, on_delete, on_update)
+
+
+# -- PostgreSQL
+
+_OWN = "NOT IN ('pg_catalog', 'information_schema')"
+_DEPENDING = f"""
+    SELECT DISTINCT b.relname, v.relname
+    FROM pg_rewrite r JOIN pg_class v ON v.oid = r.ev_class JOIN pg_namespace n ON n.oid = v.relnamespace
+    JOIN pg_depend d ON d.classid = 'pg_rewrite'::regclass AND d.objid = r.oid AND d.refclassid = 'pg_class'::regclass
+    JOIN pg_class b ON b.oid = d.refobjid AND b.oid <> v.oid AND b.relkind NOT IN ('S', 'i', 'c')
+    WHERE n.nspname {_OWN} AND r.ev_type = '1' AND v.relkind = 'v'"""  # noqa: S608
+_RULES = f"""
+    SELECT c.relname, r.ev_type::text, pg_get_ruledef(r.oid)
+    FROM pg_rewrite r JOIN pg_class c ON c.oid = r.ev_class JOIN pg_namespace n ON n.oid = c.relnamespace
+    WHERE r.ev_type <> '1' AND r.ev_enabled <> 'D' AND n.nspname {_OWN}"""  # noqa: S608
+_INHERITING = """
+    SELECT c.relname, p.relname, p.relkind::text
+    FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid JOIN pg_class p ON p.oid = i.inhparent
+    WHERE c.relkind NOT IN ('i', 'I')"""
+#: Those that run BEFORE each row (the bits 1 and 2) also with functions of PostgreSQL, as for a tsvector.
+_TRIGGERS = f"""
+    SELECT DISTINCT c.relname, t.tgtype, p.proname, t.tgname
+    FROM pg_trigger t JOIN pg_class c ON c.oid = t.tgrelid JOIN pg_proc p ON p.oid = t.tgfoid
+    JOIN pg_namespace n ON n.oid = p.pronamespace
+    WHERE t.tgenabled <> 'D' AND (n.nspname {_OWN} OR t.tgtype & 3 = 3)"""  # noqa: S608
+_FOREIGN_KEYS = """
+    SELECT p.relname, c.relname, k.confdeltype::text, k.confupdtype::text,
+        (SELECT array_agg(attname::text) FROM pg_attribute WHERE attrelid = k.conrelid AND attnum = ANY (k.conkey)),
+        (SELECT array_agg(attname::text) FROM pg_attribute WHERE attrelid = k.confrelid AND attnum = ANY (k.confkey))
+    FROM pg_constraint k JOIN pg_class c ON c.oid = k.conrelid JOIN pg_class p ON p.oid = k.confrelid
+    WHERE k.contype = 'f' AND (k.confdeltype IN ('c', 'n', 'd') OR k.confupdtype IN ('c', 'n', 'd'))"""
+#: Whether ``row.function`` calls it.
+_TAKES_ROW = """p.pronargs - p.pronargdefaults <= 1 AND EXISTS (
+    SELECT FROM pg_type t LEFT JOIN pg_type b ON b.oid = t.typbasetype
+    WHERE t.oid = p.proargtypes[0] AND (t.typtype IN ('c', 'p') OR b.typtype IN ('c', 'd')))"""
+_NAMES = f"""
+    SELECT DISTINCT lower(p.proname), {_TAKES_ROW}
+    FROM pg_proc p JOIN pg_namespace n ON n.oid = p.pronamespace WHERE n.nspname {_OWN}"""  # noqa: S608
+_FUNCTIONS = f"""
+    SELECT p.proname, l.lanname, p.provolatile::text, p.prosrc,
+        CASE WHEN p.prosrc = '' THEN pg_get_functiondef(p.oid) END,
+        {_TAKES_ROW}
+    FROM pg_proc p JOIN pg_namespace n ON n.oid = p.pronamespace JOIN pg_language l ON l.oid = p.prolang
+    WHERE p.prokind IN ('f', 'p', 'w') AND n.nspname {_OWN} AND NOT EXISTS (
+        SELECT FROM pg_depend d JOIN pg_extension e ON e.oid = d.refobjid
+        WHERE d.classid = 'pg_proc'::regclass AND d.objid = p.oid AND d.refclassid = 'pg_extension'::regclass
+        AND d.deptype = 'e' AND e.extname IN ({", ".join(f"'{name}'" for name in sorted(EXTENSIONS))}))"""  # noqa: S608
+#: Tables whose defaults and constraints call user-defined functions.
+_CALLING = f"""
+    SELECT c.relname, p.proname FROM pg_depend d
+    JOIN pg_proc p ON p.oid = d.refobjid JOIN pg_namespace n ON n.oid = p.pronamespace
+    LEFT JOIN pg_attrdef a ON d.classid = 'pg_attrdef'::regclass AND a.oid = d.objid
+    LEFT JOIN pg_constraint k ON d.classid = 'pg_constraint'::regclass AND k.oid = d.objid
+    JOIN pg_class c ON c.oid IN (a.adrelid, k.conrelid)
+    WHERE d.refclassid = 'pg_proc'::regclass AND n.nspname {_OWN}"""  # noqa: S608
+_ACTIONS = {"c": "CASCADE", "n": "SET NULL", "d": "SET DEFAULT"}
+_EVENTS = {"2": "update", "3": "insert", "4": "delete"}
+
+
+def _read_postgresql(catalogue: Catalogue, fetch: Fetch) -> None:
+    for name, language, volatile, source, definition, takes_row in fetch(_FUNCTIONS):
+        known = catalogue.functions.get(name.lower(), frozenset())
+        if takes_row:
+            catalogue.of_rows.add(name.lower())
+        catalogue.functions[name.lower()] = known | _does(language, volatile, source or _after_head(definition))
+    for base, view in fetch(_DEPENDING):
+        catalogue.add_view(base, view)
+    for table, event, text in fetch(_RULES):
+        rule = read(f"WITH {text}", "postgresql")  # so it is scanned from end to end
+        for effect in rule.effects | rule.known:
+            catalogue.add(table, frozenset({_EVENTS[event]}), effect, because="a rule", is_active=True)
+    parents: dict[str, set[str]] = {}
+    for child, parent, kind in fetch(_INHERITING):
+        catalogue.add_shown(child, parent, is_view=False)
+        parents.setdefault(bare(child), set()).add(bare(parent))
+        if kind == "p":  # the partition key routes rows, and moves them when it changes
+            catalogue.add(parent, ROW, Effect("insert", bare(child)))
+        catalogue.add(parent, WRITES | {"alter"}, Effect("", bare(child)))
+    for table, kind, function, name in fetch(_TRIGGERS):
+        verbs = frozenset(
+            verb for bit, verb in ((4, "insert"), (8, "delete"), (16, "update"), (32, "delete")) if kind & bit
+        )
+        effects = catalogue.functions.get(function.lower(), frozenset())
+        catalogue.add_trigger(table, verbs, effects, f"the trigger {name!r}", rewrites=kind & 3 == 3)
+    for parent, child, deleted, updated, columns, referenced in fetch(_FOREIGN_KEYS):
+        add_action(catalogue, parent, child, columns, referenced, _ACTIONS.get(deleted, ""), _ACTIONS.get(updated, ""))
+    for table, function in fetch(_CALLING):
+        catalogue.add(
+            table, ROW, Effect("call", function.lower()), because=f"the function {function!r}", is_active=True
+        )
+    _inherit_triggers(catalogue, parents)
+
+
+def _does(language: str, volatile: str, source: str) -> frozenset[Effect]:
+    if language in ("sql", "plpgsql"):
+        return read_body(source, "postgresql")
+    if language == "internal" or volatile != "v":
+        return frozenset()
+    return frozenset({ANYTHING})
+
+
+def _after_head(definition: str) -> str:
+    """Return the body of a function in the syntax of standard SQL."""
+    return re.split(r"\b(?:BEGIN ATOMIC|RETURN)\b", definition or "", maxsplit=1)[-1]
+
+
+def _inherit_triggers(catalogue: Catalogue, parents: dict[str, set[str]]) -> None:
+    """Copy the triggers of parents: a partitioned table's triggers run if a partition is written by its own name.
+
+    And a partition's trigger may change the rows that are written to its parents; an UPDATE moves some from another.
+    """
+    for child in parents:
+        left, seen = list(parents[child]), set[str]()
+        while left:
+            parent = left.pop()
+            if parent in seen:
+                continue
+            seen.add(parent)
+            left += parents.get(parent, ())
+            if any((child, verb) in catalogue.rewritten for verb in ROW):
+                catalogue.rewritten.update((parent, verb) for verb in ROW)
+            own = [
+                flow for flow in catalogue.flows.get(parent, ()) if flow.because.startswith(("the trigger", "a rule"))
+            ]
+            catalogue.flows.setdefault(child, []).extend(own)
+
+
+# -- MySQL and MariaDB
+
+_MYSQL_KEYS = """
+    SELECT r.referenced_table_name, r.table_name, r.delete_rule, r.update_rule, k.column_name, k.referenced_column_name
+    FROM information_schema.referential_constraints r JOIN information_schema.key_column_usage k
+    ON k.constraint_schema = r.constraint_schema AND k.constraint_name = r.constraint_name
+    AND k.table_name = r.table_name WHERE r.constraint_schema = DATABASE()"""
+
+_MYSQL_TRIGGERS = """
+    SELECT event_object_table, event_manipulation, action_timing, trigger_name, action_statement
+    FROM information_schema.triggers WHERE trigger_schema <> 'sys'"""
+
+
+def _read_mysql(catalogue: Catalogue, fetch: Fetch) -> None:
+    """Read what the login may see; a text that is hidden from it may do anything."""
+    # The server's own procedures in `mysql` may do anything. But no write can call them, and a CALL of what is not read
+    # here counts as anything.
+    for name, text in fetch(
+        "SELECT routine_name, routine_definition FROM information_schema.routines "
+        "WHERE routine_schema <> 'sys' AND NOT (routine_schema = 'mysql' AND routine_type = 'PROCEDURE')"
+    ):
+        name = routine(name, "mysql")
+        catalogue.functions[name] = catalogue.functions.get(name, frozenset()) | _mysql_effects(text)
+    for table, event, timing, name, text in fetch(_MYSQL_TRIGGERS):
+        verbs, because = frozenset({event.lower()}), f"the trigger {name!r}"
+        catalogue.add_trigger(table, verbs, _mysql_effects(text), because, rewrites=timing == "BEFORE")
+    relations = [
+        name for (name,) in fetch("SELECT table_name FROM information_schema.tables WHERE table_schema = DATABASE()")
+    ]
+    for view, text in fetch(
+        "SELECT table_name, view_definition FROM information_schema.views WHERE table_schema <> 'sys'"
+    ):
+        words = set(re.findall(r"\w+", (text or "").lower()))
+        for base in {name for name in relations if not text or words.issuperset(re.findall(r"\w+", name.lower()))}:
+            if base != view:
+                catalogue.add_view(base, view)
+    for parent, child, deleted, updated, column, referenced in fetch(_MYSQL_KEYS):
+        add_action(catalogue, parent, child, [column], [referenced], deleted, updated)
+
+
+def _mysql_effects(text: str | None) -> frozenset[Effect]:
+    return read_body(text, "mysql") if text else frozenset({ANYTHING})
+
+
+_READERS: dict[str, Callable[[Catalogue, Fetch], None]] = {
+    "sqlite": _read_sqlite,
+    "postgresql": _read_postgresql,
+    "mysql": _read_mysql,
+}
