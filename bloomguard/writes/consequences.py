@@ -20,7 +20,7 @@ from ..guards.scopes import DATABASE
 from ..process import own_lock
 from ..state import table as states
 from ..state.transactions import is_aborted, is_under_way
-from . import fencing, unknown_guards
+from . import fencing, remade, unknown_guards
 from .catalogue import Catalogue
 from .introspection import calls_own_functions, has_temporary_triggers, load
 from .observer import TransactionObserver
@@ -185,6 +185,7 @@ def affected_guards(effects: Iterable[Effect], connection: Any, own: str = "") -
     cache = current_cache(connection.alias)
     if not cache.tables:
         return {}
+    effects = remade.kept(effects, connection)
     is_read = all(effect.verb in ("known", "field") for effect in effects)
     if is_read and cache.catalogue is None and definitions.are_changing() and _calls_nothing(effects, connection):
         return {}
@@ -194,7 +195,7 @@ def affected_guards(effects: Iterable[Effect], connection: Any, own: str = "") -
     if catalogue is None:
         followed, written = frozenset({(ANYTHING, True)}), effects
     else:
-        followed, written = catalogue.follow(effects), map(catalogue.widened, effects)
+        followed, written = catalogue.follow(effects), list(map(catalogue.widened, effects))
     direct = {effect for effect in written if not own or effect.name != own}
     causes = [(effect, Cause(effect.name, is_direct=True, is_active=False)) for effect in direct]
     # A partitioned table's new row is in a partition, and so in the table: the ORM's compiler adds it once.

@@ -1,0 +1,100 @@
+"""SQLite's schema editor makes a table anew: its copy keeps the keys, unless the columns store or compare otherwise."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+from django.db import connections
+from django.db.models import CharField, IntegerField
+
+from bloomguard.state.row import ARMED, FENCED
+from bloomguard.writes.remade import declarations
+from tests.shop.models import Article
+from tests.support import database
+
+from .sending import on_sqlite, status
+
+pytestmark = pytest.mark.django_db(transaction=True, databases="__all__")
+
+
+def changed(attributes):
+    """The field of the slugs, with these attributes, or another one in its place."""
+    old = Article._meta.get_field("slug")
+    if not isinstance(attributes, dict):
+        attributes.set_attributes_from_name(old.name)
+        attributes.model = Article
+        return attributes
+    found = copy.copy(old)
+    vars(found).update(attributes)
+    return found
+
+
+CHANGES = {
+    "a longer text": ({"max_length": 250}, ARMED),
+    "an index": ({"db_index": False}, ARMED),
+    "a collation": ({"db_collation": "NOCASE"}, FENCED),
+    "the collation that it has anyway": ({"db_collation": "BINARY"}, ARMED),
+    "another class of texts": (CharField(max_length=200, unique=True), ARMED),
+    "numbers": (IntegerField(unique=True), FENCED),
+}
+
+
+@on_sqlite
+@pytest.mark.parametrize(("attributes", "expected"), CHANGES.values(), ids=CHANGES)
+def test_a_column_that_changes_how_it_stores_or_compares_fences(built, attributes, expected):
+    old = Article._meta.get_field("slug")
+    new = changed(attributes)
+    connection = connections[database.current]
+    Article.objects.update(slug="7")
+    assert status("article") == ARMED
+    with connection.schema_editor() as editor:
+        editor.alter_field(Article, old, new)
+    try:
+        assert status("article") == expected
+    finally:
+        with connection.schema_editor() as editor:
+            editor.alter_field(Article, new, old)
+
+
+@on_sqlite
+def test_a_column_of_alive_counts_too(built):
+    """Text that becomes a number, or the other way round, may be equal to what `alive` compares it with."""
+    old = Article._meta.get_field("deleted")
+    new = CharField(max_length=5, default="0")
+    new.set_attributes_from_name("deleted")
+    new.model = Article
+    connection = connections[database.current]
+    with connection.schema_editor() as editor:
+        editor.alter_field(Article, old, new)
+    try:
+        assert status("article") == FENCED
+    finally:
+        with connection.schema_editor() as editor:
+            editor.alter_field(Article, new, old)
+
+
+#: Definitions, and how their columns store and compare values.
+DEFINITIONS = {
+    'CREATE TABLE "t" ("id" integer NOT NULL PRIMARY KEY AUTOINCREMENT, "a" varchar(9) COLLATE "NOCASE" NOT NULL)': {
+        "id": ("integer", "binary", ""),
+        "a": ("text", "nocase", ""),
+    },
+    'CREATE TABLE "t" ("a" bigint unsigned CHECK ("a" >= 0), "b" decimal(5, 2) NULL, c, d real) WITHOUT ROWID': {
+        "a": ("integer", "binary", "without rowid"),
+        "b": ("numeric", "binary", "without rowid"),
+        "c": ("blob", "binary", "without rowid"),
+        "d": ("real", "binary", "without rowid"),
+    },
+    """CREATE TABLE t (a varchar(9) GENERATED ALWAYS AS (lower("b" COLLATE nocase)) STORED, b text DEFAULT 'x, y',
+    CONSTRAINT u UNIQUE (a, b), FOREIGN KEY (b) REFERENCES o (p))""": {
+        "a": ("text", "binary", ""),
+        "b": ("text", "binary", ""),
+    },
+    "CREATE TABLE t AS SELECT 1": {},
+}
+
+
+@pytest.mark.parametrize(("sql", "columns"), DEFINITIONS.items())
+def test_declarations(sql, columns):
+    assert declarations(sql) == columns
